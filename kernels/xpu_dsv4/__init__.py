@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Triton kernels for DeepSeek-V4 on Intel XPU."""

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Argument checks of the public kernels: a ValueError names argument, value and expectation."""
+
+import os
+
+import torch
+
+DEBUG = os.environ.get("XPU_DSV4_DEBUG", "0") == "1"
+"""Checks that read device memory, and so synchronize, run only when this is set."""
+
+
+def fail(name: str, value: object, expected: str) -> None:
+    """Raise ValueError for argument `name`."""
+    raise ValueError(f"{name} = {value}: expected {expected}")
+
+
+def check_dtype(name: str, tensor: torch.Tensor, *dtypes: torch.dtype) -> None:
+    """Raise unless `tensor.dtype` is one of `dtypes`."""
+    if tensor.dtype not in dtypes:
+        fail(f"{name}.dtype", tensor.dtype, " or ".join(str(d) for d in dtypes))
+
+
+def check_shape(name: str, tensor: torch.Tensor, *sizes: int | None) -> None:
+    """Raise unless `tensor.shape` equals `sizes`; None matches any size."""
+    shape = tuple(tensor.shape)
+    if len(shape) != len(sizes) or any(
+        want is not None and have != want for have, want in zip(shape, sizes)
+    ):
+        want = ", ".join("*" if s is None else str(s) for s in sizes)
+        fail(f"{name}.shape", list(shape), f"[{want}]")
+
+
+def check_inner_contiguous(name: str, tensor: torch.Tensor) -> None:
+    """Raise unless the last dimension of `tensor` has stride 1."""
+    if tensor.numel() and tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+        fail(f"{name}.stride()", tuple(tensor.stride()), "a last stride of 1")
+
+
+def check_same_device(**tensors: torch.Tensor | None) -> None:
+    """Raise unless all given tensors share the device of the first."""
+    first_name, first = "", None
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if first is None:
+            first_name, first = name, tensor
+        elif tensor.device != first.device:
+            fail(f"{name}.device", tensor.device, f"{first.device}, that of {first_name}")
+
+
+def check_range(name: str, tensor: torch.Tensor, low: int, high: int) -> None:
+    """Raise unless `low <= tensor < high`; synchronizes, so it runs only under `DEBUG`."""
+    if not DEBUG or not tensor.numel() or tensor.device.type == "meta":
+        return
+    least, most = int(tensor.min()), int(tensor.max())
+    if least < low or most >= high:
+        fail(name, f"values in [{least}, {most}]", f"values in [{low}, {high - 1}]")
