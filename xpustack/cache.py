@@ -1,0 +1,240 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The content-addressed cache that every run, also at the same time, shares.
+
+Whatever appears under its final name is complete: it was written under a
+temporary name beside and renamed. The writer holds a lock on the temporary
+entry, which the kernel drops when the writer dies, so that the next writer can
+tell a leftover from work in progress and sweeps it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from xpustack.errors import EnvironmentProblem, UsageError
+from xpustack.progress import Progress, silent
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_TEMPORARY = re.compile(r"\.xpustack-[0-9a-f]{16}\.part")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache rooted at a directory, which need not exist yet."""
+
+    root: Path
+
+    @classmethod
+    def default(cls) -> "Cache":
+        """`$XPUSTACK_CACHE`, else `xpustack` in the XDG cache directory."""
+        chosen = os.environ.get("XPUSTACK_CACHE")
+        if chosen:
+            return cls(Path(chosen).expanduser().absolute())
+        xdg = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG specification tells programs to ignore a relative value.
+        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+        return cls(base / "xpustack")
+
+    @property
+    def sdists(self) -> Path:
+        """Verified archives, as `<sha256>/<file>`."""
+        return self.root / "sdists"
+
+    @property
+    def objects(self) -> Path:
+        """The bare git store that holds every base and tree."""
+        return self.root / "objects"
+
+    @property
+    def wheels(self) -> Path:
+        return self.root / "wheels"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    @contextlib.contextmanager
+    def lock(self, name: str, progress: Progress | None = None) -> Iterator[None]:
+        """Hold the lock `name` against every other thread and process.
+
+        Not re-entrant: a caller that holds it must not ask for it again.
+        `progress` is told when another run has it.
+        """
+        path = self.root / "locks" / f"{_checked(name)}.lock"
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held = FileLock(path)
+            try:
+                held.acquire(timeout=0)
+            except Timeout:
+                (progress or silent)(f"waiting for another run to release {name}")
+                held.acquire()
+        try:
+            yield
+        finally:
+            held.release()
+
+    def results_get(self, key: str) -> dict[str, Any] | None:
+        """The result stored under `key`; None if there is none or it is damaged."""
+        try:
+            value = json.loads(self._result(key).read_bytes())
+        except (FileNotFoundError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def results_put(self, key: str, value: Mapping[str, Any]) -> None:
+        """Store a JSON-able mapping; the last writer of a key wins."""
+        with atomic_file(self._result(key)) as file:
+            file.write(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+
+    def _result(self, key: str) -> Path:
+        return self.results / _checked(key)[:2] / f"{key}.json"
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[BinaryIO]:
+    """A new file, renamed to `target` and synced when the block ends well.
+
+    An existing `target` is replaced. After an exception nothing is left.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write it.
+    """
+    with writing(target):
+        temporary, handle = _begin(target.parent, directory=False)
+        try:
+            with open(handle, "wb", closefd=False) as file:
+                yield file
+                file.flush()
+                os.fsync(handle)
+            os.replace(temporary, target)
+            _sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def atomic_dir(target: Path) -> Iterator[Path]:
+    """A new empty directory, renamed to `target` when the block ends well.
+
+    If `target` exists and is not empty by then, another run was faster and its
+    directory stays. Contents are not synced one by one: a directory in the
+    cache holds what can be derived again.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write it.
+    """
+    with writing(target):
+        temporary, handle = _begin(target.parent, directory=True)
+        try:
+            yield temporary
+            try:
+                os.rename(temporary, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(handle)
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Remove what killed writers left in `directory`; return what was removed.
+
+    Entries that a living writer holds are left alone.
+    """
+    removed = []
+    for name in os.listdir(directory):
+        if not _TEMPORARY.fullmatch(name):
+            continue
+        path = directory / name
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            removed.append(path)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(handle)
+    return removed
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusals to write at or below `path` into one error.
+
+    Raises:
+        EnvironmentProblem: the disk or quota is full, or access is denied.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            message, hint = "no room left to write", "df -h " + str(path.parent)
+        elif error.errno in _NOT_ALLOWED:
+            message, hint = "not allowed to write", "ls -ld " + str(path.parent)
+        else:
+            raise
+        raise EnvironmentProblem(
+            message,
+            path=path,
+            detail=[
+                error.strerror or str(error),
+                "XPUSTACK_CACHE=DIR moves the cache to another disk",
+            ],
+            hint=hint,
+        ) from error
+
+
+def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:
+    """A temporary entry in `parent` and the handle that holds its lock."""
+    parent.mkdir(parents=True, exist_ok=True)
+    sweep(parent)
+    while True:
+        path = parent / f".xpustack-{secrets.token_hex(8)}.part"
+        if directory:
+            path.mkdir()
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+        else:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        # A sweeper may have come between creation and lock.
+        if path.exists():
+            return path, handle
+        os.close(handle)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name an entry of the cache")
+    return name

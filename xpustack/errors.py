@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every failure that a user can meet: what, where, and the next command to run.
+
+Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a release or its
+archive, 4 a series or a patch that does not apply, 5 the machine (a missing
+tool, a full disk), 130 interrupted.
+"""
+
+from collections.abc import Iterable
+from pathlib import PurePath
+from typing import ClassVar
+
+INTERRUPTED = 130
+
+
+class StackError(Exception):
+    """A failure with its place and its way out.
+
+    Args:
+        message: one sentence, without a final full stop.
+        release: name of the release concerned, such as `v0.22.1`.
+        step: slug of the step concerned.
+        path: the file that a person must look at, `file:line` where known.
+        detail: further lines, such as both sides of a mismatch.
+        hint: the next command to run.
+    """
+
+    exit_code: ClassVar[int] = 1
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        release: str | None = None,
+        step: str | None = None,
+        path: str | PurePath | None = None,
+        detail: str | Iterable[str] | None = None,
+        hint: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        self.release = release
+        self.step = step
+        self.path = None if path is None else str(path)
+        if isinstance(detail, str):
+            detail = detail.splitlines()
+        self.detail = tuple(detail or ())
+        self.hint = hint
+
+    def __str__(self) -> str:
+        lines = [self.message]
+        places = (("release", self.release), ("step", self.step), ("file", self.path))
+        lines += [f"  {word}: {value}" for word, value in places if value]
+        lines += [f"  {line}".rstrip() for line in self.detail]
+        if self.hint:
+            lines.append(f"  next: {self.hint}")
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, object]:
+        """The same as plain data: `error` is the class name, absent parts are
+        None, `detail` is a list of lines."""
+        return {
+            "error": type(self).__name__,
+            "exit_code": self.exit_code,
+            "message": self.message,
+            "release": self.release,
+            "step": self.step,
+            "file": self.path,
+            "detail": list(self.detail),
+            "next": self.hint,
+        }
+
+
+class CheckFailed(StackError):
+    """A build, lint or test of a tree came out red."""
+
+    exit_code = 1
+
+
+class UsageError(StackError):
+    """The caller named something that does not exist or cannot be asked for."""
+
+    exit_code = 2
+
+
+class SourceError(StackError):
+    """A pin, a download or an archive is not what it should be."""
+
+    exit_code = 3
+
+
+class SeriesError(StackError):
+    """A series, a patch, a trailer or an overlay file is malformed."""
+
+    exit_code = 4
+
+
+class ApplyError(SeriesError):
+    """A well-formed step does not fit the tree it is applied to."""
+
+
+class EnvironmentProblem(StackError):
+    """The machine lacks something: a tool, a permission, room on a disk."""
+
+    exit_code = 5

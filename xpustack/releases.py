@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pinned releases, read from `releases.toml` and checked against a schema."""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path, PurePosixPath
+from typing import Annotated, NoReturn
+
+import msgspec
+from packaging.version import InvalidVersion, Version
+
+from xpustack.errors import SourceError, UsageError
+from xpustack.project import Project
+
+Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
+Revision = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A dependency's version, verbatim as `file` inside the base names it."""
+
+    version: str
+    file: str
+
+    def __post_init__(self) -> None:
+        _require_version(self.version)
+        path = PurePosixPath(self.file)
+        if not self.file or path.is_absolute() or ".." in path.parts:
+            raise ValueError(f"`file` must be a path inside the base: {self.file!r}")
+
+
+class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A pinned vLLM version: its archive and what it is meant to run with."""
+
+    version: str
+    sdist: FileName
+    sha256: Sha256
+    revision: Revision
+    torch: Pin
+    triton: Pin
+    xpu_kernels: Pin
+
+    def __post_init__(self) -> None:
+        _require_version(self.version)
+
+    @property
+    def name(self) -> str:
+        """The word used everywhere else, such as `v0.22.1`."""
+        return f"v{self.version}"
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    release: list[Release]
+
+
+@dataclass(frozen=True)
+class Releases:
+    """The pinned releases, oldest first."""
+
+    pinned: tuple[Release, ...]
+
+    def __iter__(self) -> Iterator[Release]:
+        return iter(self.pinned)
+
+    def __len__(self) -> int:
+        return len(self.pinned)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(release.name for release in self.pinned)
+
+    def __getitem__(self, name: str) -> Release:
+        """The release called `name` (`v0.22.1`; a missing `v` is forgiven).
+
+        Raises:
+            UsageError: no such pin; the nearest name is suggested.
+        """
+        wanted = "v" + name.removeprefix("v")
+        for release in self.pinned:
+            if release.name == wanted:
+                return release
+        near = difflib.get_close_matches(wanted, self.names, n=1, cutoff=0.5)
+        raise UsageError(
+            f"{name!r} is not a pinned release"
+            + (f"; did you mean {near[0]}?" if near else ""),
+            release=name,
+            detail=[f"pinned: {', '.join(self.names) or 'none'}"],
+            hint=f"xpustack pin {wanted.removeprefix('v')}"
+            if _is_version(wanted.removeprefix("v"))
+            else "xpustack status",
+        )
+
+
+def load(project: Project) -> Releases:
+    """Read the project's pins.
+
+    Raises:
+        SourceError: the file is missing, is not TOML or does not fit the
+            schema; `path` is `releases.toml:<line>`.
+    """
+    try:
+        text = project.releases_file.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise SourceError(
+            "the pins are missing", path=project.releases_file, hint="git status"
+        ) from None
+    return parse(text, project.releases_file)
+
+
+def parse(text: str, path: Path) -> Releases:
+    """As `load`, for the text of a file that is called `path` in errors."""
+    try:
+        document = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        # tomllib carries the place in its message alone until Python 3.14.
+        place = re.search(r"at line (\d+)", str(error))
+        line = int(place[1]) if place else text.count("\n") + 1
+        _refuse(path, line, f"not valid TOML: {error}")
+    try:
+        pinned = msgspec.convert(document, _Document).release
+    except msgspec.ValidationError as error:
+        problem, _, where = str(error).partition(" - at ")
+        _refuse(path, _line_of(text, where.strip("`"), problem), problem)
+    for index, (older, newer) in enumerate(pairwise(pinned), start=1):
+        if Version(older.version) >= Version(newer.version):
+            _refuse(
+                path,
+                _line_of(text, f"$.release[{index}].version", ""),
+                f"{newer.name} must not follow {older.name}:"
+                " each release once, oldest first",
+            )
+    return Releases(tuple(pinned))
+
+
+def _refuse(path: Path, line: int, problem: str) -> NoReturn:
+    raise SourceError(
+        problem, path=f"{path}:{line}", hint=f"correct line {line} of {path.name}"
+    )
+
+
+def _line_of(text: str, where: str, problem: str) -> int:
+    """The line that msgspec's path `where`, such as `$.release[1].torch.version`,
+    names: that of the key, else of the table that should have had it."""
+    index = re.search(r"\$\.release\[(\d+)\]", where)
+    unknown = re.search(r"unknown field `(.+)`", problem)
+    keys = re.findall(r"\.(\w+)", where)[1:] + ([unknown[1]] if unknown else [])
+    table, found = -1, 1
+    wanted = int(index[1]) if index else -1
+    for number, line in enumerate(text.splitlines(), start=1):
+        if re.match(r"\s*\[\[\s*release\s*\]\]", line):
+            table += 1
+            if table == wanted:
+                found = number
+        if table == wanted and keys:
+            key = re.escape(keys[0])
+            if re.match(rf"\s*(\[\s*release\.)?[\"']?{key}[\"']?\s*[=.\]]", line):
+                found = number
+    return found
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _require_version(text: str) -> None:
+    if not _is_version(text):
+        raise ValueError(f"{text!r} is not a version")
