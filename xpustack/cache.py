@@ -87,6 +87,20 @@ class Cache:
         finally:
             held.release()
 
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A directory on the cache's own disk that is gone after the block.
+
+        A killed run's is swept by the next one.
+        """
+        with writing(self.root):
+            directory, handle = _begin(self.root / "scratch", directory=True)
+            try:
+                yield directory
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(handle)
+
     def results_get(self, key: str) -> dict[str, Any] | None:
         """The result stored under `key`; None if there is none or it is damaged."""
         try:
@@ -148,6 +162,23 @@ def atomic_dir(target: Path) -> Iterator[Path]:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             _sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def scratch_dir(parent: Path) -> Iterator[Path]:
+    """A new empty directory in `parent`, gone when the block ends; what a killed
+    run left there is swept.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write it.
+    """
+    with writing(parent):
+        temporary, handle = _begin(parent, directory=True)
+        try:
+            yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(handle)
