@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Read what `ocloc disasm` writes of a kernel: resources and instruction counts."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Resources of one kernel's machine code on one device.
+
+    Attributes:
+        spill: bytes of scratch memory a hardware thread for spilled registers.
+        private: bytes of scratch memory a hardware thread for private arrays.
+        grf: registers a hardware thread.
+        simd: lanes an instruction stream.
+        barriers: named barriers.
+        dpas: matrix instructions in the listing.
+        sends: memory and message instructions in the listing.
+        instructions: all instructions in the listing.
+    """
+
+    spill: int
+    private: int
+    grf: int
+    simd: int
+    barriers: int
+    dpas: int
+    sends: int
+    instructions: int
+
+
+def read(folder: Path, kernel: str) -> Machine:
+    """Parse a folder that `ocloc disasm -dump` wrote.
+
+    Args:
+        folder: holds `.ze_info` and one `.text.<kernel>.asm`.
+        kernel: name of the kernel.
+
+    Raises:
+        ValueError: the folder holds no such kernel.
+    """
+    info = (folder / ".ze_info").read_text()
+    block = re.search(
+        rf"- name:\s+'?{re.escape(kernel)}'?\n(.*?)(?=\n  - name:|\n\w|\Z)", info, re.S
+    )
+    if block is None:
+        raise ValueError(f"{folder / '.ze_info'} names no kernel {kernel}")
+    text = block[1]
+    scratch = {
+        usage: int(size)
+        for usage, size in re.findall(
+            r"type:\s+scratch\s+usage:\s+(\w+)\s+size:\s+(\d+)", text
+        )
+    }
+    listing = (folder / f".text.{kernel}.asm").read_text()
+    operations = re.findall(
+        r"^\s*(?:\([^)]*\)\s*)?(?:\([^)]*\)\s*)?([a-z][\w.]*)\s*\(", listing, re.M
+    )
+    return Machine(
+        spill=max(_number(text, "spill_size"), scratch.get("spill_fill_space", 0)),
+        private=_number(text, "private_size") or scratch.get("private_space", 0),
+        grf=_number(text, "grf_count"),
+        simd=_number(text, "simd_size"),
+        barriers=_number(text, "barrier_count"),
+        dpas=sum(name.startswith("dpas") for name in operations),
+        sends=sum(name.startswith("send") for name in operations),
+        instructions=len(operations),
+    )
+
+
+def _number(text: str, field: str) -> int:
+    match = re.search(rf"\b{field}:\s+(\d+)", text)
+    return int(match[1]) if match else 0

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The report of machine code: rows, the rules that a shipped kernel must meet, tables."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from .compile import Result
+from .record import Launch
+
+DPAS_ROWS = 8
+"""Rows of one matrix instruction: more sub-groups than that over rows repeat work."""
+COLUMNS = ("spill", "grf", "simd", "slm", "dpas", "sends", "instructions")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kernel in one configuration, and all calls that launch it.
+
+    Attributes:
+        origin: "ours", or the release that the kernel comes from.
+        op: group of calls.
+        kernel: name of the kernel.
+        calls: labels of the calls that launch exactly this code.
+        launch: its configuration.
+        result: what `compile_launch` returned, or {"error": …}.
+    """
+
+    origin: str
+    op: str
+    kernel: str
+    calls: tuple[str, ...]
+    launch: Launch
+    result: Result
+
+    def faults(self) -> list[str]:
+        """Why this row must not ship; empty if it may."""
+        if "error" in self.result:
+            return [f"does not compile: {self.result['error'].strip()[-300:]}"]
+        found = []
+        dots = self.result["dots"]
+        for device, code in self.result["devices"].items():
+            if code["spill"]:
+                found.append(f"{device}: {code['spill']} bytes of spill a thread")
+            if dots and not code["dpas"]:
+                found.append(f"{device}: a matrix product without dpas")
+        if self.result["threads_per_warp"] * self.launch.num_warps > 1024:
+            found.append("more than 1,024 work-items a work-group")
+        for dot in dots:
+            shape, warps = dot["shape"], dot["warps"]
+            if warps is None:
+                found.append(f"product {shape} is not on the matrix unit")
+            elif dot["of_probabilities"] and self.launch.num_warps > 1:
+                if warps[-1] == 1 or warps[-2] * DPAS_ROWS > max(shape[-2], DPAS_ROWS):
+                    found.append(f"PV product {shape} has sub-groups {warps}")
+        return found
+
+    def to_json(self) -> dict[str, Any]:
+        """The row for programs."""
+        return {
+            "origin": self.origin,
+            "op": self.op,
+            "kernel": self.kernel,
+            "calls": list(self.calls),
+            "constexprs": {k: str(v) for k, v in self.launch.constexprs().items()},
+            "num_warps": self.launch.num_warps,
+            "num_stages": self.launch.num_stages,
+            "grf_asked": self.launch.grf,
+            "faults": self.faults(),
+            **{k: v for k, v in self.result.items() if k != "cached"},
+        }
+
+
+def line(row: Row) -> str:
+    """One terminal line: worst figures over the devices, then the faults."""
+    if "error" in row.result:
+        return f"{row.kernel}: {row.faults()[0]}"
+    codes = row.result["devices"]
+    figures = " ".join(
+        f"{column}={max(code[column] for code in codes.values())}" for column in COLUMNS
+    )
+    dots = " ".join(
+        f"{'x'.join(map(str, d['shape']))}@{d['warps']}" for d in row.result["dots"]
+    )
+    constants = {
+        k: v
+        for k, v in row.launch.constexprs().items()
+        if k.isupper() and v is not None
+    }
+    text = (
+        f"{row.kernel} warps={row.launch.num_warps} grf={row.launch.grf or 'default'} "
+        f"{constants}\n    {figures}  dots {dots or 'none'}  [{row.calls[0]}"
+        f"{f' and {len(row.calls) - 1} more' if len(row.calls) > 1 else ''}]"
+    )
+    for fault in row.faults():
+        text += f"\n    FAULT {fault}"
+    return text
+
+
+def to_json(rows: Sequence[Row], compilers: str) -> str:
+    """The whole report for programs."""
+    return (
+        json.dumps(
+            {"compilers": compilers, "rows": [row.to_json() for row in rows]}, indent=1
+        )
+        + "\n"
+    )
