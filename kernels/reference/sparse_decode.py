@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse MLA decode over FP8 pages in float64."""
+
+import torch
+
+from .pages import decode_token
+
+
+def _valid_slots(indices: torch.Tensor, length: int, num_slots: int) -> list[int]:
+    row = indices.reshape(-1).tolist()[: max(length, 0)]
+    return [slot for slot in row if 0 <= slot < num_slots]
+
+
+def xpu_sparse_decode_fp8(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor | None,
+    swa_kv_cache: torch.Tensor,
+    swa_only: bool,
+    topk_indices: torch.Tensor | None,
+    topk_lens: torch.Tensor | None,
+    swa_indices: torch.Tensor,
+    swa_lens: torch.Tensor,
+    attn_sink: torch.Tensor | None,
+    softmax_scale: float,
+    head_dim: int,
+    nope_head_dim: int,
+    rope_head_dim: int,
+    out: torch.Tensor,
+    *,
+    workspace: torch.Tensor | None = None,
+) -> None:
+    """The kernel's arguments and meaning; `out` may be float64, `workspace` is unused.
+
+    out[t, h] = sum_k exp(s_k) v_k / (sum_k exp(s_k) + exp(sink_h)), s_k = scale q.k,
+    0 for a token without valid keys.
+    """
+    for token in range(q.shape[0]):
+        parts = []
+        if not swa_only and kv_cache is not None and topk_indices is not None:
+            parts.append((kv_cache, topk_indices, topk_lens))
+        parts.append((swa_kv_cache, swa_indices, swa_lens))
+        keys = [
+            decode_token(cache, slot)
+            for cache, indices, lens in parts
+            for slot in _valid_slots(
+                indices[token],
+                int(lens.reshape(-1)[token]),
+                cache.shape[0] * cache.shape[1],
+            )
+        ]
+        if not keys:
+            out[token] = 0
+            continue
+        k = torch.stack(keys)
+        score = q[token].to(torch.float64) @ k.T * softmax_scale
+        out[token] = attend(score, k, attn_sink).to(out.dtype)
+
+
+def attend(
+    score: torch.Tensor, v: torch.Tensor, attn_sink: torch.Tensor | None
+) -> torch.Tensor:
+    """softmax([score, sink])[:, :-1] @ v for scores `[heads, keys]`, in float64."""
+    heads = score.shape[0]
+    largest = score.max(dim=1, keepdim=True).values
+    sink = torch.full((heads, 1), -torch.inf, dtype=torch.float64)
+    if attn_sink is not None:
+        sink = attn_sink[:heads].to(torch.float64).reshape(-1, 1)
+    weight = torch.exp(score - largest)
+    return weight @ v / (weight.sum(1, keepdim=True) + torch.exp(sink - largest))
