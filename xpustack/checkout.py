@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees on disk: as plain files to build and test, as a repository to work in."""
+
+import contextlib
+import os
+import secrets
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from xpustack.cache import Cache, atomic_dir
+from xpustack.errors import UsageError
+from xpustack.git import Git, GitFailed, create
+from xpustack.progress import Progress, silent
+from xpustack.project import Project
+from xpustack.releases import Release
+from xpustack.series import read_order
+from xpustack.store import Store
+from xpustack.tree import Tree, trees
+
+BRANCH = "refs/heads/series"
+BASE = "refs/tags/base"
+_STATE = "xpustack.json"
+
+
+class State(msgspec.Struct, frozen=True):
+    """What `apply_to` notes in `.git/xpustack.json`.
+
+    `base` and `tip` are commit ids; `upto` is the last applied step's slug where
+    the series goes on, None where all of it was applied.
+    """
+
+    release: str
+    base: str
+    tip: str
+    upto: str | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """A repository that `apply_to` made."""
+
+    git: Git
+    state: State
+
+
+def checkout(store: Store, tree: Tree, directory: Path) -> None:
+    """Write a tree's files to `directory`, which appears only when whole.
+
+    Raises:
+        UsageError: `directory` exists and is not empty.
+        EnvironmentProblem: no room, or no right, to write.
+    """
+    _require_new(directory, tree.release.name)
+    with (
+        atomic_dir(directory) as temporary,
+        tempfile.TemporaryDirectory(prefix="xpustack-") as scratch,
+    ):
+        git = Git(store.cache.objects, temporary, Path(scratch, "index"))
+        git.run("read-tree", tree.tree_id)
+        git.run("checkout-index", "--all", "--quiet")
+
+
+def apply_to(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    directory: Path,
+    upto: str | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> list[Tree]:
+    """Make `directory` a git repository of base and steps, one commit each.
+
+    It stands alone: objects are linked or copied out of the cache. Branch
+    `series` is checked out, tag `base` names the base.
+
+    Args:
+        directory: new or empty, or an unchanged result of this function.
+        upto: the last step to apply, by its slug; None for the whole series.
+
+    Raises:
+        UsageError: `directory` holds something else, or there is no step `upto`.
+        StackError: as `trees`. `directory` is then as it was.
+    """
+    directory = directory.absolute()
+    store = Store(cache)
+    replaced = _replaceable(directory, release.name)
+    made = trees(store, project, release, offline=offline, progress=progress, upto=upto)
+    whole = upto is None or read_order(project, release.name)[-1] == upto
+    state = State(
+        release.name, made[0].commit, made[-1].commit, None if whole else upto
+    )
+    old = directory.parent / f".xpustack-{secrets.token_hex(8)}.part"
+    try:
+        with atomic_dir(directory) as temporary:
+            progress(f"writing {release.name} to {directory}")
+            _fill(store, temporary, state)
+            if replaced:
+                os.rename(directory, old)
+    finally:
+        shutil.rmtree(old, ignore_errors=True)
+    return made
+
+
+def open_work(directory: Path) -> Work:
+    """The repository that `apply_to` made in `directory`.
+
+    Raises:
+        UsageError: it is none.
+    """
+    git_dir = directory / ".git"
+    try:
+        state = msgspec.json.decode((git_dir / _STATE).read_bytes(), type=State)
+    except (OSError, msgspec.DecodeError):
+        raise UsageError(
+            "the directory was not made by xpustack apply",
+            path=directory,
+            hint="xpustack apply RELEASE --to DIR",
+        ) from None
+    return Work(Git(git_dir.absolute(), directory.absolute()), state)
+
+
+def _fill(store: Store, directory: Path, state: State) -> None:
+    git = create(directory, bare=False)
+    with store.cache.lock("objects"):
+        shutil.copytree(
+            store.cache.objects / "objects",
+            git.directory / "objects",
+            copy_function=_link,
+            ignore=shutil.ignore_patterns("tmp_*"),
+            dirs_exist_ok=True,
+        )
+    for key, value in (("core.autocrlf", "false"), ("core.fileMode", "true")):
+        git.run("config", key, value)
+    git.run("update-ref", BASE, state.base)
+    git.run("update-ref", BRANCH, state.tip)
+    git.run("read-tree", state.tip)
+    git.run("checkout-index", "--all", "--quiet", "--index")
+    (git.directory / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
+
+
+def _link(source: str, target: str) -> None:
+    """A hard link where the file system can, else a copy. Objects never change."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _replaceable(directory: Path, release: str) -> bool:
+    """Whether `directory` is an unchanged result of ours; False if it is new.
+
+    Raises:
+        UsageError: it holds something that would be lost.
+    """
+    if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
+        return False
+    if not (directory / ".git" / _STATE).is_file():
+        _require_new(directory, release)
+    work = open_work(directory)
+    changes = pending(work, ignored=True)
+    refs: list[str] = []
+    with contextlib.suppress(GitFailed):
+        refs = work.git.text(
+            "for-each-ref", "--format=%(refname) %(objectname)"
+        ).splitlines()
+    expected = {f"{BRANCH} {work.state.tip}", f"{BASE} {work.state.base}"}
+    changes += [f"commits: {ref}" for ref in refs if ref not in expected]
+    if changes:
+        raise UsageError(
+            "the directory holds work that applying again would lose",
+            release=work.state.release,
+            path=directory,
+            detail=changes[:10],
+            hint=f"xpustack save {directory}, or choose another directory",
+        )
+    return True
+
+
+def pending(work: Work, *, ignored: bool = False) -> list[str]:
+    """What is not committed in a work repository, as `git status` words it."""
+    options = ["--porcelain", "--untracked-files=all"]
+    if ignored:
+        options.append("--ignored")
+    changes = work.git.text("status", *options).splitlines()
+    busy = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD")
+    return changes + [
+        f"in progress: {name}" for name in busy if (work.git.directory / name).exists()
+    ]
+
+
+def _require_new(directory: Path, release: str) -> None:
+    if directory.exists() and (not directory.is_dir() or os.listdir(directory)):
+        raise UsageError(
+            "the directory is not empty and was not made by xpustack apply",
+            release=release,
+            path=directory,
+            hint="choose a new directory",
+        )
