@@ -76,6 +76,9 @@ def members(
                 member = reader.member(tar, info)
                 if member is not None:
                     yield member
+            # The checksum of the whole stands at its end, behind the last member.
+            while plain.read(1 << 20):
+                pass
         yield from reader.links()
     except _Hostile as error:
         raise _refusal(f"the archive is refused: {error}", sdist, release) from None

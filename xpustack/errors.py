@@ -6,7 +6,8 @@ archive, 4 a series or a patch that does not apply, 5 the machine (a missing
 tool, a full disk), 130 interrupted.
 """
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import ClassVar
 
@@ -69,6 +70,18 @@ class StackError(Exception):
             "detail": list(self.detail),
             "next": self.hint,
         }
+
+
+@contextlib.contextmanager
+def concerning(release: str | None = None, step: str | None = None) -> Iterator[None]:
+    """Tell the errors of the block which release and step they concern, where
+    they come from code that cannot know."""
+    try:
+        yield
+    except StackError as error:
+        error.release = error.release or release
+        error.step = error.step or step
+        raise
 
 
 class CheckFailed(StackError):

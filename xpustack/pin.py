@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 
 from xpustack.archive import members
 from xpustack.cache import Cache, atomic_file
-from xpustack.errors import SourceError, UsageError
+from xpustack.errors import SourceError, UsageError, concerning
 from xpustack.index import PROJECT, Index, PipConfiguration, described
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
@@ -45,11 +45,10 @@ def pin(
     """
     report = progress or silent
     version = _normal(version)
-    with cache.lock("pin", progress):
+    with concerning(f"v{version}"), cache.lock("pin", progress):
         if f"v{version}" in load(project):
             raise UsageError(
                 "this release is pinned already",
-                release=f"v{version}",
                 path=project.releases_file,
                 hint="xpustack status",
             )

@@ -31,7 +31,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         _require_version(self.version)
         path = PurePosixPath(self.file)
         if not self.file or path.is_absolute() or ".." in path.parts:
-            raise ValueError(f"`file` must be a path inside the base: {self.file!r}")
+            raise ValueError(f"`file`: {self.file!r} is no path inside the base")
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -87,7 +87,8 @@ class Releases:
         for release in self.pinned:
             if release.name == wanted:
                 return release
-        near = difflib.get_close_matches(wanted, self.names, n=1, cutoff=0.5)
+        near = [name for name in self.names if name.startswith(wanted + ".")]
+        near += difflib.get_close_matches(wanted, self.names, n=1, cutoff=0.5)
         raise UsageError(
             f"{name!r} is not a pinned release"
             + (f"; did you mean {near[0]}?" if near else ""),
@@ -150,8 +151,9 @@ def _line_of(text: str, where: str, problem: str) -> int:
     """The line that msgspec's path `where`, such as `$.release[1].torch.version`,
     names: that of the key, else of the table that should have had it."""
     index = re.search(r"\$\.release\[(\d+)\]", where)
-    unknown = re.search(r"unknown field `(.+)`", problem)
-    keys = re.findall(r"\.(\w+)", where)[1:] + ([unknown[1]] if unknown else [])
+    own = re.search(r"unknown field `(.+)`|^`(\w+)`", problem)
+    keys = re.findall(r"\.(\w+)", where)[1:]
+    keys += [own[1] or own[2]] if own else []
     table, found = -1, 1
     wanted = int(index[1]) if index else -1
     for number, line in enumerate(text.splitlines(), start=1):
@@ -162,7 +164,7 @@ def _line_of(text: str, where: str, problem: str) -> int:
         if table == wanted and keys:
             key = re.escape(keys[0])
             if re.match(rf"\s*(\[\s*release\.)?[\"']?{key}[\"']?\s*[=.\]]", line):
-                found = number
+                return number
     return found
 
 
@@ -176,4 +178,4 @@ def _is_version(text: str) -> bool:
 
 def _require_version(text: str) -> None:
     if not _is_version(text):
-        raise ValueError(f"{text!r} is not a version")
+        raise ValueError(f"`version`: {text!r} is not a version")

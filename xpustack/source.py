@@ -17,7 +17,7 @@ import httpx2
 from unearth import Link
 
 from xpustack.cache import Cache, writing
-from xpustack.errors import EnvironmentProblem, SourceError
+from xpustack.errors import EnvironmentProblem, SourceError, concerning
 from xpustack.index import Index, PipConfiguration, described
 from xpustack.progress import Progress, at_most_every, silent
 from xpustack.releases import Release
@@ -47,7 +47,10 @@ def fetch(
     """
     target = _target(release.sha256, release.sdist, cache)
     if not target.exists():
-        with cache.lock(f"sdist-{release.sha256}", progress):
+        with (
+            concerning(release.name),
+            cache.lock(f"sdist-{release.sha256}", progress),
+        ):
             if not target.exists():
                 if offline:
                     raise SourceError(

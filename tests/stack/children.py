@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a piece of the tool in a process of its own, to be killed or limited."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+_PRELUDE = f"""
+import sys, time
+from pathlib import Path
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "stack")!r}]
+from conftest import pinned
+from xpustack.cache import Cache
+from xpustack.errors import StackError
+def say(message): print(message, flush=True)
+"""
+
+
+def start(
+    code: str, *arguments: object, limit: Callable[[], None] | None = None
+) -> subprocess.Popen[str]:
+    """Start `code` with `sys.argv[1:] = arguments`; `limit` runs in the child
+    before it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _PRELUDE + code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=limit,
+    )
+
+
+def read_until(child: subprocess.Popen[str], word: str) -> None:
+    """Read the child's output up to a line that has `word`."""
+    assert child.stdout is not None
+    seen = []
+    for line in child.stdout:
+        seen.append(line)
+        if word in line:
+            return
+    raise AssertionError(f"no {word!r} in:\n{''.join(seen)}")
+
+
+def killed(child: subprocess.Popen[str]) -> None:
+    """Kill the child as `kill -9` does and wait for its end."""
+    child.kill()
+    child.communicate()
