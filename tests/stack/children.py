@@ -11,7 +11,7 @@ _PRELUDE = f"""
 import sys, time
 from pathlib import Path
 sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "stack")!r}]
-from conftest import pinned
+from sdists import pinned
 from xpustack.cache import Cache
 from xpustack.errors import StackError
 def say(message): print(message, flush=True)

@@ -8,7 +8,7 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from conftest import FILES, write_sdist
+from sdists import FILES, write_sdist
 
 from xpustack import archive
 from xpustack.archive import EXECUTABLE, LINK, PLAIN, Limits, Member, members, unpack

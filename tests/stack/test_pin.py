@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import FILES, XPU_TXT, pinned, write_sdist
+from sdists import FILES, XPU_TXT, pinned, write_sdist
 
 from xpustack.cache import Cache
 from xpustack.errors import SourceError, UsageError

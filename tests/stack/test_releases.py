@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import FILES, pinned, write_sdist
+from sdists import FILES, pinned, write_sdist
 
 from xpustack.archive import members
 from xpustack.cache import Cache
@@ -44,7 +44,7 @@ def test_releases_are_ordered_by_version_not_by_letters(text: str) -> None:
     [
         ("revision = 1", "revision = 0", "revision = 0", ">= 1"),
         ("revision = 1", 'revision = "1"', 'revision = "1"', "Expected `int`"),
-        ("revision = 1", "revison = 1", "revison", "unknown field `revison`"),
+        ("revision = 1", "revisions = 1", "revisions", "unknown field `revisions`"),
         ("revision = 1\n", "", "[[release]]\n", "missing required field `revision`"),
         ('sha256 = "', 'sha256 = "X', 'sha256 = "X', "regex"),
         ('sdist = "', 'sdist = "../', 'sdist = "../', "regex"),

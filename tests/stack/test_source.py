@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from children import killed, read_until, start
-from conftest import FILES, pinned, write_sdist
+from sdists import FILES, pinned, write_sdist
 from server import IndexServer, serving
 
 from xpustack.archive import unpack
