@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Float64 reference of the attention output's inverse RoPE."""
+
+import torch
+
+from ._quant import block_exponent, e4m3_bytes
+from ._rope import rotate
+
+
+def _undone(
+    o: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, groups: int
+) -> torch.Tensor:
+    x = rotate(o.double(), positions, cos_sin_cache, inverse=True)
+    return x.reshape(o.shape[0], groups, -1)
+
+
+def fused_inv_rope_fp8_quant(
+    o: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    n_groups: int,
+    heads_per_group: int,
+    nope_dim: int = 448,
+    rope_dim: int = 64,
+    quant_group_size: int = 128,
+    tma_aligned_scales: bool = False,
+    quantize: bool = True,
+    *,
+    row_major_scales: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """See `kernels.xpu_dsv4.inv_rope.fused_inv_rope_fp8_quant`; any memory layout."""
+    x = _undone(o, positions, cos_sin_cache, n_groups)
+    if not quantize:
+        return x, torch.empty(0, 0, 0)
+    exponent = block_exponent(x, quant_group_size, 448.0, 1e-10)
+    codes = e4m3_bytes(x, exponent).view(torch.float8_e4m3fn)
+    if tma_aligned_scales:
+        return codes, exponent.to(torch.uint8).contiguous().view(torch.int32)
+    one = torch.ones_like(exponent, dtype=torch.float32)
+    return codes, torch.ldexp(one, exponent - 127)
+
+
+def inv_rope_bf16(
+    attn_output: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    n_groups: int,
+    heads_per_group: int,
+    nope_dim: int = 448,
+    rope_dim: int = 64,
+) -> torch.Tensor:
+    """See `kernels.xpu_dsv4.inv_rope.inv_rope_bf16`; float64 result."""
+    return _undone(attn_output, positions, cos_sin_cache, n_groups)

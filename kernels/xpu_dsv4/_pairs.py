@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Interleaved rotary embedding on bf16 pairs held as 32-bit words.
+
+Interleaved RoPE turns (x[2i], x[2i+1]), which is one aligned 32-bit word of a bf16
+row. Working on words keeps loads and stores contiguous, needs no exchange between
+lanes, and lets the lane that loads an address be the only one to store it.
+"""
+
+import torch
+
+from ._checks import check_dtype, check_inner_contiguous, fail
+from ._triton import tl, triton
+
+
+def check_pair_rows(name: str, tensor: torch.Tensor) -> None:
+    """Raise unless `tensor` is bf16 and each of its rows starts on a 32-bit word."""
+    check_dtype(name, tensor, torch.bfloat16)
+    check_inner_contiguous(name, tensor)
+    odd = any(
+        size > 1 and stride % 2
+        for size, stride in zip(tensor.shape[:-1], tensor.stride()[:-1], strict=True)
+    )
+    if odd:
+        fail(f"{name}.stride()", tuple(tensor.stride()), "even strides between rows")
+    if tensor.storage_offset() % 2:
+        fail(f"{name}.storage_offset()", tensor.storage_offset(), "an even number")
+
+
+def check_rotary(
+    positions: torch.Tensor, cos_sin_cache: torch.Tensor, tokens: int, rope_dim: int
+) -> None:
+    """Raise unless positions are `[tokens]` and the table is `[*, rope_dim]`."""
+    check_dtype("positions", positions, torch.int64, torch.int32)
+    if positions.dim() != 1 or positions.shape[0] != tokens:
+        fail("positions.shape", list(positions.shape), f"[{tokens}]")
+    check_inner_contiguous("positions", positions)
+    check_dtype("cos_sin_cache", cos_sin_cache, torch.float32, torch.bfloat16)
+    if cos_sin_cache.dim() != 2 or cos_sin_cache.shape[1] != rope_dim:
+        fail("cos_sin_cache.shape", list(cos_sin_cache.shape), f"[*, {rope_dim}]")
+    check_inner_contiguous("cos_sin_cache", cos_sin_cache)
+
+
+@triton.jit
+def unpack_bf16(word):
+    """The two bf16 values of an int32 word as fp32: (low half, high half)."""
+    even = (word << 16).to(tl.float32, bitcast=True)
+    odd = (word & -65536).to(tl.float32, bitcast=True)
+    return even, odd
+
+
+@triton.jit
+def pack_bf16(even, odd):
+    """One int32 word of two values, each rounded once to bf16."""
+    low = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
+    high = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
+    return (low & 0xFFFF) | (high << 16)
+
+
+@triton.jit
+def load_rotation(
+    cos_sin_ptr, row_stride, position, max_position, pair, mask, HALF: tl.constexpr
+):
+    """cos and sin of `pair` at `position`; no rotation outside the table or the mask.
+
+    A table row holds HALF cosines, then HALF sines.
+    """
+    mask = mask & (position >= 0) & (position < max_position)
+    row = cos_sin_ptr + position * row_stride
+    cos = tl.load(row + pair, mask=mask, other=1.0).to(tl.float32)
+    sin = tl.load(row + HALF + pair, mask=mask, other=0.0).to(tl.float32)
+    return cos, sin
+
+
+@triton.jit
+def rotate(even, odd, cos, sin, is_rope):
+    """Rotate pairs by +angle where `is_rope`; leave the others' bits alone."""
+    turned_even = even * cos - odd * sin
+    turned_odd = even * sin + odd * cos
+    return tl.where(is_rope, turned_even, even), tl.where(is_rope, turned_odd, odd)

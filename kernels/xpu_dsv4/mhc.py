@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Manifold-constrained hyper-connections: the residual streams' mixing, fused.
+
+A block owns 4 residual streams. Before a sublayer, 24 gates are projected from the
+RMS-normalized streams: 4 collapse the streams into the sublayer's input, 4 spread its
+output, 16 mix the streams by a matrix that Sinkhorn rounds make doubly stochastic.
+"""
+
+import torch
+
+from ._checks import (
+    check_dtype,
+    check_inner_contiguous,
+    check_same_device,
+    check_shape,
+    fail,
+)
+from ._launch import launch_options
+from ._mhc_kernels import finish, norm_kernel, post_kernel, project
+from ._triton import triton
+
+HC_MULT = 4
+NUM_GATES = HC_MULT * (2 + HC_MULT)
+
+
+def _streams(name: str, residual: torch.Tensor) -> torch.Tensor:
+    """`residual` as `[T, 4, hidden]`, checked."""
+    check_dtype(name, residual, torch.bfloat16)
+    if residual.dim() < 2 or residual.shape[-2] != HC_MULT:
+        fail(f"{name}.shape", list(residual.shape), f"[..., {HC_MULT}, hidden]")
+    streams = residual.reshape(-1, HC_MULT, residual.shape[-1])
+    check_inner_contiguous(name, streams)
+    return streams
+
+
+def _check_gates(
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    gates: int,
+    scales: int,
+    hidden: int,
+) -> None:
+    check_shape("fn", fn, gates, HC_MULT * hidden)
+    check_shape("hc_scale", hc_scale, scales)
+    check_shape("hc_base", hc_base, gates)
+    for name, tensor in (("fn", fn), ("hc_scale", hc_scale), ("hc_base", hc_base)):
+        check_dtype(name, tensor, torch.float32)
+        check_inner_contiguous(name, tensor)
+
+
+def _gates_and_input(
+    streams: torch.Tensor,
+    partial: torch.Tensor,
+    outer: torch.Size,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_eps: float,
+    pre_eps: float,
+    sinkhorn: tuple[float, float, int],
+    norm: tuple[torch.Tensor | None, float],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tokens, _, hidden = streams.shape
+    device = streams.device
+    post = torch.empty((tokens, HC_MULT), dtype=torch.float32, device=device)
+    comb = torch.empty((tokens, HC_MULT, HC_MULT), dtype=torch.float32, device=device)
+    if sinkhorn[2] < 1:
+        fail("sinkhorn_repeat", sinkhorn[2], "at least 1")
+    layer_input = finish(
+        streams, partial, hc_scale, hc_base, rms_eps, pre_eps, (post, comb), sinkhorn
+    )
+    weight, eps = norm
+    if weight is not None:
+        check_shape("norm_weight", weight, hidden)
+        if tokens:
+            norm_kernel[(tokens,)](
+                layer_input,
+                weight,
+                hidden,
+                eps,
+                BLOCK=triton.next_power_of_2(hidden),
+                **launch_options(device, num_warps=16),
+            )
+    return (
+        post.view(*outer, HC_MULT, 1),
+        comb.view(*outer, HC_MULT, HC_MULT),
+        layer_input.view(*outer, hidden),
+    )
+
+
+def mhc_pre(
+    residual: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_eps: float,
+    hc_pre_eps: float,
+    hc_sinkhorn_eps: float,
+    hc_post_mult_value: float,
+    sinkhorn_repeat: int,
+    n_splits: int = 1,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gates of a sublayer and its input, from the residual streams. Two launches.
+
+    With m = fn x / rms(x) over the flattened streams x:
+    pre = sigmoid(scale_0 m_0..3 + base) + pre_eps, post = sigmoid(scale_1 m_4..7 +
+    base) * post_mult, comb = Sinkhorn(softmax(scale_2 m_8..23 + base) + eps), a column
+    normalization, then `sinkhorn_repeat - 1` times rows and columns, each by its sum
+    plus eps; the input is the streams' sum weighted by pre.
+
+    Args:
+        residual: streams of shape `[..., 4, hidden]`, bf16.
+        fn: projection of shape `[24, 4 * hidden]`, fp32.
+        hc_scale: of shape `[3]`, fp32.
+        hc_base: of shape `[24]`, fp32.
+        rms_eps: added to the streams' mean square.
+        hc_pre_eps: added to the pre gates.
+        hc_sinkhorn_eps: added to the softmax and to each sum.
+        hc_post_mult_value: factor of the post gates.
+        sinkhorn_repeat: column normalizations, at least 1.
+        n_splits: ignored; the split follows from the shape.
+        norm_weight: of shape `[hidden]`; RMS-normalizes the input, one launch more.
+        norm_eps: added to the input's mean square.
+
+    Returns:
+        (post, comb, layer_input): `[..., 4, 1]` fp32, `[..., 4, 4]` fp32 and
+        `[..., hidden]` bf16.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+    """
+    streams = _streams("residual", residual)
+    _check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
+    check_same_device(
+        residual=residual,
+        fn=fn,
+        hc_scale=hc_scale,
+        hc_base=hc_base,
+        norm_weight=norm_weight,
+    )
+    partial, _ = project(streams, fn)
+    return _gates_and_input(
+        streams,
+        partial,
+        residual.shape[:-2],
+        hc_scale,
+        hc_base,
+        rms_eps,
+        hc_pre_eps,
+        (hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat),
+        (norm_weight, norm_eps),
+    )
+
+
+def _post_arguments(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(x, streams, post, comb) with the leading dimensions flattened, checked."""
+    streams = _streams("residual", residual)
+    tokens, _, hidden = streams.shape
+    outer = residual.shape[:-2]
+    check_dtype("x", x, torch.bfloat16)
+    check_shape("x", x, *outer, hidden)
+    check_inner_contiguous("x", x)
+    if post_layer_mix.numel() != tokens * HC_MULT:
+        fail("post_layer_mix.shape", list(post_layer_mix.shape), "[..., 4, 1]")
+    check_shape("comb_res_mix", comb_res_mix, *outer, HC_MULT, HC_MULT)
+    check_dtype("post_layer_mix", post_layer_mix, torch.float32)
+    check_dtype("comb_res_mix", comb_res_mix, torch.float32)
+    check_same_device(
+        residual=residual, x=x, post_layer_mix=post_layer_mix, comb_res_mix=comb_res_mix
+    )
+    return (
+        x.reshape(tokens, hidden),
+        streams,
+        post_layer_mix.reshape(tokens, HC_MULT).contiguous(),
+        comb_res_mix.reshape(tokens, HC_MULT * HC_MULT).contiguous(),
+    )
+
+
+def mhc_post(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+) -> torch.Tensor:
+    """Spread a sublayer's output over the mixed residual streams. One launch.
+
+    out_j = post_j x + sum_i comb_ij residual_i, in fp32, rounded once.
+
+    Args:
+        x: the sublayer's output of shape `[..., hidden]`, bf16.
+        residual: streams of shape `[..., 4, hidden]`, bf16.
+        post_layer_mix: of shape `[..., 4, 1]` or `[..., 4]`, fp32.
+        comb_res_mix: of shape `[..., 4, 4]`, fp32.
+
+    Returns:
+        New streams of `residual`'s shape, bf16.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+    """
+    flat, streams, post, comb = _post_arguments(
+        x, residual, post_layer_mix, comb_res_mix
+    )
+    tokens, _, hidden = streams.shape
+    out = torch.empty(
+        (tokens, HC_MULT, hidden), dtype=torch.bfloat16, device=residual.device
+    )
+    if tokens:
+        block = 512
+        post_kernel[(tokens, triton.cdiv(hidden, block))](
+            flat,
+            streams,
+            post,
+            comb,
+            out,
+            hidden,
+            flat.stride(0),
+            streams.stride(0),
+            streams.stride(1),
+            BLOCK=block,
+            **launch_options(residual.device, num_warps=4),
+        )
+    return out.view(residual.shape)
+
+
+def mhc_fused_post_pre(
+    x: torch.Tensor,
+    residual: torch.Tensor,
+    post_layer_mix: torch.Tensor,
+    comb_res_mix: torch.Tensor,
+    fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_eps: float,
+    hc_pre_eps: float,
+    hc_sinkhorn_eps: float,
+    hc_post_mult_value: float,
+    sinkhorn_repeat: int,
+    n_splits: int = 1,
+    tile_n: int = 1,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """`mhc_post` and the next sublayer's `mhc_pre` in two launches.
+
+    Args:
+        x: the previous sublayer's output of shape `[..., hidden]`, bf16.
+        residual: streams of shape `[..., 4, hidden]`, bf16.
+        post_layer_mix: of shape `[..., 4, 1]` or `[..., 4]`, fp32.
+        comb_res_mix: of shape `[..., 4, 4]`, fp32.
+        fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps,
+            hc_post_mult_value, sinkhorn_repeat, n_splits, norm_weight, norm_eps: as
+            `mhc_pre` takes them.
+        tile_n: ignored; the tile follows from the shape.
+
+    Returns:
+        (residual, post, comb, layer_input): the new streams, then what `mhc_pre` says
+        of them as rounded to bf16.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+    """
+    flat, streams, post, comb = _post_arguments(
+        x, residual, post_layer_mix, comb_res_mix
+    )
+    _check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
+    check_same_device(
+        residual=residual,
+        fn=fn,
+        hc_scale=hc_scale,
+        hc_base=hc_base,
+        norm_weight=norm_weight,
+    )
+    partial, mixed = project(streams, fn, (flat, post, comb))
+    gates = _gates_and_input(
+        mixed,
+        partial,
+        residual.shape[:-2],
+        hc_scale,
+        hc_base,
+        rms_eps,
+        hc_pre_eps,
+        (hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat),
+        (norm_weight, norm_eps),
+    )
+    return mixed.view(residual.shape), *gates
+
+
+def hc_head(
+    hidden_states: torch.Tensor,
+    hc_fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_norm_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    """Collapse the residual streams after the last layer. Two launches.
+
+    Args:
+        hidden_states: streams of shape `[..., 4, hidden]`, bf16.
+        hc_fn: projection of shape `[4, 4 * hidden]`, fp32.
+        hc_scale: of shape `[1]`, fp32.
+        hc_base: of shape `[4]`, fp32.
+        rms_norm_eps: added to the streams' mean square.
+        hc_eps: added to the gates.
+
+    Returns:
+        sum_i (sigmoid(scale m_i + base_i) + eps) stream_i with m = hc_fn x / rms(x), of
+        shape `[..., hidden]`, bf16.
+
+    Raises:
+        ValueError: naming the argument, its value and what was expected.
+    """
+    streams = _streams("hidden_states", hidden_states)
+    _check_gates(hc_fn, hc_scale, hc_base, HC_MULT, 1, streams.shape[2])
+    check_same_device(
+        hidden_states=hidden_states, hc_fn=hc_fn, hc_scale=hc_scale, hc_base=hc_base
+    )
+    partial, _ = project(streams, hc_fn)
+    out = finish(streams, partial, hc_scale, hc_base, rms_norm_eps, hc_eps)
+    return out.view(*hidden_states.shape[:-2], hidden_states.shape[-1])
