@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Repair of Triton's CPU interpreter (3.6 to 3.9) for bfloat16 and FP8 numbers.
+
+The interpreter keeps both as raw bit patterns in unsigned numpy arrays and computes
+with the patterns: a product of two bfloat16 tiles multiplies integers, and its own
+conversions lose the rounding carry, do not saturate and decode NaN as a number.
+`repair` sends the conversions through torch and the arithmetic through float32.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+import triton.runtime.interpreter as interpreter
+
+_TORCH: dict[str, torch.dtype] = {
+    "fp8e4nv": torch.float8_e4m3fn,
+    "fp8e5": torch.float8_e5m2,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+}
+_AS_BITS = ("fp8e4nv", "fp8e5", "bf16")
+_UNSIGNED = (np.dtype(np.uint8), np.dtype(np.uint16))
+_E4M3_MAX = 448.0
+_MARK = "_repaired_by_xpu_dsv4"
+
+
+def repair() -> None:
+    """Make the interpreter compute with bfloat16, e4m3 and e5m2 as a GPU does.
+
+    A conversion rounds to nearest even and equals torch's own cast, except that e4m3
+    saturates at 448 (as Triton's compiled casts do); NaN stays NaN. A dot product
+    multiplies in float32. Element-wise arithmetic is done in float32 and rounded once.
+    Conversions that name another rounding mode are left to the interpreter.
+
+    Calling it again does nothing. It is harmless where kernels are compiled.
+    """
+    if getattr(interpreter, _MARK, False):
+        return
+    convert: Callable[..., np.ndarray] = interpreter._convert_float
+    interpreter._convert_float = functools.partial(_convert, convert)
+
+    builder = interpreter.InterpreterBuilder
+    builder.create_dot = _dot(builder.create_dot)
+    builder.cast_impl = _cast(builder.cast_impl)
+    for name in ("binary_op", "unary_op", "create_fma"):
+        setattr(builder, name, _in_float32(getattr(builder, name)))
+    setattr(interpreter, _MARK, True)
+
+
+def round_to(values: np.ndarray, source: str, target: str) -> np.ndarray:
+    """Convert floating point numbers that are held as bit patterns.
+
+    Args:
+        values: numbers of format `source`, any shape; any numpy dtype of its width.
+        source: Triton's name of the format, a key of `_TORCH`.
+        target: the format wanted.
+
+    Returns:
+        The bit patterns, unsigned integers of the width of `target`, same shape.
+    """
+    bits = np.require(values, requirements=["C", "W"])
+    numbers = torch.from_numpy(bits).view(_TORCH[source])
+    if target == "fp8e4nv":
+        numbers = numbers.float().clamp(-_E4M3_MAX, _E4M3_MAX)
+    result = numbers.to(_TORCH[target]).contiguous()
+    width = result.element_size()
+    unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[width]
+    return result.view(unsigned).numpy().reshape(values.shape)
+
+
+def _convert(
+    original: Callable[..., np.ndarray],
+    values: np.ndarray,
+    source: Any,
+    target: Any,
+    rounding_mode: Any,
+) -> np.ndarray:
+    nearest = rounding_mode in (None, interpreter._ir.ROUNDING_MODE.RTNE)
+    if nearest and source.name in _TORCH and target.name in _TORCH:
+        return round_to(values, source.name, target.name)
+    return original(values, source, target, rounding_mode)
+
+
+def _holds_bits(handle: Any) -> bool:
+    return (
+        isinstance(handle, interpreter.TensorHandle)
+        and handle.data.dtype in _UNSIGNED
+        and handle.dtype.scalar.name in _AS_BITS
+    )
+
+
+def _widen(handle: Any) -> Any:
+    if not _holds_bits(handle):
+        return handle
+    bits = round_to(handle.data, handle.dtype.scalar.name, "fp32")
+    return interpreter.TensorHandle(bits.view(np.float32), tl.float32)
+
+
+def _narrow(handle: Any, dtype: Any) -> Any:
+    if handle.data.dtype == np.bool_:
+        return handle
+    numbers = handle.data.astype(np.float32, copy=False)
+    return interpreter.TensorHandle(round_to(numbers, "fp32", dtype.name), dtype)
+
+
+def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def create_dot(self: Any, a: Any, b: Any, acc: Any, *options: Any) -> Any:
+        return original(self, _widen(a), _widen(b), acc, *options)
+
+    return create_dot
+
+
+def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
+        target = dst_type.scalar
+        if target.name not in _AS_BITS and not _holds_bits(src):
+            return original(self, src, dst_type)
+        wide = original(self, _widen(src), tl.float32)
+        return (
+            _narrow(wide, target)
+            if target.name in _AS_BITS
+            else original(self, wide, dst_type)
+        )
+
+    return cast_impl
+
+
+def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def compute(self: Any, *operands: Any) -> Any:
+        bits = [handle for handle in operands if _holds_bits(handle)]
+        if not bits:
+            return original(self, *operands)
+        result = original(self, *(_widen(operand) for operand in operands))
+        return _narrow(result, bits[0].dtype.scalar)
+
+    return compute

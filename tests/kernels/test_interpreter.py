@@ -1,0 +1,244 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The interpreter repair, proven exhaustively; and that the fault it repairs exists."""
+
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PREAMBLE = """
+import math
+import torch, triton, triton.language as tl
+
+@triton.jit
+def cast_kernel(x, out, n, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    v = tl.load(x + i, mask=i < n, other=0.0)
+    tl.store(out + i, v.to(out.dtype.element_ty), mask=i < n)
+
+@triton.jit
+def dot_kernel(a, b, out, M: tl.constexpr, K: tl.constexpr, N: tl.constexpr):
+    m, k, n = tl.arange(0, M), tl.arange(0, K), tl.arange(0, N)
+    av = tl.load(a + m[:, None] * K + k)
+    bv = tl.load(b + k[:, None] * N + n)
+    tl.store(out + m[:, None] * N + n, tl.dot(av, bv))
+
+@triton.jit
+def arith_kernel(a, b, total, product, less, N: tl.constexpr):
+    i = tl.arange(0, N)
+    x, y = tl.load(a + i), tl.load(b + i)
+    tl.store(total + i, x + y)
+    tl.store(product + i, -x * y)
+    tl.store(less + i, (x < y).to(tl.int32))
+
+def cast(x, dtype):
+    out = torch.empty(x.shape, dtype=dtype)
+    cast_kernel[(1,)](x, out, x.numel(), BLOCK=triton.next_power_of_2(x.numel()))
+    return out
+
+def bits(t):
+    return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32}[t.element_size()])
+
+def same(got, want):
+    nan = torch.isnan(want.float())
+    assert torch.equal(torch.isnan(got.float()), nan)
+    assert torch.equal(bits(got)[~nan], bits(want)[~nan])
+
+def saturated(x, dtype):
+    x = x.float()
+    return (x.clamp(-448, 448) if dtype == torch.float8_e4m3fn else x).to(dtype)
+
+def codes(dtype):
+    size = torch.empty(0, dtype=dtype).element_size()
+    every = torch.arange(256 ** size, dtype=torch.int32)
+    return every.to({1: torch.uint8, 2: torch.uint16}[size]).view(dtype)
+
+def hard_floats():
+    g = torch.Generator().manual_seed(0)
+    patterns = torch.randint(-(2**31), 2**31, (1 << 16,), generator=g)
+    anything = patterns.to(torch.int32).view(torch.float32)
+    usual = torch.randn(1 << 14, generator=g) * 100
+    near = []
+    for dtype in (torch.float8_e4m3fn, torch.float8_e5m2):
+        grid = codes(dtype).float()
+        grid = grid[grid.isfinite()].unique()
+        middle = (grid[1:] + grid[:-1]) / 2
+        for base in (grid, middle):
+            up = torch.nextafter(base, torch.tensor(math.inf))
+            down = torch.nextafter(base, torch.tensor(-math.inf))
+            near += [base, up, down]
+    coarse = (torch.randint(0, 1 << 16, (1 << 14,), generator=g) << 16) | 0x8000
+    ties = coarse.to(torch.int64).to(torch.int32).view(torch.float32)
+    special = torch.tensor([0.0, -0.0, math.inf, -math.inf, math.nan, 31.86, 448.0,
+        463.9, 464.0, 465.0, 480.0, 1e4, -1e4, 57344.0, 61439.0, 61440.0, 65519.0,
+        65520.0, 3.3895e38, 3.4028e38, 1e-45, 1e-40, 2**-149, 2**-126, 2**-133])
+    return torch.cat([anything, usual, *near, ties, special])
+"""
+
+
+def interpret(body: str, *, repaired: bool) -> None:
+    """Run `body` after `PREAMBLE` in a process of its own; fail with its stderr."""
+    start = "from kernels.interpreter import repair; repair(); repair()"
+    script = PREAMBLE + (start if repaired else "") + "\n" + textwrap.dedent(body)
+    path = os.environ.get("PYTHONPATH", "")
+    env = os.environ | {
+        "TRITON_INTERPRET": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join(p for p in (path, str(ROOT)) if p),
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+    }
+    source = Path(os.environ["INTERPRETER_TEST_DIR"]) / "kernels_under_test.py"
+    source.write_text(script)
+    done = subprocess.run(
+        [sys.executable, str(source)],
+        env=env,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+@pytest.fixture(autouse=True)
+def script_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton reads a kernel's source from its file, so the scripts need one."""
+    monkeypatch.setenv("INTERPRETER_TEST_DIR", str(tmp_path))
+
+
+def test_every_fp8_and_bf16_code_decodes_exactly() -> None:
+    interpret(
+        """
+        narrow = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16)
+        for source in narrow:
+            x = codes(source)
+            same(cast(x, torch.float32), x.float())
+            for target in narrow:
+                same(cast(x, target), saturated(x, target))
+        for source in narrow[:2]:
+            same(cast(codes(source), torch.float16), codes(source).half())
+        """,
+        repaired=True,
+    )
+
+
+def test_rounding_carries_saturation_and_specials() -> None:
+    interpret(
+        """
+        x = hard_floats()
+        assert x.numel() > 90_000 and x.isnan().any() and x.isinf().any()
+        for target in (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16):
+            same(cast(x, target), saturated(x, target))
+        half = x.half()
+        for target in (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16):
+            same(cast(half, target), saturated(half, target))
+        whole = torch.arange(-70_000, 70_000, 7, dtype=torch.int32)
+        same(cast(whole, torch.bfloat16), whole.float().to(torch.bfloat16))
+        e4m3 = cast(torch.tensor([31.86, 1e4, -1e4, math.inf]), torch.float8_e4m3fn)
+        assert e4m3.float().tolist() == [32.0, 448.0, -448.0, 448.0]
+        """,
+        repaired=True,
+    )
+
+
+@pytest.mark.parametrize("shape", ["M16-K64-N32", "M1-K128-N16", "M64-K16-N8"])
+def test_dot_against_float64(shape: str) -> None:
+    m, k, n = (int(part[1:]) for part in shape.split("-"))
+    interpret(
+        f"""
+        g = torch.Generator().manual_seed(1)
+        for dtype in (torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2):
+            a = torch.randn({m}, {k}, generator=g).to(dtype)
+            b = torch.randn({k}, {n}, generator=g).to(dtype)
+            out = torch.full(({m}, {n}), math.nan)
+            dot_kernel[(1,)](a, b, out, M={m}, K={k}, N={n})
+            want = a.double() @ b.double()
+            error = (out.double() - want).abs().max() / want.abs().max()
+            assert error < 1e-6, (dtype, error)
+        """,
+        repaired=True,
+    )
+
+
+def test_bf16_arithmetic_rounds_once_from_float32() -> None:
+    interpret(
+        """
+        g = torch.Generator().manual_seed(2)
+        a = (torch.randn(4096, generator=g) * 8).bfloat16()
+        b = (torch.randn(4096, generator=g) * 8).bfloat16()
+        total, product = torch.empty_like(a), torch.empty_like(a)
+        less = torch.empty(4096, dtype=torch.int32)
+        arith_kernel[(1,)](a, b, total, product, less, N=4096)
+        same(total, a + b)
+        same(product, -a * b)
+        assert torch.equal(less.bool(), a < b)
+        """,
+        repaired=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("fault", "body"),
+    [
+        (
+            "bf16 dot",
+            """
+            a = torch.ones(16, 16, dtype=torch.bfloat16)
+            out = torch.empty(16, 16)
+            dot_kernel[(1,)](a, a, out, M=16, K=16, N=16)
+            assert not torch.equal(out, torch.full((16, 16), 16.0))
+            """,
+        ),
+        (
+            "e4m3 rounding carry",
+            """
+            got = cast(torch.tensor([31.86]), torch.float8_e4m3fn)
+            assert got.float().item() != 32.0
+            """,
+        ),
+        (
+            "e4m3 saturation",
+            """
+            got = cast(torch.tensor([1e4]), torch.float8_e4m3fn)
+            assert got.float().item() != 448.0
+            """,
+        ),
+        (
+            "e4m3 NaN",
+            """
+            nan = torch.tensor([0x7F], dtype=torch.uint8).view(torch.float8_e4m3fn)
+            assert not cast(nan, torch.float32).isnan().any()
+            """,
+        ),
+        (
+            "bf16 arithmetic",
+            """
+            one = torch.ones(2, dtype=torch.bfloat16)
+            out = [torch.empty_like(one) for _ in range(2)]
+            less = torch.empty(2, dtype=torch.int32)
+            arith_kernel[(1,)](one, one, *out, less, N=2)
+            assert not torch.equal(out[0].float(), torch.full((2,), 2.0))
+            """,
+        ),
+    ],
+    ids=lambda value: value.replace(" ", "-") if "\n" not in value else "",
+)
+def test_the_fault_is_still_in_triton(fault: str, body: str) -> None:
+    """When one fails, Triton has mended `fault`: drop that part of the repair."""
+    interpret(body, repaired=False)
+
+
+def test_round_to_keeps_shape_of_read_only_and_strided_input() -> None:
+    from kernels.interpreter import round_to
+
+    wide = np.broadcast_to(np.float32(1.5), (3, 4))
+    assert (round_to(wide, "fp32", "bf16") == 0x3FC0).all()
+    turned = np.arange(6, dtype=np.float32).reshape(2, 3).T
+    back = round_to(round_to(turned, "fp32", "bf16"), "bf16", "fp32")
+    assert back.shape == (3, 2)
+    assert np.array_equal(back.view(np.float32), turned)
