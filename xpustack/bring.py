@@ -34,13 +34,7 @@ class Brought:
     """One file that a step adds: its contents, and where they come from."""
 
     content: bytes
-    executable: bool
     source: Path
-
-    @property
-    def mode(self) -> str:
-        """The file's mode as git writes it."""
-        return "100755" if self.executable else "100644"
 
 
 def brought(project: Project, before: Iterable[Step], step: Step) -> dict[str, Brought]:
@@ -91,7 +85,7 @@ def overlay_files(project: Project, step: Step) -> dict[str, Brought]:
                 step.path,
                 f"create {project.overlay / COMMON / path}",
             )
-        files[path] = _read(source)
+        files[path] = Brought(source.read_bytes(), source)
     return files
 
 
@@ -136,9 +130,9 @@ def closure(
             raise _refuse(
                 step, f"there is no kernel module {name}", step.path, f"create {source}"
             )
-        file = _read(source)
+        file = Brought(source.read_bytes(), source)
         if name == TRITON:
-            found[name] = Brought(TRITON_IN_VLLM, False, source)
+            found[name] = Brought(TRITON_IN_VLLM, source)
             continue
         found[name] = file
         waiting += _relative_imports(project, step, file)
@@ -180,11 +174,6 @@ def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:
                 f"{file.source}:{node.lineno}",
             )
     return names
-
-
-def _read(source: Path) -> Brought:
-    content = source.read_bytes()
-    return Brought(content, bool(source.stat().st_mode & 0o100), source)
 
 
 def _refuse(

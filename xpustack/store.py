@@ -7,7 +7,7 @@ sweeps. Refs are `refs/bases/<sha256 of the sdist>` and `refs/steps/<key>`.
 """
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -125,13 +125,11 @@ class Writer:
             entries[path] = Entry(mode, blob)
         return entries
 
-    def add(self, files: Iterable[tuple[str, str, bytes]], scratch: Path) -> None:
-        """Add (path, mode, content) to the private index, through `scratch`."""
-        rows = list(files)
-        names = []
-        for number, (_, _, content) in enumerate(rows):
-            names.append(scratch / str(number))
-            names[-1].write_bytes(content)
+    def add(self, files: Mapping[str, bytes], scratch: Path) -> None:
+        """Add plain files to the private index, by path, through `scratch`."""
+        names = [scratch / str(number) for number in range(len(files))]
+        for name, content in zip(names, files.values(), strict=True):
+            name.write_bytes(content)
         ids = self.git.text(
             "hash-object",
             "-w",
@@ -140,8 +138,7 @@ class Writer:
             data="".join(f"{name}\n" for name in names).encode(),
         ).split()
         info = "".join(
-            f"{mode} {blob}\t{path}\0"
-            for (path, mode, _), blob in zip(rows, ids, strict=True)
+            f"100644 {blob}\t{path}\0" for path, blob in zip(files, ids, strict=True)
         )
         self.git.run("update-index", "-z", "--index-info", data=info.encode())
 

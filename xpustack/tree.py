@@ -131,7 +131,7 @@ def _ref(parent: str, step: Step, files: dict[str, Brought]) -> str:
     digest = hashlib.sha256(_FORMAT)
     parts = [parent.encode(), step.slug.encode(), format_patch(step)]
     for path, file in sorted(files.items()):
-        parts += [path.encode(), file.mode.encode(), file.content]
+        parts += [path.encode(), file.content]
     for part in parts:
         digest.update(b"%d\n" % len(part) + part)
     return f"refs/steps/{digest.hexdigest()}"
@@ -168,8 +168,9 @@ def _apply(
             )
     if files:
         with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-            rows = [(path, file.mode, file.content) for path, file in files.items()]
-            writer.add(rows, Path(scratch))
+            writer.add(
+                {path: file.content for path, file in files.items()}, Path(scratch)
+            )
     return writer.commit(parent.commit, commit_message(step))
 
 
