@@ -5,6 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
+from fake_stack import FakeStack
 from sdists import FILES, pinned, write_sdist
 
 from xpustack.cache import Cache
@@ -63,3 +64,11 @@ def project(tmp_path: Path, release: Release) -> Project:
     root.mkdir()
     (root / "releases.toml").write_text(entry(release))
     return Project(root)
+
+
+@pytest.fixture(scope="session")
+def three_steps(tmp_path_factory: pytest.TempPathFactory) -> FakeStack:
+    """A stack whose v1.0 has three steps; take a copy to change it."""
+    stack = FakeStack(tmp_path_factory.mktemp("stack"))
+    stack.three_steps()
+    return stack

@@ -3,11 +3,13 @@
 
 import hashlib
 import io
+import shutil
 import subprocess
 import tarfile
 from pathlib import Path
 
 from xpustack import releases
+from xpustack.bring import TRITON_IN_VLLM
 from xpustack.cache import Cache
 from xpustack.checkout import apply_to
 from xpustack.project import Project
@@ -71,6 +73,15 @@ class FakeStack:
         self.write("kernels/xpu_dsv4/gather.py", "from . import _launch\n")
         self.write("tests/steps/test_any.py", "def test_any(): pass\n")
 
+    def copy(self, root: Path) -> "FakeStack":
+        """The same stack elsewhere, to be changed."""
+        shutil.copytree(self.root, root, dirs_exist_ok=True)
+        other = object.__new__(FakeStack)
+        other.root = root
+        other.project = Project(root / "project")
+        other.cache = Cache(root / "cache")
+        return other
+
     @property
     def releases(self) -> releases.Releases:
         return releases.load(self.project)
@@ -120,6 +131,7 @@ class FakeStack:
         directory = self.apply(f"step-{release}-{slug}", release)
         commit(directory, slug, edits, trailers)
         self.save(directory)
+        shutil.rmtree(directory)
 
     def three_steps(self, release: str = "v1.0") -> None:
         """`first` and `second` edit one file; `third` brings overlay and kernel."""
@@ -131,8 +143,6 @@ class FakeStack:
             for path in (self.project.kernels / "xpu_dsv4").glob("*.py")
             if path.name in ("__init__.py", "_launch.py", "decode.py")
         }
-        from xpustack.bring import TRITON_IN_VLLM
-
         self.step(
             "third",
             {

@@ -10,10 +10,8 @@ from xpustack.errors import ApplyError, SeriesError, UsageError
 
 
 @pytest.fixture
-def stack(tmp_path: Path) -> FakeStack:
-    stack = FakeStack(tmp_path)
-    stack.three_steps()
-    return stack
+def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
+    return three_steps.copy(tmp_path)
 
 
 def test_apply_then_save_changes_no_byte(stack: FakeStack) -> None:
