@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The report of machine code: rows, the rules that a shipped kernel must meet, tables."""
+"""The report of machine code: rows, and the rules that a shipped kernel must meet."""
 
 import json
 from collections.abc import Sequence
@@ -51,10 +51,15 @@ class Row:
             shape, warps = dot["shape"], dot["warps"]
             if warps is None:
                 found.append(f"product {shape} is not on the matrix unit")
-            elif dot["of_probabilities"] and self.launch.num_warps > 1:
-                if warps[-1] == 1 or warps[-2] * DPAS_ROWS > max(shape[-2], DPAS_ROWS):
-                    found.append(f"PV product {shape} has sub-groups {warps}")
-        return found
+            elif dot["of_probabilities"] and not self._over_columns(shape, warps):
+                found.append(f"PV product {shape} has sub-groups {warps}")
+        return list(dict.fromkeys(found))
+
+    def _over_columns(self, shape: list[int], warps: list[int]) -> bool:
+        """Whether sub-groups share a product's columns and none repeats its rows."""
+        if self.launch.num_warps == 1:
+            return True
+        return warps[-1] > 1 and warps[-2] * DPAS_ROWS <= max(shape[-2], DPAS_ROWS)
 
     def to_json(self) -> dict[str, Any]:
         """The row for programs."""

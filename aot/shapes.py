@@ -212,7 +212,8 @@ def logits(tokens: int, keys: int) -> None:
     """Indexer logits of a prefill chunk over gathered FP8 keys."""
     op("mqa_logits", "fp8_mqa_logits")(
         meta(tokens, INDEX_HEADS, INDEX_DIM, dtype=fp8),
-        (meta(keys, INDEX_DIM, dtype=fp8), meta(keys, dtype=f32)),
+        meta(keys, INDEX_DIM, dtype=fp8),
+        meta(keys, dtype=f32),
         meta(tokens, INDEX_HEADS, dtype=f32),
         meta(tokens, dtype=i32),
         meta(tokens, dtype=i32),

@@ -22,40 +22,6 @@ import torch
 import triton
 import triton.language as tl
 
-ATTENTION = "vllm/v1/attention/ops/xpu_mla_sparse.py"
-DECODE = "vllm/models/deepseek_v4/xpu/xpu_sparse_decode_fp8.py"
-INSERT = "vllm/models/deepseek_v4/xpu/xpu_qnorm_rope_kv_fp8_insert.py"
-COMMON = "vllm/models/deepseek_v4/common/ops/"
-CACHE_UTILS = f"{COMMON}cache_utils.py"
-WARMUP = (
-    "vllm/model_executor/warmup/jit_warmup.py",
-    "vllm/model_executor/warmup/jit_warmup_triton_helper.py",
-)
-FILES: dict[str, tuple[str, ...]] = {
-    "0.23.0": (
-        ATTENTION,
-        DECODE,
-        INSERT,
-        CACHE_UTILS,
-        f"{COMMON}fused_compress_quant_cache.py",
-        f"{COMMON}fused_indexer_q.py",
-        f"{COMMON}fused_inv_rope_fp8_quant.py",
-        f"{COMMON}fused_mtp_input_rmsnorm.py",
-        f"{COMMON}fused_qk_rmsnorm.py",
-        f"{COMMON}save_partial_states.py",
-    ),
-    "0.33.0": (
-        ATTENTION,
-        DECODE,
-        INSERT,
-        CACHE_UTILS,
-        f"{COMMON}fused_compress_quant_cache.py",
-        f"{COMMON}fused_indexer_q.py",
-        *WARMUP,
-    ),
-}
-"""Kernel files by release, as paths inside its sdist."""
-
 
 class Nothing:
     """A value that is false, callable and has every attribute."""
@@ -129,8 +95,8 @@ class _Stand(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self.roots = roots
         self.known = _known()
 
     def find_spec(
@@ -138,9 +104,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname.partition(".")[0] != "vllm":
             return None
-        file = self.root / (fullname.replace(".", "/") + ".py")
-        if file.is_file():
-            return importlib.util.spec_from_file_location(fullname, file)
+        for root in self.roots:
+            file = root / (fullname.replace(".", "/") + ".py")
+            if file.is_file():
+                return importlib.util.spec_from_file_location(fullname, file)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
@@ -151,14 +118,15 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 @contextmanager
-def importing(root: Path) -> Iterator[Callable[[str], types.ModuleType]]:
-    """Make the kernel files under `root` importable.
+def importing(*roots: Path) -> Iterator[Callable[[str], types.ModuleType]]:
+    """Make the kernel files under `roots` importable; the first root wins.
 
     Yields:
-        A function from a path inside the release to the imported module. Modules and
-        their functions stay usable afterwards; `sys.modules` holds none of them.
+        A function from a path inside the release to the imported module. Modules stay
+        usable afterwards, as far as their functions import nothing when they run;
+        `sys.modules` holds none of them.
     """
-    finder = _Finder(root)
+    finder = _Finder(roots)
     hidden = {name: m for name, m in sys.modules.items() if _is_vllm(name)}
     for name in hidden:
         del sys.modules[name]

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which kernel files of which release are compiled and measured against."""
+
+ATTENTION = "vllm/v1/attention/ops/xpu_mla_sparse.py"
+DECODE = "vllm/models/deepseek_v4/xpu/xpu_sparse_decode_fp8.py"
+INSERT = "vllm/models/deepseek_v4/xpu/xpu_qnorm_rope_kv_fp8_insert.py"
+COMMON = "vllm/models/deepseek_v4/common/ops/"
+CACHE_UTILS = f"{COMMON}cache_utils.py"
+MHC = "vllm/model_executor/kernels/mhc/torch.py"
+WARMUP = (
+    "vllm/model_executor/warmup/jit_warmup.py",
+    "vllm/model_executor/warmup/jit_warmup_triton_helper.py",
+)
+FILES: dict[str, tuple[str, ...]] = {
+    "0.23.0": (
+        ATTENTION,
+        DECODE,
+        INSERT,
+        CACHE_UTILS,
+        f"{COMMON}fused_compress_quant_cache.py",
+        f"{COMMON}fused_indexer_q.py",
+        f"{COMMON}fused_inv_rope_fp8_quant.py",
+        f"{COMMON}fused_mtp_input_rmsnorm.py",
+        f"{COMMON}fused_qk_rmsnorm.py",
+        f"{COMMON}save_partial_states.py",
+    ),
+    "0.33.0": (
+        ATTENTION,
+        DECODE,
+        INSERT,
+        CACHE_UTILS,
+        f"{COMMON}fused_compress_quant_cache.py",
+        f"{COMMON}fused_indexer_q.py",
+        MHC,
+        *WARMUP,
+    ),
+}
+"""Kernel files by release, as paths inside its sdist."""

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.run`: correctness, then time, side by side on one GPU.
+
+Needs torch, Triton and this repository alone; upstream's kernels and FlashMLA are
+measured where `.bench/` has them. For each case every candidate is first checked on
+the inputs that are timed, and one that is wrong prints no figure. Rows are printed and
+written as they come, so a run that is cut short keeps what it had.
+"""
+
+import argparse
+import csv
+import gc
+import json
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import triton
+
+if TYPE_CHECKING:
+    from .measure import Clock, Roofline
+    from .workload import Candidate, Case, Others
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure: times in microseconds, medians; `roof` is what the device allows."""
+
+    op: str
+    tokens: int
+    heads: int
+    keys: int
+    candidate: str
+    captured: float | None
+    direct: float | None
+    roof: float
+    percent_of_roof: float | None
+    speedup_of_ours: float | None
+    wrong: str
+    note: str
+
+
+def best(row: Row) -> float | None:
+    """The figure that counts: captured where there is one."""
+    return row.direct if row.captured is None else row.captured
+
+
+def measure(case: "Case", clock: "Clock", roofline: "Roofline") -> list[Row]:
+    """Check and time every candidate of a case."""
+    roof = roofline.microseconds(case.traffic, case.operations)
+    rows: list[Row] = []
+    ours: float | None = None
+    for candidate in case.candidates():
+        wrong, captured, direct = _attempt(candidate, clock)
+        figure = direct if captured is None else captured
+        if not rows:
+            ours = figure
+        rows.append(
+            Row(
+                case.op,
+                case.tokens,
+                case.heads,
+                case.keys,
+                candidate.name,
+                captured,
+                direct,
+                roof,
+                100 * roof / figure if figure else None,
+                figure / ours if figure and ours else None,
+                wrong,
+                candidate.note,
+            )
+        )
+    return rows
+
+
+def _attempt(
+    candidate: "Candidate", clock: "Clock"
+) -> tuple[str, float | None, float | None]:
+    try:
+        wrong = candidate.check()
+        if wrong:
+            return wrong, None, None
+        captured = clock.captured(candidate.calls) if candidate.capture else None
+        return "", captured, clock.direct(candidate.calls)
+    except Exception as error:
+        return f"{type(error).__name__}: {str(error)[:300]}", None, None
+
+
+def text(case: "Case", rows: Sequence[Row]) -> str:
+    """The lines of one case for a terminal."""
+    lines = [f"{case.label}  roof {rows[0].roof:.1f} us" if rows else case.label]
+    for row in rows:
+        if row.wrong:
+            lines.append(f"  {row.candidate:16} WRONG {row.wrong}")
+            continue
+        captured = "-" if row.captured is None else f"{row.captured:.1f}"
+        lines.append(
+            f"  {row.candidate:16} graph {captured:>9} us  direct {row.direct:9.1f} us"
+            f"  {row.percent_of_roof or 0:5.1f} % of the roof"
+            f"  {row.speedup_of_ours or 0:6.2f}x the time of ours"
+            + (f"  ({row.note})" if row.note else "")
+        )
+    return "\n".join(lines)
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """What the figures were measured on."""
+    name = "CPU"
+    if device.type != "cpu":
+        name = getattr(torch, device.type).get_device_name()
+    return {
+        "device": name,
+        "torch": torch.__version__,
+        "triton": triton.__version__,
+        "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+    }
+
+
+def all_cases(
+    others: "Others", device: torch.device, ops: Sequence[str]
+) -> Iterator["Case"]:
+    """Decode and prefill first: they count most if time runs out."""
+    from . import attention, layer
+
+    for part in (attention, layer):
+        for case in part.cases(others, device):
+            if not ops or any(case.op.startswith(op) for op in ops):
+                yield case
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.run", description=__doc__
+    )
+    parser.add_argument("--out", type=Path, default=Path(".bench/results"))
+    parser.add_argument("--others", type=Path, default=Path(".bench"))
+    parser.add_argument("--op", action="append", default=[], help="may be repeated")
+    parser.add_argument("--seconds", type=float, default=540, help="stop after that")
+    parser.add_argument(
+        "--dry-run", action="store_true", help="tiny shapes on the interpreter"
+    )
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = parse(arguments)
+    started = time.monotonic()
+    device = torch.device("cpu")
+    if chosen.dry_run:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            print("set TRITON_INTERPRET=1 for a dry run", file=sys.stderr)
+            return 2
+        from kernels import interpreter
+
+        interpreter.repair()
+    else:
+        accelerator = torch.accelerator.current_accelerator()
+        if accelerator is None:
+            print("no GPU here; --dry-run needs none", file=sys.stderr)
+            return 5
+        device = accelerator
+    from .measure import Clock
+    from .workload import others_in
+
+    torch.manual_seed(0)
+    clock = Clock(device)
+    roofline = clock.roofline()
+    facts = environment(device)
+    print(
+        f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}: copy "
+        f"{roofline.bandwidth / 1e12:.2f} TB/s, bf16 product "
+        f"{roofline.matrix / 1e12:.0f} TFLOP/s",
+        flush=True,
+    )
+    chosen.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Row] = []
+    skipped = 0
+    with (
+        others_in(chosen.others) as others,
+        (chosen.out / "benchmark.csv").open("w", newline="") as file,
+    ):
+        table = csv.DictWriter(file, [field.name for field in fields(Row)])
+        table.writeheader()
+        for case in all_cases(others, device, chosen.op):
+            if time.monotonic() - started > chosen.seconds:
+                skipped += 1
+                continue
+            found = measure(case, clock, roofline)
+            print(text(case, found), flush=True)
+            rows += found
+            table.writerows(asdict(row) for row in found)
+            file.flush()
+            report = {
+                "environment": facts,
+                "roofline": asdict(roofline),
+                "rows": [asdict(row) for row in rows],
+            }
+            (chosen.out / "benchmark.json").write_text(json.dumps(report, indent=1))
+            gc.collect()
+    for line in sorted(set(others.missing)):
+        print(f"not measured: {line}")
+    wrong = sum(bool(row.wrong) for row in rows)
+    print(
+        f"{len(rows)} figures, {wrong} wrong, {skipped} cases left out for time, "
+        f"{time.monotonic() - started:.0f} s"
+    )
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

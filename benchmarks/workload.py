@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a benchmark case is made of: candidates, and the gate before any time."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from .upstream import importing
+
+UPSTREAM_FOLDER, FLASHMLA_FOLDER = "0.33.0", "flashmla"
+OURS, UPSTREAM, FLASHMLA, TORCH = "ours", "upstream 0.33.0", "FlashMLA", "torch"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One implementation on the inputs of a case.
+
+    Attributes:
+        name: who made it.
+        calls: the same work on each input set.
+        result: what the first input set's call left, as a tensor to compare.
+        reference: what `result` should be, in float64.
+        tolerance: largest relative error, root mean square.
+        capture: whether it can be captured in a graph.
+        note: what a reader of the figure must know.
+    """
+
+    name: str
+    calls: Sequence[Callable[[], Any]]
+    result: Callable[[], torch.Tensor]
+    reference: Callable[[], torch.Tensor]
+    tolerance: float = 3e-3
+    capture: bool = True
+    note: str = ""
+
+    def check(self) -> str:
+        """Run once and compare; empty if right, else what is wrong."""
+        self.calls[0]()
+        have, want = self.result().double(), self.reference().double()
+        if have.shape != want.shape:
+            return f"shape {list(have.shape)} instead of {list(want.shape)}"
+        finite = want.isfinite()
+        if not torch.equal(have.isfinite(), finite):
+            return "infinite or undefined values at other places"
+        have, want = have[finite], want[finite]
+        scale = want.square().mean().sqrt().clamp(min=1e-30)
+        error = float((have - want).square().mean().sqrt() / scale)
+        if not error <= self.tolerance:
+            return f"relative error {error:.2e}, {self.tolerance:.0e} is allowed"
+        return ""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of one op.
+
+    Attributes:
+        op: name of the op.
+        tokens: queries.
+        heads: attention heads, or 0 where it means nothing.
+        keys: keys a query, or 0.
+        traffic: bytes that must move.
+        operations: multiply-adds on the matrix unit, counted twice.
+        candidates: made when the case runs, so that one case's memory is held at once.
+    """
+
+    op: str
+    tokens: int
+    heads: int
+    keys: int
+    traffic: float
+    operations: float
+    candidates: Callable[[], list[Candidate]]
+
+    @property
+    def label(self) -> str:
+        """How the case is printed."""
+        parts = [f"T{self.tokens}"]
+        parts += [f"H{self.heads}"] if self.heads else []
+        parts += [f"K{self.keys}"] if self.keys else []
+        return f"{self.op} {' '.join(parts)}"
+
+
+@dataclass
+class Others:
+    """Implementations to compare with, as far as the folder has them.
+
+    Attributes:
+        folder: what `benchmarks.prepare` filled.
+        load: imports a file by its path inside its release.
+        missing: what could not be had, and why.
+    """
+
+    folder: Path
+    load: Callable[[str], ModuleType]
+    missing: list[str] = field(default_factory=list)
+
+    def upstream(self, path: str) -> ModuleType | None:
+        """A kernel file of vLLM 0.33.0."""
+        if (self.folder / UPSTREAM_FOLDER / path).is_file():
+            return self.load(path)
+        self.missing.append(f"upstream's {path}: run python -m benchmarks.prepare")
+        return None
+
+    def flashmla(self) -> ModuleType | None:
+        """FlashMLA's interface, with its extension loaded."""
+        library = self.folder / FLASHMLA_FOLDER / "vllm/_flashmla_C.abi3.so"
+        if not torch.cuda.is_available():
+            return None
+        try:
+            torch.ops.load_library(str(library.absolute()))
+        except OSError as error:
+            self.missing.append(f"FlashMLA: {error}")
+            return None
+        return self.load("vllm/third_party/flashmla/flash_mla_interface.py")
+
+
+@contextmanager
+def others_in(folder: Path) -> Iterator[Others]:
+    """The implementations under `folder`, importable while the context lasts."""
+    roots = (folder / UPSTREAM_FOLDER, folder / FLASHMLA_FOLDER)
+    with importing(*roots) as load:
+        yield Others(folder, load)
