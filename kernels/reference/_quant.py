@@ -54,7 +54,7 @@ def e2m1_nibbles(x: torch.Tensor, exponent: torch.Tensor) -> torch.Tensor:
     scaled = torch.ldexp(x.unflatten(-1, (-1, block)), 127 - exponent.unsqueeze(-1))
     scaled = scaled.flatten(-2)
     grid = torch.tensor(E2M1_VALUES, dtype=torch.float64, device=x.device)
-    distance = (scaled.abs().unsqueeze(-1) - grid).abs()
+    distance = (scaled.abs().clamp(max=6.0).unsqueeze(-1) - grid).abs()
     # An even code wins a tie: an odd one's distance counts as a hair more.
     odd = torch.arange(8, device=x.device) % 2
     nearest = (distance + odd * 2.0**-40).argmin(-1)
