@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One XPU wheel of one tree, and that wheel installed beside an environment."""
+
+import shutil
+import sys
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpustack import environment
+from xpustack.cache import Cache, atomic_dir, scratch_dir
+from xpustack.checkout import checkout
+from xpustack.errors import CheckFailed
+from xpustack.process import Completed, Runner, clean_environment
+from xpustack.progress import Progress, silent
+from xpustack.store import Store
+from xpustack.tree import Tree
+
+TIMEOUT = 900.0
+RECIPE = ("build", "checkout", "process", "environment")
+# The first moment that a zip archive can hold.
+SOURCE_DATE_EPOCH = "315532800"
+
+
+@dataclass(frozen=True)
+class Build:
+    """A tree's wheel and the directory into which it is installed.
+
+    `key` names the wheel's whole origin; `cached` says that nothing was done.
+    """
+
+    key: str
+    version: str
+    wheel: Path
+    installed: Path
+    seconds: float
+    cached: bool
+
+
+def version_of(tree: Tree, last: int) -> str:
+    """`<release>+xpu.dsv4.<revision>`, with `.step<k>` unless `tree` holds all
+    `last` steps of its series."""
+    version = f"{tree.release.version}+xpu.dsv4.{tree.release.revision}"
+    return version if tree.index == last else f"{version}.step{tree.index}"
+
+
+def key_of(tree: Tree, version: str) -> str:
+    return environment.digest(
+        tree=tree.tree_id,
+        version=version,
+        tool=environment.tool(*RECIPE),
+        environment=environment.lock(),
+    )
+
+
+def build(
+    runner: Runner,
+    cache: Cache,
+    store: Store,
+    tree: Tree,
+    version: str,
+    *,
+    progress: Progress | None = None,
+) -> Build:
+    """Build and install `tree` as `version`, or find it built before.
+
+    Raises:
+        CheckFailed: pip fails, or the wheel is not the one that was asked for.
+        EnvironmentProblem: no room, or a program is missing.
+        Stopped: the runner was stopped; nothing half-done is left.
+    """
+    key = key_of(tree, version)
+    home = cache.wheels / key
+    found = _find(home)
+    if found is not None:
+        return Build(key, version, found, home / "site", 0.0, cached=True)
+    with cache.lock(f"wheel-{key}", progress or silent):
+        found = _find(home)
+        if found is not None:
+            return Build(key, version, found, home / "site", 0.0, cached=True)
+        with scratch_dir(cache.root / "work") as work, atomic_dir(home) as target:
+            source = work / "vllm"
+            checkout(store, tree, source)
+            made = _wheel(runner, tree, source, work, version)
+            seconds = made.seconds
+            wheel = _only_wheel(tree, work / "dist", version)
+            seconds += _install(runner, tree, wheel, target / "site").seconds
+            shutil.copyfile(wheel, target / wheel.name)
+    found = _find(home)
+    assert found is not None
+    return Build(key, version, found, home / "site", seconds, cached=False)
+
+
+def _find(home: Path) -> Path | None:
+    return next(home.glob("*.whl"), None) if home.is_dir() else None
+
+
+def _wheel(
+    runner: Runner, tree: Tree, source: Path, work: Path, version: str
+) -> Completed:
+    return _pip(
+        runner,
+        tree,
+        [
+            *("wheel", ".", "--no-deps", "--no-build-isolation"),
+            *("--wheel-dir", str(work / "dist")),
+        ],
+        cwd=source,
+        extra={
+            "VLLM_TARGET_DEVICE": "xpu",
+            "VLLM_VERSION_OVERRIDE": version,
+            "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
+            "MAX_JOBS": "1",
+            "TMPDIR": str(work),
+        },
+    )
+
+
+def _install(runner: Runner, tree: Tree, wheel: Path, site: Path) -> Completed:
+    return _pip(
+        runner,
+        tree,
+        ["install", "--no-deps", "--no-compile", "--target", str(site), str(wheel)],
+        cwd=wheel.parent,
+        extra={},
+    )
+
+
+def _pip(
+    runner: Runner,
+    tree: Tree,
+    arguments: list[str],
+    *,
+    cwd: Path,
+    extra: Mapping[str, str],
+) -> Completed:
+    """pip with no configuration and no network; what it builds lies in `cwd`."""
+    done = runner.run(
+        [
+            *(sys.executable, "-m", "pip", "--isolated", "--no-input", *arguments),
+            *("--no-index", "--no-cache-dir", "--disable-pip-version-check"),
+            "--root-user-action=ignore",
+        ],
+        cwd=cwd,
+        env=clean_environment(**extra),
+        timeout=TIMEOUT,
+    )
+    if done.returncode != 0:
+        raise CheckFailed(
+            f"pip {arguments[0]} failed with exit status {done.returncode}",
+            release=tree.release.name,
+            step=tree.step.slug if tree.step else None,
+            detail=done.last_lines(40),
+        )
+    return done
+
+
+def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
+    wheels = list(directory.glob("*.whl"))
+    if len(wheels) == 1:
+        with zipfile.ZipFile(wheels[0]) as archive:
+            metadata = [n for n in archive.namelist() if n.endswith("/METADATA")]
+            text = archive.read(metadata[0]).decode() if metadata else ""
+        if f"\nVersion: {version}\n" in text:
+            return wheels[0]
+    raise CheckFailed(
+        f"the build did not yield one wheel of version {version}",
+        release=tree.release.name,
+        step=tree.step.slug if tree.step else None,
+        detail=[f"found: {wheel.name}" for wheel in wheels] or ["found: none"],
+    )

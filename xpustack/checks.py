@@ -1,0 +1,404 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build, lint and test of every tree, in parallel and only where not yet proven."""
+
+import concurrent.futures
+import itertools
+import time
+import traceback
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from xpustack import lint as linting
+from xpustack import steptest
+from xpustack.build import Build, build, version_of
+from xpustack.cache import Cache
+from xpustack.errors import StackError
+from xpustack.process import Runner, Stopped
+from xpustack.progress import Progress, silent
+from xpustack.project import Project
+from xpustack.releases import Release
+from xpustack.results import Kind, Report, Result
+from xpustack.series import Step, get_step, load_series, read_order
+from xpustack.static import check_static
+from xpustack.store import Store
+from xpustack.tree import Tree, grow
+
+PIN_VARIABLE = "EMULATED_XPU_KERNELS"
+_SHOWN = 20
+
+
+@dataclass
+class _Task:
+    """One check to come: it starts when `after` have ended, and is blocked if
+    one of `needs` did not pass. A task that is not `shown` serves others."""
+
+    release: str
+    step: str
+    kind: Kind
+    work: Callable[[], Result]
+    needs: tuple["_Task", ...] = ()
+    after: tuple["_Task", ...] = ()
+    shown: bool = True
+    result: Result | None = field(default=None)
+
+    def ready(self) -> bool:
+        return all(task.result is not None for task in (*self.needs, *self.after))
+
+    def blocker(self) -> "_Task | None":
+        for task in self.needs:
+            if task.result is not None and task.result.status != "passed":
+                return task
+        return None
+
+
+def run(
+    project: Project,
+    cache: Cache,
+    releases: Iterable[Release],
+    *,
+    step: str | None = None,
+    only: Kind | None = None,
+    tip: bool = False,
+    jobs: int = 2,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> Report:
+    """Check the releases' steps; a broken one never stops the others.
+
+    Args:
+        step: the slug of the one step to check; None for all.
+        only: the one kind of check; builds that tests need happen nevertheless.
+        tip: check each whole series at once: one build, one lint against the
+            base, and every step's test on that tree alone.
+        jobs: how many checks run at the same time.
+
+    Raises:
+        UsageError: a release has no such step.
+        KeyboardInterrupt: passed on after everything started was killed.
+    """
+    begin = time.monotonic()
+    chosen = list(releases)
+    runner = Runner()
+    early = _static(project, chosen, step)
+    tasks: list[_Task] = []
+    for release in chosen:
+        planner = _Planner(project, cache, Store(cache), release, runner, progress)
+        errors, planned = planner.plan(step, only, tip, offline)
+        early += errors
+        tasks += planned
+    _execute(tasks, runner, jobs, progress)
+    done = [
+        task.result
+        for task in tasks
+        if task.result is not None and (task.shown or task.result.status == "failed")
+    ]
+    order = ["-", *(release.name for release in chosen)]
+    results = sorted([*early, *done], key=lambda result: order.index(result.release))
+    return Report(tuple(results), time.monotonic() - begin)
+
+
+def _static(project: Project, chosen: list[Release], step: str | None) -> list[Result]:
+    names = {release.name for release in chosen}
+    return [
+        Result(
+            finding.release or "-",
+            finding.step or "-",
+            "static",
+            "failed",
+            summary=f"{finding.path}: {finding.message}",
+        )
+        for finding in check_static(project)
+        if not finding.warning
+        and (finding.release is None or finding.release in names)
+        and step in (None, finding.step)
+    ]
+
+
+class _Planner:
+    """Turns one release into tasks."""
+
+    def __init__(
+        self,
+        project: Project,
+        cache: Cache,
+        store: Store,
+        release: Release,
+        runner: Runner,
+        progress: Progress,
+    ) -> None:
+        self._project, self._cache, self._store = project, cache, store
+        self._release, self._runner, self._progress = release, runner, progress
+        self._builds: dict[int, Build] = {}
+        self._build_tasks: dict[int, _Task] = {}
+        self._last = 0
+
+    def plan(
+        self, step: str | None, only: Kind | None, tip: bool, offline: bool
+    ) -> tuple[list[Result], list[_Task]]:
+        if step is not None:
+            get_step(load_series(self._project, self._release.name), step)
+        made, problem = grow(
+            self._store,
+            self._project,
+            self._release,
+            offline=offline,
+            progress=self._progress,
+        )
+        slugs = read_order(self._project, self._release.name) if made else []
+        self._last = len(slugs)
+        errors = self._broken(made, slugs, problem, step)
+        whole = len(made) == self._last + 1
+        if tip:
+            tasks = self._tip(made, step) if whole else []
+        else:
+            tasks = self._steps(made, step)
+        kinds = {only} if only else {"build", "lint", "test"}
+        for task in tasks:
+            task.shown = task.kind in kinds
+        wanted = [task for task in tasks if task.shown]
+        needed = {id(need) for task in wanted for need in task.needs}
+        return errors, [task for task in tasks if task.shown or id(task) in needed]
+
+    def _broken(
+        self,
+        made: list[Tree],
+        slugs: list[str],
+        problem: StackError | None,
+        step: str | None,
+    ) -> list[Result]:
+        """The step at which the series stops, and those that it takes along."""
+        if problem is None:
+            return []
+        name = self._release.name
+        at = slugs[len(made) - 1] if made else (problem.step or "-")
+        results = [
+            Result(
+                name,
+                at,
+                "apply",
+                "failed",
+                summary=problem.message,
+                detail=tuple(str(problem).splitlines()[1:]),
+            )
+        ]
+        for slug in slugs[len(made) :]:
+            text = f"{at} does not apply"
+            results.append(Result(name, slug, "apply", "blocked", summary=text))
+        # A step before the break is not concerned by it.
+        done = {tree.step.slug for tree in made if tree.step}
+        return [] if step in done else results
+
+    def _steps(self, made: list[Tree], step: str | None) -> list[_Task]:
+        tasks: list[_Task] = []
+        lints: tuple[_Task, ...] = ()
+        for before, after in itertools.pairwise(made):
+            if after.step is None or step not in (None, after.step.slug):
+                continue
+            for tree in (before, after):
+                if tree.index not in self._build_tasks:
+                    tasks.append(self._build_task(tree))
+            first = self._build_tasks[before.index]
+            second = self._build_tasks[after.index]
+            slug = after.step.slug
+            check = self._lint_task(slug, before, after, lints)
+            # mypy's memory of a release serves one run at a time.
+            lints = (check,)
+            tasks += [check, self._test_task(after.step, before, after, first, second)]
+        return tasks
+
+    def _tip(self, made: list[Tree], step: str | None) -> list[_Task]:
+        base, tip = made[0], made[-1]
+        built = self._build_task(tip, "tip")
+        tasks = [built]
+        if step is None:
+            tasks.append(self._lint_task("tip", base, tip, ()))
+        for tree in made:
+            if tree.step is not None and step in (None, tree.step.slug):
+                tasks.append(self._test_task(tree.step, None, tip, None, built))
+        return tasks
+
+    def _build_task(self, tree: Tree, name: str | None = None) -> _Task:
+        label = name or (tree.step.slug if tree.step else "base")
+
+        def work() -> Result:
+            made = build(
+                self._runner,
+                self._cache,
+                self._store,
+                tree,
+                version_of(tree, self._last),
+                progress=self._progress,
+            )
+            self._builds[tree.index] = made
+            return Result(
+                self._release.name,
+                label,
+                "build",
+                "passed",
+                made.seconds,
+                made.cached,
+                made.version,
+            )
+
+        task = _Task(self._release.name, label, "build", work)
+        self._build_tasks[tree.index] = task
+        return task
+
+    def _lint_task(
+        self, label: str, before: Tree, after: Tree, previous: tuple[_Task, ...]
+    ) -> _Task:
+        def work() -> Result:
+            key = f"lint-{linting.key_of(before, after)}"
+
+            def compute() -> Result:
+                found = linting.lint(
+                    self._runner,
+                    self._cache,
+                    self._store,
+                    before,
+                    after,
+                    progress=self._progress,
+                )
+                lines = tuple(str(finding) for finding in found.new)
+                return Result(
+                    self._release.name,
+                    label,
+                    "lint",
+                    "failed" if found.new else "passed",
+                    found.seconds,
+                    summary=f"{len(found.new)} new, {found.old} of the base;"
+                    f" {', '.join(found.tools) or 'no file to lint'}",
+                    detail=lines[:_SHOWN],
+                    notes=found.notes,
+                )
+
+            return self._cached(key, compute)
+
+        return _Task(self._release.name, label, "lint", work, after=previous)
+
+    def _test_task(
+        self,
+        step: Step,
+        before: Tree | None,
+        after: Tree,
+        first: _Task | None,
+        second: _Task,
+    ) -> _Task:
+        def work() -> Result:
+            stuff = steptest.material(self._project, step)
+            old = self._builds[before.index] if before is not None else None
+            new = self._builds[after.index]
+
+            def compute() -> Result:
+                pins = {PIN_VARIABLE: self._release.xpu_kernels.version}
+                done = steptest.test(
+                    self._runner, self._cache, step, stuff, old, new, pins
+                )
+                return _test_result(self._release.name, step, done, before is None)
+
+            return self._cached(
+                f"test-{steptest.key_of(step, stuff, old, new)}", compute
+            )
+
+        needs = (second,) if first is None else (first, second)
+        return _Task(self._release.name, step.slug, "test", work, needs)
+
+    def _cached(self, key: str, compute: Callable[[], Result]) -> Result:
+        """A stored pass, or a new result. A failure is never stored, so that a
+        second run looks again."""
+        known = self._cache.results_get(key)
+        if known is not None:
+            try:
+                result = msgspec.convert(known, Result)
+            except msgspec.ValidationError:
+                pass
+            else:
+                return msgspec.structs.replace(result, cached=True)
+        result = compute()
+        if result.status == "passed":
+            self._cache.results_put(key, msgspec.to_builtins(result))
+        return result
+
+
+def _test_result(release: str, step: Step, done: steptest.Tested, tip: bool) -> Result:
+    counts = done.counts
+    summary = f"{counts['tests']} tests"
+    if not tip:
+        summary += f", {counts['failed_before']} fail before"
+    if counts["skipped"]:
+        summary += f", {counts['skipped']} skipped"
+    detail: tuple[str, ...] = ()
+    if done.problems:
+        detail = (*done.problems, "", *done.output)
+    return Result(
+        release,
+        step.slug,
+        "test",
+        "failed" if done.problems else "passed",
+        done.seconds,
+        summary=summary,
+        detail=detail,
+        notes=(*done.warnings, *(f"skipped: {skip}" for skip in done.skips)),
+        tip=tip,
+    )
+
+
+def _execute(tasks: list[_Task], runner: Runner, jobs: int, progress: Progress) -> None:
+    waiting = list(tasks)
+    running: dict[concurrent.futures.Future[Result], _Task] = {}
+    pool = concurrent.futures.ThreadPoolExecutor(max_workers=jobs)
+
+    def finish(task: _Task, result: Result) -> None:
+        task.result = result
+        mark = " (cached)" if result.cached else ""
+        progress(
+            f"[{sum(t.result is not None for t in tasks)}/{len(tasks)}]"
+            f" {task.release} {task.step} {task.kind}: {result.status}{mark}"
+        )
+
+    try:
+        while waiting or running:
+            for task in [task for task in waiting if task.ready()]:
+                blocker = task.blocker()
+                if blocker is None and len(running) >= jobs:
+                    continue
+                waiting.remove(task)
+                if blocker is not None:
+                    why = f"{blocker.step} {blocker.kind} did not pass"
+                    finish(
+                        task,
+                        Result(
+                            task.release, task.step, task.kind, "blocked", summary=why
+                        ),
+                    )
+                else:
+                    running[pool.submit(_safely, task)] = task
+            if running:
+                ended, _ = concurrent.futures.wait(
+                    running, return_when=concurrent.futures.FIRST_COMPLETED
+                )
+                for future in ended:
+                    finish(running.pop(future), future.result())
+    except BaseException:
+        runner.stop()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _safely(task: _Task) -> Result:
+    """The task's result; whatever it raises is its failure, not the run's."""
+    try:
+        return task.work()
+    except Stopped:
+        raise
+    except StackError as error:
+        summary, detail = error.message, tuple(str(error).splitlines()[1:])
+    except Exception as error:
+        summary = f"{type(error).__name__}: {error}"
+        detail = tuple(traceback.format_exc().splitlines()[-_SHOWN:])
+    return Result(
+        task.release, task.step, task.kind, "failed", summary=summary, detail=detail
+    )

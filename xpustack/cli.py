@@ -1,0 +1,324 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line: words in, tables or JSON out, exit codes."""
+
+import contextlib
+import json
+import signal
+import sys
+from collections.abc import Iterator
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Any, NoReturn
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from xpustack import checks, pin, releases, report, save, static, status
+from xpustack.cache import Cache
+from xpustack.checkout import apply_to
+from xpustack.errors import INTERRUPTED, CheckFailed, StackError, UsageError
+from xpustack.progress import Progress
+from xpustack.project import Project
+from xpustack.results import Kind, Report
+from xpustack.store import Store
+from xpustack.tree import grow
+
+EXIT_CODES = (
+    "Exit codes: 0 all well, 1 a check failed, 2 wrong usage, 3 a pin or its"
+    " archive, 4 a series or a patch that does not apply, 5 the machine (a missing"
+    " tool, a full disk), 130 interrupted."
+)
+
+app = typer.Typer(
+    help="DeepSeek-V4 on Intel XPU: an ordered patch stack on pinned vLLM releases.",
+    epilog=EXIT_CODES,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
+Offline = Annotated[bool, typer.Option(help="Use the cache alone, no network.")]
+
+
+class Only(StrEnum):
+    """The kinds of check that can be asked for alone."""
+
+    build = "build"
+    lint = "lint"
+    test = "test"
+
+
+_KINDS: dict[Only, Kind] = {
+    Only.build: "build",
+    Only.lint: "lint",
+    Only.test: "test",
+}
+
+
+@app.command(epilog=EXIT_CODES)
+def apply(
+    release: Annotated[str | None, typer.Argument(help="Such as v0.22.1.")] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Every release.")] = False,
+    upto: Annotated[str | None, typer.Option(help="The last step's slug.")] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The repository to make; with --all one folder in it each."),
+    ] = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+) -> None:
+    """Apply a series: as trees in the cache, and with --to as a git repository."""
+    with _errors(as_json), _progress() as progress:
+        project, cache = Project.find(), Cache.default()
+        pinned = releases.load(project)
+        if (release is None) is not all_:
+            raise UsageError(
+                "name one RELEASE, or say --all", hint="xpustack apply --help"
+            )
+        chosen = list(pinned) if release is None else [pinned[release]]
+        applied: list[dict[str, Any]] = []
+        problems: list[StackError] = []
+        for one in chosen:
+            try:
+                if to is None:
+                    made, problem = grow(
+                        Store(cache),
+                        project,
+                        one,
+                        offline=offline,
+                        progress=progress,
+                        upto=upto,
+                    )
+                    problems += [problem] if problem else []
+                else:
+                    made = apply_to(
+                        project,
+                        cache,
+                        one,
+                        to / one.name if all_ else to,
+                        upto,
+                        offline=offline,
+                        progress=progress,
+                    )
+            except StackError as error:
+                problems.append(error)
+                continue
+            applied += [
+                {
+                    "release": one.name,
+                    "step": tree.step.slug if tree.step else "base",
+                    "commit": tree.commit,
+                    "tree": tree.tree_id,
+                }
+                for tree in made
+            ]
+    columns = ("release", "step", "commit", "tree")
+    errors = [problem.to_json() for problem in problems]
+    _print(as_json, {"trees": applied, "errors": errors}, applied, columns)
+    if problems:
+        if not as_json:
+            _say_all(problems)
+        raise typer.Exit(problems[0].exit_code)
+
+
+@app.command("save", epilog=EXIT_CODES)
+def save_(
+    directory: Annotated[Path, typer.Argument(help="What `apply --to` made.")],
+    dry_run: Annotated[
+        bool, typer.Option(help="List stale files, write none.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write patches, overlay and trailers back from the commits in DIRECTORY.
+
+    A dry run that finds stale files ends with exit code 1."""
+    with _errors(as_json), _progress() as progress:
+        stale = save.save(
+            Project.find(), Cache.default(), directory, dry_run, progress=progress
+        )
+    lines = [f"{one.kind} {one.path}" for one in stale]
+    if as_json:
+        print(json.dumps({"stale": lines, "written": not dry_run}))
+    else:
+        print("\n".join(lines) or "nothing to save")
+    if stale and dry_run:
+        raise typer.Exit(CheckFailed.exit_code)
+
+
+@app.command(epilog=EXIT_CODES)
+def check(
+    release: Annotated[str | None, typer.Argument(help="Such as v0.22.1.")] = None,
+    step: Annotated[str | None, typer.Argument(help="A step's slug.")] = None,
+    jobs: Annotated[int, typer.Option("-j", "--jobs", min=1)] = 2,
+    only: Annotated[Only | None, typer.Option(help="One kind of check.")] = None,
+    only_static: Annotated[
+        bool, typer.Option("--static", help="Judge the files alone: no checkout.")
+    ] = False,
+    tip: Annotated[
+        bool, typer.Option("--tip", help="Check whole series, not each step.")
+    ] = False,
+    offline: Offline = False,
+    as_json: AsJson = False,
+) -> None:
+    """Rebuild, lint and test every step of every release, or what is named."""
+    if only_static:
+        _check_static(release, as_json)
+        return
+    with _errors(as_json), _progress() as progress:
+        project = Project.find()
+        pinned = releases.load(project)
+        done = checks.run(
+            project,
+            Cache.default(),
+            list(pinned) if release is None else [pinned[release]],
+            step=step,
+            only=_KINDS[only] if only else None,
+            tip=tip,
+            jobs=jobs,
+            offline=offline,
+            progress=progress,
+        )
+    _show(done, as_json)
+    if done.failed:
+        raise typer.Exit(CheckFailed.exit_code)
+
+
+def _show(done: Report, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(done.to_json(), indent=1))
+    else:
+        report.show(done, Console(width=None if sys.stdout.isatty() else 100))
+
+
+def _check_static(release: str | None, as_json: bool) -> None:
+    with _errors(as_json):
+        project = Project.find()
+        name = None if release is None else releases.load(project)[release].name
+        found = [
+            finding
+            for finding in static.check_static(project)
+            if name is None or finding.release in (None, name)
+        ]
+        errors = [finding for finding in found if not finding.warning]
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(finding) for finding in found]))
+    else:
+        print("\n".join([*map(str, found), f"static: {len(errors)} errors"]))
+    if errors:
+        raise typer.Exit(4)
+
+
+@app.command("status", epilog=EXIT_CODES)
+def status_(
+    as_json: AsJson = False,
+    markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
+    write_readme: Annotated[
+        bool, typer.Option(help="Refresh the section in README.md.")
+    ] = False,
+    check_readme: Annotated[
+        bool, typer.Option(help="Fail if the section in README.md is stale.")
+    ] = False,
+) -> None:
+    """Show release by step: lines changed and upstream's status."""
+    with _errors(as_json):
+        project = Project.find()
+        pinned = releases.load(project)
+        if check_readme:
+            status.require_fresh(project, pinned)
+            return
+        if write_readme:
+            status.write_readme(project, pinned)
+        found = status.entries(project, pinned)
+    if as_json:
+        print(json.dumps([msgspec.to_builtins(entry) for entry in found], indent=1))
+    elif markdown:
+        print(status.markdown(found, pinned.names), end="")
+    else:
+        rows = [
+            dict(zip(("step", *pinned.names), _row(slug, row), strict=True))
+            for slug, row in status.matrix(found, pinned.names)
+        ]
+        _print(False, None, rows, ("step", *pinned.names))
+
+
+def _row(slug: str, row: list[status.Entry | None]) -> list[str]:
+    return [slug, *(status.cell(entry) if entry else "-" for entry in row)]
+
+
+@app.command("pin", epilog=EXIT_CODES)
+def pin_(
+    version: Annotated[str, typer.Argument(help="Such as 0.24.0.")],
+    as_json: AsJson = False,
+) -> None:
+    """Add a release to releases.toml: found, downloaded, hashed, and read."""
+    with _errors(as_json), _progress() as progress:
+        added = pin.pin(Project.find(), Cache.default(), version, progress)
+    if as_json:
+        print(json.dumps(msgspec.to_builtins(added)))
+    else:
+        print(f"pinned {added.name}: {added.sdist} sha256 {added.sha256}")
+
+
+def _print(
+    as_json: bool, data: object, rows: list[dict[str, Any]], columns: tuple[str, ...]
+) -> None:
+    if as_json:
+        print(json.dumps(data, indent=1))
+        return
+    table = Table()
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(*(str(row[column]) for column in columns))
+    Console(width=None if sys.stdout.isatty() else 140).print(table)
+
+
+def _say_all(problems: list[StackError]) -> None:
+    for problem in problems:
+        print(f"error: {problem}", file=sys.stderr)
+
+
+@contextlib.contextmanager
+def _errors(as_json: bool) -> Iterator[None]:
+    """Turn failures into a readable block, or JSON, and their exit code."""
+    try:
+        yield
+    except StackError as error:
+        if as_json:
+            print(json.dumps(error.to_json()))
+        else:
+            print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(error.exit_code) from error
+    except KeyboardInterrupt:
+        print("interrupted: nothing half-done is left", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Progress]:
+    """A live line on a terminal, plain lines elsewhere; always on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda message: print(message, file=sys.stderr, flush=True)
+        return
+    with console.status("starting") as live:
+
+        def say(message: str) -> None:
+            console.print(message, markup=False, highlight=False)
+            live.update(message.replace("[", r"\["))
+
+        yield say
+
+
+def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def main() -> None:
+    """Run the command line; a termination signal is an interrupt."""
+    signal.signal(signal.SIGTERM, _terminate)
+    app()

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What checks yield: one result a check, one report a run."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import msgspec
+
+Kind = Literal["static", "apply", "build", "lint", "test"]
+Status = Literal["passed", "failed", "blocked"]
+KINDS: tuple[Kind, ...] = ("build", "lint", "test")
+
+
+class Result(msgspec.Struct, frozen=True):
+    """One check of one step. `blocked`: not run, since what it needs failed.
+
+    `step` is a slug, or `base`, `tip` or `-` (the whole release); `detail` holds
+    the last lines to look at, `seconds` is the work's wall time when it was done.
+    """
+
+    release: str
+    step: str
+    kind: Kind
+    status: Status
+    seconds: float = 0.0
+    cached: bool = False
+    summary: str = ""
+    detail: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    tip: bool = False
+
+    @property
+    def command(self) -> str:
+        """The command that runs this one check by hand."""
+        words = ["python -m xpustack"]
+        if self.kind == "static":
+            return " ".join([*words, "check", "--static"])
+        if self.kind == "apply":
+            return " ".join([*words, "apply", self.release, "--to", "DIR"])
+        words += ["check", self.release]
+        if self.step not in ("base", "tip", "-"):
+            words.append(self.step)
+        if self.tip:
+            words.append("--tip")
+        return " ".join([*words, "--only", self.kind])
+
+
+@dataclass(frozen=True)
+class Report:
+    """All results of a run, in the order of releases and steps."""
+
+    results: tuple[Result, ...]
+    seconds: float
+
+    @property
+    def passed(self) -> int:
+        return sum(result.status == "passed" for result in self.results)
+
+    @property
+    def failed(self) -> int:
+        """Failed and blocked checks: what is not proven."""
+        return len(self.results) - self.passed
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "passed": self.passed,
+            "failed": self.failed,
+            "seconds": round(self.seconds, 3),
+            "results": [
+                {**msgspec.to_builtins(result), "command": result.command}
+                for result in self.results
+            ],
+        }
