@@ -6,8 +6,8 @@ import torch
 
 def _scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
     """`[M, H, D]`, `[N, D]` and `[M, H]` to `[M, N]`."""
-    products = torch.einsum("mhd,nd->mhn", q, keys).relu()
-    return torch.einsum("mhn,mh->mn", products, weights)
+    products = torch.einsum("mhd,kd->mhk", q, keys).relu()
+    return torch.einsum("mhk,mh->mk", products, weights)
 
 
 def fp8_mqa_logits(
