@@ -16,11 +16,11 @@ PARTIAL_WIDTH = 512 + 2
 
 
 @triton.jit
-def finish(row_max, row_sum, sink_ptr, mask, HAS_SINK: tl.constexpr):
+def finish(row_max, row_sum, sink_ptr, heads, mask, HAS_SINK: tl.constexpr):
     """1 / (row_sum + the sink's share), 0 for rows without keys."""
     total = row_sum
     if HAS_SINK:
-        sink = tl.load(sink_ptr, mask=mask, other=float("-inf")).to(tl.float32)
+        sink = tl.load(sink_ptr + heads, mask=mask, other=float("-inf")).to(tl.float32)
         total += tl.exp2(sink * 1.4426950408889634 - row_max)
     has_keys = row_sum > 0.0
     return tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)
@@ -57,7 +57,7 @@ def _merge_kernel(
     parts = partial_ptr + (row * SPLITS + splits)[:, None] * 512 + dims[None, :]
     o = tl.load(parts, mask=full[:, None], other=0.0)
     o = tl.sum(o * weight[:, None], 0)
-    factor = finish(row_max, row_sum, sink_ptr + head, head >= 0, HAS_SINK)
+    factor = finish(row_max, row_sum, sink_ptr, head, head >= 0, HAS_SINK)
     target = out_ptr + token * out_token_stride + head * out_head_stride + dims
     tl.store(target, (o * factor).to(tl.bfloat16))
 

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 
+from . import _checks
 from ._checks import (
     check_dtype,
     check_inner_contiguous,
@@ -35,8 +36,8 @@ class DecodeConfig(NamedTuple):
     """How one decode is cut into programs.
 
     block_h heads and block_n keys a tile; `splits` programs share a token's keys;
-    hold_q keeps the queries on chip rather than rereading them for every tile;
-    guard_pv puts the second product in a region of its own.
+    `halves` programs of 256 value dims each share a head block; guard_pv puts the
+    second product in a region of its own.
     """
 
     block_h: int
@@ -45,8 +46,46 @@ class DecodeConfig(NamedTuple):
     num_warps: int
     num_stages: int
     grf: int
-    hold_q: bool
+    halves: int
     guard_pv: bool
+
+
+@triton.jit
+def _load_slots(
+    topk_row_ptr,
+    swa_row_ptr,
+    position,
+    topk_len,
+    last,
+    kv_slots,
+    swa_slots,
+    HAS_TOPK: tl.constexpr,
+):
+    """int32 slots of the keys at `position`: the top-k's first, then the window's.
+
+    -1 stands for a position past `last` and for an index outside its cache.
+    """
+    in_swa = (position >= topk_len) & (position < last)
+    slot = tl.load(swa_row_ptr + (position - topk_len), mask=in_swa, other=-1)
+    slot = tl.where((slot >= 0) & (slot < swa_slots), slot, -1).to(tl.int32)
+    if HAS_TOPK:
+        in_topk = (position < topk_len) & (position < last)
+        topk = tl.load(topk_row_ptr + position, mask=in_topk, other=-1)
+        topk = tl.where((topk >= 0) & (topk < kv_slots), topk, -1).to(tl.int32)
+        slot = tl.where(in_topk, topk, slot)
+    return slot
+
+
+@triton.jit
+def _add_values(o, p, v, rescale, some, GUARD_PV: tl.constexpr):
+    """o * rescale + p @ v; GUARD_PV puts the product in a region of its own."""
+    o *= rescale[:, None]
+    if GUARD_PV:
+        if some:
+            o = tl.dot(p, v, o)
+    else:
+        o = tl.dot(p, v, o)
+    return o
 
 
 @triton.jit
@@ -82,11 +121,12 @@ def _decode_kernel(
     SPLITS: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HOLD_Q: tl.constexpr,
+    HALVES: tl.constexpr,
     GUARD_PV: tl.constexpr,
 ):
     head_blocks = tl.cdiv(num_heads, BLOCK_H)
-    program = tl.program_id(0)
+    program = tl.program_id(0) // HALVES
+    half = tl.program_id(0) % HALVES
     head_block = program % head_blocks
     split = (program // head_blocks) % SPLITS
     token = (program // head_blocks // SPLITS).to(tl.int64)
@@ -99,15 +139,14 @@ def _decode_kernel(
     q_rows = q_ptr + token * q_token_stride + heads.to(tl.int64) * q_head_stride
     q_tile = q_rows[:, None] + dims[None, :]
     q_mask = head_mask[:, None]
-    if HOLD_Q:
-        q0 = tl.load(q_tile, mask=q_mask, other=0.0)
-        q1 = tl.load(q_tile + 64, mask=q_mask, other=0.0)
-        q2 = tl.load(q_tile + 128, mask=q_mask, other=0.0)
-        q3 = tl.load(q_tile + 192, mask=q_mask, other=0.0)
-        q4 = tl.load(q_tile + 256, mask=q_mask, other=0.0)
-        q5 = tl.load(q_tile + 320, mask=q_mask, other=0.0)
-        q6 = tl.load(q_tile + 384, mask=q_mask, other=0.0)
-        q7 = tl.load(q_tile + 448, mask=q_mask, other=0.0)
+    q0 = tl.load(q_tile, mask=q_mask, other=0.0)
+    q1 = tl.load(q_tile + 64, mask=q_mask, other=0.0)
+    q2 = tl.load(q_tile + 128, mask=q_mask, other=0.0)
+    q3 = tl.load(q_tile + 192, mask=q_mask, other=0.0)
+    q4 = tl.load(q_tile + 256, mask=q_mask, other=0.0)
+    q5 = tl.load(q_tile + 320, mask=q_mask, other=0.0)
+    q6 = tl.load(q_tile + 384, mask=q_mask, other=0.0)
+    q7 = tl.load(q_tile + 448, mask=q_mask, other=0.0)
 
     topk_len = 0
     if HAS_TOPK:
@@ -120,41 +159,52 @@ def _decode_kernel(
     first = split * per_split
     last = tl.minimum(first + per_split, num_keys)
 
+    topk_row_ptr = topk_indices_ptr + token * topk_stride
+    swa_row_ptr = swa_indices_ptr + token * swa_stride
+
     row_max = tl.full([BLOCK_H], -1.0e30, tl.float32)
     row_sum = tl.zeros([BLOCK_H], tl.float32)
     o0 = tl.zeros([BLOCK_H, 64], tl.float32)
     o1 = tl.zeros([BLOCK_H, 64], tl.float32)
     o2 = tl.zeros([BLOCK_H, 64], tl.float32)
     o3 = tl.zeros([BLOCK_H, 64], tl.float32)
-    o4 = tl.zeros([BLOCK_H, 64], tl.float32)
-    o5 = tl.zeros([BLOCK_H, 64], tl.float32)
-    o6 = tl.zeros([BLOCK_H, 64], tl.float32)
-    o7 = tl.zeros([BLOCK_H, 64], tl.float32)
+    if HALVES == 1:
+        o4 = tl.zeros([BLOCK_H, 64], tl.float32)
+        o5 = tl.zeros([BLOCK_H, 64], tl.float32)
+        o6 = tl.zeros([BLOCK_H, 64], tl.float32)
+        o7 = tl.zeros([BLOCK_H, 64], tl.float32)
 
+    slot = _load_slots(
+        topk_row_ptr,
+        swa_row_ptr,
+        first + keys,
+        topk_len,
+        last,
+        kv_slots,
+        swa_slots,
+        HAS_TOPK,
+    )
     for start in range(first, last, BLOCK_N):
         position = start + keys
-        in_range = position < last
-        slot = tl.load(
-            swa_indices_ptr + token * swa_stride + (position - topk_len),
-            mask=in_range & (position >= topk_len),
-            other=-1,
+        next_slot = _load_slots(
+            topk_row_ptr,
+            swa_row_ptr,
+            position + BLOCK_N,
+            topk_len,
+            last,
+            kv_slots,
+            swa_slots,
+            HAS_TOPK,
         )
-        valid = (slot >= 0) & (slot < swa_slots)
+        valid = slot >= 0
         data, exponents_ptr = token_pointers(
             swa_ptr, slot, swa_block_stride, SWA_BLOCK_SIZE
         )
         if HAS_TOPK:
             in_topk = position < topk_len
-            topk_slot = tl.load(
-                topk_indices_ptr + token * topk_stride + position,
-                mask=in_range & in_topk,
-                other=-1,
-            )
-            topk_valid = (topk_slot >= 0) & (topk_slot < kv_slots)
             topk_data, topk_exponents_ptr = token_pointers(
-                kv_ptr, topk_slot, kv_block_stride, KV_BLOCK_SIZE
+                kv_ptr, slot, kv_block_stride, KV_BLOCK_SIZE
             )
-            valid = tl.where(in_topk, topk_valid, valid)
             data = tl.where(in_topk, topk_data, data)
             exponents_ptr = tl.where(in_topk, topk_exponents_ptr, exponents_ptr)
 
@@ -175,15 +225,6 @@ def _decode_kernel(
         k5 = dequantize(c5, exponents, 5)
         k6 = dequantize(c6, exponents, 6)
 
-        if not HOLD_Q:
-            q0 = tl.load(q_tile, mask=q_mask, other=0.0)
-            q1 = tl.load(q_tile + 64, mask=q_mask, other=0.0)
-            q2 = tl.load(q_tile + 128, mask=q_mask, other=0.0)
-            q3 = tl.load(q_tile + 192, mask=q_mask, other=0.0)
-            q4 = tl.load(q_tile + 256, mask=q_mask, other=0.0)
-            q5 = tl.load(q_tile + 320, mask=q_mask, other=0.0)
-            q6 = tl.load(q_tile + 384, mask=q_mask, other=0.0)
-            q7 = tl.load(q_tile + 448, mask=q_mask, other=0.0)
         score = tl.dot(q0, tl.trans(k0))
         score = tl.dot(q1, tl.trans(k1), score)
         score = tl.dot(q2, tl.trans(k2), score)
@@ -200,54 +241,61 @@ def _decode_kernel(
         row_sum = row_sum * rescale + tl.sum(weight, 1)
         row_max = new_max
         p = weight.to(tl.bfloat16)
-        if GUARD_PV:
-            if tl.max(valid.to(tl.int32), 0) > 0:
-                o0 = tl.dot(p, k0, o0 * rescale[:, None])
-                o1 = tl.dot(p, k1, o1 * rescale[:, None])
-                o2 = tl.dot(p, k2, o2 * rescale[:, None])
-                o3 = tl.dot(p, k3, o3 * rescale[:, None])
-                o4 = tl.dot(p, k4, o4 * rescale[:, None])
-                o5 = tl.dot(p, k5, o5 * rescale[:, None])
-                o6 = tl.dot(p, k6, o6 * rescale[:, None])
-                o7 = tl.dot(p, k7, o7 * rescale[:, None])
+        some = tl.max(valid.to(tl.int32), 0) > 0
+        if HALVES == 1:
+            o0 = _add_values(o0, p, k0, rescale, some, GUARD_PV)
+            o1 = _add_values(o1, p, k1, rescale, some, GUARD_PV)
+            o2 = _add_values(o2, p, k2, rescale, some, GUARD_PV)
+            o3 = _add_values(o3, p, k3, rescale, some, GUARD_PV)
+            o4 = _add_values(o4, p, k4, rescale, some, GUARD_PV)
+            o5 = _add_values(o5, p, k5, rescale, some, GUARD_PV)
+            o6 = _add_values(o6, p, k6, rescale, some, GUARD_PV)
+            o7 = _add_values(o7, p, k7, rescale, some, GUARD_PV)
         else:
-            o0 = tl.dot(p, k0, o0 * rescale[:, None])
-            o1 = tl.dot(p, k1, o1 * rescale[:, None])
-            o2 = tl.dot(p, k2, o2 * rescale[:, None])
-            o3 = tl.dot(p, k3, o3 * rescale[:, None])
-            o4 = tl.dot(p, k4, o4 * rescale[:, None])
-            o5 = tl.dot(p, k5, o5 * rescale[:, None])
-            o6 = tl.dot(p, k6, o6 * rescale[:, None])
-            o7 = tl.dot(p, k7, o7 * rescale[:, None])
+            if half == 0:
+                o0 = _add_values(o0, p, k0, rescale, some, GUARD_PV)
+                o1 = _add_values(o1, p, k1, rescale, some, GUARD_PV)
+                o2 = _add_values(o2, p, k2, rescale, some, GUARD_PV)
+                o3 = _add_values(o3, p, k3, rescale, some, GUARD_PV)
+            else:
+                o0 = _add_values(o0, p, k4, rescale, some, GUARD_PV)
+                o1 = _add_values(o1, p, k5, rescale, some, GUARD_PV)
+                o2 = _add_values(o2, p, k6, rescale, some, GUARD_PV)
+                o3 = _add_values(o3, p, k7, rescale, some, GUARD_PV)
+
+        slot = next_slot
 
     if SPLITS == 1:
-        factor = finish(row_max, row_sum, sink_ptr + heads, head_mask, HAS_SINK)
-        target = out_ptr + token * out_token_stride
+        factor = finish(row_max, row_sum, sink_ptr, heads, head_mask, HAS_SINK)[:, None]
+        target = out_ptr + token * out_token_stride + half * 256
         target += heads.to(tl.int64)[:, None] * out_head_stride + dims[None, :]
-        tl.store(target, (o0 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 64, (o1 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 128, (o2 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 192, (o3 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 256, (o4 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 320, (o5 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 384, (o6 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 448, (o7 * factor[:, None]).to(tl.bfloat16), mask=q_mask)
+        tl.store(target, (o0 * factor).to(tl.bfloat16), mask=q_mask)
+        tl.store(target + 64, (o1 * factor).to(tl.bfloat16), mask=q_mask)
+        tl.store(target + 128, (o2 * factor).to(tl.bfloat16), mask=q_mask)
+        tl.store(target + 192, (o3 * factor).to(tl.bfloat16), mask=q_mask)
+        if HALVES == 1:
+            tl.store(target + 256, (o4 * factor).to(tl.bfloat16), mask=q_mask)
+            tl.store(target + 320, (o5 * factor).to(tl.bfloat16), mask=q_mask)
+            tl.store(target + 384, (o6 * factor).to(tl.bfloat16), mask=q_mask)
+            tl.store(target + 448, (o7 * factor).to(tl.bfloat16), mask=q_mask)
     else:
         row = (token * num_heads + heads) * SPLITS + split
-        num_tokens = (tl.num_programs(0) // head_blocks // SPLITS).to(tl.int64)
+        programs = head_blocks * SPLITS * HALVES
+        num_tokens = (tl.num_programs(0) // programs).to(tl.int64)
         state = partial_ptr + num_tokens * num_heads * SPLITS * 512 + row * 2
         tl.store(state, row_max, mask=head_mask)
         tl.store(state + 1, row_sum, mask=head_mask)
-        target = partial_ptr + row[:, None] * 512 + dims[None, :]
+        target = partial_ptr + row[:, None] * 512 + half * 256 + dims[None, :]
         part_mask = q_mask & (first < last)
         tl.store(target, o0, mask=part_mask)
         tl.store(target + 64, o1, mask=part_mask)
         tl.store(target + 128, o2, mask=part_mask)
         tl.store(target + 192, o3, mask=part_mask)
-        tl.store(target + 256, o4, mask=part_mask)
-        tl.store(target + 320, o5, mask=part_mask)
-        tl.store(target + 384, o6, mask=part_mask)
-        tl.store(target + 448, o7, mask=part_mask)
+        if HALVES == 1:
+            tl.store(target + 256, o4, mask=part_mask)
+            tl.store(target + 320, o5, mask=part_mask)
+            tl.store(target + 384, o6, mask=part_mask)
+            tl.store(target + 448, o7, mask=part_mask)
 
 
 def decode_config(
@@ -264,17 +312,25 @@ def decode_config(
     """
     if device_type == "cuda":
         return _cuda_config(num_tokens, num_heads, max_keys)
-    block_h, block_n = 8, 16
-    splits = _splits(num_tokens, num_heads, max_keys, block_h, block_n, 512, 32)
-    return DecodeConfig(block_h, block_n, splits, 4, 1, 256, False, True)
+    block_n = 16
+    if num_heads <= 8:
+        block_h, num_warps = 8, 4
+    elif num_heads <= 16:
+        block_h, num_warps = 16, 8
+    elif num_heads <= 32:
+        block_h, num_warps = 32, 8
+    else:
+        block_h, num_warps = 64, 16
+    splits = _splits(num_tokens, num_heads, max_keys, block_h, block_n, 256, 32)
+    return DecodeConfig(block_h, block_n, splits, num_warps, 1, 256, 1, True)
 
 
 def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig:
     if num_heads > 16:
         splits = _splits(num_tokens, num_heads, max_keys, 64, 32, 128, 16)
-        return DecodeConfig(64, 32, splits, 8, 3, 128, True, False)
+        return DecodeConfig(64, 32, splits, 8, 3, 128, 1, False)
     splits = _splits(num_tokens, num_heads, max_keys, 16, 32, 264, 16)
-    return DecodeConfig(16, 32, splits, 4, 3, 128, True, False)
+    return DecodeConfig(16, 32, splits, 4, 3, 128, 1, False)
 
 
 def _splits(
@@ -323,23 +379,24 @@ def _index_rows(name: str, indices: torch.Tensor, num_tokens: int) -> torch.Tens
     return rows
 
 
-def _lengths(
-    name: str, lens: torch.Tensor, num_tokens: int, width: int
-) -> torch.Tensor:
-    """`[num_tokens]` lengths, dense."""
+def _check_slots(
+    name: str, rows: torch.Tensor, lens: torch.Tensor, cache: torch.Tensor
+) -> None:
+    """Under the debug switch: raise for a slot beyond the cache among the keys."""
+    if not _checks.DEBUG:
+        return
+    column = torch.arange(rows.shape[1], device=rows.device)
+    counted = torch.where(column < lens.reshape(-1, 1), rows, -1)
+    check_range(name, counted, -1, _num_slots(cache))
+
+
+def _check_lengths(name: str, lens: torch.Tensor, num_tokens: int, width: int) -> None:
     check_dtype(name, lens, torch.int32, torch.int64)
     if lens.numel() != num_tokens or (lens.dim() and lens.shape[0] != num_tokens):
         fail(f"{name}.shape", list(lens.shape), f"[{num_tokens}]")
     if num_tokens > 1 and lens.stride(0) != 1:
         fail(f"{name}.stride()", tuple(lens.stride()), "(1,)")
     check_range(name, lens, 0, width + 1)
-    return lens
-
-
-def _rows(name: str, tensor: torch.Tensor, *sizes: int | None) -> None:
-    check_dtype(name, tensor, torch.bfloat16)
-    check_shape(name, tensor, *sizes)
-    check_inner_contiguous(name, tensor)
 
 
 def xpu_sparse_decode_fp8(
@@ -391,19 +448,18 @@ def xpu_sparse_decode_fp8(
     Raises:
         ValueError: an argument has a wrong dtype, shape, stride, device or size.
     """
-    num_tokens, num_heads = _check_queries(
-        q, out, head_dim, nope_head_dim, rope_head_dim
-    )
+    _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
+    num_tokens, num_heads = _check_queries(q, out)
     check_pages("swa_kv_cache", swa_kv_cache)
     swa_rows = _index_rows("swa_indices", swa_indices, num_tokens)
-    swa_lens = _lengths("swa_lens", swa_lens, num_tokens, swa_rows.shape[1])
+    _check_lengths("swa_lens", swa_lens, num_tokens, swa_rows.shape[1])
     use_topk = not swa_only and topk_indices is not None and kv_cache is not None
     if use_topk:
         check_pages("kv_cache", kv_cache)
         topk_rows = _index_rows("topk_indices", topk_indices, num_tokens)
         if topk_lens is None:
             fail("topk_lens", None, "a tensor beside topk_indices")
-        topk_lens = _lengths("topk_lens", topk_lens, num_tokens, topk_rows.shape[1])
+        _check_lengths("topk_lens", topk_lens, num_tokens, topk_rows.shape[1])
     else:
         kv_cache, topk_rows, topk_lens = swa_kv_cache, swa_rows, swa_lens
     if attn_sink is not None:
@@ -425,6 +481,9 @@ def xpu_sparse_decode_fp8(
     )
     if num_tokens == 0:
         return
+    _check_slots("swa_indices", swa_rows, swa_lens, swa_kv_cache)
+    if use_topk:
+        _check_slots("topk_indices", topk_rows, topk_lens, kv_cache)
 
     topk_width = topk_rows.shape[1] if use_topk else 0
     config = decode_config(
@@ -432,7 +491,7 @@ def xpu_sparse_decode_fp8(
     )
     partial = _partials(workspace, out, config.splits)
     head_blocks = triton.cdiv(num_heads, config.block_h)
-    _decode_kernel[(num_tokens * config.splits * head_blocks,)](
+    _decode_kernel[(num_tokens * config.splits * head_blocks * config.halves,)](
         q,
         kv_cache,
         swa_kv_cache,
@@ -446,8 +505,8 @@ def xpu_sparse_decode_fp8(
         num_heads,
         topk_width,
         swa_rows.shape[1],
-        kv_cache.shape[0] * kv_cache.shape[1],
-        swa_kv_cache.shape[0] * swa_kv_cache.shape[1],
+        _num_slots(kv_cache),
+        _num_slots(swa_kv_cache),
         q.stride(0),
         q.stride(1),
         out.stride(0),
@@ -464,7 +523,7 @@ def xpu_sparse_decode_fp8(
         SPLITS=config.splits,
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
-        HOLD_Q=config.hold_q,
+        HALVES=config.halves,
         GUARD_PV=config.guard_pv,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
@@ -472,14 +531,7 @@ def xpu_sparse_decode_fp8(
         merge_splits(partial, attn_sink, out, config.splits)
 
 
-def _check_queries(
-    q: torch.Tensor,
-    out: torch.Tensor,
-    head_dim: int,
-    nope_head_dim: int,
-    rope_head_dim: int,
-) -> tuple[int, int]:
-    """Check q, out and the head dims; return tokens and heads."""
+def _check_head_dims(head_dim: int, nope_head_dim: int, rope_head_dim: int) -> None:
     for name, value, want in (
         ("head_dim", head_dim, HEAD_DIM),
         ("nope_head_dim", nope_head_dim, NOPE_DIM),
@@ -487,12 +539,24 @@ def _check_queries(
     ):
         if value != want:
             fail(name, value, str(want))
-    _rows("q", q, None, None, HEAD_DIM)
+
+
+def _check_queries(q: torch.Tensor, out: torch.Tensor) -> tuple[int, int]:
+    """Check q and out; return tokens and heads."""
+    for name, tensor in (("q", q), ("out", out)):
+        check_dtype(name, tensor, torch.bfloat16)
+        check_shape(name, tensor, None, None, HEAD_DIM)
+        check_inner_contiguous(name, tensor)
     num_tokens, num_heads, _ = q.shape
     if not 1 <= num_heads <= 128:
         fail("q.shape[1]", num_heads, "1 to 128 heads")
-    _rows("out", out, num_tokens, num_heads, HEAD_DIM)
+    check_shape("out", out, num_tokens, num_heads, HEAD_DIM)
     return num_tokens, num_heads
+
+
+def _num_slots(cache: torch.Tensor) -> int:
+    """Slots of a cache that int32 can name."""
+    return min(cache.shape[0] * cache.shape[1], 2**31 - 1)
 
 
 def _partials(

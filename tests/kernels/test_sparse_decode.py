@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse decode over FP8 pages against float64, on both devices' configurations."""
+
+import pytest
+import torch
+from compare import assert_close
+from fp8_pages import empty_pages, filled_pages, sparse_memory, write_token
+from loads import recording_loads
+
+from kernels.reference import sparse_decode as reference
+from kernels.xpu_dsv4 import _checks
+from kernels.xpu_dsv4 import sparse_decode as decode
+
+SCALE = 512**-0.5
+DIMS = (512, 448, 64)
+TOLERANCE = {"absolute": 3e-2, "relative": 3e-3}
+decode_config = decode.decode_config
+
+
+@pytest.fixture(params=["xpu", "cuda"])
+def tuned_for(request, monkeypatch):
+    """Run with the configuration of one kind of device, wherever the test runs."""
+    kind = request.param
+    monkeypatch.setattr(
+        decode, "decode_config", lambda _, *sizes: decode_config(kind, *sizes)
+    )
+    return kind
+
+
+def use(monkeypatch, **changes):
+    """Run with the given fields of the configuration changed."""
+
+    def changed(kind, *sizes):
+        return decode_config(kind, *sizes)._replace(**changes)
+
+    monkeypatch.setattr(decode, "decode_config", changed)
+
+
+def batch(tokens, heads, topk, window, device, seed=0, blocks=(3, 64, 2, 64)):
+    """Arguments of a decode by name; all lengths are full and all slots valid."""
+    torch.manual_seed(seed)
+    kv_blocks, kv_size, swa_blocks, swa_size = blocks
+    q = torch.randn(tokens, heads, 512).bfloat16().to(device)
+
+    def slots(width, count):
+        return torch.randint(0, count, (tokens, width), dtype=torch.int32).to(device)
+
+    def lens(width):
+        return torch.full((tokens,), width, dtype=torch.int32, device=device)
+
+    return {
+        "q": q,
+        "kv_cache": filled_pages(kv_blocks, kv_size, 1, device) if topk else None,
+        "swa_kv_cache": filled_pages(swa_blocks, swa_size, 2, device),
+        "swa_only": topk == 0,
+        "topk_indices": slots(topk, kv_blocks * kv_size) if topk else None,
+        "topk_lens": lens(topk) if topk else None,
+        "swa_indices": slots(window, swa_blocks * swa_size),
+        "swa_lens": lens(window),
+        "attn_sink": (torch.randn(heads) * 2).to(device),
+        "softmax_scale": SCALE,
+        "head_dim": 512,
+        "nope_head_dim": 448,
+        "rope_head_dim": 64,
+        "out": torch.empty_like(q),
+    }
+
+
+def run_both(arguments, workspace=None):
+    """The kernel's output, then the reference's, of the same arguments."""
+    decode.xpu_sparse_decode_fp8(**arguments, workspace=workspace)
+    actual = arguments["out"].cpu()
+    host = {
+        name: value.cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+    }
+    host["out"] = torch.empty(actual.shape, dtype=torch.float64)
+    reference.xpu_sparse_decode_fp8(**host)
+    return actual, host["out"]
+
+
+def check(arguments, workspace=None):
+    actual, expected = run_both(arguments, workspace)
+    assert_close(actual, expected, **TOLERANCE, name="out")
+    return actual
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "topk", "window", "blocks"),
+    [
+        pytest.param(*case, id="T{}-H{}-K{}-W{}-B{}".format(*case))
+        for case in [
+            (2, 16, 70, 33, (3, 64, 2, 64)),
+            (1, 64, 512, 128, (9, 64, 3, 64)),
+            (1, 128, 1024, 128, (20, 64, 3, 64)),
+            (2, 128, 37, 11, (40, 2, 2, 64)),
+            (3, 5, 0, 128, (1, 1, 4, 64)),
+            (2, 1, 63, 1, (12, 7, 3, 7)),
+            (1, 33, 111, 63, (1, 256, 3, 64)),
+            (1, 100, 17, 128, (1, 64, 1, 256)),
+            (1, 8, 1, 0, (1, 1, 1, 1)),
+        ]
+    ],
+)
+def test_shapes(tokens, heads, topk, window, blocks, tuned_for, device):
+    check(batch(tokens, heads, topk, window, device, blocks=blocks))
+
+
+@pytest.mark.parametrize("splits", [1, 2, 3, 8])
+def test_splits_with_empty_parts(splits, monkeypatch, device):
+    use(monkeypatch, splits=splits)
+    arguments = batch(4, 16, 40, 20, device, seed=splits)
+    arguments["topk_lens"].copy_(torch.tensor([40, 3, 0, 0]))
+    arguments["swa_lens"].copy_(torch.tensor([20, 0, 1, 0]))
+    workspace = torch.empty(4 * 16 * splits * 514, device=device)
+    actual = check(arguments, workspace)
+    assert not actual[3].any()
+
+
+@pytest.mark.parametrize("halves", [1, 2])
+@pytest.mark.parametrize("splits", [1, 2])
+def test_value_halves(halves, splits, monkeypatch, device):
+    use(monkeypatch, splits=splits, halves=halves, guard_pv=False)
+    check(batch(2, 20, 40, 20, device))
+
+
+def test_hard_indices(tuned_for, device):
+    arguments = batch(6, 16, 48, 20, device)
+    slots = 3 * 64
+    hard = [-1, -2, -(2**31), 2**31 - 1, slots, slots + 1, -slots, 0, slots - 1]
+    arguments["topk_indices"][0, : len(hard)] = torch.tensor(hard, dtype=torch.int32)
+    arguments["topk_indices"][1, :] = -1
+    arguments["topk_indices"][2, :33] = -1
+    arguments["swa_indices"][2, :] = 2 * 64
+    arguments["topk_indices"][3, :] = -1
+    arguments["swa_indices"][3, :] = -1
+    arguments["topk_indices"][4, ::2] = 2**31 - 1
+    arguments["swa_indices"][5, :17] = -(2**31)
+    actual = check(arguments)
+    assert not actual[3].any()
+
+
+def test_wide_int64_indices(tuned_for, device):
+    arguments = batch(2, 16, 20, 20, device)
+    for name in ("topk_indices", "swa_indices", "topk_lens", "swa_lens"):
+        arguments[name] = arguments[name].long()
+    arguments["topk_indices"][0, :3] = torch.tensor([2**32, -(2**40), 2**32 + 5])
+    arguments["topk_indices"] = arguments["topk_indices"].unsqueeze(1)
+    check(arguments)
+
+
+def test_lengths_are_clamped(tuned_for, device):
+    arguments = batch(4, 16, 20, 20, device)
+    arguments["topk_lens"].copy_(torch.tensor([-5, 0, 20, 7]))
+    arguments["swa_lens"].copy_(torch.tensor([3, 0, -1, 20]))
+    expected = check(arguments)
+    arguments["topk_lens"].copy_(torch.tensor([-5, 0, 2000, 7]))
+    arguments["swa_lens"].copy_(torch.tensor([3, 0, -1, 2**31 - 1]))
+    decode.xpu_sparse_decode_fp8(**arguments)
+    assert torch.equal(arguments["out"].cpu(), expected)
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_sinks(splits, monkeypatch, device):
+    use(monkeypatch, splits=splits)
+    arguments = batch(3, 6, 20, 9, device)
+    arguments["swa_lens"][1] = 0
+    arguments["topk_lens"][1] = 0
+    sinks = [float("inf"), float("-inf"), 0.0, 80.0, -80.0, 3.0]
+    arguments["attn_sink"] = torch.tensor(sinks, device=device)
+    actual = check(arguments)
+    assert not actual[:, 0].any() and not actual[1].any()
+    arguments["attn_sink"] = None
+    without = check(arguments)
+    assert torch.equal(without[:, 1], actual[:, 1])
+    assert not torch.equal(without[0, 2], actual[0, 2])
+
+
+def test_scores_far_apart(tuned_for, device):
+    arguments = batch(2, 16, 40, 20, device)
+    arguments["softmax_scale"] = 20.0
+    check(arguments)
+
+
+def test_strided_tensors(tuned_for, device):
+    arguments = batch(3, 6, 20, 9, device)
+    expected = check(arguments)
+    wide = torch.full((3, 8, 640), float("nan"), dtype=torch.bfloat16, device=device)
+    wide[:, 1:7, 64:576] = arguments["q"]
+    arguments["q"] = wide[:, 1:7, 64:576]
+    target = torch.full((3, 9, 600), 7.0, dtype=torch.bfloat16, device=device)
+    arguments["out"] = target[:, 2:8, 8:520]
+    for name in ("topk_indices", "swa_indices"):
+        rows = arguments[name]
+        padded = torch.full((3, 1, rows.shape[1] + 5), -9, dtype=torch.int32)
+        padded = padded.to(device)
+        padded[:, 0, 2 : 2 + rows.shape[1]] = rows
+        arguments[name] = padded[:, :, 2 : 2 + rows.shape[1]]
+    for name, blocks in (("kv_cache", 3), ("swa_kv_cache", 2)):
+        cache = empty_pages(blocks, 64, device, extra=8 * 73)
+        cache.copy_(arguments[name])
+        arguments[name] = cache
+    decode.xpu_sparse_decode_fp8(**arguments)
+    assert torch.equal(arguments["out"].cpu(), expected)
+    target[:, 2:8, 8:520] = 7.0
+    assert bool((target == 7.0).all())
+
+
+def test_caches_beyond_two_gibibytes(tuned_for, device):
+    blocks, stride = 57_500, 37_440
+    raw = sparse_memory(blocks * stride, device)
+    cache = raw.as_strided((blocks, 64, 584), (stride, 584, 1))
+    arguments = batch(1, 3, 4, 4, device)
+    last = blocks * 64 - 1
+    chosen = [last, last - 1, 57_400 * 64 + 3, 5]
+    generator = torch.Generator().manual_seed(3)
+    for slot in chosen:
+        write_token(cache, slot, generator)
+    arguments["kv_cache"] = arguments["swa_kv_cache"] = cache
+    for name in ("topk_indices", "swa_indices"):
+        arguments[name] = torch.tensor([chosen], dtype=torch.int32, device=device)
+    check(arguments)
+
+
+def test_at_most_two_launches_and_no_allocation(tuned_for, monkeypatch, device):
+    launches = []
+
+    class Counted:
+        def __init__(self, kernel):
+            self.kernel = kernel
+
+        def __getitem__(self, grid):
+            launches.append(grid)
+            return self.kernel[grid]
+
+    monkeypatch.setattr(decode, "_decode_kernel", Counted(decode._decode_kernel))
+    import kernels.xpu_dsv4._merge as merge
+
+    monkeypatch.setattr(merge, "_merge_kernel", Counted(merge._merge_kernel))
+    arguments = batch(1, 16, 70, 9, device)
+    size = decode.sparse_decode_workspace_size(4, 16, 79, tuned_for)
+    workspace = torch.empty(size, device=device)
+    monkeypatch.setattr(torch, "empty", None)
+    decode.xpu_sparse_decode_fp8(**arguments, workspace=workspace)
+    assert 1 <= len(launches) <= 2
+
+
+@pytest.mark.parametrize("kind", ["xpu", "cuda"])
+@pytest.mark.parametrize("heads", [1, 16, 17, 64, 128])
+def test_workspace_size_serves_every_batch(kind, heads):
+    reserved = decode.sparse_decode_workspace_size(300, heads, 640, kind)
+    for tokens in range(1, 301):
+        splits = decode_config(kind, tokens, heads, 640).splits
+        assert splits == 1 or tokens * heads * splits * 514 <= reserved
+
+
+def test_no_tokens(device):
+    arguments = batch(1, 4, 3, 3, device)
+    for name in ("q", "out", "topk_indices", "swa_indices", "topk_lens", "swa_lens"):
+        arguments[name] = arguments[name][:0]
+    decode.xpu_sparse_decode_fp8(**arguments)
+
+
+@pytest.mark.parametrize("heads", [16, 64, 128])
+def test_bytes_requested(heads, tuned_for, device):
+    """584 bytes a valid key and head tile, each of them inside a valid token."""
+    if device.type != "cpu":
+        pytest.skip("loads are counted by the interpreter, which runs on a CPU only")
+    arguments = batch(2, heads, 70, 40, device)
+    arguments["topk_indices"][0, 5:9] = -1
+    arguments["topk_indices"][1, 0] = 2**31 - 1
+    arguments["topk_lens"][1] = 50
+    arguments["swa_lens"][0] = 3
+    valid, keys = {"kv_cache": set(), "swa_kv_cache": set()}, 0
+    for cache, indices, lens, count in (
+        ("kv_cache", "topk_indices", "topk_lens", 192),
+        ("swa_kv_cache", "swa_indices", "swa_lens", 128),
+    ):
+        for row, length in zip(arguments[indices], arguments[lens], strict=True):
+            good = [s for s in row[:length].tolist() if 0 <= s < count]
+            valid[cache].update(good)
+            keys += len(good)
+    with recording_loads() as loads:
+        decode.xpu_sparse_decode_fp8(**arguments)
+    config = decode.decode_config("", 2, heads, 110)
+    tiles = -(-heads // config.block_h) * config.halves
+    requested = 0
+    for cache, slots in valid.items():
+        allowed = set()
+        for slot in slots:
+            page, position = divmod(slot, 64)
+            data = page * 37_440 + position * 576
+            scale = page * 37_440 + 64 * 576 + position * 8
+            allowed.update(range(data, data + 576), range(scale, scale + 8))
+        touched = loads.within(arguments[cache])
+        assert not set(touched) - allowed, f"{cache}: bytes outside valid tokens"
+        requested += sum(touched.values())
+    print(f"head tile {config.block_h}: {requested / keys / tiles:.1f} bytes a key")
+    assert requested <= 1.05 * keys * 584 * tiles
+
+
+def test_random_lengths_slots_and_sizes(device):
+    hypothesis = pytest.importorskip("hypothesis", reason="hypothesis is not installed")
+    from hypothesis import strategies as st
+
+    caches = {
+        size: filled_pages(blocks, size, size, device)
+        for size, blocks in ((2, 9), (7, 5), (64, 2))
+    }
+    slot = st.one_of(st.integers(-3, 140), st.integers(-(2**31), 2**31 - 1))
+
+    @hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+    @hypothesis.given(st.data())
+    def run(data):
+        tokens = data.draw(st.integers(1, 3), label="tokens")
+        heads = data.draw(st.integers(1, 9), label="heads")
+        arguments = batch(tokens, heads, 1, 1, device)
+        for cache, indices, lens in (
+            ("kv_cache", "topk_indices", "topk_lens"),
+            ("swa_kv_cache", "swa_indices", "swa_lens"),
+        ):
+            width = data.draw(st.integers(1, 40), label="width")
+            row = st.lists(slot, min_size=width, max_size=width)
+            rows = data.draw(st.lists(row, min_size=tokens, max_size=tokens))
+            counts = st.lists(st.integers(0, width), min_size=tokens, max_size=tokens)
+            arguments[cache] = caches[data.draw(st.sampled_from([2, 7, 64]))]
+            arguments[indices] = torch.tensor(rows, dtype=torch.int32, device=device)
+            arguments[lens] = torch.tensor(
+                data.draw(counts), dtype=torch.int32, device=device
+            )
+        check(arguments)
+
+    run()
+
+
+def _change(name, change):
+    return lambda arguments: arguments.update({name: change(arguments[name])})
+
+
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        ("q.dtype", _change("q", lambda x: x.float())),
+        ("q.shape", _change("q", lambda x: x[..., :448])),
+        ("q.shape", _change("q", lambda x: x.repeat(1, 43, 1))),
+        ("q.stride", _change("q", lambda x: x.mT.contiguous().mT)),
+        ("out.dtype", _change("out", lambda x: x.half())),
+        ("out.shape", _change("out", lambda x: x[:1])),
+        ("kv_cache.dtype", _change("kv_cache", lambda x: x.view(torch.int8))),
+        ("kv_cache.shape", _change("kv_cache", lambda x: x[..., :576])),
+        ("swa_kv_cache.shape", _change("swa_kv_cache", lambda x: x[0])),
+        ("swa_kv_cache.stride", _change("swa_kv_cache", lambda x: x[:, ::2])),
+        ("topk_indices.dtype", _change("topk_indices", lambda x: x.float())),
+        ("topk_indices.shape", _change("topk_indices", lambda x: x[:1])),
+        ("topk_lens", _change("topk_lens", lambda x: None)),
+        ("topk_lens.shape", _change("topk_lens", lambda x: x[:1])),
+        ("swa_lens.dtype", _change("swa_lens", lambda x: x.float())),
+        ("attn_sink.shape", _change("attn_sink", lambda x: x[:2])),
+        ("attn_sink.dtype", _change("attn_sink", lambda x: x.double())),
+        ("swa_lens.device", _change("swa_lens", lambda x: x.to("meta"))),
+        ("head_dim", _change("head_dim", lambda x: 576)),
+        ("nope_head_dim", _change("nope_head_dim", lambda x: 512)),
+        ("rope_head_dim", _change("rope_head_dim", lambda x: 0)),
+    ],
+)
+def test_bad_arguments(names, change, device):
+    arguments = batch(2, 3, 4, 4, device)
+    change(arguments)
+    with pytest.raises(ValueError, match=names.replace(".", r"\.")):
+        decode.xpu_sparse_decode_fp8(**arguments)
+
+
+def test_bad_workspace(monkeypatch, device):
+    use(monkeypatch, splits=2)
+    arguments = batch(2, 3, 4, 4, device)
+    for workspace in (
+        torch.empty(2 * 3 * 2 * 514 - 1, device=device),
+        torch.empty(20_000, dtype=torch.bfloat16, device=device),
+        torch.empty(20_000, device=device)[::2],
+    ):
+        with pytest.raises(ValueError, match="workspace"):
+            decode.xpu_sparse_decode_fp8(**arguments, workspace=workspace)
+
+
+def test_bad_values_under_the_debug_switch(monkeypatch, device):
+    monkeypatch.setattr(_checks, "DEBUG", True)
+    arguments = batch(2, 3, 4, 4, device)
+    arguments["topk_indices"][1, 2] = 3 * 64
+    with pytest.raises(ValueError, match="topk_indices"):
+        decode.xpu_sparse_decode_fp8(**arguments)
+    arguments["topk_lens"][1] = 2
+    check(arguments)
+    arguments["topk_lens"][0] = -1
+    with pytest.raises(ValueError, match="topk_lens"):
+        decode.xpu_sparse_decode_fp8(**arguments)

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sparse prefill over gathered bf16 keys against float64."""
+
+import pytest
+import torch
+from compare import assert_close
+from fp8_pages import sparse_memory
+from loads import recording_loads
+
+from kernels.reference import sparse_prefill as reference
+from kernels.xpu_dsv4 import _checks
+from kernels.xpu_dsv4 import sparse_prefill as prefill
+
+SCALE = 512**-0.5
+TOLERANCE = {"absolute": 3e-2, "relative": 3e-3}
+prefill_config = prefill.prefill_config
+interface = prefill.triton_bf16_mla_sparse_interface
+
+
+@pytest.fixture(params=["xpu", "cuda"])
+def tuned_for(request, monkeypatch):
+    """Run with the configuration of one kind of device, wherever the test runs."""
+    kind = request.param
+    monkeypatch.setattr(
+        prefill, "prefill_config", lambda _, heads: prefill_config(kind, heads)
+    )
+    return kind
+
+
+def batch(tokens, heads, topk, rows, device, dim=512):
+    torch.manual_seed(tokens + heads + topk)
+    return {
+        "q": torch.randn(tokens, heads, dim).bfloat16().to(device),
+        "kv": torch.randn(rows, 1, dim).bfloat16().to(device),
+        "indices": torch.randint(0, rows, (tokens, 1, topk), dtype=torch.int32).to(
+            device
+        ),
+        "sm_scale": SCALE,
+        "block_dpe": dim - 512,
+        "attn_sink": (torch.randn(heads) * 2).to(device),
+        "topk_length": torch.full((tokens,), topk, dtype=torch.int32, device=device),
+    }
+
+
+def check(arguments):
+    actual = interface(**arguments)
+    host = {
+        name: value.cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in arguments.items()
+        if name != "out"
+    }
+    expected = reference.triton_bf16_mla_sparse_interface(**host)
+    assert_close(actual[0], expected[0], **TOLERANCE, name="out")
+    for name, a, b in zip(("max_logits", "lse"), actual[1:], expected[1:], strict=True):
+        assert_close(a, b, absolute=2e-4, relative=1e-5, name=name)
+    return tuple(tensor.cpu() for tensor in actual)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "heads", "topk", "rows", "dim"),
+    [
+        pytest.param(*case, id="T{}-H{}-K{}-R{}-D{}".format(*case))
+        for case in [
+            (2, 16, 70, 300, 512),
+            (1, 64, 640, 900, 512),
+            (1, 128, 130, 77, 512),
+            (3, 5, 63, 100, 512),
+            (1, 33, 17, 5, 512),
+            (2, 16, 111, 300, 576),
+            (2, 70, 33, 300, 576),
+            (2, 1, 1, 1, 512),
+        ]
+    ],
+)
+def test_shapes(tokens, heads, topk, rows, dim, tuned_for, device):
+    check(batch(tokens, heads, topk, rows, device, dim))
+
+
+def test_hard_indices_and_lonely_queries(tuned_for, device):
+    arguments = batch(6, 6, 70, 90, device)
+    hard = [-1, -2, -(2**31), 2**31 - 1, 90, 91, 0, 89]
+    indices = arguments["indices"]
+    indices[0, 0, : len(hard)] = torch.tensor(hard, dtype=torch.int32)
+    indices[1] = -1
+    indices[2, 0, :65] = 2**31 - 1
+    arguments["topk_length"].copy_(torch.tensor([70, 70, 70, 0, 1, 69]))
+    out, max_logits, lse = check(arguments)
+    for lonely in (1, 3):
+        assert not out[lonely].any()
+        assert bool((lse[lonely] == float("inf")).all())
+        assert bool((max_logits[lonely] == float("-inf")).all())
+
+
+def test_lengths_are_clamped_and_may_be_absent(tuned_for, device):
+    arguments = batch(3, 6, 20, 90, device)
+    full = check(arguments)[0]
+    arguments["topk_length"].copy_(torch.tensor([2**31 - 1, 21, -4]))
+    clamped = interface(**arguments)[0].cpu()
+    assert torch.equal(clamped[:2], full[:2])
+    assert not clamped[2].any()
+    arguments["topk_length"] = None
+    assert torch.equal(check(arguments)[0], full)
+
+
+def test_sinks_change_out_but_not_lse(tuned_for, device):
+    arguments = batch(2, 6, 20, 90, device)
+    sinks = [float("inf"), float("-inf"), 0.0, 80.0, -80.0, 3.0]
+    arguments["attn_sink"] = torch.tensor(sinks, device=device)
+    out, _, lse = check(arguments)
+    assert not out[:, 0].any()
+    arguments["attn_sink"] = None
+    without, _, lse_without = check(arguments)
+    assert torch.equal(lse, lse_without)
+    assert torch.equal(out[:, 1], without[:, 1])
+
+
+def test_strided_tensors_and_given_out(tuned_for, device):
+    arguments = batch(3, 6, 20, 90, device)
+    expected, _, _ = check(arguments)
+    q = torch.full((3, 8, 520), float("nan"), dtype=torch.bfloat16, device=device)
+    q[:, 1:7, 8:] = arguments["q"]
+    kv = torch.full((90, 1, 600), float("nan"), dtype=torch.bfloat16, device=device)
+    kv[..., 16:528] = arguments["kv"]
+    target = torch.full((3, 9, 600), 7.0, dtype=torch.bfloat16, device=device)
+    arguments["q"], arguments["kv"] = q[:, 1:7, 8:], kv[..., 16:528]
+    arguments["indices"] = arguments["indices"].long().squeeze(1)
+    arguments["out"] = target[:, 2:8, 8:520]
+    out, _, _ = interface(**arguments)
+    assert out.data_ptr() == arguments["out"].data_ptr()
+    assert torch.equal(out.cpu(), expected)
+    target[:, 2:8, 8:520] = 7.0
+    assert bool((target == 7.0).all())
+
+
+def test_rows_beyond_int32_addresses(tuned_for, device):
+    rows = 4_194_304 + 9
+    kv = sparse_memory(rows * 1024, device).view(torch.bfloat16).view(rows, 1, 512)
+    arguments = batch(1, 3, 4, 4, device)
+    chosen = [rows - 1, 4_194_304, 2_100_000, 3]
+    kv[chosen] = arguments["kv"]
+    arguments["kv"] = kv
+    arguments["indices"] = torch.tensor([[chosen]], dtype=torch.int32, device=device)
+    check(arguments)
+
+
+def test_nothing_is_read_past_the_length(tuned_for, device):
+    """Early exit: indices and keys beyond `topk_length` are not visited."""
+    if device.type != "cpu":
+        pytest.skip("loads are counted by the interpreter, which runs on a CPU only")
+    arguments = batch(1, 3, 300, 90, device)
+    arguments["indices"][0, 0, 5:] = 80
+    arguments["indices"][0, 0, :5] = torch.arange(5, dtype=torch.int32)
+    arguments["topk_length"][0] = 5
+    with recording_loads() as loads:
+        interface(**arguments)
+    assert max(loads.within(arguments["indices"])) < 5 * 4
+    assert max(loads.within(arguments["kv"])) < 5 * 1024
+
+
+def test_no_tokens(device):
+    arguments = batch(1, 4, 3, 3, device)
+    for name in ("q", "indices", "topk_length"):
+        arguments[name] = arguments[name][:0]
+    assert [tuple(t.shape) for t in interface(**arguments)] == [
+        (0, 4, 512),
+        (0, 4),
+        (0, 4),
+    ]
+
+
+def _change(name, change):
+    return lambda arguments: arguments.update({name: change(arguments.get(name))})
+
+
+@pytest.mark.parametrize(
+    ("names", "change"),
+    [
+        ("q.dtype", _change("q", lambda x: x.float())),
+        ("q.shape", _change("q", lambda x: x[..., :448])),
+        ("q.stride", _change("q", lambda x: x.mT.contiguous().mT)),
+        ("kv.dtype", _change("kv", lambda x: x.half())),
+        ("kv.shape", _change("kv", lambda x: x.repeat(1, 2, 1))),
+        ("d_v", _change("d_v", lambda _: 256)),
+        ("block_dpe", _change("block_dpe", lambda _: -1)),
+        ("indices.dtype", _change("indices", lambda x: x.float())),
+        ("indices.shape", _change("indices", lambda x: x[:1])),
+        ("attn_sink.shape", _change("attn_sink", lambda x: x[:2])),
+        ("topk_length.shape", _change("topk_length", lambda x: x[:1])),
+        ("out.shape", _change("out", lambda _: torch.empty(2, 3, 448).bfloat16())),
+        ("kv.device", _change("kv", lambda x: x.to("meta"))),
+    ],
+)
+def test_bad_arguments(names, change, device):
+    arguments = batch(2, 3, 4, 4, device)
+    change(arguments)
+    with pytest.raises(ValueError, match=names.replace(".", r"\.")):
+        interface(**arguments)
+
+
+def test_negative_length_under_the_debug_switch(monkeypatch, device):
+    monkeypatch.setattr(_checks, "DEBUG", True)
+    arguments = batch(2, 3, 4, 4, device)
+    arguments["topk_length"][1] = -1
+    with pytest.raises(ValueError, match="topk_length"):
+        interface(**arguments)
