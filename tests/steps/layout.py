@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the installed vLLM keeps DeepSeek-V4, and how to build its real parts.
+
+The one place that knows the layouts: the old one (`model_executor/`), the new one
+(`models/deepseek_v4/`), and inside the new one the model with or without a folder
+for XPU. Step tests ask here and never look at a version.
+"""
+
+import dataclasses
+import importlib
+import inspect
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import vllm
+
+PACKAGE = Path(vllm.__file__).parent
+NEW = (PACKAGE / "models/deepseek_v4").is_dir()
+WITH_XPU_FOLDER = (PACKAGE / "models/deepseek_v4/xpu/model.py").is_file()
+
+if NEW:
+    ATTENTION = "vllm.models.deepseek_v4.attention"
+    COMPRESSOR = "vllm.models.deepseek_v4.compressor"
+    FOLDER = "xpu" if WITH_XPU_FOLDER else "nvidia"
+    MODEL = f"vllm.models.deepseek_v4.{FOLDER}.model"
+    MTP = f"vllm.models.deepseek_v4.{FOLDER}.mtp"
+    OPS = "vllm.models.deepseek_v4.common.ops"
+else:
+    ATTENTION = "vllm.model_executor.layers.deepseek_v4_attention"
+    COMPRESSOR = "vllm.model_executor.layers.deepseek_compressor"
+    MODEL = "vllm.model_executor.models.deepseek_v4"
+    MTP = "vllm.model_executor.models.deepseek_v4_mtp"
+    OPS = "vllm.v1.attention.ops.deepseek_v4_ops"
+MHC = "vllm.model_executor.layers.mhc"
+INDEXER_BACKEND = "vllm.v1.attention.backends.mla.indexer"
+
+WINDOW = 128
+HEADS = 8
+MAX_MODEL_LEN = 4096
+BLOCK_SIZE = 256
+ROPE_THETA = 10_000.0
+COMPRESS_ROPE_THETA = 160_000.0
+YARN = {
+    "rope_type": "yarn",
+    "factor": 16,
+    "original_max_position_embeddings": 256,
+    "beta_fast": 32,
+    "beta_slow": 1,
+}
+# Layer 0 sees its window alone; 1 and 2 also see entries compressed 4 and 128 to 1.
+COMPRESS_RATIOS = (0, 4, 128)
+
+
+def module(name: str) -> ModuleType:
+    """Import `name`; what the import raises is the caller's to judge."""
+    return importlib.import_module(name)
+
+
+def hf_config() -> Any:
+    """A DeepSeek-V4 configuration of three small layers, its dicts not shared."""
+    from vllm.transformers_utils.config import get_config
+
+    with tempfile.TemporaryDirectory() as directory:
+        write_config(Path(directory))
+        return get_config(directory, trust_remote_code=False)
+
+
+def write_config(directory: Path) -> None:
+    """Write `config.json` as a checkpoint of this size would carry it."""
+    import json
+
+    config = {
+        "model_type": "deepseek_v4",
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "vocab_size": 128,
+        "hidden_size": 256,
+        "num_hidden_layers": len(COMPRESS_RATIOS),
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": 512,
+        "qk_rope_head_dim": 64,
+        "q_lora_rank": 128,
+        "o_groups": 2,
+        "o_lora_rank": 128,
+        "sliding_window": WINDOW,
+        "compress_ratios": list(COMPRESS_RATIOS),
+        "index_n_heads": 64,
+        "index_head_dim": 128,
+        "index_topk": 512,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6,
+        "rms_norm_eps": 1e-6,
+        "moe_intermediate_size": 128,
+        "n_routed_experts": 4,
+        "n_shared_experts": 1,
+        "num_experts_per_tok": 2,
+        "num_hash_layers": 0,
+        "num_nextn_predict_layers": 1,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 10.0,
+        "hidden_act": "silu",
+        "expert_dtype": "fp4",
+        "max_position_embeddings": MAX_MODEL_LEN,
+        "rope_theta": ROPE_THETA,
+        "compress_rope_theta": COMPRESS_ROPE_THETA,
+        "rope_scaling": dict(YARN),
+        "quantization_config": {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "scale_fmt": "ue8m0",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+    }
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def vllm_config(*, speculative_tokens: int = 0) -> Any:
+    """A `VllmConfig` around `hf_config`, without a checkpoint or a tokenizer."""
+    from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
+
+    scheduler = {
+        "max_model_len": MAX_MODEL_LEN,
+        "is_encoder_decoder": False,
+        "max_num_batched_tokens": 512,
+        "max_num_seqs": 16,
+    }
+    known = inspect.signature(SchedulerConfig).parameters
+    config = VllmConfig(
+        cache_config=CacheConfig(block_size=BLOCK_SIZE, cache_dtype="fp8"),
+        scheduler_config=SchedulerConfig(
+            **{key: value for key, value in scheduler.items() if key in known}
+        ),
+    )
+    config.model_config = SimpleNamespace(
+        hf_config=(hf := hf_config()),
+        hf_text_config=hf,
+        architectures=hf.architectures,
+        dtype=torch.bfloat16,
+        max_model_len=MAX_MODEL_LEN,
+        use_mla=True,
+        is_moe=True,
+        enforce_eager=True,
+        is_deepseek_mla=True,
+    )
+    attention = config.attention_config
+    if getattr(attention, "sparse_mla_prefill_workspace_factor", 0) is None:
+        attention.sparse_mla_prefill_workspace_factor = 5
+    if speculative_tokens:
+        config.speculative_config = speculative_config(speculative_tokens)
+    return config
+
+
+def speculative_config(tokens: int) -> Any:
+    """vLLM's `SpeculativeConfig` of an MTP draft, which its constructor would want
+    to load: only the fields that the layers and builders of a step test read."""
+    from vllm.config import SpeculativeConfig
+
+    speculation = object.__new__(SpeculativeConfig)
+    fields = {
+        "method": "mtp",
+        "num_speculative_tokens": tokens,
+        "parallel_drafting": False,
+        "enable_adaptive_verification": False,
+        "draft_model_config": SimpleNamespace(hf_config=hf_config()),
+    }
+    for name, value in fields.items():
+        object.__setattr__(speculation, name, value)
+    return speculation
+
+
+@contextmanager
+def current(config: Any) -> Iterator[None]:
+    """`config` as vLLM's current configuration, in a world of one rank."""
+    from vllm.config import set_current_vllm_config
+    from vllm.distributed import parallel_state
+
+    with set_current_vllm_config(config):
+        if not parallel_state.model_parallel_is_initialized():
+            directory = tempfile.mkdtemp()
+            parallel_state.init_distributed_environment(
+                world_size=1,
+                rank=0,
+                local_rank=0,
+                distributed_init_method=f"file://{directory}/store",
+                backend="gloo",
+            )
+            parallel_state.initialize_model_parallel()
+        yield
+
+
+def another_platform(real: Any, capability: tuple[int, int] | None = None) -> Any:
+    """`real` in all but two answers: it is not XPU, and it has this capability."""
+    from vllm.platforms.interface import DeviceCapability
+
+    class Another:
+        def __getattr__(self, name: str) -> Any:
+            return getattr(real, name)
+
+        def is_xpu(self) -> bool:
+            return False
+
+        def get_device_capability(self, device_id: int = 0) -> Any:
+            return capability and DeviceCapability(*capability)
+
+    return Another()
+
+
+def attention_class() -> type[torch.nn.Module]:
+    """The attention layer that the model of this platform builds."""
+    model = module(MODEL)
+    found = getattr(model, "DeepseekV4XPUAttention", None)
+    return found or model.DeepseekV4Attention
+
+
+def attention_layer(config: Any, compress_ratio: int) -> Any:
+    """The attention layer of one kind: 0 (window only), 4 or 128."""
+    layer = COMPRESS_RATIOS.index(compress_ratio)
+    topk_indices = torch.empty(512, 512, dtype=torch.int32)
+    with current(config):
+        return attention_class()(
+            config,
+            prefix=f"model.layers.{layer}.attn",
+            topk_indices_buffer=topk_indices,
+        )
+
+
+def indexer_builder(config: Any) -> Any:
+    """The metadata builder of a ratio-4 layer's indexer, from that layer's spec."""
+    backend = module(INDEXER_BACKEND)
+    indexer = attention_layer(config, 4).indexer
+    spec = indexer.k_cache.get_kv_cache_spec(config)
+    arguments: dict[str, Any] = {
+        "kv_cache_spec": spec,
+        "layer_names": [indexer.k_cache.prefix],
+        "vllm_config": config,
+        "device": torch.device(device()),
+    }
+    builder = backend.DeepseekV32IndexerMetadataBuilder
+    if getattr(builder, "requires_block_table_width", False):
+        arguments["block_table_width"] = MAX_MODEL_LEN // BLOCK_SIZE
+    with current(config):
+        return builder(**arguments)
+
+
+def device() -> str:
+    """The device that vLLM's platform names: `xpu`, or `cpu` where it is emulated."""
+    from vllm.platforms import current_platform
+
+    return current_platform.device_type
+
+
+def common_metadata(seq_lens: Sequence[int], query_lens: Sequence[int]) -> Any:
+    """`CommonAttentionMetadata` of requests with these lengths, in tokens.
+
+    Request i owns the blocks i·n + 1 to (i + 1)·n of its block table, and each new
+    token's slot follows from its position.
+    """
+    from vllm.v1.attention.backend import CommonAttentionMetadata
+
+    width = MAX_MODEL_LEN // BLOCK_SIZE
+    requests = len(seq_lens)
+    starts = torch.zeros(requests + 1, dtype=torch.int32)
+    starts[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)
+    table = torch.arange(1, requests * width + 1, dtype=torch.int32).view(-1, width)
+    positions = torch.cat(
+        [
+            torch.arange(total - new, total)
+            for total, new in zip(seq_lens, query_lens, strict=True)
+        ]
+    )
+    owner = torch.repeat_interleave(torch.arange(requests), torch.tensor(query_lens))
+    blocks = table[owner, positions // BLOCK_SIZE].to(torch.int64)
+    lengths = torch.tensor(seq_lens, dtype=torch.int32)
+    values = {
+        "query_start_loc": starts.to(device()),
+        "query_start_loc_cpu": starts,
+        "seq_lens": lengths.to(device()),
+        "seq_lens_cpu_upper_bound": lengths,
+        "num_reqs": requests,
+        "num_actual_tokens": int(starts[-1]),
+        "max_query_len": max(query_lens),
+        "max_seq_len": max(seq_lens),
+        "block_table_tensor": table.to(device()),
+        "slot_mapping": (blocks * BLOCK_SIZE + positions % BLOCK_SIZE).to(device()),
+        "positions": positions.to(device()),
+        "_seq_lens_cpu": lengths,
+    }
+    known = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
+    return CommonAttentionMetadata(
+        **{key: value for key, value in values.items() if key in known}
+    )

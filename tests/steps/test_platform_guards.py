@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek-V4's modules import and its layers can be built on XPU."""
+
+from typing import Any
+
+import layout
+import pytest
+import torch
+
+# The new layout came with some of the guards; there they only have to stay.
+missing_in_the_old_layout = pytest.mark.unchanged if layout.NEW else lambda test: test
+
+
+@missing_in_the_old_layout
+def test_hyper_connections_import() -> None:
+    layout.module(layout.MHC)
+
+
+@pytest.mark.parametrize("compress_ratio", layout.COMPRESS_RATIOS)
+def test_attention_layer_is_built(compress_ratio: int) -> None:
+    layer = layout.attention_layer(layout.vllm_config(), compress_ratio)
+    assert layer.compress_ratio == max(compress_ratio, 1)
+    assert (layer.indexer is not None) == (compress_ratio == 4)
+
+
+def test_draft_layers_get_no_cuda_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    mtp = layout.module(layout.MTP)
+    streams: list[Any] = []
+
+    class Layer(torch.nn.Module):
+        def __init__(self, *args: Any, aux_stream_list: Any = (), **kwargs: Any):
+            super().__init__()
+            streams.append(aux_stream_list)
+
+    monkeypatch.setattr(mtp, "DeepSeekV4MultiTokenPredictorLayer", Layer)
+    config = layout.vllm_config(speculative_tokens=1)
+    with layout.current(config):
+        mtp.DeepSeekV4MultiTokenPredictor(vllm_config=config, prefix="model")
+    assert streams == [None]
+
+
+@missing_in_the_old_layout
+def test_clamped_activation_needs_no_op() -> None:
+    from vllm.model_executor.layers.activation import SiluAndMulWithClamp
+
+    with layout.current(layout.vllm_config()):
+        activation = SiluAndMulWithClamp(10.0)
+    x = torch.linspace(-30, 30, 64).view(2, 32)
+    gate, up = x.double().clamp(max=10).chunk(2, dim=-1)
+    want = gate * torch.sigmoid(gate) * up.clamp(min=-10)
+    torch.testing.assert_close(activation(x).double(), want, atol=1e-4, rtol=1e-5)
+
+
+@missing_in_the_old_layout
+@pytest.mark.parametrize("hashed", (False, True))
+def test_router_needs_no_op(hashed: bool) -> None:
+    from vllm.model_executor.layers.fused_moe.router import fused_topk_bias_router
+
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(5, 8, generator=generator)
+    bias = torch.randn(8, generator=generator)
+    tokens = torch.tensor([3, 0, 2, 2, 1])
+    table = torch.stack([torch.randperm(8, generator=generator)[:2] for _ in range(4)])
+    weights, experts = fused_topk_bias_router.fused_topk_bias(
+        hidden_states=torch.zeros(5, 16),
+        gating_output=logits,
+        scoring_func="sqrtsoftplus",
+        e_score_correction_bias=None if hashed else bias,
+        topk=2,
+        renormalize=True,
+        input_tokens=tokens if hashed else None,
+        hash_indices_table=table.int() if hashed else None,
+        routed_scaling_factor=1.5,
+    )
+    scores = torch.nn.functional.softplus(logits.double()).sqrt()
+    chosen = table[tokens] if hashed else (scores + bias).topk(2).indices
+    want = torch.zeros_like(scores).scatter(1, chosen, scores.gather(1, chosen))
+    want *= 1.5 / want.sum(dim=1, keepdim=True)
+    got = torch.zeros_like(scores).scatter(1, experts.long(), weights.double())
+    torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
+
+
+@missing_in_the_old_layout
+def test_no_launch_asks_for_programmatic_dependence(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ops = layout.module(f"{layout.OPS}.fused_inv_rope_fp8_quant")
+    options: list[set[str]] = []
+
+    class Kernel:
+        def __getitem__(self, grid: Any) -> Any:
+            return lambda *args, **kwargs: options.append(set(kwargs))
+
+    monkeypatch.setattr(ops, "_fused_inv_rope_fp8_quant_per_head", Kernel())
+    ops.fused_inv_rope_fp8_quant(
+        torch.zeros(1, 8, 512, dtype=torch.bfloat16),
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(4, 64),
+        n_groups=2,
+        heads_per_group=4,
+    )
+    assert options, "the kernel was not launched"
+    assert "launch_pdl" not in options[0]
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize(
+    ("capability", "recipe", "aligned"),
+    [((9, 0), (1, 128, 128), False), ((10, 0), (1, 1, 128), True)],
+)
+def test_cuda_keeps_its_recipe_and_events(
+    capability: tuple[int, int],
+    recipe: tuple[int, int, int],
+    aligned: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Event:
+        pass
+
+    attention = layout.module(layout.ATTENTION)
+    platform = layout.another_platform(attention.current_platform, capability)
+    monkeypatch.setattr(attention, "current_platform", platform)
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    wrapper = layout.attention_layer(layout.vllm_config(), 0).mla_attn
+    assert wrapper._einsum_recipe == recipe
+    assert wrapper._tma_aligned_scales is aligned
+    assert [type(event) for event in wrapper.ln_events] == [Event] * 4
+
+
+@pytest.mark.unchanged
+def test_a_platform_without_capability_is_still_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    attention = layout.module(layout.ATTENTION)
+    platform = layout.another_platform(attention.current_platform)
+    monkeypatch.setattr(attention, "current_platform", platform)
+    with pytest.raises(AssertionError, match="requires a CUDA"):
+        layout.attention_layer(layout.vllm_config(), 0)
