@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Argument checks of the public kernels: a ValueError names argument, value and expectation."""
+"""Argument checks: a ValueError names the argument, its value and the expectation."""
 
 import os
 
@@ -45,11 +45,13 @@ def check_same_device(**tensors: torch.Tensor | None) -> None:
         if first is None:
             first_name, first = name, tensor
         elif tensor.device != first.device:
-            fail(f"{name}.device", tensor.device, f"{first.device}, that of {first_name}")
+            fail(
+                f"{name}.device", tensor.device, f"{first.device}, that of {first_name}"
+            )
 
 
 def check_range(name: str, tensor: torch.Tensor, low: int, high: int) -> None:
-    """Raise unless `low <= tensor < high`; synchronizes, so it runs only under `DEBUG`."""
+    """Raise unless `low <= tensor < high`; it synchronizes, so only under `DEBUG`."""
     if not DEBUG or not tensor.numel() or tensor.device.type == "meta":
         return
     least, most = int(tensor.min()), int(tensor.max())
