@@ -60,7 +60,7 @@ def pack_bf16(even, odd):
 def load_rotation(
     cos_sin_ptr, row_stride, position, max_position, pair, mask, HALF: tl.constexpr
 ):
-    """cos and sin of `pair` at `position`; no rotation outside the table or the mask.
+    """Cosine and sine of `pair` at `position`; no turn outside the table or the mask.
 
     A table row holds HALF cosines, then HALF sines.
     """

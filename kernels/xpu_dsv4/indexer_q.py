@@ -130,6 +130,7 @@ def fused_indexer_q_rope_quant(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     check_shape("index_q", index_q, None, None, None)
     check_pair_rows("index_q", index_q)

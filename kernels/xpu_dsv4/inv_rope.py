@@ -134,6 +134,7 @@ def fused_inv_rope_fp8_quant(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     head_dim = nope_dim + rope_dim
     heads = n_groups * heads_per_group
@@ -228,6 +229,7 @@ def inv_rope_bf16(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     values, _ = fused_inv_rope_fp8_quant(
         attn_output,

@@ -138,6 +138,7 @@ def quantize_and_insert_k_cache(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     if not is_ue8m0:
         fail("is_ue8m0", is_ue8m0, "True")

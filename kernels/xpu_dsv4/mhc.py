@@ -130,6 +130,7 @@ def mhc_pre(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     streams = _streams("residual", residual)
     _check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
@@ -204,6 +205,7 @@ def mhc_post(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     flat, streams, post, comb = _post_arguments(
         x, residual, post_layer_mix, comb_res_mix
@@ -255,10 +257,18 @@ def mhc_fused_post_pre(
         residual: streams of shape `[..., 4, hidden]`, bf16.
         post_layer_mix: of shape `[..., 4, 1]` or `[..., 4]`, fp32.
         comb_res_mix: of shape `[..., 4, 4]`, fp32.
-        fn, hc_scale, hc_base, rms_eps, hc_pre_eps, hc_sinkhorn_eps,
-            hc_post_mult_value, sinkhorn_repeat, n_splits, norm_weight, norm_eps: as
-            `mhc_pre` takes them.
+        fn: projection of shape `[24, 4 * hidden]`, fp32.
+        hc_scale: of shape `[3]`, fp32.
+        hc_base: of shape `[24]`, fp32.
+        rms_eps: added to the streams' mean square.
+        hc_pre_eps: added to the pre gates.
+        hc_sinkhorn_eps: added to the softmax and to each sum.
+        hc_post_mult_value: factor of the post gates.
+        sinkhorn_repeat: column normalizations, at least 1.
+        n_splits: ignored; the split follows from the shape.
         tile_n: ignored; the tile follows from the shape.
+        norm_weight: of shape `[hidden]`; RMS-normalizes the input, one launch more.
+        norm_eps: added to the input's mean square.
 
     Returns:
         (residual, post, comb, layer_input): the new streams, then what `mhc_pre` says
@@ -266,6 +276,7 @@ def mhc_fused_post_pre(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     flat, streams, post, comb = _post_arguments(
         x, residual, post_layer_mix, comb_res_mix
@@ -317,6 +328,7 @@ def hc_head(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     streams = _streams("hidden_states", hidden_states)
     _check_gates(hc_fn, hc_scale, hc_base, HC_MULT, 1, streams.shape[2])

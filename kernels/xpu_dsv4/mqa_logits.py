@@ -114,8 +114,7 @@ def _mqa_logits_kernel(
                 value = tl.where(inside, score * scale, -float("inf"))
                 tl.store(out, value, mask=key < num_keys)
             else:
-                nothing = tl.full((KEYS,), -float("inf"), tl.float32)
-                tl.store(out, nothing, mask=key < num_keys)
+                tl.store(out, -float("inf"), mask=key < num_keys)
 
 
 @triton.jit
@@ -192,9 +191,8 @@ def _paged_mqa_logits_kernel(
             value = tl.where(inside, score * scale, -float("inf"))
             tl.store(out + j * out_stride, value, mask=key < width)
     else:
-        nothing = tl.full((KEYS,), -float("inf"), tl.float32)
         for j in range(0, NEXT_N):
-            tl.store(out + j * out_stride, nothing, mask=key < width)
+            tl.store(out + j * out_stride, -float("inf"), mask=key < width)
 
 
 def _check_queries(name: str, q: torch.Tensor, weights: torch.Tensor) -> None:
@@ -250,6 +248,7 @@ def fp8_mqa_logits(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     check_shape("q", q, None, None, None)
     _check_queries("q", q, weights)
@@ -331,6 +330,7 @@ def fp8_paged_mqa_logits(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     check_shape("q_fp8", q_fp8, None, None, None, None)
     _check_queries("q_fp8", q_fp8, weights)

@@ -128,6 +128,7 @@ def xpu_qnorm_rope_kv_fp8_insert(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     check_shape("q", q, None, None, HEAD_DIM)
     check_pair_rows("q", q)

@@ -81,6 +81,7 @@ def compute_global_topk_indices_and_lens(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     check_shape("topk_indices", topk_indices, None, None)
     check_dtype("topk_indices", topk_indices, torch.int32)
@@ -223,6 +224,7 @@ def combine_topk_swa_indices(
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
+
     """
     check_shape("topk_indices", topk_indices, None, None)
     check_dtype("topk_indices", topk_indices, torch.int32)
