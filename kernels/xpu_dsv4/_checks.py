@@ -24,7 +24,8 @@ def check_shape(name: str, tensor: torch.Tensor, *sizes: int | None) -> None:
     """Raise unless `tensor.shape` equals `sizes`; None matches any size."""
     shape = tuple(tensor.shape)
     if len(shape) != len(sizes) or any(
-        want is not None and have != want for have, want in zip(shape, sizes, strict=True)
+        want is not None and have != want
+        for have, want in zip(shape, sizes, strict=True)
     ):
         want = ", ".join("*" if s is None else str(s) for s in sizes)
         fail(f"{name}.shape", list(shape), f"[{want}]")
