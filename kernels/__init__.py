@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of DeepSeek-V4 for Intel XPU, their references and the interpreter repair."""
+"""Triton kernels of DeepSeek-V4 for Intel XPU, references, interpreter repair."""
