@@ -4,21 +4,27 @@
 import argparse
 import runpy
 import sys
+import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from xpustack.cache import Cache
+from xpustack.errors import StackError
 
 from . import compile as compiler
-from . import report, shapes
+from . import report, shapes, upstream
 from .ocloc import OclocError, find
 from .record import Launch, recording
+
+BEGIN, END = "<!-- aot: begin -->", "<!-- aot: end -->"
+Recorded = tuple[str, str, str, Launch]
 
 
 def record(
     origin: str, calls: Sequence[tuple[str, str, Callable[[], Any]]]
-) -> list[tuple[str, str, str, Launch]]:
+) -> list[Recorded]:
     """Run calls under the recorder: (origin, op, label, launch) of every launch."""
     found = []
     for op, label, call in calls:
@@ -29,11 +35,11 @@ def record(
 
 
 def rows(
-    recorded: Sequence[tuple[str, str, str, Launch]], results: Sequence[compiler.Result]
+    launches: Sequence[Recorded], results: Sequence[compiler.Result]
 ) -> list[report.Row]:
     """Join launches with their results; launches of the same code share a row."""
     merged: dict[tuple[str, str, str], report.Row] = {}
-    for (origin, op, label, launch), result in zip(recorded, results, strict=True):
+    for (origin, op, label, launch), result in zip(launches, results, strict=True):
         key = (origin, op, launch.key())
         before = merged.get(key)
         calls = (*before.calls, label) if before else (label,)
@@ -43,7 +49,7 @@ def rows(
     return list(merged.values())
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m aot", description=__doc__)
     parser.add_argument(
         "--op", action="append", help="only this group of calls; may be repeated"
@@ -54,38 +60,73 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--device", default=",".join(compiler.DEVICES))
     parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path, default=Path("build/aot.json"))
+    parser.add_argument("--docs", type=Path, help="write the table into this file")
     parser.add_argument("--refresh-ocloc", action="store_true", help="fetch it again")
-    chosen = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def recorded(chosen: argparse.Namespace, cache: Cache) -> list[Recorded]:
+    """What the arguments choose: one file's launches, some calls, or everything."""
+    if chosen.call:
+        run = partial(runpy.run_path, str(chosen.call))
+        return record("ours", [("call", chosen.call.name, run)])
+    wanted = [
+        (case.op, case.label, case.call)
+        for case in shapes.cases()
+        if (not chosen.op or case.op in chosen.op) and chosen.label in case.label
+    ]
+    ours = record("ours", wanted)
+    if chosen.op or chosen.label:
+        return ours
+    return [*upstream.record(cache), *ours]
+
+
+def write_table(docs: Path, table: str) -> None:
+    """Replace what stands between the markers in `docs`."""
+    before, begin, rest = docs.read_text().partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not begin or not end:
+        raise SystemExit(f"{docs} lacks {BEGIN} or {END}")
+    docs.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    chosen = parse(arguments)
     cache = Cache.default()
+    started = time.monotonic()
     try:
         ocloc = find(cache.root / "ocloc", refresh=chosen.refresh_ocloc)
-    except OclocError as error:
+        found_launches = recorded(chosen, cache)
+    except (OclocError, StackError) as error:
         print(error, file=sys.stderr)
         return 5
-    if chosen.call:
-        recorded = record(
-            "ours",
-            [("call", chosen.call.name, lambda: runpy.run_path(str(chosen.call)))],
+    devices = chosen.device.split(",")
+    with upstream.newer_softmax():
+        results = compiler.compile_all(
+            [launch for *_, launch in found_launches],
+            devices,
+            ocloc,
+            cache,
+            jobs=chosen.jobs,
         )
-    else:
-        wanted = [
-            (case.op, case.label, case.call)
-            for case in shapes.cases()
-            if (not chosen.op or case.op in chosen.op) and chosen.label in case.label
-        ]
-        recorded = record("ours", wanted)
-    results = compiler.compile_all(
-        [launch for *_, launch in recorded],
-        chosen.device.split(","),
-        ocloc,
-        cache,
-        jobs=chosen.jobs,
-    )
-    found = rows(recorded, results)
+    found = rows(found_launches, results)
     for row in found:
-        print(report.line(row))
-    bad = sum(bool(row.faults()) for row in found)
-    print(f"{len(found)} configurations, {bad} with faults")
+        print(f"{row.origin} {report.line(row)}")
+    compilers = f"{compiler.front_end()} and ocloc {ocloc.version}"
+    chosen.json.parent.mkdir(parents=True, exist_ok=True)
+    chosen.json.write_text(report.to_json(found, compilers))
+    if chosen.docs:
+        write_table(chosen.docs, report.table(found, compilers, devices))
+    ours = [row for row in found if row.origin == "ours"]
+    bad = [row for row in ours if row.faults()]
+    for row in bad:
+        print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
+    print(
+        f"{compilers}: {len(found) - len(ours)} of upstream's configurations reported, "
+        f"{len(ours)} of ours judged, {len(bad)} with faults, "
+        f"{time.monotonic() - started:.0f} s; {chosen.json}"
+    )
     return 1 if bad else 0
 
 

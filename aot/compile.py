@@ -31,6 +31,7 @@ from . import machine
 from .ocloc import Ocloc, OclocError
 from .record import Launch
 
+EXPONENTIALS = ("math.exp", "math.exp2")
 DEVICES = ("pvc", "bmg", "lnl", "ptl")
 FLAGS = {
     "128": "-cl-intel-128-GRF-per-thread",
@@ -38,7 +39,7 @@ FLAGS = {
     "auto": "-cl-intel-enable-auto-large-GRF-mode",
     "": "",
 }
-FORMAT = 4
+FORMAT = 5
 """Version of the stored results; raise it when their content changes."""
 
 Result = dict[str, Any]
@@ -149,34 +150,39 @@ def dots(ttgir: str) -> list[Result]:
             re.M,
         )
     }
-    sources = {
-        name: re.findall(r"%[\w-]+", text)
-        for name, text in re.findall(r"^\s*(%[\w-]+)(?::\d+)? = (.*)$", ttgir, re.M)
-    }
-    exponentials = set(re.findall(r"(%[\w-]+) = math\.exp2?\b", ttgir))
-    found = []
-    for left, shape, layout in re.findall(
-        r"tt\.dot (%[\w-]+).*-> tensor<([\dx]+)x\w+, (#\w+)>", ttgir
-    ):
-        found.append(
-            {
-                "shape": [int(n) for n in shape.split("x")],
-                "warps": layouts.get(layout),
-                "of_probabilities": not exponentials.isdisjoint(_origin(left, sources)),
-            }
-        )
+    found: list[Result] = []
+    scopes: list[dict[str, bool]] = [{}]
+    for line in ttgir.splitlines():
+        text = line.strip()
+        if text.startswith("}") and len(scopes) > 1:
+            scopes.pop()
+        match = re.match(r"(%[\w-]+)(?::\d+)? = (?:\"?)([\w.]+)(.*)", text)
+        if match:
+            name, operation, rest = match.groups()
+            operands = [
+                _look_up(scopes, operand) for operand in re.findall(r"%[\w-]+", rest)
+            ]
+            scopes[-1][name] = operation in EXPONENTIALS or any(operands)
+            result = re.search(r"-> tensor<([\dx]+)x\w+, (#\w+)>", rest)
+            if operation == "tt.dot" and result:
+                found.append(
+                    {
+                        "shape": [int(n) for n in result[1].split("x")],
+                        "warps": layouts.get(result[2]),
+                        "of_probabilities": operands[0],
+                    }
+                )
+        if text.endswith("{"):
+            scopes.append({})
     return found
 
 
-def _origin(name: str, sources: dict[str, list[str]]) -> set[str]:
-    seen: set[str] = set()
-    waiting = [name]
-    while waiting:
-        value = waiting.pop()
-        if value not in seen:
-            seen.add(value)
-            waiting += sources.get(value, ())
-    return seen
+def _look_up(scopes: list[dict[str, bool]], name: str) -> bool:
+    """Names are unique in a region and those around it, not in a whole function."""
+    for scope in reversed(scopes):
+        if name in scope:
+            return scope[name]
+    return False
 
 
 def compile_launch(launch: Launch, devices: Sequence[str], ocloc: Ocloc) -> Result:

@@ -2,6 +2,7 @@
 """The report of machine code: rows, and the rules that a shipped kernel must meet."""
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,8 @@ from .record import Launch
 
 DPAS_ROWS = 8
 """Rows of one matrix instruction: more sub-groups than that over rows repeat work."""
+MOST_ITEMS, MOST_SLM = 1024, 131072
+"""Work-items and bytes of shared local memory that a work-group may have."""
 COLUMNS = ("spill", "grf", "simd", "slm", "dpas", "sends", "instructions")
 
 
@@ -45,8 +48,10 @@ class Row:
                 found.append(f"{device}: {code['spill']} bytes of spill a thread")
             if dots and not code["dpas"]:
                 found.append(f"{device}: a matrix product without dpas")
-        if self.result["threads_per_warp"] * self.launch.num_warps > 1024:
-            found.append("more than 1,024 work-items a work-group")
+            if code["slm"] > MOST_SLM:
+                found.append(f"{device}: {code['slm']} bytes of SLM a work-group")
+        if self.result["threads_per_warp"] * self.launch.num_warps > MOST_ITEMS:
+            found.append(f"more than {MOST_ITEMS} work-items a work-group")
         for dot in dots:
             shape, warps = dot["shape"], dot["warps"]
             if warps is None:
@@ -77,6 +82,16 @@ class Row:
         }
 
 
+def products(row: Row) -> str:
+    """The matrix products of a row: count, shape and sub-groups, probabilities as P."""
+    counts = Counter(
+        f"{'P ' if dot['of_probabilities'] else ''}"
+        f"{'x'.join(map(str, dot['shape']))} over {dot['warps']}"
+        for dot in row.result["dots"]
+    )
+    return ", ".join(f"{count} of {text}" for text, count in counts.items())
+
+
 def line(row: Row) -> str:
     """One terminal line: worst figures over the devices, then the faults."""
     if "error" in row.result:
@@ -85,9 +100,7 @@ def line(row: Row) -> str:
     figures = " ".join(
         f"{column}={max(code[column] for code in codes.values())}" for column in COLUMNS
     )
-    dots = " ".join(
-        f"{'x'.join(map(str, d['shape']))}@{d['warps']}" for d in row.result["dots"]
-    )
+    dots = products(row)
     constants = {
         k: v
         for k, v in row.launch.constexprs().items()
@@ -105,9 +118,44 @@ def line(row: Row) -> str:
 
 def to_json(rows: Sequence[Row], compilers: str) -> str:
     """The whole report for programs."""
-    return (
-        json.dumps(
-            {"compilers": compilers, "rows": [row.to_json() for row in rows]}, indent=1
-        )
-        + "\n"
-    )
+    report = {"compilers": compilers, "rows": [row.to_json() for row in rows]}
+    return json.dumps(report, indent=1) + "\n"
+
+
+def table(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
+    """The whole report as Markdown; a figure that differs is given per device."""
+    lines = [
+        f"Compiled with {compilers}, for {', '.join(devices)}. The front end is older "
+        "than the deployed Triton 3.7 to 3.8. Bytes of spill are per hardware thread, "
+        "SLM is per work-group; `P` marks the product of probabilities and values, and "
+        "`over [r, c]` how its result is laid over the sub-groups. Where devices "
+        f"differ, figures stand in the order {', '.join(devices)}.",
+    ]
+    for origin in sorted({row.origin for row in rows}, key=lambda o: (o == "ours", o)):
+        title = "This stack" if origin == "ours" else f"Upstream {origin}, not judged"
+        lines += [
+            "",
+            f"### {title}",
+            "",
+            "| op | kernel | calls | warps | GRF asked | spill | GRF | SIMD | SLM | "
+            "dpas | sends | instructions | products |",
+            "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
+        ]
+        lines += [_table_line(row) for row in rows if row.origin == origin]
+    return "\n".join(lines)
+
+
+def _table_line(row: Row) -> str:
+    calls = row.calls[0]
+    if len(row.calls) > 1:
+        calls += f" and {len(row.calls) - 1} more"
+    start = f"| {row.op} | `{row.kernel}` | {calls} | {row.launch.num_warps} | "
+    start += f"{row.launch.grf or '-'} | "
+    if "error" in row.result:
+        reason = row.result["error"].strip().splitlines()[-1].replace("|", "/")[:120]
+        return start + f"does not compile: {reason} | | | | | | | |"
+    figures = []
+    for column in COLUMNS:
+        values = [str(code[column]) for code in row.result["devices"].values()]
+        figures.append(values[0] if len(set(values)) == 1 else " / ".join(values))
+    return start + " | ".join(figures) + f" | {products(row) or '-'} |"

@@ -80,6 +80,11 @@ def _known() -> dict[str, dict[str, Any]]:
             "next_power_of_2": triton.next_power_of_2,
             "round_up": lambda x, y: triton.cdiv(x, y) * y,
         },
+        "vllm.utils.deep_gemm": {
+            "get_tma_aligned_size": lambda size, width: (
+                triton.cdiv(size, 16 // width) * (16 // width)
+            )
+        },
         "vllm.utils.torch_utils": {"direct_register_custom_op": register_op},
         "vllm.model_executor.layers.quantization.utils.quant_utils": {
             "get_fp8_min_max": lambda: (fp8.min, fp8.max)

@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Upstream's own kernels and common ops of the pinned releases, reported beside ours.
+
+Their files come from the pinned source archives and run behind stand-ins for the rest
+of vLLM. Their rows show what a deployment without this stack compiles; they are never
+judged.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import triton
+import triton.language as tl
+
+from benchmarks.files import (
+    ATTENTION,
+    CACHE_UTILS,
+    COMMON,
+    DECODE,
+    FILES,
+    INSERT,
+)
+from benchmarks.prepare import upstream
+from benchmarks.upstream import importing
+from xpustack.cache import Cache, atomic_dir
+
+from .record import Launch, recording
+from .shapes import (
+    CONTEXT,
+    HEAD_DIM,
+    INDEX_DIM,
+    INDEX_HEADS,
+    PAGE_BYTES,
+    ROPE_DIM,
+    WINDOW,
+    f32,
+    i32,
+    i64,
+    meta,
+    pages,
+    u8,
+)
+
+RELEASES = ("0.23.0", "0.33.0")
+Load = Callable[[str], ModuleType]
+Call = tuple[str, str, Callable[[], Any]]
+
+
+@triton.jit
+def softmax(x, dim: tl.constexpr = 0):
+    """`tl.softmax` with a named axis, which triton-xpu 3.3 does not have."""
+    tl.static_assert(dim == 0)
+    weight = tl.exp(x - tl.max(x, 0))
+    return weight / tl.sum(weight, 0)
+
+
+def record(cache: Cache) -> list[tuple[str, str, str, Launch]]:
+    """Record upstream's launches: (release, op, label, launch)."""
+    found = []
+    for release in RELEASES:
+        with importing(files(cache, release)) as load, newer_softmax():
+            for op, label, call in calls(release, load):
+                with recording() as launches:
+                    call()
+                found += [(f"v{release}", op, label, launch) for launch in launches]
+    return found
+
+
+@contextmanager
+def newer_softmax() -> Iterator[None]:
+    """Make `tl.softmax` be `softmax` while kernels are recorded and compiled."""
+    original = tl.softmax
+    tl.softmax = softmax
+    try:
+        yield
+    finally:
+        tl.softmax = original
+
+
+def files(cache: Cache, release: str) -> Path:
+    """A release's kernel files in the cache."""
+    target = cache.root / "upstream-kernels" / f"{release}-{len(FILES[release])}"
+    if not target.is_dir():
+        with atomic_dir(target) as folder:
+            upstream(folder, release)
+    return target
+
+
+def calls(release: str, load: Load) -> Iterator[Call]:
+    """(op, label, call) of what XPU runs of a release."""
+    yield from attention(load)
+    if release == "0.23.0":
+        yield from common(load)
+        yield from compressor(load)
+        yield from norms(load)
+
+
+def attention(load: Load) -> Iterator[Call]:
+    """Sparse attention, its gather, and the insert."""
+    for label, heads, keys in (
+        ("Flash TP1", 64, 640),
+        ("Flash TP8", 8, 640),
+        ("Pro TP1", 128, 1152),
+    ):
+        yield (
+            "prefill",
+            label,
+            lambda h=heads, k=keys: load(ATTENTION).triton_bf16_mla_sparse_interface(
+                meta(2048, h, HEAD_DIM),
+                meta(65536, 1, HEAD_DIM),
+                meta(2048, 1, k, dtype=i32),
+                HEAD_DIM**-0.5,
+                block_dpe=0,
+            ),
+        )
+    yield (
+        "gather",
+        "slots",
+        lambda: load(DECODE).dequant_gather_slots(
+            meta(10240, HEAD_DIM), pages(64), meta(10240, dtype=i32), 64
+        ),
+    )
+    yield (
+        "insert",
+        "Flash TP1",
+        lambda: load(INSERT).xpu_qnorm_rope_kv_fp8_insert(
+            meta(16, 64, HEAD_DIM),
+            meta(16, HEAD_DIM),
+            meta(4096, PAGE_BYTES[64], dtype=u8),
+            meta(16, dtype=i64),
+            meta(16, dtype=i64),
+            meta(65536, ROPE_DIM, dtype=f32),
+            1e-6,
+            64,
+        ),
+    )
+
+
+def common(load: Load) -> Iterator[Call]:
+    """Gather by request, indexer queries, inverse RoPE, indices."""
+    table = meta(16, 4096, dtype=i32)
+    rows = meta(16, dtype=i32)
+    yield (
+        "gather",
+        "by request",
+        lambda: load(CACHE_UTILS).dequantize_and_gather_k_cache(
+            meta(16, 4096, HEAD_DIM), pages(64), rows, rows, table, 64, 0
+        ),
+    )
+    tokens, topk = 2048, 512
+    yield (
+        "topk",
+        "global",
+        lambda: load(CACHE_UTILS).compute_global_topk_indices_and_lens(
+            meta(tokens, topk, dtype=i32),
+            meta(tokens, dtype=i32),
+            table,
+            64,
+            meta(tokens, dtype=u8),
+        ),
+    )
+    yield (
+        "topk",
+        "combine",
+        lambda: load(CACHE_UTILS).combine_topk_swa_indices(
+            meta(tokens, topk, dtype=i32),
+            meta(17, dtype=i32),
+            rows,
+            rows,
+            WINDOW,
+            4,
+            topk,
+            8192,
+            4096,
+        ),
+    )
+    yield (
+        "topk",
+        "mixed",
+        lambda: load(CACHE_UTILS).build_flashinfer_mixed_sparse_indices(
+            meta(16, WINDOW, dtype=i32),
+            None,
+            None,
+            meta(tokens, topk, dtype=i32),
+            meta(17, dtype=i32),
+            rows,
+            meta(tokens + 16, dtype=i32),
+            table,
+            64,
+            table,
+            64,
+            WINDOW,
+            4,
+            topk,
+        ),
+    )
+    yield (
+        "indexer_q",
+        "FP8",
+        lambda: load(f"{COMMON}fused_indexer_q.py").fused_indexer_q_rope_quant(
+            meta(16, dtype=i64),
+            meta(16, INDEX_HEADS, INDEX_DIM),
+            meta(65536, ROPE_DIM, dtype=f32),
+            meta(16, INDEX_HEADS),
+            INDEX_DIM**-0.5,
+            INDEX_HEADS**-0.5,
+        ),
+    )
+    yield (
+        "inv_rope",
+        "FP8",
+        lambda: load(f"{COMMON}fused_inv_rope_fp8_quant.py").fused_inv_rope_fp8_quant(
+            meta(16, 64, HEAD_DIM),
+            meta(16, dtype=i64),
+            meta(65536, ROPE_DIM, dtype=f32),
+            8,
+            8,
+        ),
+    )
+
+
+def compressor(load: Load) -> Iterator[Call]:
+    """Partial states, and compress + norm + RoPE + insert for both caches."""
+    for ratio, overlap in ((4, True), (128, False)):
+        width = HEAD_DIM * (2 if overlap else 1)
+        yield (
+            "compressor",
+            f"partial states, ratio {ratio}",
+            lambda w=width, r=ratio: load(
+                f"{COMMON}save_partial_states.py"
+            ).save_partial_states(
+                meta(16, w, dtype=f32),
+                meta(16, w, dtype=f32),
+                meta(r, w, dtype=f32),
+                meta(16, dtype=i64),
+                meta(4096, r, 2 * w, dtype=f32),
+                meta(16, dtype=i64),
+                r,
+                w,
+                r,
+            ),
+        )
+        yield (
+            "compressor",
+            f"compress and insert, ratio {ratio}",
+            lambda w=width, r=ratio, o=overlap: compress(
+                load, HEAD_DIM, w, r, o, pages(64), 64, 576, 8
+            ),
+        )
+    yield (
+        "compressor",
+        "compress and insert, indexer",
+        lambda: compress(
+            load,
+            INDEX_DIM,
+            2 * INDEX_DIM,
+            4,
+            True,
+            meta(4096, 64, INDEX_DIM + 4, dtype=u8),
+            INDEX_DIM,
+            INDEX_DIM,
+            4,
+        ),
+    )
+
+
+def compress(
+    load: Load,
+    head_dim: int,
+    width: int,
+    ratio: int,
+    overlap: bool,
+    cache: Any,
+    quant_block: int,
+    token_stride: int,
+    scale_dim: int,
+) -> None:
+    """One launch of the compressor for one cache."""
+    load(f"{COMMON}fused_compress_quant_cache.py").compress_norm_rope_store_triton(
+        state_cache=meta(4096, ratio, 2 * width, dtype=f32),
+        num_actual=16,
+        token_to_req_indices=meta(16, dtype=i32),
+        positions=meta(16, dtype=i64),
+        slot_mapping=meta(16, dtype=i64),
+        block_table=meta(16, CONTEXT // 64, dtype=i32),
+        block_size=ratio,
+        state_width=width,
+        cos_sin_cache=meta(65536, ROPE_DIM, dtype=f32),
+        kv_cache=cache,
+        k_cache_metadata=SimpleNamespace(slot_mapping=meta(16, dtype=i64)),
+        pdl_kwargs={},
+        head_dim=head_dim,
+        rope_head_dim=ROPE_DIM,
+        compress_ratio=ratio,
+        overlap=overlap,
+        use_fp4_cache=False,
+        rms_norm_weight=meta(head_dim),
+        rms_norm_eps=1e-6,
+        quant_block=quant_block,
+        token_stride=token_stride,
+        scale_dim=scale_dim,
+    )
+
+
+def norms(load: Load) -> Iterator[Call]:
+    """The RMS norms of attention's projections and of the draft model."""
+    for name, hidden, rank in (("Flash", 4096, 1024), ("Pro", 7168, 1536)):
+        yield (
+            "norm",
+            f"{name} q and kv",
+            lambda r=rank: load(f"{COMMON}fused_qk_rmsnorm.py").fused_q_kv_rmsnorm(
+                meta(16, r), meta(16, HEAD_DIM), meta(r), meta(HEAD_DIM), 1e-6
+            ),
+        )
+        yield (
+            "norm",
+            f"{name} draft input",
+            lambda h=hidden: load(
+                f"{COMMON}fused_mtp_input_rmsnorm.py"
+            ).fused_mtp_input_rmsnorm(
+                meta(16, h),
+                meta(16, dtype=i64),
+                meta(16, 4, h),
+                meta(h),
+                meta(h),
+                1e-6,
+                4,
+            ),
+        )
+        yield (
+            "norm",
+            f"{name} draft head",
+            lambda h=hidden: load(
+                f"{COMMON}fused_mtp_input_rmsnorm.py"
+            ).mtp_shared_head_rmsnorm(meta(16, h), meta(h), 1e-6),
+        )
