@@ -326,15 +326,18 @@ def decode_config(
 
 
 def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig:
+    if num_heads > 64 and num_tokens >= 8:
+        splits = _splits(2 * num_tokens, num_heads, max_keys, 128, 64, 132, 16)
+        return DecodeConfig(128, 64, splits, 8, 1, 128, 2, False)
     if num_heads > 16:
-        splits = _splits(num_tokens, num_heads, max_keys, 64, 32, 128, 16)
-        return DecodeConfig(64, 32, splits, 8, 3, 128, 1, False)
-    splits = _splits(num_tokens, num_heads, max_keys, 16, 32, 264, 16)
+        splits = _splits(2 * num_tokens, num_heads, max_keys, 64, 32, 256, 32)
+        return DecodeConfig(64, 32, splits, 4, 1, 128, 2, False)
+    splits = _splits(num_tokens, num_heads, max_keys, 16, 32, 256, 16)
     return DecodeConfig(16, 32, splits, 4, 3, 128, 1, False)
 
 
 def _splits(
-    num_tokens: int,
+    rows: int,
     num_heads: int,
     max_keys: int,
     block_h: int,
@@ -342,8 +345,11 @@ def _splits(
     programs: int,
     most: int,
 ) -> int:
-    """Power-of-two splits that fill `programs`, at most one a key tile."""
-    busy = max(num_tokens * triton.cdiv(num_heads, block_h), 1)
+    """Power-of-two splits that fill `programs` from `rows` unsplit ones a head block.
+
+    At most `most`, and at most one a key tile.
+    """
+    busy = max(rows * triton.cdiv(num_heads, block_h), 1)
     wanted = min(programs // busy, triton.cdiv(max_keys, block_n), most)
     return 1 << max(wanted.bit_length() - 1, 0) if wanted > 0 else 1
 

@@ -23,6 +23,7 @@ VALUE_DIM = 512
 class PrefillConfig(NamedTuple):
     """block_h heads and block_n keys a tile.
 
+    `halves` programs of 256 value dims each share a head block.
     `hold_tile` keeps queries and one tile of keys on chip for both products; without
     it the scores are summed over chunks of 64 dims and the values read again.
     """
@@ -32,6 +33,7 @@ class PrefillConfig(NamedTuple):
     num_warps: int
     num_stages: int
     grf: int
+    halves: int
     hold_tile: bool
 
 
@@ -60,22 +62,29 @@ def _prefill_kernel(
     HAS_SINK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
+    HALVES: tl.constexpr,
     HOLD_TILE: tl.constexpr,
 ):
     head_blocks = tl.cdiv(num_heads, BLOCK_H)
-    program = tl.program_id(0)
+    program = tl.program_id(0) // HALVES
+    half = tl.program_id(0) % HALVES
     token = (program // head_blocks).to(tl.int64)
     heads = (program % head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     head_mask = heads < num_heads
     keys = tl.arange(0, BLOCK_N)
-    value_dims = tl.arange(0, 512)
+    half_dims = tl.arange(0, 256)
+    value_dims = tl.arange(0, 512 // HALVES)
     dims = tl.arange(0, 64)
 
     q_rows = q_ptr + token * q_token_stride + heads.to(tl.int64) * q_head_stride
     q_rows = q_rows[:, None]
     q_mask = head_mask[:, None]
     if HOLD_TILE:
-        q = tl.load(q_rows + value_dims[None, :], mask=q_mask, other=0.0)
+        if HALVES == 1:
+            q = tl.load(q_rows + value_dims[None, :], mask=q_mask, other=0.0)
+        else:
+            q = tl.load(q_rows + half_dims[None, :], mask=q_mask, other=0.0)
+            q_high = tl.load(q_rows + 256 + half_dims[None, :], mask=q_mask, other=0.0)
         if EXTRA:
             q_extra = tl.load(q_rows + 512 + dims[None, :], mask=q_mask, other=0.0)
 
@@ -86,7 +95,7 @@ def _prefill_kernel(
 
     row_max = tl.full([BLOCK_H], -1.0e30, tl.float32)
     row_sum = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, 512], tl.float32)
+    acc = tl.zeros([BLOCK_H, 512 // HALVES], tl.float32)
     for start in range(0, length, BLOCK_N):
         position = start + keys
         row = tl.load(
@@ -100,6 +109,11 @@ def _prefill_kernel(
         if HOLD_TILE:
             kv = tl.load(kv_rows + value_dims[None, :], mask=kv_mask, other=0.0)
             score = tl.dot(q, tl.trans(kv))
+            if HALVES == 2:
+                kv_high = tl.load(
+                    kv_rows + 256 + value_dims[None, :], mask=kv_mask, other=0.0
+                )
+                score = tl.dot(q_high, tl.trans(kv_high), score)
             if EXTRA:
                 extra = tl.load(kv_rows + 512 + dims[None, :], mask=kv_mask, other=0.0)
                 score = tl.dot(q_extra, tl.trans(extra), score)
@@ -118,12 +132,15 @@ def _prefill_kernel(
         row_sum = row_sum * rescale + tl.sum(weight, 1)
         row_max = new_max
         p = weight.to(tl.bfloat16)
-        if HOLD_TILE:
-            acc = tl.dot(p, kv, acc * rescale[:, None])
+        acc *= rescale[:, None]
+        if HALVES == 2:
+            acc = tl.dot(p, kv, acc) if half == 0 else tl.dot(p, kv_high, acc)
+        elif HOLD_TILE:
+            acc = tl.dot(p, kv, acc)
         else:
             if tl.max(valid.to(tl.int32), 0) > 0:
                 v = tl.load(kv_rows + value_dims[None, :], mask=kv_mask, other=0.0)
-                acc = tl.dot(p, v, acc * rescale[:, None])
+                acc = tl.dot(p, v, acc)
 
     has_keys = row_sum > 0.0
     total = row_sum
@@ -132,7 +149,7 @@ def _prefill_kernel(
         total += tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - row_max)
     factor = tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)
     out_rows = out_ptr + token * out_token_stride
-    out_rows += heads.to(tl.int64)[:, None] * out_head_stride
+    out_rows += heads.to(tl.int64)[:, None] * out_head_stride + half * 256
     tl.store(
         out_rows + value_dims[None, :],
         (acc * factor[:, None]).to(tl.bfloat16),
@@ -150,10 +167,10 @@ def _prefill_kernel(
 def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
     """The configuration for one launch; see `sparse_decode.decode_config`."""
     if device_type != "cuda":
-        return PrefillConfig(16, 16, 16, 1, 256, False)
+        return PrefillConfig(16, 16, 16, 1, 256, 1, False)
     if num_heads > 16:
-        return PrefillConfig(64, 64, 8, 2, 128, True)
-    return PrefillConfig(16, 32, 4, 2, 128, True)
+        return PrefillConfig(64, 64, 8, 2, 128, 1, True)
+    return PrefillConfig(16, 64, 4, 2, 128, 1, True)
 
 
 def triton_bf16_mla_sparse_interface(
@@ -249,7 +266,8 @@ def triton_bf16_mla_sparse_interface(
         return out, max_logits, lse
 
     config = prefill_config(q.device.type, num_heads)
-    _prefill_kernel[(num_tokens * triton.cdiv(num_heads, config.block_h),)](
+    head_blocks = triton.cdiv(num_heads, config.block_h)
+    _prefill_kernel[(num_tokens * head_blocks * config.halves,)](
         q,
         kv,
         rows,
@@ -273,6 +291,7 @@ def triton_bf16_mla_sparse_interface(
         HAS_SINK=attn_sink is not None,
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
+        HALVES=config.halves,
         HOLD_TILE=config.hold_tile,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )

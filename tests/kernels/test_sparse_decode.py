@@ -69,7 +69,7 @@ def batch(tokens, heads, topk, window, device, seed=0, blocks=(3, 64, 2, 64)):
 def run_both(arguments, workspace=None):
     """The kernel's output, then the reference's, of the same arguments."""
     decode.xpu_sparse_decode_fp8(**arguments, workspace=workspace)
-    actual = arguments["out"].cpu()
+    actual = arguments["out"].cpu().clone()
     host = {
         name: value.cpu() if isinstance(value, torch.Tensor) else value
         for name, value in arguments.items()
@@ -173,7 +173,7 @@ def test_sinks(splits, monkeypatch, device):
     arguments["attn_sink"] = None
     without = check(arguments)
     assert torch.equal(without[:, 1], actual[:, 1])
-    assert not torch.equal(without[0, 2], actual[0, 2])
+    assert not torch.equal(without[0, 3], actual[0, 3])
 
 
 def test_scores_far_apart(tuned_for, device):
@@ -283,7 +283,8 @@ def test_bytes_requested(heads, tuned_for, device):
     with recording_loads() as loads:
         decode.xpu_sparse_decode_fp8(**arguments)
     config = decode.decode_config("", 2, heads, 110)
-    tiles = -(-heads // config.block_h) * config.halves
+    head_tile = config.block_h // config.halves
+    tiles = max(-(-heads // head_tile), config.halves)
     requested = 0
     for cache, slots in valid.items():
         allowed = set()
@@ -295,7 +296,7 @@ def test_bytes_requested(heads, tuned_for, device):
         touched = loads.within(arguments[cache])
         assert not set(touched) - allowed, f"{cache}: bytes outside valid tokens"
         requested += sum(touched.values())
-    print(f"head tile {config.block_h}: {requested / keys / tiles:.1f} bytes a key")
+    print(f"head tile {head_tile}: {requested / keys / tiles:.1f} bytes a key")
     assert requested <= 1.05 * keys * 584 * tiles
 
 
