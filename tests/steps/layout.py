@@ -30,6 +30,8 @@ if NEW:
     MODEL = f"vllm.models.deepseek_v4.{FOLDER}.model"
     MTP = f"vllm.models.deepseek_v4.{FOLDER}.mtp"
     OPS = "vllm.models.deepseek_v4.common.ops"
+    FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
+    CPU = "vllm.models.deepseek_v4.cpu.cpu_mla"
 else:
     ATTENTION = "vllm.model_executor.layers.deepseek_v4_attention"
     COMPRESSOR = "vllm.model_executor.layers.deepseek_compressor"
@@ -222,15 +224,41 @@ def attention_class() -> type[torch.nn.Module]:
     return found or model.DeepseekV4Attention
 
 
-def attention_layer(config: Any, compress_ratio: int) -> Any:
-    """The attention layer of one kind: 0 (window only), 4 or 128."""
+def attention_layer(
+    config: Any,
+    compress_ratio: int,
+    *,
+    kind: type[torch.nn.Module] | None = None,
+    aux_streams: list[Any] | None = None,
+) -> Any:
+    """The attention layer of one kind: 0 (window only), 4 or 128; of the class that
+    the model builds, or of another `kind`, as `cuda_attention_class`."""
     layer = COMPRESS_RATIOS.index(compress_ratio)
     topk_indices = torch.empty(512, 512, dtype=torch.int32)
     with current(config):
-        return attention_class()(
+        return (kind or attention_class())(
             config,
             prefix=f"model.layers.{layer}.attn",
             topk_indices_buffer=topk_indices,
+            aux_stream_list=aux_streams,
+        )
+
+
+def cuda_attention_class() -> type[torch.nn.Module]:
+    """The attention layer that CUDA builds from the same base."""
+    return module(FLASHMLA).DeepseekV4FlashMLAAttention
+
+
+def cpu_window_builder(config: Any) -> Any:
+    """The CPU backend's metadata builder of a layer's window cache."""
+    cache = attention_layer(config, 0).swa_cache_layer
+    builder = module(CPU).DeepseekV4CPUSparseSWAMetadataBuilder
+    with current(config):
+        return builder(
+            cache.get_kv_cache_spec(config),
+            [cache.prefix],
+            config,
+            torch.device("cpu"),
         )
 
 
@@ -259,7 +287,17 @@ def device() -> str:
     return current_platform.device_type
 
 
-def common_metadata(seq_lens: Sequence[int], query_lens: Sequence[int]) -> Any:
+def workspace() -> Any:
+    """vLLM's workspace manager, new and empty, as a worker makes it."""
+    manager = module("vllm.v1.worker.workspace")
+    manager.reset_workspace_manager()
+    manager.init_workspace_manager(torch.device(device()))
+    return manager.current_workspace_manager()
+
+
+def common_metadata(
+    seq_lens: Sequence[int], query_lens: Sequence[int], block_size: int = BLOCK_SIZE
+) -> Any:
     """`CommonAttentionMetadata` of requests with these lengths, in tokens.
 
     Request i owns the blocks i·n + 1 to (i + 1)·n of its block table, and each new
@@ -267,7 +305,7 @@ def common_metadata(seq_lens: Sequence[int], query_lens: Sequence[int]) -> Any:
     """
     from vllm.v1.attention.backend import CommonAttentionMetadata
 
-    width = MAX_MODEL_LEN // BLOCK_SIZE
+    width = MAX_MODEL_LEN // block_size
     requests = len(seq_lens)
     starts = torch.zeros(requests + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(query_lens, dtype=torch.int32).cumsum(0)
@@ -279,7 +317,7 @@ def common_metadata(seq_lens: Sequence[int], query_lens: Sequence[int]) -> Any:
         ]
     )
     owner = torch.repeat_interleave(torch.arange(requests), torch.tensor(query_lens))
-    blocks = table[owner, positions // BLOCK_SIZE].to(torch.int64)
+    blocks = table[owner, positions // block_size].to(torch.int64)
     lengths = torch.tensor(seq_lens, dtype=torch.int32)
     values = {
         "query_start_loc": starts.to(device()),
@@ -291,7 +329,7 @@ def common_metadata(seq_lens: Sequence[int], query_lens: Sequence[int]) -> Any:
         "max_query_len": max(query_lens),
         "max_seq_len": max(seq_lens),
         "block_table_tensor": table.to(device()),
-        "slot_mapping": (blocks * BLOCK_SIZE + positions % BLOCK_SIZE).to(device()),
+        "slot_mapping": (blocks * block_size + positions % block_size).to(device()),
         "positions": positions.to(device()),
         "_seq_lens_cpu": lengths,
     }

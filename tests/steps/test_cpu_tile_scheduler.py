@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The CPU backend plans no tiles, for whichever kinds of layer there are."""
+
+import layout
+import pytest
+
+
+def test_window_metadata_is_built() -> None:
+    config = layout.vllm_config()
+    builder = layout.cpu_window_builder(config)
+    with layout.current(config):
+        metadata = builder.build(0, layout.common_metadata((8, 13, 6), (1, 1, 1)))
+    plans = {
+        name: value
+        for name, value in vars(metadata).items()
+        if name.startswith("tile_sched")
+    }
+    assert plans
+    assert set(plans.values()) == {None}
+
+
+@pytest.mark.unchanged
+def test_known_kinds_have_no_plan() -> None:
+    plans = layout.cpu_window_builder(layout.vllm_config()).build_tile_scheduler(3)
+    assert set(plans.values()) == {None}
+    assert {"swaonly", "c4a", "c128a"} <= set(plans)
