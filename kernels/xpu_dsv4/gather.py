@@ -23,6 +23,8 @@ from ._launch import launch_options
 from ._triton import tl, triton
 
 ROWS = 8
+PAGED_ROWS = 4
+"""Fewer than ROWS: the block table's arithmetic would spill on PVC."""
 
 
 @triton.jit
@@ -218,7 +220,7 @@ def dequantize_and_gather_k_cache(
     max_rows = out.shape[1] - offset
     if num_reqs == 0 or max_rows == 0:
         return
-    workers = min(triton.cdiv(max_rows, ROWS), max(2048 // num_reqs, 1))
+    workers = min(triton.cdiv(max_rows, PAGED_ROWS), max(2048 // num_reqs, 1))
     _gather_paged_kernel[(num_reqs, workers)](
         out,
         k_cache,
@@ -235,6 +237,6 @@ def dequantize_and_gather_k_cache(
         block_table.stride(0),
         HAS_GATHER_LENS=gather_lens is not None,
         BLOCK_SIZE=block_size,
-        ROWS=ROWS,
+        ROWS=PAGED_ROWS,
         **launch_options(out.device, num_warps=4),
     )

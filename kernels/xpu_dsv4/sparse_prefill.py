@@ -167,7 +167,8 @@ def _prefill_kernel(
 def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
     """The configuration for one launch; see `sparse_decode.decode_config`."""
     if device_type != "cuda":
-        return PrefillConfig(16, 16, 16, 1, 256, 1, False)
+        block_h = 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64
+        return PrefillConfig(block_h, 16, 16, 1, 256, 1, False)
     if num_heads > 16:
         return PrefillConfig(64, 64, 8, 2, 128, 1, True)
     return PrefillConfig(16, 64, 4, 2, 128, 1, True)
