@@ -6,6 +6,7 @@ import torch
 from ._checks import (
     check_dtype,
     check_inner_contiguous,
+    check_range,
     check_same_device,
     check_shape,
     fail,
@@ -104,6 +105,7 @@ def compute_global_topk_indices_and_lens(
         block_table=block_table,
         is_valid_token=is_valid_token,
     )
+    check_range("topk_indices", topk_indices, -1, block_table.shape[1] * block_size)
     device = topk_indices.device
     slots = torch.empty((tokens, topk), dtype=torch.int32, device=device)
     lens = torch.empty(tokens, dtype=torch.int32, device=device)
@@ -240,6 +242,7 @@ def combine_topk_swa_indices(
         check_shape(name, tensor, size)
         check_dtype(name, tensor, torch.int32)
         check_inner_contiguous(name, tensor)
+        check_range(name, tensor, 0, 2**31)
     for name, value in (("window_size", window_size), ("topk", topk)):
         if value < 0:
             fail(name, value, "at least 0")
