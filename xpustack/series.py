@@ -335,5 +335,4 @@ def _mailinfo(mail: bytes) -> tuple[str, str]:
     headers = dict(
         line.split(": ", 1) for line in output.decode().splitlines() if ": " in line
     )
-    # `-b` keeps every tag but [PATCH], and the mark of a patch with it.
-    return headers.get("Subject", "").removeprefix("[PATCH] "), text
+    return headers.get("Subject", ""), text

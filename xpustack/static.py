@@ -163,8 +163,8 @@ def _step(seen: _Seen, step: Step) -> Iterator[Finding]:
     if not step.diff and not trailers.overlay and not trailers.kernels:
         yield finding("the step changes nothing and brings nothing")
     for file in step.files:
-        if problem := forbidden(file.path):
-            yield finding(f"{file.path}: {problem}")
+        if reason := forbidden(file.path):
+            yield finding(f"{file.path}: {reason}")
         if file.creates:
             yield finding(
                 f"{file.path}: a patch may not create a file: bring it as overlay"
@@ -188,8 +188,8 @@ def _step(seen: _Seen, step: Step) -> Iterator[Finding]:
     try:
         for path, comes in brought(project, seen.steps, step).items():
             seen.used.add(comes.source)
-            if problem := forbidden(path):
-                yield finding(f"{path}: {problem}")
+            if reason := forbidden(path):
+                yield finding(f"{path}: {reason}")
             if seen.blobs.get(path, NO_BLOB) != NO_BLOB:
                 yield finding(f"the tree already has {path}: patch it instead")
             seen.blobs[path] = _blob_id(comes.content)

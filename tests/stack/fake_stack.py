@@ -136,7 +136,7 @@ class FakeStack:
     def three_steps(self, release: str = "v1.0") -> None:
         """`first` and `second` edit one file; `third` brings overlay and kernel."""
         self.step("first", {"vllm/attention.py": edited(ATTENTION, 5)}, "", release)
-        both = edited(edited(ATTENTION, 5), 9)
+        both = edited(edited(ATTENTION, 5), 7)
         self.step("second", {"vllm/attention.py": both}, "", release)
         kernels = {
             f"vllm/v1/attention/ops/xpu_dsv4/{path.name}": path.read_text()
