@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Prefill attends to the gathered keys with the sink, up to each token's length."""
+
+from typing import Any
+
+import attention_batch
+import layout
+import pytest
+import reference_attention as reference
+import torch
+from attention_batch import NO_SINKS, Batch, random_sinks, sink_report
+
+TOLERANCE = 4e-3
+
+
+@pytest.mark.parametrize("ratio", attention_batch.RATIOS)
+def test_sinks_weigh_in(ratio: int) -> None:
+    sinks = random_sinks()
+    batch = Batch(ratio, (260, 140), (2, 2), sinks=sinks)
+    output = batch.forward()
+    report = sink_report(batch, output, sinks)
+    print(f"ratio {ratio}: {report}")
+    assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
+
+
+def test_prefill_and_decode_in_one_batch() -> None:
+    sinks = random_sinks()
+    batch = Batch(128, (131, 259), (1, 2), sinks=sinks)
+    output = batch.forward()
+    report = sink_report(batch, output, sinks)
+    assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
+
+
+def test_entries_may_start_with_none() -> None:
+    sinks = random_sinks()
+    batch = Batch(4, (131,), (2,), sinks=sinks)
+    batch.chosen[:, :20] = -1
+    batch.layer.topk_indices_buffer.copy_(batch.chosen)
+    output = batch.forward()
+    assert output.isfinite().all(), f"{int(output.isnan().sum())} values are NaN"
+    report = sink_report(batch, output, sinks)
+    assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
+
+
+def test_nothing_past_the_length_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(0, (40,), (2,), sinks=NO_SINKS)
+    module = layout.module(type(batch.layer).__module__)
+    combine = module.combine_topk_swa_indices
+
+    def with_padding_that_misleads(*args: Any, **kwargs: Any) -> Any:
+        indices, lens = combine(*args, **kwargs)
+        columns = torch.arange(indices.shape[1], device=indices.device)
+        return indices.masked_fill(columns >= lens[:, None], 0), lens
+
+    monkeypatch.setattr(module, "combine_topk_swa_indices", with_padding_that_misleads)
+    output = batch.forward()
+    error = reference.relative(output, batch.expected(NO_SINKS))
+    assert error < TOLERANCE, f"padding beyond the length counts: off by {error:.1%}"
+
+
+def test_queries_reach_beyond_32_bits() -> None:
+    batch = Batch(0, (9,), (3,), sinks=NO_SINKS)
+    batch.queries = attention_batch.far_apart(batch.queries, 2**30)
+    output = batch.forward()
+    report = sink_report(batch, output, NO_SINKS)
+    assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE, report
+
+
+def test_gathered_rows_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(4, (5, 6, 7, 9), (2, 2, 2, 3), sinks=NO_SINKS)
+    batch.layer.max_model_len = 4 * 1_380_000
+    rows = 4 * (1_380_000 + layout.WINDOW + batch.layer.max_num_batched_tokens)
+    with attention_batch.workspace_far_out(monkeypatch, rows * reference.HEAD_DIM):
+        output = batch.forward()
+    report = sink_report(batch, output, NO_SINKS)
+    assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE, report
+
+
+@pytest.mark.unchanged
+def test_without_sinks_it_is_plain_attention() -> None:
+    batch = Batch(128, (259,), (2,), sinks=NO_SINKS)
+    output = batch.forward()
+    assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE

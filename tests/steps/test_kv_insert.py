@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One launch norms and rotates the query and stores the rotated key to its page."""
+
+from types import SimpleNamespace
+
+import attention_batch
+import kernel_trace
+import layout
+import pytest
+import reference_attention as reference
+import torch
+
+TOLERANCE = 4e-3
+BLOCKS = 3
+
+
+class Insert:
+    """A window-only layer with an empty cache, and random tokens for given slots."""
+
+    def __init__(self, slots: list[int], heads: int = layout.HEADS) -> None:
+        config = layout.vllm_config()
+        self.layer = layout.attention_layer(config, 0)
+        spec = self.layer.swa_cache_layer.get_kv_cache_spec(config)
+        pages = torch.zeros(BLOCKS, spec.page_size_bytes, dtype=torch.uint8)
+        self.block_size = spec.block_size
+        self.cache = reference.as_cache(pages.to(layout.device()), spec.block_size)
+        self.layer.swa_cache_layer.kv_cache = self.cache
+        generator = torch.Generator().manual_seed(3)
+        tokens, dim = len(slots), reference.HEAD_DIM
+        kv = torch.randn(tokens, dim, generator=generator).to(torch.bfloat16)
+        q = torch.randn(tokens, heads, dim, generator=generator).to(torch.bfloat16)
+        self.kv, self.q = kv.to(layout.device()), q.to(layout.device())
+        self.positions = torch.arange(100, 100 + tokens).to(layout.device())
+        self.slots = torch.tensor(slots).to(layout.device())
+        table = self.layer.rotary_emb.cos_sin_cache[100 : 100 + tokens].cpu()
+        normal = reference.normalize(q, self.layer.eps)
+        self.expected_q = reference.rotate(normal, table[:, None])
+        self.expected_kv = reference.quantize(reference.rotate(kv, table))
+
+    def run(self) -> torch.Tensor:
+        metadata = SimpleNamespace(slot_mapping=self.slots, block_size=self.block_size)
+        return self.layer._fused_qnorm_rope_kv_insert(
+            self.q,
+            self.kv,
+            self.positions,
+            {self.layer.swa_cache_layer.prefix: metadata},
+        )
+
+    def stored(self, slot: int) -> torch.Tensor:
+        block, position = divmod(slot, self.block_size)
+        return reference.read(self.cache.cpu(), block, position)
+
+
+def test_one_launch_stores_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = Insert([5, 64, 190])
+    with (
+        kernel_trace.traced(monkeypatch) as trace,
+        kernel_trace.stores(monkeypatch) as again,
+    ):
+        insert.run()
+    assert not any(again), f"bytes stored again by each launch: {again}"
+    assert len(trace.launches) == 1, f"launches {trace.launches}"
+
+
+def test_it_makes_no_copy_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = Insert([5, 64])
+    with kernel_trace.traced(monkeypatch) as trace:
+        insert.run()
+    assert not trace.made, f"allocates: {sorted(set(trace.made))}"
+
+
+def test_tokens_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    insert = Insert([70], heads=64)
+    tokens = 2**31 // insert.q.numel() + 1
+    shape = (tokens, *insert.q.shape[1:])
+    front = attention_batch.zeros_far_out(2**31 + tokens * insert.q.numel())
+    q = front[2**31 :].view(shape)
+    q[-1] = insert.q[0]
+    kv = attention_batch.zeros_far_out(tokens * reference.HEAD_DIM)
+    kv = kv.view(tokens, reference.HEAD_DIM)
+    kv[-1] = insert.kv[0]
+    positions = insert.positions.new_zeros(tokens)
+    positions[-1] = insert.positions[0]
+    slots = insert.slots.new_full((tokens,), -1)
+    slots[-1] = insert.slots[0]
+    insert.q, insert.kv, insert.positions, insert.slots = q, kv, positions, slots
+    with kernel_trace.last_row_of_programs(monkeypatch):
+        output = insert.run()
+    error = reference.relative(output[-1:], insert.expected_q)
+    assert error < TOLERANCE, f"the last of {tokens} queries is off by {error:.0%}"
+    assert reference.relative(insert.stored(70), insert.expected_kv[0]) < TOLERANCE
+
+
+@pytest.mark.unchanged
+def test_values_and_page() -> None:
+    slots = [5, -1, 64, 190]
+    insert = Insert(slots)
+    output = insert.run()
+    assert reference.relative(output, insert.expected_q) < TOLERANCE
+    for row, slot in enumerate(slots):
+        if slot >= 0:
+            expected = insert.expected_kv[row]
+            assert reference.relative(insert.stored(slot), expected) < TOLERANCE
+    written = [slot for slot in range(192) if insert.stored(slot).any()]
+    assert written == sorted(slot for slot in slots if slot >= 0)
