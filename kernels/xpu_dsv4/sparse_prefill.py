@@ -165,7 +165,7 @@ def _prefill_kernel(
 
 
 def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
-    """The configuration for one launch; see `sparse_decode.decode_config`."""
+    """The configuration for one launch; see `_decode_config.decode_config`."""
     if device_type != "cuda":
         block_h = 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64
         return PrefillConfig(block_h, 16, 16, 1, 256, 1, False)
