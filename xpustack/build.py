@@ -121,7 +121,10 @@ def _install(runner: Runner, tree: Tree, wheel: Path, site: Path) -> Completed:
     return _pip(
         runner,
         tree,
-        ["install", "--no-deps", "--no-compile", "--target", str(site), str(wheel)],
+        [
+            *("install", "--no-deps", "--no-compile", "--root-user-action=ignore"),
+            *("--target", str(site), str(wheel)),
+        ],
         cwd=wheel.parent,
         extra={},
     )
@@ -140,7 +143,6 @@ def _pip(
         [
             *(sys.executable, "-m", "pip", "--isolated", "--no-input", *arguments),
             *("--no-index", "--no-cache-dir", "--disable-pip-version-check"),
-            "--root-user-action=ignore",
         ],
         cwd=cwd,
         env=clean_environment(**extra),

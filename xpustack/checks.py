@@ -274,7 +274,7 @@ class _Planner:
                     notes=found.notes,
                 )
 
-            return self._cached(key, compute)
+            return self._cached(label, key, compute)
 
         return _Task(self._release.name, label, "lint", work, after=previous)
 
@@ -299,13 +299,13 @@ class _Planner:
                 return _test_result(self._release.name, step, done, before is None)
 
             return self._cached(
-                f"test-{steptest.key_of(step, stuff, old, new)}", compute
+                step.slug, f"test-{steptest.key_of(step, stuff, old, new)}", compute
             )
 
         needs = (second,) if first is None else (first, second)
         return _Task(self._release.name, step.slug, "test", work, needs)
 
-    def _cached(self, key: str, compute: Callable[[], Result]) -> Result:
+    def _cached(self, step: str, key: str, compute: Callable[[], Result]) -> Result:
         """A stored pass, or a new result. A failure is never stored, so that a
         second run looks again."""
         known = self._cache.results_get(key)
@@ -315,7 +315,8 @@ class _Planner:
             except msgspec.ValidationError:
                 pass
             else:
-                return msgspec.structs.replace(result, cached=True)
+                # The same trees may be judged as a step and as a tip.
+                return msgspec.structs.replace(result, step=step, cached=True)
         result = compute()
         if result.status == "passed":
             self._cache.results_put(key, msgspec.to_builtins(result))

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from fake_stack import FakeStack
 from sdists import FILES, pinned, write_sdist
+from tiny_stack import TWO, VALUE, TinyStack
 
 from xpustack.cache import Cache
 from xpustack.pin import entry
@@ -71,4 +72,14 @@ def three_steps(tmp_path_factory: pytest.TempPathFactory) -> FakeStack:
     """A stack whose v1.0 has three steps; take a copy to change it."""
     stack = FakeStack(tmp_path_factory.mktemp("stack"))
     stack.three_steps()
+    return stack
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
+    """A stack that builds in seconds; its cache is shared, its files are not to
+    be changed: take a copy."""
+    stack = TinyStack(tmp_path_factory.mktemp("tiny"))
+    for release in ("v1.0", "v2.0"):
+        stack.add("raise-value", {VALUE: TWO}, release)
     return stack

@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One wheel a tree, named after it, built once."""
+
+import pytest
+from tiny_stack import BASE, TinyStack
+
+from xpustack.build import build, version_of
+from xpustack.errors import CheckFailed
+from xpustack.process import Runner, Stopped
+from xpustack.store import Store
+
+
+def test_a_tree_is_built_installed_and_kept(tiny: TinyStack):
+    base, tip = tiny.builds(Runner())
+    assert base.version == "1.0+xpu.dsv4.1.step0"
+    assert tip.version == "1.0+xpu.dsv4.1"
+    assert tip.wheel.name == "vllm-1.0+xpu.dsv4.1-py3-none-any.whl"
+    assert "VALUE = 2" in (tip.installed / "vllm/value.py").read_text()
+    assert "VALUE = 1" in (base.installed / "vllm/value.py").read_text()
+    assert all(again.cached for again in tiny.builds(Runner()))
+
+
+def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path):
+    stack = TinyStack(tmp_path)
+    stack.add("break-it", {"setup.py": "raise SystemExit('the build is broken')\n"})
+    tree = stack.trees()[1]
+    with pytest.raises(CheckFailed, match="pip wheel failed") as caught:
+        build(Runner(), stack.cache, Store(stack.cache), tree, version_of(tree, 1))
+    assert "the build is broken" in "\n".join(caught.value.detail)
+    assert caught.value.step == "break-it"
+    assert list(stack.cache.wheels.iterdir()) == []
+    assert list((stack.cache.root / "work").iterdir()) == []
+
+
+def test_a_wheel_of_another_version_is_refused(tmp_path):
+    stack = TinyStack(tmp_path)
+    script = BASE["setup.py"].replace("version=version", "version='7'")
+    stack.add("rename-it", {"setup.py": script})
+    tree = stack.trees()[1]
+    with pytest.raises(CheckFailed, match="one wheel of version"):
+        build(Runner(), stack.cache, Store(stack.cache), tree, version_of(tree, 1))
+
+
+def test_a_stopped_runner_starts_nothing(tmp_path):
+    stack = TinyStack(tmp_path)
+    runner = Runner()
+    runner.stop()
+    tree = stack.trees()[0]
+    with pytest.raises(Stopped):
+        build(runner, stack.cache, Store(stack.cache), tree, version_of(tree, 0))
+    assert not any(stack.cache.wheels.glob("*"))

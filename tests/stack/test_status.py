@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The status matrix, and the README that must agree with it."""
+
+import pytest
+from tiny_stack import TinyStack
+
+from xpustack import releases, status
+from xpustack.errors import UsageError
+from xpustack.project import Project
+from xpustack.status import Entry, matrix
+
+
+def entry(release: str, position: int, step: str) -> Entry:
+    return Entry(release, position, step, "subject", 3, 0, "Pending")
+
+
+def test_slugs_keep_the_order_of_every_series():
+    found = [
+        entry("v1", 1, "guards"),
+        entry("v1", 2, "layer"),
+        entry("v2", 1, "rope"),
+        entry("v2", 2, "layer"),
+        entry("v2", 3, "events"),
+    ]
+    rows = matrix(found, ("v1", "v2"))
+    slugs = [slug for slug, _ in rows]
+    assert slugs.index("guards") < slugs.index("layer")
+    assert slugs.index("layer") < slugs.index("events")
+    assert dict(rows)["guards"] == [found[0], None]
+
+
+def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack):
+    pinned = releases.load(tiny.project)
+    readme = tiny.project.root / "README.md"
+    text = f"# Stack\n\n{status.BEGIN}\n{status.END}\n\nThe end.\n"
+    readme.write_text(text)
+    with pytest.raises(UsageError, match="stale"):
+        status.require_fresh(tiny.project, pinned)
+    assert status.write_readme(tiny.project, pinned)
+    assert not status.write_readme(tiny.project, pinned)
+    status.require_fresh(tiny.project, pinned)
+    written = readme.read_text()
+    row = "| `raise-value` | 2 lines, Pending | 2 lines, Pending |\n"
+    assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}{status.END}" in written
+    assert written.startswith("# Stack\n") and written.endswith("\nThe end.\n")
+    readme.write_text("no section\n")
+    with pytest.raises(UsageError, match="no section"):
+        status.write_readme(tiny.project, pinned)
+
+
+def test_the_readme_of_this_repository_is_fresh(real_project: Project):
+    status.require_fresh(real_project, releases.load(real_project))
