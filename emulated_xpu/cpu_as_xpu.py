@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A vLLM platform that says XPU and computes on the CPU."""
+
+from typing import Any
+
+import vllm_xpu_kernels._C  # noqa: F401  (as vLLM's own XPU platform does)
+import vllm_xpu_kernels._moe_C  # noqa: F401
+import vllm_xpu_kernels._xpu_C  # noqa: F401
+from vllm.platforms.cpu import CpuPlatform
+from vllm.platforms.interface import PlatformEnum
+
+from emulated_xpu import surface
+
+COMPUTE_UNITS = 64
+"""Xe cores of a Data Center Max 1550 tile."""
+MEMORY = 64 << 30
+"""Bytes of device memory of such a tile."""
+
+surface.provide()
+
+
+class EmulatedXpuPlatform(CpuPlatform):
+    """`is_xpu()` is true, tensors live on the CPU.
+
+    Derived from vLLM's CPU platform, because tensors, process groups and memory
+    are the CPU's. What an XPU answers differently is answered as vLLM's
+    XPUPlatform does.
+    """
+
+    _enum = PlatformEnum.XPU
+    device_name = "xpu"
+    device_type = "cpu"
+
+    @classmethod
+    def get_attn_backend_cls(cls, *args: Any, **kwargs: Any) -> str:
+        """The choice of vLLM's own XPU platform."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        chosen: str = XPUPlatform.get_attn_backend_cls(*args, **kwargs)
+        return chosen
+
+    @classmethod
+    def get_device_capability(cls, device_id: int = 0) -> None:
+        """XPU has no compute capability."""
+        return None
+
+    @classmethod
+    def get_device_total_memory(cls, device_id: int = 0) -> int:
+        return MEMORY
+
+    @classmethod
+    def num_compute_units(cls, device_id: int = 0) -> int:
+        return COMPUTE_UNITS
+
+    @classmethod
+    def supports_fp8(cls) -> bool:
+        return True
+
+    @classmethod
+    def support_static_graph_mode(cls) -> bool:
+        return False
+
+    @classmethod
+    def import_kernels(cls) -> None:
+        """The stand-ins are imported with this module."""

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`pytest -p emulated_xpu.pytest_plugin`: tests see an XPU where there is none.
+
+Must come before the first import of vllm and triton: vLLM chooses its platform,
+and whether Triton is real, when it is imported.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from emulated_xpu.platform import STANDINS
+
+os.environ["CUDA_VISIBLE_DEVICES"] = ""
+os.environ["TRITON_INTERPRET"] = "1"
+os.environ["VLLM_PLUGINS"] = "emulated_xpu"
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+# vLLM inspects models in a subprocess, which needs the stand-ins too.
+os.environ["PYTHONPATH"] = os.pathsep.join(
+    part for part in (os.environ.get("PYTHONPATH", ""), str(STANDINS)) if part
+)
+sys.path.insert(0, str(STANDINS))
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Repair the Triton interpreter before a test module imports a kernel."""
+    from kernels import interpreter
+
+    interpreter.repair()
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what stands in for what."""
+    from emulated_xpu.pins import kernels_version
+
+    return (
+        "emulated XPU: CPU tensors, stand-ins for vllm_xpu_kernels"
+        f" {kernels_version()} from {Path(__file__).parent.name}"
+    )

@@ -1,0 +1,13 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Fused experts: `xpu_fused_moe` up to 0.1.7, `XpuFusedMoe` from 0.1.8 on."""
+
+from typing import Any, NoReturn
+
+
+def xpu_fused_moe(*args: Any, **kwargs: Any) -> NoReturn:
+    raise NotImplementedError("xpu_fused_moe on the emulated XPU")
+
+
+class XpuFusedMoe:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        raise NotImplementedError("XpuFusedMoe on the emulated XPU")
