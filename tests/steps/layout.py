@@ -244,6 +244,13 @@ def attention_layer(
         )
 
 
+def compressor(config: Any, *, indexer: bool) -> Any:
+    """The compressor of a ratio-4 layer, or of its `indexer`, from that layer."""
+    layer = attention_layer(config, 4)
+    owner = layer.indexer if indexer else getattr(layer, "mla_attn", layer)
+    return owner.compressor
+
+
 def cuda_attention_class() -> type[torch.nn.Module]:
     """The attention layer that CUDA builds from the same base."""
     return module(FLASHMLA).DeepseekV4FlashMLAAttention
