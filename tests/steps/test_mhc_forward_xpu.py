@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hyper-connections take few launches on an XPU whose kernels package has none."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import kernel_trace
+import layout
+import pytest
+import torch
+
+STREAMS, HIDDEN, TOKENS = 4, 512, 3
+ROUNDS = 20
+EPS = 1e-6
+POST_MULT = 2.0
+TOLERANCE = 4e-3
+
+
+class Inputs:
+    """Residual streams of a few tokens, and a layer's gate weights."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(11)
+
+        def normal(*shape: int) -> torch.Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.residual = normal(TOKENS, STREAMS, HIDDEN).to(torch.bfloat16)
+        self.x = normal(TOKENS, HIDDEN).to(torch.bfloat16)
+        self.fn = normal(STREAMS * (STREAMS + 2), STREAMS * HIDDEN) / 32
+        self.scale = normal(3).abs()
+        self.base = normal(STREAMS * (STREAMS + 2))
+
+    def on_device(self) -> "Inputs":
+        moved = object.__new__(Inputs)
+        for name, value in vars(self).items():
+            setattr(moved, name, value.to(layout.device()))
+        return moved
+
+
+def pre(inputs: Inputs, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """(post, comb, input) of manifold-constrained hyper-connections, float64: gates of
+    the normalized streams, comb made doubly stochastic by Sinkhorn's rounds."""
+    streams = residual.double()
+    flat = streams.flatten(1)
+    mixes = flat @ inputs.fn.double().T
+    mixes *= (flat.square().mean(1, keepdim=True) + EPS).rsqrt()
+    first, second, third = mixes.split([STREAMS, STREAMS, STREAMS**2], dim=1)
+    base = inputs.base.double().split([STREAMS, STREAMS, STREAMS**2])
+    scale = inputs.scale.double()
+    gate = (first * scale[0] + base[0]).sigmoid() + EPS
+    post = (second * scale[1] + base[1]).sigmoid() * POST_MULT
+    comb = (third * scale[2] + base[2]).view(-1, STREAMS, STREAMS).softmax(-1) + EPS
+    comb = comb / (comb.sum(1, keepdim=True) + EPS)
+    for _ in range(ROUNDS - 1):
+        comb = comb / (comb.sum(2, keepdim=True) + EPS)
+        comb = comb / (comb.sum(1, keepdim=True) + EPS)
+    return post[..., None], comb, (gate[..., None] * streams).sum(1)
+
+
+def post(inputs: Inputs, gates: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+    """post_j x + sum_i comb_ij residual_i, float64."""
+    mixed = torch.einsum("tij,tih->tjh", comb.double(), inputs.residual.double())
+    return mixed + gates.double() * inputs.x.double()[:, None]
+
+
+def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
+    difference = (actual.double().cpu() - expected).norm()
+    return bool(difference <= TOLERANCE * expected.norm())
+
+
+def head(inputs: Inputs, residual: torch.Tensor) -> torch.Tensor:
+    """The streams' sum under sigmoid gates of the normalized streams, float64."""
+    flat = residual.double().flatten(1)
+    mixes = flat @ inputs.fn[:STREAMS].double().T
+    mixes *= (flat.square().mean(1, keepdim=True) + EPS).rsqrt()
+    gate = (mixes * inputs.scale[0].double() + inputs.base[:STREAMS]).sigmoid() + EPS
+    return (gate[..., None] * residual.double()).sum(1)
+
+
+def kinds() -> list[str]:
+    """The ops that the model of this release calls on XPU."""
+    fused = layout.module(layout.MHC).MHCFusedPostPreOp
+    return ["pre", "post", *(["fused"] if "forward_xpu" in vars(fused) else [])]
+
+
+@pytest.fixture
+def ops(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """The layers' CustomOps where vllm-xpu-kernels brings none for them."""
+    mhc = layout.module(layout.MHC)
+    monkeypatch.setattr(torch.ops, "_xpu_C", SimpleNamespace())
+    with layout.current(layout.vllm_config()):
+        return SimpleNamespace(
+            pre=mhc.MHCPreOp(),
+            post=mhc.MHCPostOp(),
+            fused=mhc.MHCFusedPostPreOp(),
+            head=mhc.HCHeadOp(),
+        )
+
+
+def run(
+    kind: str, ops: Any, inputs: Inputs
+) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], kernel_trace.Trace]:
+    """What the op gives, what it must give, and what it asked of the device."""
+    device = inputs.on_device()
+    weights = (device.fn, device.scale, device.base)
+    numbers = (EPS, EPS, EPS, POST_MULT, ROUNDS)
+    gates, comb, _ = expected = pre(inputs, inputs.residual)
+    mixes = [value.float().to(layout.device()) for value in (gates, comb)]
+    with pytest.MonkeyPatch.context() as patch, kernel_trace.traced(patch) as trace:
+        if kind == "pre":
+            made = ops.pre(device.residual, *weights, *numbers)
+        elif kind == "post":
+            made = (ops.post(device.x, device.residual, *mixes),)
+        else:
+            made = ops.fused(device.x, device.residual, *mixes, *weights, *numbers)
+    if kind != "pre":
+        mixed = post(inputs, gates, comb)
+        expected = (mixed,) if kind == "post" else (mixed, *pre(inputs, mixed))
+    return made, expected, trace
+
+
+@pytest.mark.parametrize("kind", kinds())
+def test_few_launches(kind: str, ops: Any) -> None:
+    inputs = Inputs()
+    made, expected, trace = run(kind, ops, inputs)
+    other = [name for name in trace.made if "empty" not in name and "vllm" not in name]
+    assert not other, f"{len(other)} torch operators beside {trace.launches}"
+    assert 1 <= len(trace.launches) <= 2, f"launches {trace.launches}"
+    for actual, wanted in zip(made, expected, strict=True):
+        assert actual.shape == wanted.shape
+        assert close(actual, wanted)
+
+
+def test_streams_meet_in_the_head(ops: Any) -> None:
+    inputs = Inputs()
+    device = inputs.on_device()
+    (mixed,), _, trace = run("post", ops, inputs)
+    weights = (device.fn[:STREAMS], device.scale[:1], device.base[:STREAMS])
+    made = ops.head(mixed, *weights, EPS, EPS)
+    assert close(made, head(inputs, mixed.cpu()))
+    assert len(trace.made) <= 2, f"{len(trace.made)} torch operators"
