@@ -31,7 +31,7 @@ def provide_events() -> None:
 
 
 def provide_memory_figures() -> None:
-    """No accelerator answers `torch.accelerator`'s memory questions: nothing is used."""
+    """No accelerator answers memory questions: nothing is in use."""
     for name in (
         "memory_allocated",
         "memory_reserved",
@@ -48,8 +48,18 @@ def provide_capture_state() -> None:
     torch.cuda.is_current_stream_capturing = lambda: False
 
 
+def provide_pinning() -> None:
+    """Host memory is pinned for an accelerator, and there is none."""
+
+    def pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+        return tensor
+
+    torch.Tensor.pin_memory = pin_memory
+
+
 def provide() -> None:
     """Provide all of it. Called when the platform is chosen, before any test runs."""
     provide_events()
     provide_memory_figures()
     provide_capture_state()
+    provide_pinning()
