@@ -26,6 +26,7 @@ def random_pages(blocks: int, device: torch.device) -> torch.Tensor:
     flat = torch.zeros(blocks, PAGE, dtype=torch.uint8, device=device)
     data = flat[:, : BLOCK * 576].view(blocks, BLOCK, 576)
     values = torch.randn(blocks, BLOCK, NOPE, device=device) * 100
+    values.clamp_(-448, 448)
     data[..., :NOPE] = values.to(torch.float8_e4m3fn).view(torch.uint8)
     rope = torch.randn(blocks, BLOCK, ROPE, device=device).bfloat16()
     data[..., NOPE:] = rope.view(torch.uint8)

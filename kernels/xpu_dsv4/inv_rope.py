@@ -66,7 +66,7 @@ def _inv_rope_kernel(
         is_rope,
         HALF_ROPE,
     )
-    even, odd = rotate(even, odd, cos, -sin, is_rope)
+    even, odd = rotate(even, odd, cos, sin * -1.0, is_rope)
 
     width = HEADS_PER_GROUP * PAIRS
     out = (group * num_tokens + token) * width + (head % HEADS_PER_GROUP) * PAIRS

@@ -49,6 +49,11 @@ def _check_gates(
         check_inner_contiguous(name, tensor)
 
 
+def _check_repeats(sinkhorn_repeat: int) -> None:
+    if sinkhorn_repeat < 1:
+        fail("sinkhorn_repeat", sinkhorn_repeat, "at least 1")
+
+
 def _gates_and_input(
     streams: torch.Tensor,
     partial: torch.Tensor,
@@ -64,8 +69,6 @@ def _gates_and_input(
     device = streams.device
     post = torch.empty((tokens, HC_MULT), dtype=torch.float32, device=device)
     comb = torch.empty((tokens, HC_MULT, HC_MULT), dtype=torch.float32, device=device)
-    if sinkhorn[2] < 1:
-        fail("sinkhorn_repeat", sinkhorn[2], "at least 1")
     layer_input = finish(
         streams, partial, hc_scale, hc_base, rms_eps, pre_eps, (post, comb), sinkhorn
     )
@@ -134,6 +137,7 @@ def mhc_pre(
     """
     streams = _streams("residual", residual)
     _check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
+    _check_repeats(sinkhorn_repeat)
     check_same_device(
         residual=residual,
         fn=fn,
@@ -282,6 +286,7 @@ def mhc_fused_post_pre(
         x, residual, post_layer_mix, comb_res_mix
     )
     _check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
+    _check_repeats(sinkhorn_repeat)
     check_same_device(
         residual=residual,
         fn=fn,
