@@ -1,2 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computations of the stand-ins, one op family a module."""
+
+from emulated_xpu.ops import experts
+
+__all__ = ["experts"]

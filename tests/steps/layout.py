@@ -39,6 +39,7 @@ else:
     MTP = "vllm.model_executor.models.deepseek_v4_mtp"
     OPS = "vllm.v1.attention.ops.deepseek_v4_ops"
 MHC = "vllm.model_executor.layers.mhc"
+FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 INDEXER_BACKEND = "vllm.v1.attention.backends.mla.indexer"
 
 WINDOW = 128
@@ -254,6 +255,73 @@ def compressor(config: Any, *, indexer: bool) -> Any:
 def cuda_attention_class() -> type[torch.nn.Module]:
     """The attention layer that CUDA builds from the same base."""
     return module(FLASHMLA).DeepseekV4FlashMLAAttention
+
+
+def mxfp4_experts(
+    scales: Sequence[torch.Tensor],
+    *,
+    limit: float | None,
+    activation: str,
+    num_experts: int,
+    topk: int,
+    hidden: int,
+    inter: int,
+) -> Any:
+    """vLLM's routed experts of XPU with MXFP4 weights, as a function of hidden
+    states, w13, w2, top-k weights and top-k ids.
+
+    `scales` are those of w13 and w2; `activation` is a name of `MoEActivation`.
+    """
+    moe = module(f"{FUSED_MOE}.config")
+    oracle = module(f"{FUSED_MOE}.oracle.mxfp4")
+    act = module(f"{FUSED_MOE}.activation").MoEActivation[activation]
+    config = moe.FusedMoEConfig(
+        num_experts=num_experts,
+        experts_per_token=topk,
+        hidden_dim=hidden,
+        intermediate_size_per_partition=inter,
+        num_local_experts=num_experts,
+        num_logical_experts=num_experts,
+        activation=act,
+        device=device(),
+        routing_method=moe.RoutingMethodType.Default,
+        moe_parallel_config=moe.FusedMoEParallelConfig.make_no_parallel(),
+        in_dtype=torch.bfloat16,
+    )
+    backend = oracle.Mxfp4MoeBackend.XPU
+    quantization = oracle.make_mxfp4_moe_quant_config(
+        backend, w1_scale=scales[0], w2_scale=scales[1], swiglu_limit=limit
+    )
+    experts = oracle.backend_to_kernel_cls(backend)[0](config, quantization)
+
+    def run(
+        x: torch.Tensor,
+        w13: torch.Tensor,
+        w2: torch.Tensor,
+        topk_weights: torch.Tensor,
+        topk_ids: torch.Tensor,
+    ) -> torch.Tensor:
+        output = torch.empty_like(x)
+        experts.apply(
+            output=output,
+            hidden_states=x,
+            w1=w13,
+            w2=w2,
+            topk_weights=topk_weights,
+            topk_ids=topk_ids,
+            activation=act,
+            global_num_experts=num_experts,
+            expert_map=None,
+            a1q_scale=None,
+            a2_scale=None,
+            workspace13=torch.empty(0, device=x.device),
+            workspace2=torch.empty(0, device=x.device),
+            expert_tokens_meta=None,
+            apply_router_weight_on_input=False,
+        )
+        return output
+
+    return run
 
 
 def cpu_window_builder(config: Any) -> Any:

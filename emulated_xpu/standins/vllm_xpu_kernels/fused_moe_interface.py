@@ -3,11 +3,10 @@
 
 from typing import Any, NoReturn
 
+from emulated_xpu.fused_experts import XpuFusedMoe
+
+__all__ = ["XpuFusedMoe", "xpu_fused_moe"]
+
 
 def xpu_fused_moe(*args: Any, **kwargs: Any) -> NoReturn:
     raise NotImplementedError("xpu_fused_moe on the emulated XPU")
-
-
-class XpuFusedMoe:
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        raise NotImplementedError("XpuFusedMoe on the emulated XPU")
