@@ -10,11 +10,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import kernels.xpu_dsv4
 from xpustack.cache import Cache
 from xpustack.errors import StackError
 
 from . import compile as compiler
 from . import report, shapes, upstream
+from .coverage import launched
 from .ocloc import OclocError, find
 from .record import Launch, recording
 
@@ -82,6 +84,13 @@ def recorded(chosen: argparse.Namespace, cache: Cache) -> list[Recorded]:
     return [*upstream.record(cache), *ours]
 
 
+def uncovered(ours: Sequence[report.Row]) -> dict[str, Path]:
+    """Kernels of ours that no row stands for, with their files."""
+    seen = {row.kernel for row in ours}
+    shipped = launched(Path(kernels.xpu_dsv4.__path__[0]))
+    return {name: file for name, file in shipped.items() if name not in seen}
+
+
 def write_table(docs: Path, table: str) -> None:
     """Replace what stands between the markers in `docs`."""
     before, begin, rest = docs.read_text().partition(BEGIN)
@@ -119,6 +128,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.docs:
         write_table(chosen.docs, report.table(found, compilers, devices))
     ours = [row for row in found if row.origin == "ours"]
+    unseen = {} if chosen.call or chosen.op or chosen.label else uncovered(ours)
+    for name, file in unseen.items():
+        print(f"FAILED {name} ({file}): no call of aot/shapes.py launches it")
     bad = [row for row in ours if row.faults()]
     for row in bad:
         print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
@@ -127,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{len(ours)} of ours judged, {len(bad)} with faults, "
         f"{time.monotonic() - started:.0f} s; {chosen.json}"
     )
-    return 1 if bad else 0
+    return 1 if bad or unseen else 0
 
 
 if __name__ == "__main__":

@@ -25,6 +25,8 @@ SUITE = "sid"
 PACKAGES = ("intel-ocloc", "libigc2")
 OLDEST = (25, 0)
 """Releases of ocloc before this lack Xe2 and Xe3 devices or spill where it does not."""
+LONGEST = 300
+"""Seconds that one kernel may take to compile."""
 
 
 class OclocError(Exception):
@@ -45,15 +47,21 @@ class Ocloc:
 
     def run(self, *arguments: str, cwd: Path) -> str:
         """Run ocloc in `cwd` and return its output; OclocError if it fails."""
-        done = subprocess.run(
-            [*self.command, *arguments],
-            cwd=cwd,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+        try:
+            done = subprocess.run(
+                [*self.command, *arguments],
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                timeout=LONGEST,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise OclocError(
+                f"ocloc {' '.join(arguments)} took more than {LONGEST} s"
+            ) from error
         if done.returncode:
             raise OclocError(
                 f"ocloc {' '.join(arguments)} ended with {done.returncode}:\n"

@@ -188,6 +188,21 @@ def gather_cases() -> Iterator[Case]:
                 meta(10240, HEAD_DIM), pages(b), meta(10240, dtype=i32), b
             ),
         )
+        for lens in (None, meta(16, dtype=i32)):
+            yield Case(
+                "gather",
+                f"requests, {block} tokens a page"
+                + (", last rows" if lens is not None else ""),
+                lambda b=block, n=lens: op("gather", "dequantize_and_gather_k_cache")(
+                    meta(16, 8192, HEAD_DIM),
+                    pages(b),
+                    meta(16, dtype=i32),
+                    n,
+                    meta(16, CONTEXT // b, dtype=i32),
+                    b,
+                    0,
+                ),
+            )
 
 
 def indexer_cases() -> Iterator[Case]:

@@ -100,11 +100,7 @@ def calls(release: str, load: Load) -> Iterator[Call]:
 
 def attention(load: Load) -> Iterator[Call]:
     """Sparse attention, its gather, and the insert."""
-    for label, heads, keys in (
-        ("Flash TP1", 64, 640),
-        ("Flash TP8", 8, 640),
-        ("Pro TP1", 128, 1152),
-    ):
+    for label, heads, keys in (("Flash TP1", 64, 640), ("Flash TP8", 8, 640)):
         yield (
             "prefill",
             label,

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorder sees what a wrapper launches, down to divisibility."""
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+from aot.record import Launch, recording
+
+WIDTH = tl.constexpr(64)
+
+
+@triton.jit
+def add(x_ptr, y_ptr, size, scale, one, BLOCK: tl.constexpr):
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = offsets < size
+    x = tl.load(x_ptr + offsets, mask=mask, other=0.0)
+    tl.store(y_ptr + offsets * one, x * scale + WIDTH, mask=mask)
+
+
+def launch(offset: int = 0, size: int = 100, **options: object) -> Launch:
+    x = torch.empty(256, dtype=torch.bfloat16, device="meta")[offset:]
+    y = torch.empty(256, dtype=torch.float32, device="meta")
+    with recording() as launches:
+        add[(triton.cdiv(size, 32), 2)](x, y, size, 0.5, 1, BLOCK=32, **options)
+    return launches[0]
+
+
+def test_signature_and_constants() -> None:
+    found = launch(num_warps=8, grf_mode="256")
+    assert found.name == "add"
+    assert list(found.signature.values()) == [
+        "*bf16",
+        "*fp32",
+        "i32",
+        "fp32",
+        "constexpr",
+        "constexpr",
+    ]
+    assert found.constants == {(4,): 1, (5,): 32}
+    assert found.constexprs() == {"BLOCK": 32}
+    assert (found.num_warps, found.grf, found.grid) == (8, "256", (4, 2))
+
+
+def test_divisibility_follows_the_offset_of_a_view() -> None:
+    sixteen = [["tt.divisibility", 16]]
+    assert launch().attributes[(0,)] == sixteen
+    assert launch(offset=8).attributes[(0,)] == sixteen
+    assert launch(offset=1).attributes[(0,)] == []
+    assert launch(size=96).attributes[(2,)] == sixteen
+    assert launch(size=100).attributes[(2,)] == []
+
+
+def test_key_tells_configurations_apart() -> None:
+    keys = {
+        launch().key(),
+        launch(offset=1).key(),
+        launch(num_warps=8).key(),
+        launch(grf_mode="256").key(),
+    }
+    assert len(keys) == 4
+    assert launch().key() == launch().key()
+
+
+def test_key_sees_module_constants() -> None:
+    found = launch()
+    before = found.key()
+    (name, value), *_ = found.function.used_global_vals.items()
+    found.function.used_global_vals[name] = (tl.constexpr(128), value[1])
+    assert found.key() != before
+
+
+def test_unknown_launch_option_is_an_error() -> None:
+    with pytest.raises(KeyError, match=r"unknown options.*num_wraps"):
+        launch(num_wraps=4)
+
+
+def test_launching_is_restored_afterwards() -> None:
+    original = triton.JITFunction.run
+    with recording():
+        assert triton.JITFunction.run is not original
+    assert triton.JITFunction.run is original

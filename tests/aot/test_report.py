@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each rule of the report turns a row red, and a sound row has no fault."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from aot.compile import dots
+from aot.machine import read
+from aot.record import Launch
+from aot.report import Row
+
+CODE = {
+    "spill": 0,
+    "private": 0,
+    "grf": 256,
+    "simd": 16,
+    "slm": 1024,
+    "barriers": 1,
+    "dpas": 8,
+    "sends": 9,
+    "instructions": 99,
+}
+PV = {"shape": [16, 512], "warps": [1, 16], "of_probabilities": True}
+QK = {"shape": [16, 16], "warps": [16, 1], "of_probabilities": False}
+
+
+def row(code: dict[str, int] | None = None, **changed: Any) -> Row:
+    launch = SimpleNamespace(num_warps=16, num_stages=1, grf="256")
+    result = {
+        "dots": [QK, PV],
+        "threads_per_warp": 16,
+        "devices": {"pvc": CODE, "bmg": {**CODE, **(code or {})}},
+        **changed,
+    }
+    return Row("ours", "op", "kernel", ("call",), cast(Launch, launch), result)
+
+
+def test_a_sound_row_has_no_fault() -> None:
+    assert row().faults() == []
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault"),
+    [
+        (row({"spill": 64}), "bmg: 64 bytes of spill a thread"),
+        (row({"dpas": 0}), "bmg: a matrix product without dpas"),
+        (row({"slm": 131073}), "bmg: 131073 bytes of SLM a work-group"),
+        (row(threads_per_warp=128), "more than 1024 work-items a work-group"),
+        (
+            row(dots=[QK, {**PV, "warps": [16, 1]}]),
+            "PV product [16, 512] has sub-groups [16, 1]",
+        ),
+        (
+            row(dots=[QK, {**PV, "warps": [4, 4]}]),
+            "PV product [16, 512] has sub-groups [4, 4]",
+        ),
+        (
+            row(dots=[QK, {**PV, "shape": [128, 512], "warps": [16, 1]}]),
+            "PV product [128, 512] has sub-groups [16, 1]",
+        ),
+        (row(dots=[{**QK, "warps": None}]), "[16, 16] is not on the matrix unit"),
+        (row(error="boom"), "does not compile: boom"),
+    ],
+    ids=[
+        "spill",
+        "dpas",
+        "slm",
+        "items",
+        "rows",
+        "repeated",
+        "no columns",
+        "no dpas",
+        "error",
+    ],
+)
+def test_each_rule(bad: Row, fault: str) -> None:
+    assert len(bad.faults()) == 1
+    assert fault in bad.faults()[0]
+
+
+TTGIR = """\
+#mma = #triton_intel_gpu.dpas<{repeatCount = 8, warpsPerCTA = [4, 1], A = [8, 16]}>
+#m1 = #triton_intel_gpu.dpas<{repeatCount = 8, warpsPerCTA = [1, 4], A = [8, 16]}>
+    %0 = scf.if %c -> (tensor<16x16xf32>) {
+      %1 = math.exp2 %a : tensor<16x16xf32, #mma>
+    } else {
+      %1 = arith.addf %a, %b : tensor<16x16xf32, #mma>
+      %2 = tt.dot %1, %k, %z, inputPrecision = tf32 : A * B -> tensor<16x16xf32, #mma>
+    }
+    scf.for %i = %x to %y {
+      %1 = arith.mulf %2, %s : tensor<16x16xf32, #mma>
+      %3 = math.exp2 %1 : tensor<16x16xf32, #mma>
+      %4 = arith.truncf %3 : tensor<16x16xf32, #mma> to tensor<16x16xbf16, #mma>
+      %5 = tt.dot %4, %v, %acc : A * B -> tensor<16x512xf32, #m1>
+    }
+"""
+
+
+def test_products_of_probabilities_are_told_apart() -> None:
+    assert dots(TTGIR) == [
+        {"shape": [16, 16], "warps": [4, 1], "of_probabilities": False},
+        {"shape": [16, 512], "warps": [1, 4], "of_probabilities": True},
+    ]
+
+
+def test_machine_code_is_read(tmp_path: Path) -> None:
+    (tmp_path / ".ze_info").write_text(
+        "kernels:\n"
+        "  - name: 'other'\n    execution_env:\n      grf_count: 128\n"
+        "      simd_size: 32\n      spill_size: 7\n"
+        "  - name: 'mine'\n    execution_env:\n      barrier_count: 1\n"
+        "      grf_count: 256\n      simd_size: 16\n      spill_size: 640\n"
+        "version: '1.50'\n"
+    )
+    (tmp_path / ".text.mine.asm").write_text(
+        "L0:\n"
+        "(W)     mov (16|M0)   r1.0<1>:ud  0x0:ud\n"
+        "        send.ugm (16|M0)  r2 r3 null:0 0x0 0x0\n"
+        "(f0.0)  dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
+        "        dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
+    )
+    found = read(tmp_path, "mine")
+    assert (found.spill, found.grf, found.simd, found.barriers) == (640, 256, 16, 1)
+    assert (found.dpas, found.sends, found.instructions) == (2, 1, 4)
+    with pytest.raises(ValueError, match="names no kernel nobody"):
+        read(tmp_path, "nobody")
