@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Op schemas read out of the shared libraries of a vllm-xpu-kernels wheel.
+
+An extension registers its ops with schema strings, which stand NUL-terminated in
+its read-only data. Nothing is loaded or run, so no Intel runtime is needed.
+"""
+
+import re
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+import torch
+
+EXTENSION = ".abi3.so"
+"""Only Python's extension modules register ops; the other libraries hold kernels."""
+
+_CANDIDATE = re.compile(rb"(?<=\0)[A-Za-z_][\w.]*\([^\0]*\)\s*->\s*[^\0]{1,200}(?=\0)")
+
+
+def schemas_by_library(wheel: Path) -> dict[str, frozenset[str]]:
+    """Canonical schemas by extension module, `{"_moe_C": {"topk_softmax(...)"}}`.
+
+    The text holds no namespace: a module registers one of its own name, and `_C`
+    also `_C_cache_ops`. An extension without ops is absent.
+
+    Raises:
+        zipfile.BadZipFile: `wheel` is no archive, or a member is damaged.
+    """
+    found: dict[str, frozenset[str]] = {}
+    with zipfile.ZipFile(wheel) as archive:
+        for name in archive.namelist():
+            if name.endswith(EXTENSION):
+                ops = frozenset(schemas_in(archive.read(name)))
+                if ops:
+                    found[PurePosixPath(name).name.removesuffix(EXTENSION)] = ops
+    return found
+
+
+def schemas_in(library: bytes) -> Iterator[str]:
+    """Every string of `library` that torch reads as the schema of an op."""
+    for candidate in _CANDIDATE.finditer(library):
+        try:
+            yield canonical(candidate[0].decode("ascii"))
+        except (UnicodeDecodeError, ValueError):
+            continue
+
+
+def canonical(schema: str) -> str:
+    """The schema as torch prints it.
+
+    Raises:
+        ValueError: torch cannot read it, or it returns something of no known type
+            (a message such as `desc() -> a_desc` is no schema).
+    """
+    try:
+        parsed = torch._C.parse_schema(schema)
+    except RuntimeError as error:
+        raise ValueError(str(error)) from None
+    if any(value.type.kind() == "VarType" for value in parsed.returns):
+        raise ValueError(f"no known type is returned: {schema}")
+    return str(parsed)
