@@ -20,6 +20,7 @@ COLORS = {
     "FlashMLA": "#2a8c3c",
     "torch": "#888888",
 }
+COLUMNS = 4
 BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
 
 
@@ -39,18 +40,20 @@ def panels(rows: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]:
 
 
 def draw(report: dict[str, Any], target: Path) -> None:
-    """Time over tokens and per cent of the roof, a column a shape."""
+    """Time over tokens, below it per cent of the roof, for each shape."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     found = panels(report["rows"])
+    bands = -(-len(found) // COLUMNS)
     figure, axes = pyplot.subplots(
-        2, len(found), figsize=(3.2 * len(found), 6), sharex="col", squeeze=False
+        2 * bands, COLUMNS, figsize=(3.2 * COLUMNS, 5.4 * bands), squeeze=False
     )
-    for column, ((op, heads, keys), part) in enumerate(found.items()):
-        above, below = axes[0][column], axes[1][column]
+    for index, ((op, heads, keys), part) in enumerate(found.items()):
+        band, column = divmod(index, COLUMNS)
+        above, below = axes[2 * band][column], axes[2 * band + 1][column]
         title = op + (f" H{heads}" if heads else "") + (f" K{keys}" if keys else "")
         above.set_title(title, fontsize=9)
         for name in dict.fromkeys(row["candidate"] for row in part):
@@ -62,10 +65,20 @@ def draw(report: dict[str, Any], target: Path) -> None:
             below.semilogx(tokens, percent, label=name, **style)
         roof = sorted({(row["tokens"], row["roof"]) for row in part})
         above.loglog(*zip(*roof, strict=True), "k:", label="roof")
+        for axis in (above, below):
+            axis.set_xticks([tokens for tokens, _ in roof], minor=False)
+            axis.set_xticks([], minor=True)
+            axis.set_xticklabels([str(tokens) for tokens, _ in roof])
         below.set_ylim(0, 100)
         below.set_xlabel("tokens")
-    axes[0][0].set_ylabel("µs a call")
-    axes[1][0].set_ylabel("% of the roof")
+    for axis in axes.flat[:: COLUMNS * 2]:
+        axis.set_ylabel("µs a call")
+    for axis in axes.flat[COLUMNS :: COLUMNS * 2]:
+        axis.set_ylabel("% of the roof")
+    for index in range(len(found), bands * COLUMNS):
+        band, column = divmod(index, COLUMNS)
+        axes[2 * band][column].set_axis_off()
+        axes[2 * band + 1][column].set_axis_off()
     axes[0][0].legend(fontsize=7)
     facts = report["environment"]
     figure.suptitle(
@@ -124,7 +137,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"{chosen.docs} lacks {BEGIN} or {END}", file=sys.stderr)
         return 4
     chosen.docs.write_text(f"{before}{BEGIN}\n{table(report)}\n{END}{after}")
-    draw(report, chosen.picture)
+    if panels(report["rows"]):
+        draw(report, chosen.picture)
+    else:
+        print("no shape was measured at two token counts: no picture", file=sys.stderr)
     return 0
 
 
