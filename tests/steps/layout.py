@@ -32,12 +32,14 @@ if NEW:
     OPS = "vllm.models.deepseek_v4.common.ops"
     FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
     CPU = "vllm.models.deepseek_v4.cpu.cpu_mla"
+    QUANTIZATION = "vllm.models.deepseek_v4.quant_config"
 else:
     ATTENTION = "vllm.model_executor.layers.deepseek_v4_attention"
     COMPRESSOR = "vllm.model_executor.layers.deepseek_compressor"
     MODEL = "vllm.model_executor.models.deepseek_v4"
     MTP = "vllm.model_executor.models.deepseek_v4_mtp"
     OPS = "vllm.v1.attention.ops.deepseek_v4_ops"
+    QUANTIZATION = MODEL
 MHC = "vllm.model_executor.layers.mhc"
 FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 INDEXER_BACKEND = "vllm.v1.attention.backends.mla.indexer"
@@ -127,8 +129,9 @@ def write_config(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def vllm_config(*, speculative_tokens: int = 0) -> Any:
-    """A `VllmConfig` around `hf_config`, without a checkpoint or a tokenizer."""
+def vllm_config(*, speculative_tokens: int = 0, quantized: bool = False) -> Any:
+    """A `VllmConfig` around `hf_config`, without a checkpoint or a tokenizer; its
+    linear layers take bfloat16 weights, or FP8 in blocks where `quantized`."""
     from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
 
     scheduler = {
@@ -158,6 +161,9 @@ def vllm_config(*, speculative_tokens: int = 0) -> Any:
     attention = config.attention_config
     if getattr(attention, "sparse_mla_prefill_workspace_factor", 0) is None:
         attention.sparse_mla_prefill_workspace_factor = 5
+    if quantized:
+        quantization = module(QUANTIZATION).DeepseekV4FP8Config
+        config.quant_config = quantization.from_config(hf.quantization_config)
     if speculative_tokens:
         config.speculative_config = speculative_config(speculative_tokens)
     return config
