@@ -62,15 +62,27 @@ def define_ops(version: str | None = None) -> None:
             _libraries[namespace] = library
         library.define(schema)
         library.impl(
-            schema.partition("(")[0], _stand_in(name), "CompositeExplicitAutograd"
+            schema.partition("(")[0],
+            _stand_in(name, schema),
+            "CompositeExplicitAutograd",
         )
     _defined["version"] = version
 
 
-def _stand_in(name: str) -> Implementation:
+def _stand_in(name: str, schema: str) -> Implementation:
     implementation = _implementations.get(name)
+    tensors = [
+        (position, argument.name)
+        for position, argument in enumerate(torch._C.parse_schema(schema).arguments)
+        if argument.type.kind() == "TensorType"
+    ]
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        # torch takes None for any tensor; a kernel of a device would fail on it.
+        for position, argument in tensors:
+            given = args[position] if position < len(args) else kwargs[argument]
+            if given is None:
+                raise TypeError(f"{name}: {argument} must be a tensor, it is None")
         calls[name] += 1
         if implementation is None:
             raise NotImplementedError(
