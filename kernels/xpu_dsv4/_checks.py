@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Argument checks: a ValueError names the argument, its value and the expectation."""
 
 import os
+from typing import NoReturn
 
 import torch
 
@@ -9,7 +11,7 @@ DEBUG = os.environ.get("XPU_DSV4_DEBUG", "0") == "1"
 """Checks that read device memory, and so synchronize, run only when this is set."""
 
 
-def fail(name: str, value: object, expected: str) -> None:
+def fail(name: str, value: object, expected: str) -> NoReturn:
     """Raise ValueError for argument `name`."""
     raise ValueError(f"{name} = {value}: expected {expected}")
 

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """How a sparse decode is cut into programs, and the workspace that this takes."""
 
 from typing import NamedTuple
@@ -36,6 +37,7 @@ def decode_config(
         num_tokens: rows of `q`.
         num_heads: heads of `q`.
         max_keys: `topk_indices` plus `swa_indices` columns.
+
     """
     if device_type == "cuda":
         return _cuda_config(num_tokens, num_heads, max_keys)

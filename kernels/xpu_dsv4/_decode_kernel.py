@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """The fused sparse-decode kernel: FP8 page tokens in, attention or partials out."""
 
 from ._fp8 import (
@@ -40,7 +41,7 @@ def _load_slots(
 
 @triton.jit
 def _add_values(o, p, v, rescale, some, GUARD_PV: tl.constexpr):
-    """o * rescale + p @ v; GUARD_PV puts the product in a region of its own."""
+    """O * rescale + p @ v; GUARD_PV puts the product in a region of its own."""
     o *= rescale[:, None]
     if GUARD_PV:
         if some:

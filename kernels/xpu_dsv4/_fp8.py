@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Reading the 584-byte tokens of DeepSeek-V4's FP8 KV pages.
 
 A page of `block_size` tokens is planar: 576 bytes a token (448 e4m3 values, then 64

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Launch options that differ between Triton back ends."""
 
 import torch
@@ -20,6 +21,7 @@ def launch_options(
 
     Returns:
         Keyword arguments for `kernel[grid](...)`.
+
     """
     options: dict[str, int | str] = {"num_warps": num_warps, "num_stages": num_stages}
     if device.type in ("xpu", "meta"):

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Merging the partial attention of key splits, with the attention sink.
 
 A partial is (m, l, o): the largest score in log2 units, the sum of 2^(score - m), and
@@ -75,6 +76,7 @@ def merge_splits(
         attn_sink: fp32 `[heads]` in natural-log units, or None.
         out: bf16 `[tokens, heads, 512]`, written in place.
         splits: partials a row.
+
     """
     num_tokens, num_heads, _ = out.shape
     block_d = 128

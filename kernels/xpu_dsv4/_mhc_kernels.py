@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Kernels of the hyper-connections; `mhc.py` says what they compute.
 
 The projection is split over the hidden dimension, which a few tokens need to fill a

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Interleaved rotary embedding on bf16 pairs held as 32-bit words.
 
 Interleaved RoPE turns (x[2i], x[2i+1]), which is one aligned 32-bit word of a bf16

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Store-side quantization: power-of-two block scales, e4m3 and e2m1 codes.
 
 Everything works on the bits of an fp32 value. That is exact, also at 448 * 2^k where

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Dequantizing FP8 page tokens into bf16 rows: by slot, and by block table."""
 
 import torch
@@ -129,6 +130,7 @@ def dequant_gather_slots(
 
     Raises:
         ValueError: an argument has a wrong dtype, shape, stride, device or size.
+
     """
     check_pages("cache", cache)
     if cache_block_size != cache.shape[1]:
@@ -185,6 +187,7 @@ def dequantize_and_gather_k_cache(
 
     Raises:
         ValueError: an argument has a wrong dtype, shape, stride, device or size.
+
     """
     check_pages("k_cache", k_cache)
     if block_size != k_cache.shape[1]:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Indexer queries: RoPE, FP8 or MXFP4 quantization and the head weights, in one."""
 
 import torch

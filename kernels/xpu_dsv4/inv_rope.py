@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Inverse RoPE of the attention output, in bf16 or quantized for the grouped wo_a."""
 
 import torch

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Quantization of K rows into the paged FP8 cache.
 
 A page of `block_size` tokens holds first 576 bytes a token (448 e4m3 values, then 64

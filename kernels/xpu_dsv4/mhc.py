@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Manifold-constrained hyper-connections: the residual streams' mixing, fused.
 
 A block owns 4 residual streams. Before a sublayer, 24 gates are projected from the

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Indexer scores: score(q, k) = sum_h weight_h * relu(q_h . k), over FP8 operands.
 
 e4m3 values are exact in bf16: the products run on bf16 matrix units and accumulate in

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Query norm and RoPE, and the KV row's RoPE, quantization and page insert, in one.
 
 A program owns either some heads of one token's query or that token's KV row; the row

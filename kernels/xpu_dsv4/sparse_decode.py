@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Sparse MLA decode over FP8 pages: one fused kernel and a merge of its key splits."""
 
 import torch
@@ -106,21 +107,23 @@ def xpu_sparse_decode_fp8(
 
     Raises:
         ValueError: an argument has a wrong dtype, shape, stride, device or size.
+
     """
     _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
     num_tokens, num_heads = _check_queries(q, out)
     check_pages("swa_kv_cache", swa_kv_cache)
     swa_rows = _index_rows("swa_indices", swa_indices, num_tokens)
     _check_lengths("swa_lens", swa_lens, num_tokens, swa_rows.shape[1])
-    use_topk = not swa_only and topk_indices is not None and kv_cache is not None
-    if use_topk:
+    use_topk = False
+    if swa_only or topk_indices is None or kv_cache is None:
+        kv_cache, topk_rows, topk_lens = swa_kv_cache, swa_rows, swa_lens
+    else:
+        use_topk = True
         check_pages("kv_cache", kv_cache)
         topk_rows = _index_rows("topk_indices", topk_indices, num_tokens)
         if topk_lens is None:
             fail("topk_lens", None, "a tensor beside topk_indices")
         _check_lengths("topk_lens", topk_lens, num_tokens, topk_rows.shape[1])
-    else:
-        kv_cache, topk_rows, topk_lens = swa_kv_cache, swa_rows, swa_lens
     if attn_sink is not None:
         check_dtype("attn_sink", attn_sink, torch.float32, torch.bfloat16)
         if attn_sink.dim() != 1 or attn_sink.shape[0] < num_heads:

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Sparse MLA prefill over gathered bf16 keys."""
 
 from typing import NamedTuple
@@ -168,7 +169,8 @@ def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
     """The configuration for one launch; see `_decode_config.decode_config`."""
     if device_type != "cuda":
         block_h = 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64
-        return PrefillConfig(block_h, 16, 16, 1, 256, 1, False)
+        block_n = 32 if block_h == 32 else 16
+        return PrefillConfig(block_h, block_n, 16, 1, 256, 1, False)
     if num_heads > 16:
         return PrefillConfig(64, 64, 8, 2, 128, 1, True)
     return PrefillConfig(16, 64, 4, 2, 128, 1, True)
@@ -211,6 +213,7 @@ def triton_bf16_mla_sparse_interface(
 
     Raises:
         ValueError: an argument has a wrong dtype, shape, stride, device or size.
+
     """
     check_dtype("q", q, torch.bfloat16)
     if q.dim() != 3 or q.shape[2] not in (VALUE_DIM, VALUE_DIM + 64):
