@@ -26,9 +26,10 @@ sys.path.insert(0, str(STANDINS))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Repair the Triton interpreter before a test module imports a kernel."""
-    from kernels import interpreter
+    from kernels import interpreter, interpreter_speed
 
     interpreter.repair()
+    interpreter_speed.speed_up()
 
 
 def pytest_report_header(config: pytest.Config) -> str:

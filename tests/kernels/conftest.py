@@ -26,8 +26,10 @@ DEVICE = _device()
 if DEVICE.type == "cpu":
     os.environ["TRITON_INTERPRET"] = "1"
     from kernels.interpreter import repair
+    from kernels.interpreter_speed import speed_up
 
     repair()
+    speed_up()
 
 
 @pytest.fixture(scope="session")

@@ -242,3 +242,52 @@ def test_round_to_keeps_shape_of_read_only_and_strided_input() -> None:
     back = round_to(round_to(turned, "fp32", "bf16"), "bf16", "fp32")
     assert back.shape == (3, 2)
     assert np.array_equal(back.view(np.float32), turned)
+
+
+def test_speed_up_changes_no_result_and_restores_the_language() -> None:
+    interpret(
+        """
+        from kernels.interpreter_speed import speed_up
+
+        @triton.jit
+        def reduce_kernel(x, out, index, M: tl.constexpr, N: tl.constexpr):
+            m, n = tl.arange(0, M), tl.arange(0, N)
+            rows = tl.load(x + m[:, None] * N + n).to(tl.float32)
+            total = tl.zeros([M], tl.float32)
+            for step in tl.static_range(2):
+                total += tl.sum(rows, axis=1) * (step + 1)
+            tl.store(out + m, total + tl.max(rows, axis=1) + tl.cumsum(m, 0))
+            tl.store(index + m, tl.argmax(rows, axis=1))
+
+        @triton.jit
+        def failing_kernel(x):
+            tl.static_assert(False, "on purpose")
+
+        def run():
+            x = torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
+            out, index = torch.empty(8), torch.empty(8, dtype=torch.int32)
+            reduce_kernel[(1,)](x.bfloat16(), out, index, M=8, N=16)
+            return out, index, cast(hard_floats(), torch.float8_e4m3fn)
+
+        def language():
+            owners = (tl, tl.core, tl.tensor, tl.math, tl.dtype)
+            return [dict(vars(owner)) for owner in owners]
+
+        slow = run()
+        speed_up()
+        speed_up()
+        before = language()
+        for _ in range(3):
+            for got, want in zip(run(), slow):
+                assert torch.equal(bits(got), bits(want))
+            assert language() == before
+            try:
+                failing_kernel[(1,)](torch.zeros(1))
+            except Exception as error:
+                assert "on purpose" in str(error)
+            else:
+                raise AssertionError("the kernel did not fail")
+            assert language() == before
+        """,
+        repaired=True,
+    )
