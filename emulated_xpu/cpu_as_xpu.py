@@ -3,8 +3,8 @@
 
 from typing import Any
 
-import vllm_xpu_kernels._C  # noqa: F401  (as vLLM's own XPU platform does)
-import vllm_xpu_kernels._moe_C  # noqa: F401
+import vllm_xpu_kernels._C
+import vllm_xpu_kernels._moe_C
 import vllm_xpu_kernels._xpu_C  # noqa: F401
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run inside an installed vLLM: says as JSON how far the emulated XPU carries it.
+
+`python emulated_probe.py entry-point FILE` lets vLLM find the platform by itself,
+`python emulated_probe.py pytest-plugin FILE` imports the plugin first; the answer
+goes to FILE.
+"""
+
+import importlib
+import json
+import sys
+import traceback
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+RATIOS = (0, 4, 128)
+
+
+def outcome(function: Callable[[], Any]) -> str:
+    """`ok`, or the exception with the file in which it was raised."""
+    try:
+        function()
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        return f"{type(error).__name__}: {error} [{place.filename}]"
+    return "ok"
+
+
+def probe() -> dict[str, Any]:
+    """The platform, each module's import, and each kind of layer's construction."""
+    from vllm.platforms import current_platform
+
+    found: dict[str, Any] = {
+        "platform": type(current_platform).__name__,
+        "is_xpu": current_platform.is_xpu(),
+        "device_type": current_platform.device_type,
+    }
+    import layout
+
+    found["layout"] = {"new": layout.NEW, "xpu_folder": layout.WITH_XPU_FOLDER}
+    found["imports"] = {
+        key: outcome(partial(importlib.import_module, getattr(layout, key)))
+        for key in ("ATTENTION", "COMPRESSOR", "MHC", "MODEL", "MTP")
+    }
+    found["layers"] = {}
+    for ratio in RATIOS:
+        found["layers"][ratio] = outcome(partial(check_layer, layout, ratio))
+    return found
+
+
+def check_layer(layout: Any, ratio: int) -> None:
+    """Build one layer and look whether it is of the kind that was asked for."""
+    layer = layout.attention_layer(layout.vllm_config(), ratio)
+    assert layer.compress_ratio == max(ratio, 1), layer.compress_ratio
+    assert (layer.indexer is not None) == (ratio == 4), layer.indexer
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "pytest-plugin":
+        importlib.import_module("emulated_xpu.pytest_plugin")
+    Path(sys.argv[2]).write_text(json.dumps(probe()))
