@@ -72,7 +72,8 @@ def round_to(values: np.ndarray, source: str, target: str) -> np.ndarray:
     result = numbers.to(_TORCH[target]).contiguous()
     width = result.element_size()
     unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[width]
-    return result.view(unsigned).numpy().reshape(values.shape)
+    patterns: np.ndarray = result.view(unsigned).numpy()
+    return patterns.reshape(values.shape)
 
 
 def _convert(
