@@ -62,6 +62,14 @@ _SETTINGS = {
     "protocol.file.allow": "always",
 }
 
+_NO_ROOM = (
+    "No space left on device",
+    "Out of diskspace",
+    "Disk quota exceeded",
+    "File too large",
+)
+"""What git says of a full disk; its index writer has words of its own."""
+
 
 class GitFailed(Exception):
     """A git command ended with a status that its caller has to judge.
@@ -124,7 +132,7 @@ class Git:
             raise
         if done.returncode:
             stderr = done.stderr.decode("utf-8", "replace")
-            if "No space left on device" in stderr:
+            if any(words in stderr for words in _NO_ROOM):
                 raise EnvironmentProblem(
                     "no room left to write",
                     path=self.directory,

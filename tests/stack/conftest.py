@@ -2,6 +2,8 @@
 """Small archives and projects made on the spot, and the cache of real ones."""
 
 import os
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -65,6 +67,22 @@ def project(tmp_path: Path, release: Release) -> Project:
     root.mkdir()
     (root / "releases.toml").write_text(entry(release))
     return Project(root)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 512 KiB; the test is skipped where this user may not mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "xpustack", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command to make a small disk with")
+    if done.returncode:
+        pytest.skip(f"this user cannot mount a small tmpfs: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
 
 @pytest.fixture(scope="session")

@@ -177,47 +177,36 @@ def test_two_runs_at_once_download_once(
     assert leftovers(cache) == []
 
 
-def mounted(place: Path) -> str:
-    """Mount 256 KiB of memory at `place`; why not, if it cannot be."""
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "xpustack", str(place)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        return "there is no mount command"
-    return done.stderr.strip() if done.returncode else ""
+@pytest.fixture
+def large(links: Path) -> Path:
+    """An archive of a megabyte that does not shrink."""
+    return write_sdist(links / "vllm-9.2.0.tar.gz", {"a": os.urandom(1 << 20)})
 
 
-@pytest.mark.parametrize("means", ["tmpfs", "file size limit"])
-def test_a_full_disk_is_an_environment_problem(
-    means: str, links: Path, tmp_path: Path
+def no_room(child: "subprocess.Popen[str]", disk: Path) -> None:
+    output, _ = child.communicate(timeout=30)
+    assert child.returncode == EnvironmentProblem.exit_code, output
+    assert "no room left to write" in output
+    assert f"file: {disk}" in output and "next: df -h" in output
+    assert leftovers(Cache(disk)) == []
+
+
+def test_a_full_disk_is_an_environment_problem(large: Path, small_disk: Path) -> None:
+    no_room(start(FETCH, large, small_disk), small_disk)
+
+
+def test_a_limit_on_file_size_is_an_environment_problem(
+    large: Path, tmp_path: Path
 ) -> None:
-    """With a real small disk where this user may mount one; always with the
-    limit that the kernel puts on a process's files."""
-    large = write_sdist(links / "vllm-9.2.0.tar.gz", {"a": os.urandom(1 << 20)})
-    disk = tmp_path / "disk"
-    if means == "tmpfs":
-        refused = mounted(disk)
-        if refused:
-            pytest.skip(f"this user cannot mount a small tmpfs: {refused}")
-        child = start(FETCH, large, disk)
-    else:
-        size = 256 << 10
-        child = start(
-            FETCH,
-            large,
-            disk,
-            limit=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
-        )
-    try:
-        output, _ = child.communicate(timeout=30)
-        assert child.returncode == EnvironmentProblem.exit_code, output
-        assert "no room left to write" in output
-        assert f"file: {disk}" in output and "next: df -h" in output
-        assert leftovers(Cache(disk)) == []
-    finally:
-        if means == "tmpfs":
-            subprocess.run(["umount", str(disk)], check=True)
+    """What every user can test: the kernel's limit on a process's files."""
+    size = 256 << 10
+    child = start(
+        FETCH,
+        large,
+        tmp_path / "disk",
+        limit=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
+    )
+    no_room(child, tmp_path / "disk")
 
 
 def test_a_run_killed_while_unpacking_leaves_no_directory(

@@ -2,6 +2,7 @@
 """Trees: exact, the same everywhere, and unharmed by kills and by neighbours."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -282,6 +283,24 @@ def test_two_runs_at_once_agree(stack: FakeStack) -> None:
     for run in runs:
         output, _ = run.communicate(timeout=60)
         assert run.returncode == 0 and output.split() == expected
+
+
+@pytest.mark.parametrize("spare", [0, 16, 48, 80], ids="{}KiB".format)
+def test_a_full_disk_stops_the_store_and_nothing_else(
+    stack: FakeStack, small_disk: Path, spare: int
+) -> None:
+    expected = [tree.commit for tree in stack.trees()]
+    subprocess.run(["rm", "-r", stack.cache.objects], check=True)
+    subprocess.run(["cp", "-r", stack.cache.root, small_disk / "cache"], check=True)
+    stack.cache = Cache(small_disk / "cache")
+    filler = small_disk / "filler"
+    free = shutil.disk_usage(small_disk).free
+    filler.write_bytes(bytes(free - (spare << 10)))
+    with pytest.raises(EnvironmentProblem, match="no room left"):
+        stack.trees()
+    filler.unlink()
+    assert [tree.commit for tree in stack.trees()] == expected
+    Store(stack.cache).git.run("fsck", "--strict", "--no-dangling")
 
 
 def test_a_missing_git_is_named(
