@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batched FP8 product with block scales, of vllm-xpu-kernels 0.1.11 and later."""
+
+import torch
+
+from emulated_xpu.registry import implements
+
+
+def expanded(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """`scale` repeated to `shape`: each dimension holds one value for a block of equal
+    size, or one for all."""
+    for dim, (have, want) in enumerate(zip(scale.shape, shape, strict=True)):
+        if want % have:
+            raise ValueError(f"scales {tuple(scale.shape)} do not tile {tuple(shape)}")
+        scale = scale.repeat_interleave(want // have, dim)
+    return scale
+
+
+@implements("_xpu_C::fp8_bmm")
+def fp8_bmm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out_dtype: torch.dtype | None,
+    A_scale_: torch.Tensor | None,
+    B_scale_: torch.Tensor | None,
+    bias_: torch.Tensor | None,
+) -> torch.Tensor:
+    """`[G, M, K] @ [G, K, N]` of FP8 values times fp32 scales, summed in fp32.
+
+    vLLM calls it with scales `[G, M, K / 128]` and `[G, K / 128, N / 128]`, which must
+    be contiguous; the values may be strided.
+    """
+    if A_scale_ is None or B_scale_ is None or bias_ is not None:
+        raise NotImplementedError("fp8_bmm without scales or with a bias")
+    for name, scale in (("A_scale_", A_scale_), ("B_scale_", B_scale_)):
+        if not scale.is_contiguous() or scale.dtype != torch.float32:
+            raise ValueError(f"fp8_bmm: {name} must be contiguous fp32")
+    product = (A.float() * expanded(A_scale_, A.shape)) @ (
+        B.float() * expanded(B_scale_, B.shape)
+    )
+    return product.to(out_dtype or torch.float32)
