@@ -10,6 +10,7 @@ def compute_global_topk_indices_and_lens(
     block_table: torch.Tensor,
     block_size: int,
     is_valid_token: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.xpu_dsv4.topk_indices.compute_global_topk_indices_and_lens`."""
     slots = torch.full_like(topk_indices, -1)
@@ -23,7 +24,10 @@ def compute_global_topk_indices_and_lens(
             block = int(block_table[request, index // block_size])
             if block >= 0:
                 slots[t, c] = block * block_size + index % block_size
-    return slots, (slots >= 0).sum(-1).int()
+    lens = (slots >= 0).sum(-1).int()
+    if out is None:
+        return slots, lens
+    return out[0].copy_(slots), out[1].copy_(lens)
 
 
 def combine_topk_swa_indices(

@@ -59,12 +59,31 @@ def _global_topk_kernel(
     tl.store(len_ptr + token, tl.sum(count, axis=0))
 
 
+def _outputs(
+    out: tuple[torch.Tensor, torch.Tensor] | None,
+    tokens: int,
+    width: int,
+    device: torch.device,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """int32 `[tokens, width]` and `[tokens]`: `out` after its check, or new ones."""
+    if out is None:
+        rows = torch.empty((tokens, width), dtype=torch.int32, device=device)
+        return rows, torch.empty(tokens, dtype=torch.int32, device=device)
+    check_shape("out[0]", out[0], tokens, width)
+    check_shape("out[1]", out[1], tokens)
+    for name, tensor in (("out[0]", out[0]), ("out[1]", out[1])):
+        check_dtype(name, tensor, torch.int32)
+        check_inner_contiguous(name, tensor)
+    return out
+
+
 def compute_global_topk_indices_and_lens(
     topk_indices: torch.Tensor,
     token_to_req_indices: torch.Tensor,
     block_table: torch.Tensor,
     block_size: int,
     is_valid_token: torch.Tensor,
+    out: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Map positions within a request to cache slots and count them. One launch.
 
@@ -74,6 +93,7 @@ def compute_global_topk_indices_and_lens(
         block_table: page of each block of a request, of shape `[R, W]`, int32.
         block_size: entries a page.
         is_valid_token: of shape `[T]`, bool or uint8; false for padding.
+        out: (slots, lens) to fill instead of new tensors.
 
     Returns:
         (slots, lens): slots of shape `[T, K]`, int32, at the place of their index and
@@ -108,8 +128,7 @@ def compute_global_topk_indices_and_lens(
     )
     check_range("topk_indices", topk_indices, -1, block_table.shape[1] * block_size)
     device = topk_indices.device
-    slots = torch.empty((tokens, topk), dtype=torch.int32, device=device)
-    lens = torch.empty(tokens, dtype=torch.int32, device=device)
+    slots, lens = _outputs(out, tokens, topk, device)
     if tokens:
         _global_topk_kernel[(tokens,)](
             topk_indices,
@@ -257,16 +276,7 @@ def combine_topk_swa_indices(
     )
     device = topk_indices.device
     width = triton.cdiv(topk + window_size, WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    if out is None:
-        indices = torch.empty((tokens, width), dtype=torch.int32, device=device)
-        lens = torch.empty(tokens, dtype=torch.int32, device=device)
-    else:
-        indices, lens = out
-        check_shape("out[0]", indices, tokens, width)
-        check_shape("out[1]", lens, tokens)
-        for name, tensor in (("out[0]", indices), ("out[1]", lens)):
-            check_dtype(name, tensor, torch.int32)
-            check_inner_contiguous(name, tensor)
+    indices, lens = _outputs(out, tokens, width, device)
     if tokens:
         _combine_kernel[(tokens,)](
             topk_indices,

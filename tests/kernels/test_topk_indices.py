@@ -54,6 +54,18 @@ def test_global_does_not_read_behind_the_table(device):
     assert slots.tolist() == [[0, 7, -1, -1, -1]] and lens.tolist() == [2]
 
 
+def test_global_into_given_tensors(device):
+    table = torch.arange(8, device=device).int().view(2, 4)
+    index = torch.tensor([[3, -1], [9, 5]], device=device).int()
+    request = torch.tensor([0, 1], device=device).int()
+    arguments = [index, request, table, 4, torch.ones(2, device=device).bool()]
+    out = torch.empty(2, 3, device=device).int()[:, :2], request.new_empty(2)
+    given = topk_indices.compute_global_topk_indices_and_lens(*arguments, out=out)
+    assert given[0] is out[0] and given[1] is out[1]
+    for a, b in zip(out, global_both(arguments), strict=True):
+        assert torch.equal(a, b)
+
+
 def combine_both(arguments, device, out=None):
     moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
     mine = topk_indices.combine_topk_swa_indices(*moved, out=out)
