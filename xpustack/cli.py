@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: words in, tables or JSON out, exit codes."""
 
-import contextlib
 import json
 import signal
 import sys
-from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -14,23 +12,24 @@ from typing import Annotated, Any, NoReturn
 import msgspec
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from xpustack import checks, pin, releases, report, save, static, status
 from xpustack.cache import Cache
 from xpustack.checkout import apply_to
-from xpustack.errors import INTERRUPTED, CheckFailed, StackError, UsageError
-from xpustack.progress import Progress
+from xpustack.console import (
+    EXIT_CODES,
+    AsJson,
+    Offline,
+    print_rows,
+    reporting_errors,
+    say_all,
+    showing_progress,
+)
+from xpustack.errors import CheckFailed, StackError, UsageError
 from xpustack.project import Project
 from xpustack.results import Kind, Report
 from xpustack.store import Store
 from xpustack.tree import grow
-
-EXIT_CODES = (
-    "Exit codes: 0 all well, 1 a check failed, 2 wrong usage, 3 a pin or its"
-    " archive, 4 a series or a patch that does not apply, 5 the machine (a missing"
-    " tool, a full disk), 130 interrupted."
-)
 
 app = typer.Typer(
     help="DeepSeek-V4 on Intel XPU: an ordered patch stack on pinned vLLM releases.",
@@ -39,9 +38,6 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
-Offline = Annotated[bool, typer.Option(help="Use the cache alone, no network.")]
 
 
 class Only(StrEnum):
@@ -72,7 +68,7 @@ def apply(
     as_json: AsJson = False,
 ) -> None:
     """Apply a series: as trees in the cache, and with --to as a git repository."""
-    with _errors(as_json), _progress() as progress:
+    with reporting_errors(as_json), showing_progress() as progress:
         project, cache = Project.find(), Cache.default()
         pinned = releases.load(project)
         if (release is None) is not all_:
@@ -118,10 +114,10 @@ def apply(
             ]
     columns = ("release", "step", "commit", "tree")
     errors = [problem.to_json() for problem in problems]
-    _print(as_json, {"trees": applied, "errors": errors}, applied, columns)
+    print_rows(as_json, {"trees": applied, "errors": errors}, applied, columns)
     if problems:
         if not as_json:
-            _say_all(problems)
+            say_all(problems)
         raise typer.Exit(problems[0].exit_code)
 
 
@@ -136,7 +132,7 @@ def save_(
     """Write patches, overlay and trailers back from the commits in DIRECTORY.
 
     A dry run that finds stale files ends with exit code 1."""
-    with _errors(as_json), _progress() as progress:
+    with reporting_errors(as_json), showing_progress() as progress:
         stale = save.save(
             Project.find(), Cache.default(), directory, dry_run, progress=progress
         )
@@ -168,7 +164,7 @@ def check(
     if only_static:
         _check_static(release, as_json)
         return
-    with _errors(as_json), _progress() as progress:
+    with reporting_errors(as_json), showing_progress() as progress:
         project = Project.find()
         pinned = releases.load(project)
         done = checks.run(
@@ -195,7 +191,7 @@ def _show(done: Report, as_json: bool) -> None:
 
 
 def _check_static(release: str | None, as_json: bool) -> None:
-    with _errors(as_json):
+    with reporting_errors(as_json):
         project = Project.find()
         name = None if release is None else releases.load(project)[release].name
         found = [
@@ -224,7 +220,7 @@ def status_(
     ] = False,
 ) -> None:
     """Show release by step: lines changed and upstream's status."""
-    with _errors(as_json):
+    with reporting_errors(as_json):
         project = Project.find()
         pinned = releases.load(project)
         if check_readme:
@@ -242,7 +238,7 @@ def status_(
             dict(zip(("step", *pinned.names), _row(slug, row), strict=True))
             for slug, row in status.matrix(found, pinned.names)
         ]
-        _print(False, None, rows, ("step", *pinned.names))
+        print_rows(False, None, rows, ("step", *pinned.names))
 
 
 def _row(slug: str, row: list[status.Entry | None]) -> list[str]:
@@ -255,63 +251,12 @@ def pin_(
     as_json: AsJson = False,
 ) -> None:
     """Add a release to releases.toml: found, downloaded, hashed, and read."""
-    with _errors(as_json), _progress() as progress:
+    with reporting_errors(as_json), showing_progress() as progress:
         added = pin.pin(Project.find(), Cache.default(), version, progress)
     if as_json:
         print(json.dumps(msgspec.to_builtins(added)))
     else:
         print(f"pinned {added.name}: {added.sdist} sha256 {added.sha256}")
-
-
-def _print(
-    as_json: bool, data: object, rows: list[dict[str, Any]], columns: tuple[str, ...]
-) -> None:
-    if as_json:
-        print(json.dumps(data, indent=1))
-        return
-    table = Table()
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*(str(row[column]) for column in columns))
-    Console(width=None if sys.stdout.isatty() else 140).print(table)
-
-
-def _say_all(problems: list[StackError]) -> None:
-    for problem in problems:
-        print(f"error: {problem}", file=sys.stderr)
-
-
-@contextlib.contextmanager
-def _errors(as_json: bool) -> Iterator[None]:
-    """Turn failures into a readable block, or JSON, and their exit code."""
-    try:
-        yield
-    except StackError as error:
-        if as_json:
-            print(json.dumps(error.to_json()))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from error
-    except KeyboardInterrupt:
-        print("interrupted: nothing half-done is left", file=sys.stderr)
-        raise typer.Exit(INTERRUPTED) from None
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Progress]:
-    """A live line on a terminal, plain lines elsewhere; always on stderr."""
-    console = Console(stderr=True)
-    if not console.is_terminal:
-        yield lambda message: print(message, file=sys.stderr, flush=True)
-        return
-    with console.status("starting") as live:
-
-        def say(message: str) -> None:
-            console.print(message, markup=False, highlight=False)
-            live.update(message.replace("[", r"\["))
-
-        yield say
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:
