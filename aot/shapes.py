@@ -248,6 +248,39 @@ def paged_logits(requests: int, next_n: int, block: int = 64) -> None:
     )
 
 
+def logits_mxfp4(tokens: int, keys: int) -> None:
+    """Indexer logits of a prefill chunk over gathered MXFP4 keys."""
+    op("mqa_logits_mxfp4", "mxfp4_mqa_logits")(
+        meta(tokens, INDEX_HEADS, INDEX_DIM // 2, dtype=u8),
+        meta(tokens, INDEX_HEADS, dtype=i32),
+        meta(keys, INDEX_DIM // 2, dtype=u8),
+        meta(keys, dtype=i32),
+        meta(tokens, INDEX_HEADS, dtype=f32),
+        meta(tokens, dtype=i32),
+        meta(tokens, dtype=i32),
+    )
+
+
+def paged_logits_mxfp4(requests: int, next_n: int, block: int = 64) -> None:
+    """Indexer logits of a decode batch over the paged MXFP4 keys, in pages of the size
+    that v0.22.1 gives both formats."""
+    width = INDEX_DIM // 2 + INDEX_DIM // 32
+    stride = index_pages(block).stride(0)
+    pages = index_pages(block).as_strided(
+        (4096, block, 1, width), (stride, width, width, 1)
+    )
+    op("mqa_logits_mxfp4", "mxfp4_paged_mqa_logits")(
+        meta(requests, next_n, INDEX_HEADS, INDEX_DIM // 2, dtype=u8),
+        meta(requests, next_n, INDEX_HEADS, dtype=i32),
+        pages,
+        meta(requests * next_n, INDEX_HEADS, dtype=f32),
+        meta(requests, next_n, dtype=i32),
+        meta(requests, CONTEXT // 4 // block, dtype=i32),
+        None,
+        CONTEXT // 4,
+    )
+
+
 def index_pages(block: int, blocks: int = 4096) -> torch.Tensor:
     """The indexer's key cache `[blocks, block, 1, 132]`, block stride padded to 576."""
     stride = -(-block * (INDEX_DIM + 4) // 576) * 576
@@ -259,6 +292,13 @@ def index_pages(block: int, blocks: int = 4096) -> torch.Tensor:
 def logits_cases() -> Iterator[Case]:
     for tokens in (16, 2048):
         yield Case("logits", f"prefill T{tokens}", lambda t=tokens: logits(t, 65536))
+    yield Case("logits", "prefill MXFP4 T2048", lambda: logits_mxfp4(2048, 65536))
+    for next_n in (1, 2):
+        yield Case(
+            "logits",
+            f"paged MXFP4 B128 n{next_n}",
+            lambda n=next_n: paged_logits_mxfp4(128, n),
+        )
     for next_n in (1, 2, 4):
         for requests in (1, 128):
             yield Case(

@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Indexer scores over MXFP4 operands against float64."""
+
+import pytest
+import torch
+from compare import assert_close
+
+from kernels.reference import mqa_logits_mxfp4 as reference
+from kernels.reference._quant import E2M1_VALUES
+from kernels.xpu_dsv4 import mqa_logits_mxfp4
+
+PACKED, SCALES = 64, 4
+
+
+def codes(*shape):
+    return torch.randint(0, 256, (*shape, PACKED), dtype=torch.uint8)
+
+
+def words(*shape, low=118, high=136):
+    """Four UE8M0 bytes in an int32."""
+    scales = torch.randint(low, high, (*shape, SCALES), dtype=torch.uint8)
+    return scales.view(torch.int32).squeeze(-1)
+
+
+def assert_scores(mine, want):
+    finite = want[want.isfinite()]
+    scale = float(finite.abs().max()) if finite.numel() else 1.0
+    assert_close(mine, want, absolute=2e-6 * scale, relative=2e-6, name="scores")
+
+
+def both(function, arguments, device):
+    moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
+    mine = getattr(mqa_logits_mxfp4, function)(*moved)
+    assert mine.dtype == torch.float32
+    assert_scores(mine, getattr(reference, function)(*arguments))
+    return mine
+
+
+def flat_case(rows, keys, heads):
+    starts = torch.randint(0, keys + 1, (rows,)).int()
+    ends = torch.randint(0, keys + 1, (rows,)).int()
+    starts[0], ends[0] = 0, keys
+    if rows > 1:
+        starts[1], ends[1] = keys, keys
+    return (
+        codes(rows, heads),
+        words(rows, heads),
+        codes(keys),
+        words(keys),
+        torch.randn(rows, heads),
+        starts,
+        ends,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rows", "keys", "heads"),
+    [(1, 63, 64), (9, 64, 8), (17, 130, 5), (2, 1, 128)],
+)
+def test_mqa_logits(rows, keys, heads, device):
+    torch.manual_seed(rows)
+    both("mxfp4_mqa_logits", flat_case(rows, keys, heads), device)
+
+
+def test_signed_bytes_and_strides(device):
+    """DeepGEMM's tag for packed values is int8; rows may have gaps."""
+    torch.manual_seed(1)
+    q, q_scales, kv, kv_scales, weights, starts, ends = flat_case(5, 70, 6)
+    wide = torch.zeros(70, 100, dtype=torch.uint8)
+    wide[:, 16:80] = kv
+    arguments = (
+        q.view(torch.int8),
+        q_scales,
+        wide[:, 16:80].view(torch.int8),
+        kv_scales,
+        torch.cat((weights, weights), 1)[:, :6],
+        starts,
+        ends,
+    )
+    both("mxfp4_mqa_logits", arguments, device)
+
+
+def test_every_code_counts_with_its_block(device):
+    """Each of the 16 codes of q, in each of the four blocks, enters with its value."""
+    key = torch.zeros(SCALES, 128)
+    for block in range(SCALES):
+        key[block, 32 * block + 5] = 1.0
+    kv = torch.zeros(SCALES, PACKED, dtype=torch.uint8)
+    for block in range(SCALES):
+        kv[block, (32 * block + 5) // 2] = 2 << 4  # 1.0 at an odd place
+    q = torch.zeros(16, 1, PACKED, dtype=torch.uint8)
+    for code in range(16):
+        for block in range(SCALES):
+            q[code, 0, (32 * block + 5) // 2] = code << 4
+    exponents = torch.tensor([127, 128, 100, 150], dtype=torch.uint8)
+    arguments = (
+        q,
+        exponents.view(torch.int32).expand(16, 1).contiguous(),
+        kv,
+        torch.full((SCALES,), 0x7F7F7F7F, dtype=torch.int32),
+        torch.ones(16, 1),
+        torch.zeros(16, dtype=torch.int32),
+        torch.full((16,), SCALES, dtype=torch.int32),
+    )
+    mine = both("mxfp4_mqa_logits", arguments, device).cpu()
+    grid = torch.tensor(E2M1_VALUES).double()
+    values = torch.cat((grid, -grid)).relu()
+    wanted = values[:, None] * torch.exp2(exponents.double() - 127)
+    assert torch.equal(mine.double(), wanted)
+
+
+@pytest.mark.parametrize(("rows", "keys"), [(0, 9), (4, 0)])
+def test_mqa_logits_empty(rows, keys, device):
+    zeros = torch.zeros(rows, dtype=torch.int32, device=device)
+    out = mqa_logits_mxfp4.mxfp4_mqa_logits(
+        codes(rows, 4).to(device),
+        words(rows, 4).to(device),
+        codes(keys).to(device),
+        words(keys).to(device),
+        torch.ones(rows, 4, device=device),
+        zeros,
+        zeros,
+    )
+    assert out.shape == (rows, keys)
+
+
+def pages(blocks, block_size, stride):
+    raw = torch.randint(0, 256, (blocks, stride), dtype=torch.uint8)
+    raw[:, block_size * PACKED : block_size * (PACKED + SCALES)].clamp_(118, 135)
+    width = PACKED + SCALES
+    return raw.as_strided((blocks, block_size, 1, width), (stride, width, width, 1))
+
+
+def paged_case(requests, next_n, heads, block_size, width, stride=None):
+    per_request = -(-width // block_size)
+    blocks = requests * per_request + 1
+    cache = pages(blocks, block_size, stride or block_size * 132)
+    table = torch.randperm(blocks)[: requests * per_request].int()
+    return [
+        codes(requests, next_n, heads),
+        words(requests, next_n, heads),
+        cache,
+        torch.randn(requests * next_n, heads),
+        torch.randint(next_n, width + 1, (requests,)).int(),
+        table.view(requests, per_request),
+        None,
+        width,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("requests", "next_n", "heads", "block_size", "width"),
+    [(1, 1, 64, 64, 70), (3, 2, 8, 16, 111), (2, 1, 128, 64, 64), (2, 3, 5, 1, 9)],
+)
+def test_paged_mqa_logits(requests, next_n, heads, block_size, width, device):
+    torch.manual_seed(width)
+    arguments = paged_case(requests, next_n, heads, block_size, width)
+    both("mxfp4_paged_mqa_logits", arguments, device)
+
+
+def test_paged_lengths_of_each_row(device):
+    torch.manual_seed(2)
+    arguments = paged_case(3, 2, 8, 16, 90)
+    arguments[4] = torch.tensor([[0, 1], [17, 90], [64, 3]], dtype=torch.int32)
+    both("mxfp4_paged_mqa_logits", arguments, device)
+
+
+def test_paged_ignores_pages_outside_the_cache(device):
+    torch.manual_seed(3)
+    arguments = paged_case(2, 1, 8, 16, 64)
+    arguments[4] = torch.tensor([64, 64], dtype=torch.int32)
+    arguments[5][0, 1] = -1
+    arguments[5][1, 2] = arguments[2].shape[0]
+    both("mxfp4_paged_mqa_logits", arguments, device)
+
+
+def test_paged_beyond_two_gigabytes(device):
+    """Only two pages of the cache are touched; their distance needs 64 bits."""
+    torch.manual_seed(4)
+    stride, blocks, width = 8640, 2**31 // 8640 + 3, PACKED + SCALES
+    raw = torch.empty(blocks * stride, dtype=torch.uint8, device=device)
+    shape, strides = (blocks, 64, 1, width), (stride, width, width, 1)
+    cache = raw.as_strided(shape, strides)
+    small = pages(2, 64, stride)
+    cache[0], cache[-1] = small[0].to(device), small[1].to(device)
+    lens = torch.tensor([100], dtype=torch.int32)
+    q, scales, weights = codes(1, 1, 8), words(1, 1, 8), torch.randn(1, 8)
+    table = torch.tensor([[0, blocks - 1]], dtype=torch.int32)
+    mine = mqa_logits_mxfp4.mxfp4_paged_mqa_logits(
+        q.to(device),
+        scales.to(device),
+        cache,
+        weights.to(device),
+        lens.to(device),
+        table.to(device),
+        None,
+        128,
+    )
+    table = torch.tensor([[0, 1]], dtype=torch.int32)
+    want = reference.mxfp4_paged_mqa_logits(
+        q, scales, small, weights, lens, table, None, 128
+    )
+    assert_scores(mine, want)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({0: codes(3, 8)[..., :32]}, "q.shape"),
+        ({0: codes(3, 8).float()}, "q"),
+        ({1: words(3, 7)}, "q_scales"),
+        ({2: codes(9)[:, :60]}, "kv"),
+        ({3: torch.ones(9)}, "kv_scales"),
+        ({4: torch.ones(3, 8).double()}, "weights"),
+        ({5: torch.zeros(2, dtype=torch.int32)}, "cu_seqlen_ks"),
+    ],
+)
+def test_bad_input_is_named(change, message, device):
+    arguments = list(flat_case(3, 9, 8))
+    for place, value in change.items():
+        arguments[place] = value
+    moved = [x.to(device) for x in arguments]
+    with pytest.raises(ValueError, match=message):
+        mqa_logits_mxfp4.mxfp4_mqa_logits(*moved)
+
+
+def test_bad_pages_are_named(device):
+    arguments = paged_case(2, 1, 8, 16, 64)
+    arguments[2] = arguments[2][..., :60]
+    moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
+    with pytest.raises(ValueError, match="kv_cache"):
+        mqa_logits_mxfp4.mxfp4_paged_mqa_logits(*moved)
