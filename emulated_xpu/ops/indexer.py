@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sparse indexer: query quantization, key gather, logits and top-k."""
+
+import torch
+
+from emulated_xpu.pins import kernels_version
+from emulated_xpu.registry import implements
+
+INT32_STRIDES = ("0.1.8", "0.1.9")
+"""Versions whose paged logits kernel computes page offsets in 32 bits."""
+
+
+def _turned(
+    q: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
+) -> torch.Tensor:
+    """`q`, `[T, H, D]`, with its last values rotated in pairs, in fp32 via bf16."""
+    half = table.shape[-1] // 2
+    rows = table[positions].float()[:, None]
+    cos, sin = rows[..., :half], rows[..., half:]
+    x = q.float()
+    even, odd = x[..., -2 * half :: 2], x[..., -2 * half + 1 :: 2]
+    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
+    return torch.cat((x[..., : -2 * half], turned.flatten(-2)), -1).bfloat16().float()
+
+
+def power_of_two_exponent(ratio: torch.Tensor) -> torch.Tensor:
+    """ceil(log2(ratio)) of positive fp32, from its parts."""
+    mantissa, exponent = torch.frexp(ratio)
+    return exponent - (mantissa == 0.5).int()
+
+
+def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
+    """Nibbles of the nearest e2m1 values, ties to even, saturating at 6."""
+    size = x.abs()
+    code = torch.zeros(x.shape, dtype=torch.uint8)
+    bounds = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+    for lower, bound in enumerate(bounds):
+        # the midpoint belongs to the even one of its neighbours
+        code += (size >= bound) if lower % 2 else (size > bound)
+    return code | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """`[..., D]` nibbles as `[..., D / 2]` bytes, the even one low."""
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
+
+
+@implements("_xpu_C::deepseek_fused_indexer_q_rope_fp8")
+def deepseek_fused_indexer_q_rope_fp8(
+    q: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    index_weights: torch.Tensor,
+    softmax_scale: float,
+    head_scale: float,
+    q_fp8: torch.Tensor,
+    weights_out: torch.Tensor,
+) -> None:
+    """One power-of-two scale a head, folded into the head's weight."""
+    x = _turned(q, positions, cos_sin_cache)
+    amax = x.abs().amax(-1).clamp(min=1e-4)
+    exponent = power_of_two_exponent(amax / 448)
+    scaled = torch.ldexp(x, -exponent[..., None])
+    q_fp8.copy_(scaled.clamp(-448, 448).to(q_fp8.dtype))
+    weights = torch.ldexp(index_weights.float(), exponent)
+    weights_out.copy_(weights * softmax_scale * head_scale)
+
+
+@implements("_xpu_C::deepseek_fused_indexer_q_rope_mxfp4")
+def deepseek_fused_indexer_q_rope_mxfp4(
+    q: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    index_weights: torch.Tensor,
+    softmax_scale: float,
+    head_scale: float,
+    packed_out: torch.Tensor,
+    scales_out: torch.Tensor,
+    weights_out: torch.Tensor,
+) -> None:
+    """One UE8M0 byte for each 32 values, kept beside them."""
+    x = _turned(q, positions, cos_sin_cache).unflatten(-1, (-1, 32))
+    amax = x.abs().amax(-1).clamp(min=6 * 2.0**-126)
+    exponent = power_of_two_exponent(amax / 6)
+    codes = e2m1_codes(torch.ldexp(x, -exponent[..., None])).flatten(-2)
+    packed_out.copy_(pack_nibbles(codes))
+    scales_out.copy_(exponent + 127)
+    weights_out.copy_(index_weights.float() * softmax_scale * head_scale)
+
+
+@implements("_C_cache_ops::cp_gather_indexer_k_quant_cache")
+def cp_gather_indexer_k_quant_cache(
+    kv_cache: torch.Tensor,
+    dst_k: torch.Tensor,
+    dst_scale: torch.Tensor,
+    block_table: torch.Tensor,
+    cu_seq_lens: torch.Tensor,
+) -> None:
+    """Values and scales of each request's keys, in order; rows after the last key of
+    the last request stay as they are."""
+    pages = kv_cache.as_strided(
+        (kv_cache.shape[0], kv_cache.shape[1] * kv_cache.shape[2]),
+        (kv_cache.stride(0), 1),
+    )
+    block_size, width = kv_cache.shape[1], dst_k.shape[1]
+    per_key = dst_scale.shape[1]
+    lengths = cu_seq_lens.diff().tolist()
+    row = 0
+    for request, length in enumerate(lengths):
+        for first in range(0, length, block_size):
+            page = pages[block_table[request, first // block_size]]
+            count = min(block_size, length - first)
+            rows = slice(row, row + count)
+            values = page[: count * width].view(count, width)
+            dst_k.view(torch.uint8)[rows] = values
+            start = block_size * width
+            scales = page[start : start + count * per_key].view(count, per_key)
+            dst_scale.view(torch.uint8)[rows] = scales
+            row += count
+
+
+def _scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """`[M, H, D]`, `[N, D]` and `[M, H]` to `[M, N]`."""
+    products = torch.einsum("mhd,kd->mhk", q.float(), keys).relu()
+    return torch.einsum("mhk,mh->mk", products, weights)
+
+
+@implements("_xpu_C::fp8_mqa_logits")
+def fp8_mqa_logits(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    kv_scales: torch.Tensor,
+    weights: torch.Tensor,
+    cu_seqlen_ks: torch.Tensor,
+    cu_seqlen_ke: torch.Tensor,
+) -> torch.Tensor:
+    """Scores of each row's keys, -inf outside its bounds."""
+    scores = _scores(q, kv.float() * kv_scales[:, None], weights)
+    key = torch.arange(kv.shape[0])
+    inside = (key >= cu_seqlen_ks[:, None]) & (key < cu_seqlen_ke[:, None])
+    return scores.where(inside, -torch.inf)
+
+
+@implements("_xpu_C::fp8_paged_mqa_logits")
+def fp8_paged_mqa_logits(
+    q_fp8: torch.Tensor,
+    kv_cache_fp8: torch.Tensor,
+    weights: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    schedule_metadata: torch.Tensor | None,
+    max_model_len: int,
+) -> torch.Tensor:
+    """Scores over pages; a request's length is that of its last row, and each row
+    before sees one key less.
+
+    Raises:
+        IndexError: a page whose offset has left the 32 bits that the kernel of this
+            version computes in; a device reads foreign memory there.
+    """
+    requests, next_n, _, dim = q_fp8.shape
+    block_size, stride = kv_cache_fp8.shape[1], kv_cache_fp8.stride(0)
+    pages = kv_cache_fp8.as_strided(
+        (kv_cache_fp8.shape[0], block_size * (dim + 4)), (stride, 1)
+    )
+    narrow = kernels_version() in INT32_STRIDES
+    scores = torch.full((requests * next_n, max_model_len), -torch.inf)
+    for request, length in enumerate(context_lens.flatten().tolist()):
+        blocks = block_tables[request, : -(-length // block_size)].long()
+        if narrow and len(blocks) and int(blocks.max()) * stride >= 2**31:
+            raise IndexError(
+                f"fp8_paged_mqa_logits of {kernels_version()}: page {int(blocks.max())}"
+                f" of {stride} bytes lies beyond a 32-bit offset"
+            )
+        page = pages[blocks]
+        values = page[:, : block_size * dim].reshape(-1, dim)
+        scale = page[:, block_size * dim :].reshape(-1, 4).contiguous()
+        keys = values.contiguous().view(torch.float8_e4m3fn).float()
+        keys = (keys * scale.view(torch.float32))[:length]
+        rows = slice(request * next_n, (request + 1) * next_n)
+        scores[rows, :length] = _scores(q_fp8[request], keys, weights[rows])
+        for row in range(next_n):
+            seen = length - next_n + 1 + row
+            scores[request * next_n + row, max(seen, 0) :] = -torch.inf
+    return scores
+
+
+def _top_k(row: torch.Tensor, indices: torch.Tensor, top_k: int) -> None:
+    """The places of the `top_k` largest values of `row`, -1 after them."""
+    count = min(top_k, len(row))
+    chosen = row.topk(count).indices if top_k < len(row) else torch.arange(count)
+    indices[:count] = chosen.to(indices.dtype)
+    indices[count:top_k] = -1
+
+
+@implements("_C::top_k_per_row_prefill")
+def top_k_per_row_prefill(
+    logits: torch.Tensor,
+    rowStarts: torch.Tensor,
+    rowEnds: torch.Tensor,
+    indices: torch.Tensor,
+    numRows: int,
+    stride0: int,
+    stride1: int,
+    topK: int,
+) -> None:
+    """The best keys of each row, counted from the row's first one."""
+    bounds = zip(rowStarts.tolist(), rowEnds.tolist(), strict=True)
+    for row, (start, end) in enumerate(bounds):
+        _top_k(logits[row, start:end], indices[row], topK)
+
+
+@implements("_C::top_k_per_row_decode")
+def top_k_per_row_decode(
+    logits: torch.Tensor,
+    next_n: int,
+    seq_lens: torch.Tensor,
+    indices: torch.Tensor,
+    numRows: int,
+    stride0: int,
+    stride1: int,
+    topK: int,
+) -> None:
+    """The best keys of each row. The lengths are read as one a request, whatever their
+    shape; each row before a request's last one sees one key less."""
+    lengths = seq_lens.flatten().tolist()
+    for row in range(numRows):
+        length = lengths[row // next_n] - next_n + row % next_n + 1
+        _top_k(logits[row, : max(length, 0)], indices[row], topK)
