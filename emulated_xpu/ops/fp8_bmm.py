@@ -25,7 +25,7 @@ def fp8_bmm(
     B_scale_: torch.Tensor | None,
     bias_: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`[G, M, K] @ [G, K, N]` of FP8 values times fp32 scales, summed in fp32.
+    """`[G, M, K] @ [G, K, N]` of FP8 values times scales (fp32 or e8m0), summed in fp32.
 
     vLLM calls it with scales `[G, M, K / 128]` and `[G, K / 128, N / 128]`, which must
     be contiguous; the values may be strided.
@@ -33,9 +33,9 @@ def fp8_bmm(
     if A_scale_ is None or B_scale_ is None or bias_ is not None:
         raise NotImplementedError("fp8_bmm without scales or with a bias")
     for name, scale in (("A_scale_", A_scale_), ("B_scale_", B_scale_)):
-        if not scale.is_contiguous() or scale.dtype != torch.float32:
-            raise ValueError(f"fp8_bmm: {name} must be contiguous fp32")
-    product = (A.float() * expanded(A_scale_, A.shape)) @ (
-        B.float() * expanded(B_scale_, B.shape)
+        if not scale.is_contiguous():
+            raise ValueError(f"fp8_bmm: {name} must be contiguous")
+    product = (A.float() * expanded(A_scale_.float(), A.shape)) @ (
+        B.float() * expanded(B_scale_.float(), B.shape)
     )
     return product.to(out_dtype or torch.float32)

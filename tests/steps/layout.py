@@ -16,6 +16,7 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 import vllm
 
@@ -40,9 +41,15 @@ else:
     MTP = "vllm.model_executor.models.deepseek_v4_mtp"
     OPS = "vllm.v1.attention.ops.deepseek_v4_ops"
     QUANTIZATION = MODEL
+MLA = "vllm.v1.attention.backends.mla"
 MHC = "vllm.model_executor.layers.mhc"
 FUSED_MOE = "vllm.model_executor.layers.fused_moe"
-INDEXER_BACKEND = "vllm.v1.attention.backends.mla.indexer"
+INDEXER_BACKEND = f"{MLA}.indexer"
+# Whether vllm-xpu-kernels has a batched FP8 product, and XPU takes it for wo_a.
+O_PROJECTION_IN_FP8 = (
+    "_prepare_bmm_params"
+    in (PACKAGE / "model_executor/kernels/linear/scaled_mm/xpu.py").read_text()
+)
 
 WINDOW = 128
 HEADS = 8
@@ -61,21 +68,27 @@ YARN = {
 COMPRESS_RATIOS = (0, 4, 128)
 
 
+def unchanged_with_xpu_folder(test: Any) -> Any:
+    """Mark a test `unchanged` where upstream has an XPU path that does this right;
+    elsewhere nothing does it before the step."""
+    return pytest.mark.unchanged(test) if WITH_XPU_FOLDER else test
+
+
 def module(name: str) -> ModuleType:
     """Import `name`; what the import raises is the caller's to judge."""
     return importlib.import_module(name)
 
 
-def hf_config() -> Any:
+def hf_config(heads: int = HEADS) -> Any:
     """A DeepSeek-V4 configuration of three small layers, its dicts not shared."""
     from vllm.transformers_utils.config import get_config
 
     with tempfile.TemporaryDirectory() as directory:
-        write_config(Path(directory))
+        write_config(Path(directory), heads)
         return get_config(directory, trust_remote_code=False)
 
 
-def write_config(directory: Path) -> None:
+def write_config(directory: Path, heads: int = HEADS) -> None:
     """Write `config.json` as a checkpoint of this size would carry it."""
     import json
 
@@ -85,7 +98,7 @@ def write_config(directory: Path) -> None:
         "vocab_size": 128,
         "hidden_size": 256,
         "num_hidden_layers": len(COMPRESS_RATIOS),
-        "num_attention_heads": HEADS,
+        "num_attention_heads": heads,
         "num_key_value_heads": 1,
         "head_dim": 512,
         "qk_rope_head_dim": 64,
@@ -129,9 +142,16 @@ def write_config(directory: Path) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def vllm_config(*, speculative_tokens: int = 0, quantized: bool = False) -> Any:
+def vllm_config(
+    *,
+    speculative_tokens: int = 0,
+    quantized: bool = False,
+    heads: int = HEADS,
+    block_size: int = BLOCK_SIZE,
+) -> Any:
     """A `VllmConfig` around `hf_config`, without a checkpoint or a tokenizer; its
-    linear layers take bfloat16 weights, or FP8 in blocks where `quantized`."""
+    linear layers take bfloat16 weights, or FP8 in blocks where `quantized`. A page
+    of the main cache has `block_size` tokens."""
     from vllm.config import CacheConfig, SchedulerConfig, VllmConfig
 
     scheduler = {
@@ -142,13 +162,13 @@ def vllm_config(*, speculative_tokens: int = 0, quantized: bool = False) -> Any:
     }
     known = inspect.signature(SchedulerConfig).parameters
     config = VllmConfig(
-        cache_config=CacheConfig(block_size=BLOCK_SIZE, cache_dtype="fp8"),
+        cache_config=CacheConfig(block_size=block_size, cache_dtype="fp8"),
         scheduler_config=SchedulerConfig(
             **{key: value for key, value in scheduler.items() if key in known}
         ),
     )
     config.model_config = SimpleNamespace(
-        hf_config=(hf := hf_config()),
+        hf_config=(hf := hf_config(heads)),
         hf_text_config=hf,
         architectures=hf.architectures,
         dtype=torch.bfloat16,
@@ -157,6 +177,7 @@ def vllm_config(*, speculative_tokens: int = 0, quantized: bool = False) -> Any:
         is_moe=True,
         enforce_eager=True,
         is_deepseek_mla=True,
+        get_num_attention_heads=lambda parallel: heads,
     )
     attention = config.attention_config
     if getattr(attention, "sparse_mla_prefill_workspace_factor", 0) is None:
@@ -251,11 +272,73 @@ def attention_layer(
         )
 
 
+def projecting(layer: Any) -> Any:
+    """The part of `layer` that projects, norms and rotates, and inserts keys."""
+    return getattr(layer, "mla_attn", layer)
+
+
+def attending(layer: Any) -> Any:
+    """The part of `layer` that owns the caches and attends to them."""
+    return getattr(projecting(layer), "mla_attn", projecting(layer))
+
+
+def attend(layer: Any) -> Any:
+    """Attention of `attending(layer)` as a function of q, kv, positions, output."""
+    part = attending(layer)
+    return getattr(part, "forward_mqa", part)
+
+
+def unwired(layer: Any) -> Any:
+    """As `attend`; on a tree whose layer does not call the modules of decode and
+    prefill yet, those that are there."""
+    part = attending(layer)
+    names = ("xpu_sparse_decode", "xpu_sparse_prefill")
+    files = PACKAGE / "v1/attention/backends/mla"
+    present = [name for name in names if (files / f"{name}.py").is_file()]
+    if not present or (files / "xpu_sparse_attention.py").is_file():
+        return attend(layer)
+    parts = {name: module(f"{MLA}.{name}") for name in present}
+    return lambda q, kv, positions, output: _attend_by(parts, part, q, output)
+
+
+def _attend_by(
+    parts: dict[str, ModuleType], layer: Any, q: torch.Tensor, output: torch.Tensor
+) -> None:
+    from vllm.forward_context import get_forward_context
+
+    metadata = get_forward_context().attn_metadata
+    decode, prefill = parts["xpu_sparse_decode"], parts.get("xpu_sparse_prefill")
+    if metadata is None:
+        decode.decode_workspace(layer)
+        if prefill:
+            prefill.gather_workspace(layer)
+        return
+    window, own = metadata[layer.swa_cache_layer.prefix], metadata.get(layer.prefix)
+    split = window.num_decode_tokens
+    if split:
+        decode.sparse_decode(layer, q[:split], window, own, output[:split])
+    if prefill and window.num_prefill_tokens:
+        prefill.sparse_prefill(layer, q[split:], window, own, output[split:])
+
+
+def prefill_module(layer: Any) -> ModuleType:
+    """The module that combines the indices of prefill."""
+    name = f"{MLA}.xpu_sparse_prefill"
+    if (PACKAGE / "v1/attention/backends/mla/xpu_sparse_prefill.py").is_file():
+        return module(name)
+    return module(type(layer).__module__)
+
+
 def compressor(config: Any, *, indexer: bool) -> Any:
     """The compressor of a ratio-4 layer, or of its `indexer`, from that layer."""
     layer = attention_layer(config, 4)
     owner = layer.indexer if indexer else getattr(layer, "mla_attn", layer)
     return owner.compressor
+
+
+def o_projection(layer: Any, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The layer's inverse RoPE, grouped product with wo_a, and wo_b."""
+    return layer._o_proj(o, positions)
 
 
 def cuda_attention_class() -> type[torch.nn.Module]:
