@@ -24,7 +24,6 @@ VALUE_DIM = 512
 class PrefillConfig(NamedTuple):
     """block_h heads and block_n keys a tile.
 
-    `halves` programs of 256 value dims each share a head block.
     `hold_tile` keeps queries and one tile of keys on chip for both products; without
     it the scores are summed over chunks of 64 dims and the values read again.
     """
@@ -34,8 +33,18 @@ class PrefillConfig(NamedTuple):
     num_warps: int
     num_stages: int
     grf: int
-    halves: int
     hold_tile: bool
+
+
+@triton.jit
+def _softmax_step(score, valid, qk_scale, row_max, row_sum):
+    """One tile of scores: weights, factor of what came before, maximum and sum."""
+    score = tl.where(valid[None, :], score * qk_scale, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(score, 1))
+    rescale = tl.exp2(row_max - new_max)
+    weight = tl.exp2(score - new_max[:, None])
+    row_sum = row_sum * rescale + tl.sum(weight, 1)
+    return weight.to(tl.bfloat16), rescale, new_max, row_sum
 
 
 @triton.jit
@@ -63,29 +72,21 @@ def _prefill_kernel(
     HAS_SINK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HALVES: tl.constexpr,
     HOLD_TILE: tl.constexpr,
 ):
     head_blocks = tl.cdiv(num_heads, BLOCK_H)
-    program = tl.program_id(0) // HALVES
-    half = tl.program_id(0) % HALVES
-    token = (program // head_blocks).to(tl.int64)
-    heads = (program % head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
+    token = (tl.program_id(0) // head_blocks).to(tl.int64)
+    heads = (tl.program_id(0) % head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     head_mask = heads < num_heads
     keys = tl.arange(0, BLOCK_N)
-    half_dims = tl.arange(0, 256)
-    value_dims = tl.arange(0, 512 // HALVES)
+    value_dims = tl.arange(0, 512)
     dims = tl.arange(0, 64)
 
     q_rows = q_ptr + token * q_token_stride + heads.to(tl.int64) * q_head_stride
     q_rows = q_rows[:, None]
     q_mask = head_mask[:, None]
     if HOLD_TILE:
-        if HALVES == 1:
-            q = tl.load(q_rows + value_dims[None, :], mask=q_mask, other=0.0)
-        else:
-            q = tl.load(q_rows + half_dims[None, :], mask=q_mask, other=0.0)
-            q_high = tl.load(q_rows + 256 + half_dims[None, :], mask=q_mask, other=0.0)
+        q = tl.load(q_rows + value_dims[None, :], mask=q_mask, other=0.0)
         if EXTRA:
             q_extra = tl.load(q_rows + 512 + dims[None, :], mask=q_mask, other=0.0)
 
@@ -96,28 +97,32 @@ def _prefill_kernel(
 
     row_max = tl.full([BLOCK_H], -1.0e30, tl.float32)
     row_sum = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, 512 // HALVES], tl.float32)
+    acc = tl.zeros([BLOCK_H, 512], tl.float32)
+    index_row = indices_ptr + token * indices_stride
+    next_row = tl.load(index_row + keys, mask=keys < length, other=-1)
     for start in range(0, length, BLOCK_N):
-        position = start + keys
-        row = tl.load(
-            indices_ptr + token * indices_stride + position,
-            mask=position < length,
-            other=-1,
-        )
+        row = next_row
+        ahead = start + BLOCK_N + keys
+        next_row = tl.load(index_row + ahead, mask=ahead < length, other=-1)
         valid = (row >= 0) & (row < num_rows)
         kv_rows = (kv_ptr + row.to(tl.int64) * kv_stride)[:, None]
         kv_mask = valid[:, None]
         if HOLD_TILE:
             kv = tl.load(kv_rows + value_dims[None, :], mask=kv_mask, other=0.0)
             score = tl.dot(q, tl.trans(kv))
-            if HALVES == 2:
-                kv_high = tl.load(
-                    kv_rows + 256 + value_dims[None, :], mask=kv_mask, other=0.0
-                )
-                score = tl.dot(q_high, tl.trans(kv_high), score)
             if EXTRA:
                 extra = tl.load(kv_rows + 512 + dims[None, :], mask=kv_mask, other=0.0)
                 score = tl.dot(q_extra, tl.trans(extra), score)
+            # A region of its own hides from the compiler that one product feeds the
+            # other: it would have every warp group repeat all rows of the scores.
+            # The branch is always taken; its alternative must use the scores too.
+            p = score.to(tl.bfloat16)
+            rescale = row_sum
+            if start < length:
+                p, rescale, row_max, row_sum = _softmax_step(
+                    score, valid, qk_scale, row_max, row_sum
+                )
+            acc = tl.dot(p, kv, acc * rescale[:, None])
         else:
             score = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
             for chunk in range(0, 512 + EXTRA, 64):
@@ -125,20 +130,10 @@ def _prefill_kernel(
                 q = tl.load(q_rows + columns, mask=q_mask, other=0.0)
                 k = tl.load(kv_rows + columns, mask=kv_mask, other=0.0)
                 score = tl.dot(q, tl.trans(k), score)
-
-        score = tl.where(valid[None, :], score * qk_scale, -1.0e30)
-        new_max = tl.maximum(row_max, tl.max(score, 1))
-        rescale = tl.exp2(row_max - new_max)
-        weight = tl.where(valid[None, :], tl.exp2(score - new_max[:, None]), 0.0)
-        row_sum = row_sum * rescale + tl.sum(weight, 1)
-        row_max = new_max
-        p = weight.to(tl.bfloat16)
-        acc *= rescale[:, None]
-        if HALVES == 2:
-            acc = tl.dot(p, kv, acc) if half == 0 else tl.dot(p, kv_high, acc)
-        elif HOLD_TILE:
-            acc = tl.dot(p, kv, acc)
-        else:
+            p, rescale, row_max, row_sum = _softmax_step(
+                score, valid, qk_scale, row_max, row_sum
+            )
+            acc *= rescale[:, None]
             if tl.max(valid.to(tl.int32), 0) > 0:
                 v = tl.load(kv_rows + value_dims[None, :], mask=kv_mask, other=0.0)
                 acc = tl.dot(p, v, acc)
@@ -150,7 +145,7 @@ def _prefill_kernel(
         total += tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - row_max)
     factor = tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)
     out_rows = out_ptr + token * out_token_stride
-    out_rows += heads.to(tl.int64)[:, None] * out_head_stride + half * 256
+    out_rows += heads.to(tl.int64)[:, None] * out_head_stride
     tl.store(
         out_rows + value_dims[None, :],
         (acc * factor[:, None]).to(tl.bfloat16),
@@ -170,10 +165,10 @@ def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
     if device_type != "cuda":
         block_h = 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64
         block_n = 32 if block_h == 32 else 16
-        return PrefillConfig(block_h, block_n, 16, 1, 256, 1, False)
+        return PrefillConfig(block_h, block_n, 16, 1, 256, False)
     if num_heads > 16:
-        return PrefillConfig(64, 64, 8, 2, 128, 1, True)
-    return PrefillConfig(16, 64, 4, 2, 128, 1, True)
+        return PrefillConfig(64, 64, 8, 2, 128, True)
+    return PrefillConfig(16, 64, 4, 2, 128, True)
 
 
 def triton_bf16_mla_sparse_interface(
@@ -271,7 +266,7 @@ def triton_bf16_mla_sparse_interface(
 
     config = prefill_config(q.device.type, num_heads)
     head_blocks = triton.cdiv(num_heads, config.block_h)
-    _prefill_kernel[(num_tokens * head_blocks * config.halves,)](
+    _prefill_kernel[(num_tokens * head_blocks,)](
         q,
         kv,
         rows,
@@ -295,7 +290,6 @@ def triton_bf16_mla_sparse_interface(
         HAS_SINK=attn_sink is not None,
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
-        HALVES=config.halves,
         HOLD_TILE=config.hold_tile,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
