@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Products with FP8 weights: both sides in FP8, or the weights alone."""
+
+import torch
+
+from emulated_xpu.ops.fp8_bmm import expanded
+from emulated_xpu.pins import kernels_version
+from emulated_xpu.registry import implements
+
+MX_GROUP = 32
+BLOCKS_SINCE = (0, 1, 9)
+
+
+def _takes_blocks() -> bool:
+    version = tuple(int(part) for part in kernels_version().split("."))
+    return version >= BLOCKS_SINCE
+
+
+def _check_blocks(
+    a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor
+) -> None:
+    """What the kernel takes where a row of `a` has more than one scale."""
+    if a_scale.dtype != b_scale.dtype:
+        raise ValueError(
+            f"fp8_gemm: scales of {a_scale.dtype} and {b_scale.dtype} do not go"
+            " together"
+        )
+    microscaled = a_scale.dtype == torch.float8_e8m0fnu
+    if microscaled:
+        wanted = [a.shape[1] // MX_GROUP, b.shape[1]]
+        if list(b_scale.shape) != wanted:
+            raise ValueError(
+                f"fp8_gemm: MXFP8 wants weight scales {wanted}, got"
+                f" {list(b_scale.shape)}"
+            )
+    elif not _takes_blocks():
+        raise NotImplementedError(
+            f"fp8_gemm of vllm_xpu_kernels {kernels_version()} has no fp32 block scales"
+        )
+    if a_scale.shape[1] != b_scale.shape[0]:
+        raise ValueError(
+            f"fp8_gemm: {a_scale.shape[1]} groups of a row, {b_scale.shape[0]} of a"
+            " column"
+        )
+
+
+@implements("_xpu_C::fp8_gemm")
+def fp8_gemm(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    out_dtype: torch.dtype | None,
+    A_scale_: torch.Tensor | None,
+    B_scale_: torch.Tensor | None,
+    bias_: torch.Tensor | None,
+) -> torch.Tensor:
+    """`A @ B` of FP8 values times scales, summed in fp32, plus the bias.
+
+    Args:
+        A: `[M, K]`.
+        B: `[K, N]`, either way round in memory.
+        out_dtype: bf16 or fp16; None is bf16.
+        A_scale_: one value, `[M, 1]`, or groups of a row: `[M, K / 32]` e8m0, from
+            0.1.9 on also `[M, K / 128]` fp32.
+        B_scale_: one value, `[N]` or `[1, N]`, or with groups `[K / 32, N]` e8m0 and
+            `[K / 128, N / 128]` fp32.
+        bias_: `[N]`; an empty tensor is none.
+    """
+    if A_scale_ is None or B_scale_ is None:
+        raise NotImplementedError("fp8_gemm without scales")
+    if out_dtype not in (None, torch.bfloat16, torch.float16):
+        raise ValueError(f"fp8_gemm: no output of {out_dtype}")
+    if A_scale_.dim() == 2 and A_scale_.shape[1] > 1:
+        _check_blocks(A, A_scale_, B, B_scale_)
+    values = A.float() * expanded(_as_matrix(A_scale_), A.shape)
+    product = values @ (B.float() * expanded(_as_matrix(B_scale_), B.shape))
+    return _finish(product, bias_, out_dtype or torch.bfloat16)
+
+
+@implements("_xpu_C::fp8_gemm_w8a16")
+def fp8_gemm_w8a16(
+    A: torch.Tensor,
+    B: torch.Tensor,
+    B_scale_: torch.Tensor | None,
+    bias_: torch.Tensor | None,
+) -> torch.Tensor:
+    """`A @ B` of bf16 or fp16 rows `[..., K]` and FP8 weights `[K, N]`.
+
+    `B_scale_` is one value or one for each column, `[N]`, `[1, N]` or `[N, 1]`.
+    """
+    if B_scale_ is None:
+        raise NotImplementedError("fp8_gemm_w8a16 without scales")
+    if B_scale_.numel() not in (1, B.shape[1]):
+        raise ValueError(
+            f"fp8_gemm_w8a16: {B_scale_.numel()} scales for {B.shape[1]} columns"
+        )
+    product = A.float() @ (B.float() * B_scale_.float().view(1, -1))
+    return _finish(product, bias_, A.dtype)
+
+
+def _as_matrix(scale: torch.Tensor) -> torch.Tensor:
+    scale = scale.float()
+    return scale if scale.dim() == 2 else scale.view(1, -1)
+
+
+def _finish(
+    product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:
+    if bias is not None and bias.numel():
+        product = product + bias.float()
+    return product.to(dtype)

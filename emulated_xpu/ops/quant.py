@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Quantization of activations to FP8, one scale for each group of a row."""
+
+import torch
+
+from emulated_xpu.registry import implements
+
+
+def next_power_of_two(value: torch.Tensor) -> torch.Tensor:
+    """The least power of two that is not below a positive fp32 `value`."""
+    mantissa, exponent = torch.frexp(value)
+    return torch.ldexp(torch.ones_like(value), exponent - (mantissa == 0.5).int())
+
+
+@implements("_C::per_token_group_fp8_quant")
+def per_token_group_fp8_quant(
+    input: torch.Tensor,
+    output_q: torch.Tensor,
+    output_s: torch.Tensor,
+    group_size: int,
+    eps: float,
+    fp8_min: float,
+    fp8_max: float,
+    scale_ue8m0: bool,
+    dummy_is_scale_transposed: bool = False,
+    dummy_is_tma_aligned: bool = False,
+) -> None:
+    """Write `input / scale` to `output_q` and the fp32 scales to `output_s`.
+
+    The scale is `max(amax, eps) / fp8_max` of a group, with `scale_ue8m0` rounded up to
+    a power of two. 0.1.7 and 0.1.8 take eight arguments; later versions take two more,
+    which they ignore.
+
+    Args:
+        input: `[..., K]`, contiguous, K a multiple of `group_size`.
+        output_q: of `input`'s shape, FP8.
+        output_s: `[..., K / group_size]`, may be strided.
+
+    Raises:
+        ValueError: a shape or stride that the kernel would read or write wrongly.
+    """
+    if not input.is_contiguous() or input.shape[-1] % group_size:
+        raise ValueError(
+            f"per_token_group_fp8_quant: input {tuple(input.shape)} must be contiguous"
+            f" in groups of {group_size}"
+        )
+    groups = input.float().unflatten(-1, (-1, group_size))
+    scale = groups.abs().amax(-1).clamp(min=eps) / fp8_max
+    if scale_ue8m0:
+        scale = next_power_of_two(scale)
+    output_s.copy_(scale)
+    values = (groups / scale[..., None]).clamp(fp8_min, fp8_max)
+    output_q.copy_(values.flatten(-2))

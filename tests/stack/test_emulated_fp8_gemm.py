@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 products of the stand-ins, by what each pinned version takes."""
+
+import pytest
+import torch
+
+from emulated_xpu.ops.fp8_gemm import fp8_gemm, fp8_gemm_w8a16
+from emulated_xpu.pins import OVERRIDE
+
+M, K, N = 3, 256, 384
+
+
+def values(*shape: int, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator).to(torch.float8_e4m3fn)
+
+
+def power(*shape: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.ldexp(
+        torch.ones(shape), torch.randint(-5, 5, shape, generator=generator)
+    )
+
+
+def close(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    wanted = a.double() @ b.double()
+    assert (got.double() - wanted).norm() < 4e-3 * wanted.norm()
+
+
+def test_a_scale_for_each_token_and_channel() -> None:
+    a, b = values(M, K), values(N, K, seed=1).t()
+    tokens, channels, bias = power(M, 1), power(N), torch.randn(N)
+    got = fp8_gemm(a, b, torch.bfloat16, tokens, channels, bias)
+    wanted = (a.double() * tokens) @ (b.double() * channels) + bias
+    assert (got.double() - wanted).norm() < 4e-3 * wanted.norm()
+
+
+def test_one_scale_for_all_and_an_empty_bias() -> None:
+    a, b = values(M, K), values(K, N)
+    got = fp8_gemm(
+        a, b, None, torch.tensor([2.0]), torch.tensor([0.25]), torch.Tensor()
+    )
+    assert got.dtype == torch.bfloat16
+    close(got, a.float() / 2, b.float())
+
+
+@pytest.mark.parametrize("version", ["0.1.7", "0.1.15.4"])
+def test_microscaling_on_every_version(
+    version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(OVERRIDE, version)
+    a, b = values(M, K), values(K, N)
+    rows, columns = power(M, K // 32), power(K // 32, N)
+    scales = [scale.to(torch.float8_e8m0fnu) for scale in (rows, columns)]
+    got = fp8_gemm(a, b, torch.float16, *scales, None)
+    close(
+        got,
+        a.float() * rows.repeat_interleave(32, 1),
+        b.float() * columns.repeat_interleave(32, 0),
+    )
+    with pytest.raises(ValueError, match="MXFP8 wants weight scales"):
+        fp8_gemm(a, b, None, scales[0], scales[1][:, :3], None)
+
+
+def test_fp32_blocks_since_0_1_9(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = values(M, K), values(K, N)
+    rows, blocks = power(M, K // 128), power(K // 128, N // 128)
+    monkeypatch.setenv(OVERRIDE, "0.1.9")
+    each = blocks.repeat_interleave(128, 0).repeat_interleave(128, 1)
+    got = fp8_gemm(a, b, None, rows, blocks, None)
+    close(got, a.float() * rows.repeat_interleave(128, 1), b.float() * each)
+    with pytest.raises(ValueError, match="do not go together"):
+        fp8_gemm(a, b, None, rows, blocks.to(torch.float8_e8m0fnu), None)
+    monkeypatch.setenv(OVERRIDE, "0.1.8")
+    with pytest.raises(NotImplementedError, match=r"0\.1\.8 has no fp32 block scales"):
+        fp8_gemm(a, b, None, rows, blocks, None)
+
+
+@pytest.mark.parametrize("shape", [(1,), (N,), (N, 1), (1, N)])
+def test_weights_alone(shape: tuple[int, ...]) -> None:
+    a = torch.randn(2, M, K).bfloat16()
+    b, scale = values(N, K, seed=1).t(), power(*shape)
+    got = fp8_gemm_w8a16(a, b, scale, None)
+    assert got.shape == (2, M, N) and got.dtype == torch.bfloat16
+    close(got, a, b.float() * scale.view(1, -1))
+    with pytest.raises(ValueError, match="2 scales for 384 columns"):
+        fp8_gemm_w8a16(a, b, torch.ones(2), None)

@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""FP8 group quantization of the stand-ins."""
+
+import pytest
+import torch
+
+from emulated_xpu.ops.quant import next_power_of_two, per_token_group_fp8_quant
+
+GROUP, LARGEST = 32, 448.0
+
+
+def run(x: torch.Tensor, ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn)
+    scales = torch.full((*x.shape[:-1], x.shape[-1] // GROUP), torch.nan)
+    per_token_group_fp8_quant(x, values, scales, GROUP, 1e-10, -LARGEST, LARGEST, ue8m0)
+    return values, scales
+
+
+def test_powers_of_two_are_kept_and_the_next_value_is_rounded_up() -> None:
+    power = torch.ldexp(torch.ones(250), torch.arange(-125, 125))
+    assert torch.equal(next_power_of_two(power), power)
+    above = torch.nextafter(power, torch.tensor(torch.inf))
+    assert torch.equal(next_power_of_two(above), 2 * power)
+
+
+@pytest.mark.parametrize("ue8m0", [False, True])
+def test_a_group_fits_its_own_scale(ue8m0: bool) -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(3, 4, 64) * torch.tensor([1e-3, 1, 50, 7])[:, None]).bfloat16()
+    values, scales = run(x, ue8m0)
+    restored = values.float() * scales.repeat_interleave(GROUP, -1)
+    worst = (restored - x.float()).unflatten(-1, (-1, GROUP)).abs().amax(-1)
+    largest = x.float().unflatten(-1, (-1, GROUP)).abs().amax(-1)
+    assert (worst <= largest * (0.07 if ue8m0 else 0.036)).all()
+    assert torch.equal(scales, next_power_of_two(scales)) == ue8m0
+
+
+def test_largest_value_under_a_power_of_two() -> None:
+    x = torch.zeros(1, GROUP)
+    x[0, 3] = LARGEST * 8
+    values, scales = run(x, True)
+    assert scales.item() == 8
+    assert values[0, 3].float() == LARGEST
+
+
+def test_zeros_get_the_least_scale() -> None:
+    values, scales = run(torch.zeros(2, GROUP), False)
+    assert not values.float().any()
+    torch.testing.assert_close(scales, torch.full((2, 1), 1e-10 / LARGEST))
+
+
+def test_a_ragged_or_strided_row_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"\(1, 48\) must be contiguous in groups"):
+        run(torch.zeros(1, 48), False)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        run(torch.zeros(64, 32).t(), False)
