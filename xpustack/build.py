@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """One XPU wheel of one tree, and that wheel installed beside an environment."""
 
+import os
+import re
 import shutil
 import sys
 import zipfile
@@ -11,7 +13,7 @@ from pathlib import Path
 from xpustack import environment
 from xpustack.cache import Cache, atomic_dir, scratch_dir
 from xpustack.checkout import checkout
-from xpustack.errors import CheckFailed
+from xpustack.errors import CheckFailed, EnvironmentProblem
 from xpustack.process import Completed, Runner, clean_environment
 from xpustack.progress import Progress, silent
 from xpustack.store import Store
@@ -21,6 +23,14 @@ TIMEOUT = 900.0
 RECIPE = ("build", "checkout", "process", "environment")
 # The first moment that a zip archive can hold.
 SOURCE_DATE_EPOCH = "315532800"
+# The releases' one extension asks for this limited API; upstream's own release
+# wheels are tagged in the same way, so that one wheel serves later Pythons too.
+LIMITED_API = "cp311"
+_NO_COMPILER = re.compile(
+    r"No CMAKE_C\w*_COMPILER could be found"
+    r"|is not a full path\s.*compiler\s+tool|not\s+able to compile a simple test",
+    re.DOTALL,
+)
 
 
 @dataclass(frozen=True)
@@ -80,16 +90,61 @@ def build(
         if found is not None:
             return Build(key, version, found, home / "site", 0.0, cached=True)
         with scratch_dir(cache.root / "work") as work, atomic_dir(home) as target:
-            source = work / "vllm"
-            checkout(store, tree, source)
-            made = _wheel(runner, tree, source, work, version)
-            seconds = made.seconds
-            wheel = _only_wheel(tree, work / "dist", version)
+            wheel, seconds = make(runner, store, tree, version, work)
             seconds += _install(runner, tree, wheel, target / "site").seconds
             shutil.copyfile(wheel, target / wheel.name)
     found = _find(home)
     assert found is not None
     return Build(key, version, found, home / "site", seconds, cached=False)
+
+
+def make(
+    runner: Runner, store: Store, tree: Tree, version: str, work: Path
+) -> tuple[Path, float]:
+    """Build `tree` anew in the empty directory `work`; the wheel in it, and the
+    seconds that pip took. What the compiler would note of `work` and of this
+    environment's own directories is left out of what it writes.
+
+    Raises:
+        As `build`.
+    """
+    source = work / "vllm"
+    checkout(store, tree, source)
+    made = _wheel(runner, tree, source, work, version)
+    return _only_wheel(tree, work / "dist", version), made.seconds
+
+
+def recipe(work: Path, version: str) -> dict[str, str]:
+    """The environment variables that a build in `work` sets."""
+    mapped = " ".join(
+        f"-ffile-prefix-map={place}={name}" for place, name in private_places(work)
+    )
+    return {
+        "VLLM_TARGET_DEVICE": "xpu",
+        "VLLM_VERSION_OVERRIDE": version,
+        "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
+        "CMAKE_BUILD_TYPE": "Release",
+        "CFLAGS": mapped,
+        "CXXFLAGS": mapped,
+        "MAX_JOBS": "1",
+        "TMPDIR": str(work),
+    }
+
+
+def private_places(work: Path) -> list[tuple[str, str]]:
+    """Directories of this machine that no wheel may name, longest last, because
+    GCC obeys the last map that fits, and what stands for each."""
+    places = {
+        str(work): "build",
+        str(work.resolve()): "build",
+        sys.prefix: "python",
+        sys.base_prefix: "python",
+        os.path.realpath(sys.prefix): "python",
+        os.path.realpath(sys.base_prefix): "python",
+    }
+    # A shared prefix such as /usr says nothing about this machine.
+    private = {place: name for place, name in places.items() if place.count("/") > 1}
+    return sorted(private.items(), key=lambda item: (len(item[0]), item[0]))
 
 
 def _find(home: Path) -> Path | None:
@@ -104,16 +159,11 @@ def _wheel(
         tree,
         [
             *("wheel", ".", "--no-deps", "--no-build-isolation"),
+            *("--config-settings", f"--build-option=--py-limited-api={LIMITED_API}"),
             *("--wheel-dir", str(work / "dist")),
         ],
         cwd=source,
-        extra={
-            "VLLM_TARGET_DEVICE": "xpu",
-            "VLLM_VERSION_OVERRIDE": version,
-            "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
-            "MAX_JOBS": "1",
-            "TMPDIR": str(work),
-        },
+        extra=recipe(work, version),
     )
 
 
@@ -149,6 +199,13 @@ def _pip(
         timeout=TIMEOUT,
     )
     if done.returncode != 0:
+        if _NO_COMPILER.search(done.output):
+            raise EnvironmentProblem(
+                "the base has an extension, and there is no C++ compiler that works",
+                release=tree.release.name,
+                detail=done.last_lines(20),
+                hint="c++ --version",
+            )
         raise CheckFailed(
             f"pip {arguments[0]} failed with exit status {done.returncode}",
             release=tree.release.name,

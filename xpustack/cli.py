@@ -16,6 +16,7 @@ from rich.console import Console
 from xpustack import checks, pin, releases, report, save, static, status
 from xpustack.cache import Cache
 from xpustack.checkout import apply_to
+from xpustack.commands import build, verify
 from xpustack.console import (
     EXIT_CODES,
     AsJson,
@@ -257,6 +258,10 @@ def pin_(
         print(json.dumps(msgspec.to_builtins(added)))
     else:
         print(f"pinned {added.name}: {added.sdist} sha256 {added.sha256}")
+
+
+app.command("build", epilog=EXIT_CODES)(build.build)
+app.command("verify", epilog=EXIT_CODES)(verify.verify)
 
 
 def _terminate(number: int, frame: FrameType | None) -> NoReturn:

@@ -105,17 +105,19 @@ def dependencies(sdist: Path, release: str) -> tuple[Pin, Pin, Pin]:
 def named(texts: Mapping[str, str], names: tuple[str, ...]) -> Pin | None:
     """The exact version of the first of `names` that a file of the base asks
     for. The requirements come first; the Dockerfile's word stands where they
-    are silent."""
+    are silent. Of `names` the first is the usual one, which a pin leaves out."""
     for line in texts.get(REQUIREMENTS, "").splitlines():
-        version = _required(line, names)
-        if version:
-            return Pin(version, REQUIREMENTS)
+        found = _required(line, names)
+        if found:
+            name, version = found
+            return Pin(version, REQUIREMENTS, "" if name == names[0] else name)
     alternatives = "|".join(map(re.escape, names))
-    install = re.compile(rf"(?<![\w.-])(?:{alternatives})==([\w.+]+)")
+    install = re.compile(rf"(?<![\w.-])({alternatives})==([\w.+]+)")
     for line in texts.get(DOCKERFILE, "").splitlines():
         place = install.search(line)
         if place and not line.lstrip().startswith("#"):
-            return Pin(place[1], DOCKERFILE)
+            name = "" if place[1] == names[0] else place[1]
+            return Pin(place[2], DOCKERFILE, name)
     return None
 
 
@@ -150,7 +152,9 @@ def entry(release: Release) -> str:
     ]
     for key in ("torch", "triton", "xpu_kernels"):
         one: Pin = getattr(release, key)
-        lines.append(f'{key} = {{ version = "{one.version}", file = "{one.file}" }}')
+        name = f'name = "{one.name}", ' if one.name else ""
+        where = f'version = "{one.version}", file = "{one.file}"'
+        lines.append(f"{key} = {{ {name}{where} }}")
     return "\n".join(lines) + "\n"
 
 
@@ -204,19 +208,21 @@ def _unknown(version: str, index: Index) -> UsageError:
     )
 
 
-def _required(line: str, names: tuple[str, ...]) -> str | None:
-    """The exact version that a requirement line asks for, if it is one of
-    `names`: after `==`, or in the name of the wheel that it points to."""
+def _required(line: str, names: tuple[str, ...]) -> tuple[str, str] | None:
+    """The name and the exact version that a requirement line asks for, if it is
+    one of `names`: after `==`, or in the name of the wheel that it points to."""
     try:
         requirement = Requirement(line.partition(" #")[0].strip())
     except InvalidRequirement:
         return None
-    if canonicalize_name(requirement.name) not in names:
+    name = canonicalize_name(requirement.name)
+    if name not in names:
         return None
     if requirement.url:
         try:
-            return str(parse_wheel_filename(requirement.url.rpartition("/")[2])[1])
+            wheel = requirement.url.rpartition("/")[2]
+            return name, str(parse_wheel_filename(wheel)[1])
         except InvalidWheelFilename:
             return None
     exact = [each.version for each in requirement.specifier if each.operator == "=="]
-    return exact[0] if exact else None
+    return (name, exact[0]) if exact else None

@@ -22,10 +22,15 @@ Revision = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A dependency's version, verbatim as `file` inside the base names it."""
+    """A dependency's version, verbatim as `file` inside the base names it.
+
+    `name` is the distribution's where it is not the usual one: a base's Triton may
+    be called `triton-xpu`.
+    """
 
     version: str
     file: str
+    name: str = ""
 
     def __post_init__(self) -> None:
         _require_version(self.version)
@@ -95,7 +100,7 @@ class Releases:
             release=name,
             detail=[f"pinned: {', '.join(self.names) or 'none'}"],
             hint=f"xpustack pin {wanted.removeprefix('v')}"
-            if _is_version(wanted.removeprefix("v"))
+            if is_version(wanted.removeprefix("v"))
             else "xpustack status",
         )
 
@@ -168,7 +173,8 @@ def _line_of(text: str, where: str, problem: str) -> int:
     return found
 
 
-def _is_version(text: str) -> bool:
+def is_version(text: str) -> bool:
+    """Whether `text` is a version in the sense of PEP 440."""
     try:
         Version(text)
     except InvalidVersion:
@@ -177,5 +183,5 @@ def _is_version(text: str) -> bool:
 
 
 def _require_version(text: str) -> None:
-    if not _is_version(text):
+    if not is_version(text):
         raise ValueError(f"`version`: {text!r} is not a version")

@@ -104,7 +104,7 @@ def test_a_base_that_names_no_version_is_refused(
         (
             {XPU_TXT: "torch\n", DOCKERFILE: "RUN pip install triton-xpu==3.7.0\n"},
             ("triton", "triton-xpu"),
-            Pin("3.7.0", DOCKERFILE),
+            Pin("3.7.0", DOCKERFILE, "triton-xpu"),
         ),
         (
             {XPU_TXT: "triton==3.8.0+xpu\n", DOCKERFILE: "RUN x triton==1.0\n"},
