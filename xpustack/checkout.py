@@ -99,7 +99,7 @@ def apply_to(
     try:
         with atomic_dir(directory) as temporary:
             progress(f"writing {release.name} to {directory}")
-            _fill(store, temporary, state)
+            fill(store, temporary, state)
             if replaced:
                 os.rename(directory, old)
     finally:
@@ -125,16 +125,10 @@ def open_work(directory: Path) -> Work:
     return Work(Git(git_dir.absolute(), directory.absolute()), state)
 
 
-def _fill(store: Store, directory: Path, state: State) -> None:
+def fill(store: Store, directory: Path, state: State) -> None:
+    """Make a work repository in an empty directory, at the state's tip."""
     git = create(directory, bare=False)
-    with store.cache.lock("objects"):
-        shutil.copytree(
-            store.cache.objects / "objects",
-            git.directory / "objects",
-            copy_function=_link,
-            ignore=shutil.ignore_patterns("tmp_*"),
-            dirs_exist_ok=True,
-        )
+    link_objects(store, git)
     for key, value in (("core.autocrlf", "false"), ("core.fileMode", "true")):
         git.run("config", key, value)
     git.run("update-ref", BASE, state.base)
@@ -144,8 +138,22 @@ def _fill(store: Store, directory: Path, state: State) -> None:
     (git.directory / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
 
 
-def _link(source: str, target: str) -> None:
+def link_objects(store: Store, git: Git) -> None:
+    """Give a repository the store's objects that it lacks."""
+    source = store.cache.objects / "objects"
+    with store.cache.lock("objects"):
+        for folder, _, names in os.walk(source):
+            target = git.directory / "objects" / Path(folder).relative_to(source)
+            target.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                if not name.startswith("tmp_"):
+                    _link(os.path.join(folder, name), target / name)
+
+
+def _link(source: str, target: Path) -> None:
     """A hard link where the file system can, else a copy. Objects never change."""
+    if target.exists():
+        return
     try:
         os.link(source, target)
     except OSError:

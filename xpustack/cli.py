@@ -16,7 +16,7 @@ from rich.console import Console
 from xpustack import checks, pin, releases, report, save, static, status
 from xpustack.cache import Cache
 from xpustack.checkout import apply_to
-from xpustack.commands import build, verify
+from xpustack.commands import build, refresh, verify
 from xpustack.console import (
     EXIT_CODES,
     AsJson,
@@ -258,6 +258,9 @@ def pin_(
         print(json.dumps(msgspec.to_builtins(added)))
     else:
         print(f"pinned {added.name}: {added.sdist} sha256 {added.sha256}")
+
+
+app.command("refresh", epilog=EXIT_CODES)(refresh.refresh)
 
 
 app.command("build", epilog=EXIT_CODES)(build.build)

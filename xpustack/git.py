@@ -77,12 +77,16 @@ class GitFailed(Exception):
     Attributes:
         status: the exit status.
         stderr: what git said, decoded.
+        stdout: what it printed nevertheless.
     """
 
-    def __init__(self, arguments: Iterable[str], status: int, stderr: str) -> None:
+    def __init__(
+        self, arguments: Iterable[str], status: int, stderr: str, stdout: bytes = b""
+    ) -> None:
         self.command = " ".join(("git", *arguments))
         self.status = status
         self.stderr = stderr
+        self.stdout = stdout
         super().__init__(f"{self.command}: exit status {status}: {stderr.strip()}")
 
 
@@ -139,7 +143,7 @@ class Git:
                     detail=stderr,
                     hint=f"df -h {self.directory}",
                 )
-            raise GitFailed(arguments, done.returncode, stderr)
+            raise GitFailed(arguments, done.returncode, stderr, done.stdout)
         return done.stdout
 
     def text(self, *arguments: str, data: bytes | None = None) -> str:

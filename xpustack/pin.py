@@ -43,7 +43,6 @@ def pin(
             name torch, Triton and vllm-xpu-kernels.
         EnvironmentProblem: the index cannot be reached, or the disk is full.
     """
-    report = progress or silent
     version = _normal(version)
     with concerning(f"v{version}"), cache.lock("pin", progress):
         if f"v{version}" in load(project):
@@ -52,24 +51,41 @@ def pin(
                 path=project.releases_file,
                 hint="xpustack status",
             )
-        sdist, sha256 = _obtain(version, cache, report)
-        report(f"reading {sdist.name}")
-        torch, triton, xpu_kernels = dependencies(sdist, f"v{version}")
-        release = Release(
-            version=version,
-            sdist=sdist.name,
-            sha256=sha256,
-            revision=1,
-            torch=torch,
-            triton=triton,
-            xpu_kernels=xpu_kernels,
-        )
-        before = project.releases_file.read_text(encoding="utf-8")
-        after = inserted(before, release)
-        parse(after, project.releases_file)
-        with atomic_file(project.releases_file) as file:
-            file.write(after.encode())
+        release = candidate(cache, version, progress)
+        add(project, release)
     return release
+
+
+def candidate(cache: Cache, version: str, progress: Progress | None = None) -> Release:
+    """The entry that `pin` would write for `version`; its archive is then in the
+    cache.
+
+    Raises:
+        StackError: as `pin`.
+    """
+    report = progress or silent
+    version = _normal(version)
+    sdist, sha256 = _obtain(version, cache, report)
+    report(f"reading {sdist.name}")
+    torch, triton, xpu_kernels = dependencies(sdist, f"v{version}")
+    return Release(
+        version=version,
+        sdist=sdist.name,
+        sha256=sha256,
+        revision=1,
+        torch=torch,
+        triton=triton,
+        xpu_kernels=xpu_kernels,
+    )
+
+
+def add(project: Project, release: Release) -> None:
+    """Write the entry of a release that is not pinned into `releases.toml`."""
+    before = project.releases_file.read_text(encoding="utf-8")
+    after = inserted(before, release)
+    parse(after, project.releases_file)
+    with atomic_file(project.releases_file) as file:
+        file.write(after.encode())
 
 
 def dependencies(sdist: Path, release: str) -> tuple[Pin, Pin, Pin]:

@@ -39,7 +39,8 @@ from xpustack.series import (
 from xpustack.store import Store
 from xpustack.tree import Tree, forbidden, trees
 
-_STEP = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
+STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
+"""How a commit names its step; a patch is named by its file."""
 
 
 @dataclass(frozen=True)
@@ -148,13 +149,13 @@ def _commits(work: Work, project: Project, base: str) -> list[Saved]:
 
         if parents != [parent]:
             raise refuse("the commits since the tag base are not one straight line")
-        slug = _STEP.search(message)
+        slug = STEP_LINE.search(message)
         if slug is None or not SLUG.fullmatch(slug[1]):
             raise refuse("the message lacks a line such as `Step: swa-rope`")
         if any(one.step.slug == slug[1] for one in saved):
             raise refuse(f"two commits are the step {slug[1]}")
         try:
-            subject, text, trailers = split_text(_STEP.sub("", message))
+            subject, text, trailers = split_text(STEP_LINE.sub("", message))
         except ValueError as error:
             raise refuse(str(error)) from None
         patched, added = _changes(work, parent, commit)

@@ -48,21 +48,9 @@ class FakeStack:
         self.cache = Cache(root / "cache")
         project = self.project.root
         project.mkdir(parents=True)
-        rows = []
+        self.project.releases_file.touch()
         for version in ("1.0", "2.0"):
-            name = f"vllm-{version}.tar.gz"
-            archive = _sdist(f"vllm-{version}", {**BASE, "VERSION": version})
-            sha256 = hashlib.sha256(archive).hexdigest()
-            place = self.cache.sdists / sha256 / name
-            place.parent.mkdir(parents=True)
-            place.write_bytes(archive)
-            pin = '{ version = "1", file = "requirements/xpu.txt" }'
-            rows.append(
-                f'[[release]]\nversion = "{version}"\nsdist = "{name}"\n'
-                f'sha256 = "{sha256}"\nrevision = 1\n'
-                f"torch = {pin}\ntriton = {pin}\nxpu_kernels = {pin}\n"
-            )
-        self.project.releases_file.write_text("\n".join(rows))
+            self.publish(version, {})
         self.write("kernels/xpu_dsv4/__init__.py", '"""Kernels."""\n')
         self.write("kernels/xpu_dsv4/_triton.py", "import triton\n")
         self.write("kernels/xpu_dsv4/_launch.py", "OPTIONS = 1\n")
@@ -72,6 +60,22 @@ class FakeStack:
         )
         self.write("kernels/xpu_dsv4/gather.py", "from . import _launch\n")
         self.write("tests/steps/test_any.py", "def test_any(): pass\n")
+
+    def publish(self, version: str, edits: dict[str, str]) -> None:
+        """Pin a newer release, whose archive is in the cache: `BASE` with edits."""
+        name = f"vllm-{version}.tar.gz"
+        archive = _sdist(f"vllm-{version}", {**BASE, "VERSION": version, **edits})
+        sha256 = hashlib.sha256(archive).hexdigest()
+        place = self.cache.sdists / sha256 / name
+        place.parent.mkdir(parents=True)
+        place.write_bytes(archive)
+        pin = '{ version = "1", file = "requirements/xpu.txt" }'
+        with open(self.project.releases_file, "a") as file:
+            file.write(
+                f'\n[[release]]\nversion = "{version}"\nsdist = "{name}"\n'
+                f'sha256 = "{sha256}"\nrevision = 1\n'
+                f"torch = {pin}\ntriton = {pin}\nxpu_kernels = {pin}\n"
+            )
 
     def copy(self, root: Path) -> "FakeStack":
         """The same stack elsewhere, to be changed."""

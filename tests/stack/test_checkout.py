@@ -105,7 +105,7 @@ def test_a_failure_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkout_module, "_fill", stop)
+    monkeypatch.setattr(checkout_module, "fill", stop)
     with pytest.raises(KeyboardInterrupt):
         stack.apply()
     with pytest.raises(KeyboardInterrupt):

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xpustack refresh`."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xpustack import refresh_report
+from xpustack.cache import Cache, atomic_file
+from xpustack.console import (
+    AsJson,
+    Offline,
+    print_rows,
+    reporting_errors,
+    showing_progress,
+)
+from xpustack.errors import ApplyError
+from xpustack.project import Project
+from xpustack.refresh import refresh as carry_over
+
+
+def refresh(
+    release: Annotated[str, typer.Argument(help="Where to, such as v0.24.0.")],
+    source: Annotated[str, typer.Option("--from", help="Where from, such as v0.23.0.")],
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The work repository: new, or that of an earlier run."),
+    ] = None,
+    drop: Annotated[
+        list[str] | None, typer.Option(help="A step not to carry; repeatable.")
+    ] = None,
+    tests: Annotated[
+        bool, typer.Option("--tests", help="Judge by tests what is obsolete.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help="Pin the release, write its series.")
+    ] = False,
+    report: Annotated[
+        Path | None, typer.Option(help="Write the report there as Markdown.")
+    ] = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+) -> None:
+    """Carry a series over to another release, and report step by step.
+
+    A step that conflicts is left in the work repository as a cherry-pick in
+    progress (exit code 4): resolve it, continue the cherry-pick, and run the same
+    command again. Nothing else is written before every step has its place."""
+    with reporting_errors(as_json), showing_progress() as progress:
+        done = carry_over(
+            Project.find(),
+            Cache.default(),
+            release,
+            source,
+            directory=to,
+            drop=tuple(drop or ()),
+            tests=tests,
+            write=write,
+            offline=offline,
+            progress=progress,
+        )
+        if report is not None:
+            with atomic_file(report) as file:
+                file.write(refresh_report.markdown(done).encode())
+    if as_json:
+        print(json.dumps(refresh_report.to_json(done), indent=1))
+    else:
+        print_rows(False, None, refresh_report.rows(done), ("step", "outcome", "why"))
+        print(
+            "\n".join([*refresh_report.conflicts(done), refresh_report.summary(done)])
+        )
+        for one in done.stale or ():
+            print(f"{one.kind} {one.path}")
+        if done.stale is not None:
+            print("next: xpustack status --write-readme; xpustack check", release)
+    if done.open:
+        if not as_json:
+            print(f"next: {_way_out(done.directory)}")
+        raise typer.Exit(ApplyError.exit_code)
+
+
+def _way_out(directory: Path | None) -> str:
+    if directory is None:
+        return "the same command with --to DIR leaves the conflict there"
+    return (
+        f"resolve it in {directory}, git add, git cherry-pick --continue, then the"
+        " same command again"
+    )

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a release does without a step: its test passes on a tree without it."""
+
+from xpustack import steptest
+from xpustack.build import build, version_of
+from xpustack.cache import Cache
+from xpustack.checks import PIN_VARIABLE
+from xpustack.process import Runner
+from xpustack.progress import Progress, silent
+from xpustack.project import Project
+from xpustack.releases import Release
+from xpustack.series import Step
+from xpustack.store import Store
+from xpustack.tree import trees
+
+
+def passes_on(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    step: Step,
+    at: str | None,
+    progress: Progress = silent,
+) -> bool:
+    """Run a step's test on a tree of `release` and say whether all of it passes.
+
+    Args:
+        at: the last step of the tree, empty for the base, None for the tip.
+
+    Raises:
+        CheckFailed: the tree cannot be built.
+        StackError: as `trees`.
+    """
+    store = Store(cache)
+    made = trees(store, project, release, progress=progress)
+    slugs = [tree.step.slug if tree.step else "" for tree in made]
+    tree = made[-1 if at is None else slugs.index(at)]
+    runner = Runner()
+    try:
+        progress(f"testing {step.slug} on {tree.name}")
+        built = build(runner, cache, store, tree, version_of(tree, len(made) - 1))
+        stuff = steptest.material(project, step)
+        pins = {PIN_VARIABLE: release.xpu_kernels.version}
+        done = steptest.test(runner, cache, step, stuff, None, built, pins)
+    except BaseException:
+        runner.stop()
+        raise
+    return not done.problems

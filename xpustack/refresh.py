@@ -1,0 +1,309 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A series carried over to another release, step by step.
+
+The work happens in a repository like that of `apply`: the new release's base and
+one commit for each step that could be carried. A conflict stops it there, as a
+cherry-pick in progress; after a person has resolved it, the same command goes on
+from the commits that it finds. Nothing outside that repository changes before
+every step has found its place, and only when asked.
+"""
+
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from xpustack import releases
+from xpustack.cache import Cache, atomic_file
+from xpustack.carry import Carried, carrier
+from xpustack.checkout import BRANCH, Work
+from xpustack.errors import UsageError
+from xpustack.obsolete import passes_on
+from xpustack.pin import add, candidate
+from xpustack.progress import Progress, silent
+from xpustack.project import Project
+from xpustack.refresh_work import (
+    OPEN,
+    Moved,
+    Outcome,
+    advance,
+    leave_conflict,
+    read_note,
+    remember,
+    rewind,
+    settled,
+    slugs_of,
+    staged,
+    working,
+)
+from xpustack.releases import Release
+from xpustack.save import Stale, save
+from xpustack.series import get_step, load_series
+from xpustack.store import Store
+from xpustack.tree import Tree, trees
+
+_WITHOUT = "its test passes without it"
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """The report of a refresh: every step, in the order of the source's series.
+
+    `stale` lists what was written to the project, None if nothing was asked for.
+    """
+
+    release: Release
+    source: str
+    steps: tuple[Moved, ...]
+    seconds: float
+    stale: list[Stale] | None = None
+    directory: Path | None = None
+
+    @property
+    def open(self) -> tuple[Moved, ...]:
+        return tuple(one for one in self.steps if one.outcome in OPEN)
+
+
+def target_release(
+    project: Project,
+    cache: Cache,
+    name: str,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> Release:
+    """The release called `name`: pinned, or as it would be pinned.
+
+    Raises:
+        UsageError: it is neither pinned nor on the index.
+        StackError: as `pin.candidate`.
+    """
+    pinned = releases.load(project)
+    wanted = "v" + name.removeprefix("v")
+    if wanted in pinned:
+        return pinned[wanted]
+    version = wanted.removeprefix("v")
+    if not releases.is_version(version):
+        return pinned[name]
+    key = f"candidate-{version}"
+    known = cache.results_get(key)
+    if known is not None:
+        return msgspec.convert(known, Release)
+    if offline:
+        return pinned[name]
+    found = candidate(cache, version, progress)
+    cache.results_put(key, msgspec.to_builtins(found))
+    return found
+
+
+def refresh(
+    project: Project,
+    cache: Cache,
+    name: str,
+    source: str,
+    *,
+    directory: Path | None = None,
+    drop: tuple[str, ...] = (),
+    tests: bool = False,
+    write: bool = False,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> Refreshed:
+    """Carry the steps of release `source` that release `name` lacks over to it.
+
+    Args:
+        directory: where the work repository is, or is to be; None for one that is
+            thrown away.
+        drop: slugs of steps that a person decided not to carry.
+        tests: judge by the steps' tests as well whether they are obsolete.
+        write: pin the release if need be, and write its series, once no step is
+            open.
+
+    Raises:
+        UsageError: an unknown release or step, or `directory` holds something
+            else, or changes that are not committed.
+        StackError: as `trees` and `save`; the project is then as it was.
+    """
+    begin = time.monotonic()
+    pinned = releases.load(project)
+    origin = pinned[source]
+    release = target_release(project, cache, name, offline=offline, progress=progress)
+    if release.name == origin.name:
+        raise UsageError(
+            "a series cannot be carried to the release it comes from",
+            release=release.name,
+            hint="xpustack refresh --help",
+        )
+    steps = load_series(project, origin.name)
+    for slug in drop:
+        get_step(steps, slug)
+    made = trees(Store(cache), project, origin, offline=offline, progress=progress)
+    with working(
+        project, cache, release, origin, directory, offline=offline, progress=progress
+    ) as (work, scratch):
+        run = _Run(project, cache, release, work, made, set(drop), progress)
+        run.go(scratch, tests)
+        stale = None
+        if write and not run.open:
+            stale = _write(project, cache, release, work, progress)
+    seconds = time.monotonic() - begin
+    return Refreshed(release, origin.name, tuple(run.moved), seconds, stale, directory)
+
+
+@dataclass
+class _Run:
+    """One pass over the source's steps."""
+
+    project: Project
+    cache: Cache
+    release: Release
+    work: Work
+    made: list[Tree]
+    drop: set[str]
+    progress: Progress
+    moved: list[Moved] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        return any(one.outcome in OPEN for one in self.moved)
+
+    def go(self, scratch: Path, tests: bool) -> None:
+        note = read_note(self.work)
+        gone = {
+            one.step: one for one in note.done if one.outcome in ("dropped", "obsolete")
+        }
+        state = self.work.state
+        carry = carrier(
+            self.work.git.directory, scratch, self.made[0].commit, state.base
+        )
+        head = self.work.git.text("rev-parse", BRANCH)
+        here = slugs_of(self.work)
+        stopped: Tree | None = None
+        waiting: set[str] = set()
+        for tree in self.made[1:]:
+            assert tree.step is not None
+            slug = tree.step.slug
+            if slug in here:
+                self.moved.append(settled(note, slug))
+                continue
+            if slug in self.drop:
+                self.moved.append(Moved(slug, "dropped", "as asked"))
+                continue
+            if slug in gone:
+                self.moved.append(gone[slug])
+                continue
+            self.progress(f"carrying {slug} to {self.release.name}")
+            found = carry.carry(tree, head)
+            conflict = found.verdict == "conflict"
+            if conflict and tests and stopped is None and self._passes_without(tree):
+                self._add(slug, found, "obsolete", _WITHOUT)
+                continue
+            later = stopped is not None
+            if waiting & set(tree.changed):
+                text = "it changes files of a step that is open"
+                self._add(slug, found, "waits", text, tentative=True)
+            elif conflict:
+                self._add(slug, found, "conflict", tentative=later)
+            else:
+                self._add(slug, found, found.verdict, tentative=later)
+                if found.verdict != "upstream":
+                    assert found.tree is not None
+                    head = carry.commit(tree, found.tree, head)
+                    if not later:
+                        advance(self.work, head)
+                        self._remember()
+                continue
+            waiting |= set(tree.changed)
+            stopped = stopped or tree
+        self._remember()
+        if stopped is not None:
+            leave_conflict(self.work, stopped)
+        elif tests:
+            self._drop_obsolete(scratch)
+
+    def _add(
+        self,
+        slug: str,
+        found: Carried,
+        outcome: Outcome,
+        text: str = "",
+        *,
+        tentative: bool = False,
+    ) -> None:
+        clashes = found.clashes if outcome == "conflict" else ()
+        self.moved.append(
+            Moved(
+                slug, outcome, text or found.evidence, clashes, found.files, tentative
+            )
+        )
+
+    def _remember(self) -> None:
+        remember(self.work, self.made[0].release.name, self.moved)
+
+    def _passes_without(self, tree: Tree) -> bool:
+        """Whether the test of a step passes on what has been carried so far."""
+        assert tree.step is not None
+        with staged(self.project, self.cache, self.release) as project:
+            _save(project, self.cache, self.work)
+            step = replace(tree.step, release=self.release.name)
+            return passes_on(
+                project, self.cache, self.release, step, None, self.progress
+            )
+
+    def _drop_obsolete(self, scratch: Path) -> None:
+        """Find the steps whose tests pass without them, and carry without them."""
+        slugs = slugs_of(self.work)
+        fresh = [
+            one.step
+            for one in self.moved
+            if one.outcome in ("clean", "merged", "resolved")
+        ]
+        gone = set()
+        with staged(self.project, self.cache, self.release) as project:
+            _save(project, self.cache, self.work)
+            for step in load_series(project, self.release.name):
+                if step.slug not in fresh:
+                    continue
+                before = slugs[: slugs.index(step.slug)]
+                if passes_on(
+                    project,
+                    self.cache,
+                    self.release,
+                    step,
+                    before[-1] if before else "",
+                    self.progress,
+                ):
+                    gone.add(step.slug)
+        if not gone:
+            return
+        judged = {slug: Moved(slug, "obsolete", _WITHOUT) for slug in gone}
+        first = min(slugs.index(slug) for slug in gone)
+        rewind(self.work, first)
+        kept = [one for one in self.moved if one.step in slugs[:first]]
+        self.moved = [*kept, *judged.values()]
+        self._remember()
+        self.moved = []
+        self.go(scratch, tests=False)
+
+
+def _save(project: Project, cache: Cache, work: Work) -> list[Stale]:
+    return save(project, cache, work.git.work_tree or work.git.directory)
+
+
+def _write(
+    project: Project, cache: Cache, release: Release, work: Work, progress: Progress
+) -> list[Stale]:
+    """Pin and save; a pin whose series cannot be saved is taken back."""
+    before = project.releases_file.read_bytes()
+    unpinned = release.name not in releases.load(project)
+    if unpinned:
+        add(project, release)
+    try:
+        progress(f"writing the series of {release.name}")
+        stale = _save(project, cache, work)
+    except BaseException:
+        with atomic_file(project.releases_file) as file:
+            file.write(before)
+        raise
+    return stale

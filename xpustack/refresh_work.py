@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The repository in which a refresh happens, and what it remembers there."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from xpustack import releases
+from xpustack.cache import Cache, atomic_dir, atomic_file, scratch_dir
+from xpustack.carry import MERGE, Clash, Touched
+from xpustack.checkout import (
+    BASE,
+    BRANCH,
+    State,
+    Work,
+    fill,
+    link_objects,
+    open_work,
+    pending,
+)
+from xpustack.errors import UsageError
+from xpustack.git import GitFailed
+from xpustack.pin import add
+from xpustack.progress import Progress
+from xpustack.project import RELEASES_FILE, Project
+from xpustack.releases import Release
+from xpustack.save import STEP_LINE
+from xpustack.series import read_order
+from xpustack.store import Store
+from xpustack.tree import Tree, trees
+
+NOTE = "xpustack-refresh.json"
+_SHARED = ("kernels", "emulated_xpu", "tests", "pyproject.toml")
+
+Outcome = Literal[
+    "present",
+    "clean",
+    "merged",
+    "resolved",
+    "upstream",
+    "obsolete",
+    "dropped",
+    "conflict",
+    "waits",
+]
+OPEN: tuple[Outcome, ...] = ("conflict", "waits")
+"""Outcomes that leave a step without its place on the new release."""
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What became of one step.
+
+    `tentative` marks what was judged after a conflict, without the conflicting
+    step; `text` says why, `files` are those that the step's diff changes.
+    """
+
+    step: str
+    outcome: Outcome
+    text: str = ""
+    clashes: tuple[Clash, ...] = ()
+    files: tuple[Touched, ...] = ()
+    tentative: bool = False
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a work repository remembers of its refresh: the release that steps
+    come from, the steps that the new release had before, the outcome of those
+    that are done, and those that were left open."""
+
+    source: str
+    own: tuple[str, ...] = ()
+    done: tuple[Moved, ...] = ()
+    open: tuple[Moved, ...] = ()
+
+
+@contextmanager
+def staged(project: Project, cache: Cache, release: Release) -> Iterator[Project]:
+    """A copy of the project that pins `release` and may be written to."""
+    with scratch_dir(cache.root / "work") as root:
+        for source in (project.patches, project.overlay):
+            if source.is_dir():
+                shutil.copytree(source, root / source.name)
+        for name in _SHARED:
+            source = project.root / name
+            if source.is_dir():
+                shutil.copytree(
+                    source, root / name, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            elif source.is_file():
+                shutil.copyfile(source, root / name)
+        shutil.copyfile(project.releases_file, root / RELEASES_FILE)
+        copy = Project(root)
+        if release.name not in releases.load(copy):
+            add(copy, release)
+        yield copy
+
+
+@contextmanager
+def working(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    origin: Release,
+    directory: Path | None,
+    *,
+    offline: bool,
+    progress: Progress,
+) -> Iterator[tuple[Work, Path]]:
+    """The work repository: an earlier one to go on with, or a new one."""
+    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
+        if directory is not None and (directory / ".git" / NOTE).is_file():
+            work = _resumed(directory, release, origin)
+            link_objects(Store(cache), work.git)
+            yield work, Path(scratch)
+            return
+        store = Store(cache)
+        base = store.base(release, offline=offline, progress=progress)
+        own = trees(store, project, release, offline=offline, progress=progress)
+        state = State(release.name, base.id, own[-1].commit)
+        with scratch_dir(cache.root / "work") as throwaway:
+            place = (directory or throwaway / "work").absolute()
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                raise UsageError(
+                    "the directory is not empty and was not made by xpustack refresh",
+                    release=release.name,
+                    path=place,
+                    hint="choose a new directory",
+                )
+            with atomic_dir(place) as temporary:
+                fill(store, temporary, state)
+                had = tuple(read_order(project, release.name))
+                (temporary / ".git" / NOTE).write_bytes(
+                    msgspec.json.encode(Note(origin.name, had)) + b"\n"
+                )
+            yield open_work(place), Path(scratch)
+
+
+def _resumed(directory: Path, release: Release, origin: Release) -> Work:
+    work = open_work(directory)
+    note = read_note(work)
+    if (work.state.release, note.source) != (release.name, origin.name):
+        raise UsageError(
+            "the directory belongs to another refresh",
+            release=release.name,
+            path=directory,
+            detail=[f"it carries {note.source} to {work.state.release}"],
+            hint="choose a new directory",
+        )
+    if changes := pending(work):
+        raise UsageError(
+            "the directory has changes that are not committed: resolve them first",
+            release=release.name,
+            path=directory,
+            detail=changes[:10],
+            hint=f"git -C {directory} status; then git add, and git cherry-pick"
+            " --continue (or --abort, and --drop STEP here)",
+        )
+    return work
+
+
+def settled(note: Note, slug: str) -> Moved:
+    """The outcome of a step whose commit is there."""
+    for one in note.done:
+        if one.step == slug:
+            return one
+    if slug in note.own:
+        return Moved(slug, "present")
+    before = next((one for one in note.open if one.step == slug), Moved(slug, "waits"))
+    return Moved(slug, "resolved", "by hand", before.clashes, before.files)
+
+
+def remember(work: Work, source: str, moved: Sequence[Moved]) -> None:
+    """Note the outcomes that a later run must not judge again."""
+    judged_again = (*OPEN, "upstream", "present")
+    kept = tuple(
+        one for one in moved if not one.tentative and one.outcome not in judged_again
+    )
+    left = tuple(one for one in moved if one.outcome in OPEN)
+    note = Note(source, read_note(work).own, kept, left)
+    with atomic_file(work.git.directory / NOTE) as file:
+        file.write(msgspec.json.encode(note) + b"\n")
+
+
+def read_note(work: Work) -> Note:
+    """What `remember` noted last."""
+    return msgspec.json.decode((work.git.directory / NOTE).read_bytes(), type=Note)
+
+
+def slugs_of(work: Work) -> list[str]:
+    """The slugs of the commits since the base, oldest first."""
+    log = work.git.text("log", "--reverse", "--format=%B%x00", f"{BASE}..{BRANCH}")
+    return [
+        found[1]
+        for message in log.split("\0")
+        if (found := STEP_LINE.search(message)) is not None
+    ]
+
+
+def advance(work: Work, commit: str) -> None:
+    """Move branch, index and files to `commit`, a descendant of the branch."""
+    work.git.run("reset", "--quiet", "--hard", commit)
+
+
+def rewind(work: Work, count: int) -> None:
+    """Keep the first `count` commits of the branch."""
+    log = work.git.text("rev-list", "--reverse", f"{BASE}..{BRANCH}").split()
+    advance(work, log[count - 1] if count else BASE)
+
+
+def leave_conflict(work: Work, tree: Tree) -> None:
+    """Leave the conflicting step as a cherry-pick in progress."""
+    try:
+        work.git.run(*MERGE, "cherry-pick", tree.commit)
+    except GitFailed as error:
+        if error.status != 1:
+            raise
