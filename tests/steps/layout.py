@@ -190,6 +190,15 @@ def vllm_config(
     return config
 
 
+def take_mxfp4_indexer(config: Any) -> None:
+    """Let the sparse indexer of `config` keep its keys in MXFP4 instead of FP8."""
+    attention = config.attention_config
+    if hasattr(attention, "indexer_kv_dtype"):
+        attention.indexer_kv_dtype = "mxfp4"
+    else:
+        attention.use_fp4_indexer_cache = True
+
+
 def speculative_config(tokens: int) -> Any:
     """vLLM's `SpeculativeConfig` of an MTP draft, which its constructor would want
     to load: only the fields that the layers and builders of a step test read."""
@@ -426,10 +435,10 @@ def cpu_window_builder(config: Any) -> Any:
         )
 
 
-def indexer_builder(config: Any) -> Any:
-    """The metadata builder of a ratio-4 layer's indexer, from that layer's spec."""
+def indexer_builder(config: Any, indexer: Any = None) -> Any:
+    """The metadata builder of a ratio-4 layer's `indexer`, from that layer's spec."""
     backend = module(INDEXER_BACKEND)
-    indexer = attention_layer(config, 4).indexer
+    indexer = indexer or attention_layer(config, 4).indexer
     spec = indexer.k_cache.get_kv_cache_spec(config)
     arguments: dict[str, Any] = {
         "kv_cache_spec": spec,
