@@ -150,11 +150,11 @@ def _required(
             "purl": f"pkg:pypi/{pin.name}@{_quoted(pin.version)}",
             "properties": [{"name": "xpustack:named-in", "value": pin.file}],
         }
-        if pin.hashes:
+        if pin.hashes or pin.url:
             component["externalReferences"] = [
                 {
                     "type": "distribution",
-                    "url": f"pkg:pypi/{pin.name}@{_quoted(pin.version)}",
+                    "url": pin.url or component["purl"],
                     "hashes": [_sha256(value) for value in pin.hashes],
                 }
             ]

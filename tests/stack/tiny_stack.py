@@ -28,6 +28,20 @@ bad = [name for name in sys.argv[1:] if "SPDX" not in open(name).readline()]
 print("\\n".join(["without a header:", *("  " + name for name in bad)]))
 sys.exit(bool(bad))
 """
+XPU_TXT = """\
+numpy
+--extra-index-url=https://wheels.example.org/xpu/
+torch==2.11.0
+vllm_xpu_kernels @ https://example.org/vllm_xpu_kernels-2.11.0-py3-none-any.whl
+"""
+DOCKERFILE = """\
+FROM example/tools:1 AS builder
+FROM example/gpu-runtime:2 AS vllm-base
+RUN wget https://example.org/driver/gpu.deb && \\
+    wget https://example.org/driver/loader.deb
+FROM vllm-base AS vllm-openai
+RUN wget https://example.org/driver/unwanted.deb
+"""
 CONFIGURATION = f"""\
 exclude: 'vllm/third_party/.*'
 repos:
@@ -55,13 +69,16 @@ BASE = {
         """\
         import os
 
-        from setuptools import setup
+        from setuptools import find_namespace_packages, setup
 
         assert os.environ["VLLM_TARGET_DEVICE"] == "xpu"
         version = os.environ["VLLM_VERSION_OVERRIDE"]
-        setup(name="vllm", version=version, packages=["vllm"])
+        packages = find_namespace_packages(include=["vllm", "vllm.*"])
+        setup(name="vllm", version=version, packages=packages)
         """
     ),
+    "requirements/xpu.txt": XPU_TXT,
+    "docker/Dockerfile.xpu": DOCKERFILE,
     "tools/pre_commit/check_spdx_header.py": SPDX_HOOK,
     "vllm/__init__.py": HEADER,
     VALUE: HEADER + "import os\n\nVALUE = 1\nOLD = 1\n",

@@ -62,9 +62,11 @@ def build(
     }
     if as_json:
         print(json.dumps(data, indent=1))
-    for one in () if as_json else made:
-        print(f"{one.release}: vllm {one.version} in {one.directory}")
-        print("\n".join(f"{digest}  {name}" for name, digest in one.files.items()))
+    else:
+        for done in made:
+            print(f"{done.release}: vllm {done.version} in {done.directory}")
+            lines = (f"{digest}  {name}" for name, digest in done.files.items())
+            print("\n".join(lines))
     if problems:
         if not as_json:
             say_all(problems)
