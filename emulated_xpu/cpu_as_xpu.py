@@ -40,6 +40,40 @@ class EmulatedXpuPlatform(CpuPlatform):
         return chosen
 
     @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """The decisions of vLLM's own XPU platform, and a worker that runs here.
+
+        CpuPlatform's are left out: they raise the batched tokens to 2,048 and turn
+        chunked prefill off, which would change what is under test.
+        """
+        from vllm.platforms.xpu import XPUPlatform
+
+        parallel = vllm_config.parallel_config
+        if parallel.worker_cls == "auto":
+            parallel.worker_cls = "emulated_xpu.worker.EmulatedXpuWorker"
+        XPUPlatform.check_and_update_config(vllm_config)
+        # That import points memory questions at an op of the device.
+        surface.provide_memory_figures()
+
+    @classmethod
+    def update_block_size_for_backend(cls, vllm_config: Any) -> None:
+        """The choice of vLLM's own XPU platform."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        XPUPlatform.update_block_size_for_backend(vllm_config)
+
+    @classmethod
+    def get_default_ir_op_priority(cls, vllm_config: Any) -> Any:
+        """The choice of vLLM's own XPU platform: its fused ops first."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        return XPUPlatform.get_default_ir_op_priority(vllm_config)
+
+    @classmethod
+    def support_hybrid_kv_cache(cls) -> bool:
+        return True
+
+    @classmethod
     def get_device_capability(cls, device_id: int = 0) -> None:
         """XPU has no compute capability."""
         return None

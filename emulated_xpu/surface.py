@@ -25,9 +25,52 @@ class Event:
         return True
 
 
+class Stream:
+    """Stands for `torch.xpu.Stream`; work is done when its call returns."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        pass
+
+    def __enter__(self) -> "Stream":
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        pass
+
+    def synchronize(self) -> None:
+        pass
+
+    def wait_stream(self, stream: Any) -> None:
+        pass
+
+    def wait_event(self, event: Any) -> None:
+        pass
+
+    def record_event(self, event: Any = None) -> Any:
+        return event or Event()
+
+    def query(self) -> bool:
+        return True
+
+
 def provide_events() -> None:
     """`torch.xpu.Event` of a torch without XPU raises when constructed."""
     torch.xpu.Event = Event
+
+
+def provide_streams() -> None:
+    """One stream, and the generator from which device random numbers come."""
+    current = Stream()
+    torch.xpu.Stream = Stream
+    torch.xpu.current_stream = lambda device=None: current
+    torch.xpu.stream = lambda stream: stream or current
+    torch.xpu.set_stream = lambda stream: None
+    torch.xpu.synchronize = lambda device=None: None
+    torch.xpu.mem_get_info = lambda device=None: (0, 0)
+    torch.xpu.default_generators = (torch.default_generator,)
+    torch.Event = Event
 
 
 def provide_memory_figures() -> None:
@@ -39,13 +82,21 @@ def provide_memory_figures() -> None:
         "max_memory_reserved",
     ):
         setattr(torch.accelerator, name, lambda *args, **kwargs: 0)
-    for name in ("empty_cache", "reset_peak_memory_stats"):
+    for name in (
+        "empty_cache",
+        "empty_host_cache",
+        "reset_peak_memory_stats",
+        "synchronize",
+    ):
         setattr(torch.accelerator, name, lambda *args, **kwargs: None)
+    torch.accelerator.memory_stats = lambda device=None: {}
+    torch.accelerator.get_memory_info = lambda device=None: (0, 0)
 
 
 def provide_capture_state() -> None:
-    """A torch without CUDA has no stream to ask whether it is being captured."""
+    """Without a device there is no stream to ask whether it is being captured."""
     torch.cuda.is_current_stream_capturing = lambda: False
+    torch.xpu.is_current_stream_capturing = lambda: False
 
 
 def provide_pinning() -> None:
@@ -55,11 +106,30 @@ def provide_pinning() -> None:
         return tensor
 
     torch.Tensor.pin_memory = pin_memory
+    torch.Tensor.record_stream = lambda tensor, stream: None
+
+
+_kept: list[torch.library.Library] = []
+
+
+def provide_matmul_with_dtype() -> None:
+    """`torch.mm(..., out_dtype=)` has a kernel on devices only."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", "CPU"):
+        return
+
+    def matmul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> Any:
+        return torch.mm(a.float(), b.float()).to(out_dtype)
+
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("mm.dtype", matmul, "CPU")
+    _kept.append(library)
 
 
 def provide() -> None:
     """Provide all of it. Called when the platform is chosen, before any test runs."""
     provide_events()
+    provide_streams()
     provide_memory_figures()
     provide_capture_state()
     provide_pinning()
+    provide_matmul_with_dtype()

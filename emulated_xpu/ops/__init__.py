@@ -1,6 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Computations of the stand-ins, one op family a module."""
 
-from emulated_xpu.ops import experts, fp8_bmm, indexer, inv_rope, mhc
+from emulated_xpu.ops import (
+    device,
+    experts,
+    fp8_bmm,
+    fp8_gemm,
+    indexer,
+    inv_rope,
+    mhc,
+    norms,
+    quant,
+    router,
+)
 
-__all__ = ["experts", "fp8_bmm", "indexer", "inv_rope", "mhc"]
+__all__ = [
+    "device",
+    "experts",
+    "fp8_bmm",
+    "fp8_gemm",
+    "indexer",
+    "inv_rope",
+    "mhc",
+    "norms",
+    "quant",
+    "router",
+]

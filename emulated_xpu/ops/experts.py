@@ -1,9 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routed experts: permutation, grouped GEMM and activation of vllm-xpu-kernels 0.1.8
-and 0.1.9, which count the rows of each expert (0.1.7 has their offsets instead)."""
+and later, which count the rows of each expert (0.1.7 has their offsets instead)."""
+
+from functools import cache
+from typing import Any
 
 import torch
 
+from emulated_xpu.pins import kernels_version, schemas
 from emulated_xpu.registry import implements
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
@@ -19,7 +23,7 @@ def mxfp4_to_float(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     codes = packed.view(torch.uint8)
     nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()
     signed = torch.tensor([*E2M1, *(-value for value in E2M1)])
-    power = torch.ldexp(torch.ones(()), scales.view(torch.uint8).int() - 127)
+    power = torch.exp2(scales.view(torch.uint8).float() - 127)
     return signed[nibbles] * power.repeat_interleave(32, dim=-1)
 
 
@@ -51,40 +55,52 @@ def remap_hidden_states(
     total_experts_num: int,
     local_experts_num: int,
 ) -> None:
-    """Sort the rows by expert; one rank holds all experts."""
+    """Sort the rows by expert; one rank holds all experts.
+
+    A row without an expert (-1, of a padded token) has the position -1.
+    """
     if hidden_states_scales is not None or expert_map is not None:
         raise NotImplementedError("remapping of scales or of foreign experts")
-    order = topk_ids.flatten().argsort(stable=True)
-    remapped_hidden_states.copy_(hidden_states[order // topk_ids.shape[1]])
-    rows_per_expert.copy_(topk_ids.flatten().bincount(minlength=local_experts_num))
-    unpermuted_row_to_permuted_row.view(-1)[order] = torch.arange(
-        len(order), dtype=unpermuted_row_to_permuted_row.dtype
-    )
+    experts, position = topk_ids.flatten(), unpermuted_row_to_permuted_row.view(-1)
+    known = experts[experts >= 0]
+    order = experts.argsort(stable=True)[len(experts) - len(known) :]
+    remapped_hidden_states[: len(order)] = hidden_states[order // topk_ids.shape[1]]
+    rows_per_expert.copy_(known.bincount(minlength=local_experts_num))
+    position.fill_(-1)
+    position[order] = torch.arange(len(order), dtype=position.dtype)
 
 
 @implements("_xpu_C::cutlass_grouped_gemm_interface")
-def cutlass_grouped_gemm_interface(
-    ptr_A: torch.Tensor,
-    ptr_B: torch.Tensor,
-    ptr_scales: torch.Tensor | None,
-    ptr_bias: torch.Tensor | None,
-    ptr_D: torch.Tensor,
-    rows_per_expert: torch.Tensor,
-    N: int,
-    K: int,
-    num_experts: int,
-    is_B_int4: bool,
-    is_B_mxfp4: bool,
-) -> torch.Tensor:
-    """One product for each expert, with MXFP4 weights of shape `[E, N, K / 2]`."""
-    if not is_B_mxfp4 or ptr_scales is None or ptr_bias is not None:
+def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """One product for each expert, with MXFP4 weights of shape `[E, N, K / 2]`.
+
+    0.1.8 to 0.1.10 name the weight's kind in two flags; later versions see it in the
+    weight's type and take a scale of the activations too.
+    """
+    names = [argument.name for argument in _grouped_gemm_schema().arguments]
+    given = dict(zip(names, args, strict=False)) | kwargs
+    weights, rows_per_expert = given["ptr_B"], given["rows_per_expert"]
+    scales = given.get("ptr_B_scale", given.get("ptr_scales"))
+    is_mxfp4 = given.get("is_B_mxfp4", weights.dtype == torch.float4_e2m1fn_x2)
+    others = [given["ptr_bias"], given.get("ptr_A_scale")]
+    if not is_mxfp4 or scales is None or any(other is not None for other in others):
         raise NotImplementedError("grouped GEMM of other than MXFP4 without bias")
+    rows, out = given["ptr_A"].float(), given["ptr_D"]
+    packed = weights.view(torch.uint8)
     start = 0
-    for expert, rows in enumerate(rows_per_expert.tolist()):
-        weight = mxfp4_to_float(ptr_B[expert], ptr_scales[expert])
-        ptr_D[start : start + rows] = ptr_A[start : start + rows].float() @ weight.T
-        start += rows
-    return ptr_D
+    for expert, count in enumerate(rows_per_expert.tolist()):
+        weight = mxfp4_to_float(packed[expert], scales[expert])
+        out[start : start + count] = (rows[start : start + count] @ weight.T).to(
+            out.dtype
+        )
+        start += count
+    return out.view_as(out)
+
+
+@cache
+def _grouped_gemm_schema() -> Any:
+    name = "_xpu_C::cutlass_grouped_gemm_interface"
+    return torch._C.parse_schema(schemas(kernels_version())[name])
 
 
 @implements("_moe_C::moe_gather")
@@ -95,5 +111,6 @@ def moe_gather(
     unpermuted_row_to_permuted_row: torch.Tensor,
     num_experts: int,
 ) -> None:
-    rows = moe_output[unpermuted_row_to_permuted_row.long()].float()
-    output.copy_((rows * topk_weights.float()[..., None]).sum(1))
+    position = unpermuted_row_to_permuted_row.long()
+    rows = moe_output[position].float() * topk_weights.float()[..., None]
+    output.copy_(rows.where(position[..., None] >= 0, 0.0).sum(1))

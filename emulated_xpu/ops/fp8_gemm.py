@@ -9,18 +9,20 @@ from emulated_xpu.registry import implements
 
 MX_GROUP = 32
 BLOCKS_SINCE = (0, 1, 9)
+MIXED_SINCE = (0, 1, 10)
+"""From here on vLLM hands over fp32 scales of rows with e8m0 scales of weights."""
 
 
-def _takes_blocks() -> bool:
-    version = tuple(int(part) for part in kernels_version().split("."))
-    return version >= BLOCKS_SINCE
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in kernels_version().split("."))
 
 
 def _check_blocks(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor
 ) -> None:
     """What the kernel takes where a row of `a` has more than one scale."""
-    if a_scale.dtype != b_scale.dtype:
+    mixed = (a_scale.dtype, b_scale.dtype) == (torch.float32, torch.float8_e8m0fnu)
+    if a_scale.dtype != b_scale.dtype and not (mixed and _version() >= MIXED_SINCE):
         raise ValueError(
             f"fp8_gemm: scales of {a_scale.dtype} and {b_scale.dtype} do not go"
             " together"
@@ -33,7 +35,7 @@ def _check_blocks(
                 f"fp8_gemm: MXFP8 wants weight scales {wanted}, got"
                 f" {list(b_scale.shape)}"
             )
-    elif not _takes_blocks():
+    elif _version() < BLOCKS_SINCE:
         raise NotImplementedError(
             f"fp8_gemm of vllm_xpu_kernels {kernels_version()} has no fp32 block scales"
         )

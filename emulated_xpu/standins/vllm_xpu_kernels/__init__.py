@@ -1,2 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stands in for vllm_xpu_kernels on a machine without an Intel GPU."""
+"""Stands in for vllm_xpu_kernels on a machine without an Intel GPU.
+
+`EMULATED_XPU_WRAPPERS` may name a folder with Python modules of the real package;
+they come before the stand-ins, so that only the ops are emulated.
+"""
+
+import os
+
+if _wrappers := os.environ.get("EMULATED_XPU_WRAPPERS"):
+    __path__.insert(0, _wrappers)

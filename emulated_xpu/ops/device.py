@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Questions about the device: it is an Xe2 GPU, for which every op is built."""
+
+import torch
+
+from emulated_xpu.registry import implements
+
+
+@implements("_xpu_C::is_xe2_arch")
+def is_xe2_arch(device_index: int = -1) -> bool:
+    return True
+
+
+@implements("_xpu_C::is_xe3_arch")
+def is_xe3_arch(device_index: int = -1) -> bool:
+    return False
+
+
+@implements("_C::weak_ref_tensor")
+def weak_ref_tensor(input: torch.Tensor) -> torch.Tensor:
+    """The same memory under another tensor."""
+    return input.view_as(input)

@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Choice of a token's experts, of vllm-xpu-kernels 0.1.15.4."""
+
+import torch
+
+from emulated_xpu.registry import implements
+
+
+@implements("_moe_C::topk_softplus_sqrt")
+def topk_softplus_sqrt(
+    topk_weights: torch.Tensor,
+    topk_indices: torch.Tensor,
+    token_expert_indices: torch.Tensor,
+    gating_output: torch.Tensor,
+    renormalize: bool,
+    routed_scaling_factor: float,
+    correction_bias: torch.Tensor | None = None,
+    input_ids: torch.Tensor | None = None,
+    tid2eid: torch.Tensor | None = None,
+    is_padding: torch.Tensor | None = None,
+    bias_vl: torch.Tensor | None = None,
+    image_sentinel_lo: int = 0,
+) -> None:
+    """Weights sqrt(softplus(logit)); experts by table, or by weight plus bias.
+
+    A padded token has no expert: -1 and weight 0.
+    """
+    if bias_vl is not None:
+        raise NotImplementedError("topk_softplus_sqrt of images")
+    scores = torch.nn.functional.softplus(gating_output.float()).sqrt()
+    if tid2eid is not None and input_ids is not None:
+        chosen = tid2eid[input_ids.long()].long()
+    else:
+        wanted = scores if correction_bias is None else scores + correction_bias
+        chosen = wanted.topk(topk_indices.shape[1], dim=-1).indices
+    weights = scores.gather(1, chosen)
+    if renormalize:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    topk_weights.copy_(weights * routed_scaling_factor)
+    topk_indices.copy_(chosen)
+    if is_padding is not None:
+        topk_weights[is_padding] = 0.0
+        topk_indices[is_padding] = -1

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's worker of one rank, on the CPU, around the release's own XPU model runner."""
+
+import inspect
+from typing import Any
+
+import torch
+from vllm.distributed import parallel_state
+from vllm.platforms import current_platform
+from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
+from vllm.v1.worker.workspace import init_workspace_manager
+from vllm.v1.worker.xpu_model_runner import XPUModelRunner
+
+
+class EmulatedXpuWorker(Worker):
+    """What XPUWorker does, without the questions to the device.
+
+    Its base class loads the model, reserves the workspace in a profile run, makes
+    the paged caches and runs the steps. The V1 model runner alone is emulated.
+    """
+
+    def init_device(self) -> None:
+        """One gloo rank, the workspace manager and the XPU model runner.
+
+        Raises:
+            NotImplementedError: vLLM chose its V2 model runner.
+        """
+        if getattr(self, "use_v2_model_runner", False):
+            raise NotImplementedError(
+                "the V2 model runner on the emulated XPU:"
+                " set VLLM_USE_V2_MODEL_RUNNER=0"
+            )
+        self.device = torch.device("cpu")
+        init_worker_distributed_environment(
+            self.vllm_config,
+            self.rank,
+            self.distributed_init_method,
+            self.local_rank,
+            current_platform.dist_backend,
+        )
+        set_random_seed(self.model_config.seed)
+        self.init_snapshot = _NothingInUse()
+        init_workspace_manager(self.device, 1)
+        self.model_runner = _Runner(self.vllm_config, self.device)
+
+    def compile_or_warm_up_model(self) -> Any:
+        """Warm-up compiles and tunes for a device; there is nothing to compile."""
+        set_random_seed(self.model_config.seed)
+        times = inspect.signature(super().compile_or_warm_up_model).return_annotation
+        if times in (float, "float", inspect.Signature.empty):
+            return 0.0
+        from vllm.v1.worker.worker_base import CompilationTimes
+
+        return CompilationTimes(language_model=0.0, encoder=0.0)
+
+    def shutdown(self) -> None:
+        """Leave no process group behind, so that another engine can follow."""
+        super().shutdown()
+        parallel_state.destroy_model_parallel()
+        parallel_state.destroy_distributed_environment()
+
+
+class _Runner(XPUModelRunner):
+    """The release's runner; its profile run leaves random sampling out, whose Triton
+    kernel the interpreter cannot run."""
+
+    def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return hidden_states
+
+
+class _NothingInUse:
+    """Memory figures for the one log line that prints them."""
+
+    free_memory = 0

@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A tiny random DeepSeek-V4, once as it is published and once as its float32 twin.
+
+The published form has FP8 linear layers with a UE8M0 scale for each block of
+128 x 128 and MXFP4 experts, in the names of DeepSeek's checkpoints; vLLM loads it.
+The twin holds the same values in float32 under the same names, which
+`transformers` renames as it loads. Nothing that a fresh model leaves at zero stays
+there: sinks, position biases, correction biases and the hash table are random.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+BLOCK = 128
+MXFP4_BLOCK = 32
+E4M3_MAX = 448.0
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+
+RATIOS = (0, 4, 128)
+HASH_LAYERS = 1
+VOCABULARY = 128
+HIDDEN = 256
+HEADS = 8
+HEAD_DIM = 512
+ROPE_DIM = 64
+GROUPS = 2
+INTERMEDIATE = 128
+EXPERTS = 4
+STREAMS = 4
+INDEX_HEADS = 64
+INDEX_DIM = 128
+INDEX_TOPK = 16
+WINDOW = 128
+LORA = 128
+MAX_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Quantized:
+    """A weight as published, and the values that its codes mean, float32."""
+
+    codes: torch.Tensor
+    scale: torch.Tensor
+    values: torch.Tensor
+
+
+def fp8_blocks(weight: torch.Tensor) -> Quantized:
+    """`[N, K]` in e4m3 with a power of two for each 128 x 128 block."""
+    rows, columns = weight.shape
+    blocks = weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+    exponent = _exponent(blocks.abs().amax((1, 3)), E4M3_MAX)
+    power = torch.exp2(exponent.float())[:, None, :, None]
+    codes = (blocks / power).to(torch.float8_e4m3fn)
+    values = (codes.float() * power).view_as(weight)
+    return Quantized(codes.view_as(weight), _e8m0(exponent), values)
+
+
+def mxfp4(weight: torch.Tensor) -> Quantized:
+    """`[N, K]` in e2m1, two a byte, with a power of two for each 32 of a row."""
+    groups = weight.unflatten(1, (-1, MXFP4_BLOCK))
+    exponent = _exponent(groups.abs().amax(2), E2M1[-1])
+    power = torch.exp2(exponent.float())[..., None]
+    grid = torch.tensor(E2M1)
+    magnitude = ((groups / power).abs()[..., None] - grid).abs().argmin(-1)
+    negative = groups < 0
+    values = (torch.where(negative, -1.0, 1.0) * grid[magnitude] * power).flatten(1)
+    nibbles = (magnitude + 8 * negative).to(torch.uint8).flatten(1)
+    packed = nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
+    return Quantized(packed.view(torch.int8), _e8m0(exponent), values)
+
+
+def _exponent(amax: torch.Tensor, largest: float) -> torch.Tensor:
+    """The least e with amax <= largest * 2^e."""
+    exponent = torch.frexp(amax / largest).exponent
+    return exponent - (amax <= largest * torch.exp2(exponent.float() - 1)).int()
+
+
+def _e8m0(exponent: torch.Tensor) -> torch.Tensor:
+    return (exponent + 127).to(torch.uint8).view(torch.float8_e8m0fnu)
+
+
+class Writer:
+    """Collects both forms of each tensor, name by name."""
+
+    def __init__(self, seed: int) -> None:
+        self.published: dict[str, torch.Tensor] = {}
+        self.twin: dict[str, torch.Tensor] = {}
+        self._generator = torch.Generator().manual_seed(seed)
+
+    def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+        values = torch.randn(*shape, generator=self._generator)
+        return values * std + mean
+
+    def plain(
+        self, name: str, values: torch.Tensor, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        """A tensor that is not quantized, rounded to the `dtype` it is published in."""
+        self.published[name] = values.to(dtype)
+        kept = self.published[name]
+        self.twin[name] = kept.float() if kept.is_floating_point() else kept
+
+    def fp8(self, name: str, rows: int, columns: int) -> None:
+        self._quantized(name, fp8_blocks(self.random(rows, columns, std=columns**-0.5)))
+
+    def mxfp4(self, name: str, rows: int, columns: int) -> None:
+        self._quantized(name, mxfp4(self.random(rows, columns, std=columns**-0.5)))
+
+    def norm(self, name: str, width: int) -> None:
+        self.plain(f"{name}.weight", self.random(width, std=0.1, mean=1.0))
+
+    def experts_of(self, layer: str) -> None:
+        sizes = {"w1": (INTERMEDIATE, HIDDEN), "w3": (INTERMEDIATE, HIDDEN)}
+        sizes["w2"] = (HIDDEN, INTERMEDIATE)
+        for part, (rows, columns) in sizes.items():
+            for expert in range(EXPERTS):
+                self.mxfp4(f"{layer}.ffn.experts.{expert}.{part}", rows, columns)
+            self.fp8(f"{layer}.ffn.shared_experts.{part}", rows, columns)
+
+    def choice(self, rows: int, count: int, of: int) -> torch.Tensor:
+        scores = torch.rand(rows, of, generator=self._generator)
+        return scores.topk(count, dim=1).indices
+
+    def _quantized(self, name: str, weight: Quantized) -> None:
+        self.published[f"{name}.weight"] = weight.codes
+        self.published[f"{name}.scale"] = weight.scale
+        self.twin[f"{name}.weight"] = weight.values
+
+
+def config(ratios: tuple[int, ...] = RATIOS) -> dict[str, Any]:
+    """`config.json` as a published checkpoint of this size would carry it."""
+    return {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "torch_dtype": "bfloat16",
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": len(ratios),
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": 1,
+        "head_dim": HEAD_DIM,
+        "qk_rope_head_dim": ROPE_DIM,
+        "q_lora_rank": LORA,
+        "o_groups": GROUPS,
+        "o_lora_rank": LORA,
+        "sliding_window": WINDOW,
+        "compress_ratios": list(ratios),
+        "index_n_heads": INDEX_HEADS,
+        "index_head_dim": INDEX_DIM,
+        "index_topk": INDEX_TOPK,
+        "hc_mult": STREAMS,
+        "hc_sinkhorn_iters": 20,
+        "hc_eps": 1e-6,
+        "rms_norm_eps": 1e-6,
+        "moe_intermediate_size": INTERMEDIATE,
+        "n_routed_experts": EXPERTS,
+        "n_shared_experts": 1,
+        # All of them: rounding to bfloat16 must not change who is chosen.
+        "num_experts_per_tok": EXPERTS,
+        "num_hash_layers": HASH_LAYERS,
+        "num_nextn_predict_layers": 1,
+        "scoring_func": "sqrtsoftplus",
+        "topk_method": "noaux_tc",
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.5,
+        "swiglu_limit": 10.0,
+        "hidden_act": "silu",
+        "expert_dtype": "fp4",
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "max_position_embeddings": MAX_LENGTH,
+        "rope_theta": 10_000.0,
+        "compress_rope_theta": 160_000.0,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 16,
+            "original_max_position_embeddings": 32,
+            "beta_fast": 32,
+            "beta_slow": 1,
+        },
+        "quantization_config": {
+            "quant_method": "fp8",
+            "fmt": "e4m3",
+            "scale_fmt": "ue8m0",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [BLOCK, BLOCK],
+        },
+    }
+
+
+def write(directory: Path, seed: int = 0) -> tuple[Path, Path]:
+    """Write both forms below `directory`.
+
+    Returns:
+        The folders of the published form and of the float32 twin.
+    """
+    writer = Writer(seed)
+    _model(writer)
+    published, twin = directory / "published", directory / "twin"
+    described = config()
+    _save(published, described, writer.published)
+    plain = {k: v for k, v in described.items() if k != "quantization_config"}
+    plain["torch_dtype"] = "float32"
+    shared = {k: v for k, v in writer.twin.items() if not k.startswith("mtp.")}
+    _save(twin, plain, shared)
+    return published, twin
+
+
+def _save(
+    folder: Path, described: dict[str, Any], tensors: dict[str, torch.Tensor]
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(described, indent=1))
+    whole = {name: tensor.contiguous() for name, tensor in tensors.items()}
+    save_file(whole, folder / "model.safetensors", {"format": "pt"})
+
+
+def _model(writer: Writer) -> None:
+    writer.plain("embed.weight", writer.random(VOCABULARY, HIDDEN))
+    writer.plain("head.weight", writer.random(VOCABULARY, HIDDEN, std=HIDDEN**-0.5))
+    writer.norm("norm", HIDDEN)
+    _head(writer, "")
+    for layer, ratio in enumerate(RATIOS):
+        _layer(writer, f"layers.{layer}", ratio, hashed=layer < HASH_LAYERS)
+    _layer(writer, "mtp.0", 0, hashed=False)
+    for name in ("e_proj", "h_proj"):
+        writer.fp8(f"mtp.0.{name}", HIDDEN, HIDDEN)
+    for name in ("enorm", "hnorm", "norm"):
+        writer.norm(f"mtp.0.{name}", HIDDEN)
+    writer.plain("mtp.0.emb.tok_emb.weight", writer.published["embed.weight"].float())
+    writer.plain("mtp.0.head.weight", writer.published["head.weight"].float())
+    _head(writer, "mtp.0.")
+
+
+def _head(writer: Writer, prefix: str) -> None:
+    width = STREAMS * HIDDEN
+    fn = writer.random(STREAMS, width, std=width**-0.5)
+    writer.plain(f"{prefix}hc_head_fn", fn, torch.float32)
+    writer.plain(f"{prefix}hc_head_base", writer.random(STREAMS), torch.float32)
+    writer.plain(f"{prefix}hc_head_scale", writer.random(1, mean=1.0), torch.float32)
+
+
+def _layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
+    mixes, width = (2 + STREAMS) * STREAMS, STREAMS * HIDDEN
+    for part in ("attn", "ffn"):
+        hc = f"{layer}.hc_{part}"
+        fn = writer.random(mixes, width, std=width**-0.5)
+        writer.plain(f"{hc}_fn", fn, torch.float32)
+        writer.plain(f"{hc}_base", writer.random(mixes), torch.float32)
+        writer.plain(f"{hc}_scale", writer.random(3, std=0.3, mean=1.0), torch.float32)
+        writer.norm(f"{layer}.{part}_norm", HIDDEN)
+    _attention(writer, f"{layer}.attn", ratio)
+    gate = writer.random(EXPERTS, HIDDEN, std=HIDDEN**-0.5)
+    writer.plain(f"{layer}.ffn.gate.weight", gate)
+    if hashed:
+        table = writer.choice(VOCABULARY, EXPERTS, EXPERTS)
+        writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
+    else:
+        bias = writer.random(EXPERTS, std=0.3)
+        writer.plain(f"{layer}.ffn.gate.bias", bias, torch.float32)
+    writer.experts_of(layer)
+
+
+def _attention(writer: Writer, attn: str, ratio: int) -> None:
+    writer.fp8(f"{attn}.wq_a", LORA, HIDDEN)
+    writer.norm(f"{attn}.q_norm", LORA)
+    writer.fp8(f"{attn}.wq_b", HEADS * HEAD_DIM, LORA)
+    writer.fp8(f"{attn}.wkv", HEAD_DIM, HIDDEN)
+    writer.norm(f"{attn}.kv_norm", HEAD_DIM)
+    writer.fp8(f"{attn}.wo_a", GROUPS * LORA, HEADS * HEAD_DIM // GROUPS)
+    writer.fp8(f"{attn}.wo_b", HIDDEN, GROUPS * LORA)
+    sink = writer.random(HEADS, std=2.0, mean=2.0)
+    writer.plain(f"{attn}.attn_sink", sink, torch.float32)
+    if ratio:
+        _compressor(writer, f"{attn}.compressor", ratio, HEAD_DIM)
+    if ratio == 4:
+        indexer = f"{attn}.indexer"
+        writer.fp8(f"{indexer}.wq_b", INDEX_HEADS * INDEX_DIM, LORA)
+        weights = writer.random(INDEX_HEADS, HIDDEN, std=HIDDEN**-0.5)
+        writer.plain(f"{indexer}.weights_proj.weight", weights)
+        _compressor(writer, f"{indexer}.compressor", ratio, INDEX_DIM)
+
+
+def _compressor(writer: Writer, name: str, ratio: int, dim: int) -> None:
+    width = dim * (2 if ratio == 4 else 1)
+    for part in ("wkv", "wgate"):
+        weight = writer.random(width, HIDDEN, std=HIDDEN**-0.5)
+        writer.plain(f"{name}.{part}.weight", weight)
+    writer.plain(f"{name}.ape", writer.random(ratio, width), torch.float32)
+    writer.norm(f"{name}.norm", dim)
+
+
+def tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a written checkpoint, by name."""
+    from safetensors import safe_open
+
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        for name in file.keys():  # noqa: SIM118 (it is no dict)
+            yield name, file.get_tensor(name)

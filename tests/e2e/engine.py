@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run inside an installed vLLM: `python engine.py JOB.json RESULT.pt`.
+
+JOB names the checkpoint, the arguments of `LLM`, and waves of prompts; each wave is
+one call of `LLM.generate`. RESULT holds the tokens and what the worker wrote down.
+"""
+
+import importlib
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+importlib.import_module("emulated_xpu.pytest_plugin")
+
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_batched_tokens": 144,
+    "max_num_seqs": 8,
+    "block_size": 256,
+    "kv_cache_dtype": "fp8",
+    "kv_cache_memory_bytes": 16 << 20,
+    "enable_prefix_caching": False,
+    "disable_log_stats": True,
+    "worker_cls": "recording.RecordingWorker",
+    "seed": 0,
+}
+"""What every job takes unless it says otherwise."""
+
+
+def generate(job: dict[str, Any]) -> dict[str, Any]:
+    """Serve the job's waves; tokens by wave and prompt, and the worker's records."""
+    started = time.perf_counter()
+    from kernels import interpreter, interpreter_speed
+
+    interpreter.repair()
+    interpreter_speed.speed_up()
+    import recording
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(model=job["model"], **{**ENGINE, **job.get("engine", {})})
+    ready = time.perf_counter()
+    tokens = []
+    for wave in job["waves"]:
+        outputs = llm.generate(
+            [{"prompt_token_ids": prompt["tokens"]} for prompt in wave],
+            [
+                SamplingParams(
+                    temperature=0.0,
+                    max_tokens=prompt["new"],
+                    ignore_eos=True,
+                    detokenize=False,
+                )
+                for prompt in wave
+            ],
+            use_tqdm=False,
+        )
+        tokens.append([list(output.outputs[0].token_ids) for output in outputs])
+    served = time.perf_counter()
+    return {
+        **recording.report(),
+        "tokens": tokens,
+        "seconds_to_ready": ready - started,
+        "seconds_to_serve": served - ready,
+    }
+
+
+if __name__ == "__main__":
+    import torch
+
+    torch.save(generate(json.loads(Path(sys.argv[1]).read_text())), sys.argv[2])

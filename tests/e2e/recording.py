@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker that writes down what passes through the model, request by request.
+
+Lives inside an installed vLLM. It changes nothing: hooks copy the inputs and outputs
+of each attention and each feed-forward layer, and counters wrap the launches of
+Triton kernels.
+"""
+
+import re
+import time
+from collections import Counter
+from typing import Any
+
+import torch
+from triton.runtime import interpreter
+from vllm.forward_context import get_forward_context
+
+from emulated_xpu import registry
+from emulated_xpu.worker import EmulatedXpuWorker
+
+SUBLAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:mtp_block\.)?(attn|ffn)$")
+
+records: list[dict[str, Any]] = []
+"""One entry a sublayer a step: `layer`, `part`, `rows`, inputs and outputs."""
+logits: list[dict[str, Any]] = []
+loaded: dict[str, torch.Tensor] = {}
+"""Parameters as the loader left them, before vLLM rearranges them."""
+layers: Counter[str] = Counter()
+launches: Counter[str] = Counter()
+programs: Counter[str] = Counter()
+seconds: Counter[str] = Counter()
+
+
+class RecordingWorker(EmulatedXpuWorker):
+    """Loads the model and hooks into it."""
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        keep_loaded_parameters()
+        count_launches()
+        super().load_model(*args, **kwargs)
+        runner = self.model_runner
+        draft = getattr(getattr(runner, "drafter", None), "model", None)
+        for model in (runner.model, draft):
+            if model is not None:
+                hook(runner, model)
+        record_logits(runner)
+
+
+def keep_loaded_parameters() -> None:
+    """Copy the parameters between loading and vLLM's own processing of them."""
+    from vllm.model_executor.model_loader import base_loader
+
+    process = base_loader.process_weights_after_loading
+
+    def keep_and_process(model: torch.nn.Module, *args: Any) -> None:
+        for name, parameter in model.named_parameters():
+            loaded.setdefault(name, parameter.detach().clone())
+        process(model, *args)
+
+    base_loader.process_weights_after_loading = keep_and_process
+
+
+def count_launches() -> None:
+    """Count launches, programs and seconds of each interpreted kernel."""
+    run = interpreter.GridExecutor.__call__
+
+    def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        name = f"{self.fn.__module__}.{self.fn.__name__}"
+        start = time.perf_counter()
+        result = run(self, *args, **kwargs)
+        seconds[name] += time.perf_counter() - start
+        launches[name] += 1
+        grid = self.grid
+        if callable(grid):
+            bound = dict(zip(self.arg_names, args, strict=False)) | kwargs
+            grid = grid(bound)
+        size = 1
+        for extent in grid if isinstance(grid, tuple | list) else (grid,):
+            size *= int(extent)
+        programs[name] += size
+        return result
+
+    interpreter.GridExecutor.__call__ = counted
+
+
+def hook(runner: Any, model: torch.nn.Module) -> None:
+    for name, module in model.named_modules():
+        if found := SUBLAYER.search(name):
+            layer, part = int(found[1]), found[2]
+            recorder = record_attention if part == "attn" else record_ffn
+            module.register_forward_hook(recorder(runner, layer), with_kwargs=True)
+
+
+def rows_of_this_step(runner: Any) -> list[tuple[str, int]] | None:
+    """Each request's id and token count in batch order; None in a dummy run."""
+    if get_forward_context().attn_metadata is None:
+        return None
+    batch = runner.input_batch
+    start = runner.query_start_loc.np[: batch.num_reqs + 1].tolist()
+    return [
+        (request, start[i + 1] - start[i])
+        for i, request in enumerate(batch.req_ids[: batch.num_reqs])
+    ]
+
+
+def record_attention(runner: Any, layer: int) -> Any:
+    def record(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        rows = rows_of_this_step(runner)
+        if rows is None:
+            return
+        given = dict(zip(("positions", "hidden_states"), args, strict=False)) | kwargs
+        owner = getattr(module, "mla_attn", module)
+        ratio = getattr(owner, "compress_ratio", None) or module.compress_ratio
+        layers[f"{type(module).__name__} ratio {ratio}"] += 1
+        entry = {
+            "layer": layer,
+            "part": "attn",
+            "ratio": ratio,
+            "rows": rows,
+            "positions": given["positions"].clone(),
+            "input": given["hidden_states"].clone(),
+            "output": output.clone(),
+        }
+        if getattr(module, "indexer", None) is not None:
+            buffer = module.topk_indices_buffer
+            entry["topk"] = buffer[: len(entry["positions"])].clone()
+        records.append(entry)
+
+    return record
+
+
+def record_ffn(runner: Any, layer: int) -> Any:
+    def record(module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        rows = rows_of_this_step(runner)
+        if rows is None:
+            return
+        layers[type(module).__name__] += 1
+        ids = args[1] if len(args) > 1 else kwargs.get("input_ids")
+        records.append(
+            {
+                "layer": layer,
+                "part": "ffn",
+                "rows": rows,
+                "input": args[0].clone(),
+                "ids": None if ids is None else ids.clone(),
+                "output": output.clone(),
+            }
+        )
+
+    return record
+
+
+def record_logits(runner: Any) -> None:
+    compute = runner.model.compute_logits
+
+    def record(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        result = compute(hidden_states, *args, **kwargs)
+        rows = runner.input_batch.req_ids[: runner.input_batch.num_reqs]
+        logits.append({"requests": list(rows), "values": result.float().clone()})
+        return result
+
+    runner.model.compute_logits = record
+
+
+def report() -> dict[str, Any]:
+    """Everything written down so far."""
+    return {
+        "records": records,
+        "logits": logits,
+        "loaded": loaded,
+        "layers": dict(layers),
+        "ops": dict(registry.calls),
+        "launches": dict(launches),
+        "programs": dict(programs),
+        "seconds": dict(seconds),
+    }

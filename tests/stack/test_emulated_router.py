@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router's and the norms' stand-ins against formulas written the other way."""
+
+import torch
+
+from emulated_xpu.ops.experts import moe_gather, remap_hidden_states
+from emulated_xpu.ops.norms import fused_add_rms_norm, rms_norm
+from emulated_xpu.ops.router import topk_softplus_sqrt
+
+
+def routed(
+    logits: torch.Tensor, topk: int, **others: object
+) -> tuple[torch.Tensor, ...]:
+    weights = torch.full((len(logits), topk), torch.nan)
+    ids = torch.full((len(logits), topk), -7, dtype=torch.int32)
+    topk_softplus_sqrt(weights, ids, ids.clone(), logits, True, 1.5, **others)  # type: ignore[arg-type]
+    return weights, ids
+
+
+def test_bias_chooses_experts_and_leaves_their_weights_alone() -> None:
+    logits = torch.randn(5, 6)
+    bias = torch.tensor([9.0, 0.0, 0.0, 9.0, 0.0, 0.0])
+    weights, ids = routed(logits, 2, correction_bias=bias)
+    assert {tuple(sorted(row)) for row in ids.tolist()} == {(0, 3)}
+    scores = torch.log1p(logits.exp()).sqrt()[:, [0, 3]]
+    expected = scores / scores.sum(1, keepdim=True) * 1.5
+    order = ids.argsort(1)
+    torch.testing.assert_close(weights.gather(1, order), expected)
+
+
+def test_a_table_takes_the_place_of_the_scores_and_padding_has_no_expert() -> None:
+    table = torch.tensor([[2, 0], [1, 2]], dtype=torch.int32)
+    padding = torch.tensor([False, False, True])
+    weights, ids = routed(
+        torch.randn(3, 3),
+        2,
+        tid2eid=table,
+        input_ids=torch.tensor([1, 0, 0], dtype=torch.int32),
+        is_padding=padding,
+    )
+    assert ids.tolist() == [[1, 2], [2, 0], [-1, -1]]
+    assert weights[2].tolist() == [0.0, 0.0]
+    torch.testing.assert_close(weights[:2].sum(1), torch.full((2,), 1.5))
+
+
+def test_rows_come_back_to_their_tokens_and_padded_tokens_give_nothing() -> None:
+    hidden = torch.randn(3, 4)
+    ids = torch.tensor([[1, 0], [-1, -1], [0, 2]], dtype=torch.int32)
+    rows = torch.full((6, 4), torch.nan)
+    counts = torch.zeros(3, dtype=torch.int32)
+    position = torch.zeros(3, 2, dtype=torch.int32)
+    remap_hidden_states(hidden, None, rows, None, None, counts, position, ids, 3, 3)
+    assert counts.tolist() == [2, 1, 1]
+    output = torch.empty(3, 4)
+    weights = torch.tensor([[0.25, 0.75], [0.0, 0.0], [0.5, 0.5]])
+    moe_gather(output, rows, weights, position, 3)
+    torch.testing.assert_close(output[0], hidden[0])
+    torch.testing.assert_close(output[2], hidden[2])
+    assert output[1].tolist() == [0.0] * 4
+
+
+def test_norms_scale_to_unit_mean_square() -> None:
+    x, residual = torch.randn(4, 64) * 7, torch.randn(4, 64)
+    out = torch.empty_like(x)
+    rms_norm(out, x, None, 0.0)
+    torch.testing.assert_close(out.square().mean(1), torch.ones(4))
+    total, weight = x + residual, torch.randn(64)
+    fused_add_rms_norm(x, residual, weight, 0.0)
+    torch.testing.assert_close(residual, total)
+    torch.testing.assert_close(x, total / total.norm(dim=1, keepdim=True) * 8 * weight)
