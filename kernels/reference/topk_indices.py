@@ -41,10 +41,13 @@ def combine_topk_swa_indices(
     M: int,
     N: int,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    left_visible: torch.Tensor | None = None,
+    right_visible: torch.Tensor | None = None,
+    max_image_tokens: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """See `kernels.xpu_dsv4.topk_indices.combine_topk_swa_indices`."""
     tokens = topk_indices.shape[0]
-    width = -(-(topk + window_size) // 128) * 128
+    width = -(-(topk + window_size + max_image_tokens) // 128) * 128
     indices = torch.full((tokens, width), -1, dtype=torch.int32)
     lens = torch.zeros(tokens, dtype=torch.int32)
     starts = (query_start_loc - query_start_loc[0]).tolist()
@@ -57,10 +60,11 @@ def combine_topk_swa_indices(
             chosen = topk_indices[t, : min((position + 1) // compress_ratio, topk)]
             row = [r * M + i if i >= 0 else -1 for i in chosen.tolist()]
             row += [-1] * (min((position + 1) // compress_ratio, topk) - len(row))
-            first = max(position + 1 - window_size, 0)
-            row += [
-                r * M + N + p - (seq_len - gathered) for p in range(first, position + 1)
-            ]
+            left = 0 if left_visible is None else int(left_visible[t])
+            right = 0 if right_visible is None else int(right_visible[t])
+            first = max(position - max(window_size - 1, left), 0)
+            seen = range(first, position + right + 1)[-(width - len(row)) :]
+            row += [r * M + N + p - (seq_len - gathered) for p in seen]
             indices[t, : len(row)] = torch.tensor(row, dtype=torch.int32)
             lens[t] = len(row)
     indices, lens = indices.to(topk_indices.device), lens.to(topk_indices.device)

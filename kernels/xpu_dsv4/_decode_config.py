@@ -86,15 +86,14 @@ def _splits(
 def sparse_decode_workspace_size(
     max_num_tokens: int, num_heads: int, max_keys: int, device_type: str = "xpu"
 ) -> int:
-    """fp32 elements of `workspace` that serve every batch up to `max_num_tokens`."""
-    return max(
-        (
-            tokens * num_heads * splits * PARTIAL_WIDTH
-            for tokens in range(1, max_num_tokens + 1)
-            if (
-                splits := decode_config(device_type, tokens, num_heads, max_keys).splits
-            )
-            > 1
-        ),
-        default=0,
-    )
+    """fp32 elements of `workspace` that serve every batch up to `max_num_tokens`.
+
+    Splits never grow with the batch, so the first batch without splits ends the search.
+    """
+    most = 0
+    for tokens in range(1, max_num_tokens + 1):
+        splits = decode_config(device_type, tokens, num_heads, max_keys).splits
+        if splits == 1:
+            break
+        most = max(most, tokens * num_heads * splits * PARTIAL_WIDTH)
+    return most

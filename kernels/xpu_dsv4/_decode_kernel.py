@@ -51,7 +51,7 @@ def _add_values(o, p, v, rescale, some, GUARD_PV: tl.constexpr):
     return o
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _decode_kernel(
     q_ptr,
     kv_ptr,
@@ -66,6 +66,7 @@ def _decode_kernel(
     num_heads,
     topk_width,
     swa_width,
+    num_splits,
     kv_slots,
     swa_slots,
     q_token_stride,
@@ -81,7 +82,7 @@ def _decode_kernel(
     SWA_BLOCK_SIZE: tl.constexpr,
     HAS_TOPK: tl.constexpr,
     HAS_SINK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    SPLIT: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HALVES: tl.constexpr,
@@ -91,8 +92,8 @@ def _decode_kernel(
     program = tl.program_id(0) // HALVES
     half = tl.program_id(0) % HALVES
     head_block = program % head_blocks
-    split = (program // head_blocks) % SPLITS
-    token = (program // head_blocks // SPLITS).to(tl.int64)
+    split = (program // head_blocks) % num_splits
+    token = (program // head_blocks // num_splits).to(tl.int64)
 
     heads = head_block * BLOCK_H + tl.arange(0, BLOCK_H)
     head_mask = heads < num_heads
@@ -118,7 +119,7 @@ def _decode_kernel(
     swa_len = tl.load(swa_lens_ptr + token).to(tl.int32)
     swa_len = tl.minimum(tl.maximum(swa_len, 0), swa_width)
     num_keys = topk_len + swa_len
-    per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), SPLITS) * BLOCK_N
+    per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), num_splits) * BLOCK_N
     first = split * per_split
     last = tl.minimum(first + per_split, num_keys)
 
@@ -228,24 +229,11 @@ def _decode_kernel(
 
         slot = next_slot
 
-    if SPLITS == 1:
-        factor = finish(row_max, row_sum, sink_ptr, heads, head_mask, HAS_SINK)[:, None]
-        target = out_ptr + token * out_token_stride + half * 256
-        target += heads.to(tl.int64)[:, None] * out_head_stride + dims[None, :]
-        tl.store(target, (o0 * factor).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 64, (o1 * factor).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 128, (o2 * factor).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 192, (o3 * factor).to(tl.bfloat16), mask=q_mask)
-        if HALVES == 1:
-            tl.store(target + 256, (o4 * factor).to(tl.bfloat16), mask=q_mask)
-            tl.store(target + 320, (o5 * factor).to(tl.bfloat16), mask=q_mask)
-            tl.store(target + 384, (o6 * factor).to(tl.bfloat16), mask=q_mask)
-            tl.store(target + 448, (o7 * factor).to(tl.bfloat16), mask=q_mask)
-    else:
-        row = (token * num_heads + heads) * SPLITS + split
-        programs = head_blocks * SPLITS * HALVES
+    if SPLIT:
+        row = (token * num_heads + heads) * num_splits + split
+        programs = head_blocks * num_splits * HALVES
         num_tokens = (tl.num_programs(0) // programs).to(tl.int64)
-        state = partial_ptr + num_tokens * num_heads * SPLITS * 512 + row * 2
+        state = partial_ptr + num_tokens * num_heads * num_splits * 512 + row * 2
         tl.store(state, row_max, mask=head_mask)
         tl.store(state + 1, row_sum, mask=head_mask)
         target = partial_ptr + row[:, None] * 512 + half * 256 + dims[None, :]
@@ -259,3 +247,16 @@ def _decode_kernel(
             tl.store(target + 320, o5, mask=part_mask)
             tl.store(target + 384, o6, mask=part_mask)
             tl.store(target + 448, o7, mask=part_mask)
+    else:
+        factor = finish(row_max, row_sum, sink_ptr, heads, head_mask, HAS_SINK)[:, None]
+        target = out_ptr + token * out_token_stride + half * 256
+        target += heads.to(tl.int64)[:, None] * out_head_stride + dims[None, :]
+        tl.store(target, (o0 * factor).to(tl.bfloat16), mask=q_mask)
+        tl.store(target + 64, (o1 * factor).to(tl.bfloat16), mask=q_mask)
+        tl.store(target + 128, (o2 * factor).to(tl.bfloat16), mask=q_mask)
+        tl.store(target + 192, (o3 * factor).to(tl.bfloat16), mask=q_mask)
+        if HALVES == 1:
+            tl.store(target + 256, (o4 * factor).to(tl.bfloat16), mask=q_mask)
+            tl.store(target + 320, (o5 * factor).to(tl.bfloat16), mask=q_mask)
+            tl.store(target + 384, (o6 * factor).to(tl.bfloat16), mask=q_mask)
+            tl.store(target + 448, (o7 * factor).to(tl.bfloat16), mask=q_mask)

@@ -23,33 +23,37 @@ SCALE_BYTES = 8
 PAGE_ALIGNMENT = 8
 
 
-def check_pages(name: str, cache: torch.Tensor) -> None:
-    """Raise unless `cache` is `[num_blocks, block_size, 584]` uint8 FP8 pages.
+def as_pages(name: str, cache: torch.Tensor) -> torch.Tensor:
+    """`[num_blocks, block_size, 584]` view of uint8 FP8 pages, or ValueError.
 
-    Only the block stride may be padded. Pages start at multiples of 8 bytes, so that
-    one 64-bit load fetches the exponents of a token.
+    vLLM hands pages over so, or with an axis of one head before the last, as FlashMLA
+    takes them. Only the block stride may be padded. Pages start at multiples of 8
+    bytes, so that one 64-bit load fetches the exponents of a token.
     """
     check_dtype(name, cache, torch.uint8)
     width = TOKEN_BYTES + SCALE_BYTES
-    if cache.dim() != 3 or cache.shape[2] != width or cache.shape[1] < 1:
-        fail(f"{name}.shape", list(cache.shape), f"[num_blocks, block_size, {width}]")
-    check_inner_contiguous(name, cache)
-    if cache.shape[1] > 1 and cache.stride(1) != width:
-        fail(f"{name}.stride(1)", cache.stride(1), f"{width}, dense tokens in a page")
-    if cache.shape[0] > 1 and (
-        cache.stride(0) % PAGE_ALIGNMENT or cache.stride(0) < cache.shape[1] * width
+    pages = cache.squeeze(2) if cache.dim() == 4 and cache.shape[2] == 1 else cache
+    if pages.dim() != 3 or pages.shape[2] != width or pages.shape[1] < 1:
+        want = f"[num_blocks, block_size, (1,) {width}]"
+        fail(f"{name}.shape", list(cache.shape), want)
+    check_inner_contiguous(name, pages)
+    if pages.shape[1] > 1 and pages.stride(1) != width:
+        fail(f"{name}.stride(1)", pages.stride(1), f"{width}, dense tokens in a page")
+    if pages.shape[0] > 1 and (
+        pages.stride(0) % PAGE_ALIGNMENT or pages.stride(0) < pages.shape[1] * width
     ):
         fail(
             f"{name}.stride(0)",
-            cache.stride(0),
-            f"a multiple of {PAGE_ALIGNMENT}, at least {cache.shape[1] * width}",
+            pages.stride(0),
+            f"a multiple of {PAGE_ALIGNMENT}, at least {pages.shape[1] * width}",
         )
-    if cache.device.type != "meta" and cache.data_ptr() % PAGE_ALIGNMENT:
+    if pages.device.type != "meta" and pages.data_ptr() % PAGE_ALIGNMENT:
         fail(
             f"{name}.data_ptr()",
-            hex(cache.data_ptr()),
+            hex(pages.data_ptr()),
             f"a multiple of {PAGE_ALIGNMENT}",
         )
+    return pages
 
 
 @triton.jit

@@ -27,35 +27,35 @@ def finish(row_max, row_sum, sink_ptr, heads, mask, HAS_SINK: tl.constexpr):
     return tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_splits"])
 def _merge_kernel(
     partial_ptr,
     sink_ptr,
     out_ptr,
     num_rows,
     num_heads,
+    num_splits,
     out_token_stride,
     out_head_stride,
     HAS_SINK: tl.constexpr,
     SPLITS: tl.constexpr,
-    SPLITS_POW2: tl.constexpr,
     BLOCK_D: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
     token = row // num_heads
     head = row % num_heads
-    splits = tl.arange(0, SPLITS_POW2)
+    splits = tl.arange(0, SPLITS)
     dims = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    state = partial_ptr + num_rows.to(tl.int64) * SPLITS * 512
-    state += (row * SPLITS + splits) * 2
-    part_max = tl.load(state, mask=splits < SPLITS, other=-1.0e30)
-    part_sum = tl.load(state + 1, mask=splits < SPLITS, other=0.0)
+    state = partial_ptr + num_rows.to(tl.int64) * num_splits * 512
+    state += (row * num_splits + splits) * 2
+    part_max = tl.load(state, mask=splits < num_splits, other=-1.0e30)
+    part_sum = tl.load(state + 1, mask=splits < num_splits, other=0.0)
     full = part_sum > 0.0
     row_max = tl.max(part_max, 0)
     weight = tl.where(full, tl.exp2(part_max - row_max), 0.0)
     row_sum = tl.sum(part_sum * weight, 0)
 
-    parts = partial_ptr + (row * SPLITS + splits)[:, None] * 512 + dims[None, :]
+    parts = partial_ptr + (row * num_splits + splits)[:, None] * 512 + dims[None, :]
     o = tl.load(parts, mask=full[:, None], other=0.0)
     o = tl.sum(o * weight[:, None], 0)
     factor = finish(row_max, row_sum, sink_ptr, head, head >= 0, HAS_SINK)
@@ -86,11 +86,11 @@ def merge_splits(
         out,
         num_tokens * num_heads,
         num_heads,
+        splits,
         out.stride(0),
         out.stride(1),
         HAS_SINK=attn_sink is not None,
-        SPLITS=splits,
-        SPLITS_POW2=triton.next_power_of_2(splits),
+        SPLITS=triton.next_power_of_2(splits),
         BLOCK_D=block_d,
         **launch_options(out.device, num_warps=4),
     )

@@ -14,7 +14,7 @@ from ._checks import (
 )
 from ._fp8 import (
     HEAD_DIM,
-    check_pages,
+    as_pages,
     dequantize_exact,
     load_exponents,
     load_rope,
@@ -124,7 +124,7 @@ def dequant_gather_slots(
 
     Args:
         out: `[at least num_rows, 512]`, bf16, written in place.
-        cache: `[num_blocks, cache_block_size, 584]` uint8 FP8 pages.
+        cache: `[num_blocks, cache_block_size, (1,) 584]` uint8 FP8 pages.
         indices: global slots, `[num_rows]`, int32 or int64.
         cache_block_size: tokens a page.
 
@@ -132,7 +132,7 @@ def dequant_gather_slots(
         ValueError: an argument has a wrong dtype, shape, stride, device or size.
 
     """
-    check_pages("cache", cache)
+    cache = as_pages("cache", cache)
     if cache_block_size != cache.shape[1]:
         fail("cache_block_size", cache_block_size, f"{cache.shape[1]}, that of cache")
     check_dtype("indices", indices, torch.int32, torch.int64)
@@ -178,7 +178,7 @@ def dequantize_and_gather_k_cache(
 
     Args:
         out: `[at least num_reqs, max_rows, 512]`, bf16, written in place.
-        k_cache: `[num_blocks, block_size, 584]` uint8 FP8 pages.
+        k_cache: `[num_blocks, block_size, (1,) 584]` uint8 FP8 pages.
         seq_lens: tokens in the cache, `[num_reqs]`, int32 or int64.
         gather_lens: tokens to gather, `[num_reqs]`; None gathers all.
         block_table: pages of each request, `[at least num_reqs, max_blocks]`.
@@ -189,7 +189,7 @@ def dequantize_and_gather_k_cache(
         ValueError: an argument has a wrong dtype, shape, stride, device or size.
 
     """
-    check_pages("k_cache", k_cache)
+    k_cache = as_pages("k_cache", k_cache)
     if block_size != k_cache.shape[1]:
         fail("block_size", block_size, f"{k_cache.shape[1]}, that of k_cache")
     check_dtype("seq_lens", seq_lens, torch.int32, torch.int64)

@@ -6,6 +6,7 @@ import torch
 
 from ._checks import check_dtype, check_range, check_same_device, check_shape, fail
 from ._launch import launch_options
+from ._mxfp4 import MXFP4_BLOCK
 from ._pairs import check_pair_rows, check_rotary, load_rotation, rotate, unpack_bf16
 from ._triton import tl, triton
 from ._ue8m0 import (
@@ -16,8 +17,6 @@ from ._ue8m0 import (
     exponent_inverse,
     exponent_scale,
 )
-
-MXFP4_BLOCK = 32
 
 
 @triton.jit

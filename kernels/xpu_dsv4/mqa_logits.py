@@ -11,12 +11,12 @@ import torch
 from ._checks import (
     check_dtype,
     check_inner_contiguous,
-    check_range,
     check_same_device,
     check_shape,
     fail,
 )
 from ._launch import launch_options
+from ._logits import check_bounds, check_context, check_heads, key_pages, output
 from ._triton import tl, triton
 
 
@@ -199,26 +199,10 @@ def _paged_mqa_logits_kernel(
 def _check_queries(name: str, q: torch.Tensor, weights: torch.Tensor) -> None:
     """Raise unless `q` is FP8 `[..., H, D]` and `weights` its fp32 `[rows, H]`."""
     check_dtype(name, q, torch.float8_e4m3fn)
-    check_inner_contiguous(name, q)
-    heads, dim = q.shape[-2:]
+    dim = q.shape[-1]
     if dim < 16 or dim & (dim - 1):
         fail(f"{name}.shape[-1]", dim, "a power of two of at least 16")
-    if not 1 <= heads <= 128:
-        fail(f"{name}.shape[-2]", heads, "1 to 128 heads")
-    check_dtype("weights", weights, torch.float32)
-    check_shape("weights", weights, q.shape[:-2].numel(), heads)
-    check_inner_contiguous("weights", weights)
-
-
-def _output(
-    out: torch.Tensor | None, rows: int, width: int, device: torch.device
-) -> torch.Tensor:
-    if out is None:
-        return torch.empty((rows, width), dtype=torch.float32, device=device)
-    check_dtype("out", out, torch.float32)
-    check_shape("out", out, rows, width)
-    check_inner_contiguous("out", out)
-    return out
+    check_heads(q, name, weights)
 
 
 def fp8_mqa_logits(
@@ -260,15 +244,10 @@ def fp8_mqa_logits(
     num_keys = kv.shape[0]
     check_dtype("kv_scales", kv_scales, torch.float32)
     check_shape("kv_scales", kv_scales, num_keys)
-    bounds = {"cu_seqlen_ks": cu_seqlen_ks, "cu_seqlen_ke": cu_seqlen_ke}
-    for name, bound in bounds.items():
-        check_dtype(name, bound, torch.int32)
-        check_shape(name, bound, rows)
-        check_inner_contiguous(name, bound)
-        check_range(name, bound, 0, num_keys + 1)
     check_inner_contiguous("kv_scales", kv_scales)
+    bounds = check_bounds(cu_seqlen_ks, cu_seqlen_ke, rows, num_keys)
     check_same_device(q=q, kv=kv, kv_scales=kv_scales, weights=weights, **bounds)
-    logits = _output(out, rows, num_keys, q.device)
+    logits = output(out, rows, num_keys, q.device)
     if rows and num_keys:
         tile, keys = 8, 64
         _mqa_logits_kernel[(triton.cdiv(rows, tile), triton.cdiv(num_keys, keys))](
@@ -336,29 +315,8 @@ def fp8_paged_mqa_logits(
     check_shape("q_fp8", q_fp8, None, None, None, None)
     _check_queries("q_fp8", q_fp8, weights)
     requests, next_n, heads, dim = q_fp8.shape
-    cache = kv_cache_fp8
-    check_dtype("kv_cache_fp8", cache, torch.uint8)
-    if cache.dim() == 4 and cache.shape[2] == 1:
-        cache = cache.squeeze(2)
-    check_shape("kv_cache_fp8", cache, None, None, dim + 4)
-    check_inner_contiguous("kv_cache_fp8", cache)
-    block_size = cache.shape[1]
-    if block_size < 1 or (block_size > 1 and cache.stride(1) != dim + 4):
-        fail(
-            "kv_cache_fp8.stride()", kv_cache_fp8.stride(), "pages without gaps inside"
-        )
-    if cache.stride(0) % 4 or cache.storage_offset() % 4:
-        fail("kv_cache_fp8.stride(0)", cache.stride(0), "4-byte words in every page")
-    check_dtype("context_lens", context_lens, torch.int32)
-    per_row = context_lens.dim() == 2 and context_lens.shape[1] == next_n
-    if context_lens.dim() > 2 or not (per_row or context_lens.numel() == requests):
-        fail("context_lens.shape", list(context_lens.shape), f"[{requests}, {next_n}]")
-    check_shape("block_tables", block_tables, requests, None)
-    check_dtype("block_tables", block_tables, torch.int32)
-    check_inner_contiguous("block_tables", block_tables)
-    if max_model_len < 0:
-        fail("max_model_len", max_model_len, "at least 0")
-    check_range("context_lens", context_lens, 0, max_model_len + 1)
+    cache = key_pages("kv_cache_fp8", kv_cache_fp8, dim + 4, 4)
+    per_row = check_context(context_lens, block_tables, requests, next_n, max_model_len)
     check_same_device(
         q_fp8=q_fp8,
         kv_cache_fp8=cache,
@@ -366,9 +324,7 @@ def fp8_paged_mqa_logits(
         context_lens=context_lens,
         block_tables=block_tables,
     )
-    if per_row:
-        check_inner_contiguous("context_lens", context_lens)
-    logits = _output(out, requests * next_n, max_model_len, q_fp8.device)
+    logits = output(out, requests * next_n, max_model_len, q_fp8.device)
     if requests and next_n and max_model_len:
         keys = 64
         _paged_mqa_logits_kernel[(requests, triton.cdiv(max_model_len, keys))](
@@ -391,7 +347,7 @@ def fp8_paged_mqa_logits(
             block_tables.stride(0),
             logits.stride(0),
             NEXT_N=next_n,
-            BLOCK_SIZE=block_size,
+            BLOCK_SIZE=cache.shape[1],
             KEYS=keys,
             HEADS=max(16, triton.next_power_of_2(heads)),
             DIM=dim,

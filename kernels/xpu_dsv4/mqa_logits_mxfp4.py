@@ -11,30 +11,14 @@ import torch
 from ._checks import (
     check_dtype,
     check_inner_contiguous,
-    check_range,
     check_same_device,
     check_shape,
     fail,
 )
 from ._launch import launch_options
+from ._logits import check_bounds, check_context, check_heads, key_pages, output
+from ._mxfp4 import MXFP4_BLOCK, SCALES_A_WORD, mxfp4_to_bf16
 from ._triton import tl, triton
-
-MXFP4_BLOCK = 32
-SCALES_A_WORD = 4
-
-
-@triton.jit
-def _mxfp4_to_bf16(code, exponent):
-    """Value of e2m1 codes, int32 from 0 to 15, times 2^(exponent - 127).
-
-    An exponent of 0 gives 0 and one of 255, which is NaN, infinity.
-    """
-    magnitude = code & 7
-    # 252 << 22 is the exponent field of 0.5: codes from 2 on are normal fp32 values.
-    normal = ((magnitude + 252) << 22).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
-    value = tl.where((code & 8) != 0, -value, value)
-    return (value * (exponent << 23).to(tl.float32, bitcast=True)).to(tl.bfloat16)
 
 
 @triton.jit
@@ -61,7 +45,7 @@ def _score(
     ).to(tl.int32)  # [HEADS, DIM]
     word = tl.load(scale_ptr + head, mask=real, other=0)
     exponent = (word[:, None] >> (8 * (dim[None, :] // BLOCK))) & 0xFF
-    q = _mxfp4_to_bf16((pairs >> (4 * (dim[None, :] % 2))) & 15, exponent)
+    q = mxfp4_to_bf16((pairs >> (4 * (dim[None, :] % 2))) & 15, exponent)
     weight = tl.load(weight_ptr + head, mask=real, other=0.0)
     products = tl.dot(q, keys)  # [HEADS, KEYS]
     return tl.sum(tl.maximum(products, 0.0) * weight[:, None], axis=0)
@@ -109,7 +93,7 @@ def _mxfp4_mqa_logits_kernel(
     ).to(tl.int32)
     word = tl.load(kv_scale_ptr + key, mask=present, other=0)
     exponent = (word[None, :] >> (8 * (dim[:, None] // BLOCK))) & 0xFF
-    keys = _mxfp4_to_bf16((pairs >> (4 * (dim[:, None] % 2))) & 15, exponent)
+    keys = mxfp4_to_bf16((pairs >> (4 * (dim[:, None] % 2))) & 15, exponent)
     for i in range(0, ROWS):
         r = (first + i).to(tl.int64)
         if r < num_rows:
@@ -199,7 +183,7 @@ def _mxfp4_paged_mqa_logits_kernel(
         exponent = tl.load(
             cache_ptr + scales[None, :] + dim[:, None] // BLOCK, mask=loaded, other=0
         ).to(tl.int32)
-        keys = _mxfp4_to_bf16((pairs >> (4 * (dim[:, None] % 2))) & 15, exponent)
+        keys = mxfp4_to_bf16((pairs >> (4 * (dim[:, None] % 2))) & 15, exponent)
         for j in range(0, NEXT_N):
             if ROW_LENS:
                 length = tl.load(len_ptr + request * len_stride + j)
@@ -232,29 +216,13 @@ def _check_queries(
 ) -> None:
     """Raise unless `q` is packed `[..., H, D / 2]` with a word of scales a head."""
     check_dtype("q", q, torch.uint8, torch.int8)
-    check_inner_contiguous("q", q)
-    heads, half = q.shape[-2:]
+    half = q.shape[-1]
     if 2 * half != MXFP4_BLOCK * SCALES_A_WORD:
         fail("q.shape[-1]", half, f"{MXFP4_BLOCK * SCALES_A_WORD // 2} packed bytes")
-    if not 1 <= heads <= 128:
-        fail("q.shape[-2]", heads, "1 to 128 heads")
+    check_heads(q, "q", weights)
     check_dtype("q_scales", q_scales, torch.int32)
     check_shape("q_scales", q_scales, *q.shape[:-1])
     check_inner_contiguous("q_scales", q_scales)
-    check_dtype("weights", weights, torch.float32)
-    check_shape("weights", weights, q.shape[:-2].numel(), heads)
-    check_inner_contiguous("weights", weights)
-
-
-def _output(
-    out: torch.Tensor | None, rows: int, width: int, device: torch.device
-) -> torch.Tensor:
-    if out is None:
-        return torch.empty((rows, width), dtype=torch.float32, device=device)
-    check_dtype("out", out, torch.float32)
-    check_shape("out", out, rows, width)
-    check_inner_contiguous("out", out)
-    return out
 
 
 def mxfp4_mqa_logits(
@@ -301,16 +269,11 @@ def mxfp4_mqa_logits(
     check_dtype("kv_scales", kv_scales, torch.int32)
     check_shape("kv_scales", kv_scales, num_keys)
     check_inner_contiguous("kv_scales", kv_scales)
-    bounds = {"cu_seqlen_ks": cu_seqlen_ks, "cu_seqlen_ke": cu_seqlen_ke}
-    for name, bound in bounds.items():
-        check_dtype(name, bound, torch.int32)
-        check_shape(name, bound, rows)
-        check_inner_contiguous(name, bound)
-        check_range(name, bound, 0, num_keys + 1)
+    bounds = check_bounds(cu_seqlen_ks, cu_seqlen_ke, rows, num_keys)
     check_same_device(
         q=q, q_scales=q_scales, kv=kv, kv_scales=kv_scales, weights=weights, **bounds
     )
-    logits = _output(out, rows, num_keys, q.device)
+    logits = output(out, rows, num_keys, q.device)
     if rows and num_keys:
         tile, keys = 8, 64
         _mxfp4_mqa_logits_kernel[
@@ -385,25 +348,8 @@ def mxfp4_paged_mqa_logits(
     _check_queries(q, q_scales, weights)
     requests, next_n, heads, half = q.shape
     width = half + 2 * half // MXFP4_BLOCK
-    cache = kv_cache
-    check_dtype("kv_cache", cache, torch.uint8)
-    if cache.dim() == 4 and cache.shape[2] == 1:
-        cache = cache.squeeze(2)
-    check_shape("kv_cache", cache, None, None, width)
-    check_inner_contiguous("kv_cache", cache)
-    block_size = cache.shape[1]
-    if block_size < 1 or (block_size > 1 and cache.stride(1) != width):
-        fail("kv_cache.stride()", kv_cache.stride(), "pages without gaps inside")
-    check_dtype("context_lens", context_lens, torch.int32)
-    per_row = context_lens.dim() == 2 and context_lens.shape[1] == next_n
-    if context_lens.dim() > 2 or not (per_row or context_lens.numel() == requests):
-        fail("context_lens.shape", list(context_lens.shape), f"[{requests}, {next_n}]")
-    check_shape("block_tables", block_tables, requests, None)
-    check_dtype("block_tables", block_tables, torch.int32)
-    check_inner_contiguous("block_tables", block_tables)
-    if max_model_len < 0:
-        fail("max_model_len", max_model_len, "at least 0")
-    check_range("context_lens", context_lens, 0, max_model_len + 1)
+    cache = key_pages("kv_cache", kv_cache, width, 1)
+    per_row = check_context(context_lens, block_tables, requests, next_n, max_model_len)
     check_same_device(
         q=q,
         q_scales=q_scales,
@@ -412,9 +358,7 @@ def mxfp4_paged_mqa_logits(
         context_lens=context_lens,
         block_tables=block_tables,
     )
-    if per_row:
-        check_inner_contiguous("context_lens", context_lens)
-    logits = _output(out, requests * next_n, max_model_len, q.device)
+    logits = output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
         keys = 64
         _mxfp4_paged_mqa_logits_kernel[(requests, triton.cdiv(max_model_len, keys))](
@@ -440,7 +384,7 @@ def mxfp4_paged_mqa_logits(
             block_tables.stride(0),
             logits.stride(0),
             NEXT_N=next_n,
-            BLOCK_SIZE=block_size,
+            BLOCK_SIZE=cache.shape[1],
             KEYS=keys,
             HEADS=max(16, triton.next_power_of_2(heads)),
             DIM=2 * half,

@@ -15,7 +15,7 @@ from ._checks import (
 )
 from ._decode_config import decode_config, sparse_decode_workspace_size
 from ._decode_kernel import _decode_kernel
-from ._fp8 import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_pages
+from ._fp8 import HEAD_DIM, NOPE_DIM, ROPE_DIM, as_pages
 from ._launch import launch_options
 from ._merge import PARTIAL_WIDTH, merge_splits
 from ._triton import triton
@@ -87,7 +87,7 @@ def xpu_sparse_decode_fp8(
 
     Args:
         q: queries of shape `[num_tokens, num_heads, 512]`, bf16, 1 to 128 heads.
-        kv_cache: compressed keys, `[num_blocks, block_size, 584]` uint8 FP8 pages
+        kv_cache: compressed keys, `[num_blocks, block_size, (1,) 584]` uint8 FP8 pages
             with any block stride that is a multiple of 8 bytes; None if `swa_only`.
         swa_kv_cache: keys of the sliding window, as `kv_cache`.
         swa_only: ignore `kv_cache`, `topk_indices` and `topk_lens`.
@@ -111,7 +111,7 @@ def xpu_sparse_decode_fp8(
     """
     _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
     num_tokens, num_heads = _check_queries(q, out)
-    check_pages("swa_kv_cache", swa_kv_cache)
+    swa_kv_cache = as_pages("swa_kv_cache", swa_kv_cache)
     swa_rows = _index_rows("swa_indices", swa_indices, num_tokens)
     _check_lengths("swa_lens", swa_lens, num_tokens, swa_rows.shape[1])
     use_topk = False
@@ -119,7 +119,7 @@ def xpu_sparse_decode_fp8(
         kv_cache, topk_rows, topk_lens = swa_kv_cache, swa_rows, swa_lens
     else:
         use_topk = True
-        check_pages("kv_cache", kv_cache)
+        kv_cache = as_pages("kv_cache", kv_cache)
         topk_rows = _index_rows("topk_indices", topk_indices, num_tokens)
         if topk_lens is None:
             fail("topk_lens", None, "a tensor beside topk_indices")
@@ -167,6 +167,7 @@ def xpu_sparse_decode_fp8(
         num_heads,
         topk_width,
         swa_rows.shape[1],
+        config.splits,
         _num_slots(kv_cache),
         _num_slots(swa_kv_cache),
         q.stride(0),
@@ -182,7 +183,7 @@ def xpu_sparse_decode_fp8(
         SWA_BLOCK_SIZE=swa_kv_cache.shape[1],
         HAS_TOPK=use_topk,
         HAS_SINK=attn_sink is not None,
-        SPLITS=config.splits,
+        SPLIT=config.splits > 1,
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
         HALVES=config.halves,

@@ -156,6 +156,8 @@ def _combine_kernel(
     query_start_ptr,
     seq_len_ptr,
     gather_len_ptr,
+    left_ptr,
+    right_ptr,
     out_ptr,
     len_ptr,
     num_requests,
@@ -168,6 +170,7 @@ def _combine_kernel(
     compressed_rows,
     index_stride,
     out_stride,
+    HAS_IMAGES: tl.constexpr,
     REQUESTS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -188,11 +191,16 @@ def _combine_kernel(
     position = seq_len - query_end + token.to(tl.int32)
     alive = alive & (position >= 0) & (token >= query_start)
     topk_len = tl.where(alive, tl.minimum((position + 1) // ratio, topk), 0)
-    window_len = tl.where(alive, tl.minimum(position + 1, window), 0)
+    newest = position
+    if HAS_IMAGES:
+        window = tl.maximum(window, tl.load(left_ptr + token) + 1)
+        newest += tl.maximum(tl.load(right_ptr + token), 0)
+    window_len = newest - position + tl.minimum(position + 1, window)
+    window_len = tl.where(alive, tl.minimum(window_len, width - topk_len), 0)
     total = topk_len + window_len
 
     row = request * request_rows
-    oldest = row + compressed_rows + position + 1 - window_len - (seq_len - gather_len)
+    oldest = row + compressed_rows + newest + 1 - window_len - (seq_len - gather_len)
     for start in range(0, width, BLOCK):
         column = start + tl.arange(0, BLOCK)
         chosen = tl.load(
@@ -218,13 +226,18 @@ def combine_topk_swa_indices(
     M: int,
     N: int,
     out: tuple[torch.Tensor, torch.Tensor] | None = None,
+    left_visible: torch.Tensor | None = None,
+    right_visible: torch.Tensor | None = None,
+    max_image_tokens: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the gathered KV buffer that each prefill token reads. One launch.
 
     The buffer holds M rows a request: N compressed entries at most, then the last
     `gather_len` raw tokens. A token at position p reads its first
     `min((p + 1) // compress_ratio, topk)` chosen entries, then the
-    `min(p + 1, window_size)` raw tokens that end with itself.
+    `min(p + 1, window_size)` raw tokens that end with itself. Tokens of an image see
+    all of it: the raw tokens then begin at p - max(window_size - 1, left), at least 0,
+    and end at p + right. Where these do not fit the width, the newest count.
 
     Args:
         topk_indices: compressed positions of shape `[T, K]`, int32, -1 for none.
@@ -238,11 +251,15 @@ def combine_topk_swa_indices(
         M: rows a request in the buffer.
         N: first raw row of a request.
         out: (indices, lens) to fill instead of new tensors.
+        left_visible: tokens of its image before each token, of shape `[T]`, int32; 0
+            outside images. None, with `right_visible`, without images.
+        right_visible: tokens of its image after each token, as `left_visible`.
+        max_image_tokens: columns to add for images.
 
     Returns:
         (indices, lens): indices of shape `[T, width]`, int32, width = topk +
-        window_size rounded up to 128, -1 after the first `lens` columns; lens of shape
-        `[T]`, int32. Tokens of no request have length 0.
+        window_size + max_image_tokens rounded up to 128, -1 after the first `lens`
+        columns; lens of shape `[T]`, int32. Tokens of no request have length 0.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -258,24 +275,36 @@ def combine_topk_swa_indices(
         "seq_lens": (seq_lens, requests),
         "gather_lens": (gather_lens, requests),
     }
+    if left_visible is not None or right_visible is not None:
+        for name, tensor in (
+            ("left_visible", left_visible),
+            ("right_visible", right_visible),
+        ):
+            if tensor is None:
+                fail(name, None, "a tensor beside the other side's")
+            vectors[name] = (tensor, tokens)
     for name, (tensor, size) in vectors.items():
         check_shape(name, tensor, size)
         check_dtype(name, tensor, torch.int32)
         check_inner_contiguous(name, tensor)
         check_range(name, tensor, 0, 2**31)
-    for name, value in (("window_size", window_size), ("topk", topk)):
+    sizes = {
+        "window_size": window_size,
+        "topk": topk,
+        "max_image_tokens": max_image_tokens,
+    }
+    for name, value in sizes.items():
         if value < 0:
             fail(name, value, "at least 0")
     if compress_ratio < 1:
         fail("compress_ratio", compress_ratio, "at least 1")
     check_same_device(
         topk_indices=topk_indices,
-        query_start_loc=query_start_loc,
-        seq_lens=seq_lens,
-        gather_lens=gather_lens,
+        **{name: tensor for name, (tensor, _) in vectors.items()},
     )
     device = topk_indices.device
-    width = triton.cdiv(topk + window_size, WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    columns = topk + window_size + max_image_tokens
+    width = triton.cdiv(columns, WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     indices, lens = _outputs(out, tokens, width, device)
     if tokens:
         _combine_kernel[(tokens,)](
@@ -283,6 +312,8 @@ def combine_topk_swa_indices(
             query_start_loc,
             seq_lens,
             gather_lens,
+            left_visible,
+            right_visible,
             indices,
             lens,
             requests,
@@ -295,6 +326,7 @@ def combine_topk_swa_indices(
             N,
             topk_indices.stride(0),
             indices.stride(0),
+            HAS_IMAGES=left_visible is not None,
             REQUESTS=256,
             BLOCK=256,
             **launch_options(device, num_warps=4),

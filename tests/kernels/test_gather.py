@@ -31,6 +31,15 @@ def test_slots(block_size, dtype, device):
     assert torch.equal(out, want)
 
 
+def test_pages_may_have_an_axis_of_one_head(device):
+    cache = filled_pages(3, 7, 7, device)
+    indices = torch.randint(0, 21, (9,), device=device)
+    out, _ = run_slots(cache, indices, device)
+    again = torch.empty(9, 512, dtype=torch.bfloat16, device=device)
+    gather.dequant_gather_slots(again, cache.unsqueeze(2), indices, 7)
+    assert torch.equal(again.cpu(), out)
+
+
 def test_every_code_and_exponent(device):
     """All finite codes under all exponents but 255, whose scale is not a number."""
     cache = empty_pages(4, 64, torch.device("cpu"))

@@ -66,10 +66,13 @@ def test_global_into_given_tensors(device):
         assert torch.equal(a, b)
 
 
-def combine_both(arguments, device, out=None):
-    moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
-    mine = topk_indices.combine_topk_swa_indices(*moved, out=out)
-    want = reference.combine_topk_swa_indices(*arguments)
+def combine_both(arguments, device, out=None, images=(None, None, 0)):
+    moved = [
+        x.to(device) if isinstance(x, torch.Tensor) else x
+        for x in (*arguments, out, *images)
+    ]
+    mine = topk_indices.combine_topk_swa_indices(*moved)
+    want = reference.combine_topk_swa_indices(*arguments, None, *images)
     for a, b in zip(mine, want, strict=True):
         assert a.dtype == torch.int32
         assert torch.equal(a.cpu(), b)
@@ -141,6 +144,53 @@ def test_combine_into_given_tensors(device):
     mine = combine_both(case, device, out=(wide[:, :128], lens))
     assert mine[0].data_ptr() == wide.data_ptr() and mine[1] is lens
     assert (wide[:, 128:] == 5).all()
+
+
+def image_case():
+    """Two requests; tokens 3 to 22 of the second are an image of 20 tokens."""
+    case = combine_case([4, 30], [9, 2], 16, 8, 4)
+    left, right = torch.zeros(34).int(), torch.zeros(34).int()
+    left[7:27], right[7:27] = torch.arange(20).int(), torch.arange(19, -1, -1).int()
+    return case, left, right
+
+
+def test_combine_shows_an_image_its_whole_self(device):
+    torch.manual_seed(5)
+    case, left, right = image_case()
+    indices, lens = combine_both(case, device, images=(left, right, 20))
+    plain, plain_lens = combine_both(case, device)
+    assert torch.equal(lens[:7], plain_lens[:7])
+    assert torch.equal(indices[:7, :128], plain[:7])
+    first, image = case[7] + case[8], range(5, 25)
+    for token in range(7, 27):
+        choices = min((2 + token - 4 + 1) // 4, 16)
+        raw = indices[token, choices : int(lens[token])].tolist()
+        assert {first + position for position in image} <= set(raw)
+
+
+def test_combine_widens_for_images_in_batches_without(device):
+    case, *_ = image_case()
+    indices, _ = combine_both(case, device, images=(None, None, 200))
+    assert indices.shape[1] == 256
+
+
+def test_combine_keeps_the_newest_of_an_image_too_wide(device):
+    case, left, right = image_case()
+    left[20] = 4000
+    indices, lens = combine_both(case, device, images=(left, right + 130, 0))
+    assert lens.max() == indices.shape[1] == 128
+
+
+def test_combine_wants_both_sides_of_an_image():
+    case, left, _ = image_case()
+    with pytest.raises(ValueError, match="right_visible = None"):
+        topk_indices.combine_topk_swa_indices(*case, left_visible=left)
+    with pytest.raises(ValueError, match=r"left_visible.shape = \[3\]"):
+        topk_indices.combine_topk_swa_indices(
+            *case, left_visible=left[:3], right_visible=left
+        )
+    with pytest.raises(ValueError, match="max_image_tokens = -1"):
+        topk_indices.combine_topk_swa_indices(*case, max_image_tokens=-1)
 
 
 def test_combine_many_requests(device):
