@@ -16,9 +16,9 @@ SCALE = reference.HEAD_DIM**-0.5
 NO_SINKS = torch.full((layout.HEADS,), -torch.inf)
 
 
-def random_sinks() -> torch.Tensor:
+def random_sinks(heads: int = layout.HEADS) -> torch.Tensor:
     """One sink a head from N(0, 2)."""
-    return 2 * torch.randn(layout.HEADS, generator=torch.Generator().manual_seed(7))
+    return 2 * torch.randn(heads, generator=torch.Generator().manual_seed(7))
 
 
 class Batch:
@@ -29,9 +29,11 @@ class Batch:
         ratio: the layer's kind: 0 (window only), 4 or 128.
         seq_lens: tokens of each request, the new ones included; decodes first.
         query_lens: new tokens of each request.
-        sinks: `[heads]`, natural-log units.
+        sinks: `[heads]`, natural-log units; their number is that of the heads.
         speculative_tokens: draft tokens that still count as a decode.
         padded: this many last tokens are padding: they have no slot and see nothing.
+        block_size: tokens a page of the layer's own cache.
+        attend: makes of the layer what attends; `layout.attend` insists on the layer.
     """
 
     def __init__(
@@ -43,19 +45,27 @@ class Batch:
         sinks: torch.Tensor,
         speculative_tokens: int = 0,
         padded: int = 0,
+        block_size: int = layout.BLOCK_SIZE,
+        attend: Callable[[Any], Any] = layout.unwired,
     ) -> None:
         self.ratio, self.seq_lens, self.query_lens = ratio, seq_lens, query_lens
         self.padded = padded
-        self.config = layout.vllm_config(speculative_tokens=speculative_tokens)
-        self.layer = layout.attention_layer(self.config, ratio)
+        self.config = layout.vllm_config(
+            speculative_tokens=speculative_tokens,
+            heads=len(sinks),
+            block_size=block_size,
+        )
+        self.whole = layout.attention_layer(self.config, ratio)
+        self.layer = layout.attending(self.whole)
+        self.attend = attend(self.whole)
         self.generator = torch.Generator().manual_seed(ratio)
         with torch.no_grad():
-            self.layer.attn_sink.copy_(sinks)
+            self.layer.attn_sink[: len(sinks)] = sinks
         self.metadata: dict[str, Any] = {}
         self._window()
         if ratio:
             self._compressed()
-        shape = (sum(query_lens), layout.HEADS, reference.HEAD_DIM)
+        shape = (sum(query_lens), len(sinks), reference.HEAD_DIM)
         queries = torch.randn(shape, generator=self.generator)
         self.queries = queries.to(torch.bfloat16).to(layout.device())
 
@@ -73,7 +83,7 @@ class Batch:
         entries = spec.block_size // self.ratio
         self.pages, self.table = self._pages(spec, entries)
         layer.kv_cache = self.pages.to(layout.device())
-        builder = layer.backend_cls.get_builder_cls()
+        builder = layer.get_attn_backend().get_builder_cls()
         self.metadata[layer.prefix] = self._build(builder, spec, layer.prefix)
         self.chosen = torch.full_like(layer.topk_indices_buffer, -1)
         for row, position in enumerate(self.positions()):
@@ -125,11 +135,11 @@ class Batch:
         positions = torch.tensor(self.positions(), device=queries.device)
         workspace = layout.workspace()
         with override(create(None, self.config)):
-            self.layer.forward_mqa(token, token, positions[:1], torch.empty_like(token))
+            self.attend(token, token, positions[:1], torch.empty_like(token))
         workspace.lock()
 
         def run() -> torch.Tensor:
-            self.layer.forward_mqa(queries, queries, positions, output)
+            self.attend(queries, queries, positions, output)
             return output
 
         with override(create(self.metadata, self.config)):
@@ -180,7 +190,8 @@ def sink_report(batch: Batch, output: torch.Tensor, sinks: torch.Tensor) -> str:
     """How far `output` is from attention with and without the sinks, and where."""
     expected = batch.expected(sinks)
     error = reference.relative(output, expected)
-    without = reference.relative(output, batch.expected(NO_SINKS))
+    no_sinks = torch.full_like(sinks, -torch.inf)
+    without = reference.relative(output, batch.expected(no_sinks))
     rows = (output.double().cpu() - expected).norm(dim=-1)
     rows /= expected.norm(dim=-1).clamp_min(1e-6)
     token, head = divmod(int(rows.nan_to_num(torch.inf).argmax()), rows.shape[1])

@@ -16,10 +16,12 @@ from triton.runtime.jit import KernelInterface
 
 @dataclass
 class Trace:
-    """`launches` are names of Triton kernels, `made` are operators that gave a new
-    tensor, `waits` are operators that brought a value to the host."""
+    """`launches` are names of Triton kernels, `ops` are torch's operators that compute
+    (neither views nor bare allocations), `made` are operators that gave a new tensor,
+    `waits` are operators that brought a value to the host."""
 
     launches: list[str] = field(default_factory=list)
+    ops: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
 
@@ -46,8 +48,11 @@ class _Watch(TorchDispatchMode):
         if self.paused:
             return result
         inputs = _storages([*args, *(kwargs or {}).values()])
-        if _storages(result) - inputs:
+        made = bool(_storages(result) - inputs)
+        if made:
             self.trace.made.append(str(func))
+        if (made or func._schema.is_mutable) and "empty" not in str(func):
+            self.trace.ops.append(str(func))
         if "_local_scalar_dense" in str(func) or "nonzero" in str(func):
             self.trace.waits.append(str(func))
         return result
@@ -76,6 +81,68 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
     with monkeypatch.context() as patch, watch:
         patch.setattr(KernelInterface, "__getitem__", launcher)
         yield trace
+
+
+WAITING = (
+    *("item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"),
+    *("__bool__", "__int__", "__float__", "__index__", "__array__"),
+)
+
+
+@contextmanager
+def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Raise wherever Python asks a tensor for a value, or for its copy on the host.
+
+    On a device each of these waits for all work before it. What an operator or an
+    interpreted kernel does inside, where the emulation is the device, is not meant.
+    """
+    inside = 0
+
+    class Inside(TorchDispatchMode):
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            nonlocal inside
+            assert inside or "nonzero" not in str(func), f"waits for the device: {func}"
+            inside += 1
+            try:
+                return func(*args, **(kwargs or {}))
+            finally:
+                inside -= 1
+
+    def forbidden(name: str, original: Any) -> Any:
+        def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+            assert inside, f"waits for the device: Tensor.{name}"
+            return original(tensor, *args, **kwargs)
+
+        return method
+
+    original_to = torch.Tensor.to
+
+    def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        target = kwargs.get("device", args[0] if args else None)
+        asked = isinstance(target, str | torch.device) and torch.device(target)
+        host = asked and asked.type == "cpu" and not kwargs.get("non_blocking")
+        assert inside or not host, "waits for the device: Tensor.to('cpu')"
+        return original_to(tensor, *args, **kwargs)
+
+    launch = interpreter.GridExecutor.__call__
+
+    def launched(self: Any, *args: Any, **kwargs: Any) -> None:
+        nonlocal inside
+        inside += 1
+        try:
+            launch(self, *args, **kwargs)
+        finally:
+            inside -= 1
+
+    with monkeypatch.context() as patch, Inside():
+        for name in WAITING:
+            method = forbidden(name, getattr(torch.Tensor, name))
+            patch.setattr(torch.Tensor, name, method)
+        patch.setattr(torch.Tensor, "to", to)
+        patch.setattr(interpreter.GridExecutor, "__call__", launched)
+        yield
 
 
 @contextmanager

@@ -41,6 +41,7 @@ else:
     MTP = "vllm.model_executor.models.deepseek_v4_mtp"
     OPS = "vllm.v1.attention.ops.deepseek_v4_ops"
     QUANTIZATION = MODEL
+COMMON_OPS = "vllm.models.common.ops"
 MLA = "vllm.v1.attention.backends.mla"
 MHC = "vllm.model_executor.layers.mhc"
 FUSED_MOE = "vllm.model_executor.layers.fused_moe"
@@ -254,6 +255,14 @@ def another_platform(real: Any, capability: tuple[int, int] | None = None) -> An
     return Another()
 
 
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the attention layer find a CUDA device of capability 9.0 for this test."""
+    attention = module(ATTENTION)
+    platform = another_platform(attention.current_platform, (9, 0))
+    monkeypatch.setattr(attention, "current_platform", platform)
+    monkeypatch.setattr(torch.cuda, "Event", object)
+
+
 def attention_class() -> type[torch.nn.Module]:
     """The attention layer that the model of this platform builds."""
     model = module(MODEL)
@@ -338,11 +347,40 @@ def prefill_module(layer: Any) -> ModuleType:
     return module(type(layer).__module__)
 
 
-def compressor(config: Any, *, indexer: bool) -> Any:
-    """The compressor of a ratio-4 layer, or of its `indexer`, from that layer."""
-    layer = attention_layer(config, 4)
+def compressor(config: Any, *, indexer: bool, ratio: int = 4) -> Any:
+    """The compressor of a layer, or of its `indexer`, from that layer."""
+    layer = attention_layer(config, ratio)
     owner = layer.indexer if indexer else getattr(layer, "mla_attn", layer)
     return owner.compressor
+
+
+def common_op(name: str) -> Any:
+    """A Triton op that the platforms share: a function, in later releases an object
+    that launches it; None where the release has none of that name."""
+    for place in (OPS, f"{OPS}.{name}", f"{OPS}.fused_qk_rmsnorm", COMMON_OPS):
+        try:
+            found = module(place)
+        except ModuleNotFoundError:
+            found = None
+        for attribute in (name, f"_{name.upper()}_KERNEL"):
+            if callable(getattr(found, attribute, None)):
+                return getattr(found, attribute)
+    if name == "mtp_shared_head_rmsnorm":
+        owner = module(f"{OPS}.fused_mtp_input_rmsnorm")
+        return getattr(owner, name, None) or owner._MTP_SHARED_HEAD_RMSNORM_KERNEL
+    return None
+
+
+@contextmanager
+def triton_indexer_query() -> Iterator[Any]:
+    """`fused_indexer_q_rope_quant` with the Triton kernel that other platforms run;
+    XPU of later releases has an op of its own."""
+    found = module(f"{OPS}.fused_indexer_q")
+    with pytest.MonkeyPatch.context() as patch:
+        if hasattr(found, "current_platform"):
+            other = another_platform(found.current_platform)
+            patch.setattr(found, "current_platform", other)
+        yield found.fused_indexer_q_rope_quant
 
 
 def o_projection(layer: Any, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

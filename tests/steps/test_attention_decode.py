@@ -3,6 +3,7 @@
 
 import attention_batch
 import kernel_trace
+import layout
 import pytest
 import reference_attention as reference
 from attention_batch import Batch, random_sinks, sink_report
@@ -58,7 +59,7 @@ def test_queries_reach_beyond_32_bits() -> None:
     assert reference.relative(output, expected) < TOLERANCE, report
 
 
-@pytest.mark.unchanged
+@layout.unchanged_with_xpu_folder
 def test_without_sinks_it_is_plain_attention() -> None:
     batch = Batch(128, (600,), (1,), sinks=attention_batch.NO_SINKS)
     output = batch.forward()

@@ -44,7 +44,7 @@ def test_entries_may_start_with_none() -> None:
 
 def test_nothing_past_the_length_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(0, (40,), (2,), sinks=NO_SINKS)
-    module = layout.module(type(batch.layer).__module__)
+    module = layout.prefill_module(batch.layer)
     combine = module.combine_topk_swa_indices
 
     def with_padding_that_misleads(*args: Any, **kwargs: Any) -> Any:
@@ -76,7 +76,7 @@ def test_gathered_rows_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> 
     assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE, report
 
 
-@pytest.mark.unchanged
+@layout.unchanged_with_xpu_folder
 def test_without_sinks_it_is_plain_attention() -> None:
     batch = Batch(128, (259,), (2,), sinks=NO_SINKS)
     output = batch.forward()

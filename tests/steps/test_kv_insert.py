@@ -19,7 +19,7 @@ class Insert:
 
     def __init__(self, slots: list[int], heads: int = layout.HEADS) -> None:
         config = layout.vllm_config()
-        self.layer = layout.attention_layer(config, 0)
+        self.layer = layout.projecting(layout.attention_layer(config, 0))
         spec = self.layer.swa_cache_layer.get_kv_cache_spec(config)
         pages = torch.zeros(BLOCKS, spec.page_size_bytes, dtype=torch.uint8)
         self.block_size = spec.block_size
@@ -38,13 +38,15 @@ class Insert:
         self.expected_kv = reference.quantize(reference.rotate(kv, table))
 
     def run(self) -> torch.Tensor:
+        """The queries after the insert: what it returns, or those it was given."""
         metadata = SimpleNamespace(slot_mapping=self.slots, block_size=self.block_size)
-        return self.layer._fused_qnorm_rope_kv_insert(
+        queries = self.layer._fused_qnorm_rope_kv_insert(
             self.q,
             self.kv,
             self.positions,
             {self.layer.swa_cache_layer.prefix: metadata},
         )
+        return self.q if queries is None else queries
 
     def stored(self, slot: int) -> torch.Tensor:
         block, position = divmod(slot, self.block_size)
@@ -91,7 +93,7 @@ def test_tokens_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert reference.relative(insert.stored(70), insert.expected_kv[0]) < TOLERANCE
 
 
-@pytest.mark.unchanged
+@layout.unchanged_with_xpu_folder
 def test_values_and_page() -> None:
     slots = [5, -1, 64, 190]
     insert = Insert(slots)
@@ -103,3 +105,19 @@ def test_values_and_page() -> None:
             assert reference.relative(insert.stored(slot), expected) < TOLERANCE
     written = [slot for slot in range(192) if insert.stored(slot).any()]
     assert written == sorted(slot for slot in slots if slot >= 0)
+
+
+if not layout.WITH_XPU_FOLDER:  # one class serves CUDA and XPU
+
+    @pytest.mark.unchanged
+    def test_cuda_keeps_its_op(monkeypatch: pytest.MonkeyPatch) -> None:
+        layout.pretend_cuda(monkeypatch)
+        insert = Insert([5, 64])
+        calls = []
+        name = "fused_deepseek_v4_qnorm_rope_kv_rope_quant_insert"
+        monkeypatch.setattr(
+            torch.ops._C, name, lambda *args: calls.append(args), raising=False
+        )
+        insert.run()
+        assert [args[:2] for args in calls] == [(insert.q, insert.kv)]
+        assert calls[0][2].dim() == 2
