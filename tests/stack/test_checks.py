@@ -138,6 +138,8 @@ def test_an_interrupt_kills_children_and_leaves_nothing(mine, tmp_path, number):
         env=mine.environment,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job, as CI may be one, inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     limit = time.monotonic() + 60
     while not (note.exists() and note.read_text()) and child.poll() is None:
