@@ -1,42 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A UE8M0 scale is the least power of two that keeps its block within e4m3.
+"""A UE8M0 scale is the least power of two that keeps its block within e4m3 or e2m1.
 
-With amax = 448·2^k that is 2^k, and the next fp32 value needs 2^(k + 1). A rounded
+With amax = 448·2^k, or 6·2^k, that is 2^k; the next value needs 2^(k + 1). A rounded
 log2 decides neither: just above a power of two its result is the integer itself, and
 on a GPU, whose log2 may be off by some units in the last place, the result at a power
 of two may lie above the integer. `Log2` stands for such a GPU under the interpreter.
 """
 
-from types import SimpleNamespace
 from typing import Any
 
+import compressor_run
+import e2m1_assembly
 import layout
 import pytest
 import torch
+from common_ops import TestDraft, TestMixedIndices, TestSharedOps  # noqa: F401
 
 ops = layout.module(layout.OPS)
-LARGEST = 448.0
+E4M3, E2M1 = 448.0, 6.0
 LOWEST = -22
 EXPONENTS = torch.arange(LOWEST, 97)
 BLOCK_SIZE = 64
 
 
-def at_powers(exponents: torch.Tensor) -> torch.Tensor:
-    """448·2^k, exact in bfloat16."""
+def at_powers(exponents: torch.Tensor, largest: float = E4M3) -> torch.Tensor:
+    """largest·2^k, exact in bfloat16."""
     return torch.ldexp(
-        torch.full_like(exponents, LARGEST, dtype=torch.float32), exponents
+        torch.full_like(exponents, largest, dtype=torch.float32), exponents
     )
 
 
-def least_exponent(amax: torch.Tensor) -> torch.Tensor:
-    """The least k with amax ≤ 448·2^k, by comparison in float64."""
-    k = torch.arange(-60, 121)
-    return torch.searchsorted(at_powers(k).double(), amax.double()) + k[0]
+def least_exponent(amax: torch.Tensor, largest: float = E4M3) -> torch.Tensor:
+    """The least k with amax ≤ largest·2^k, by comparison in float64."""
+    k = torch.arange(-60, 119)
+    return torch.searchsorted(at_powers(k, largest).double(), amax.double()) + k[0]
 
 
-def check(scales: torch.Tensor, amax: torch.Tensor) -> None:
+def check(scales: torch.Tensor, amax: torch.Tensor, largest: float = E4M3) -> None:
     """`scales`, fp32, are 2^least_exponent(amax)."""
-    wanted = least_exponent(amax)
+    wanted = least_exponent(amax, largest)
     got = scales.cpu().double().log2()
     wrong = int((got != wanted).sum())
     assert not wrong, f"{wrong} of {amax.numel()} exponents differ: {got - wanted}"
@@ -80,15 +82,19 @@ def indexer_query_scales(amax: torch.Tensor) -> torch.Tensor:
     q = blocks(amax, 128)[:, None].to(layout.device())
     tokens = torch.zeros(len(amax), dtype=torch.int64, device=layout.device())
     weights = torch.ones(len(amax), 1, dtype=torch.bfloat16, device=layout.device())
-    module = layout.module(f"{layout.OPS}.fused_indexer_q")
-    with pytest.MonkeyPatch.context() as patch:
-        if hasattr(module, "current_platform"):
-            other = layout.another_platform(module.current_platform)
-            patch.setattr(module, "current_platform", other)
-        _, folded = module.fused_indexer_q_rope_quant(
-            tokens, q, plain_rope(1), weights, 1.0, 1.0
-        )
+    with layout.triton_indexer_query() as op:
+        _, folded = op(tokens, q, plain_rope(1), weights, 1.0, 1.0)
     return folded[:, 0]
+
+
+def mxfp4_query_scales(amax: torch.Tensor) -> torch.Tensor:
+    """The scales of the indexer's query in MXFP4, four a token."""
+    q = blocks(amax, 32).view(-1, 1, 128).to(layout.device())
+    tokens = torch.zeros(len(q), dtype=torch.int64, device=layout.device())
+    weights = torch.ones(len(q), 1, dtype=torch.bfloat16, device=layout.device())
+    with layout.triton_indexer_query() as op, e2m1_assembly.interpreted():
+        (_, scales), _ = op(tokens, q, plain_rope(1), weights, 1.0, 1.0, use_fp4=True)
+    return from_bytes(scales.contiguous().view(torch.uint8)).flatten()
 
 
 def inverse_rope_scales(amax: torch.Tensor) -> torch.Tensor:
@@ -108,57 +114,21 @@ def inverse_rope_scales(amax: torch.Tensor) -> torch.Tensor:
     return scales[:, 0, 3]
 
 
-def compressed_scales(amax: torch.Tensor, indexer: bool) -> torch.Tensor:
-    """The scales that the compressor of a ratio-4 layer stores for one entry: seven
-    UE8M0 bytes, or the one fp32 scale of the indexer's entry.
+def compressed_scales(amax: torch.Tensor, compressor: Any, config: Any) -> torch.Tensor:
+    """The scales, as bytes, that a ratio-4 compressor stores for one entry.
 
     All partial states are 1, so that the entry is the weight of its norm.
     """
-    config = layout.vllm_config()
-    compressor = layout.compressor(config, indexer=indexer)
-    head, data, scale = (128, 128, 4) if indexer else (512, 576, 8)
-    device = layout.device()
-    weight = torch.zeros(head)
-    weight[: amax.numel() * (head // 2 if indexer else 64)] = blocks(
-        amax, head // 2 if indexer else 64
-    ).flatten()
-    compressor.norm.weight.data = weight.to(device)
+    size = min(compressor._quant_block, 64)
+    weight = torch.zeros(compressor.head_dim)
+    weight[: amax.numel() * size] = blocks(amax, size).flatten()
+    compressor.norm.weight.data = weight.to(layout.device())
     compressor.ape.data.zero_()
-    compressor.state_cache.kv_cache = torch.zeros(2, 8, 4 * head, device=device)
-    page = torch.zeros(1, BLOCK_SIZE, data + scale, dtype=torch.uint8, device=device)
-    context = config.compilation_config.static_forward_context
-    context[compressor.k_cache_prefix].kv_cache = page
-    slots = torch.arange(8, device=device)
-    state = SimpleNamespace(
-        token_to_req_indices=torch.zeros(8, dtype=torch.int32, device=device),
-        slot_mapping=slots + 8,
-        block_table=torch.ones(1, 1, dtype=torch.int32, device=device),
-        block_size=8,
-        num_decode_tokens=0,
-    )
-    metadata = {
-        compressor.state_cache.prefix: state,
-        compressor.k_cache_prefix: SimpleNamespace(slot_mapping=slots // 4),
-    }
-    kv_score = torch.ones(8, 4 * head, device=device)
-    kv_score[:, 2 * head :] = 0
-    run(compressor, config, metadata, kv_score, slots)
-    stored = page.flatten()[BLOCK_SIZE * data :].view(BLOCK_SIZE, scale)[1].cpu()
-    return stored.view(torch.float32) if indexer else from_bytes(stored[:7])
-
-
-def run(
-    compressor: Any,
-    config: Any,
-    metadata: dict[str, Any],
-    kv_score: torch.Tensor,
-    positions: torch.Tensor,
-) -> None:
-    from vllm.forward_context import set_forward_context
-
-    rope = SimpleNamespace(cos_sin_cache=plain_rope(len(positions)))
-    with layout.current(config), set_forward_context(metadata, config):
-        compressor(kv_score, positions, rope)
+    kv_score = torch.ones(8, 4 * compressor.head_dim)
+    kv_score[:, 2 * compressor.head_dim :] = 0
+    with e2m1_assembly.interpreted():
+        written = compressor_run.run(config, compressor, kv_score, plain_rope(8), [8])
+    return written.scales[1]
 
 
 @pytest.fixture
@@ -199,15 +169,33 @@ def test_indexer_query_at_a_power_of_two() -> None:
 
 
 @pytest.mark.usefixtures("coarse_log2")
+def test_mxfp4_query_at_a_power_of_two() -> None:
+    amax = at_powers(EXPONENTS[:92:4], E2M1)[:20]
+    check(mxfp4_query_scales(amax), amax, E2M1)
+
+
+@pytest.mark.usefixtures("coarse_log2")
 def test_compressor_at_a_power_of_two() -> None:
     amax = at_powers(torch.tensor([-22, -13, -1, 0, 1, 5, 17]))
-    check(compressed_scales(amax, indexer=False), amax)
+    config = layout.vllm_config()
+    compressor = layout.compressor(config, indexer=False)
+    check(from_bytes(compressed_scales(amax, compressor, config)[:7]), amax)
 
 
 @pytest.mark.usefixtures("coarse_log2")
 def test_indexer_compressor_at_a_power_of_two() -> None:
     amax = at_powers(torch.tensor([-3]))
-    check(compressed_scales(amax, indexer=True), amax)
+    config = layout.vllm_config()
+    compressor = compressor_run.of_indexer(config, mxfp4=False)
+    check(compressed_scales(amax, compressor, config).view(torch.float32), amax)
+
+
+@pytest.mark.usefixtures("coarse_log2")
+def test_mxfp4_indexer_compressor_at_a_power_of_two() -> None:
+    amax = at_powers(torch.tensor([-22, -1, 0, 17]), E2M1)
+    config = layout.vllm_config()
+    compressor = compressor_run.of_indexer(config, mxfp4=True)
+    check(from_bytes(compressed_scales(amax, compressor, config)), amax, E2M1)
 
 
 @pytest.mark.unchanged

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A real compressor over whole requests, and what it writes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import layout
+import torch
+
+STATE_BLOCK = 8
+PAGE_TOKENS = 64
+
+
+@dataclass
+class Written:
+    """`state` is what the state cache holds of each token, `[T, kv | score]`. `data`
+    and `scales` are the bytes of each entry's page row, `[slots, bytes]`, where request
+    r has its entries from slot r * PAGE_TOKENS / requests on."""
+
+    state: torch.Tensor
+    data: torch.Tensor
+    scales: torch.Tensor
+
+
+def of_indexer(config: Any, *, mxfp4: bool) -> Any:
+    """A compressor as the indexer of a ratio-4 layer has it, in FP8 or MXFP4."""
+    model = layout.compressor(config, indexer=True)
+    if not mxfp4:
+        return model
+    with layout.current(config):
+        return type(model)(
+            vllm_config=config,
+            compress_ratio=4,
+            hidden_size=config.model_config.hf_config.hidden_size,
+            head_dim=128,
+            rotate=True,
+            prefix="mxfp4.compressor",
+            k_cache_prefix=model.k_cache_prefix,
+            use_fp4_cache=True,
+        )
+
+
+def run(
+    config: Any,
+    compressor: Any,
+    kv_score: torch.Tensor,
+    cos_sin: torch.Tensor,
+    lengths: Sequence[int],
+) -> Written:
+    """Compress requests of these lengths, each from its first token on, and one
+    padding token that has no slot.
+
+    `kv_score` is `[sum(lengths), kv | score]`, fp32; `cos_sin` the rotary table.
+    """
+    from vllm.forward_context import set_forward_context
+
+    device = layout.device()
+    ratio = compressor.compress_ratio
+    data, scale = compressor._token_stride, compressor._scale_dim
+    blocks = -(-max(lengths) // STATE_BLOCK)
+    table = torch.arange(1, len(lengths) * blocks + 1).view(len(lengths), blocks)
+    owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    positions = torch.cat([torch.arange(length) for length in lengths])
+    state_slots = table[owner, positions // STATE_BLOCK] * STATE_BLOCK
+    state_slots += positions % STATE_BLOCK
+    slots = owner * (PAGE_TOKENS // len(lengths)) + positions // ratio
+    none = torch.tensor([-1])
+
+    width = kv_score.shape[1]
+    state = torch.full((int(table.max()) + 1, STATE_BLOCK, width), torch.nan)
+    state = state.to(device)
+    page = torch.zeros(1, PAGE_TOKENS, data + scale, dtype=torch.uint8, device=device)
+    compressor.state_cache.kv_cache = state
+    context = config.compilation_config.static_forward_context
+    context[compressor.k_cache_prefix].kv_cache = page
+    metadata = {
+        compressor.state_cache.prefix: SimpleNamespace(
+            token_to_req_indices=torch.cat((owner, none + 1)).int().to(device),
+            slot_mapping=torch.cat((state_slots, none)).to(device),
+            block_table=table.int().to(device),
+            block_size=STATE_BLOCK,
+            num_decode_tokens=0,
+        ),
+        compressor.k_cache_prefix: SimpleNamespace(
+            slot_mapping=torch.cat((slots, none)).to(device)
+        ),
+    }
+    rows = torch.cat((kv_score, torch.full((1, width), torch.nan))).to(device)
+    at = torch.cat((positions, none * 0 + ratio - 1)).to(device)
+    rope = SimpleNamespace(cos_sin_cache=cos_sin.to(device))
+    with layout.current(config), set_forward_context(metadata, config):
+        compressor(rows, at, rope)
+    flat = page.flatten().cpu()
+    return Written(
+        state=state.cpu().flatten(0, 1)[state_slots],
+        data=flat[: PAGE_TOKENS * data].view(PAGE_TOKENS, data),
+        scales=flat[PAGE_TOKENS * data :].view(PAGE_TOKENS, scale),
+    )
