@@ -15,10 +15,12 @@ from xpustack.cache import Cache
 from xpustack.errors import StackError
 
 from . import compile as compiler
-from . import report, shapes, upstream
-from .coverage import launched
+from . import report, upstream
+from .cases import cases
+from .coverage import launched, uncompiled
 from .ocloc import OclocError, find
 from .record import Launch, recording
+from .shapes import EVERY
 
 BEGIN, END = "<!-- aot: begin -->", "<!-- aot: end -->"
 Recorded = tuple[str, str, str, Launch]
@@ -28,11 +30,12 @@ def record(
     origin: str, calls: Sequence[tuple[str, str, Callable[[], Any]]]
 ) -> list[Recorded]:
     """Run calls under the recorder: (origin, op, label, launch) of every launch."""
-    found = []
-    for op, label, call in calls:
-        with recording() as launches:
+    found: list[Recorded] = []
+    with recording() as launches:
+        for op, label, call in calls:
+            before = len(launches)
             call()
-        found += [(origin, op, label, launch) for launch in launches]
+            found += [(origin, op, label, launch) for launch in launches[before:]]
     return found
 
 
@@ -75,7 +78,7 @@ def recorded(chosen: argparse.Namespace, cache: Cache) -> list[Recorded]:
         return record("ours", [("call", chosen.call.name, run)])
     wanted = [
         (case.op, case.label, case.call)
-        for case in shapes.cases()
+        for case in cases()
         if (not chosen.op or case.op in chosen.op) and chosen.label in case.label
     ]
     ours = record("ours", wanted)
@@ -84,11 +87,25 @@ def recorded(chosen: argparse.Namespace, cache: Cache) -> list[Recorded]:
     return [*upstream.record(cache), *ours]
 
 
-def uncovered(ours: Sequence[report.Row]) -> dict[str, Path]:
-    """Kernels of ours that no row stands for, with their files."""
-    seen = {row.kernel for row in ours}
+def gaps(ours: Sequence[Recorded]) -> list[str]:
+    """What ships but is not among `ours`: kernels, and configurations."""
+    names = {launch.name for *_, launch in ours}
     shipped = launched(Path(kernels.xpu_dsv4.__path__[0]))
-    return {name: file for name, file in shipped.items() if name not in seen}
+    found = [
+        f"{name} ({file}): no call of aot/cases*.py launches it"
+        for name, file in shipped.items()
+        if name not in names
+    ]
+    every = record("ours", [(case.op, case.label, case.call) for case in cases(EVERY)])
+    missing = uncompiled(
+        (launch for *_, launch in ours),
+        ((f"{op} {label}", launch) for _, op, label, launch in every),
+    )
+    found += [
+        f"{name}: [{label}] needs it and SHIPPED in aot/shapes.py does not compile it"
+        for name, label in missing.items()
+    ]
+    return found
 
 
 def write_table(docs: Path, table: str) -> None:
@@ -128,15 +145,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.docs:
         write_table(chosen.docs, report.table(found, compilers, devices))
     ours = [row for row in found if row.origin == "ours"]
-    unseen = {} if chosen.call or chosen.op or chosen.label else uncovered(ours)
-    for name, file in unseen.items():
-        print(f"FAILED {name} ({file}): no call of aot/shapes.py launches it")
+    part = chosen.call or chosen.op or chosen.label
+    mine = [recorded for recorded in found_launches if recorded[0] == "ours"]
+    unseen = [] if part else gaps(mine)
+    for gap in unseen:
+        print(f"FAILED {gap}")
     bad = [row for row in ours if row.faults()]
     for row in bad:
         print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
     print(
         f"{compilers}: {len(found) - len(ours)} of upstream's configurations reported, "
-        f"{len(ours)} of ours judged, {len(bad)} with faults, "
+        f"{len(ours)} of ours judged, {len(bad)} with faults, {len(unseen)} gaps, "
         f"{time.monotonic() - started:.0f} s; {chosen.json}"
     )
     return 1 if bad or unseen else 0

@@ -39,7 +39,7 @@ FLAGS = {
     "auto": "-cl-intel-enable-auto-large-GRF-mode",
     "": "",
 }
-FORMAT = 5
+FORMAT = 6
 """Version of the stored results; raise it when their content changes."""
 
 Result = dict[str, Any]

@@ -1,9 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernels a package launches, read from its source."""
+"""Whether everything that ships was compiled: kernels by name, and configurations.
+
+A configuration is what the wrapper chooses of a kernel: its compile-time parameters,
+sub-groups, pipelining and registers. Which ones there are is found by recording, not
+compiling, every call over ranges that are far wider than what is compiled.
+"""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+
+from .record import Launch
 
 
 def launched(folder: Path) -> dict[str, Path]:
@@ -19,6 +26,32 @@ def launched(folder: Path) -> dict[str, Path]:
             kernels[function.name] = file
             called.update(_calls(function))
     return {name: file for name, file in kernels.items() if name not in called}
+
+
+def configuration(launch: Launch) -> str:
+    """A launch's configuration in words."""
+    constants = [
+        f"{name}={value}"
+        for name, value in launch.constexprs().items()
+        if value is not None
+    ]
+    return (
+        f"{launch.name} {' '.join(constants)} warps={launch.num_warps} "
+        f"stages={launch.num_stages} grf={launch.grf}"
+    )
+
+
+def uncompiled(
+    compiled: Iterable[Launch], every: Iterable[tuple[str, Launch]]
+) -> dict[str, str]:
+    """Configuration → label of the first call in `every` that needs it, uncompiled."""
+    have = {configuration(launch) for launch in compiled}
+    missing: dict[str, str] = {}
+    for label, launch in every:
+        name = configuration(launch)
+        if name not in have:
+            missing.setdefault(name, label)
+    return missing
 
 
 def _jitted(module: ast.Module) -> Iterator[ast.FunctionDef]:

@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from triton.backends.compiler import BaseBackend
-from triton.language import constexpr
 from triton.runtime.jit import JITFunction, create_function_from_signature
+
+from . import source
 
 
 @dataclass(frozen=True)
@@ -58,31 +59,16 @@ class Launch:
 
     def key(self) -> str:
         """Hash of everything of this launch that decides the machine code."""
-        source = self.function.cache_key.removesuffix(
-            str(self.function.starting_line_number)
-        )
         parts = (
-            source,
+            source.parts(self.function),
             sorted(self.signature.items()),
             sorted((k, str(v)) for k, v in self.constants.items()),
             sorted(self.attributes.items()),
             self.num_warps,
             self.num_stages,
             self.grf,
-            *self._globals(),
         )
         return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-    def _globals(self) -> list[tuple[str, str]]:
-        """Constants of the module that the kernel reads; Triton's cache key lacks them.
-
-        Triton lists them, beside modules and functions, when it computes that key.
-        """
-        return sorted(
-            (name, str(value))
-            for (name, _), (value, _) in self.function.used_global_vals.items()
-            if isinstance(value, (constexpr, int, float, str))
-        )
 
 
 class _Specialization(BaseBackend):

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The recorder sees what a wrapper launches, down to divisibility."""
 
+import importlib.util
+from pathlib import Path
+
 import pytest
 import torch
 import triton
@@ -63,12 +66,55 @@ def test_key_tells_configurations_apart() -> None:
     assert launch().key() == launch().key()
 
 
-def test_key_sees_module_constants() -> None:
-    found = launch()
-    before = found.key()
-    (name, value), *_ = found.function.used_global_vals.items()
-    found.function.used_global_vals[name] = (tl.constexpr(128), value[1])
-    assert found.key() != before
+def test_key_sees_module_constants(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = launch().key()
+    monkeypatch.setitem(globals(), "WIDTH", tl.constexpr(128))
+    assert launch().key() != before
+
+
+HELPER = """\
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def twice(x):
+    return x * 2
+"""
+KERNEL = """
+
+@triton.jit
+def whole(x_ptr, SIDE: tl.constexpr):
+    at = tl.arange(0, SIDE)
+    tl.store(x_ptr + at, twice(tl.load(x_ptr + at)))
+"""
+
+
+def written(folder: Path, text: str) -> str:
+    """The key of one launch of `whole` from a module of that text."""
+    file = folder / f"m{abs(hash(text))}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location("module", file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with recording() as launches:
+        module.whole[(1,)](torch.empty(32, device="meta"), SIDE=32)
+    return launches[0].key()
+
+
+def test_key_does_not_depend_on_lines(tmp_path: Path) -> None:
+    key = written(tmp_path, HELPER + KERNEL)
+    assert written(tmp_path, "# moved\n\n" + HELPER + "\n\n\n" + KERNEL) == key
+    assert (
+        written(tmp_path, HELPER + KERNEL.replace("    at", "    # at\n    at")) == key
+    )
+
+
+def test_key_sees_the_text_of_a_helper(tmp_path: Path) -> None:
+    key = written(tmp_path, HELPER + KERNEL)
+    assert written(tmp_path, HELPER.replace("* 2", "* 3") + KERNEL) != key
+    assert written(tmp_path, HELPER + KERNEL.replace("(0, SIDE)", "(1, SIDE)")) != key
 
 
 def test_unknown_launch_option_is_an_error() -> None:

@@ -1,0 +1,184 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of attention: decode, prefill, page insert and gather.
+
+Each calls the public wrapper as vLLM does, so the wrapper chooses the configuration.
+"""
+
+from collections.abc import Iterator
+
+from .shapes import (
+    CONTEXT,
+    HEAD_DIM,
+    MODELS,
+    PAGE_BYTES,
+    ROPE_DIM,
+    WINDOW,
+    Case,
+    Sizes,
+    f32,
+    i32,
+    i64,
+    meta,
+    op,
+    pages,
+    u8,
+)
+
+TOPK = max(model.topk for model in MODELS)
+DECODE_LAYERS = (
+    ("window", 0, 64),
+    ("ratio 4", TOPK, 64),
+    ("ratio 4, 256 a page", TOPK, 256),
+    ("ratio 128", CONTEXT // 128, 2),
+)
+"""(name, compressed keys, compressed keys a page)."""
+PREFILL_LAYERS = (
+    ("window", WINDOW),
+    ("ratio 4", TOPK + WINDOW),
+    ("ratio 128", CONTEXT // 128 + WINDOW),
+)
+
+
+def decode(q_heads: int, tokens: int, topk: int, block: int, sink: bool = True) -> None:
+    """Sparse decode; `topk` of 0 is a layer with a window only."""
+    q, out = meta(tokens, q_heads, HEAD_DIM), meta(tokens, q_heads, HEAD_DIM)
+    op("sparse_decode", "xpu_sparse_decode_fp8")(
+        q,
+        pages(block) if topk else None,
+        pages(64),
+        not topk,
+        meta(tokens, 1, topk, dtype=i32) if topk else None,
+        meta(tokens, dtype=i32) if topk else None,
+        meta(tokens, 1, WINDOW, dtype=i32),
+        meta(tokens, dtype=i32),
+        meta(q_heads, dtype=f32) if sink else None,
+        HEAD_DIM**-0.5,
+        HEAD_DIM,
+        HEAD_DIM - ROPE_DIM,
+        ROPE_DIM,
+        out,
+    )
+
+
+def decode_cases(sizes: Sizes) -> Iterator[Case]:
+    """Every kind of layer, with the sink that vLLM always passes; once without."""
+    for label, count in sizes.heads:
+        for tokens in sizes.tokens:
+            for kind, topk, block in DECODE_LAYERS:
+                yield Case(
+                    "decode",
+                    f"{label} H{count} {kind} T{tokens}",
+                    lambda c=count, t=tokens, k=topk, b=block: decode(c, t, k, b),
+                )
+    for tokens in (1, 1024):
+        yield Case(
+            "decode",
+            f"H64 ratio 4 T{tokens} without sink",
+            lambda t=tokens: decode(64, t, TOPK, 64, sink=False),
+        )
+
+
+def prefill(
+    q_heads: int,
+    tokens: int,
+    keys: int,
+    dim: int = HEAD_DIM,
+    sink: bool = True,
+    lens: bool = True,
+) -> None:
+    """Sparse prefill over gathered bf16 KV."""
+    op("sparse_prefill", "triton_bf16_mla_sparse_interface")(
+        meta(tokens, q_heads, dim),
+        meta(65536, 1, dim),
+        meta(tokens, 1, keys, dtype=i32),
+        HEAD_DIM**-0.5,
+        d_v=HEAD_DIM,
+        block_dpe=dim - HEAD_DIM,
+        attn_sink=meta(q_heads, dtype=f32) if sink else None,
+        topk_length=meta(tokens, dtype=i32) if lens else None,
+        out=meta(tokens, q_heads, HEAD_DIM),
+    )
+
+
+def prefill_cases(sizes: Sizes) -> Iterator[Case]:
+    """Every kind of layer; queries and keys of 576 dims; once without sink, lengths."""
+    for label, count in sizes.heads:
+        for tokens in sizes.chunks:
+            for kind, keys in PREFILL_LAYERS:
+                yield Case(
+                    "prefill",
+                    f"{label} H{count} {kind} T{tokens}",
+                    lambda c=count, t=tokens, k=keys: prefill(c, t, k),
+                )
+            yield Case(
+                "prefill",
+                f"{label} H{count} 576 dims T{tokens}",
+                lambda c=count, t=tokens: prefill(c, t, TOPK + WINDOW, HEAD_DIM + 64),
+            )
+    yield Case(
+        "prefill",
+        "H64 ratio 4 without sink and lengths",
+        lambda: prefill(64, 2048, TOPK + WINDOW, sink=False, lens=False),
+    )
+
+
+def insert_cases(sizes: Sizes) -> Iterator[Case]:
+    """The fused insert at every head count, and the insert of keys alone."""
+    for label, count in sizes.heads:
+        for tokens in (*sizes.tokens, *sizes.chunks):
+            yield Case(
+                "insert",
+                f"{label} H{count} T{tokens}",
+                lambda c=count, t=tokens: op(
+                    "qnorm_rope_kv_insert", "xpu_qnorm_rope_kv_fp8_insert"
+                )(
+                    meta(t, c, HEAD_DIM),
+                    meta(t, HEAD_DIM),
+                    pages(64),
+                    meta(t, dtype=i64),
+                    meta(t, dtype=i64),
+                    meta(65536, ROPE_DIM, dtype=f32),
+                    1e-6,
+                    64,
+                ),
+            )
+    for block in PAGE_BYTES:
+        yield Case(
+            "insert",
+            f"K only, {block} tokens a page",
+            lambda b=block: op("kv_quant", "quantize_and_insert_k_cache")(
+                meta(16, HEAD_DIM),
+                meta(4096, PAGE_BYTES[b], dtype=u8),
+                meta(16, dtype=i64),
+                block_size=b,
+            ),
+        )
+
+
+def gather_cases(sizes: Sizes) -> Iterator[Case]:
+    """By slots, and by request with all rows or the last ones."""
+    for block in PAGE_BYTES:
+        yield Case(
+            "gather",
+            f"slots, {block} tokens a page",
+            lambda b=block: op("gather", "dequant_gather_slots")(
+                meta(10240, HEAD_DIM), pages(b), meta(10240, dtype=i32), b
+            ),
+        )
+        for requests in sizes.requests:
+            for part in ("all", "last"):
+                yield Case(
+                    "gather",
+                    f"{part} rows of R{requests}, {block} tokens a page",
+                    lambda b=block, r=requests, p=part: op(
+                        "gather", "dequantize_and_gather_k_cache"
+                    )(
+                        meta(r, 8192, HEAD_DIM),
+                        pages(b),
+                        meta(r, dtype=i32),
+                        meta(r, dtype=i32) if p == "last" else None,
+                        meta(r, CONTEXT // b, dtype=i32),
+                        b,
+                        0,
+                    ),
+                )

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the indexer: queries, scores, and what becomes of the chosen positions."""
+
+from collections.abc import Iterator
+
+import torch
+
+from .shapes import (
+    CONTEXT,
+    INDEX_DIM,
+    INDEX_HEADS,
+    MODELS,
+    ROPE_DIM,
+    WINDOW,
+    Case,
+    Sizes,
+    f32,
+    fp8,
+    i32,
+    i64,
+    meta,
+    op,
+    u8,
+)
+
+INDEX_PAGE = 64
+NEXT_N = (1, 2, 3, 4)
+"""Tokens a request in a decode batch: one, and up to three speculative ones."""
+IMAGE = 1024
+"""Columns that an image adds in this report; any number compiles the same."""
+
+
+def index_pages() -> torch.Tensor:
+    """The indexer's key cache `[4096, 64, 1, 132]`, block stride padded to 576."""
+    width = INDEX_DIM + 4
+    stride = -(-INDEX_PAGE * width // 576) * 576
+    return meta(4096, stride, dtype=u8).as_strided(
+        (4096, INDEX_PAGE, 1, width), (stride, width, width, 1)
+    )
+
+
+def context_lens(requests: int, next_n: int, last: bool) -> torch.Tensor:
+    """One length a row, or only that of each request's last row."""
+    return meta(requests, *(() if last else (next_n,)), dtype=i32)
+
+
+def query_cases(sizes: Sizes) -> Iterator[Case]:
+    """FP8 and MXFP4 queries."""
+    for fp4 in (False, True):
+        for tokens in (*sizes.tokens, *sizes.chunks):
+            yield Case(
+                "indexer_q",
+                f"{'MXFP4' if fp4 else 'FP8'} T{tokens}",
+                lambda f=fp4, t=tokens: op("indexer_q", "fused_indexer_q_rope_quant")(
+                    meta(t, dtype=i64),
+                    meta(t, INDEX_HEADS, INDEX_DIM),
+                    meta(65536, ROPE_DIM, dtype=f32),
+                    meta(t, INDEX_HEADS),
+                    INDEX_DIM**-0.5,
+                    INDEX_HEADS**-0.5,
+                    use_fp4=f,
+                ),
+            )
+
+
+def logits(tokens: int, keys: int) -> None:
+    """Indexer logits of a prefill chunk over gathered FP8 keys."""
+    op("mqa_logits", "fp8_mqa_logits")(
+        meta(tokens, INDEX_HEADS, INDEX_DIM, dtype=fp8),
+        meta(keys, INDEX_DIM, dtype=fp8),
+        meta(keys, dtype=f32),
+        meta(tokens, INDEX_HEADS, dtype=f32),
+        meta(tokens, dtype=i32),
+        meta(tokens, dtype=i32),
+    )
+
+
+def paged_logits(requests: int, next_n: int, last: bool = False) -> None:
+    """Indexer logits of a decode batch over the paged FP8 keys."""
+    op("mqa_logits", "fp8_paged_mqa_logits")(
+        meta(requests, next_n, INDEX_HEADS, INDEX_DIM, dtype=fp8),
+        index_pages(),
+        meta(requests * next_n, INDEX_HEADS, dtype=f32),
+        context_lens(requests, next_n, last),
+        meta(requests, CONTEXT // 4 // INDEX_PAGE, dtype=i32),
+        None,
+        CONTEXT // 4,
+    )
+
+
+def logits_mxfp4(tokens: int, keys: int) -> None:
+    """Indexer logits of a prefill chunk over gathered MXFP4 keys."""
+    op("mqa_logits_mxfp4", "mxfp4_mqa_logits")(
+        meta(tokens, INDEX_HEADS, INDEX_DIM // 2, dtype=u8),
+        meta(tokens, INDEX_HEADS, dtype=i32),
+        meta(keys, INDEX_DIM // 2, dtype=u8),
+        meta(keys, dtype=i32),
+        meta(tokens, INDEX_HEADS, dtype=f32),
+        meta(tokens, dtype=i32),
+        meta(tokens, dtype=i32),
+    )
+
+
+def paged_logits_mxfp4(requests: int, next_n: int, last: bool = False) -> None:
+    """Indexer logits of a decode batch over the paged MXFP4 keys, in pages of the size
+    that v0.22.1 gives both formats."""
+    width = INDEX_DIM // 2 + INDEX_DIM // 32
+    pages = index_pages()
+    pages = pages.as_strided(
+        (*pages.shape[:3], width), (pages.stride(0), width, width, 1)
+    )
+    op("mqa_logits_mxfp4", "mxfp4_paged_mqa_logits")(
+        meta(requests, next_n, INDEX_HEADS, INDEX_DIM // 2, dtype=u8),
+        meta(requests, next_n, INDEX_HEADS, dtype=i32),
+        pages,
+        meta(requests * next_n, INDEX_HEADS, dtype=f32),
+        context_lens(requests, next_n, last),
+        meta(requests, CONTEXT // 4 // INDEX_PAGE, dtype=i32),
+        None,
+        CONTEXT // 4,
+    )
+
+
+def logits_cases(sizes: Sizes) -> Iterator[Case]:
+    """Scores of prefill chunks and of decode batches, over FP8 and MXFP4 keys."""
+    for name, flat, paged in (
+        ("FP8", logits, paged_logits),
+        ("MXFP4", logits_mxfp4, paged_logits_mxfp4),
+    ):
+        for tokens in sizes.chunks:
+            yield Case(
+                "logits",
+                f"prefill {name} T{tokens}",
+                lambda f=flat, t=tokens: f(t, 65536),
+            )
+        for next_n in NEXT_N:
+            for requests in sizes.requests:
+                for last in (False, True):
+                    yield Case(
+                        "logits",
+                        f"paged {name} R{requests} n{next_n}"
+                        + (", last lengths" if last else ""),
+                        lambda p=paged, r=requests, n=next_n, e=last: p(r, n, e),
+                    )
+
+
+def global_topk(tokens: int, topk: int) -> None:
+    """Chosen positions to cache slots."""
+    op("topk_indices", "compute_global_topk_indices_and_lens")(
+        meta(tokens, topk, dtype=i32),
+        meta(tokens, dtype=i32),
+        meta(16, 4096, dtype=i32),
+        64,
+        meta(tokens, dtype=torch.bool),
+    )
+
+
+def combine(requests: int, ratio: int, topk: int, image: int = 0) -> None:
+    """Chosen positions and the window to rows of the gathered buffer."""
+    visible = meta(2048, dtype=i32) if image else None
+    op("topk_indices", "combine_topk_swa_indices")(
+        meta(2048, topk, dtype=i32),
+        meta(requests + 1, dtype=i32),
+        meta(requests, dtype=i32),
+        meta(requests, dtype=i32),
+        WINDOW,
+        ratio,
+        topk,
+        topk + 4096,
+        topk,
+        None,
+        visible,
+        visible,
+        image,
+    )
+
+
+def topk_cases(sizes: Sizes) -> Iterator[Case]:
+    """What becomes of the choice in decode and in prefill."""
+    for model in MODELS:
+        for tokens in (*sizes.tokens, *sizes.chunks):
+            yield Case(
+                "topk",
+                f"{model.name} global T{tokens}",
+                lambda t=tokens, k=model.topk: global_topk(t, k),
+            )
+        for ratio, topk in ((4, model.topk), (128, CONTEXT // 128)):
+            for requests in sizes.requests:
+                yield Case(
+                    "topk",
+                    f"{model.name} combine ratio {ratio} R{requests}",
+                    lambda r=requests, c=ratio, k=topk: combine(r, c, k),
+                )
+        yield Case(
+            "topk",
+            f"{model.name} combine ratio 4 with images",
+            lambda k=model.topk: combine(16, 4, k, IMAGE),
+        )

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a Triton function says, wherever it stands in its file.
+
+Triton's own cache key counts the line at which a kernel and each of its helpers begin,
+so that debug information stays right; here a moved line must not compile anew.
+"""
+
+import ast
+from functools import lru_cache
+from types import ModuleType
+from typing import Any
+
+from triton.language import constexpr
+from triton.runtime.jit import JITFunction
+
+
+def parts(function: JITFunction) -> tuple[str, ...]:
+    """The syntax of `function` and of every function it calls, and constants they read.
+
+    Triton's own library is left out: its version stands for it. Comments and layout do
+    not count.
+    """
+    found: dict[str, str] = {}
+    _collect(function, found)
+    return tuple(f"{name} {text}" for name, text in sorted(found.items()))
+
+
+def _collect(function: JITFunction, found: dict[str, str]) -> None:
+    name = f"{function.fn.__module__}.{function.fn.__qualname__}"
+    if name in found:
+        return
+    tree = _syntax(function.src)
+    found[name] = ast.dump(tree)
+    for node in ast.walk(tree):
+        if not isinstance(node, ast.Name | ast.Attribute):
+            continue
+        value = _value(node, function.fn.__globals__)
+        if isinstance(value, JITFunction):
+            if not value.fn.__module__.startswith("triton."):
+                _collect(value, found)
+        elif isinstance(value, constexpr | bool | int | float | str):
+            found[f"{name} {ast.unparse(node)}"] = repr(value)
+
+
+@lru_cache
+def _syntax(text: str) -> ast.Module:
+    return ast.parse(text)
+
+
+def _value(node: ast.expr, names: dict[str, Any]) -> Any:
+    """What a name or a module's attribute stands for; None for what is local."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = _value(node.value, names)
+        if isinstance(owner, ModuleType):
+            return getattr(owner, node.attr, None)
+    return None
