@@ -290,6 +290,18 @@ def attention_layer(
         )
 
 
+def draft_layer(config: Any, experts: type[torch.nn.Module]) -> Any:
+    """The draft model's layer (multi-token prediction), with `experts` for its routed
+    experts: a class that takes the config and a prefix."""
+    mtp, model = module(MTP), module(MODEL)
+    topk_indices = torch.empty(512, 512, dtype=torch.int32)
+    with current(config), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, "DeepseekV4MoE", experts)
+        return mtp.DeepSeekV4MultiTokenPredictorLayer(
+            config, topk_indices, f"model.layers.{len(COMPRESS_RATIOS)}"
+        )
+
+
 def projecting(layer: Any) -> Any:
     """The part of `layer` that projects, norms and rotates, and inserts keys."""
     return getattr(layer, "mla_attn", layer)
@@ -345,6 +357,12 @@ def prefill_module(layer: Any) -> ModuleType:
     if (PACKAGE / "v1/attention/backends/mla/xpu_sparse_prefill.py").is_file():
         return module(name)
     return module(type(layer).__module__)
+
+
+def draft_model(config: Any) -> Any:
+    """The MTP draft model of this platform, its weights not loaded."""
+    with current(config):
+        return module(MTP).DeepSeekV4MTP(vllm_config=config, prefix="draft")
 
 
 def compressor(config: Any, *, indexer: bool, ratio: int = 4) -> Any:
