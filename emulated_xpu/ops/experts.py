@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts: permutation, grouped GEMM and activation of vllm-xpu-kernels 0.1.8
-and later, which count the rows of each expert (0.1.7 has their offsets instead)."""
+"""Routed experts: permutation, grouped GEMM and activation.
+
+vllm-xpu-kernels count the rows of each expert from 0.1.8 on, in int32. 0.1.7 has the
+first row of each expert instead, and the end of the last, in int64.
+"""
 
 from functools import cache
 from typing import Any
@@ -57,7 +60,8 @@ def remap_hidden_states(
 ) -> None:
     """Sort the rows by expert; one rank holds all experts.
 
-    A row without an expert (-1, of a padded token) has the position -1.
+    A row without an expert (-1, of a padded token) has the position -1. 0.1.7 calls
+    `rows_per_expert` expert_first_token_offset and makes it one longer.
     """
     if hidden_states_scales is not None or expert_map is not None:
         raise NotImplementedError("remapping of scales or of foreign experts")
@@ -65,7 +69,12 @@ def remap_hidden_states(
     known = experts[experts >= 0]
     order = experts.argsort(stable=True)[len(experts) - len(known) :]
     remapped_hidden_states[: len(order)] = hidden_states[order // topk_ids.shape[1]]
-    rows_per_expert.copy_(known.bincount(minlength=local_experts_num))
+    counts = known.bincount(minlength=local_experts_num)
+    if _has_offsets():
+        rows_per_expert[0] = 0
+        rows_per_expert[1:] = counts.cumsum(0)
+    else:
+        rows_per_expert.copy_(counts)
     position.fill_(-1)
     position[order] = torch.arange(len(order), dtype=position.dtype)
 
@@ -74,12 +83,16 @@ def remap_hidden_states(
 def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
     """One product for each expert, with MXFP4 weights of shape `[E, N, K / 2]`.
 
-    0.1.8 to 0.1.10 name the weight's kind in two flags; later versions see it in the
-    weight's type and take a scale of the activations too.
+    Up to 0.1.10 two flags name the weight's kind; later versions see it in the weight's
+    type and take a scale of the activations too.
     """
     names = [argument.name for argument in _grouped_gemm_schema().arguments]
     given = dict(zip(names, args, strict=False)) | kwargs
-    weights, rows_per_expert = given["ptr_B"], given["rows_per_expert"]
+    weights = given["ptr_B"]
+    if _has_offsets():
+        rows_per_expert = given["expert_first_token_offset"].diff()
+    else:
+        rows_per_expert = given["rows_per_expert"]
     scales = given.get("ptr_B_scale", given.get("ptr_scales"))
     is_mxfp4 = given.get("is_B_mxfp4", weights.dtype == torch.float4_e2m1fn_x2)
     others = [given["ptr_bias"], given.get("ptr_A_scale")]
@@ -103,14 +116,20 @@ def _grouped_gemm_schema() -> Any:
     return torch._C.parse_schema(schemas(kernels_version())[name])
 
 
+def _has_offsets() -> bool:
+    names = [argument.name for argument in _grouped_gemm_schema().arguments]
+    return "expert_first_token_offset" in names
+
+
 @implements("_moe_C::moe_gather")
 def moe_gather(
     output: torch.Tensor,
     moe_output: torch.Tensor,
     topk_weights: torch.Tensor,
     unpermuted_row_to_permuted_row: torch.Tensor,
-    num_experts: int,
+    *offsets_and_num_experts: torch.Tensor | int,
 ) -> None:
+    """Sum each token's rows by its weights."""
     position = unpermuted_row_to_permuted_row.long()
     rows = moe_output[position].float() * topk_weights.float()[..., None]
     output.copy_(rows.where(position[..., None] >= 0, 0.0).sum(1))
