@@ -51,6 +51,13 @@ O_PROJECTION_IN_FP8 = (
     "_prepare_bmm_params"
     in (PACKAGE / "model_executor/kernels/linear/scaled_mm/xpu.py").read_text()
 )
+# What the model of XPU calls of the hyper-connections inside a layer.
+HYPER_CONNECTIONS = ["pre", "post"]
+if (
+    "mhc_fused_post_pre("
+    in (PACKAGE.parent / f"{MODEL.replace('.', '/')}.py").read_text()
+):
+    HYPER_CONNECTIONS.append("fused")
 
 WINDOW = 128
 HEADS = 8
@@ -409,6 +416,53 @@ def o_projection(layer: Any, o: torch.Tensor, positions: torch.Tensor) -> torch.
 def cuda_attention_class() -> type[torch.nn.Module]:
     """The attention layer that CUDA builds from the same base."""
     return module(FLASHMLA).DeepseekV4FlashMLAAttention
+
+
+def hyper_connections() -> Any:
+    """What a layer and the model call, as `pre`, `post`, `fused` and `head`."""
+    mhc = module(MHC)
+    if hasattr(mhc, "MHCPreOp"):
+        return SimpleNamespace(
+            pre=mhc.MHCPreOp(),
+            post=mhc.MHCPostOp(),
+            fused=mhc.MHCFusedPostPreOp(),
+            head=mhc.HCHeadOp(),
+        )
+    return SimpleNamespace(
+        pre=torch.ops.vllm.mhc_pre,
+        post=torch.ops.vllm.mhc_post,
+        fused=torch.ops.vllm.mhc_fused_post_pre,
+        head=module(MODEL).hc_head,
+    )
+
+
+def decoder_layers(config: Any, count: int, sublayer: type[torch.nn.Module]) -> Any:
+    """Decoder layers of the model, with `sublayer` as their attention and experts."""
+    model = module(MODEL)
+    attention = attention_class().__name__
+    with current(config), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(model, attention, sublayer)
+        patch.setattr(model, "DeepseekV4MoE", sublayer)
+        layers = [
+            model.DeepseekV4DecoderLayer(config, prefix=f"model.layers.{number}")
+            for number in range(count)
+        ]
+    for layer in layers:
+        for norm in (layer.attn_norm, layer.ffn_norm):
+            norm._forward_method = norm.forward_native
+    return layers
+
+
+def run_layers(layers: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
+    """The residual streams `x`, `[T, 4, hidden]`, after the layers."""
+    positions = torch.arange(len(x), device=x.device)
+    state: tuple[Any, ...] = (None, None, None)
+    for layer in layers:
+        x, residual, *mixes = layer(x, positions, None, *state)
+        state = (*mixes, residual)
+    if residual is not None:
+        x = layers[-1].hc_post(x, residual, *mixes)
+    return x
 
 
 def mxfp4_experts(

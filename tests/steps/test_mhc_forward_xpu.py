@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hyper-connections take few launches on an XPU whose kernels package has none."""
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,17 +18,17 @@ TOLERANCE = 4e-3
 
 
 class Inputs:
-    """Residual streams of a few tokens, and a layer's gate weights."""
+    """Residual streams of a few tokens, and a sublayer's gate weights."""
 
-    def __init__(self) -> None:
-        generator = torch.Generator().manual_seed(11)
+    def __init__(self, hidden: int = HIDDEN, seed: int = 11) -> None:
+        generator = torch.Generator().manual_seed(seed)
 
         def normal(*shape: int) -> torch.Tensor:
             return torch.randn(shape, generator=generator)
 
-        self.residual = normal(TOKENS, STREAMS, HIDDEN).to(torch.bfloat16)
-        self.x = normal(TOKENS, HIDDEN).to(torch.bfloat16)
-        self.fn = normal(STREAMS * (STREAMS + 2), STREAMS * HIDDEN) / 32
+        self.residual = normal(TOKENS, STREAMS, hidden).to(torch.bfloat16)
+        self.x = normal(TOKENS, hidden).to(torch.bfloat16)
+        self.fn = normal(STREAMS * (STREAMS + 2), STREAMS * hidden) / 32
         self.scale = normal(3).abs()
         self.base = normal(STREAMS * (STREAMS + 2))
 
@@ -58,15 +59,20 @@ def pre(inputs: Inputs, residual: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return post[..., None], comb, (gate[..., None] * streams).sum(1)
 
 
-def post(inputs: Inputs, gates: torch.Tensor, comb: torch.Tensor) -> torch.Tensor:
+def post(
+    x: torch.Tensor, residual: torch.Tensor, gates: torch.Tensor, comb: torch.Tensor
+) -> torch.Tensor:
     """post_j x + sum_i comb_ij residual_i, float64."""
-    mixed = torch.einsum("tij,tih->tjh", comb.double(), inputs.residual.double())
-    return mixed + gates.double() * inputs.x.double()[:, None]
+    mixed = torch.einsum("tij,tih->tjh", comb.double(), residual.double())
+    return mixed + gates.double() * x.double()[:, None]
+
+
+def off_by(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((actual.double().cpu() - expected).norm() / expected.norm())
 
 
 def close(actual: torch.Tensor, expected: torch.Tensor) -> bool:
-    difference = (actual.double().cpu() - expected).norm()
-    return bool(difference <= TOLERANCE * expected.norm())
+    return off_by(actual, expected) <= TOLERANCE
 
 
 def head(inputs: Inputs, residual: torch.Tensor) -> torch.Tensor:
@@ -78,24 +84,12 @@ def head(inputs: Inputs, residual: torch.Tensor) -> torch.Tensor:
     return (gate[..., None] * residual.double()).sum(1)
 
 
-def kinds() -> list[str]:
-    """The ops that the model of this release calls on XPU."""
-    fused = layout.module(layout.MHC).MHCFusedPostPreOp
-    return ["pre", "post", *(["fused"] if "forward_xpu" in vars(fused) else [])]
-
-
 @pytest.fixture
 def ops(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The layers' CustomOps where vllm-xpu-kernels brings none for them."""
-    mhc = layout.module(layout.MHC)
+    """The layers' ops where vllm-xpu-kernels brings none for them."""
     monkeypatch.setattr(torch.ops, "_xpu_C", SimpleNamespace())
     with layout.current(layout.vllm_config()):
-        return SimpleNamespace(
-            pre=mhc.MHCPreOp(),
-            post=mhc.MHCPostOp(),
-            fused=mhc.MHCFusedPostPreOp(),
-            head=mhc.HCHeadOp(),
-        )
+        return layout.hyper_connections()
 
 
 def run(
@@ -115,12 +109,12 @@ def run(
         else:
             made = ops.fused(device.x, device.residual, *mixes, *weights, *numbers)
     if kind != "pre":
-        mixed = post(inputs, gates, comb)
+        mixed = post(inputs.x, inputs.residual, gates, comb)
         expected = (mixed,) if kind == "post" else (mixed, *pre(inputs, mixed))
     return made, expected, trace
 
 
-@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("kind", layout.HYPER_CONNECTIONS)
 def test_few_launches(kind: str, ops: Any) -> None:
     inputs = Inputs()
     made, expected, trace = run(kind, ops, inputs)
@@ -140,3 +134,76 @@ def test_streams_meet_in_the_head(ops: Any) -> None:
     made = ops.head(mixed, *weights, EPS, EPS)
     assert close(made, head(inputs, mixed.cpu()))
     assert len(trace.made) <= 2, f"{len(trace.made)} torch operators"
+
+
+class Half(torch.nn.Module):
+    """Stands for attention and experts: half of the hidden states."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def forward(self, *args: Any) -> torch.Tensor:
+        given = [value for value in args if torch.is_tensor(value)]
+        (x,) = [value for value in given if value.is_floating_point()]
+        return x * 0.5
+
+
+def test_layers_mix_their_streams_in_few_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(torch.ops, "_xpu_C", SimpleNamespace())
+    config = layout.vllm_config()
+    layers = layout.decoder_layers(config, 2, Half)
+    hidden = config.model_config.hf_config.hidden_size
+    streams = Inputs(hidden).residual
+    x = streams.to(layout.device())
+    expected = streams
+    for number, (layer, which) in enumerate(
+        (layer, which) for layer in layers for which in ("attn", "ffn")
+    ):
+        inputs = Inputs(hidden, seed=number)
+        for name, value in (
+            ("fn", inputs.fn),
+            ("scale", inputs.scale),
+            ("base", inputs.base),
+        ):
+            getattr(layer, f"hc_{which}_{name}").data.copy_(value)
+        norm = getattr(layer, f"{which}_norm")
+        norm.weight.data.copy_(torch.linspace(0.5, 2, hidden))
+        gates, comb, mixed = pre(inputs, expected)
+        mixed *= (mixed.square().mean(-1, keepdim=True) + EPS).rsqrt()
+        mixed *= norm.weight.double().cpu()
+        expected = post(mixed / 2, expected, gates, comb)
+    with kernel_trace.traced(monkeypatch) as trace:
+        made = layout.run_layers(layers, x)
+    assert trace.launches, f"in torch: {len(trace.made)} torch operators beside []"
+    assert off_by(made, expected) < 1e-2
+    assert len(trace.launches) <= 3 * 4 + 1, f"launches {trace.launches}"
+
+
+class Called:
+    """An operator namespace that notes which operators are asked for."""
+
+    def __init__(self) -> None:
+        self.names: list[str] = []
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *args, **kwargs: self.names.append(name)
+
+
+@pytest.mark.unchanged
+def test_cuda_keeps_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    custom_op = layout.module("vllm.model_executor.custom_op")
+    platform = layout.another_platform(custom_op.current_platform)
+    monkeypatch.setattr(custom_op, "current_platform", platform)
+    monkeypatch.setattr(torch.ops, "vllm", called := Called())
+    with layout.current(layout.vllm_config()):
+        ops = layout.hyper_connections()
+    inputs = Inputs()
+    streams = (inputs.x, inputs.residual, inputs.x, inputs.x)
+    weights = (inputs.fn, inputs.scale, inputs.base, EPS, EPS, EPS, POST_MULT, ROUNDS)
+    ops.pre(inputs.residual, *weights)
+    ops.post(*streams)
+    ops.fused(*streams, *weights)
+    names = [name.removesuffix("_tilelang") for name in called.names]
+    assert names == ["mhc_pre", "mhc_post", "mhc_fused_post_pre"]

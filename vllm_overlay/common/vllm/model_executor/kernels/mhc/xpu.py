@@ -5,7 +5,12 @@
 import torch
 
 from vllm.utils.torch_utils import direct_register_custom_op
-from vllm.v1.attention.ops.xpu_dsv4.mhc import mhc_fused_post_pre, mhc_post, mhc_pre
+from vllm.v1.attention.ops.xpu_dsv4.mhc import (
+    hc_head,
+    mhc_fused_post_pre,
+    mhc_post,
+    mhc_pre,
+)
 
 
 def _mhc_pre_xpu(
@@ -18,6 +23,8 @@ def _mhc_pre_xpu(
     hc_sinkhorn_eps: float,
     hc_post_mult_value: float,
     sinkhorn_repeat: int,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return mhc_pre(
         residual,
@@ -29,6 +36,8 @@ def _mhc_pre_xpu(
         hc_sinkhorn_eps,
         hc_post_mult_value,
         sinkhorn_repeat,
+        norm_weight=norm_weight,
+        norm_eps=norm_eps,
     )
 
 
@@ -42,6 +51,8 @@ def _mhc_pre_xpu_fake(
     hc_sinkhorn_eps: float,
     hc_post_mult_value: float,
     sinkhorn_repeat: int,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     *outer, hc_mult, hidden_size = residual.shape
     return (
@@ -82,6 +93,8 @@ def _mhc_fused_post_pre_xpu(
     hc_sinkhorn_eps: float,
     hc_post_mult_value: float,
     sinkhorn_repeat: int,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return mhc_fused_post_pre(
         x,
@@ -96,6 +109,8 @@ def _mhc_fused_post_pre_xpu(
         hc_sinkhorn_eps,
         hc_post_mult_value,
         sinkhorn_repeat,
+        norm_weight=norm_weight,
+        norm_eps=norm_eps,
     )
 
 
@@ -112,6 +127,8 @@ def _mhc_fused_post_pre_xpu_fake(
     hc_sinkhorn_eps: float,
     hc_post_mult_value: float,
     sinkhorn_repeat: int,
+    norm_weight: torch.Tensor | None = None,
+    norm_eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     mixed = _mhc_post_xpu_fake(x, residual, post_layer_mix, comb_res_mix)
     gates = _mhc_pre_xpu_fake(
@@ -128,6 +145,29 @@ def _mhc_fused_post_pre_xpu_fake(
     return mixed, *gates
 
 
+def _hc_head_xpu(
+    hidden_states: torch.Tensor,
+    hc_fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_norm_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    return hc_head(hidden_states, hc_fn, hc_scale, hc_base, rms_norm_eps, hc_eps)
+
+
+def _hc_head_xpu_fake(
+    hidden_states: torch.Tensor,
+    hc_fn: torch.Tensor,
+    hc_scale: torch.Tensor,
+    hc_base: torch.Tensor,
+    rms_norm_eps: float,
+    hc_eps: float,
+) -> torch.Tensor:
+    *outer, _, hidden_size = hidden_states.shape
+    return hidden_states.new_empty((*outer, hidden_size))
+
+
 direct_register_custom_op(
     op_name="mhc_pre_xpu", op_func=_mhc_pre_xpu, fake_impl=_mhc_pre_xpu_fake
 )
@@ -138,4 +178,7 @@ direct_register_custom_op(
     op_name="mhc_fused_post_pre_xpu",
     op_func=_mhc_fused_post_pre_xpu,
     fake_impl=_mhc_fused_post_pre_xpu_fake,
+)
+direct_register_custom_op(
+    op_name="hc_head_xpu", op_func=_hc_head_xpu, fake_impl=_hc_head_xpu_fake
 )
