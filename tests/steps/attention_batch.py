@@ -34,6 +34,7 @@ class Batch:
         padded: this many last tokens are padding: they have no slot and see nothing.
         block_size: tokens a page of the layer's own cache.
         attend: makes of the layer what attends; `layout.attend` insists on the layer.
+        build: makes the layer from a `VllmConfig` and the ratio.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class Batch:
         padded: int = 0,
         block_size: int = layout.BLOCK_SIZE,
         attend: Callable[[Any], Any] = layout.unwired,
+        build: Callable[[Any, int], Any] = layout.attention_layer,
     ) -> None:
         self.ratio, self.seq_lens, self.query_lens = ratio, seq_lens, query_lens
         self.padded = padded
@@ -55,7 +57,7 @@ class Batch:
             heads=len(sinks),
             block_size=block_size,
         )
-        self.whole = layout.attention_layer(self.config, ratio)
+        self.whole = build(self.config, ratio)
         self.layer = layout.attending(self.whole)
         self.attend = attend(self.whole)
         self.generator = torch.Generator().manual_seed(ratio)

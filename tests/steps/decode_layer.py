@@ -12,6 +12,7 @@ import layout
 import reference_attention as reference
 import torch
 from attention_batch import Batch, random_sinks
+from indexer_batch import fp8_keys
 
 
 class DecodeLayer:
@@ -21,32 +22,25 @@ class DecodeLayer:
     compress.
     """
 
-    def __init__(self, ratio: int, seq_lens: Sequence[int]) -> None:
+    def __init__(self, ratio: int, seq_lens: Sequence[int], **kind: Any) -> None:
         assert all(not ratio or total % ratio for total in seq_lens)
         new = [1] * len(seq_lens)
         sinks = random_sinks()
-        self.batch = Batch(ratio, seq_lens, new, sinks=sinks, attend=layout.attend)
+        self.batch = Batch(
+            ratio, seq_lens, new, sinks=sinks, attend=layout.attend, **kind
+        )
         self.part = layout.projecting(self.batch.whole)
         self.sinks = sinks
         self.generator = torch.Generator().manual_seed(11)
-        for name, parameter in self.batch.whole.named_parameters():
-            if "sink" not in name:
-                self._fill(parameter, around=1.0 if "norm" in name else 0.0)
-            if "sink" not in name and "ape" not in name:
-                parameter.data = parameter.data.to(torch.bfloat16)
+        fill(self.batch.whole, self.generator)
         if self.part.compressor is not None:
             self._states(self.part.compressor.state_cache)
-        self.hidden = torch.empty(len(seq_lens), self.part.hidden_size)
-        self._fill(self.hidden, around=0.0, spread=1.0)
-        self.hidden = self.hidden.to(torch.bfloat16).to(layout.device())
+        shape = (len(seq_lens), self.part.hidden_size)
+        hidden = torch.randn(shape, generator=self.generator)
+        self.hidden = hidden.to(torch.bfloat16).to(layout.device())
         self.positions = torch.tensor(self.batch.positions(), device=layout.device())
         shape = (len(seq_lens), self.part.padded_heads, reference.HEAD_DIM)
         self.out = torch.full(shape, torch.nan).to(self.hidden)
-
-    def _fill(self, values: torch.Tensor, around: float, spread: float = 0.06) -> None:
-        with torch.no_grad():
-            noise = torch.randn(values.shape, generator=self.generator)
-            values.copy_(around + spread * noise)
 
     def _states(self, cache: Any) -> None:
         spec = cache.get_kv_cache_spec(self.batch.config)
@@ -62,6 +56,26 @@ class DecodeLayer:
         if self.part.indexer is not None:
             self.part.indexer.forward = lambda *args, **kwargs: None
 
+    def take_indexer(self) -> None:
+        """Give the indexer its metadata and random keys, so that it chooses."""
+        indexer, batch = self.part.indexer, self.batch
+        self._states(indexer.compressor.state_cache)
+        spec = indexer.k_cache.get_kv_cache_spec(batch.config)
+        entries = spec.block_size // batch.ratio
+        common = batch._common(spec)
+        pages = int(common.block_table_tensor.max()) + 1
+        raw = torch.zeros(pages, spec.page_size_bytes, dtype=torch.uint8)
+        for page in raw:
+            values, scales, _ = fp8_keys(entries)
+            stored = torch.cat((values.flatten(), scales.flatten()))
+            page[: len(stored)] = stored
+        width = indexer.k_cache.head_dim
+        shape, strides = (pages, entries, width), (raw.stride(0), width, 1)
+        indexer.k_cache.kv_cache = raw.to(layout.device()).as_strided(shape, strides)
+        builder = layout.indexer_builder(batch.config, indexer)
+        with layout.current(batch.config):
+            batch.metadata[indexer.k_cache.prefix] = builder.build(0, common)
+
     def run(self) -> torch.Tensor:
         """What the layer gives its output projection, `[tokens, heads, 512]`."""
         self.part.attention_impl(self.hidden, self.positions, self.out)
@@ -71,14 +85,16 @@ class DecodeLayer:
         """The same in float64, over the pages as `run` left them; what the layer
         hands from one operator to the next is rounded to bf16."""
         part, eps = self.part, self.part.eps
-        down = _bf16(self.hidden.double().cpu() @ _matrix(part.fused_wqa_wkv))
+        down = bf16(self.hidden.double().cpu() @ matrix(part.fused_wqa_wkv))
         latent, key = down.split([part.q_lora_rank, reference.HEAD_DIM], dim=-1)
-        latent = _bf16(reference.normalize(latent, eps) * _weight(part.q_norm))
-        key = _bf16(reference.normalize(key, eps) * _weight(part.kv_norm))
-        queries = _bf16(latent @ _matrix(part.wq_b))
+        latent = bf16(reference.normalize(latent, eps) * weight(part.q_norm))
+        key = bf16(reference.normalize(key, eps) * weight(part.kv_norm))
+        queries = bf16(latent @ matrix(part.wq_b))
         queries = queries.unflatten(-1, (part.n_local_heads, reference.HEAD_DIM))
         table = part.rotary_emb.cos_sin_cache.cpu()[self.positions.cpu()]
         self.keys = reference.quantize(reference.rotate(key, table))
+        if self.part.indexer is not None:
+            self.batch.chosen = self.batch.layer.topk_indices_buffer
         normal = reference.normalize(queries, eps)
         self.batch.queries = reference.rotate(normal, table[:, None])
         return self.batch.expected(self.sinks)
@@ -94,13 +110,28 @@ class DecodeLayer:
         return torch.cat(rows)
 
 
-def _bf16(values: torch.Tensor) -> torch.Tensor:
+def fill(module: torch.nn.Module, generator: torch.Generator) -> None:
+    """Random weights; bf16 but for sinks, which stay, positions and hyper-connections.
+    Norms lie around 1."""
+    for name, parameter in module.named_parameters():
+        if "sink" in name:
+            continue
+        noise = torch.randn(parameter.shape, generator=generator)
+        values = 0.06 * noise + (1.0 if "norm" in name else 0.0)
+        kept = "ape" in name or "hc_" in name
+        parameter.data = values.to(parameter.dtype if kept else torch.bfloat16)
+
+
+def bf16(values: torch.Tensor) -> torch.Tensor:
+    """`values` after one rounding, in float64."""
     return values.to(torch.bfloat16).double()
 
 
-def _weight(norm: torch.nn.Module) -> torch.Tensor:
+def weight(norm: torch.nn.Module) -> torch.Tensor:
+    """The weight of a norm, float64 on the host."""
     return norm.weight.detach().double().cpu()
 
 
-def _matrix(linear: torch.nn.Module) -> torch.Tensor:
+def matrix(linear: torch.nn.Module) -> torch.Tensor:
+    """What a linear layer multiplies rows by, `[in, out]` float64 on the host."""
     return linear.weight.detach().double().cpu().T

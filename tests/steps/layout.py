@@ -297,16 +297,46 @@ def attention_layer(
         )
 
 
+def decoder_layer(
+    config: Any, compress_ratio: int, experts: type[torch.nn.Module]
+) -> Any:
+    """The model's whole layer of one kind, with `experts` for its routed experts: a
+    class that takes the config and a prefix."""
+    return _with_experts(
+        module(MODEL).DeepseekV4DecoderLayer,
+        config,
+        COMPRESS_RATIOS.index(compress_ratio),
+        experts,
+    )
+
+
 def draft_layer(config: Any, experts: type[torch.nn.Module]) -> Any:
-    """The draft model's layer (multi-token prediction), with `experts` for its routed
-    experts: a class that takes the config and a prefix."""
-    mtp, model = module(MTP), module(MODEL)
+    """The draft model's layer (multi-token prediction), as `decoder_layer`."""
+    kind = module(MTP).DeepSeekV4MultiTokenPredictorLayer
+    return _with_experts(kind, config, len(COMPRESS_RATIOS), experts)
+
+
+def _with_experts(
+    kind: Any, config: Any, layer: int, experts: type[torch.nn.Module]
+) -> Any:
     topk_indices = torch.empty(512, 512, dtype=torch.int32)
     with current(config), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model, "DeepseekV4MoE", experts)
-        return mtp.DeepSeekV4MultiTokenPredictorLayer(
-            config, topk_indices, f"model.layers.{len(COMPRESS_RATIOS)}"
+        patch.setattr(module(MODEL), "DeepseekV4MoE", experts)
+        return kind(
+            config,
+            prefix=f"model.layers.{layer}",
+            topk_indices_buffer=topk_indices,
         )
+
+
+def open_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let attention and indexer be called as the Python functions that they are, and
+    not by their names in `torch.ops`, which hide from tracing what they do."""
+    for home, name in (
+        (ATTENTION, "deepseek_v4_attention"),
+        ("vllm.model_executor.layers.sparse_attn_indexer", "sparse_attn_indexer"),
+    ):
+        monkeypatch.setattr(torch.ops.vllm, name, getattr(module(home), name))
 
 
 def projecting(layer: Any) -> Any:

@@ -75,10 +75,7 @@ def test_whole_layer_decodes_without_waiting(
         kernel_trace.traced(monkeypatch) as trace,
     ):
         output = layer.run()
-    print(
-        f"ratio {ratio}, decode: {len(trace.launches)} Triton launches"
-        f" {trace.launches}, {len(trace.ops)} operators {trace.ops}"
-    )
+    print(f"ratio {ratio}: {kernel_trace.summary(trace)}")
     expected = layer.expected()
     wrong_keys = reference.relative(layer.inserted(), layer.keys)
     assert wrong_keys < TOLERANCE, f"inserted keys are off by {wrong_keys:.2%}"

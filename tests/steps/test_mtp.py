@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The draft model's layer runs on XPU: norms, hyper-connections, attention."""
+
+import kernel_trace
+import layout
+import pytest
+import reference_attention as reference
+from decoder_layer import Decoder, Draft
+
+TOLERANCE = 8e-3  # a dozen roundings to bf16 in a row
+
+
+def test_draft_tokens() -> None:
+    draft = Draft((131, 5, 1))
+    with draft.attention.batch.ready():
+        output = draft.run()
+    error = reference.relative(output, draft.expected())
+    assert error < TOLERANCE, f"the draft layer is off by {error:.1%}"
+
+
+def test_it_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    draft = Draft((131, 5))
+    layout.open_ops(monkeypatch)
+    with (
+        draft.attention.batch.ready(),
+        kernel_trace.no_waiting(monkeypatch),
+        kernel_trace.traced(monkeypatch) as trace,
+    ):
+        output = draft.run()
+    print(f"draft layer: {kernel_trace.summary(trace)}")
+    error = reference.relative(output, draft.expected())
+    assert error < TOLERANCE, f"the draft layer is off by {error:.1%}"
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("ratio", layout.COMPRESS_RATIOS)
+def test_layers_of_the_model_wait_for_nothing(
+    ratio: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    decoder = Decoder(ratio, (601, 131))
+    if ratio == 4:
+        decoder.attention.take_indexer()
+    layout.open_ops(monkeypatch)
+    with (
+        decoder.attention.batch.ready(),
+        kernel_trace.no_waiting(monkeypatch),
+        kernel_trace.traced(monkeypatch) as trace,
+    ):
+        output = decoder.run()
+    print(f"ratio {ratio}: {kernel_trace.summary(trace)}")
+    error = reference.relative(output, decoder.expected())
+    assert error < TOLERANCE, f"the layer is off by {error:.1%}"
