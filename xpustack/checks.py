@@ -343,6 +343,7 @@ def _test_result(release: str, step: Step, done: steptest.Tested, tip: bool) -> 
         detail=detail,
         notes=(*done.warnings, *(f"skipped: {skip}" for skip in done.skips)),
         tip=tip,
+        figures=done.figures,
     )
 
 

@@ -3,8 +3,9 @@
 
 It imports nothing of xpustack: inside the run only pytest and vLLM exist. The
 JSON file named by `XPUSTACK_OUTCOMES` gets a list `tests` and a list
-`collection`; a failure's `text` is the exception alone, with its causes, never
-the test's source, in which `Fails-before` could match itself.
+`collection`. A test's `figure` is what it printed after that word; a failure's
+`text` is the exception alone, with its causes, never the test's source, in
+which `Fails-before` could match itself.
 """
 
 import json
@@ -14,6 +15,7 @@ from typing import Any
 
 import pytest
 
+_FIGURE = "figure: "
 _RANK = {"passed": 0, "skipped": 1, "xpassed": 2, "xfailed": 3, "error": 4, "failed": 5}
 
 
@@ -40,9 +42,14 @@ class Recorder:
                 "import_error": False,
                 "text": "",
                 "seconds": 0.0,
+                "figure": "",
             },
         )
         entry["seconds"] += report.duration
+        if report.when == "call":
+            lines = report.capstdout.splitlines()
+            said = [line.removeprefix(_FIGURE) for line in lines if _FIGURE in line]
+            entry["figure"] = "; ".join(said)
         if _RANK[outcome] > _RANK[entry["outcome"]]:
             entry["outcome"], entry["text"] = outcome, _reason(report.longrepr)
 

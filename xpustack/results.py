@@ -11,11 +11,20 @@ Status = Literal["passed", "failed", "blocked"]
 KINDS: tuple[Kind, ...] = ("build", "lint", "test")
 
 
+class Figure(msgspec.Struct, frozen=True):
+    """What a test found on the tree before a step, where it failed, and after it."""
+
+    test: str
+    before: str
+    after: str
+
+
 class Result(msgspec.Struct, frozen=True):
     """One check of one step. `blocked`: not run, since what it needs failed.
 
     `step` is a slug, or `base`, `tip` or `-` (the whole release); `detail` holds
-    the last lines to look at, `seconds` is the work's wall time when it was done.
+    the last lines to look at, `seconds` is the work's wall time when it was done,
+    `figures` are those of a test.
     """
 
     release: str
@@ -28,6 +37,7 @@ class Result(msgspec.Struct, frozen=True):
     detail: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     tip: bool = False
+    figures: tuple[Figure, ...] = ()
 
     @property
     def command(self) -> str:

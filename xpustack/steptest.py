@@ -17,6 +17,7 @@ from xpustack.cache import Cache, scratch_dir
 from xpustack.errors import SeriesError
 from xpustack.process import TIMED_OUT, Runner, clean_environment
 from xpustack.project import Project
+from xpustack.results import Figure
 from xpustack.series import Step
 from xpustack.verdict import Run, judge, judge_alone
 
@@ -35,7 +36,8 @@ class Tested:
 
     `problems` is empty if the step is proven; `counts` has `tests`,
     `failed_before` and `skipped`; `warnings` and `skips` are for people;
-    `output` is the end of the run to look at; `seconds` is of both runs.
+    `output` is the end of the run to look at; `seconds` is of both runs; `figures`
+    say what each test found that failed before.
     """
 
     problems: tuple[str, ...]
@@ -44,6 +46,7 @@ class Tested:
     skips: tuple[str, ...]
     output: tuple[str, ...]
     seconds: float
+    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -180,6 +183,17 @@ def test(
         skips=tuple(f"{test.name}: {test.text}" for test in skipped),
         output=(first if first is not None and before_matters else second).output,
         seconds=sum(run.seconds for _, run in runs if run is not None),
+        figures=_figures(first, second) if first is not None else (),
+    )
+
+
+def _figures(before: Run, after: Run) -> tuple[Figure, ...]:
+    """What each test that failed before found then, and what it finds now."""
+    now = {test.id: test for test in after.tests}
+    return tuple(
+        Figure(test.name, test.text.partition("\n")[0], now[test.id].figure)
+        for test in before.tests
+        if test.outcome in ("failed", "error") and test.id in now
     )
 
 

@@ -12,7 +12,8 @@ _RED = frozenset({"failed", "error"})
 
 class Test(msgspec.Struct, frozen=True):
     """One test's outcome: passed, failed, error, skipped, xfailed or xpassed.
-    `text` is the exception or the reason of the skip; `seconds` is wall time."""
+    `text` is the exception or the reason of the skip; `seconds` is wall time;
+    `figure` is what it printed as its figure."""
 
     __test__: ClassVar[bool] = False
 
@@ -23,6 +24,7 @@ class Test(msgspec.Struct, frozen=True):
     import_error: bool = False
     text: str = ""
     seconds: float = 0.0
+    figure: str = ""
 
     @property
     def name(self) -> str:

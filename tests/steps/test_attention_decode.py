@@ -17,7 +17,7 @@ def test_sinks_weigh_in(ratio: int) -> None:
     batch = Batch(ratio, (600, 131), (1, 1), sinks=sinks)
     output = batch.forward()
     report = sink_report(batch, output, sinks)
-    print(f"ratio {ratio}: {report}")
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
@@ -28,6 +28,7 @@ def test_few_keys_or_none() -> None:
     assert output.isfinite().all(), f"{int(output.isnan().sum())} values are NaN"
     assert not output[-1].any(), "padding gives values"
     report = sink_report(batch, output, sinks)
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
@@ -36,6 +37,7 @@ def test_draft_tokens_see_their_own_prefix() -> None:
     batch = Batch(0, (129, 7), (2, 2), sinks=sinks, speculative_tokens=1)
     output = batch.forward()
     report = sink_report(batch, output, sinks)
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
@@ -55,6 +57,7 @@ def test_queries_reach_beyond_32_bits() -> None:
     batch.queries = attention_batch.far_apart(batch.queries, 2**30)
     output = batch.forward()
     report = sink_report(batch, output, attention_batch.NO_SINKS)
+    print(f"figure: {report}")
     expected = batch.expected(attention_batch.NO_SINKS)
     assert reference.relative(output, expected) < TOLERANCE, report
 

@@ -19,7 +19,7 @@ def test_sinks_weigh_in(ratio: int) -> None:
     batch = Batch(ratio, (260, 140), (2, 2), sinks=sinks)
     output = batch.forward()
     report = sink_report(batch, output, sinks)
-    print(f"ratio {ratio}: {report}")
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
@@ -28,6 +28,7 @@ def test_prefill_and_decode_in_one_batch() -> None:
     batch = Batch(128, (131, 259), (1, 2), sinks=sinks)
     output = batch.forward()
     report = sink_report(batch, output, sinks)
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
@@ -39,6 +40,7 @@ def test_entries_may_start_with_none() -> None:
     output = batch.forward()
     assert output.isfinite().all(), f"{int(output.isnan().sum())} values are NaN"
     report = sink_report(batch, output, sinks)
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
 
 
@@ -63,6 +65,7 @@ def test_queries_reach_beyond_32_bits() -> None:
     batch.queries = attention_batch.far_apart(batch.queries, 2**30)
     output = batch.forward()
     report = sink_report(batch, output, NO_SINKS)
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE, report
 
 
@@ -73,6 +76,7 @@ def test_gathered_rows_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> 
     with attention_batch.workspace_far_out(monkeypatch, rows * reference.HEAD_DIM):
         output = batch.forward()
     report = sink_report(batch, output, NO_SINKS)
+    print(f"figure: {report}")
     assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE, report
 
 

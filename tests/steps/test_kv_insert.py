@@ -60,6 +60,7 @@ def test_one_launch_stores_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> No
         kernel_trace.stores(monkeypatch) as again,
     ):
         insert.run()
+    print(f"figure: bytes stored again by each launch: {again}")
     assert not any(again), f"bytes stored again by each launch: {again}"
     assert len(trace.launches) == 1, f"launches {trace.launches}"
 

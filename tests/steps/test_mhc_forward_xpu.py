@@ -119,6 +119,7 @@ def test_few_launches(kind: str, ops: Any) -> None:
     inputs = Inputs()
     made, expected, trace = run(kind, ops, inputs)
     other = [name for name in trace.made if "empty" not in name and "vllm" not in name]
+    print(f"figure: {len(other)} torch operators beside {trace.launches}")
     assert not other, f"{len(other)} torch operators beside {trace.launches}"
     assert 1 <= len(trace.launches) <= 2, f"launches {trace.launches}"
     for actual, wanted in zip(made, expected, strict=True):

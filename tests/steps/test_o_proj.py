@@ -67,7 +67,7 @@ def test_one_launch_and_one_product(
     wanted = torch.einsum("tgd,grd->tgr", rows, weight.view(groups, rank, -1))
     wanted = wanted.flatten(1)
     error = float((got.cpu().double() - wanted).norm() / wanted.norm())
-    print(f"{len(at)} tokens: off by {error:.2e}, {trace.made}, {trace.launches}")
+    print(f"figure: off by {error:.4f}, launches {trace.launches}, makes {trace.made}")
     assert error < TOLERANCE, f"the output projection is off by {error:.3f}"
     assert len(trace.launches) <= 1, f"launches {trace.launches}"
     products = [name for name in trace.made if "bmm" in name]

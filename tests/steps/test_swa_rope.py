@@ -57,6 +57,7 @@ def test_the_two_tables_differ() -> None:
 def test_window_only_layer_is_plain() -> None:
     layer = layout.attention_layer(layout.vllm_config(), 0)
     error = off_by(layer, plain(layout.ROPE_THETA))
+    print(f"figure: off from plain RoPE by {error:.1e}")
     assert error < 1e-3, f"off from plain RoPE by {error:.3f}"
 
 
@@ -65,6 +66,7 @@ def test_window_only_layer_is_plain_after_a_compressed_one() -> None:
     layout.attention_layer(config, 4)
     layer = layout.attention_layer(config, 0)
     error = off_by(layer, plain(layout.ROPE_THETA))
+    print(f"figure: off from plain RoPE by {error:.1e}")
     assert error < 1e-3, f"off from plain RoPE by {error:.3f}"
 
 

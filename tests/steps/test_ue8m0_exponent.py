@@ -41,6 +41,7 @@ def check(scales: torch.Tensor, amax: torch.Tensor, largest: float = E4M3) -> No
     wanted = least_exponent(amax, largest)
     got = scales.cpu().double().log2()
     wrong = int((got != wanted).sum())
+    print(f"figure: {wrong} of {amax.numel()} exponents differ")
     assert not wrong, f"{wrong} of {amax.numel()} exponents differ: {got - wanted}"
 
 
