@@ -60,3 +60,17 @@ def check_range(name: str, tensor: torch.Tensor, low: int, high: int) -> None:
     least, most = int(tensor.min()), int(tensor.max())
     if least < low or most >= high:
         fail(name, f"values in [{least}, {most}]", f"values in [{low}, {high - 1}]")
+
+
+def index_rows(name: str, indices: torch.Tensor, num_tokens: int) -> torch.Tensor:
+    """`[num_tokens, width]` view of a 2-dim or `[num_tokens, 1, width]` tensor."""
+    check_dtype(name, indices, torch.int32, torch.int64)
+    rows = indices.squeeze(1) if indices.dim() == 3 else indices
+    if rows.dim() != 2 or rows.shape[0] != num_tokens:
+        fail(
+            f"{name}.shape",
+            list(indices.shape),
+            f"[{num_tokens}, width] or [{num_tokens}, 1, width]",
+        )
+    check_inner_contiguous(name, rows)
+    return rows

@@ -9,7 +9,7 @@ from ._fp8 import (
     load_rope,
     token_pointers,
 )
-from ._merge import finish
+from ._softmax import finish, softmax_step
 from ._triton import tl, triton
 
 
@@ -198,13 +198,9 @@ def _decode_kernel(
         score = tl.dot(q6, tl.trans(k6), score)
         score = tl.dot(q7, tl.trans(k7), score)
 
-        score = tl.where(valid[None, :], score * qk_scale, -1.0e30)
-        new_max = tl.maximum(row_max, tl.max(score, 1))
-        rescale = tl.exp2(row_max - new_max)
-        weight = tl.where(valid[None, :], tl.exp2(score - new_max[:, None]), 0.0)
-        row_sum = row_sum * rescale + tl.sum(weight, 1)
-        row_max = new_max
-        p = weight.to(tl.bfloat16)
+        p, rescale, row_max, row_sum = softmax_step(
+            score, valid, qk_scale, row_max, row_sum
+        )
         some = tl.max(valid.to(tl.int32), 0) > 0
         if HALVES == 1:
             o0 = _add_values(o0, p, k0, rescale, some, GUARD_PV)

@@ -10,21 +10,11 @@ sum(o * 2^(m - M)) / (sum(l * 2^(m - M)) + 2^(sink * log2(e) - M)).
 import torch
 
 from ._launch import launch_options
+from ._softmax import finish
 from ._triton import tl, triton
 
 PARTIAL_WIDTH = 512 + 2
 """fp32 values of one (token, head, split): 512 of o, then m and l."""
-
-
-@triton.jit
-def finish(row_max, row_sum, sink_ptr, heads, mask, HAS_SINK: tl.constexpr):
-    """1 / (row_sum + the sink's share), 0 for rows without keys."""
-    total = row_sum
-    if HAS_SINK:
-        sink = tl.load(sink_ptr + heads, mask=mask, other=float("-inf")).to(tl.float32)
-        total += tl.exp2(sink * 1.4426950408889634 - row_max)
-    has_keys = row_sum > 0.0
-    return tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)
 
 
 @triton.jit(do_not_specialize=["num_splits"])

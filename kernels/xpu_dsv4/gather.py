@@ -13,14 +13,13 @@ from ._checks import (
     fail,
 )
 from ._fp8 import (
-    HEAD_DIM,
-    as_pages,
     dequantize_exact,
     load_exponents,
     load_rope,
     token_pointers,
 )
 from ._launch import launch_options
+from ._pages import HEAD_DIM, as_pages
 from ._triton import tl, triton
 
 ROWS = 8

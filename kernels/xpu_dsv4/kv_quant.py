@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Quantization of K rows into the paged FP8 cache.
-
-A page of `block_size` tokens holds first 576 bytes a token (448 e4m3 values, then 64
-bf16 rope values), after all of them 8 bytes a token (7 UE8M0 exponents, one per 64
-values, and a zero), then padding up to the block stride.
-"""
+"""Quantization of K rows into FP8 KV pages; `_pages` tells how a page is laid out."""
 
 import torch
 
@@ -18,41 +13,10 @@ from ._checks import (
     fail,
 )
 from ._launch import launch_options
+from ._pages import HEAD_DIM, check_page_cache
 from ._pairs import check_pair_rows, pack_bf16, unpack_bf16
 from ._triton import tl, triton
 from ._ue8m0 import e4m3_code, e4m3_exponent, exponent_inverse
-
-HEAD_DIM = 512
-TOKEN_BYTES = 576
-SCALE_BYTES = 8
-
-
-def page_bytes(block_size: int) -> int:
-    """Bytes that `block_size` tokens occupy in a page, without padding."""
-    return block_size * (TOKEN_BYTES + SCALE_BYTES)
-
-
-def check_page_cache(name: str, cache: torch.Tensor, block_size: int) -> None:
-    """Raise unless `cache` holds uint8 pages of `block_size` tokens.
-
-    Pages are `[num_blocks, page bytes]` or `[num_blocks, block_size, 584]`; the block
-    stride may exceed the page, and must keep 4-byte words aligned.
-    """
-    check_dtype(name, cache, torch.uint8)
-    if block_size < 1:
-        fail("block_size", block_size, "at least 1")
-    if cache.dim() not in (2, 3):
-        fail(f"{name}.shape", list(cache.shape), "[blocks, bytes] or [blocks, *, 584]")
-    check_inner_contiguous(name, cache)
-    if cache.dim() == 3 and cache.shape[1] > 1 and cache.stride(1) != cache.shape[2]:
-        fail(f"{name}.stride()", cache.stride(), "pages without gaps inside")
-    inner = cache[0].numel() if cache.shape[0] else page_bytes(block_size)
-    if inner < page_bytes(block_size):
-        fail(f"{name}.shape", list(cache.shape), f"{page_bytes(block_size)} B a block")
-    if cache.stride(0) % 4 and cache.shape[0] > 1:
-        fail(f"{name}.stride(0)", cache.stride(0), "a multiple of 4")
-    if cache.storage_offset() % 4:
-        fail(f"{name}.storage_offset()", cache.storage_offset(), "a multiple of 4")
 
 
 def check_slots(slot_mapping: torch.Tensor, rows: int, num_slots: int) -> None:

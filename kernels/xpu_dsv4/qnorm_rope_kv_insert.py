@@ -10,6 +10,7 @@ import torch
 
 from ._checks import check_range, check_same_device, check_shape, fail
 from ._launch import launch_options
+from ._pages import HEAD_DIM, ROPE_DIM, check_page_cache
 from ._pairs import (
     check_pair_rows,
     check_rotary,
@@ -19,9 +20,7 @@ from ._pairs import (
     unpack_bf16,
 )
 from ._triton import tl, triton
-from .kv_quant import HEAD_DIM, check_page_cache, check_slots, insert_row
-
-ROPE_DIM = 64
+from .kv_quant import check_slots, insert_row
 
 
 @triton.jit

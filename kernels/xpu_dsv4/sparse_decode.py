@@ -12,31 +12,17 @@ from ._checks import (
     check_same_device,
     check_shape,
     fail,
+    index_rows,
 )
 from ._decode_config import decode_config, sparse_decode_workspace_size
 from ._decode_kernel import _decode_kernel
-from ._fp8 import HEAD_DIM, NOPE_DIM, ROPE_DIM, as_pages
 from ._launch import launch_options
 from ._merge import PARTIAL_WIDTH, merge_splits
+from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, as_pages
+from ._softmax import LOG2E, check_sink
 from ._triton import triton
 
 __all__ = ["sparse_decode_workspace_size", "xpu_sparse_decode_fp8"]
-
-LOG2E = 1.4426950408889634
-
-
-def _index_rows(name: str, indices: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """`[num_tokens, width]` view of a 2-dim or `[num_tokens, 1, width]` tensor."""
-    check_dtype(name, indices, torch.int32, torch.int64)
-    rows = indices.squeeze(1) if indices.dim() == 3 else indices
-    if rows.dim() != 2 or rows.shape[0] != num_tokens:
-        fail(
-            f"{name}.shape",
-            list(indices.shape),
-            f"[{num_tokens}, width] or [{num_tokens}, 1, width]",
-        )
-    check_inner_contiguous(name, rows)
-    return rows
 
 
 def _check_slots(
@@ -112,7 +98,7 @@ def xpu_sparse_decode_fp8(
     _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
     num_tokens, num_heads = _check_queries(q, out)
     swa_kv_cache = as_pages("swa_kv_cache", swa_kv_cache)
-    swa_rows = _index_rows("swa_indices", swa_indices, num_tokens)
+    swa_rows = index_rows("swa_indices", swa_indices, num_tokens)
     _check_lengths("swa_lens", swa_lens, num_tokens, swa_rows.shape[1])
     use_topk = False
     if swa_only or topk_indices is None or kv_cache is None:
@@ -120,15 +106,11 @@ def xpu_sparse_decode_fp8(
     else:
         use_topk = True
         kv_cache = as_pages("kv_cache", kv_cache)
-        topk_rows = _index_rows("topk_indices", topk_indices, num_tokens)
+        topk_rows = index_rows("topk_indices", topk_indices, num_tokens)
         if topk_lens is None:
             fail("topk_lens", None, "a tensor beside topk_indices")
         _check_lengths("topk_lens", topk_lens, num_tokens, topk_rows.shape[1])
-    if attn_sink is not None:
-        check_dtype("attn_sink", attn_sink, torch.float32, torch.bfloat16)
-        if attn_sink.dim() != 1 or attn_sink.shape[0] < num_heads:
-            fail("attn_sink.shape", list(attn_sink.shape), f"[at least {num_heads}]")
-        check_inner_contiguous("attn_sink", attn_sink)
+    check_sink(attn_sink, num_heads)
     check_same_device(
         q=q,
         kv_cache=kv_cache,

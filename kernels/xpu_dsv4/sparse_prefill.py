@@ -13,11 +13,12 @@ from ._checks import (
     check_same_device,
     check_shape,
     fail,
+    index_rows,
 )
 from ._launch import launch_options
+from ._softmax import LOG2E, check_sink, finish, softmax_step
 from ._triton import tl, triton
 
-LOG2E = 1.4426950408889634
 VALUE_DIM = 512
 
 
@@ -34,17 +35,6 @@ class PrefillConfig(NamedTuple):
     num_stages: int
     grf: int
     hold_tile: bool
-
-
-@triton.jit
-def _softmax_step(score, valid, qk_scale, row_max, row_sum):
-    """One tile of scores: weights, factor of what came before, maximum and sum."""
-    score = tl.where(valid[None, :], score * qk_scale, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(score, 1))
-    rescale = tl.exp2(row_max - new_max)
-    weight = tl.exp2(score - new_max[:, None])
-    row_sum = row_sum * rescale + tl.sum(weight, 1)
-    return weight.to(tl.bfloat16), rescale, new_max, row_sum
 
 
 @triton.jit
@@ -117,9 +107,9 @@ def _prefill_kernel(
             # other: it would have every warp group repeat all rows of the scores.
             # The branch is always taken; its alternative must use the scores too.
             p = score.to(tl.bfloat16)
-            rescale = row_sum
+            rescale = tl.zeros([BLOCK_H], tl.float32)
             if start < length:
-                p, rescale, row_max, row_sum = _softmax_step(
+                p, rescale, row_max, row_sum = softmax_step(
                     score, valid, qk_scale, row_max, row_sum
                 )
             acc = tl.dot(p, kv, acc * rescale[:, None])
@@ -130,7 +120,7 @@ def _prefill_kernel(
                 q = tl.load(q_rows + columns, mask=q_mask, other=0.0)
                 k = tl.load(kv_rows + columns, mask=kv_mask, other=0.0)
                 score = tl.dot(q, tl.trans(k), score)
-            p, rescale, row_max, row_sum = _softmax_step(
+            p, rescale, row_max, row_sum = softmax_step(
                 score, valid, qk_scale, row_max, row_sum
             )
             acc *= rescale[:, None]
@@ -138,12 +128,7 @@ def _prefill_kernel(
                 v = tl.load(kv_rows + value_dims[None, :], mask=kv_mask, other=0.0)
                 acc = tl.dot(p, v, acc)
 
-    has_keys = row_sum > 0.0
-    total = row_sum
-    if HAS_SINK:
-        sink = tl.load(sink_ptr + heads, mask=head_mask, other=float("-inf"))
-        total += tl.exp2(sink.to(tl.float32) * 1.4426950408889634 - row_max)
-    factor = tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)
+    factor = finish(row_max, row_sum, sink_ptr, heads, head_mask, HAS_SINK)
     out_rows = out_ptr + token * out_token_stride
     out_rows += heads.to(tl.int64)[:, None] * out_head_stride
     tl.store(
@@ -153,6 +138,7 @@ def _prefill_kernel(
     )
     state = token * num_heads + heads
     ln2 = 0.6931471805599453
+    has_keys = row_sum > 0.0
     log_sum = tl.log2(tl.where(has_keys, row_sum, 1.0))
     max_logits = tl.where(has_keys, row_max * ln2, float("-inf"))
     lse = tl.where(has_keys, (row_max + log_sum) * ln2, float("inf"))
@@ -224,20 +210,8 @@ def triton_bf16_mla_sparse_interface(
         fail("d_v", d_v, str(VALUE_DIM))
     if not 0 <= block_dpe <= 64:
         fail("block_dpe", block_dpe, "0 to 64")
-    check_dtype("indices", indices, torch.int32, torch.int64)
-    rows = indices.squeeze(1) if indices.dim() == 3 else indices
-    if rows.dim() != 2 or rows.shape[0] != num_tokens:
-        fail(
-            "indices.shape",
-            list(indices.shape),
-            f"[{num_tokens}, topk] or [{num_tokens}, 1, topk]",
-        )
-    check_inner_contiguous("indices", rows)
-    if attn_sink is not None:
-        check_dtype("attn_sink", attn_sink, torch.float32, torch.bfloat16)
-        if attn_sink.dim() != 1 or attn_sink.shape[0] < num_heads:
-            fail("attn_sink.shape", list(attn_sink.shape), f"[at least {num_heads}]")
-        check_inner_contiguous("attn_sink", attn_sink)
+    rows = index_rows("indices", indices, num_tokens)
+    check_sink(attn_sink, num_heads)
     if topk_length is not None:
         check_dtype("topk_length", topk_length, torch.int32, torch.int64)
         check_shape("topk_length", topk_length, num_tokens)

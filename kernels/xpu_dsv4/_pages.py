@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""DeepSeek-V4's FP8 KV pages: 584 bytes a token.
+
+A page of `block_size` tokens is planar: 576 bytes a token (448 e4m3 values, then 64
+bf16 values that carry the rotary part), then 8 bytes a token (seven UE8M0 exponents,
+one for each 64 e4m3 values, and one byte of padding), then padding up to the block
+stride of the cache. Pages hold finite e4m3 codes and exponents up to 134, a scale of
+2^7: the insert kernels saturate, and a normalized key never comes near 57,344.
+"""
+
+import torch
+
+from ._checks import check_dtype, check_inner_contiguous, fail
+
+HEAD_DIM = 512
+NOPE_DIM = 448
+ROPE_DIM = 64
+TOKEN_BYTES = NOPE_DIM + 2 * ROPE_DIM
+SCALE_BYTES = 8
+SLOT_BYTES = TOKEN_BYTES + SCALE_BYTES
+PAGE_ALIGNMENT = 8
+
+
+def as_pages(name: str, cache: torch.Tensor) -> torch.Tensor:
+    """`[num_blocks, block_size, 584]` view of uint8 FP8 pages, or ValueError.
+
+    vLLM hands pages over so, or with an axis of one head before the last, as FlashMLA
+    takes them. Only the block stride may be padded. Pages start at multiples of 8
+    bytes, so that one 64-bit load fetches the exponents of a token.
+    """
+    check_dtype(name, cache, torch.uint8)
+    width = SLOT_BYTES
+    pages = cache.squeeze(2) if cache.dim() == 4 and cache.shape[2] == 1 else cache
+    if pages.dim() != 3 or pages.shape[2] != width or pages.shape[1] < 1:
+        want = f"[num_blocks, block_size, (1,) {width}]"
+        fail(f"{name}.shape", list(cache.shape), want)
+    check_inner_contiguous(name, pages)
+    if pages.shape[1] > 1 and pages.stride(1) != width:
+        fail(f"{name}.stride(1)", pages.stride(1), f"{width}, dense tokens in a page")
+    if pages.shape[0] > 1 and (
+        pages.stride(0) % PAGE_ALIGNMENT or pages.stride(0) < pages.shape[1] * width
+    ):
+        fail(
+            f"{name}.stride(0)",
+            pages.stride(0),
+            f"a multiple of {PAGE_ALIGNMENT}, at least {pages.shape[1] * width}",
+        )
+    if pages.device.type != "meta" and pages.data_ptr() % PAGE_ALIGNMENT:
+        fail(
+            f"{name}.data_ptr()",
+            hex(pages.data_ptr()),
+            f"a multiple of {PAGE_ALIGNMENT}",
+        )
+    return pages
+
+
+def page_bytes(block_size: int) -> int:
+    """Bytes that `block_size` tokens occupy in a page, without padding."""
+    return block_size * SLOT_BYTES
+
+
+def check_page_cache(name: str, cache: torch.Tensor, block_size: int) -> None:
+    """Raise unless `cache` holds uint8 pages of `block_size` tokens.
+
+    Pages are `[num_blocks, page bytes]` or `[num_blocks, block_size, 584]`; the block
+    stride may exceed the page, and must keep 4-byte words aligned.
+    """
+    check_dtype(name, cache, torch.uint8)
+    if block_size < 1:
+        fail("block_size", block_size, "at least 1")
+    if cache.dim() not in (2, 3):
+        fail(f"{name}.shape", list(cache.shape), "[blocks, bytes] or [blocks, *, 584]")
+    check_inner_contiguous(name, cache)
+    if cache.dim() == 3 and cache.shape[1] > 1 and cache.stride(1) != cache.shape[2]:
+        fail(f"{name}.stride()", cache.stride(), "pages without gaps inside")
+    inner = cache[0].numel() if cache.shape[0] else page_bytes(block_size)
+    if inner < page_bytes(block_size):
+        fail(f"{name}.shape", list(cache.shape), f"{page_bytes(block_size)} B a block")
+    if cache.stride(0) % 4 and cache.shape[0] > 1:
+        fail(f"{name}.stride(0)", cache.stride(0), "a multiple of 4")
+    if cache.storage_offset() % 4:
+        fail(f"{name}.storage_offset()", cache.storage_offset(), "a multiple of 4")
