@@ -28,7 +28,8 @@ SOURCE_DATE_EPOCH = "315532800"
 LIMITED_API = "cp311"
 _NO_COMPILER = re.compile(
     r"No CMAKE_C\w*_COMPILER could be found"
-    r"|is not a full path\s.*compiler\s+tool|not\s+able to compile a simple test",
+    r"|is not a full path\s.*compiler\s+tool|not\s+able to compile a simple test"
+    r"|error: command '.*' failed: No such file or directory",
     re.DOTALL,
 )
 

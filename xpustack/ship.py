@@ -134,11 +134,19 @@ def derive(
 
     Raises:
         StackError: as `trees`, `inputs` and `build.make`.
+        UsageError: the series is empty, so that there is nothing to hand out.
         CheckFailed: the wheel names a directory of this machine.
     """
     store = Store(cache)
     made = trees(store, project, release, offline=offline, progress=progress)
     steps = tuple(tree.step for tree in made if tree.step is not None)
+    if not steps:
+        raise UsageError(
+            "the release has no steps yet: its wheel would be upstream's own",
+            release=release.name,
+            path=project.series_dir(release.name),
+            hint="xpustack status",
+        )
     parts = tuple(inputs.inputs(project, release, steps))
     requirements, dockerfile = base_texts(store, made[0])
     version = version_of(made[-1], len(steps))

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fake_stack import FakeStack
 from sdists import FILES, pinned, write_sdist
+from shipped_stack import ShippedStack
 from tiny_stack import TWO, VALUE, TinyStack
 
 from xpustack.cache import Cache
@@ -100,4 +101,12 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
     stack = TinyStack(tmp_path_factory.mktemp("tiny"))
     for release in ("v1.0", "v2.0"):
         stack.add("raise-value", {VALUE: TWO}, release)
+    return stack
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> ShippedStack:
+    """A stack with v1.0 built into `root/dist`; take a copy to change it."""
+    stack = ShippedStack(tmp_path_factory.mktemp("shipped"))
+    stack.ship(stack.root / "dist")
     return stack
