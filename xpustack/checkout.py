@@ -6,6 +6,7 @@ import os
 import secrets
 import shutil
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,6 +63,28 @@ def checkout(store: Store, tree: Tree, directory: Path) -> None:
         git = Git(store.cache.objects, temporary, Path(scratch, "index"))
         git.run("read-tree", tree.tree_id)
         git.run("checkout-index", "--all", "--quiet")
+
+
+def checkout_paths(
+    store: Store, tree: Tree, directory: Path, paths: Sequence[str]
+) -> None:
+    """Make `paths` in a checked-out directory what they are in `tree`.
+
+    The thousands of files that did not change are not written again.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write.
+    """
+    if not paths:
+        return
+    for path in paths:
+        (directory / path).unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
+        git = Git(store.cache.objects, directory, Path(scratch, "index"))
+        git.run("read-tree", tree.tree_id)
+        literal = [f":(literal){path}" for path in paths]
+        present = git.run("ls-files", "-z", "--", *literal)
+        git.run("checkout-index", "--quiet", "-z", "--stdin", data=present)
 
 
 def apply_to(

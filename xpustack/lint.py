@@ -13,7 +13,7 @@ from typing import Any
 
 from xpustack import environment, hooks
 from xpustack.cache import Cache, scratch_dir
-from xpustack.checkout import checkout
+from xpustack.checkout import checkout, checkout_paths
 from xpustack.errors import EnvironmentProblem
 from xpustack.hooks import Hooks, Script
 from xpustack.process import Completed, Runner, clean_environment
@@ -110,8 +110,7 @@ def lint(
         asked = hooks.read(folder, after.release.name)
         session = _Session(runner, asked, folder, work, memory)
         old = session.findings(paths)
-        shutil.rmtree(folder)
-        checkout(store, after, folder)
+        checkout_paths(store, after, folder, paths)
         new = session.findings(paths)
     return Lint(
         new=worse(old, new),
