@@ -114,6 +114,13 @@ class Cache:
         with atomic_file(self._result(key)) as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
+    def results_time(self, key: str) -> float | None:
+        """When the result was stored, in seconds since 1970; None if there is none."""
+        try:
+            return self._result(key).stat().st_mtime
+        except FileNotFoundError:
+            return None
+
     def _result(self, key: str) -> Path:
         return self.results / _checked(key)[:2] / f"{key}.json"
 

@@ -87,7 +87,7 @@ class Carrier:
         files = self._upstream_changes(step.touched)
         here = self.git.text("rev-parse", f"{onto}^{{tree}}")
         merged, clashes = self._merge(before.commit, made.commit, here)
-        if merged == here:
+        if merged == here and made.changed:
             text = "nothing is left of it after the merge"
             return Carried("upstream", here, text, (), files)
         if merged is None:

@@ -18,6 +18,7 @@ from xpustack.errors import StackError
 from xpustack.process import Runner, Stopped
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
+from xpustack.proof import linted_key, tested_key
 from xpustack.releases import Release
 from xpustack.results import Kind, Report, Result
 from xpustack.series import Step, get_step, load_series, read_order
@@ -250,7 +251,7 @@ class _Planner:
         self, label: str, before: Tree, after: Tree, previous: tuple[_Task, ...]
     ) -> _Task:
         def work() -> Result:
-            key = f"lint-{linting.key_of(before, after)}"
+            key = linted_key(before, after)
 
             def compute() -> Result:
                 found = linting.lint(
@@ -298,9 +299,7 @@ class _Planner:
                 )
                 return _test_result(self._release.name, step, done, before is None)
 
-            return self._cached(
-                step.slug, f"test-{steptest.key_of(step, stuff, old, new)}", compute
-            )
+            return self._cached(step.slug, tested_key(step, stuff, old, new), compute)
 
         needs = (second,) if first is None else (first, second)
         return _Task(self._release.name, step.slug, "test", work, needs)

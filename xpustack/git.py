@@ -136,7 +136,7 @@ class Git:
             raise
         if done.returncode:
             stderr = done.stderr.decode("utf-8", "replace")
-            if any(words in stderr for words in _NO_ROOM):
+            if any(words in stderr for words in _NO_ROOM) or self._full():
                 raise EnvironmentProblem(
                     "no room left to write",
                     path=self.directory,
@@ -145,6 +145,13 @@ class Git:
                 )
             raise GitFailed(arguments, done.returncode, stderr, done.stdout)
         return done.stdout
+
+    def _full(self) -> bool:
+        """Whether the disk is full: writing a ref, git does not say why it failed."""
+        try:
+            return shutil.disk_usage(self.directory).free == 0
+        except OSError:
+            return False
 
     def text(self, *arguments: str, data: bytes | None = None) -> str:
         """As `run`, decoded from UTF-8 and without the final line feed."""

@@ -42,6 +42,13 @@ RUN wget https://example.org/driver/gpu.deb && \\
 FROM vllm-base AS vllm-openai
 RUN wget https://example.org/driver/unwanted.deb
 """
+PLATFORMS = """
+
+class current_platform:
+    @staticmethod
+    def is_xpu():
+        return True
+"""
 CONFIGURATION = f"""\
 exclude: 'vllm/third_party/.*'
 repos:
@@ -81,6 +88,7 @@ BASE = {
     "docker/Dockerfile.xpu": DOCKERFILE,
     "tools/pre_commit/check_spdx_header.py": SPDX_HOOK,
     "vllm/__init__.py": HEADER,
+    "vllm/platforms.py": HEADER + PLATFORMS,
     VALUE: HEADER + "import os\n\nVALUE = 1\nOLD = 1\n",
 }
 TWO = BASE[VALUE].replace("VALUE = 1", "VALUE = 2")
