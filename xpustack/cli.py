@@ -16,7 +16,7 @@ from rich.console import Console
 from xpustack import checks, pin, releases, report, save, static, status
 from xpustack.cache import Cache
 from xpustack.checkout import apply_to
-from xpustack.commands import build, export, refresh, verify
+from xpustack.commands import build, defects, export, refresh, verify
 from xpustack.console import (
     EXIT_CODES,
     AsJson,
@@ -260,6 +260,7 @@ def pin_(
         print(f"pinned {added.name}: {added.sdist} sha256 {added.sha256}")
 
 
+app.command("defects", epilog=EXIT_CODES)(defects.defects)
 app.command("export", epilog=EXIT_CODES)(export.export)
 app.command("refresh", epilog=EXIT_CODES)(refresh.refresh)
 app.command("build", epilog=EXIT_CODES)(build.build)
