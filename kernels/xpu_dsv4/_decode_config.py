@@ -88,7 +88,15 @@ def sparse_decode_workspace_size(
 ) -> int:
     """fp32 elements of `workspace` that serve every batch up to `max_num_tokens`.
 
-    Splits never grow with the batch, so the first batch without splits ends the search.
+    The largest tokens * heads * splits * 514, the partials of `_merge`. Splits never
+    grow with the batch, so the first batch without splits ends the search.
+
+    Args:
+        max_num_tokens: rows of `q` at most.
+        num_heads: heads of `q`.
+        max_keys: `topk_indices` plus `swa_indices` columns at most.
+        device_type: see `decode_config`.
+
     """
     most = 0
     for tokens in range(1, max_num_tokens + 1):
