@@ -16,7 +16,7 @@ from rich.console import Console
 from xpustack import checks, pin, releases, report, save, static, status
 from xpustack.cache import Cache
 from xpustack.checkout import apply_to
-from xpustack.commands import build, defects, export, refresh, verify
+from xpustack.commands import build, defects, export, refresh, verify, watch
 from xpustack.console import (
     EXIT_CODES,
     AsJson,
@@ -220,7 +220,10 @@ def status_(
         bool, typer.Option(help="Fail if the section in README.md is stale.")
     ] = False,
 ) -> None:
-    """Show release by step: lines changed and upstream's status."""
+    """Show release by step: lines changed, upstream's status, cached checks of
+    the step as it is now, and days since it was committed first.
+
+    The README's table and --markdown leave out what depends on machine and day."""
     with reporting_errors(as_json):
         project = Project.find()
         pinned = releases.load(project)
@@ -229,7 +232,11 @@ def status_(
             return
         if write_readme:
             status.write_readme(project, pinned)
-        found = status.entries(project, pinned)
+        found = (
+            status.entries(project, pinned)
+            if markdown
+            else status.judged(project, Cache.default(), pinned)
+        )
     if as_json:
         print(json.dumps([msgspec.to_builtins(entry) for entry in found], indent=1))
     elif markdown:
@@ -243,7 +250,7 @@ def status_(
 
 
 def _row(slug: str, row: list[status.Entry | None]) -> list[str]:
-    return [slug, *(status.cell(entry) if entry else "-" for entry in row)]
+    return [slug, *(status.long_cell(entry) if entry else "-" for entry in row)]
 
 
 @app.command("pin", epilog=EXIT_CODES)
@@ -263,6 +270,7 @@ def pin_(
 app.command("defects", epilog=EXIT_CODES)(defects.defects)
 app.command("export", epilog=EXIT_CODES)(export.export)
 app.command("refresh", epilog=EXIT_CODES)(refresh.refresh)
+app.command("watch", epilog=EXIT_CODES)(watch.watch)
 app.command("build", epilog=EXIT_CODES)(build.build)
 app.command("verify", epilog=EXIT_CODES)(verify.verify)
 

@@ -2,25 +2,38 @@
 """The matrix release by step: how large each step is and where upstream stands."""
 
 import re
+import time
 from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 
-from xpustack.cache import atomic_file
+from xpustack import history
+from xpustack.cache import Cache, atomic_file
 from xpustack.errors import UsageError
 from xpustack.project import Project
-from xpustack.releases import Releases
-from xpustack.series import load_series
+from xpustack.proof import proofs
+from xpustack.releases import Release, Releases
+from xpustack.series import SUFFIX, load_series
 from xpustack.static import brought_lines, changed_lines
+from xpustack.store import Store, base_ref
+from xpustack.tree import grow
 
 README = "README.md"
 BEGIN, END = "<!-- status -->", "<!-- /status -->"
+_DAY = 86_400
 _SECTION = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
 
 
 class Entry(msgspec.Struct, frozen=True):
     """One step of one release. `changed` counts added and removed lines of its
-    patch, `brought` the lines of the overlay files and kernels that it adds."""
+    patch, `brought` the lines of the overlay files and kernels that it adds.
+
+    `checks` is `green`, or what is not proven of the step as it is now; None where
+    this machine does not have the release. `since` is the day on which its patch
+    was first committed, as `2026-11-21`, and `age` the days since then; None while
+    it is not committed.
+    """
 
     release: str
     position: int
@@ -29,6 +42,9 @@ class Entry(msgspec.Struct, frozen=True):
     changed: int
     brought: int
     upstream: str
+    checks: str | None = None
+    since: str | None = None
+    age: int | None = None
 
 
 def entries(project: Project, releases: Releases) -> list[Entry]:
@@ -53,6 +69,66 @@ def entries(project: Project, releases: Releases) -> list[Entry]:
                 )
             )
     return found
+
+
+def judged(
+    project: Project, cache: Cache, releases: Releases, now: float | None = None
+) -> list[Entry]:
+    """As `entries`, with what this machine knows: checks from the cache, age from
+    git. Nothing is downloaded, applied or run.
+
+    Args:
+        now: seconds since 1970; None for the clock.
+
+    Raises:
+        SeriesError: a series cannot be read.
+    """
+    store = Store(cache)
+    here = store.refs()
+    proven = {
+        (release.name, slug): word
+        for release in releases
+        if base_ref(release) in here
+        for slug, word in _checks(project, cache, store, release).items()
+    }
+    born = history.added(project, project.patches)
+    today = int(now if now is not None else time.time()) // _DAY
+    found = []
+    for entry in entries(project, releases):
+        path = project.series_dir(entry.release) / (entry.step + SUFFIX)
+        when = born.get(path.relative_to(project.root).as_posix())
+        found.append(
+            msgspec.structs.replace(
+                entry,
+                checks=proven.get((entry.release, entry.step)),
+                since=None if when is None else _date(when),
+                age=None if when is None else today - when // _DAY,
+            )
+        )
+    return found
+
+
+def _checks(
+    project: Project, cache: Cache, store: Store, release: Release
+) -> dict[str, str]:
+    made, problem = grow(store, project, release, offline=True)
+    words = {
+        proof.step.slug: "not " + ", ".join(proof.missing) if proof.missing else "green"
+        for proof in proofs(project, cache, made)
+    }
+    if problem is not None and problem.step is not None:
+        words[problem.step] = "does not apply"
+    return words
+
+
+def _date(seconds: int) -> str:
+    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
+
+
+def long_cell(entry: Entry) -> str:
+    """As `cell`, with checks and age as this machine knows them."""
+    age = "new" if entry.age is None else f"{entry.age} d"
+    return f"{cell(entry)}, {entry.checks or 'unknown'}, {age}"
 
 
 def cell(entry: Entry) -> str:

@@ -7,16 +7,14 @@ exporter's name and sign-off in place of this stack's trailers.
 """
 
 import re
-import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xpustack import steptest
+from xpustack import history, steptest
 from xpustack.errors import UsageError
 from xpustack.fit import Entry
-from xpustack.git import DATE
 from xpustack.process import Runner
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
@@ -56,7 +54,8 @@ class Person:
                     hint="xpustack export RELEASE --author 'Name <address>'",
                 )
             return cls(match[1], match[2])
-        name, email = (_configured(project, key) for key in ("user.name", "user.email"))
+        name = history.configured(project, "user.name")
+        email = history.configured(project, "user.email")
         if not name or not email:
             raise UsageError(
                 "git knows no name and address to sign commits off with",
@@ -95,7 +94,7 @@ def upstream_trees(
             forms.put(writer, tree, Path(scratch))
             tree_id = writer.git.text("write-tree")
             text = message(tree.step, person, assistant)
-            date = _date(project, tree.step)
+            date = history.changed(project, tree.step.path)
             commit = _commit(writer, tree_id, before.commit, text, person, date)
             changed = _names(writer, before.commit, commit, "ACDMT")
             added = _names(writer, before.commit, commit, "A")
@@ -236,21 +235,3 @@ def _names(writer: Writer, old: str, new: str, kinds: str) -> tuple[str, ...]:
         *(f"--diff-filter={kinds}", old, new),
     )
     return tuple(sorted(listing.decode("utf-8", "replace").split("\0")[:-1]))
-
-
-def _configured(project: Project, key: str) -> str:
-    return _git(project, "config", "--get", key)
-
-
-def _date(project: Project, step: Step) -> str:
-    """When the step's patch was changed last in this repository, in git's raw
-    format; the date of all trees where it is not committed."""
-    options = ("--format=%ad", "--date=raw", "--", str(step.path))
-    return _git(project, "log", "-1", *options) or DATE
-
-
-def _git(project: Project, *words: str) -> str:
-    """Ask the user's own git about the repository; empty where it cannot tell."""
-    command = ["git", "-C", str(project.root), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip() if done.returncode == 0 else ""

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status matrix, and the README that must agree with it."""
 
+from datetime import UTC, datetime
+
 import pytest
+from fake_stack import git
 from tiny_stack import TinyStack
 
 from xpustack import releases, status
+from xpustack.cache import Cache
+from xpustack.checks import run
 from xpustack.errors import UsageError
 from xpustack.project import Project
 from xpustack.status import Entry, matrix
@@ -46,6 +51,28 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
     readme.write_text("no section\n")
     with pytest.raises(UsageError, match="no section"):
         status.write_readme(tiny.project, pinned)
+
+
+def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
+    stack = tiny.copy(tmp_path)
+    pinned = releases.load(stack.project)
+    unknown = status.judged(stack.project, Cache(tmp_path / "none"), pinned)
+    assert [(one.checks, one.age) for one in unknown] == [(None, None)] * 2
+    assert status.long_cell(unknown[0]) == "2 lines, Pending, unknown, new"
+    run(stack.project, stack.cache, [pinned["v1.0"]], offline=True)
+    root = stack.project.root
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "all", "--date", "2026-11-01T00:00:00Z")
+    patch = stack.patch("raise-value", "v2.0")
+    patch.write_text(patch.read_text().replace("Why.", "Why not."))
+    git(root, "commit", "-qa", "-m", "more", "--date", "2026-11-09T00:00:00Z")
+    day = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
+    green, red = status.judged(stack.project, stack.cache, pinned, day)
+    assert (green.checks, green.since, green.age) == ("green", "2026-11-01", 20)
+    assert red.checks is not None and red.checks.startswith("not ")
+    assert red.since == "2026-11-01"
+    assert status.long_cell(green) == "2 lines, Pending, green, 20 d"
 
 
 def test_the_readme_of_this_repository_is_fresh(real_project: Project):

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What this repository's own git knows: who works here, and when steps came.
+
+Asked as the person at the keyboard would ask, with their configuration; a project
+that is no git repository has no answers.
+"""
+
+import subprocess
+from pathlib import Path
+
+from xpustack.git import DATE
+from xpustack.project import Project
+
+
+def configured(project: Project, key: str) -> str:
+    """A setting of git, such as `user.name`; empty where it is not set."""
+    return _ask(project, "config", "--get", key)
+
+
+def changed(project: Project, path: Path) -> str:
+    """When a file was changed last, in git's raw format; the date of every tree of
+    this stack where the file is not committed."""
+    options = ("--format=%ad", "--date=raw", "--", str(path))
+    return _ask(project, "log", "-1", *options) or DATE
+
+
+def added(project: Project, folder: Path) -> dict[str, int]:
+    """When each file below `folder` was first added, in seconds since 1970, by its
+    path relative to the project. Files that are not committed are absent."""
+    found: dict[str, int] = {}
+    when = 0
+    options = ("--diff-filter=A", "--no-renames", "--relative", "--name-only")
+    log = _ask(project, "log", *options, "--format=%x00%at", "--", str(folder))
+    for line in log.splitlines():
+        if line.startswith("\0"):
+            when = int(line[1:])
+        elif line:
+            # The log goes back in time, so the oldest word stays.
+            found[line] = when
+    return found
+
+
+def _ask(project: Project, *words: str) -> str:
+    command = ["git", "-C", str(project.root), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    return done.stdout.strip(" \n") if done.returncode == 0 else ""
