@@ -14,11 +14,15 @@ from .shapes import (
     Model,
     Sizes,
     f32,
+    fp8,
     i64,
     meta,
     op,
+    u8,
 )
 
+COMPRESSED = 2048
+"""Columns of a ratio-4 compressor's projection: two of 512 for values and scores."""
 GROUP_HEADS = 8
 """Heads of one group of the output projection; a rank holds whole groups."""
 
@@ -107,3 +111,19 @@ def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:
                         "inv_rope", "fused_inv_rope_fp8_quant"
                     )(*i(), *a, row_major_scales=r),
                 )
+
+
+def nvfp4_cases(sizes: Sizes) -> Iterator[Case]:
+    """The compressor's projection with NVFP4 weights."""
+    for model in MODELS:
+        for tokens in (*sizes.tokens, *sizes.chunks):
+            yield Case(
+                "nvfp4",
+                f"{model.name} T{tokens}",
+                lambda m=model, t=tokens: op("nvfp4_linear", "nvfp4_linear")(
+                    meta(t, m.hidden),
+                    meta(COMPRESSED, m.hidden // 2, dtype=u8),
+                    meta(COMPRESSED, m.hidden // 16, dtype=fp8),
+                    meta(dtype=f32),
+                ),
+            )
