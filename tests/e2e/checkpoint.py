@@ -30,7 +30,7 @@ HEADS = 8
 HEAD_DIM = 512
 ROPE_DIM = 64
 GROUPS = 2
-INTERMEDIATE = 128
+INTERMEDIATE = 256
 EXPERTS = 4
 STREAMS = 4
 INDEX_HEADS = 64
@@ -108,8 +108,9 @@ class Writer:
     def fp8(self, name: str, rows: int, columns: int) -> None:
         self._quantized(name, fp8_blocks(self.random(rows, columns, std=columns**-0.5)))
 
-    def mxfp4(self, name: str, rows: int, columns: int) -> None:
-        self._quantized(name, mxfp4(self.random(rows, columns, std=columns**-0.5)))
+    def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        std = gain * columns**-0.5
+        self._quantized(name, mxfp4(self.random(rows, columns, std=std)))
 
     def norm(self, name: str, width: int) -> None:
         self.plain(f"{name}.weight", self.random(width, std=0.1, mean=1.0))
@@ -118,8 +119,11 @@ class Writer:
         sizes = {"w1": (INTERMEDIATE, HIDDEN), "w3": (INTERMEDIATE, HIDDEN)}
         sizes["w2"] = (HIDDEN, INTERMEDIATE)
         for part, (rows, columns) in sizes.items():
+            # Large enough for swiglu_limit to matter.
+            gain = 0.1 if part == "w2" else 6.0
             for expert in range(EXPERTS):
-                self.mxfp4(f"{layer}.ffn.experts.{expert}.{part}", rows, columns)
+                name = f"{layer}.ffn.experts.{expert}.{part}"
+                self.mxfp4(name, rows, columns, gain)
             self.fp8(f"{layer}.ffn.shared_experts.{part}", rows, columns)
 
     def choice(self, rows: int, count: int, of: int) -> torch.Tensor:

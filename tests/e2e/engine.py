@@ -19,7 +19,7 @@ ENGINE = {
     "dtype": "bfloat16",
     "enforce_eager": True,
     "max_model_len": 512,
-    "max_num_batched_tokens": 144,
+    "max_num_batched_tokens": 48,
     "max_num_seqs": 8,
     "block_size": 256,
     "kv_cache_dtype": "fp8",
@@ -40,6 +40,8 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     interpreter.repair()
     interpreter_speed.speed_up()
     import recording
+
+    recording.broken = bool(job.get("sabotage"))
     from vllm import LLM, SamplingParams
 
     llm = LLM(model=job["model"], **{**ENGINE, **job.get("engine", {})})

@@ -25,6 +25,8 @@ records: list[dict[str, Any]] = []
 logits: list[dict[str, Any]] = []
 loaded: dict[str, torch.Tensor] = {}
 """Parameters as the loader left them, before vLLM rearranges them."""
+broken = False
+"""Whether `sabotage.py` shall break the model's layers."""
 layers: Counter[str] = Counter()
 launches: Counter[str] = Counter()
 programs: Counter[str] = Counter()
@@ -39,6 +41,8 @@ class RecordingWorker(EmulatedXpuWorker):
         count_launches()
         super().load_model(*args, **kwargs)
         runner = self.model_runner
+        if broken:
+            sabotage.break_layers(runner.model)
         draft = getattr(getattr(runner, "drafter", None), "model", None)
         for model in (runner.model, draft):
             if model is not None:
@@ -88,6 +92,8 @@ def hook(runner: Any, model: torch.nn.Module) -> None:
         if found := SUBLAYER.search(name):
             layer, part = int(found[1]), found[2]
             recorder = record_attention if part == "attn" else record_ffn
+            if part == "attn":
+                keep_core(module)
             module.register_forward_hook(recorder(runner, layer), with_kwargs=True)
 
 
@@ -101,6 +107,17 @@ def rows_of_this_step(runner: Any) -> list[tuple[str, int]] | None:
         (request, start[i + 1] - start[i])
         for i, request in enumerate(batch.req_ids[: batch.num_reqs])
     ]
+
+
+def keep_core(module: Any) -> None:
+    """Keep what the attention kernel gave, which goes into the output projection."""
+    project = module._o_proj
+
+    def keep_and_project(o: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        module.kept_core = o.clone()
+        return project(o, *args, **kwargs)
+
+    module._o_proj = keep_and_project
 
 
 def record_attention(runner: Any, layer: int) -> Any:
@@ -119,6 +136,7 @@ def record_attention(runner: Any, layer: int) -> Any:
             "rows": rows,
             "positions": given["positions"].clone(),
             "input": given["hidden_states"].clone(),
+            "core": module.kept_core,
             "output": output.clone(),
         }
         if getattr(module, "indexer", None) is not None:
@@ -156,7 +174,13 @@ def record_logits(runner: Any) -> None:
     def record(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = compute(hidden_states, *args, **kwargs)
         rows = runner.input_batch.req_ids[: runner.input_batch.num_reqs]
-        logits.append({"requests": list(rows), "values": result.float().clone()})
+        logits.append(
+            {
+                "requests": list(rows),
+                "values": result.float().clone(),
+                "after": len(records),
+            }
+        )
         return result
 
     runner.model.compute_logits = record

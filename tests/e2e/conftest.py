@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which releases and scenarios run, and what is printed about them at the end."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from report import lines_about
+from serving import Kitchen, kitchen
+from twin import Twin
+
+from xpustack.cache import Cache
+
+OLD_AND_NEW = ("v0.23.0", "v0.33.0")
+ALL = ("v0.21.0", "v0.22.1", *OLD_AND_NEW)
+
+_open: list[Kitchen] = []
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--release", action="append", help="serve this release alone (repeatable)"
+    )
+    parser.addoption(
+        "--full", action="store_true", help="every release and every scenario"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "full: takes minutes; runs with --full alone")
+    torch.set_num_threads(1)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "release" in metafunc.fixturenames:
+        options = metafunc.config.option
+        default = ALL if options.full else OLD_AND_NEW
+        metafunc.parametrize("release", options.release or default, scope="session")
+
+
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> None:
+    if config.option.full:
+        return
+    long = [item for item in items if item.get_closest_marker("full")]
+    items[:] = [item for item in items if item not in long]
+    config.hook.pytest_deselected(items=long)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
+    """Serves jobs; the checkpoint and the installed trees are made once."""
+    with kitchen(tmp_path_factory.mktemp("e2e"), Cache.default()) as opened:
+        _open.append(opened)
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def twin(served: Kitchen) -> Twin:
+    """Hugging Face's model in float32."""
+    return Twin(served.twin)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """What each engine executed, and how often."""
+    for opened in _open:
+        for name, result in opened.finished():
+            terminalreporter.section(name)
+            for line in lines_about(result):
+                terminalreporter.write_line(line)
+
+
+def pytest_report_header() -> str:
+    return f"Hugging Face reference beside {Path(__file__).parent.name}/engine.py"

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's XPU path rounds, as functions from float32 to float32."""
+
+import torch
+
+E4M3_MAX = 448.0
+CACHE_GROUP = 64
+LINEAR_GROUP = 128
+NOPE = 448
+
+
+def bf16(x: torch.Tensor) -> torch.Tensor:
+    return x.to(torch.bfloat16).float()
+
+
+def e4m3(x: torch.Tensor) -> torch.Tensor:
+    return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
+
+
+def power_of_two(amax: torch.Tensor) -> torch.Tensor:
+    """The least power of two p with amax <= 448 p."""
+    mantissa, exponent = torch.frexp(amax / E4M3_MAX)
+    return torch.exp2(exponent.float() - (mantissa == 0.5).float())
+
+
+def grouped(x: torch.Tensor, size: int, floor: float, ue8m0: bool) -> torch.Tensor:
+    """FP8 with one scale for `size` values along the last dimension."""
+    groups = x.unflatten(-1, (-1, size))
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=floor)
+    scale = power_of_two(amax) if ue8m0 else amax / E4M3_MAX
+    return (e4m3(groups / scale) * scale).flatten(-2)
+
+
+def activation(x: torch.Tensor) -> torch.Tensor:
+    """What an FP8 linear layer makes of its input: 128 values share an fp32 scale."""
+    return grouped(x, LINEAR_GROUP, 1e-10, ue8m0=False)
+
+
+def attention_output(x: torch.Tensor) -> torch.Tensor:
+    """What the grouped output projection takes: 128 values share a power of two."""
+    return grouped(x, LINEAR_GROUP, 1e-10, ue8m0=True)
+
+
+def cache_entry(x: torch.Tensor) -> torch.Tensor:
+    """A row of a KV page: 448 values in e4m3 by groups of 64, 64 in bf16."""
+    rounded = bf16(x)
+    values = grouped(rounded[..., :NOPE], CACHE_GROUP, 1e-4, ue8m0=True)
+    return torch.cat((values, rounded[..., NOPE:]), -1)
+
+
+def index_vector(x: torch.Tensor) -> torch.Tensor:
+    """An indexer's key or one head of its query: e4m3 with one power of two."""
+    return grouped(bf16(x), x.shape[-1], 1e-4, ue8m0=True)

@@ -1,0 +1,261 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees built, installed and served: one process of `engine.py` a job."""
+
+import hashlib
+import json
+import random
+import sys
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+import torch
+
+from xpustack.build import build, version_of
+from xpustack.cache import Cache
+from xpustack.index import PipConfiguration
+from xpustack.process import Runner, clean_environment
+from xpustack.project import Project
+from xpustack.releases import Release, load
+from xpustack.source import download, keep
+from xpustack.store import Store
+from xpustack.tree import trees
+
+HERE = Path(__file__).parent
+LIMIT = 900.0
+WRAPPERS = {
+    "0.1.15.4": (
+        "vllm_xpu_kernels-0.1.15.4-cp38-abi3-manylinux_2_28_x86_64.whl",
+        "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
+    )
+}
+"""Versions of vllm-xpu-kernels on the package index, whose own Python runs around the
+emulated ops. Older ones are nowhere that pip looks: our class stands in."""
+WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Random tokens and how many to add; equal seeds give equal beginnings."""
+
+    length: int
+    new: int
+    seed: int = 0
+    own_tail: int = 0
+    """The last tokens that differ from other prompts of the same seed."""
+
+    @property
+    def tokens(self) -> list[int]:
+        shared, own = random.Random(self.seed), random.Random(-1 - self.own_tail)
+        body = [shared.randrange(2, checkpoint.VOCABULARY) for _ in range(self.length)]
+        for position in range(self.length - self.own_tail, self.length):
+            body[position] = own.randrange(2, checkpoint.VOCABULARY)
+        return body
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine: its arguments, waves of prompts, and what is broken on purpose."""
+
+    name: str
+    waves: tuple[tuple[Prompt, ...], ...]
+    engine: tuple[tuple[str, Any], ...] = ()
+    sabotage: bool = False
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [prompt for wave in self.waves for prompt in wave]
+
+
+@dataclass
+class Served:
+    """What an engine gave: `answer` as `engine.py` writes it."""
+
+    job: Job
+    answer: dict[str, Any]
+    log: str
+    seconds: float
+    texts: dict[str, list[int]] = field(init=False)
+    """Prompt and answer of each request, by the engine's name for it."""
+
+    def __post_init__(self) -> None:
+        answers = [tokens for wave in self.answer["tokens"] for tokens in wave]
+        whole = [
+            prompt.tokens + new
+            for prompt, new in zip(self.job.prompts, answers, strict=True)
+        ]
+        rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
+        # The engine counts its requests and may add a random part to the number.
+        self.texts = {name: whole[int(name.partition("-")[0])] for name in rows}
+
+    def new_tokens(self) -> list[list[int]]:
+        return [tokens for wave in self.answer["tokens"] for tokens in wave]
+
+
+class Kitchen:
+    """Serves jobs on trees, two at a time, each once."""
+
+    def __init__(self, work: Path, cache: Cache, workers: int = 2) -> None:
+        self.work, self.cache = work, cache
+        self.project = Project.find(HERE)
+        self.published, self.twin = checkpoint.write(work / "checkpoint")
+        self._lay_out()
+        self._pool = ThreadPoolExecutor(workers)
+        self._running: dict[tuple[str, bool, Job], Future[Served]] = {}
+
+    def order(self, release: str, job: Job, patched: bool = True) -> Future[Served]:
+        """Start a job, unless it was started before."""
+        key = (release, patched, job)
+        if key not in self._running:
+            self._running[key] = self._pool.submit(self._serve, release, job, patched)
+        return self._running[key]
+
+    def serve(self, release: str, job: Job, patched: bool = True) -> Served:
+        """The job's result.
+
+        Raises:
+            RuntimeError: the engine ended with an error; the message has its trace.
+        """
+        return self.order(release, job, patched).result()
+
+    def finished(self) -> Iterator[tuple[str, Served]]:
+        """The engines that ended well, by release, tree and job."""
+        for (release, patched, job), future in self._running.items():
+            if future.done() and not future.cancelled() and not future.exception():
+                tree = "patched" if patched else "untouched"
+                yield f"{release} {tree}: {job.name}", future.result()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _serve(self, release: str, job: Job, patched: bool) -> Served:
+        pinned = load(self.project)[release]
+        site = self._installed(pinned, patched)
+        name = f"{release}-{'patched' if patched else 'untouched'}-{job.name}"
+        order, answer = self.work / f"{name}.json", self.work / f"{name}.pt"
+        order.write_text(
+            json.dumps(
+                {
+                    "model": str(self.published),
+                    "engine": dict(job.engine),
+                    "sabotage": job.sabotage,
+                    "waves": [
+                        [{"tokens": p.tokens, "new": p.new} for p in wave]
+                        for wave in job.waves
+                    ],
+                }
+            )
+        )
+        done = Runner().run(
+            [sys.executable, "engine.py", str(order), str(answer)],
+            cwd=self.work / "support",
+            env=self._environment(pinned, site, name),
+            timeout=LIMIT,
+        )
+        if done.returncode or not answer.is_file():
+            raise RuntimeError(
+                f"{name}: the engine ended with exit status {done.returncode}\n"
+                + "\n".join(done.last_lines(60))
+            )
+        result = torch.load(answer, weights_only=False)
+        return Served(job, result, "\n".join(done.last_lines(200)), done.seconds)
+
+    def _installed(self, pinned: Release, patched: bool) -> Path:
+        store = Store(self.cache)
+        grown = trees(store, self.project, pinned)
+        tree = grown[-1] if patched else grown[0]
+        version = version_of(tree, len(grown) - 1)
+        return build(Runner(), self.cache, store, tree, version).installed
+
+    def _environment(self, pinned: Release, site: Path, name: str) -> dict[str, str]:
+        own = self.work / name
+        version = pinned.xpu_kernels.version
+        wrappers = {}
+        if version in WRAPPERS:
+            wrappers["EMULATED_XPU_WRAPPERS"] = str(self._wrappers(version))
+        return clean_environment(
+            CUDA_VISIBLE_DEVICES="",
+            EMULATED_XPU_KERNELS=version,
+            HF_HUB_OFFLINE="1",
+            OMP_NUM_THREADS="1",
+            PYTHONPATH=f"{site}:{self.work / 'support'}",
+            TRANSFORMERS_OFFLINE="1",
+            TRITON_CACHE_DIR=str(own / "triton"),
+            TRITON_INTERPRET="1",
+            VLLM_CACHE_ROOT=str(own / "cache"),
+            VLLM_CONFIG_ROOT=str(own / "config"),
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_PLUGINS="emulated_xpu",
+            VLLM_USE_V2_MODEL_RUNNER="0",
+            **wrappers,
+        )
+
+    def _lay_out(self) -> None:
+        """A folder in which emulated_xpu is installed, without the repository."""
+        support = self.work / "support"
+        support.mkdir()
+        for folder in (self.project.emulation, self.project.kernels):
+            (support / folder.name).symlink_to(folder)
+        for name in ("engine.py", "recording.py", "sabotage.py"):
+            (support / name).symlink_to(HERE / name)
+        described = tomllib.loads((self.project.root / "pyproject.toml").read_text())
+        (point,) = described["project"]["entry-points"]["vllm.platform_plugins"].items()
+        distribution = support / "emulated_xpu-0.dist-info"
+        distribution.mkdir()
+        (distribution / "METADATA").write_text("Name: emulated-xpu\nVersion: 0\n")
+        (distribution / "entry_points.txt").write_text(
+            "[vllm.platform_plugins]\n{} = {}\n".format(*point)
+        )
+
+    def _wrappers(self, version: str) -> Path:
+        """The Python modules of a wheel of vllm-xpu-kernels around the ops."""
+        folder = self.work / f"wrappers-{version}"
+        with self.cache.lock(f"wrappers-{version}"):
+            if not folder.is_dir():
+                wheel = fetch(self.cache, version)
+                with zipfile.ZipFile(wheel) as archive:
+                    for name in archive.namelist():
+                        inside = name.removeprefix("vllm_xpu_kernels/")
+                        if inside.startswith(WRAPPED) and name.endswith(".py"):
+                            target = folder / inside
+                            target.parent.mkdir(parents=True, exist_ok=True)
+                            target.write_bytes(archive.read(name))
+        return folder
+
+
+def fetch(cache: Cache, version: str) -> Path:
+    """The wheel of vllm-xpu-kernels, downloaded once (141 MB) and hashed each time."""
+    name, sha256 = WRAPPERS[version]
+    found = cache.sdists / sha256 / name
+    if not found.is_file():
+        index = PipConfiguration.of_this_machine().index()
+        wanted = f"vllm-xpu-kernels=={version}"
+        links = [
+            package.link
+            for package in index.finder.find_matches(wanted)
+            if package.link.filename == name
+        ]
+        assert links, f"none of pip's indexes and find-links has {name}"
+        with cache.lock(f"wheel-{sha256}"), cache.scratch() as directory:
+            file, actual = download(links[0], directory, client=index.client)
+            assert actual == sha256, f"the index serves another {name}"
+            found = keep(file, actual, cache)
+    with open(found, "rb") as opened:
+        assert hashlib.file_digest(opened, "sha256").hexdigest() == sha256, found
+    return found
+
+
+@contextmanager
+def kitchen(work: Path, cache: Cache) -> Iterator[Kitchen]:
+    opened = Kitchen(work, cache)
+    try:
+        yield opened
+    finally:
+        opened.close()

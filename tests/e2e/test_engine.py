@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The patched engine on the emulated XPU equals Hugging Face's model.
+
+The prompt of 129 tokens comes in chunks of at most 48 while the shorter ones decode:
+chunked prefill, and prefill beside decode in one batch. It fills the window, makes an
+entry of 128 tokens, and gives the indexer twice as many entries as it may choose.
+"""
+
+import checkpoint
+import torch
+from comparison import (
+    attention_errors,
+    feed_forward_errors,
+    logits_by_request,
+    relative,
+)
+from report import OWN
+from serving import Job, Kitchen, Prompt
+from twin import Roundings, Twin
+
+TIGHT = 1e-2
+OVERLAP = 0.97
+ROUNDED = 5e-2
+PLAIN = 0.12
+EXPERTS = 1.5e-2
+MARGIN = 0.3
+"""Least lead of the twin's best logit, of a spread of 1, that the engine must see."""
+
+MIXED = Job(
+    "mixed", ((Prompt(129, 8, seed=1), Prompt(5, 6, seed=2), Prompt(1, 4, seed=3)),)
+)
+BROKEN = Job("broken", ((Prompt(80, 2, seed=1),),), sabotage=True)
+SPECULATING = Job(
+    "speculation",
+    ((Prompt(5, 6, seed=2),),),
+    (("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),),
+)
+
+
+def test_each_attention_layer(served: Kitchen, twin: Twin, release: str) -> None:
+    result = served.serve(release, MIXED)
+    errors = attention_errors(result.answer, twin, Roundings.of(result.answer["ops"]))
+    assert {error.ratio for error in errors} == {1, 4, 128}
+    assert {error.tokens for error in errors} == {136, 10, 4}
+    for error in errors:
+        print(error)
+    for error in errors:
+        assert error.core <= TIGHT, error
+        assert error.output <= TIGHT, error
+        assert error.rounded <= ROUNDED, error
+        assert error.plain <= PLAIN, error
+        assert error.overlap is None or error.overlap >= OVERLAP, error
+
+
+def test_each_layer_of_experts(served: Kitchen, twin: Twin, release: str) -> None:
+    result = served.serve(release, MIXED)
+    roundings = Roundings.of(result.answer["ops"])
+    errors = feed_forward_errors(result.answer, twin, roundings, result.texts)
+    print(errors)
+    assert len(errors) == 3 * len(checkpoint.RATIOS)
+    assert max(errors.values()) <= EXPERTS, errors
+
+
+def test_logits_and_greedy_tokens(served: Kitchen, twin: Twin, release: str) -> None:
+    result = served.serve(release, MIXED)
+    check_logits(result, twin)
+
+
+def check_logits(result: object, twin: Twin) -> None:
+    """Logits of the whole model, and the token wherever the twin is sure of it."""
+    answer, sure, all_ = result.answer, 0, 0  # type: ignore[attr-defined]
+    ours, plain, rounded = [], [], []
+    for request, found in logits_by_request(answer).items():
+        text = result.texts[request]  # type: ignore[attr-defined]
+        exact = twin.logits(text)
+        with twin.rounded(Roundings.of(answer["ops"])):
+            quantized = twin.logits(text)
+        for position, values in found.items():
+            if position + 1 >= len(text):
+                continue
+            ours.append(values)
+            plain.append(exact[position])
+            rounded.append(quantized[position])
+            best = quantized[position].topk(2)
+            all_ += 1
+            if best.values[0] - best.values[1] > MARGIN:
+                sure += 1
+                if is_sampled(result, request, position):
+                    assert best.indices[0] == text[position + 1], (request, position)
+    figures = [relative(torch.stack(ours), torch.stack(x)) for x in (plain, rounded)]
+    print(f"logits: {figures[0]:.4f} of float32, {figures[1]:.4f} of the rounding twin")
+    print(f"greedy tokens: {sure} of {all_} positions decided by more than {MARGIN}")
+    assert sure, "the twin is sure of no token"
+    assert figures[0] <= PLAIN, figures
+    assert figures[1] <= PLAIN, figures
+
+
+def is_sampled(result: object, request: str, position: int) -> bool:
+    """Whether the token after `position` is the engine's, not the prompt's."""
+    number = int(request.partition("-")[0])
+    prompt = result.job.prompts[number]  # type: ignore[attr-defined]
+    return position + 1 >= len(prompt.tokens)
+
+
+def test_the_whole_path_ran(served: Kitchen, release: str) -> None:
+    answer = served.serve(release, MIXED).answer
+    layers = {name.partition(" ratio ")[::2] for name in answer["layers"]}
+    attention = {kind for kind, ratio in layers if ratio}
+    assert attention == {"DeepseekV4XPUAttention"}
+    assert {ratio for _, ratio in layers if ratio} == {"1", "4", "128"}
+    ours = " ".join(name for name in answer["launches"] if name.startswith(OWN))
+    for module in ("qnorm_rope_kv_insert", "_decode_kernel", "sparse_prefill"):
+        assert module in ours, ours
+    ops = answer["ops"]
+    assert ops["_xpu_C::cutlass_grouped_gemm_interface"] >= 2 * len(answer["layers"])
+    steps = [record["rows"] for record in answer["records"] if record["layer"] == 0]
+    counts = [[count for _, count in rows] for rows in steps]
+    assert any(1 in step and max(step) > 1 for step in counts), "no mixed batch"
+    long = [n for rows in steps for name, n in rows if name.startswith("0") and n > 1]
+    assert len(long) >= 2 * 3, "the long prompt was not cut into chunks"
+
+
+def test_every_weight_arrives(served: Kitchen, release: str) -> None:
+    loaded = served.serve(release, MIXED).answer["loaded"]
+    published = dict(checkpoint.tensors(served.published))
+    compared = 0
+    for name, values in loaded.items():
+        expected = published_form(name, published)
+        if expected is None:
+            continue
+        ours = values[: len(expected)] if name.endswith("attn_sink") else values
+        assert bytes_of(ours).equal(bytes_of(expected.to(kind(expected, ours)))), name
+        compared += 1
+    assert compared >= 100, sorted(loaded)
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.contiguous().flatten().view(torch.uint8)
+
+
+def kind(expected: torch.Tensor, ours: torch.Tensor) -> torch.dtype:
+    """Tables of indices may be narrower in vLLM; all else keeps its bytes."""
+    return ours.dtype if expected.dtype == torch.int64 else expected.dtype
+
+
+def published_form(
+    name: str, published: dict[str, torch.Tensor]
+) -> torch.Tensor | None:
+    """What the checkpoint has for a parameter of vLLM's model."""
+    name = name.removeprefix("model.").replace("embed_tokens", "embed")
+    name = name.replace("lm_head.", "head.").replace("routed_experts.", "")
+    name = name.replace("weight_scale_inv", "scale").replace("weight_scale", "scale")
+    name = name.replace("gate.e_score_correction_bias", "gate.bias")
+    prefix, _, leaf = name.rpartition(".")
+    owner, _, part = prefix.rpartition(".")
+    fused = {
+        "fused_wqa_wkv": ("wq_a", "wkv"),
+        "fused_wkv_wgate": ("wkv", "wgate"),
+        "gate_up_proj": ("w1", "w3"),
+        "down_proj": ("w2",),
+    }
+    if part in fused:
+        names = [f"{owner}.{piece}.{leaf}" for piece in fused[part]]
+    elif part == "experts":
+        stem, _, form = leaf.partition("_")
+        pieces = {"w13": ("w1", "w3"), "w2": ("w2",)}[stem]
+        return torch.stack(
+            [
+                torch.cat(
+                    [
+                        published[f"{prefix}.{e}.{p}.{form}"].view(torch.uint8)
+                        for p in pieces
+                    ]
+                )
+                for e in range(checkpoint.EXPERTS)
+            ]
+        )
+    else:
+        names = [name]
+    if any(piece not in published for piece in names):
+        return None
+    return torch.cat([published[piece].view(raw(published[piece])) for piece in names])
+
+
+def raw(tensor: torch.Tensor) -> torch.dtype:
+    """Concatenation has no kernel for every 8-bit float."""
+    return torch.uint8 if tensor.element_size() == 1 else tensor.dtype
+
+
+def test_a_speculated_token_changes_nothing(served: Kitchen, release: str) -> None:
+    plain = served.serve(release, MIXED)
+    speculated = served.serve(release, SPECULATING)
+    assert speculated.new_tokens()[0] == plain.new_tokens()[1]
+    drafts = [r for r in speculated.answer["records"] if r["layer"] == 3]
+    assert drafts, "the MTP layer did not run"
+
+
+def test_faults_are_seen(served: Kitchen, twin: Twin, release: str) -> None:
+    """Forgotten sinks, a wrong index, a damaged page and a wrong table turn red."""
+    result = served.serve(release, BROKEN)
+    errors = attention_errors(result.answer, twin, Roundings.of(result.answer["ops"]))
+    for error in errors:
+        print(error)
+    sinks, chosen, table = sorted(errors, key=lambda error: error.layer)
+    assert sinks.core > 5 * TIGHT, sinks
+    assert chosen.overlap is not None and chosen.overlap < OVERLAP, chosen
+    assert chosen.core > TIGHT, chosen
+    assert table.core > 5 * TIGHT, table
