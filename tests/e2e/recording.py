@@ -11,6 +11,7 @@ import time
 from collections import Counter
 from typing import Any
 
+import sabotage
 import torch
 from triton.runtime import interpreter
 from vllm.forward_context import get_forward_context
