@@ -31,7 +31,10 @@ from xpustack.tree import Tree
 _LOCAL = "+xpu"
 _EXTRA_INDEX = re.compile(r"--extra-index-url[ =](\S+)")
 _RUNTIME = re.compile(r"^FROM\s+(\S+)\s+AS\s+vllm-base\s*$", re.MULTILINE)
-_DRIVER = re.compile(r"\bwget\s+(\S+\.deb)\b")
+# The driver's packages; the same stage may download tools beside it.
+_DRIVER = re.compile(
+    r"\bwget\s+(\S+/(?:intel-|libigdgmm|libze|level-zero)[^/\s]*\.deb)\b"
+)
 
 
 @dataclass(frozen=True)

@@ -29,8 +29,8 @@ def test_a_folder_holds_the_wheel_and_all_beside_it(shipped: ShippedStack):
     arguments = (folder / "container.args").read_text().splitlines()
     assert arguments == [
         "BASE_IMAGE=example/gpu-runtime:2",
-        "DRIVER_URLS=https://example.org/driver/gpu.deb,"
-        "https://example.org/driver/loader.deb",
+        "DRIVER_URLS=https://example.org/driver/libze-gpu.deb,"
+        "https://example.org/driver/level-zero_1.deb",
         "INDEX_URLS=https://wheels.example.org/xpu",
         "TRITON=triton==2.11.0",
         f"WHEEL={wheel.name}",

@@ -37,10 +37,11 @@ vllm_xpu_kernels @ https://example.org/vllm_xpu_kernels-2.11.0-py3-none-any.whl
 DOCKERFILE = """\
 FROM example/tools:1 AS builder
 FROM example/gpu-runtime:2 AS vllm-base
-RUN wget https://example.org/driver/gpu.deb && \\
-    wget https://example.org/driver/loader.deb
+RUN wget https://example.org/driver/libze-gpu.deb && \\
+    wget https://example.org/driver/level-zero_1.deb && \\
+    wget https://example.org/tools/monitor.deb
 FROM vllm-base AS vllm-openai
-RUN wget https://example.org/driver/unwanted.deb
+RUN wget https://example.org/driver/libze-unwanted.deb
 """
 PLATFORMS = """
 
