@@ -16,6 +16,7 @@ from xpustack.progress import Progress, silent
 from xpustack.project import Project
 from xpustack.refresh import target_release
 from xpustack.releases import Release
+from xpustack.series import read_order
 from xpustack.store import Store, Writer
 from xpustack.tree import Tree, grow
 
@@ -24,8 +25,9 @@ KNOWN = "Backport"
 
 @dataclass(frozen=True)
 class Landed:
-    """A step that a newer release has. `known` says that its Upstream-Status is
-    `Backport` already, so that it is no news."""
+    """A step that a newer release has. `known` says that it is no news: the newer
+    release is pinned and its series lacks the step, or its Upstream-Status is
+    `Backport` already."""
 
     release: str
     step: str
@@ -83,10 +85,15 @@ def watch(
         if release.name != other.name
     }
     landed: list[Landed] = []
+    carried: list[str] | None = None
+    if other in pinned:
+        carried = read_order(project, other.name)
     with store.writing(progress) as writer, tempfile.TemporaryDirectory() as scratch:
         for name, (trees, _) in made.items():
             progress(f"comparing {name} with {other.name}")
-            landed += _landed(writer, trees, base.id, other.name, Path(scratch))
+            landed += _landed(
+                writer, trees, base.id, other.name, carried, Path(scratch)
+            )
     return Watched(newest.name, tuple(newer), other.name, tuple(landed))
 
 
@@ -104,9 +111,15 @@ def _newer(newest: Release, progress: Progress) -> Iterator[str]:
 
 
 def _landed(
-    writer: Writer, trees: list[Tree], onto: str, newer: str, scratch: Path
+    writer: Writer,
+    trees: list[Tree],
+    onto: str,
+    newer: str,
+    carried: list[str] | None,
+    scratch: Path,
 ) -> Iterator[Landed]:
-    """The steps of a series that the base `onto` has, each judged for itself."""
+    """The steps of a series that the base `onto` has, each judged for itself;
+    `carried` are the steps that this stack has on it, None if it is not pinned."""
     if not trees:
         return
     carry = carrier(writer.git.directory, scratch, trees[0].commit, onto)
@@ -114,7 +127,9 @@ def _landed(
         assert tree.step is not None
         found = carry.carry(tree, onto)
         if found.verdict == "upstream":
-            known = tree.step.trailers.upstream_status.startswith(KNOWN)
+            known = tree.step.trailers.upstream_status.startswith(KNOWN) or (
+                carried is not None and tree.step.slug not in carried
+            )
             yield Landed(
                 tree.release.name, tree.step.slug, newer, found.evidence, known
             )

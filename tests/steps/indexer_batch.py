@@ -183,10 +183,11 @@ class Batch:
         q, weights = self.q.flatten(1).to(device), self.weights.to(device)
         positions = self.positions.to(device)
         layout.workspace()
+        watching = watch or nullcontext()
         with (
             layout.current(self.config),
             set_forward_context(metadata, self.config),
-            watch or nullcontext(),
+            watching,
         ):
             made = indexer(hidden, q, None, weights, positions, rotary)
             if isinstance(made, tuple):  # the caller runs the second half

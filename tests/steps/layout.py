@@ -208,7 +208,7 @@ def take_mxfp4_indexer(config: Any) -> None:
 
 
 def speculative_config(tokens: int) -> Any:
-    """vLLM's `SpeculativeConfig` of an MTP draft, which its constructor would want
+    """A `SpeculativeConfig` of an MTP draft, which its constructor would want
     to load: only the fields that the layers and builders of a step test read."""
     from vllm.config import SpeculativeConfig
 
@@ -505,7 +505,7 @@ def mxfp4_experts(
     hidden: int,
     inter: int,
 ) -> Any:
-    """vLLM's routed experts of XPU with MXFP4 weights, as a function of hidden
+    """The routed experts of XPU with MXFP4 weights, as a function of hidden
     states, w13, w2, top-k weights and top-k ids.
 
     `scales` are those of w13 and w2; `activation` is a name of `MoEActivation`.
@@ -601,7 +601,7 @@ def device() -> str:
 
 
 def workspace() -> Any:
-    """vLLM's workspace manager, new and empty, as a worker makes it."""
+    """The workspace manager of vLLM, new and empty, as a worker makes it."""
     manager = module("vllm.v1.worker.workspace")
     manager.reset_workspace_manager()
     manager.init_workspace_manager(torch.device(device()))

@@ -47,7 +47,7 @@ def rotate(x: torch.Tensor, cos_sin: torch.Tensor, sign: int = 1) -> torch.Tenso
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
-    """x / sqrt(mean(x^2) + eps) * weight."""
+    """RMS norm: x / sqrt(mean(x^2) + eps) * weight."""
     x = x.double()
     return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt() * weight.double()
 
