@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output projection of the real layer, from FP8 weights as in a checkpoint."""
+"""The output projection of the real layer, from weights as in a checkpoint."""
 
 from typing import Any
 
@@ -13,9 +13,14 @@ TOLERANCE = 5e-3
 
 
 def load(linear: torch.nn.Module) -> torch.Tensor:
-    """Give `linear` FP8 weights with block scales, let vLLM process them as after
-    loading, and return what they stand for, in float64."""
-    weight, scale = linear.weight, linear.weight_scale_inv
+    """Give `linear` weights, in FP8 with block scales or in BF16 as it has them, let
+    vLLM process them as after loading, and return what they stand for, in float64."""
+    weight, scale = linear.weight, getattr(linear, "weight_scale_inv", None)
+    if scale is None:
+        values = torch.randn(weight.shape).to(torch.bfloat16)
+        weight.data = values.to(weight.device)
+        linear.quant_method.process_weights_after_loading(linear)
+        return values.double()
     values = torch.randn(weight.shape).to(torch.float8_e4m3fn)
     powers = torch.ldexp(torch.ones(()), torch.randint(-8, 0, scale.shape))
     weight.data.copy_(values)
@@ -35,22 +40,23 @@ def inverse_rope(o: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat((o[..., : -2 * half].double(), turned.flatten(-2)), -1)
 
 
-def quantized(rows: torch.Tensor) -> torch.Tensor:
+def as_e4m3(rows: torch.Tensor) -> torch.Tensor:
     """`rows` as e4m3 holds them under the least power of two for each 128 values."""
     blocks = rows.unflatten(-1, (-1, BLOCK))
     power = (blocks.abs().amax(-1, keepdim=True) / LARGEST).log2().ceil().exp2()
     return ((blocks / power).to(torch.float8_e4m3fn).double() * power).flatten(-2)
 
 
-@pytest.fixture
-def layer() -> Any:
+def attention(quantized: bool) -> Any:
     torch.manual_seed(0)
-    return layout.attention_layer(layout.vllm_config(quantized=True), 0)
+    return layout.attention_layer(layout.vllm_config(quantized=quantized), 0)
 
 
+@pytest.mark.parametrize("quantized", [True, False], ids=["FP8", "BF16"])
 def test_one_launch_and_one_product(
-    layer: Any, monkeypatch: pytest.MonkeyPatch
+    quantized: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    layer = attention(quantized)
     weight = load(layer.wo_a)
     layer.wo_b = torch.nn.Identity()
     heads, groups, rank = layer.n_local_heads, layer.n_local_groups, layer.o_lora_rank
@@ -62,8 +68,8 @@ def test_one_launch_and_one_product(
 
     rows = inverse_rope(o, layer.rotary_emb.cos_sin_cache.cpu()[at])
     rows = rows.view(len(at), groups, -1)
-    if layout.O_PROJECTION_IN_FP8:
-        rows = quantized(rows)
+    if quantized and layout.O_PROJECTION_IN_FP8:
+        rows = as_e4m3(rows)
     wanted = torch.einsum("tgd,grd->tgr", rows, weight.view(groups, rank, -1))
     wanted = wanted.flatten(1)
     error = float((got.cpu().double() - wanted).norm() / wanted.norm())
@@ -78,7 +84,8 @@ def test_one_launch_and_one_product(
 
 
 @pytest.mark.unchanged
-def test_other_layers_stay_quantized(layer: Any) -> None:
+def test_other_layers_stay_quantized() -> None:
+    layer = attention(quantized=True)
     blocks = layer.wo_b.weight_scale_inv.numel()
     load(layer.wo_b)
     assert layer.wo_b.weight.dtype == torch.float8_e4m3fn
