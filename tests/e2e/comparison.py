@@ -44,8 +44,11 @@ class Error:
 def by_request(
     records: list[dict[str, Any]], part: str
 ) -> dict[tuple[str, int], Sublayer]:
-    """Records of `part` by request and layer; the last computation of a position
-    counts, as after pre-emption."""
+    """Records of `part` by request and layer.
+
+    The last computation of a position counts, as after pre-emption. A request that
+    starts from cached pages has its first positions from the request before it.
+    """
     rows: dict[tuple[str, int], dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
     positions: list[torch.Tensor] = []
     for record in records:
@@ -65,6 +68,11 @@ def by_request(
                 }
                 rows[request, record["layer"]][int(here[row])] = kept
             start += count
+    donors: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
+    for (_, layer), found in rows.items():
+        for position in range(min(found)):
+            found[position] = donors[layer][position]
+        donors[layer] = found
     return {key: _stacked(found) for key, found in rows.items()}
 
 

@@ -52,12 +52,14 @@ class Given:
     own_core: torch.Tensor | None = field(default=None, init=False)
 
     def overlap(self) -> float:
-        """The part of the twin's own choice that the given one has, mean of tokens."""
+        """The part of the twin's own choice that the given one has, mean of the tokens
+        that had to choose."""
         assert self.topk is not None and self.own_topk is not None
         shares = []
         for ours, theirs in zip(self.own_topk, self.topk, strict=True):
-            wanted = set(ours[ours >= 0].tolist())
-            if wanted:
+            wanted = set(ours.tolist())
+            # A row with room for every entry had nothing to choose.
+            if -1 not in wanted:
                 shares.append(len(wanted & set(theirs.tolist())) / len(wanted))
         return sum(shares) / len(shares) if shares else 1.0
 
