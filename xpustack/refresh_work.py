@@ -160,7 +160,26 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             hint=f"git -C {directory} status; then git add, and git cherry-pick"
             " --continue (or --abort, and --drop STEP here)",
         )
+    if marked := _markers(work):
+        raise UsageError(
+            "a commit in the directory holds conflict markers",
+            release=release.name,
+            path=directory,
+            detail=marked[:10],
+            hint=f"git -C {directory} rebase -i base, and resolve it there",
+        )
     return work
+
+
+def _markers(work: Work) -> list[str]:
+    """Where the commits since the base have conflict markers, as `file:line`."""
+    try:
+        work.git.run("diff-tree", "-r", "--check", BASE, BRANCH)
+    except GitFailed as error:
+        lines = error.stdout.decode("utf-8", "replace").splitlines()
+        mark = ": leftover conflict marker"
+        return [line.removesuffix(mark) for line in lines if line.endswith(mark)]
+    return []
 
 
 def settled(note: Note, slug: str) -> Moved:

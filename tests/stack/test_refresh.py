@@ -121,6 +121,17 @@ def test_a_conflict_is_resolved_by_hand_and_the_run_goes_on(stack: FakeStack) ->
     assert outcomes(carried(stack, directory=work)) == outcomes(done)
 
 
+def test_a_conflict_that_was_committed_as_it_was_is_refused(stack: FakeStack) -> None:
+    stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 5, "otherwise")})
+    work = stack.root / "carry"
+    carried(stack, directory=work)
+    git(work, "add", "vllm/attention.py")
+    git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
+    with pytest.raises(UsageError, match="conflict markers") as caught:
+        carried(stack, directory=work)
+    assert caught.value.detail[0] == "vllm/attention.py:5"
+
+
 def test_a_person_may_drop_a_conflicting_step(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 5, "otherwise")})
     work = stack.root / "carry"
