@@ -39,18 +39,25 @@ def load_rope(data_ptr, dims, mask):
 
 
 @triton.jit
+def e4m3_shifted(codes):
+    """fp32 numbers value * 2^-120 of uint8 e4m3 codes; the NaN codes give 480 * 2^-120.
+
+    A code's sign goes to bit 31 and its seven other bits to bits 26..20, which is exact
+    for subnormal codes too. The caller's scale makes up for 2^120.
+    """
+    shifted = codes.to(tl.int8, bitcast=True).to(tl.int32) << 20
+    return (shifted & -0x78100000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def dequantize(codes, exponents, CHUNK: tl.constexpr):
     """bf16 values of e4m3 `codes [N, 64]` under byte CHUNK of `exponents [N, 1]`.
 
-    Shifting a code's sign to bit 31 and its seven other bits to bits 26..20 gives the
-    fp32 number value * 2^-120, subnormals included; 2^120 joins the scale. Exact in
-    bf16, since an e4m3 value has four significant bits.
+    Exact in bf16, since an e4m3 value has four significant bits.
     """
-    shifted = codes.to(tl.int8, bitcast=True).to(tl.int32) << 20
-    value = (shifted & -0x78100000).to(tl.float32, bitcast=True)
     exponent = ((exponents >> (8 * CHUNK)) & 0xFF).to(tl.int32)
     scale = ((tl.minimum(exponent, 134) + 120) << 23).to(tl.float32, bitcast=True)
-    return (value * scale).to(tl.bfloat16)
+    return (e4m3_shifted(codes) * scale).to(tl.bfloat16)
 
 
 @triton.jit
@@ -60,8 +67,6 @@ def dequantize_exact(codes, exponent):
     The two factors 2^120 and 2^(exponent - 127) are applied one after the other; the
     second is a subnormal number for exponent 0.
     """
-    shifted = codes.to(tl.int8, bitcast=True).to(tl.int32) << 20
-    value = (shifted & -0x78100000).to(tl.float32, bitcast=True)
     bits = tl.where(exponent == 0, 0x00400000, exponent << 23)
     scale = bits.to(tl.float32, bitcast=True)
-    return (value * 1.329227995784916e36 * scale).to(tl.bfloat16)
+    return (e4m3_shifted(codes) * 1.329227995784916e36 * scale).to(tl.bfloat16)

@@ -5,8 +5,8 @@
 import torch
 
 from ._checks import check_dtype, check_range, check_same_device, check_shape, fail
+from ._fp4 import MXFP4_BLOCK
 from ._launch import launch_options
-from ._mxfp4 import MXFP4_BLOCK
 from ._pairs import check_pair_rows, check_rotary, load_rotation, rotate, unpack_bf16
 from ._triton import tl, triton
 from ._ue8m0 import (

@@ -15,6 +15,7 @@ from ._checks import (
     check_shape,
     fail,
 )
+from ._fp8 import e4m3_shifted
 from ._launch import launch_options
 from ._logits import check_bounds, check_context, check_heads, key_pages, output
 from ._triton import tl, triton
@@ -22,11 +23,8 @@ from ._triton import tl, triton
 
 @triton.jit
 def _e4m3_to_bf16(code):
-    """bf16 value of uint8 e4m3fn codes; the NaN codes give 480."""
-    shifted = code.to(tl.int8, bitcast=True).to(tl.int32) << 20
-    # -0x78100000 keeps the sign (bit 31) and the code's other bits (26 to 20)
-    value = (shifted & -0x78100000).to(tl.float32, bitcast=True)
-    return (value * 2.0**120).to(tl.bfloat16)
+    """bf16 value of uint8 e4m3fn codes."""
+    return (e4m3_shifted(code) * 2.0**120).to(tl.bfloat16)
 
 
 @triton.jit

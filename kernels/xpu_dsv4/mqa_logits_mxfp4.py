@@ -15,9 +15,9 @@ from ._checks import (
     check_shape,
     fail,
 )
+from ._fp4 import MXFP4_BLOCK, SCALES_A_WORD, mxfp4_to_bf16
 from ._launch import launch_options
 from ._logits import check_bounds, check_context, check_heads, key_pages, output
-from ._mxfp4 import MXFP4_BLOCK, SCALES_A_WORD, mxfp4_to_bf16
 from ._triton import tl, triton
 
 

@@ -16,30 +16,12 @@ from ._checks import (
     check_shape,
     fail,
 )
+from ._fp4 import e2m1_value
+from ._fp8 import e4m3_shifted
 from ._launch import launch_options
 from ._triton import tl, triton
 
 NVFP4_BLOCK = 16
-
-
-@triton.jit
-def _e2m1(code):
-    """fp32 value of e2m1 codes, int32 from 0 to 15."""
-    magnitude = code & 7
-    # 252 << 22 is the exponent field of 0.5: codes from 2 on are normal fp32 values.
-    normal = ((magnitude + 252) << 22).to(tl.float32, bitcast=True)
-    value = tl.where(magnitude < 2, magnitude.to(tl.float32) * 0.5, normal)
-    return tl.where((code & 8) != 0, -value, value)
-
-
-@triton.jit
-def _e4m3(code):
-    """fp32 value of int32 e4m3fn codes; the NaN codes give 480."""
-    mantissa = code & 7
-    exponent = (code >> 3) & 15
-    normal = ((exponent + 120) << 23 | mantissa << 20).to(tl.float32, bitcast=True)
-    value = tl.where(exponent > 0, normal, mantissa.to(tl.float32) * 0.001953125)
-    return tl.where((code & 128) != 0, -value, value)
 
 
 @triton.jit
@@ -77,8 +59,8 @@ def _nvfp4_linear_kernel(
         wanted = inside[:, None] & real_column[None, :]
         pairs = tl.load(weights + k[:, None] // 2, mask=wanted, other=0).to(tl.int32)
         scale = tl.load(scales + k[:, None] // BLOCK, mask=wanted, other=0)
-        value = _e2m1((pairs >> (4 * (k[:, None] % 2))) & 15)
-        weight = (value * _e4m3(scale.to(tl.int32))).to(tl.bfloat16)
+        value = e2m1_value((pairs >> (4 * (k[:, None] % 2))) & 15)
+        weight = (value * (e4m3_shifted(scale) * 2.0**120)).to(tl.bfloat16)
         acc = tl.dot(x, weight, acc)
     acc *= tl.load(global_scale_ptr)
     out = out_ptr + row.to(tl.int64)[:, None] * out_stride + column[None, :]
