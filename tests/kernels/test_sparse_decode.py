@@ -245,19 +245,6 @@ def test_at_most_two_launches_and_no_allocation(tuned_for, monkeypatch, device):
     assert 1 <= len(launches) <= 2
 
 
-@pytest.mark.parametrize("kind", ["xpu", "cuda"])
-@pytest.mark.parametrize("heads", [1, 16, 17, 64, 128])
-@pytest.mark.parametrize("keys", [128, 640, 8320])
-def test_workspace_size_is_what_the_largest_batch_needs(keys, heads, kind):
-    needed = [
-        tokens * heads * splits * 514
-        for tokens in range(1, 301)
-        if (splits := decode_config(kind, tokens, heads, keys).splits) > 1
-    ]
-    assert decode.sparse_decode_workspace_size(300, heads, keys, kind) == max(needed)
-    assert decode.sparse_decode_workspace_size(10**12, heads, keys, kind) == max(needed)
-
-
 def test_pages_may_have_an_axis_of_one_head(device):
     arguments = batch(2, 6, 20, 9, device)
     expected = check(arguments)
