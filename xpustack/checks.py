@@ -5,7 +5,7 @@ import concurrent.futures
 import itertools
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -61,7 +61,7 @@ def run(
     *,
     step: str | None = None,
     only: Kind | None = None,
-    tip: bool = False,
+    tips: Collection[str] = (),
     jobs: int = 2,
     offline: bool = False,
     progress: Progress = silent,
@@ -71,8 +71,8 @@ def run(
     Args:
         step: the slug of the one step to check; None for all.
         only: the one kind of check; builds that tests need happen nevertheless.
-        tip: check each whole series at once: one build, one lint against the
-            base, and every step's test on that tree alone.
+        tips: names of the releases whose whole series is checked at once: one
+            build, one lint against the base, every step's test on that tree alone.
         jobs: how many checks run at the same time.
 
     Raises:
@@ -86,7 +86,7 @@ def run(
     tasks: list[_Task] = []
     for release in chosen:
         planner = _Planner(project, cache, Store(cache), release, runner, progress)
-        errors, planned = planner.plan(step, only, tip, offline)
+        errors, planned = planner.plan(step, only, release.name in tips, offline)
         early += errors
         tasks += planned
     _execute(tasks, runner, jobs, progress)

@@ -158,6 +158,13 @@ def check(
     tip: Annotated[
         bool, typer.Option("--tip", help="Check whole series, not each step.")
     ] = False,
+    ends: Annotated[
+        bool,
+        typer.Option(
+            "--ends",
+            help="Each step of the oldest and the newest release; the others whole.",
+        ),
+    ] = False,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
@@ -168,13 +175,15 @@ def check(
     with reporting_errors(as_json), showing_progress() as progress:
         project = Project.find()
         pinned = releases.load(project)
+        chosen = list(pinned) if release is None else [pinned[release]]
+        names = [one.name for one in chosen]
         done = checks.run(
             project,
             Cache.default(),
-            list(pinned) if release is None else [pinned[release]],
+            chosen,
             step=step,
             only=_KINDS[only] if only else None,
-            tip=tip,
+            tips=names if tip else names[1:-1] if ends else (),
             jobs=jobs,
             offline=offline,
             progress=progress,

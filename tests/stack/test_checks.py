@@ -72,7 +72,7 @@ def test_narrowed_to_a_step_and_a_kind(tiny):
 
 
 def test_the_tip_is_built_once_and_every_test_runs_on_it(tiny):
-    report = check(tiny, "v1.0", tip=True)
+    report = check(tiny, "v1.0", tips=["v1.0"])
     assert states(report) == [
         "v1.0 tip build passed",
         "v1.0 tip lint passed",

@@ -10,7 +10,9 @@ import pytest
 from tiny_stack import TinyStack
 from typer.testing import CliRunner, Result
 
+from xpustack import checks
 from xpustack.cli import app
+from xpustack.results import Report
 
 
 @pytest.fixture
@@ -47,6 +49,30 @@ def test_check_prints_its_report_last(call):
     assert done.stdout.endswith("\n4 passed, 0 failed\n")
     data = json.loads(call("check", "v1.0", "--offline", "--json").stdout)
     assert (data["passed"], data["failed"]) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "tips"),
+    [
+        ([], []),
+        (["--ends"], ["v0.22.1", "v0.23.0"]),
+        (["--tip"], ["v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0"]),
+        (["v0.22.1", "--ends"], []),
+    ],
+    ids=" ".join,
+)
+def test_which_series_are_checked_whole(words, tips, real_project, monkeypatch):
+    asked = {}
+
+    def run(project, cache, releases, **options):
+        asked.update(options)
+        return Report((), 0.0)
+
+    monkeypatch.setattr(checks, "run", run)
+    monkeypatch.chdir(real_project.root)
+    done = CliRunner().invoke(app, ["check", *words])
+    assert done.exit_code == 0, done.output
+    assert list(asked["tips"]) == tips
 
 
 def test_static_and_status(call):
