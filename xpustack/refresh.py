@@ -287,8 +287,34 @@ class _Run:
         self.go(scratch, tests=False)
 
 
+def _require_own(project: Project, release: Release, stale: list[Stale]) -> None:
+    """Insist that a refresh writes nothing but what belongs to its release.
+
+    Raises:
+        UsageError: the work repository holds older kernels or overlay files.
+    """
+    folders = (project.series_dir(release.name), project.overlay / release.name)
+    others = [
+        str(one.path)
+        for one in stale
+        if not any((project.root / one.path).is_relative_to(own) for own in folders)
+    ]
+    if others:
+        raise UsageError(
+            "kernels or overlay changed since the steps were carried, or were"
+            " changed in the work repository",
+            release=release.name,
+            detail=others,
+            hint="the same command with a new --to DIR",
+        )
+
+
 def _save(project: Project, cache: Cache, work: Work) -> list[Stale]:
-    return save(project, cache, work.git.work_tree or work.git.directory)
+    return save(project, cache, _place(work))
+
+
+def _place(work: Work) -> Path:
+    return work.git.work_tree or work.git.directory
 
 
 def _write(
@@ -301,6 +327,7 @@ def _write(
         add(project, release)
     try:
         progress(f"writing the series of {release.name}")
+        _require_own(project, release, save(project, cache, _place(work), True))
         stale = _save(project, cache, work)
     except BaseException:
         with atomic_file(project.releases_file) as file:

@@ -132,6 +132,17 @@ def test_a_conflict_that_was_committed_as_it_was_is_refused(stack: FakeStack) ->
     assert caught.value.detail[0] == "vllm/attention.py:5"
 
 
+def test_kernels_that_changed_meanwhile_are_not_set_back(stack: FakeStack) -> None:
+    work = stack.root / "carry"
+    carried(stack, "v2.0", directory=work)
+    stack.write("kernels/xpu_dsv4/_launch.py", "OPTIONS = 2\n")
+    before = stack.contents()
+    with pytest.raises(UsageError, match="changed since") as caught:
+        carried(stack, "v2.0", directory=work, write=True)
+    assert caught.value.detail == ("kernels/xpu_dsv4/_launch.py",)
+    assert stack.contents() == before
+
+
 def test_a_person_may_drop_a_conflicting_step(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 5, "otherwise")})
     work = stack.root / "carry"
