@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ops around attention: insert, indexer logits, MHC."""
+"""The ops around attention: insert and MHC."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -7,7 +7,6 @@ from functools import partial
 import torch
 
 from kernels.xpu_dsv4.mhc import mhc_post, mhc_pre
-from kernels.xpu_dsv4.mqa_logits import fp8_mqa_logits, fp8_paged_mqa_logits
 from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
 
 from .attention import BLOCK, DIM, NOPE, PAGE, ROPE, TOKEN_BYTES, dequantize
@@ -15,7 +14,6 @@ from .files import INSERT, MHC
 from .workload import OURS, TORCH, UPSTREAM, Candidate, Case, Others
 
 EPS = 1e-6
-INDEX_HEADS, INDEX_DIM = 64, 128
 STREAMS, GATES, SINKHORN = 4, 24, 20
 
 
@@ -117,96 +115,6 @@ def insert_by_torch(
     cache[block, steps] = (exponent + 127).to(torch.uint8)
 
 
-def index_inputs(rows: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """FP8 indexer queries `[rows, 64, 128]` and their weights `[rows, 64]`."""
-    q = torch.randn(rows, INDEX_HEADS, INDEX_DIM, device=device)
-    weights = torch.randn(rows, INDEX_HEADS, device=device)
-    return q.to(torch.float8_e4m3fn), weights
-
-
-def scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Sum over heads of weighted relu(q k): `[rows, keys]`, in the type of `keys`."""
-    return torch.einsum(
-        "mhn,mh->mn",
-        torch.einsum("mhd,nd->mhn", q.to(keys.dtype), keys).relu(),
-        weights.to(keys.dtype),
-    )
-
-
-def prefill_logits(rows: int, keys: int, device: torch.device) -> list[Candidate]:
-    """Candidates for indexer logits over gathered keys, all visible."""
-    q, weights = index_inputs(rows, device)
-    k = torch.randn(keys, INDEX_DIM, device=device).to(torch.float8_e4m3fn)
-    scales = torch.rand(keys, device=device) + 0.5
-    starts = torch.zeros(rows, dtype=torch.int32, device=device)
-    ends = torch.full_like(starts, keys)
-    out = torch.empty(rows, keys, device=device)
-    check = slice(0, min(rows, 16))
-
-    def run() -> None:
-        fp8_mqa_logits(q, k, scales, weights, starts, ends, out=out)
-
-    def baseline() -> None:
-        for i in range(0, rows, 64):
-            part = slice(i, i + 64)
-            out[part] = scores(q[part], k.bfloat16(), weights[part]).float() * scales
-
-    def reference() -> torch.Tensor:
-        return scores(q[check], k.double(), weights[check]) * scales
-
-    return [
-        Candidate(OURS, [run], lambda: out[check], reference),
-        Candidate(TORCH, [baseline], lambda: out[check], reference, tolerance=2e-2),
-    ]
-
-
-def decode_logits(rows: int, keys: int, device: torch.device) -> list[Candidate]:
-    """Candidates for indexer logits over paged keys, one row a request."""
-    q, weights = index_inputs(rows, device)
-    width = keys // BLOCK
-    blocks = rows * width
-    stride = 8640
-    flat = torch.zeros(blocks, stride, dtype=torch.uint8, device=device)
-    data = torch.randn(blocks, BLOCK * INDEX_DIM, device=device)
-    flat[:, : BLOCK * INDEX_DIM] = data.to(torch.float8_e4m3fn).view(torch.uint8)
-    scales = torch.rand(blocks, BLOCK, device=device) + 0.5
-    span = slice(BLOCK * INDEX_DIM, BLOCK * (INDEX_DIM + 4))
-    flat[:, span] = scales.view(torch.uint8)
-    each = INDEX_DIM + 4
-    pages = flat.as_strided((blocks, BLOCK, 1, each), (stride, each, each, 1))
-    table = torch.randperm(blocks, device=device).int().view(rows, width)
-    lens = torch.full((rows,), keys, dtype=torch.int32, device=device)
-    out = torch.empty(rows, keys, device=device)
-
-    def run() -> None:
-        fp8_paged_mqa_logits(
-            q.unsqueeze(1), pages, weights, lens, table, None, keys, out=out
-        )
-
-    def gathered(row: int, dtype: torch.dtype) -> torch.Tensor:
-        chosen = flat[table[row].long()]
-        codes = chosen[:, : BLOCK * INDEX_DIM].contiguous().view(torch.float8_e4m3fn)
-        k = codes.to(dtype).view(keys, INDEX_DIM)
-        return scores(q[row : row + 1], k, weights[row : row + 1]) * scales[
-            table[row].long()
-        ].view(1, keys)
-
-    def reference() -> torch.Tensor:
-        return torch.cat([gathered(i, torch.float64) for i in range(min(rows, 4))])
-
-    def baseline() -> None:
-        for row in range(rows):
-            out[row] = gathered(row, torch.bfloat16)[0].float()
-
-    def result() -> torch.Tensor:
-        return out[: min(rows, 4)]
-
-    return [
-        Candidate(OURS, [run], result, reference),
-        Candidate(TORCH, [baseline], result, reference, tolerance=2e-2),
-    ]
-
-
 def mixing(
     tokens: int, hidden: int, others: Others, device: torch.device
 ) -> list[Candidate]:
@@ -265,7 +173,7 @@ def mixing(
 
 
 def cases(others: Others, device: torch.device) -> Iterator[Case]:
-    """Insert, logits and MHC."""
+    """Insert and MHC."""
     dry = device.type == "cpu"
     sets = 1 if dry else 8
     for heads in (16,) if dry else (16, 64, 128):
@@ -279,27 +187,6 @@ def cases(others: Others, device: torch.device) -> Iterator[Case]:
                 0,
                 partial(insert, tokens, heads, others, device, sets),
             )
-    each = INDEX_DIM + 4
-    for tokens, keys in ((2, 128),) if dry else ((1, 65536), (16, 65536), (128, 16384)):
-        yield Case(
-            "logits decode",
-            tokens,
-            INDEX_HEADS,
-            keys,
-            tokens * keys * (each + 4),
-            2 * tokens * INDEX_HEADS * keys * INDEX_DIM,
-            partial(decode_logits, tokens, keys, device),
-        )
-    for tokens, keys in ((3, 96),) if dry else ((256, 16384), (2048, 16384)):
-        yield Case(
-            "logits prefill",
-            tokens,
-            INDEX_HEADS,
-            keys,
-            keys * each + tokens * keys * 4,
-            2 * tokens * INDEX_HEADS * keys * INDEX_DIM,
-            partial(prefill_logits, tokens, keys, device),
-        )
     for hidden in (256,) if dry else (4096, 7168):
         for tokens in (3,) if dry else (1, 16, 128, 2048):
             row = STREAMS * hidden * 2

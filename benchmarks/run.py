@@ -126,9 +126,9 @@ def all_cases(
     others: "Others", device: torch.device, ops: Sequence[str]
 ) -> Iterator["Case"]:
     """Decode and prefill first: they count most if time runs out."""
-    from . import attention, layer
+    from . import attention, indexer, layer
 
-    for part in (attention, layer):
+    for part in (attention, indexer, layer):
         for case in part.cases(others, device):
             if not ops or any(case.op.startswith(op) for op in ops):
                 yield case
