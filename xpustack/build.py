@@ -26,12 +26,11 @@ SOURCE_DATE_EPOCH = "315532800"
 # The releases' one extension asks for this limited API; upstream's own release
 # wheels are tagged in the same way, so that one wheel serves later Pythons too.
 LIMITED_API = "cp311"
-_NO_COMPILER = re.compile(
-    r"No CMAKE_C\w*_COMPILER could be found"
-    r"|is not a full path\s.*compiler\s+tool|not\s+able to compile a simple test"
-    r"|error: command '.*' failed: No such file or directory",
-    re.DOTALL,
+NO_COMPILER = re.compile(
+    r"CMAKE_CXX_COMPILER not set|not\s+able\s+to\s+compile\s+a\s+simple\s+test"
+    r"|error: command '.*' failed: No such file or directory"
 )
+"""What CMake and setuptools say where there is no compiler that works."""
 
 
 @dataclass(frozen=True)
@@ -200,7 +199,7 @@ def _pip(
         timeout=TIMEOUT,
     )
     if done.returncode != 0:
-        if _NO_COMPILER.search(done.output):
+        if NO_COMPILER.search(done.output):
             raise EnvironmentProblem(
                 "the base has an extension, and there is no C++ compiler that works",
                 release=tree.release.name,

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """One wheel a tree, named after it, built once."""
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 from tiny_stack import BASE, TinyStack
 
-from xpustack.build import build, version_of
+from xpustack.build import NO_COMPILER, build, version_of
 from xpustack.errors import CheckFailed
-from xpustack.process import Runner, Stopped
+from xpustack.process import Runner, Stopped, clean_environment
 from xpustack.store import Store
 
 
@@ -49,3 +53,20 @@ def test_a_stopped_runner_starts_nothing(tmp_path):
     with pytest.raises(Stopped):
         build(runner, stack.cache, Store(stack.cache), tree, version_of(tree, 0))
     assert not any(stack.cache.wheels.glob("*"))
+
+
+@pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
+def test_cmake_without_a_working_compiler_is_understood(tmp_path: Path, compiler: str):
+    """In CMake's own words, which its versions may change."""
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.26)\nproject(x LANGUAGES CXX)\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "cmake", "-G", "Ninja", "-B", "build", "."],
+        cwd=tmp_path,
+        env={**clean_environment(), "CXX": compiler},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode != 0
+    assert NO_COMPILER.search(done.stdout + done.stderr), done.stderr

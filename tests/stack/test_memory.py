@@ -83,3 +83,10 @@ def test_the_documentation_shows_these_tables(model: Model, real_project: Projec
     assert memory.table(model) in text
     figures = re.escape(f"{memory.cache_per_token(model):.0f} bytes")
     assert re.search(figures, text)
+
+
+def test_it_prints_both_models(capsys: pytest.CaptureFixture[str]):
+    memory.main()
+    printed = capsys.readouterr().out
+    assert "DeepSeek-V4-Flash: 284.3 billion weights, 3915 bytes" in printed
+    assert memory.table(PRO) in printed
