@@ -45,6 +45,7 @@ COMMON_OPS = "vllm.models.common.ops"
 MLA = "vllm.v1.attention.backends.mla"
 MHC = "vllm.model_executor.layers.mhc"
 FUSED_MOE = "vllm.model_executor.layers.fused_moe"
+LINEAR_KERNELS = "vllm.model_executor.kernels.linear"
 INDEXER_BACKEND = f"{MLA}.indexer"
 # Whether vllm-xpu-kernels has a batched FP8 product, and XPU takes it for wo_a.
 O_PROJECTION_IN_FP8 = (
@@ -198,6 +199,22 @@ def vllm_config(
     return config
 
 
+def take_nvfp4(config: Any, leave_out: Sequence[str]) -> None:
+    """Let the linear layers of `config` have NVFP4 weights as ModelOpt writes them,
+    but for those whose names match a pattern of `leave_out`."""
+    quantization = module("vllm.model_executor.layers.quantization.modelopt")
+    config.quant_config = quantization.ModelOptNvFp4Config.from_config(
+        {
+            "quantization": {
+                "quant_algo": "NVFP4",
+                "kv_cache_quant_algo": None,
+                "group_size": 16,
+                "exclude_modules": list(leave_out),
+            }
+        }
+    )
+
+
 def take_mxfp4_indexer(config: Any) -> None:
     """Let the sparse indexer of `config` keep its keys in MXFP4 instead of FP8."""
     attention = config.attention_config
@@ -337,6 +354,17 @@ def open_ops(monkeypatch: pytest.MonkeyPatch) -> None:
         ("vllm.model_executor.layers.sparse_attn_indexer", "sparse_attn_indexer"),
     ):
         monkeypatch.setattr(torch.ops.vllm, name, getattr(module(home), name))
+
+
+def input_projections(layer: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What a layer projects `hidden` to: (q rank and kv, kv and score of the
+    compressor, those of the indexer's compressor, the indexer's head weights)."""
+    owner = projecting(layer)
+    for name in ("attn_gemm_parallel_execute", "_run_parallel_input_projections"):
+        if hasattr(owner, name):
+            projected: tuple[torch.Tensor, ...] = getattr(owner, name)(hidden)
+            return projected
+    raise AttributeError(f"{type(owner).__name__} has no input projections")
 
 
 def projecting(layer: Any) -> Any:
