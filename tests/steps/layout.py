@@ -523,6 +523,44 @@ def run_layers(layers: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@contextmanager
+def linear_backend(config: Any, backend: str) -> Iterator[None]:
+    """Linear layers made within are computed by `backend`, or by what is chosen for
+    scales that are "fp32". Where a release has no such choice, its environment excludes
+    the kernels before it."""
+    fp8 = module("vllm.model_executor.layers.quantization.fp8")
+    if backend == "fp32":
+        backend = "auto"
+        config.quant_config = fp8.Fp8Config(
+            is_checkpoint_fp8_serialized=True, weight_block_size=[128, 128]
+        )
+    before = {
+        "auto": "",
+        "xpu": "XPUW8A16Fp8BlockKernel",
+        "triton": "XPUW8A16Fp8BlockKernel,XPUFp8BlockScaledMMKernel",
+    }
+    with current(config), pytest.MonkeyPatch.context() as patch:
+        if hasattr(config.kernel_config, "linear_backend"):
+            patch.setattr(config.kernel_config, "linear_backend", backend)
+        else:
+            patch.setenv("VLLM_DISABLED_KERNELS", before[backend])
+        yield
+
+
+def linear(config: Any, inputs: int, outputs: int, *, backend: str = "auto") -> Any:
+    """A linear layer under the configuration's quantization, computed by `backend`."""
+    layers = module("vllm.model_executor.layers.linear")
+    dtype = module("vllm.utils.torch_utils").set_default_torch_dtype(torch.bfloat16)
+    with linear_backend(config, backend), dtype:
+        return layers.ReplicatedLinear(
+            inputs,
+            outputs,
+            bias=False,
+            quant_config=config.quant_config,
+            prefix="model.layers.0.attn.wo_b",
+        )
+
+
 def mxfp4_experts(
     scales: Sequence[torch.Tensor],
     *,
