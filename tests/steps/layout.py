@@ -59,6 +59,8 @@ if (
     in (PACKAGE.parent / f"{MODEL.replace('.', '/')}.py").read_text()
 ):
     HYPER_CONNECTIONS.append("fused")
+# Who may multiply by FP8 weights in blocks on XPU.
+BLOCK_FP8_BACKENDS = ["auto"] if WITH_XPU_FOLDER else ["auto", "xpu", "triton", "fp32"]
 
 WINDOW = 128
 HEADS = 8
@@ -467,8 +469,20 @@ def triton_indexer_query() -> Iterator[Any]:
 
 
 def o_projection(layer: Any, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The layer's inverse RoPE, grouped product with wo_a, and wo_b."""
-    return layer._o_proj(o, positions)
+    """The layer's inverse RoPE, grouped product with wo_a, and wo_b; where a wrapper
+    does it, in its forward, with the attention replaced by its output `o`."""
+    if WITH_XPU_FOLDER:
+        return layer._o_proj(o, positions)
+    wrapper = layer.mla_attn
+    wrapper.wo_b = layer.wo_b
+
+    def attention(hidden: torch.Tensor, at: torch.Tensor, out: Any, name: str) -> None:
+        out[:, : o.shape[1]] = o
+
+    hidden = torch.empty(len(o), wrapper.hidden_size, dtype=o.dtype, device=o.device)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.ops.vllm, "deepseek_v4_attention", attention)
+        return wrapper(positions, hidden)
 
 
 def cuda_attention_class() -> type[torch.nn.Module]:

@@ -7,27 +7,9 @@ import kernel_trace
 import layout
 import pytest
 import torch
+from block_fp8 import BLOCK, as_e4m3, load
 
-BLOCK, LARGEST = 128, 448.0
 TOLERANCE = 5e-3
-
-
-def load(linear: torch.nn.Module) -> torch.Tensor:
-    """Give `linear` weights, in FP8 with block scales or in BF16 as it has them, let
-    vLLM process them as after loading, and return what they stand for, in float64."""
-    weight, scale = linear.weight, getattr(linear, "weight_scale_inv", None)
-    if scale is None:
-        values = torch.randn(weight.shape).to(torch.bfloat16)
-        weight.data = values.to(weight.device)
-        linear.quant_method.process_weights_after_loading(linear)
-        return values.double()
-    values = torch.randn(weight.shape).to(torch.float8_e4m3fn)
-    powers = torch.ldexp(torch.ones(()), torch.randint(-8, 0, scale.shape))
-    weight.data.copy_(values)
-    scale.data.copy_(powers)
-    linear.quant_method.process_weights_after_loading(linear)
-    each = powers.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)
-    return values.double() * each.double()
 
 
 def inverse_rope(o: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
@@ -40,23 +22,23 @@ def inverse_rope(o: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
     return torch.cat((o[..., : -2 * half].double(), turned.flatten(-2)), -1)
 
 
-def as_e4m3(rows: torch.Tensor) -> torch.Tensor:
-    """`rows` as e4m3 holds them under the least power of two for each 128 values."""
-    blocks = rows.unflatten(-1, (-1, BLOCK))
-    power = (blocks.abs().amax(-1, keepdim=True) / LARGEST).log2().ceil().exp2()
-    return ((blocks / power).to(torch.float8_e4m3fn).double() * power).flatten(-2)
-
-
-def attention(quantized: bool) -> Any:
+def attention(backend: str | None) -> Any:
+    """A layer whose FP8 weights `backend` multiplies by; None has weights in BF16."""
     torch.manual_seed(0)
-    return layout.attention_layer(layout.vllm_config(quantized=quantized), 0)
+    config = layout.vllm_config(quantized=backend is not None)
+    with layout.linear_backend(config, backend or "auto"):
+        return layout.attention_layer(config, 0)
 
 
-@pytest.mark.parametrize("quantized", [True, False], ids=["FP8", "BF16"])
+@pytest.mark.parametrize(
+    "backend",
+    [*layout.BLOCK_FP8_BACKENDS, None],
+    ids=lambda backend: f"FP8-{backend}" if backend else "BF16",
+)
 def test_one_launch_and_one_product(
-    quantized: bool, monkeypatch: pytest.MonkeyPatch
+    backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = attention(quantized)
+    layer = attention(backend)
     weight = load(layer.wo_a)
     layer.wo_b = torch.nn.Identity()
     heads, groups, rank = layer.n_local_heads, layer.n_local_groups, layer.o_lora_rank
@@ -68,8 +50,8 @@ def test_one_launch_and_one_product(
 
     rows = inverse_rope(o, layer.rotary_emb.cos_sin_cache.cpu()[at])
     rows = rows.view(len(at), groups, -1)
-    if quantized and layout.O_PROJECTION_IN_FP8:
-        rows = as_e4m3(rows)
+    if backend and layout.O_PROJECTION_IN_FP8:
+        rows = as_e4m3(rows, BLOCK, power_of_two=True)
     wanted = torch.einsum("tgd,grd->tgr", rows, weight.view(groups, rank, -1))
     wanted = wanted.flatten(1)
     error = float((got.cpu().double() - wanted).norm() / wanted.norm())
@@ -84,9 +66,11 @@ def test_one_launch_and_one_product(
 
 
 @pytest.mark.unchanged
-def test_other_layers_stay_quantized() -> None:
-    layer = attention(quantized=True)
-    blocks = layer.wo_b.weight_scale_inv.numel()
-    load(layer.wo_b)
-    assert layer.wo_b.weight.dtype == torch.float8_e4m3fn
-    assert layer.wo_b.weight_scale_inv.numel() == blocks
+@pytest.mark.parametrize("backend", layout.BLOCK_FP8_BACKENDS)
+def test_other_layers_multiply_as_before(backend: str) -> None:
+    layer = attention(backend)
+    weight = load(layer.wo_b)
+    x = torch.randn(3, weight.shape[1], dtype=torch.bfloat16)
+    got = layer.wo_b.quant_method.apply(layer.wo_b, x.to(layout.device()))
+    wanted = x.double() @ weight.T
+    assert (got.cpu().double() - wanted).norm() < 0.05 * wanted.norm()
