@@ -24,6 +24,7 @@ from xpustack.pin import REQUIREMENTS
 from xpustack.project import Project
 from xpustack.releases import Pin, Release, load
 from xpustack.ship import PINS, known_hashes, ship
+from xpustack.source import fetch
 
 
 def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any") -> str:
@@ -169,7 +170,7 @@ def test_a_base_without_that_stage_is_refused(release: Release):
 def test_every_pinned_release_names_all_of_it(real_project: Project, real_cache: Cache):
     """Image, driver, indexes and the three pins, from the real archives."""
     for release in load(real_project):
-        archive = real_cache.sdists / release.sha256 / release.sdist
+        archive = fetch(release, real_cache)
         texts = {
             member.path: member.data.decode()
             for member in members(archive)

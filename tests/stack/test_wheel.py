@@ -19,6 +19,7 @@ from xpustack.errors import CheckFailed
 from xpustack.project import Project
 from xpustack.releases import load
 from xpustack.ship import ship
+from xpustack.source import fetch
 
 INFO = "vllm-1.0.dist-info"
 FILES = {
@@ -189,12 +190,13 @@ def test_a_real_release_is_the_same_from_two_caches(
 ):
     """v0.22.1 compiles an extension. The archive alone is shared by both builds."""
     release = load(real_project)["v0.22.1"]
+    archive = fetch(release, real_cache)
     made = []
     for name in ("one", "the/other"):
         cache = Cache(tmp_path / name / "cache")
         place = cache.sdists / release.sha256
         place.parent.mkdir(parents=True)
-        place.symlink_to(real_cache.sdists / release.sha256)
+        place.symlink_to(archive.parent)
         done = ship(real_project, cache, release, tmp_path / name, offline=True)
         made.append(done)
     assert dict(made[0].files) == dict(made[1].files)
