@@ -4,6 +4,7 @@
 from emulated_xpu.ops import (
     device,
     experts,
+    fp4,
     fp8_bmm,
     fp8_gemm,
     indexer,
@@ -17,6 +18,7 @@ from emulated_xpu.ops import (
 __all__ = [
     "device",
     "experts",
+    "fp4",
     "fp8_bmm",
     "fp8_gemm",
     "indexer",
