@@ -5,17 +5,25 @@ import kernel_trace
 import layout
 import pytest
 import reference_attention as reference
+import torch
 from decoder_layer import Decoder, Draft
 
 TOLERANCE = 8e-3  # a dozen roundings to bf16 in a row
+
+
+def check(draft: Draft, output: torch.Tensor) -> None:
+    expected = draft.expected()
+    shapes = f"the draft gives {list(output.shape)}, not {list(expected.shape)}"
+    assert output.shape == expected.shape, shapes
+    error = reference.relative(output, expected)
+    assert error < TOLERANCE, f"the draft layer is off by {error:.1%}"
 
 
 def test_draft_tokens() -> None:
     draft = Draft((131, 5, 1))
     with draft.attention.batch.ready():
         output = draft.run()
-    error = reference.relative(output, draft.expected())
-    assert error < TOLERANCE, f"the draft layer is off by {error:.1%}"
+    check(draft, output)
 
 
 def test_it_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,8 +36,7 @@ def test_it_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         output = draft.run()
     print(f"draft layer: {kernel_trace.summary(trace)}")
-    error = reference.relative(output, draft.expected())
-    assert error < TOLERANCE, f"the draft layer is off by {error:.1%}"
+    check(draft, output)
 
 
 @pytest.mark.unchanged
