@@ -46,6 +46,13 @@ MLA = "vllm.v1.attention.backends.mla"
 MHC = "vllm.model_executor.layers.mhc"
 FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 LINEAR_KERNELS = "vllm.model_executor.kernels.linear"
+LAYER_QUANTIZATION = "vllm.model_executor.layers.quantization"
+# The packed formats for which XPU has a linear kernel, after the step at the latest.
+PACKED_FORMATS = (
+    ("nvfp4", "mxfp4")
+    if (PACKAGE / "model_executor/kernels/linear/mxfp4/xpu.py").is_file()
+    else ("nvfp4",)
+)
 INDEXER_BACKEND = f"{MLA}.indexer"
 # Whether vllm-xpu-kernels has a batched FP8 product, and XPU takes it for wo_a.
 O_PROJECTION_IN_FP8 = (
@@ -188,6 +195,7 @@ def vllm_config(
         is_moe=True,
         enforce_eager=True,
         is_deepseek_mla=True,
+        quantization_config=None,
         get_num_attention_heads=lambda parallel: heads,
     )
     attention = config.attention_config
@@ -203,16 +211,42 @@ def vllm_config(
 
 def take_nvfp4(config: Any, leave_out: Sequence[str]) -> None:
     """Let the linear layers of `config` have NVFP4 weights as ModelOpt writes them,
-    but for those whose names match a pattern of `leave_out`."""
-    quantization = module("vllm.model_executor.layers.quantization.modelopt")
+    but for those whose names end like one of `leave_out`."""
+    quantization = module(f"{LAYER_QUANTIZATION}.modelopt")
     config.quant_config = quantization.ModelOptNvFp4Config.from_config(
         {
             "quantization": {
                 "quant_algo": "NVFP4",
                 "kv_cache_quant_algo": None,
                 "group_size": 16,
-                "exclude_modules": list(leave_out),
+                "exclude_modules": [f"*{name}*" for name in leave_out],
             }
+        }
+    )
+
+
+def take_mxfp4(config: Any, leave_out: Sequence[str]) -> None:
+    """As `take_nvfp4`, but MXFP4 as compressed-tensors writes it."""
+    quantization = module(f"{LAYER_QUANTIZATION}.compressed_tensors.compressed_tensors")
+    values = {
+        "num_bits": 4,
+        "type": "float",
+        "strategy": "group",
+        "group_size": 32,
+        "symmetric": True,
+    }
+    group = {
+        "targets": ["Linear"],
+        "weights": {**values, "dynamic": False},
+        "input_activations": {**values, "dynamic": True},
+        "format": "mxfp4-pack-quantized",
+    }
+    config.quant_config = quantization.CompressedTensorsConfig.from_config(
+        {
+            "quant_method": "compressed-tensors",
+            "format": "mxfp4-pack-quantized",
+            "config_groups": {"group_0": group},
+            "ignore": [f"re:.*{name}$" for name in leave_out],
         }
     )
 

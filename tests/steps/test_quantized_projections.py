@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A checkpoint in NVFP4: the projections of compressor and indexer stay packed."""
+"""A packed checkpoint: the projections of compressor and indexer stay packed."""
 
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import indexer_batch
 import layout
 import pytest
 import torch
 
-HIDDEN, RANK, TOKENS, BLOCK = 256, 128, 5, 16
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
+HIDDEN, RANK, TOKENS = 256, 128, 5
 # Of each projection: its columns in the checkpoint and its rows' size.
 PROJECTIONS = {
     "compressor.wkv": (1024, HIDDEN),
@@ -32,24 +32,60 @@ MERGED = {
 }
 
 
-def write_checkpoint(path: Path) -> dict[str, torch.Tensor]:
-    """Random NVFP4 projections as ModelOpt writes them; what each stands for."""
+class Nvfp4:
+    """Weights as ModelOpt writes them; XPU multiplies activations as they are."""
+
+    block = 16
+
+    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        scale = torch.rand(packed.shape[0], packed.shape[1] * 2 // self.block)
+        return {
+            "weight": packed,
+            "weight_scale": (scale * 400 + 1).to(torch.float8_e4m3fn),
+            "weight_scale_2": torch.tensor(0.00021),
+            "input_scale": torch.tensor(0.01),
+        }
+
+    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        return stored["weight_scale"].double() * stored["weight_scale_2"].double()
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double()
+
+
+class Mxfp4:
+    """Weights as compressed-tensors writes them; activations take the same format."""
+
+    block = 32
+
+    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        shape = packed.shape[0], packed.shape[1] * 2 // self.block
+        scale = torch.randint(118, 124, shape, dtype=torch.uint8)
+        return {"weight_packed": packed, "weight_scale": scale}
+
+    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.exp2(stored["weight_scale"].double() - 127)
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return indexer_batch.quantized(x.double(), fp4=True)
+
+
+FORMATS = {"nvfp4": Nvfp4(), "mxfp4": Mxfp4()}
+
+
+def write_checkpoint(path: Path, packing: Any) -> dict[str, torch.Tensor]:
+    """Random packed projections; what each stands for, in float64."""
     from safetensors.torch import save_file
 
     stored: dict[str, torch.Tensor] = {}
     meaning = {}
     for name, (columns, size) in PROJECTIONS.items():
         packed = torch.randint(0, 256, (columns, size // 2), dtype=torch.uint8)
-        scale = torch.rand(columns, size // BLOCK) * 400 + 1
-        scale = scale.to(torch.float8_e4m3fn)
-        whole = torch.tensor(0.00021)
-        stored[f"{name}.weight"] = packed
-        stored[f"{name}.weight_scale"] = scale
-        stored[f"{name}.weight_scale_2"] = whole
-        stored[f"{name}.input_scale"] = torch.tensor(0.01)
-        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()
-        values = torch.cat((E2M1, -E2M1))[codes] * whole.double()
-        meaning[name] = values * scale.double().repeat_interleave(BLOCK, -1)
+        made = packing.stored(packed)
+        stored.update({f"{name}.{kind}": tensor for kind, tensor in made.items()})
+        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+        scales = packing.scales(made).repeat_interleave(packing.block, -1)
+        meaning[name] = indexer_batch.e2m1_values(codes) * scales
     save_file(stored, path)
     return meaning
 
@@ -69,20 +105,22 @@ def load(layer: Any, path: Path) -> None:
         parameter.weight_loader(parameter, tensor, *place)
     for module in owner.modules():
         method = getattr(module, "quant_method", None)
-        if method is not None and getattr(module, "weight", None) is not None:
+        if method is not None:
             method.process_weights_after_loading(module)
 
 
-def loaded(directory: Path) -> tuple[Any, dict[str, torch.Tensor]]:
-    """A ratio-4 layer with a checkpoint of `directory`; what its weights stand for."""
+def loaded(directory: Path, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
+    """A ratio-4 layer with a checkpoint of that format; what its weights stand for."""
     torch.manual_seed(0)
-    meaning = write_checkpoint(directory / "nvfp4.safetensors")
+    path = directory / f"{name}.safetensors"
+    meaning = write_checkpoint(path, FORMATS[name])
     config = layout.vllm_config()
+    take = layout.take_nvfp4 if name == "nvfp4" else layout.take_mxfp4
     # The output projection has kernels of its own, which read FP8.
-    layout.take_nvfp4(config, leave_out=["*wo_a*", "*wo_b*", "*attn.wq_b*"])
+    take(config, leave_out=["wo_a", "wo_b", "attn.wq_b"])
     layer = layout.attention_layer(config, 4)
     with layout.current(config):
-        load(layer, directory / "nvfp4.safetensors")
+        load(layer, path)
     return layer, meaning
 
 
@@ -91,13 +129,15 @@ def off_by(got: torch.Tensor, *wanted: torch.Tensor) -> float:
     return float((got.cpu().double() - whole).norm() / whole.norm())
 
 
-def test_every_projection_multiplies_what_is_packed(tmp_path: Path) -> None:
-    built, meaning = loaded(tmp_path)
+@pytest.mark.parametrize("name", layout.PACKED_FORMATS)
+def test_every_projection_multiplies_what_is_packed(name: str, tmp_path: Path) -> None:
+    built, meaning = loaded(tmp_path, name)
+    seen = FORMATS[name].seen
     hidden = torch.randn(TOKENS, HIDDEN).bfloat16()
     got = layout.input_projections(built, hidden.to(layout.device()))
     wanted = {
-        name: hidden.double() @ weight.T
-        for name, weight in meaning.items()
+        projection: seen(hidden) @ weight.T
+        for projection, weight in meaning.items()
         if weight.shape[1] == HIDDEN
     }
     qr_kv, kv_score, indexer_kv_score, indexer_weights = got
@@ -116,12 +156,12 @@ def test_every_projection_multiplies_what_is_packed(tmp_path: Path) -> None:
     }
     qr = torch.randn(TOKENS, RANK).bfloat16()
     query = layout.projecting(built).indexer.wq_b(qr.to(layout.device()))[0]
-    errors["indexer's queries"] = off_by(query, qr.double() @ meaning["indexer.wq_b"].T)
+    errors["indexer's queries"] = off_by(query, seen(qr) @ meaning["indexer.wq_b"].T)
     assert max(errors.values()) < 3e-3, f"projections are off by {errors}"
 
 
 def test_the_weights_stay_packed(tmp_path: Path) -> None:
-    compressor = layout.projecting(loaded(tmp_path)[0]).compressor
+    compressor = layout.projecting(loaded(tmp_path, "nvfp4")[0]).compressor
     assert compressor.fused_wkv_wgate.weight.dtype == torch.uint8
 
 
