@@ -19,7 +19,8 @@ from xpustack.errors import CheckFailed
 from xpustack.project import Project
 from xpustack.releases import load
 from xpustack.ship import ship
-from xpustack.source import fetch
+from xpustack.store import Store
+from xpustack.tree import trees
 
 INFO = "vllm-1.0.dist-info"
 FILES = {
@@ -185,18 +186,17 @@ def test_what_is_shipped_installs_and_is_complete(
     }
 
 
-def test_a_real_release_is_the_same_from_two_caches(
+def test_a_real_release_is_the_same_from_two_places(
     real_project: Project, real_cache: Cache, tmp_path: Path
 ):
-    """v0.22.1 compiles an extension. The archive alone is shared by both builds."""
+    """v0.22.1 compiles an extension. Both builds share the trees, nothing else."""
     release = load(real_project)["v0.22.1"]
-    archive = fetch(release, real_cache)
+    trees(Store(real_cache), real_project, release)
     made = []
     for name in ("one", "the/other"):
         cache = Cache(tmp_path / name / "cache")
-        place = cache.sdists / release.sha256
-        place.parent.mkdir(parents=True)
-        place.symlink_to(archive.parent)
+        cache.root.mkdir(parents=True)
+        cache.objects.symlink_to(real_cache.objects)
         done = ship(real_project, cache, release, tmp_path / name, offline=True)
         made.append(done)
     assert dict(made[0].files) == dict(made[1].files)
