@@ -5,7 +5,7 @@ Upstream's releases compute neither in Triton, so ours stands beside torch.
 """
 
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 
 import torch
 
@@ -32,11 +32,16 @@ def scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.
     )
 
 
+@cache
+def e2m1_values(device: torch.device) -> torch.Tensor:
+    """fp32 values of the 16 codes, made once: a graph may not copy from the host."""
+    return torch.tensor((*E2M1, *(-value for value in E2M1)), device=device)
+
+
 def mxfp4_values(codes: torch.Tensor, exponents: torch.Tensor) -> torch.Tensor:
     """fp32 values `[..., 128]` of `[..., 64]` packed bytes and `[..., 4]` exponents."""
-    grid = torch.tensor(E2M1, device=codes.device)
     nibbles = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).long()
-    blocks = torch.cat((grid, -grid))[nibbles].unflatten(-1, (-1, 32))
+    blocks = e2m1_values(codes.device)[nibbles].unflatten(-1, (-1, 32))
     return (blocks * torch.exp2(exponents.float() - 127)[..., None]).flatten(-2)
 
 
