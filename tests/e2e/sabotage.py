@@ -6,13 +6,14 @@ layer 1 answers one wrong index in each row of its top-k, layer 2 turns by a wro
 table; and one scale byte of a page of layer 1 is wrong after the first step.
 """
 
+import copy
 from typing import Any
 
 import torch
+from vllm.forward_context import get_forward_context
 
 EXPONENT_STEP = 3
 TOKEN_BYTES = 576
-SCALE_BYTES = 8
 
 
 def break_layers(model: torch.nn.Module) -> None:
@@ -30,9 +31,10 @@ def forget_sinks(attention: Any) -> None:
 
 def turn_wrongly(attention: Any) -> None:
     """Positions count twice; a shift alone would cancel out."""
-    table = attention.rotary_emb.cos_sin_cache
-    rows = torch.arange(len(table)) * 2 % len(table)
-    table.copy_(table[rows])
+    own = copy.deepcopy(attention.rotary_emb)
+    rows = torch.arange(len(own.cos_sin_cache)) * 2 % len(own.cos_sin_cache)
+    own.cos_sin_cache.copy_(own.cos_sin_cache[rows])
+    attention.rotary_emb = own
 
 
 def miss_one_index(attention: Any) -> None:
@@ -40,27 +42,29 @@ def miss_one_index(attention: Any) -> None:
     indexer, buffer = attention.indexer.indexer_op, attention.topk_indices_buffer
 
     def exchange(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        for row in buffer[buffer[:, -1] >= 0]:
-            left_out = set(range(int(row.max()))) - set(row.tolist())
-            if left_out:
-                index = (buffer == row).all(1).nonzero()[0]
-                buffer[index, 0] = min(left_out)
+        if get_forward_context().attn_metadata is None:
+            return
+        for row in buffer[: len(args[0])]:
+            chosen = set(row.tolist())
+            if -1 not in chosen and (left_out := set(range(max(chosen))) - chosen):
+                row[0] = min(left_out)
 
     indexer.register_forward_hook(exchange, with_kwargs=True)
 
 
 def damage_page(attention: Any) -> None:
     """One of the first token's seven exponents grows, between two steps."""
-    pages: list[torch.Tensor] = []
+    done: list[bool] = []
 
     def damage(module: Any, args: Any, kwargs: Any) -> None:
-        cache = attention.swa_cache_layer.kv_cache
-        if not cache.numel() or pages:
+        metadata = get_forward_context().attn_metadata
+        positions = kwargs["positions"] if "positions" in kwargs else args[0]
+        if metadata is None or done or int(positions[0]) == 0:
             return
-        used = cache.flatten(1).any(1).nonzero()
-        if len(used):
-            page = cache[int(used[0])].flatten()
-            page[cache.shape[1] * TOKEN_BYTES] += EXPONENT_STEP
-            pages.append(page)
+        layer = attention.swa_cache_layer
+        block = int(metadata[layer.prefix].block_table[0, 0])
+        page = layer.kv_cache[block].flatten()
+        page[layer.kv_cache.shape[1] * TOKEN_BYTES] += EXPONENT_STEP
+        done.append(True)
 
     attention.register_forward_pre_hook(damage, with_kwargs=True)

@@ -107,11 +107,11 @@ class Kitchen:
         self.published, self.twin = checkpoint.write(work / "checkpoint")
         self._lay_out()
         self._pool = ThreadPoolExecutor(workers)
-        self._running: dict[tuple[str, bool, Job], Future[Served]] = {}
+        self._running: dict[tuple[str, bool, str], Future[Served]] = {}
 
     def order(self, release: str, job: Job, patched: bool = True) -> Future[Served]:
         """Start a job, unless it was started before."""
-        key = (release, patched, job)
+        key = (release, patched, job.name)
         if key not in self._running:
             self._running[key] = self._pool.submit(self._serve, release, job, patched)
         return self._running[key]
@@ -126,10 +126,10 @@ class Kitchen:
 
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
-        for (release, patched, job), future in self._running.items():
+        for (release, patched, name), future in self._running.items():
             if future.done() and not future.cancelled() and not future.exception():
                 tree = "patched" if patched else "untouched"
-                yield f"{release} {tree}: {job.name}", future.result()
+                yield f"{release} {tree}: {name}", future.result()
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -184,6 +184,8 @@ class Kitchen:
             EMULATED_XPU_KERNELS=version,
             HF_HUB_OFFLINE="1",
             OMP_NUM_THREADS="1",
+            # Layers marked for compilation run as they stand.
+            TORCHDYNAMO_DISABLE="1",
             PYTHONPATH=f"{site}:{self.work / 'support'}",
             TRANSFORMERS_OFFLINE="1",
             TRITON_CACHE_DIR=str(own / "triton"),

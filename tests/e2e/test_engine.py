@@ -30,7 +30,7 @@ MARGIN = 0.2
 MIXED = Job(
     "mixed", ((Prompt(129, 8, seed=1), Prompt(5, 6, seed=2), Prompt(1, 4, seed=3)),)
 )
-BROKEN = Job("broken", ((Prompt(80, 2, seed=1),),), sabotage=True)
+BROKEN = Job("broken", ((Prompt(72, 2, seed=1),),), sabotage=True)
 SPECULATING = Job(
     "speculation",
     ((Prompt(5, 6, seed=2),),),

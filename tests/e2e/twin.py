@@ -18,6 +18,9 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
 
+RATIO = 4
+"""Tokens of an entry among which the indexer chooses."""
+
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -56,10 +59,11 @@ class Given:
         that had to choose."""
         assert self.topk is not None and self.own_topk is not None
         shares = []
-        for ours, theirs in zip(self.own_topk, self.topk, strict=True):
-            wanted = set(ours.tolist())
-            # A row with room for every entry had nothing to choose.
-            if -1 not in wanted:
+        for position, (ours, theirs) in enumerate(
+            zip(self.own_topk, self.topk, strict=True)
+        ):
+            if (position + 1) // RATIO > len(ours):
+                wanted = set(ours.tolist())
                 shares.append(len(wanted & set(theirs.tolist())) / len(wanted))
         return sum(shares) / len(shares) if shares else 1.0
 
