@@ -166,8 +166,10 @@ class TestSharedOps:
             16,
             torch.tensor(valid, device=layout.device()),
         )
-        wanted = reference.global_slots(local, requests, block_table, 16, valid)
-        assert (slots.tolist(), lens.tolist()) == wanted
+        wanted, counts = reference.global_slots(local, requests, block_table, 16, valid)
+        assert lens.tolist() == counts
+        # Nobody reads the slots of padding.
+        assert slots[valid].tolist() == [wanted[0], wanted[1], wanted[3]]
 
     @pytest.mark.parametrize(
         ("ratio", "topk"), [(4, 6), (1, 0)], ids=["ratio 4", "window"]

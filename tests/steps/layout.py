@@ -254,10 +254,10 @@ def take_mxfp4(config: Any, leave_out: Sequence[str]) -> None:
 def take_mxfp4_indexer(config: Any) -> None:
     """Let the sparse indexer of `config` keep its keys in MXFP4 instead of FP8."""
     attention = config.attention_config
-    if hasattr(attention, "indexer_kv_dtype"):
-        attention.indexer_kv_dtype = "mxfp4"
-    else:
+    if hasattr(attention, "use_fp4_indexer_cache"):
         attention.use_fp4_indexer_cache = True
+    else:
+        attention.indexer_kv_dtype = "mxfp4"
 
 
 def speculative_config(tokens: int) -> Any:
