@@ -241,6 +241,7 @@ def status_(
             return
         if write_readme:
             status.write_readme(project, pinned)
+            return
         found = (
             status.entries(project, pinned)
             if markdown
