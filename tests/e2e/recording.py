@@ -110,15 +110,36 @@ def rows_of_this_step(runner: Any) -> list[tuple[str, int]] | None:
     ]
 
 
+def owner_of(name: str, module: Any) -> Any:
+    """The layer, or the part of it in older releases, that has an attribute.
+
+    Raises:
+        AttributeError: no part has it.
+    """
+    for part in module.modules():
+        if getattr(part, name, None) is not None:
+            return part
+    raise AttributeError(f"no part of {type(module).__name__} has {name}")
+
+
+def attention_class(module: Any) -> str:
+    """What computes the attention: the layer, or what an older layer delegates to."""
+    for part in module.modules():
+        if hasattr(part, "impl_cls"):
+            return str(part.impl_cls.__name__)
+    return type(module).__name__
+
+
 def keep_core(module: Any) -> None:
     """Keep what the attention kernel gave, which goes into the output projection."""
-    project = module._o_proj
+    owner = owner_of("_o_proj", module)
+    project = owner._o_proj
 
     def keep_and_project(o: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         module.kept_core = o.clone()
         return project(o, *args, **kwargs)
 
-    module._o_proj = keep_and_project
+    owner._o_proj = keep_and_project
 
 
 def record_attention(runner: Any, layer: int) -> Any:
@@ -127,9 +148,8 @@ def record_attention(runner: Any, layer: int) -> Any:
         if rows is None:
             return
         given = dict(zip(("positions", "hidden_states"), args, strict=False)) | kwargs
-        owner = getattr(module, "mla_attn", module)
-        ratio = getattr(owner, "compress_ratio", None) or module.compress_ratio
-        layers[f"{type(module).__name__} ratio {ratio}"] += 1
+        ratio = owner_of("compress_ratio", module).compress_ratio
+        layers[f"{attention_class(module)} ratio {ratio}"] += 1
         entry = {
             "layer": layer,
             "part": "attn",
@@ -140,8 +160,8 @@ def record_attention(runner: Any, layer: int) -> Any:
             "core": module.kept_core,
             "output": output.clone(),
         }
-        if getattr(module, "indexer", None) is not None:
-            buffer = module.topk_indices_buffer
+        if ratio == 4:
+            buffer = owner_of("topk_indices_buffer", module).topk_indices_buffer
             entry["topk"] = buffer[: len(entry["positions"])].clone()
         records.append(entry)
 

@@ -16,6 +16,11 @@ EXPONENT_STEP = 3
 TOKEN_BYTES = 576
 
 
+def owner_of(name: str, module: Any) -> Any:
+    """The layer, or the part of it in older releases, that has an attribute."""
+    return next(m for m in module.modules() if getattr(m, name, None) is not None)
+
+
 def break_layers(model: torch.nn.Module) -> None:
     """Break the first three layers of a loaded model."""
     layers = model.model.layers
@@ -26,20 +31,23 @@ def break_layers(model: torch.nn.Module) -> None:
 
 
 def forget_sinks(attention: Any) -> None:
-    attention.attn_sink.data.fill_(float("-inf"))
+    owner_of("attn_sink", attention).attn_sink.data.fill_(float("-inf"))
 
 
 def turn_wrongly(attention: Any) -> None:
     """Positions count twice; a shift alone would cancel out."""
-    own = copy.deepcopy(attention.rotary_emb)
+    owners = [part for part in attention.modules() if hasattr(part, "rotary_emb")]
+    own = copy.deepcopy(owners[0].rotary_emb)
     rows = torch.arange(len(own.cos_sin_cache)) * 2 % len(own.cos_sin_cache)
     own.cos_sin_cache.copy_(own.cos_sin_cache[rows])
-    attention.rotary_emb = own
+    for owner in owners:
+        owner.rotary_emb = own
 
 
 def miss_one_index(attention: Any) -> None:
     """Each row that had to choose gets an entry it left out for its best one."""
-    indexer, buffer = attention.indexer.indexer_op, attention.topk_indices_buffer
+    indexer = owner_of("indexer_op", attention).indexer_op
+    buffer = owner_of("topk_indices_buffer", attention).topk_indices_buffer
 
     def exchange(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if get_forward_context().attn_metadata is None:
@@ -61,7 +69,7 @@ def damage_page(attention: Any) -> None:
         positions = kwargs["positions"] if "positions" in kwargs else args[0]
         if metadata is None or done or int(positions[0]) == 0:
             return
-        layer = attention.swa_cache_layer
+        layer = owner_of("swa_cache_layer", attention).swa_cache_layer
         block = int(metadata[layer.prefix].block_table[0, 0])
         page = layer.kv_cache[block].flatten()
         page[layer.kv_cache.shape[1] * TOKEN_BYTES] += EXPONENT_STEP
