@@ -75,8 +75,6 @@ FORMATS = {"nvfp4": Nvfp4(), "mxfp4": Mxfp4()}
 
 def write_checkpoint(path: Path, packing: Any) -> dict[str, torch.Tensor]:
     """Random packed projections; what each stands for, in float64."""
-    from safetensors.torch import save_file
-
     stored: dict[str, torch.Tensor] = {}
     meaning = {}
     for name, (columns, size) in PROJECTIONS.items():
@@ -86,7 +84,7 @@ def write_checkpoint(path: Path, packing: Any) -> dict[str, torch.Tensor]:
         codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
         scales = packing.scales(made).repeat_interleave(packing.block, -1)
         meaning[name] = indexer_batch.e2m1_values(codes) * scales
-    save_file(stored, path)
+    torch.save(stored, path)
     return meaning
 
 
@@ -96,7 +94,7 @@ def load(layer: Any, path: Path) -> None:
 
     owner = layout.projecting(layer)
     parameters = dict(owner.named_parameters())
-    for name, tensor in weight_utils.safetensors_weights_iterator([str(path)], False):
+    for name, tensor in weight_utils.pt_weights_iterator([str(path)], False):
         module, _, kind = name.rpartition(".")
         prefix = "indexer." if module.startswith("indexer.") else ""
         merged, *place = MERGED.get(module.removeprefix("indexer."), (module,))
@@ -112,7 +110,7 @@ def load(layer: Any, path: Path) -> None:
 def loaded(directory: Path, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     """A ratio-4 layer with a checkpoint of that format; what its weights stand for."""
     torch.manual_seed(0)
-    path = directory / f"{name}.safetensors"
+    path = directory / f"{name}.pt"
     meaning = write_checkpoint(path, FORMATS[name])
     config = layout.vllm_config()
     take = layout.take_nvfp4 if name == "nvfp4" else layout.take_mxfp4
