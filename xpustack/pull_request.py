@@ -204,6 +204,10 @@ def _result(request: Request, release: str) -> list[str]:
         " together",
         f"- the repository's own hooks on the touched files: {linted.summary}",
     ]
+    lines += [
+        f"- `{figure.test}`: before {figure.before}; after {figure.after}"
+        for figure in tested.figures
+    ]
     if request.alone is not None:
         lines.append(
             f"- this commit alone, its test run from `tests/`: {request.alone.summary}"
