@@ -23,10 +23,15 @@ def inverse_rope(o: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
 
 
 def attention(backend: str | None) -> Any:
-    """A layer whose FP8 weights `backend` multiplies by; None has weights in BF16."""
+    """A layer whose FP8 weights `backend` multiplies by; None has weights in BF16.
+
+    As a model's loader does, it makes BF16 what the layer's products give."""
+    from vllm.utils.torch_utils import set_default_torch_dtype
+
     torch.manual_seed(0)
     config = layout.vllm_config(quantized=backend is not None)
-    with layout.linear_backend(config, backend or "auto"):
+    chosen = layout.linear_backend(config, backend or "auto")
+    with chosen, set_default_torch_dtype(torch.bfloat16):
         return layout.attention_layer(config, 0)
 
 
