@@ -136,7 +136,7 @@ def test_the_tool_starts_without_torch(tiny: TinyStack):
 def test_the_core_imports_neither_typer_nor_rich(tiny: TinyStack):
     core = (
         "build, checks, lint, status, steptest, tree, save, static, pin, results, "
-        "ship, verify, memory"
+        "ship, verify, memory, export, refresh, refresh_report, watch"
     )
     program = (
         f"import sys; from xpustack import {core};"
