@@ -28,6 +28,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "serves(*jobs): what the test asks for")
     config.addinivalue_line("markers", "full: takes minutes; runs with --full alone")
     torch.set_num_threads(1)
 
@@ -50,10 +51,20 @@ def pytest_collection_modifyitems(
 
 
 @pytest.fixture(scope="session")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kitchen]:
-    """Serves jobs; the checkpoint and the installed trees are made once."""
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kitchen]:
+    """Serves jobs; the checkpoint and the installed trees are made once.
+
+    What the collected tests will ask for starts at once, in their order.
+    """
     with kitchen(tmp_path_factory.mktemp("e2e"), Cache.default()) as opened:
         _open.append(opened)
+        for item in request.session.items:
+            asked = item.get_closest_marker("serves")
+            if isinstance(item, pytest.Function) and asked:
+                for job in asked.args:
+                    opened.order(item.callspec.params["release"], job)
         yield opened
 
 

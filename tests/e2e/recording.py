@@ -123,11 +123,10 @@ def owner_of(name: str, module: Any) -> Any:
 
 
 def attention_class(module: Any) -> str:
-    """What computes the attention: the layer, or what an older layer delegates to."""
-    for part in module.modules():
-        if hasattr(part, "impl_cls"):
-            return str(part.impl_cls.__name__)
-    return type(module).__name__
+    """What computes the attention: the owner of the window's cache, or the class that
+    an older owner delegates to."""
+    owner = owner_of("swa_cache_layer", module)
+    return str(getattr(owner, "impl_cls", type(owner)).__name__)
 
 
 def keep_core(module: Any) -> None:

@@ -7,6 +7,7 @@ entry of 128 tokens, and gives the indexer twice as many entries as it may choos
 """
 
 import checkpoint
+import pytest
 import torch
 from comparison import (
     Error,
@@ -38,6 +39,7 @@ SPECULATING = Job(
 )
 
 
+@pytest.mark.serves(MIXED)
 def test_each_attention_layer(served: Kitchen, twin: Twin, release: str) -> None:
     errors = check_attention(served.serve(release, MIXED), twin)
     assert {error.ratio for error in errors} == {1, 4, 128}
@@ -155,6 +157,7 @@ def published_form(
     """What the checkpoint has for a parameter of vLLM's model."""
     name = name.removeprefix("model.").replace("embed_tokens", "embed")
     name = name.replace("lm_head.", "head.").replace("routed_experts.", "")
+    name = name.replace(".mla_attn.", ".")
     name = name.replace("weight_scale_inv", "scale").replace("weight_scale", "scale")
     name = name.replace("gate.e_score_correction_bias", "gate.bias")
     prefix, _, leaf = name.rpartition(".")
@@ -193,6 +196,7 @@ def raw(tensor: torch.Tensor) -> torch.dtype:
     return torch.uint8 if tensor.element_size() == 1 else tensor.dtype
 
 
+@pytest.mark.serves(MIXED, SPECULATING)
 def test_a_speculated_token_changes_nothing(served: Kitchen, release: str) -> None:
     plain = served.serve(release, MIXED)
     speculated = served.serve(release, SPECULATING)
@@ -201,6 +205,7 @@ def test_a_speculated_token_changes_nothing(served: Kitchen, release: str) -> No
     assert drafts, "the MTP layer did not run"
 
 
+@pytest.mark.serves(BROKEN)
 def test_faults_are_seen(served: Kitchen, twin: Twin, release: str) -> None:
     """Forgotten sinks, a wrong index, a damaged page and a wrong table turn red."""
     result = served.serve(release, BROKEN)

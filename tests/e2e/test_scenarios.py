@@ -52,6 +52,7 @@ def computed(result: Served, number: int, layer: int = 0) -> list[int]:
     return found
 
 
+@pytest.mark.serves(WHOLE)
 def test_prompts_of_every_length(served: Kitchen, twin: Twin, release: str) -> None:
     result = served.serve(release, WHOLE)
     errors = check_attention(result, twin)
@@ -59,6 +60,7 @@ def test_prompts_of_every_length(served: Kitchen, twin: Twin, release: str) -> N
     check_logits(result, twin)
 
 
+@pytest.mark.serves(GREEDY)
 def test_thirty_two_greedy_steps(served: Kitchen, twin: Twin, release: str) -> None:
     result = served.serve(release, GREEDY)
     assert len(result.new_tokens()[0]) == 32
@@ -66,18 +68,21 @@ def test_thirty_two_greedy_steps(served: Kitchen, twin: Twin, release: str) -> N
     check_logits(result, twin)
 
 
+@pytest.mark.serves(PREFIX)
 def test_a_cached_prefix(served: Kitchen, twin: Twin, release: str) -> None:
     result = served.serve(release, PREFIX)
     assert min(computed(result, 1)) == 256, "the prefix was not taken from the cache"
     check_attention(result, twin)
 
 
+@pytest.mark.serves(EIGHT)
 def test_eight_at_once(served: Kitchen, twin: Twin, release: str) -> None:
     result = served.serve(release, EIGHT)
     assert max(len(record["rows"]) for record in result.answer["records"]) == 8
     check_attention(result, twin)
 
 
+@pytest.mark.serves(CROWDED)
 def test_a_request_pushed_out(served: Kitchen, twin: Twin, release: str) -> None:
     result = served.serve(release, CROWDED)
     repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
@@ -85,11 +90,13 @@ def test_a_request_pushed_out(served: Kitchen, twin: Twin, release: str) -> None
     check_attention(result, twin)
 
 
+@pytest.mark.serves(LONG_SPECULATION)
 def test_speculation_that_chooses(served: Kitchen, twin: Twin, release: str) -> None:
     """With two tokens a step the indexer still sees each token's own entries."""
     check_attention(served.serve(release, LONG_SPECULATION), twin)
 
 
+@pytest.mark.serves(TWO_RANKS)
 def test_two_ranks(served: Kitchen, release: str) -> None:
     whole = served.serve(release, MIXED).new_tokens()[1]
     assert served.serve(release, TWO_RANKS).new_tokens()[0] == whole[:4]
