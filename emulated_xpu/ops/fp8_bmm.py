@@ -25,7 +25,7 @@ def fp8_bmm(
     B_scale_: torch.Tensor | None,
     bias_: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`[G, M, K] @ [G, K, N]` of FP8 values times scales (fp32 or e8m0), summed in fp32.
+    """`[G, M, K] @ [G, K, N]` of FP8 values times scales (fp32 or e8m0), fp32 sums.
 
     vLLM calls it with scales `[G, M, K / 128]` and `[G, K / 128, N / 128]`, which must
     be contiguous; the values may be strided.
