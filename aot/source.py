@@ -15,7 +15,7 @@ from triton.runtime.jit import JITFunction
 
 
 def parts(function: JITFunction) -> tuple[str, ...]:
-    """The syntax of `function` and of every function it calls, and constants they read.
+    """The code of `function` and of every function it calls, and constants they read.
 
     Triton's own library is left out: its version stands for it. Comments and layout do
     not count.
@@ -30,7 +30,7 @@ def _collect(function: JITFunction, found: dict[str, str]) -> None:
     if name in found:
         return
     tree = _syntax(function.src)
-    found[name] = ast.dump(tree)
+    found[name] = ast.unparse(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name | ast.Attribute):
             continue
