@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 
+from typing import cast
+
 import torch
 
 from vllm.platforms import current_platform
@@ -40,9 +42,9 @@ class XPUNvFp4LinearKernel(NvFp4LinearKernel):
 
         out = nvfp4_linear(
             x.reshape(-1, x.shape[-1]).to(torch.bfloat16),
-            layer.weight,
-            layer.weight_scale,
-            layer.weight_global_scale,
+            cast(torch.Tensor, layer.weight),
+            cast(torch.Tensor, layer.weight_scale),
+            cast(torch.Tensor, layer.weight_global_scale),
         )
         if bias is not None:
             out = out + bias
