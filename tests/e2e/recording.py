@@ -123,10 +123,12 @@ def owner_of(name: str, module: Any) -> Any:
 
 
 def attention_class(module: Any) -> str:
-    """What computes the attention: the owner of the window's cache, or the class that
-    an older owner delegates to."""
-    owner = owner_of("swa_cache_layer", module)
-    return str(getattr(owner, "impl_cls", type(owner)).__name__)
+    """What computes the attention: the class that an older layer delegates to, or the
+    owner of the window's cache."""
+    for part in module.modules():
+        if hasattr(part, "impl_cls"):
+            return str(part.impl_cls.__name__)
+    return type(owner_of("swa_cache_layer", module)).__name__
 
 
 def keep_core(module: Any) -> None:
