@@ -124,11 +124,12 @@ def owner_of(name: str, module: Any) -> Any:
 
 def attention_class(module: Any) -> str:
     """What computes the attention: the class that an older layer delegates to, or the
-    owner of the window's cache."""
-    for part in module.modules():
+    innermost owner of the window's cache."""
+    parts = list(module.modules())
+    for part in parts:
         if hasattr(part, "impl_cls"):
             return str(part.impl_cls.__name__)
-    return type(owner_of("swa_cache_layer", module)).__name__
+    return type([p for p in parts if hasattr(p, "swa_cache_layer")][-1]).__name__
 
 
 def keep_core(module: Any) -> None:
