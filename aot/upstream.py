@@ -15,14 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from benchmarks.files import (
-    ATTENTION,
-    CACHE_UTILS,
-    COMMON,
-    DECODE,
-    FILES,
-    INSERT,
-)
+from benchmarks.files import ATTENTION, DECODE, FILES, INSERT
 from benchmarks.prepare import upstream
 from benchmarks.upstream import importing
 from xpustack.cache import Cache, atomic_dir
@@ -44,7 +37,7 @@ from .shapes import (
     u8,
 )
 
-RELEASES = ("0.23.0", "0.33.0")
+RELEASES = ("0.21.0", "0.22.1", "0.23.0", "0.33.0")
 Load = Callable[[str], ModuleType]
 Call = tuple[str, str, Callable[[], Any]]
 
@@ -90,12 +83,27 @@ def files(cache: Cache, release: str) -> Path:
 
 
 def calls(release: str, load: Load) -> Iterator[Call]:
-    """(op, label, call) of what XPU runs of a release."""
-    yield from attention(load)
-    if release == "0.23.0":
-        yield from common(load)
-        yield from compressor(load)
-        yield from norms(load)
+    """(op, label, call) of what XPU runs of a release.
+
+    v0.21.0 launches its compressor from the model; the kernels are v0.22.1's, word
+    for word. In v0.33.0 XPU takes the indexer's queries from vllm-xpu-kernels.
+    """
+
+    def op(name: str) -> ModuleType:
+        paths = FILES[release]
+        return load(next(path for path in paths if path.endswith(f"/{name}.py")))
+
+    if ATTENTION in FILES[release]:
+        yield from attention(load)
+    yield from common(op)
+    if release != "0.33.0":
+        yield from queries(op)
+    if release != "0.21.0":
+        yield from compressor(op)
+    yield from norms(op)
+    if ATTENTION in FILES[release]:
+        yield from mixed(op)
+        yield from draft_norms(op)
 
 
 def attention(load: Load) -> Iterator[Call]:
@@ -135,14 +143,21 @@ def attention(load: Load) -> Iterator[Call]:
     )
 
 
-def common(load: Load) -> Iterator[Call]:
-    """Gather by request, indexer queries, inverse RoPE, indices."""
+def common(op: Load) -> Iterator[Call]:
+    """Insert, gather by request, indices, inverse RoPE."""
     table = meta(16, 4096, dtype=i32)
     rows = meta(16, dtype=i32)
     yield (
+        "insert",
+        "keys alone",
+        lambda: op("cache_utils").quantize_and_insert_k_cache(
+            meta(16, HEAD_DIM), pages(64), meta(16, dtype=i64), 64
+        ),
+    )
+    yield (
         "gather",
         "by request",
-        lambda: load(CACHE_UTILS).dequantize_and_gather_k_cache(
+        lambda: op("cache_utils").dequantize_and_gather_k_cache(
             meta(16, 4096, HEAD_DIM), pages(64), rows, rows, table, 64, 0
         ),
     )
@@ -150,7 +165,7 @@ def common(load: Load) -> Iterator[Call]:
     yield (
         "topk",
         "global",
-        lambda: load(CACHE_UTILS).compute_global_topk_indices_and_lens(
+        lambda: op("cache_utils").compute_global_topk_indices_and_lens(
             meta(tokens, topk, dtype=i32),
             meta(tokens, dtype=i32),
             table,
@@ -161,7 +176,7 @@ def common(load: Load) -> Iterator[Call]:
     yield (
         "topk",
         "combine",
-        lambda: load(CACHE_UTILS).combine_topk_swa_indices(
+        lambda: op("cache_utils").combine_topk_swa_indices(
             meta(tokens, topk, dtype=i32),
             meta(17, dtype=i32),
             rows,
@@ -174,9 +189,27 @@ def common(load: Load) -> Iterator[Call]:
         ),
     )
     yield (
+        "inv_rope",
+        "FP8",
+        lambda: op("fused_inv_rope_fp8_quant").fused_inv_rope_fp8_quant(
+            meta(16, 64, HEAD_DIM),
+            meta(16, dtype=i64),
+            meta(65536, ROPE_DIM, dtype=f32),
+            8,
+            8,
+        ),
+    )
+
+
+def mixed(op: Load) -> Iterator[Call]:
+    """The indices of a batch with decode and prefill, from v0.23.0 on."""
+    table = meta(16, 4096, dtype=i32)
+    rows = meta(16, dtype=i32)
+    tokens, topk = 2048, 512
+    yield (
         "topk",
         "mixed",
-        lambda: load(CACHE_UTILS).build_flashinfer_mixed_sparse_indices(
+        lambda: op("cache_utils").build_flashinfer_mixed_sparse_indices(
             meta(16, WINDOW, dtype=i32),
             None,
             None,
@@ -193,10 +226,14 @@ def common(load: Load) -> Iterator[Call]:
             topk,
         ),
     )
+
+
+def queries(op: Load) -> Iterator[Call]:
+    """The indexer's queries."""
     yield (
         "indexer_q",
         "FP8",
-        lambda: load(f"{COMMON}fused_indexer_q.py").fused_indexer_q_rope_quant(
+        lambda: op("fused_indexer_q").fused_indexer_q_rope_quant(
             meta(16, dtype=i64),
             meta(16, INDEX_HEADS, INDEX_DIM),
             meta(65536, ROPE_DIM, dtype=f32),
@@ -205,29 +242,18 @@ def common(load: Load) -> Iterator[Call]:
             INDEX_HEADS**-0.5,
         ),
     )
-    yield (
-        "inv_rope",
-        "FP8",
-        lambda: load(f"{COMMON}fused_inv_rope_fp8_quant.py").fused_inv_rope_fp8_quant(
-            meta(16, 64, HEAD_DIM),
-            meta(16, dtype=i64),
-            meta(65536, ROPE_DIM, dtype=f32),
-            8,
-            8,
-        ),
-    )
 
 
-def compressor(load: Load) -> Iterator[Call]:
+def compressor(op: Load) -> Iterator[Call]:
     """Partial states, and compress + norm + RoPE + insert for both caches."""
     for ratio, overlap in ((4, True), (128, False)):
         width = HEAD_DIM * (2 if overlap else 1)
         yield (
             "compressor",
             f"partial states, ratio {ratio}",
-            lambda w=width, r=ratio: load(
-                f"{COMMON}save_partial_states.py"
-            ).save_partial_states(
+            lambda w=width, r=ratio: launcher(
+                op("save_partial_states"), "save_partial_states"
+            )(
                 meta(16, w, dtype=f32),
                 meta(16, w, dtype=f32),
                 meta(r, w, dtype=f32),
@@ -243,14 +269,14 @@ def compressor(load: Load) -> Iterator[Call]:
             "compressor",
             f"compress and insert, ratio {ratio}",
             lambda w=width, r=ratio, o=overlap: compress(
-                load, HEAD_DIM, w, r, o, pages(64), 64, 576, 8
+                op, HEAD_DIM, w, r, o, pages(64), 64, 576, 8
             ),
         )
     yield (
         "compressor",
         "compress and insert, indexer",
         lambda: compress(
-            load,
+            op,
             INDEX_DIM,
             2 * INDEX_DIM,
             4,
@@ -264,7 +290,7 @@ def compressor(load: Load) -> Iterator[Call]:
 
 
 def compress(
-    load: Load,
+    op: Load,
     head_dim: int,
     width: int,
     ratio: int,
@@ -275,7 +301,7 @@ def compress(
     scale_dim: int,
 ) -> None:
     """One launch of the compressor for one cache."""
-    load(f"{COMMON}fused_compress_quant_cache.py").compress_norm_rope_store_triton(
+    op("fused_compress_quant_cache").compress_norm_rope_store_triton(
         state_cache=meta(4096, ratio, 2 * width, dtype=f32),
         num_actual=16,
         token_to_req_indices=meta(16, dtype=i32),
@@ -301,22 +327,27 @@ def compress(
     )
 
 
-def norms(load: Load) -> Iterator[Call]:
-    """The RMS norms of attention's projections and of the draft model."""
-    for name, hidden, rank in (("Flash", 4096, 1024), ("Pro", 7168, 1536)):
+def norms(op: Load) -> Iterator[Call]:
+    """The RMS norms of attention's projections."""
+    for name, rank in (("Flash", 1024), ("Pro", 1536)):
         yield (
             "norm",
             f"{name} q and kv",
-            lambda r=rank: load(f"{COMMON}fused_qk_rmsnorm.py").fused_q_kv_rmsnorm(
+            lambda r=rank: op("fused_qk_rmsnorm").fused_q_kv_rmsnorm(
                 meta(16, r), meta(16, HEAD_DIM), meta(r), meta(HEAD_DIM), 1e-6
             ),
         )
+
+
+def draft_norms(op: Load) -> Iterator[Call]:
+    """The RMS norms of the draft model, from v0.23.0 on."""
+    for name, hidden in (("Flash", 4096), ("Pro", 7168)):
         yield (
             "norm",
             f"{name} draft input",
-            lambda h=hidden: load(
-                f"{COMMON}fused_mtp_input_rmsnorm.py"
-            ).fused_mtp_input_rmsnorm(
+            lambda h=hidden: launcher(
+                op("fused_mtp_input_rmsnorm"), "fused_mtp_input_rmsnorm"
+            )(
                 meta(16, h),
                 meta(16, dtype=i64),
                 meta(16, 4, h),
@@ -329,7 +360,13 @@ def norms(load: Load) -> Iterator[Call]:
         yield (
             "norm",
             f"{name} draft head",
-            lambda h=hidden: load(
-                f"{COMMON}fused_mtp_input_rmsnorm.py"
-            ).mtp_shared_head_rmsnorm(meta(16, h), meta(h), 1e-6),
+            lambda h=hidden: launcher(
+                op("fused_mtp_input_rmsnorm"), "mtp_shared_head_rmsnorm"
+            )(meta(16, h), meta(h), 1e-6),
         )
+
+
+def launcher(module: ModuleType, name: str) -> Callable[..., Any]:
+    """The function `name`, or the launcher object that took its place in v0.33.0."""
+    function = getattr(module, name, None)
+    return function or getattr(module, f"_{name.upper()}_KERNEL")
