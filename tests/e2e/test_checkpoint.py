@@ -93,8 +93,10 @@ def test_nothing_that_a_fresh_model_leaves_at_zero_is_zero(twin: Twin) -> None:
 
 
 def test_fp8_scales_are_the_least_that_hold_their_block() -> None:
+    torch.manual_seed(0)
     weight = torch.randn(128, 256) * 100
-    weight[:, :128] *= 448 * 8 / weight[:, :128].abs().max()
+    weight[:, :128].clamp_(-99, 99)
+    weight[0, 0] = 448 * 8
     scale = checkpoint.fp8_blocks(weight).scale.view(torch.uint8).int() - 127
     assert scale[0, 0] == 3
     largest = weight[:, 128:].abs().max()
