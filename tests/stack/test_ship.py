@@ -128,6 +128,8 @@ def test_an_interrupt_leaves_nothing_and_keeps_what_was(
         env=stack.environment,
         stderr=subprocess.PIPE,
         text=True,
+        # A shell's background job, as CI may be one, inherits an ignored SIGINT.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
     )
     until = time.monotonic() + 60
     while not mark.exists() and time.monotonic() < until:
