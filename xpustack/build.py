@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack import environment
-from xpustack.cache import Cache, atomic_dir, scratch_dir
+from xpustack.cache import Cache, atomic_dir
 from xpustack.checkout import checkout
 from xpustack.errors import CheckFailed, EnvironmentProblem
 from xpustack.process import Completed, Runner, clean_environment
@@ -89,7 +89,7 @@ def build(
         found = _find(home)
         if found is not None:
             return Build(key, version, found, home / "site", 0.0, cached=True)
-        with scratch_dir(cache.root / "work") as work, atomic_dir(home) as target:
+        with cache.scratch() as work, atomic_dir(home) as target:
             wheel, seconds = make(runner, store, tree, version, work)
             seconds += _install(runner, tree, wheel, target / "site").seconds
             shutil.copyfile(wheel, target / wheel.name)

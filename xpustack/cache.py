@@ -92,9 +92,13 @@ class Cache:
         """A directory on the cache's own disk that is gone after the block.
 
         A killed run's is swept by the next one.
+
+        Raises:
+            EnvironmentProblem: no room, or no right, to write it.
         """
-        with writing(self.root):
-            directory, handle = _begin(self.root / "scratch", directory=True)
+        parent = self.root / "scratch"
+        with writing(parent):
+            directory, handle = _begin(parent, directory=True)
             try:
                 yield directory
             finally:
@@ -169,23 +173,6 @@ def atomic_dir(target: Path) -> Iterator[Path]:
                 if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                     raise
             _sync(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            os.close(handle)
-
-
-@contextlib.contextmanager
-def scratch_dir(parent: Path) -> Iterator[Path]:
-    """A new empty directory in `parent`, gone when the block ends; what a killed
-    run left there is swept.
-
-    Raises:
-        EnvironmentProblem: no room, or no right, to write it.
-    """
-    with writing(parent):
-        temporary, handle = _begin(parent, directory=True)
-        try:
-            yield temporary
         finally:
             shutil.rmtree(temporary, ignore_errors=True)
             os.close(handle)

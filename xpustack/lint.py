@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from xpustack import environment, hooks
-from xpustack.cache import Cache, scratch_dir
+from xpustack.cache import Cache
 from xpustack.checkout import checkout, checkout_paths
 from xpustack.errors import EnvironmentProblem
 from xpustack.hooks import Hooks, Script
@@ -103,7 +103,7 @@ def lint(
     memory = cache.root / "mypy" / after.release.name
     with (
         cache.lock(f"mypy-{after.release.name}", progress or silent),
-        scratch_dir(cache.root / "work") as work,
+        cache.scratch() as work,
     ):
         folder = work / "tree"
         checkout(store, before, folder)

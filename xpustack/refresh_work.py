@@ -11,7 +11,7 @@ from typing import Literal
 import msgspec
 
 from xpustack import releases
-from xpustack.cache import Cache, atomic_dir, atomic_file, scratch_dir
+from xpustack.cache import Cache, atomic_dir, atomic_file
 from xpustack.carry import MERGE, Clash, Touched
 from xpustack.checkout import (
     BASE,
@@ -81,7 +81,7 @@ class Note(msgspec.Struct, frozen=True):
 @contextmanager
 def staged(project: Project, cache: Cache, release: Release) -> Iterator[Project]:
     """A copy of the project that pins `release` and may be written to."""
-    with scratch_dir(cache.root / "work") as root:
+    with cache.scratch() as root:
         for source in (project.patches, project.overlay):
             if source.is_dir():
                 shutil.copytree(source, root / source.name)
@@ -122,7 +122,7 @@ def working(
         base = store.base(release, offline=offline, progress=progress)
         own = trees(store, project, release, offline=offline, progress=progress)
         state = State(release.name, base.id, own[-1].commit)
-        with scratch_dir(cache.root / "work") as throwaway:
+        with cache.scratch() as throwaway:
             place = (directory or throwaway / "work").absolute()
             if place.exists() and (not place.is_dir() or any(place.iterdir())):
                 raise UsageError(

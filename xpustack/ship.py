@@ -12,7 +12,7 @@ from pathlib import Path
 
 from xpustack import inputs, provenance, sbom, wheel
 from xpustack.build import make, private_places, recipe, version_of
-from xpustack.cache import Cache, atomic_dir, scratch_dir
+from xpustack.cache import Cache, atomic_dir
 from xpustack.constraints import (
     Pinned,
     base_texts,
@@ -151,7 +151,7 @@ def derive(
     requirements, dockerfile = base_texts(store, made[0])
     version = version_of(made[-1], len(steps))
     progress(f"building vllm {version}")
-    with scratch_dir(cache.root / "work") as work:
+    with cache.scratch() as work:
         built, _ = make(runner, store, made[-1], version, work)
         found = wheel.read(built)
         leaking = wheel.leaks(found, [place for place, _ in private_places(work)])

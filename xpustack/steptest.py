@@ -13,7 +13,7 @@ import msgspec
 
 from xpustack import environment
 from xpustack.build import Build
-from xpustack.cache import Cache, scratch_dir
+from xpustack.cache import Cache
 from xpustack.errors import SeriesError
 from xpustack.process import TIMED_OUT, Runner, clean_environment
 from xpustack.project import Project
@@ -148,7 +148,7 @@ def test(
         EnvironmentProblem: no room.
         Stopped: the runner was stopped.
     """
-    with scratch_dir(cache.root / "work") as work:
+    with cache.scratch() as work:
         _lay_out(work, stuff)
         first = _run(runner, work, stuff, before, pins) if before else None
         second = _run(runner, work, stuff, after, pins)

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a piece of the tool in a process of its own, to be killed or limited."""
 
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -29,6 +30,21 @@ def start(
         stderr=subprocess.STDOUT,
         text=True,
         preexec_fn=limit,
+    )
+
+
+def start_tool(
+    words: Sequence[str], cwd: Path, environment: Mapping[str, str], signal_: int
+) -> subprocess.Popen[str]:
+    """Start `xpustack` with `words`, to be interrupted by a signal, which it is made
+    to heed: a shell's background job, as CI may be one, inherits an ignored SIGINT."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "xpustack", *words],
+        cwd=cwd,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal_, signal.SIG_DFL),
     )
 
 

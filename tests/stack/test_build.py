@@ -33,7 +33,7 @@ def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path):
     assert "the build is broken" in "\n".join(caught.value.detail)
     assert caught.value.step == "break-it"
     assert list(stack.cache.wheels.iterdir()) == []
-    assert list((stack.cache.root / "work").iterdir()) == []
+    assert list((stack.cache.root / "scratch").iterdir()) == []
 
 
 def test_a_wheel_of_another_version_is_refused(tmp_path):

@@ -4,12 +4,11 @@
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from children import start_tool
 from tiny_stack import BASE, VALUE, TinyStack
 
 from xpustack import checks
@@ -132,15 +131,8 @@ def test_an_interrupt_kills_children_and_leaves_nothing(mine, tmp_path, number):
         f"    pathlib.Path({str(note)!r}).write_text(str(os.getpid()))\n"
         "    time.sleep(120)\n"
     )
-    child = subprocess.Popen(
-        [sys.executable, "-m", "xpustack", "check", "v1.0", "--offline"],
-        cwd=mine.project.root,
-        env=mine.environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell's background job, as CI may be one, inherits an ignored SIGINT.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    )
+    words = ["check", "v1.0", "--offline"]
+    child = start_tool(words, mine.project.root, mine.environment, number)
     limit = time.monotonic() + 60
     while not (note.exists() and note.read_text()) and child.poll() is None:
         assert time.monotonic() < limit

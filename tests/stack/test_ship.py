@@ -6,11 +6,11 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
+from children import start_tool
 from shipped_stack import ShippedStack
 from tiny_stack import BASE
 
@@ -119,18 +119,8 @@ def test_an_interrupt_leaves_nothing_and_keeps_what_was(
     mark = tmp_path / "started"
     script = f"import time\nopen({str(mark)!r}, 'w').close()\ntime.sleep(60)\n"
     stack.step("sleep", {"setup.py": script + BASE["setup.py"]})
-    child = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "xpustack", "build", "v1.0", "--offline"),
-            *("--to", str(stack.root / "dist")),
-        ],
-        cwd=stack.project.root,
-        env=stack.environment,
-        stderr=subprocess.PIPE,
-        text=True,
-        # A shell's background job, as CI may be one, inherits an ignored SIGINT.
-        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
-    )
+    words = ["build", "v1.0", "--offline", "--to", str(stack.root / "dist")]
+    child = start_tool(words, stack.project.root, stack.environment, number)
     until = time.monotonic() + 60
     while not mark.exists() and time.monotonic() < until:
         time.sleep(0.05)
@@ -139,7 +129,7 @@ def test_an_interrupt_leaves_nothing_and_keeps_what_was(
     assert (child.returncode, "nothing half-done" in stderr) == (130, True), stderr
     assert left(stack.root / "dist") == ["v1.0"]
     assert left(stack.root / "dist/v1.0") == before
-    assert left(stack.cache.root / "work") == []
+    assert left(stack.cache.root / "scratch") == []
 
 
 def test_a_missing_compiler_is_named(
