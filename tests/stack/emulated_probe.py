@@ -46,13 +46,16 @@ def probe() -> dict[str, Any]:
     }
     found["layers"] = {}
     for ratio in RATIOS:
-        found["layers"][ratio] = outcome(partial(check_layer, layout, ratio))
+        found["layers"][ratio] = outcome(partial(check_layer, ratio))
     return found
 
 
-def check_layer(layout: Any, ratio: int) -> None:
+def check_layer(ratio: int) -> None:
     """Build one layer and look whether it is of the kind that was asked for."""
-    layer = layout.attention_layer(layout.vllm_config(), ratio)
+    import model_configs
+    import model_layers
+
+    layer = model_layers.attention_layer(model_configs.vllm_config(), ratio)
     assert layer.compress_ratio == max(ratio, 1), layer.compress_ratio
     assert (layer.indexer is not None) == (ratio == 4), layer.indexer
 

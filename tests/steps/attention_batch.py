@@ -6,7 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import batch_metadata
+import layer_parts
 import layout
+import model_configs
+import model_layers
 import pytest
 import reference_attention as reference
 import torch
@@ -33,7 +37,7 @@ class Batch:
         speculative_tokens: draft tokens that still count as a decode.
         padded: this many last tokens are padding: they have no slot and see nothing.
         block_size: tokens a page of the layer's own cache.
-        attend: makes of the layer what attends; `layout.attend` insists on the layer.
+        attend: makes of the layer what attends; `layer_parts.attend` insists on it.
         build: makes the layer from a `VllmConfig` and the ratio.
     """
 
@@ -47,18 +51,18 @@ class Batch:
         speculative_tokens: int = 0,
         padded: int = 0,
         block_size: int = layout.BLOCK_SIZE,
-        attend: Callable[[Any], Any] = layout.unwired,
-        build: Callable[[Any, int], Any] = layout.attention_layer,
+        attend: Callable[[Any], Any] = layer_parts.unwired,
+        build: Callable[[Any, int], Any] = model_layers.attention_layer,
     ) -> None:
         self.ratio, self.seq_lens, self.query_lens = ratio, seq_lens, query_lens
         self.padded = padded
-        self.config = layout.vllm_config(
+        self.config = model_configs.vllm_config(
             speculative_tokens=speculative_tokens,
             heads=len(sinks),
             block_size=block_size,
         )
         self.whole = build(self.config, ratio)
-        self.layer = layout.attending(self.whole)
+        self.layer = layer_parts.attending(self.whole)
         self.attend = attend(self.whole)
         self.generator = torch.Generator().manual_seed(ratio)
         with torch.no_grad():
@@ -103,7 +107,7 @@ class Batch:
         return pages, table
 
     def _common(self, spec: Any) -> Any:
-        common = layout.common_metadata(
+        common = batch_metadata.common_metadata(
             self.seq_lens, self.query_lens, block_size=spec.block_size
         )
         if self.padded:
@@ -112,7 +116,7 @@ class Batch:
 
     def _build(self, builder: Any, spec: Any, prefix: str) -> Any:
         device = torch.device(layout.device())
-        with layout.current(self.config):
+        with model_configs.current(self.config):
             made = builder(spec, [prefix], self.config, device)
             return made.build(0, self._common(spec))
 

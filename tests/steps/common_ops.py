@@ -10,6 +10,8 @@ from typing import Any
 import compressor_run
 import e2m1_assembly
 import layout
+import model_configs
+import model_layers
 import pytest
 import reference_attention
 import reference_ops as reference
@@ -71,13 +73,13 @@ class Compressed:
     """What a compressor wrote of random tokens, and what it had to."""
 
     def __init__(self, kind: str) -> None:
-        config = layout.vllm_config()
+        config = model_configs.vllm_config()
         if kind.startswith("indexer"):
             mxfp4 = kind.endswith("MXFP4")
             compressor = compressor_run.of_indexer(config, mxfp4=mxfp4)
         else:
             ratio = int(kind.split()[-1])
-            compressor = layout.compressor(config, indexer=False, ratio=ratio)
+            compressor = model_layers.compressor(config, indexer=False, ratio=ratio)
         self.ratio, self.head = compressor.compress_ratio, compressor.head_dim
         lengths = (12, 7) if self.ratio == 4 else (128,)
         width = compressor.coff * self.head

@@ -7,6 +7,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import layout
+import model_configs
+import model_layers
 import torch
 
 STATE_BLOCK = 8
@@ -26,10 +28,10 @@ class Written:
 
 def of_indexer(config: Any, *, mxfp4: bool) -> Any:
     """A compressor as the indexer of a ratio-4 layer has it, in FP8 or MXFP4."""
-    model = layout.compressor(config, indexer=True)
+    model = model_layers.compressor(config, indexer=True)
     if not mxfp4:
         return model
-    with layout.current(config):
+    with model_configs.current(config):
         return type(model)(
             vllm_config=config,
             compress_ratio=4,
@@ -90,7 +92,7 @@ def run(
     rows = torch.cat((kv_score, torch.full((1, width), torch.nan))).to(device)
     at = torch.cat((positions, none * 0 + ratio - 1)).to(device)
     rope = SimpleNamespace(cos_sin_cache=cos_sin.to(device))
-    with layout.current(config), set_forward_context(metadata, config):
+    with model_configs.current(config), set_forward_context(metadata, config):
         compressor(rows, at, rope)
     flat = page.flatten().cpu()
     return Written(

@@ -8,7 +8,10 @@ the batch has chosen.
 from collections.abc import Sequence
 from typing import Any
 
+import batch_metadata
+import layer_parts
 import layout
+import model_configs
 import reference_attention as reference
 import torch
 from attention_batch import Batch, random_sinks
@@ -27,9 +30,9 @@ class DecodeLayer:
         new = [1] * len(seq_lens)
         sinks = random_sinks()
         self.batch = Batch(
-            ratio, seq_lens, new, sinks=sinks, attend=layout.attend, **kind
+            ratio, seq_lens, new, sinks=sinks, attend=layer_parts.attend, **kind
         )
-        self.part = layout.projecting(self.batch.whole)
+        self.part = layer_parts.projecting(self.batch.whole)
         self.sinks = sinks
         self.generator = torch.Generator().manual_seed(11)
         fill(self.batch.whole, self.generator)
@@ -72,8 +75,8 @@ class DecodeLayer:
         width = indexer.k_cache.head_dim
         shape, strides = (pages, entries, width), (raw.stride(0), width, 1)
         indexer.k_cache.kv_cache = raw.to(layout.device()).as_strided(shape, strides)
-        builder = layout.indexer_builder(batch.config, indexer)
-        with layout.current(batch.config):
+        builder = batch_metadata.indexer_builder(batch.config, indexer)
+        with model_configs.current(batch.config):
             batch.metadata[indexer.k_cache.prefix] = builder.build(0, common)
 
     def run(self) -> torch.Tensor:

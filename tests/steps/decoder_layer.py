@@ -8,6 +8,7 @@ from typing import Any
 
 import decode_layer
 import layout
+import model_layers
 import reference_attention as reference
 import reference_hyper_connections as hyper
 import torch
@@ -40,7 +41,7 @@ class Decoder:
         self.streams = streams.to(torch.bfloat16).to(layout.device())
 
     def _build(self, config: Any, ratio: int) -> Any:
-        self.block = layout.decoder_layer(config, ratio, Halving)
+        self.block = model_layers.decoder_layer(config, ratio, Halving)
         return self.block.attn
 
     def filled(self) -> torch.nn.Module:
@@ -98,7 +99,7 @@ class Draft(Decoder):
         self.embeds = embeds.to(torch.bfloat16).to(layout.device())
 
     def _build(self, config: Any, ratio: int) -> Any:
-        self.layer = layout.draft_layer(config, Halving)
+        self.layer = model_layers.draft_layer(config, Halving)
         self.block = self.layer.mtp_block
         return self.block.attn
 

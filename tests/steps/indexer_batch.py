@@ -6,7 +6,10 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
+import batch_metadata
 import layout
+import model_configs
+import model_layers
 import torch
 
 RATIO = 4
@@ -119,13 +122,13 @@ class Batch:
     ) -> None:
         torch.manual_seed(len(seq_lens))
         self.seq_lens, self.query_lens, self.fp4 = seq_lens, query_lens, fp4
-        config = layout.vllm_config(speculative_tokens=speculative_tokens)
+        config = model_configs.vllm_config(speculative_tokens=speculative_tokens)
         config.model_config.hf_config.index_topk = TOPK
         if fp4:
-            layout.take_mxfp4_indexer(config)
+            model_configs.take_mxfp4_indexer(config)
         self.config = config
-        self.indexer = layout.attention_layer(config, RATIO).indexer
-        self.builder = layout.indexer_builder(config, self.indexer)
+        self.indexer = model_layers.attention_layer(config, RATIO).indexer
+        self.builder = batch_metadata.indexer_builder(config, self.indexer)
         self.positions = torch.tensor(
             [
                 position
@@ -133,7 +136,9 @@ class Batch:
                 for position in range(total - new, total)
             ]
         )
-        self.table = layout.common_metadata(seq_lens, query_lens).block_table_tensor
+        self.table = batch_metadata.common_metadata(
+            seq_lens, query_lens
+        ).block_table_tensor
         self.table = self.table + first_page
         self._fill_cache()
         tokens, heads = len(self.positions), self.indexer.n_head
@@ -165,9 +170,9 @@ class Batch:
                 raw[start : start + len(stored)] = stored.to(raw.device)
 
     def _metadata(self) -> Any:
-        common = layout.common_metadata(self.seq_lens, self.query_lens)
+        common = batch_metadata.common_metadata(self.seq_lens, self.query_lens)
         common.block_table_tensor = self.table.to(layout.device())
-        with layout.current(self.config):
+        with model_configs.current(self.config):
             return self.builder.build(0, common)
 
     def run(self, watch: AbstractContextManager[Any] | None = None) -> torch.Tensor:
@@ -185,7 +190,7 @@ class Batch:
         layout.workspace()
         watching = watch or nullcontext()
         with (
-            layout.current(self.config),
+            model_configs.current(self.config),
             set_forward_context(metadata, self.config),
             watching,
         ):

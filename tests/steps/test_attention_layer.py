@@ -4,7 +4,10 @@
 from typing import Any
 
 import kernel_trace
+import layer_parts
 import layout
+import model_configs
+import model_layers
 import pytest
 import reference_attention as reference
 import torch
@@ -18,7 +21,7 @@ def check(
     ratio: int, heads: int, seq_lens: tuple[int, ...], new: tuple[int, ...], **kind: Any
 ) -> None:
     sinks = random_sinks(heads)
-    batch = Batch(ratio, seq_lens, new, sinks=sinks, attend=layout.attend, **kind)
+    batch = Batch(ratio, seq_lens, new, sinks=sinks, attend=layer_parts.attend, **kind)
     output = batch.forward()
     report = sink_report(batch, output, sinks)
     print(f"ratio {ratio}, {heads} heads, {new} of {seq_lens}: {report}")
@@ -56,7 +59,9 @@ def test_small_pages() -> None:
 
 @pytest.mark.parametrize("ratio", layout.COMPRESS_RATIOS)
 def test_decode_asks_for_no_memory(ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Batch(ratio, (131, 5), (1, 1), sinks=random_sinks(), attend=layout.attend)
+    batch = Batch(
+        ratio, (131, 5), (1, 1), sinks=random_sinks(), attend=layer_parts.attend
+    )
     with batch.ready() as run, kernel_trace.traced(monkeypatch) as trace:
         run()
     assert not trace.made, f"allocates: {sorted(set(trace.made))}"
@@ -86,10 +91,10 @@ def test_whole_layer_decodes_without_waiting(
 
 @pytest.mark.parametrize("heads", [8, 64])
 def test_heads_are_not_padded(heads: int) -> None:
-    layer = layout.attention_layer(layout.vllm_config(heads=heads), 0)
-    padded = layout.projecting(layer).padded_heads
+    layer = model_layers.attention_layer(model_configs.vllm_config(heads=heads), 0)
+    padded = layer_parts.projecting(layer).padded_heads
     assert padded == heads, f"{heads} heads become {padded}"
-    backend = layout.attending(layer).get_attn_backend()
+    backend = layer_parts.attending(layer).get_attn_backend()
     assert "XPU" in backend.get_name(), f"the backend is {backend.get_name()}"
 
 
@@ -107,7 +112,7 @@ def test_a_wait_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.unchanged
 def test_cuda_keeps_its_backend_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     layout.pretend_cuda(monkeypatch)
-    layer = layout.attention_layer(layout.vllm_config(), 0)
-    assert layout.projecting(layer).padded_heads == 64
-    backend = layout.attending(layer).get_attn_backend()
+    layer = model_layers.attention_layer(model_configs.vllm_config(), 0)
+    assert layer_parts.projecting(layer).padded_heads == 64
+    backend = layer_parts.attending(layer).get_attn_backend()
     assert backend.get_name() == "V4_FLASHMLA_SPARSE"

@@ -1,15 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU backend plans no tiles, for whichever kinds of layer there are."""
 
-import layout
+import batch_metadata
+import model_configs
 import pytest
 
 
 def test_window_metadata_is_built() -> None:
-    config = layout.vllm_config()
-    builder = layout.cpu_window_builder(config)
-    with layout.current(config):
-        metadata = builder.build(0, layout.common_metadata((8, 13, 6), (1, 1, 1)))
+    config = model_configs.vllm_config()
+    builder = batch_metadata.cpu_window_builder(config)
+    with model_configs.current(config):
+        metadata = builder.build(
+            0, batch_metadata.common_metadata((8, 13, 6), (1, 1, 1))
+        )
     plans = {
         name: value
         for name, value in vars(metadata).items()
@@ -21,6 +24,8 @@ def test_window_metadata_is_built() -> None:
 
 @pytest.mark.unchanged
 def test_known_kinds_have_no_plan() -> None:
-    plans = layout.cpu_window_builder(layout.vllm_config()).build_tile_scheduler(3)
+    plans = batch_metadata.cpu_window_builder(
+        model_configs.vllm_config()
+    ).build_tile_scheduler(3)
     assert set(plans.values()) == {None}
     assert {"swaonly", "c4a", "c128a"} <= set(plans)

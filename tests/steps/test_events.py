@@ -4,6 +4,8 @@
 from typing import Any
 
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 
@@ -31,14 +33,14 @@ def events(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("compress_ratio", layout.COMPRESS_RATIOS)
 def test_no_other_thread_sees_a_redirected_event(compress_ratio: int) -> None:
-    layout.attention_layer(layout.vllm_config(), compress_ratio)
+    model_layers.attention_layer(model_configs.vllm_config(), compress_ratio)
     assert not any(Event.redirected), (
         f"torch.cuda.Event was redirected while {len(Event.redirected)} were created"
     )
 
 
 def test_no_event_is_created_without_streams() -> None:
-    layer = layout.attention_layer(layout.vllm_config(), 4)
+    layer = model_layers.attention_layer(model_configs.vllm_config(), 4)
     assert not Event.redirected, f"{len(Event.redirected)} events were created"
     assert set(layer.ln_events) == {None} == set(layer.indexer.ln_events)
 
@@ -53,10 +55,10 @@ def test_cuda_keeps_its_events(monkeypatch: pytest.MonkeyPatch) -> None:
         "get_device_capability",
         lambda *args, **kwargs: DeviceCapability(9, 0),
     )
-    layer = layout.attention_layer(
-        layout.vllm_config(),
+    layer = model_layers.attention_layer(
+        model_configs.vllm_config(),
         4,
-        kind=layout.cuda_attention_class(),
+        kind=model_layers.cuda_attention_class(),
         aux_streams=[object()] * 3,
     )
     assert [type(event) for event in layer.ln_events] == [CudaEvent] * 4

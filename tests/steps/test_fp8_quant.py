@@ -7,6 +7,8 @@ from typing import Any
 import block_fp8
 import kernel_trace
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 
@@ -35,7 +37,7 @@ def _seed() -> None:
 def test_weight_only_by_default(
     shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = layout.linear(layout.vllm_config(quantized=True), *shape)
+    linear = model_layers.linear(model_configs.vllm_config(quantized=True), *shape)
     weight = block_fp8.load(linear)
     x, bias = inputs(shape[0]), torch.randn(shape[1], dtype=torch.bfloat16)
     on_device = x.view(TOKENS, 1, -1).to(layout.device()), bias.to(layout.device())
@@ -50,8 +52,8 @@ def test_weight_only_by_default(
 
 @named
 def test_microscaled_product(shape: tuple[int, int]) -> None:
-    config = layout.vllm_config(quantized=True)
-    linear = layout.linear(config, *shape, backend="xpu")
+    config = model_configs.vllm_config(quantized=True)
+    linear = model_layers.linear(config, *shape, backend="xpu")
     weight = block_fp8.load(linear)
     x = inputs(shape[0])
     got = linear.quant_method.apply(linear, x.to(layout.device()))
@@ -64,8 +66,8 @@ def test_microscaled_product(shape: tuple[int, int]) -> None:
 
 @named
 def test_triton_gets_its_scales_converted_once(shape: tuple[int, int]) -> None:
-    config = layout.vllm_config(quantized=True)
-    linear = layout.linear(config, *shape, backend="triton")
+    config = model_configs.vllm_config(quantized=True)
+    linear = model_layers.linear(config, *shape, backend="triton")
     weight = block_fp8.load(linear)
     dtype = linear.weight_scale_inv.dtype
     assert dtype == torch.float32, f"each call must convert scales of {dtype}"
@@ -78,8 +80,8 @@ def test_triton_gets_its_scales_converted_once(shape: tuple[int, int]) -> None:
 
 @new_in_the_old_layout
 def test_other_scales_keep_their_fp8_weights() -> None:
-    config = layout.vllm_config(quantized=True)
-    linear = layout.linear(config, 256, 384, backend="fp32")
+    config = model_configs.vllm_config(quantized=True)
+    linear = model_layers.linear(config, 256, 384, backend="fp32")
     kernel = type(linear.quant_method.fp8_linear).__name__
     assert kernel == "TritonFp8BlockScaledMMKernel"
     weight = block_fp8.load(linear)
@@ -115,8 +117,8 @@ def test_other_platforms_keep_their_choice(monkeypatch: pytest.MonkeyPatch) -> N
     fp8 = layout.module("vllm.model_executor.layers.quantization.fp8")
     another = layout.another_platform(fp8.current_platform)
     monkeypatch.setattr(fp8, "current_platform", another)
-    config = layout.vllm_config(quantized=True)
-    with layout.current(config):
+    config = model_configs.vllm_config(quantized=True)
+    with model_configs.current(config):
         method = fp8.Fp8LinearMethod(config.quant_config)
     assert method.is_scale_e8m0
     assert method.weight_quant_key == fp8.kFp8Static128BlockSym

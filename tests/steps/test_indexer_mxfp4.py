@@ -3,6 +3,8 @@
 
 import compressor_run
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 from indexer_batch import RATIO, Batch, e2m1_values, mxfp4, quarter_turns, turned
@@ -33,9 +35,9 @@ def test_the_compressor_writes_mxfp4_keys() -> None:
     """All partial states are 1, so that each entry is the weight of its norm, rotated
     by its position: a multiple of the ratio."""
     torch.manual_seed(0)
-    config = layout.vllm_config()
-    layout.take_mxfp4_indexer(config)
-    compressor = layout.compressor(config, indexer=True)
+    config = model_configs.vllm_config()
+    model_configs.take_mxfp4_indexer(config)
+    compressor = model_layers.compressor(config, indexer=True)
     # RMS norm divides by a hair more than 1: stay clear of the midpoints of e2m1.
     codes = torch.randint(0, 16, (DIM,))
     scale = torch.exp2(torch.randint(-9, 9, (4,)).double()).repeat_interleave(32)

@@ -3,7 +3,9 @@
 
 from typing import Any
 
+import batch_metadata
 import layout
+import model_configs
 import pytest
 import torch
 
@@ -14,10 +16,12 @@ SEQ_LENS = (8, 13, 6)
 
 
 def build(query_lens: tuple[int, ...], speculative_tokens: int = 1) -> Any:
-    config = layout.vllm_config(speculative_tokens=speculative_tokens)
-    builder = layout.indexer_builder(config)
-    with layout.current(config):
-        return builder.build(0, layout.common_metadata(SEQ_LENS, query_lens)).decode
+    config = model_configs.vllm_config(speculative_tokens=speculative_tokens)
+    builder = batch_metadata.indexer_builder(config)
+    with model_configs.current(config):
+        return builder.build(
+            0, batch_metadata.common_metadata(SEQ_LENS, query_lens)
+        ).decode
 
 
 def expected(query_lens: tuple[int, ...]) -> list[int]:
@@ -54,7 +58,7 @@ def test_top_k_reads_one_length_a_row() -> None:
 
 
 def test_every_row_reads_its_own_request() -> None:
-    table = layout.common_metadata(SEQ_LENS, (2, 2, 2)).block_table_tensor
+    table = batch_metadata.common_metadata(SEQ_LENS, (2, 2, 2)).block_table_tensor
     width = table.shape[1]
     rows = build((2, 2, 2)).block_table[:, :width]
     assert rows.shape == (6, width), f"the block table has {len(rows)} rows"

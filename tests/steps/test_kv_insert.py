@@ -5,7 +5,10 @@ from types import SimpleNamespace
 
 import attention_batch
 import kernel_trace
+import layer_parts
 import layout
+import model_configs
+import model_layers
 import pytest
 import reference_attention as reference
 import torch
@@ -18,8 +21,8 @@ class Insert:
     """A window-only layer with an empty cache, and random tokens for given slots."""
 
     def __init__(self, slots: list[int], heads: int = layout.HEADS) -> None:
-        config = layout.vllm_config()
-        self.layer = layout.projecting(layout.attention_layer(config, 0))
+        config = model_configs.vllm_config()
+        self.layer = layer_parts.projecting(model_layers.attention_layer(config, 0))
         spec = self.layer.swa_cache_layer.get_kv_cache_spec(config)
         pages = torch.zeros(BLOCKS, spec.page_size_bytes, dtype=torch.uint8)
         self.block_size = spec.block_size

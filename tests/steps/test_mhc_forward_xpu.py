@@ -7,6 +7,8 @@ from typing import Any
 
 import kernel_trace
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 
@@ -88,8 +90,8 @@ def head(inputs: Inputs, residual: torch.Tensor) -> torch.Tensor:
 def ops(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The layers' ops where vllm-xpu-kernels brings none for them."""
     monkeypatch.setattr(torch.ops, "_xpu_C", SimpleNamespace())
-    with layout.current(layout.vllm_config()):
-        return layout.hyper_connections()
+    with model_configs.current(model_configs.vllm_config()):
+        return model_layers.hyper_connections()
 
 
 def run(
@@ -153,8 +155,8 @@ def test_layers_mix_their_streams_in_few_launches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(torch.ops, "_xpu_C", SimpleNamespace())
-    config = layout.vllm_config()
-    layers = layout.decoder_layers(config, 2, Half)
+    config = model_configs.vllm_config()
+    layers = model_layers.decoder_layers(config, 2, Half)
     hidden = config.model_config.hf_config.hidden_size
     streams = Inputs(hidden).residual
     x = streams.to(layout.device())
@@ -176,7 +178,7 @@ def test_layers_mix_their_streams_in_few_launches(
         mixed *= norm.weight.double().cpu()
         expected = post(mixed / 2, expected, gates, comb)
     with kernel_trace.traced(monkeypatch) as trace:
-        made = layout.run_layers(layers, x)
+        made = model_layers.run_layers(layers, x)
     assert trace.launches, f"in torch: {len(trace.made)} torch operators beside []"
     assert off_by(made, expected) < 1e-2
     assert len(trace.launches) <= 3 * 4 + 1, f"launches {trace.launches}"
@@ -198,8 +200,8 @@ def test_cuda_keeps_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     platform = layout.another_platform(custom_op.current_platform)
     monkeypatch.setattr(custom_op, "current_platform", platform)
     monkeypatch.setattr(torch.ops, "vllm", called := Called())
-    with layout.current(layout.vllm_config()):
-        ops = layout.hyper_connections()
+    with model_configs.current(model_configs.vllm_config()):
+        ops = model_layers.hyper_connections()
     inputs = Inputs()
     streams = (inputs.x, inputs.residual, inputs.x, inputs.x)
     weights = (inputs.fn, inputs.scale, inputs.base, EPS, EPS, EPS, POST_MULT, ROUNDS)

@@ -2,6 +2,7 @@
 """Routed MXFP4 experts clamp gate and up projection at the model's swiglu_limit."""
 
 import layout
+import model_layers
 import pytest
 import torch
 
@@ -37,7 +38,7 @@ class Case:
     def run(self, activation: str, limit: float | None) -> torch.Tensor:
         """The output of vLLM's experts, `[7, HIDDEN]`."""
         device = layout.device()
-        experts = layout.mxfp4_experts(
+        experts = model_layers.mxfp4_experts(
             [scale.to(device) for scale in (self.w13[1], self.w2[1])],
             limit=limit,
             activation=activation,

@@ -2,6 +2,7 @@
 """The draft model's layer runs on XPU: norms, hyper-connections, attention."""
 
 import kernel_trace
+import layer_parts
 import layout
 import pytest
 import reference_attention as reference
@@ -30,7 +31,7 @@ def test_draft_tokens() -> None:
 
 def test_it_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     draft = Draft((131, 5))
-    layout.open_ops(monkeypatch)
+    layer_parts.open_ops(monkeypatch)
     with (
         draft.attention.batch.ready(),
         kernel_trace.no_waiting(monkeypatch),
@@ -49,7 +50,7 @@ def test_layers_of_the_model_wait_for_nothing(
     decoder = Decoder(ratio, (601, 131))
     if ratio == 4:
         decoder.attention.take_indexer()
-    layout.open_ops(monkeypatch)
+    layer_parts.open_ops(monkeypatch)
     with (
         decoder.attention.batch.ready(),
         kernel_trace.no_waiting(monkeypatch),

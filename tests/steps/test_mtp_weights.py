@@ -3,7 +3,8 @@
 
 from typing import Any
 
-import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 
@@ -24,14 +25,14 @@ NAMES = {
 
 @pytest.fixture
 def draft() -> Any:
-    config = layout.vllm_config(speculative_tokens=1, quantized=True)
-    return layout.draft_model(config)
+    config = model_configs.vllm_config(speculative_tokens=1, quantized=True)
+    return model_layers.draft_model(config)
 
 
 def load(draft: Any, names: list[str]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """What the parameter of each checkpoint name holds, and what it should."""
     parameters = dict(draft.named_parameters())
-    layer = layout.hf_config().num_hidden_layers
+    layer = model_configs.hf_config().num_hidden_layers
     found = {name: parameters[f"model.layers.{layer}.{NAMES[name]}"] for name in names}
     weights = {name: torch.randn(found[name].shape) for name in names}
     draft.load_weights((f"mtp.0.{name}", value) for name, value in weights.items())

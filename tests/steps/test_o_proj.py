@@ -4,7 +4,10 @@
 from typing import Any
 
 import kernel_trace
+import layer_parts
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 from block_fp8 import BLOCK, as_e4m3, load
@@ -29,10 +32,10 @@ def attention(backend: str | None) -> Any:
     from vllm.utils.torch_utils import set_default_torch_dtype
 
     torch.manual_seed(0)
-    config = layout.vllm_config(quantized=backend is not None)
-    chosen = layout.linear_backend(config, backend or "auto")
+    config = model_configs.vllm_config(quantized=backend is not None)
+    chosen = model_configs.linear_backend(config, backend or "auto")
     with chosen, set_default_torch_dtype(torch.bfloat16):
-        return layout.attention_layer(config, 0)
+        return model_layers.attention_layer(config, 0)
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_one_launch_and_one_product(
     o = torch.randn(len(at), heads, 512, dtype=torch.bfloat16)
     on_device = o.to(layout.device()), at.to(layout.device())
     with kernel_trace.traced(monkeypatch) as trace:
-        got = layout.o_projection(layer, *on_device)
+        got = layer_parts.o_projection(layer, *on_device)
 
     rows = inverse_rope(o, layer.rotary_emb.cos_sin_cache.cpu()[at])
     rows = rows.view(len(at), groups, -1)

@@ -4,6 +4,8 @@
 from typing import Any
 
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 
@@ -18,7 +20,7 @@ def test_hyper_connections_import() -> None:
 
 @pytest.mark.parametrize("compress_ratio", layout.COMPRESS_RATIOS)
 def test_attention_layer_is_built(compress_ratio: int) -> None:
-    layer = layout.attention_layer(layout.vllm_config(), compress_ratio)
+    layer = model_layers.attention_layer(model_configs.vllm_config(), compress_ratio)
     assert layer.compress_ratio == max(compress_ratio, 1)
     assert (layer.indexer is not None) == (compress_ratio == 4)
 
@@ -33,8 +35,8 @@ def test_draft_layers_get_no_cuda_streams(monkeypatch: pytest.MonkeyPatch) -> No
             streams.append(aux_stream_list)
 
     monkeypatch.setattr(mtp, "DeepSeekV4MultiTokenPredictorLayer", Layer)
-    config = layout.vllm_config(speculative_tokens=1)
-    with layout.current(config):
+    config = model_configs.vllm_config(speculative_tokens=1)
+    with model_configs.current(config):
         mtp.DeepSeekV4MultiTokenPredictor(vllm_config=config, prefix="model")
     assert streams == [None]
 
@@ -43,7 +45,7 @@ def test_draft_layers_get_no_cuda_streams(monkeypatch: pytest.MonkeyPatch) -> No
 def test_clamped_activation_needs_no_op() -> None:
     from vllm.model_executor.layers.activation import SiluAndMulWithClamp
 
-    with layout.current(layout.vllm_config()):
+    with model_configs.current(model_configs.vllm_config()):
         activation = SiluAndMulWithClamp(10.0)
     x = torch.linspace(-30, 30, 64).view(2, 32)
     gate, up = x.double().clamp(max=10).chunk(2, dim=-1)
@@ -121,7 +123,7 @@ def test_cuda_keeps_its_recipe_and_events(
     platform = layout.another_platform(attention.current_platform, capability)
     monkeypatch.setattr(attention, "current_platform", platform)
     monkeypatch.setattr(torch.cuda, "Event", Event)
-    wrapper = layout.attention_layer(layout.vllm_config(), 0).mla_attn
+    wrapper = model_layers.attention_layer(model_configs.vllm_config(), 0).mla_attn
     assert wrapper._einsum_recipe == recipe
     assert wrapper._tma_aligned_scales is aligned
     assert [type(event) for event in wrapper.ln_events] == [Event] * 4
@@ -135,4 +137,4 @@ def test_a_platform_without_capability_is_still_refused(
     platform = layout.another_platform(attention.current_platform)
     monkeypatch.setattr(attention, "current_platform", platform)
     with pytest.raises(AssertionError, match="requires a CUDA"):
-        layout.attention_layer(layout.vllm_config(), 0)
+        model_layers.attention_layer(model_configs.vllm_config(), 0)

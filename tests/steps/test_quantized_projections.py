@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import indexer_batch
+import layer_parts
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 
@@ -92,7 +95,7 @@ def load(layer: Any, path: Path) -> None:
     """Load the checkpoint as the model does, through each parameter's own loader."""
     from vllm.model_executor.model_loader import weight_utils
 
-    owner = layout.projecting(layer)
+    owner = layer_parts.projecting(layer)
     parameters = dict(owner.named_parameters())
     for name, tensor in weight_utils.pt_weights_iterator([str(path)], False):
         module, _, kind = name.rpartition(".")
@@ -112,12 +115,12 @@ def loaded(directory: Path, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     torch.manual_seed(0)
     path = directory / f"{name}.pt"
     meaning = write_checkpoint(path, FORMATS[name])
-    config = layout.vllm_config()
-    take = layout.take_nvfp4 if name == "nvfp4" else layout.take_mxfp4
+    config = model_configs.vllm_config()
+    take = model_configs.take_nvfp4 if name == "nvfp4" else model_configs.take_mxfp4
     # The output projection has kernels of its own, which read FP8.
     take(config, leave_out=["wo_a", "wo_b", "attn.wq_b"])
-    layer = layout.attention_layer(config, 4)
-    with layout.current(config):
+    layer = model_layers.attention_layer(config, 4)
+    with model_configs.current(config):
         load(layer, path)
     return layer, meaning
 
@@ -132,7 +135,7 @@ def test_every_projection_multiplies_what_is_packed(name: str, tmp_path: Path) -
     built, meaning = loaded(tmp_path, name)
     seen = FORMATS[name].seen
     hidden = torch.randn(TOKENS, HIDDEN).bfloat16()
-    got = layout.input_projections(built, hidden.to(layout.device()))
+    got = layer_parts.input_projections(built, hidden.to(layout.device()))
     wanted = {
         projection: seen(hidden) @ weight.T
         for projection, weight in meaning.items()
@@ -153,13 +156,13 @@ def test_every_projection_multiplies_what_is_packed(name: str, tmp_path: Path) -
         "attention": off_by(qr_kv, wanted["wq_a"], wanted["wkv"]),
     }
     qr = torch.randn(TOKENS, RANK).bfloat16()
-    query = layout.projecting(built).indexer.wq_b(qr.to(layout.device()))[0]
+    query = layer_parts.projecting(built).indexer.wq_b(qr.to(layout.device()))[0]
     errors["indexer's queries"] = off_by(query, seen(qr) @ meaning["indexer.wq_b"].T)
     assert max(errors.values()) < 3e-3, f"projections are off by {errors}"
 
 
 def test_the_weights_stay_packed(tmp_path: Path) -> None:
-    compressor = layout.projecting(loaded(tmp_path, "nvfp4")[0]).compressor
+    compressor = layer_parts.projecting(loaded(tmp_path, "nvfp4")[0]).compressor
     assert compressor.fused_wkv_wgate.weight.dtype == torch.uint8
 
 
@@ -169,7 +172,7 @@ def test_xpu_has_an_nvfp4_kernel(weight_only: bool) -> None:
     arguments = {"use_a16": weight_only}
     if "use_a16" not in inspect.signature(select).parameters:
         arguments = {}
-    with layout.current(layout.vllm_config()):
+    with model_configs.current(model_configs.vllm_config()):
         assert type(select(**arguments)).__name__ == "XPUNvFp4LinearKernel"
 
 
@@ -185,8 +188,8 @@ def bf16() -> Iterator[None]:
 @pytest.mark.unchanged
 @pytest.mark.usefixtures("bf16")
 def test_an_fp8_checkpoint_keeps_them_in_bf16() -> None:
-    config = layout.vllm_config(quantized=True)
-    with layout.current(config):
+    config = model_configs.vllm_config(quantized=True)
+    with model_configs.current(config):
         compressor = layout.module(layout.COMPRESSOR).DeepseekCompressor(
             vllm_config=config,
             compress_ratio=4,
@@ -202,11 +205,11 @@ def test_an_fp8_checkpoint_keeps_them_in_bf16() -> None:
 @pytest.mark.usefixtures("bf16")
 def test_projections_in_bf16_keep_fp32_results() -> None:
     torch.manual_seed(1)
-    built = layout.attention_layer(layout.vllm_config(), 4)
-    linear = layout.projecting(built).compressor.fused_wkv_wgate
+    built = model_layers.attention_layer(model_configs.vllm_config(), 4)
+    linear = layer_parts.projecting(built).compressor.fused_wkv_wgate
     linear.weight.data.normal_()
     hidden = torch.randn(TOKENS, HIDDEN).bfloat16()
-    score = layout.input_projections(built, hidden.to(layout.device()))[1]
+    score = layer_parts.input_projections(built, hidden.to(layout.device()))[1]
     assert score.dtype == torch.float32
     assert off_by(score, hidden.double() @ linear.weight.cpu().double().T) < 1e-6
 

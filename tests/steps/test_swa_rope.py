@@ -4,6 +4,8 @@
 import math
 
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 
@@ -55,16 +57,16 @@ def test_the_two_tables_differ() -> None:
 
 
 def test_window_only_layer_is_plain() -> None:
-    layer = layout.attention_layer(layout.vllm_config(), 0)
+    layer = model_layers.attention_layer(model_configs.vllm_config(), 0)
     error = off_by(layer, plain(layout.ROPE_THETA))
     print(f"figure: off from plain RoPE by {error:.1e}")
     assert error < 1e-3, f"off from plain RoPE by {error:.3f}"
 
 
 def test_window_only_layer_is_plain_after_a_compressed_one() -> None:
-    config = layout.vllm_config()
-    layout.attention_layer(config, 4)
-    layer = layout.attention_layer(config, 0)
+    config = model_configs.vllm_config()
+    model_layers.attention_layer(config, 4)
+    layer = model_layers.attention_layer(config, 0)
     error = off_by(layer, plain(layout.ROPE_THETA))
     print(f"figure: off from plain RoPE by {error:.1e}")
     assert error < 1e-3, f"off from plain RoPE by {error:.3f}"
@@ -72,7 +74,7 @@ def test_window_only_layer_is_plain_after_a_compressed_one() -> None:
 
 @pytest.mark.unchanged
 def test_table_reaches_the_last_position() -> None:
-    layer = layout.attention_layer(layout.vllm_config(), 0)
+    layer = model_layers.attention_layer(model_configs.vllm_config(), 0)
     assert layer.rotary_emb.cos_sin_cache.shape == (layout.MAX_MODEL_LEN, 64)
 
 
@@ -80,8 +82,8 @@ def test_table_reaches_the_last_position() -> None:
 @pytest.mark.parametrize("first", layout.COMPRESS_RATIOS)
 @pytest.mark.parametrize("compress_ratio", (4, 128))
 def test_compressed_layer_keeps_yarn(compress_ratio: int, first: int) -> None:
-    config = layout.vllm_config()
+    config = model_configs.vllm_config()
     if first != compress_ratio:
-        layout.attention_layer(config, first)
-    layer = layout.attention_layer(config, compress_ratio)
+        model_layers.attention_layer(config, first)
+    layer = model_layers.attention_layer(config, compress_ratio)
     assert off_by(layer, yarn(layout.COMPRESS_ROPE_THETA)) < 1e-3

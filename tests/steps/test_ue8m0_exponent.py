@@ -12,6 +12,8 @@ from typing import Any
 import compressor_run
 import e2m1_assembly
 import layout
+import model_configs
+import model_layers
 import pytest
 import torch
 from common_ops import TestDraft, TestMixedIndices, TestSharedOps  # noqa: F401
@@ -178,15 +180,15 @@ def test_mxfp4_query_at_a_power_of_two() -> None:
 @pytest.mark.usefixtures("coarse_log2")
 def test_compressor_at_a_power_of_two() -> None:
     amax = at_powers(torch.tensor([-22, -13, -1, 0, 1, 5, 17]))
-    config = layout.vllm_config()
-    compressor = layout.compressor(config, indexer=False)
+    config = model_configs.vllm_config()
+    compressor = model_layers.compressor(config, indexer=False)
     check(from_bytes(compressed_scales(amax, compressor, config)[:7]), amax)
 
 
 @pytest.mark.usefixtures("coarse_log2")
 def test_indexer_compressor_at_a_power_of_two() -> None:
     amax = at_powers(torch.tensor([-3]))
-    config = layout.vllm_config()
+    config = model_configs.vllm_config()
     compressor = compressor_run.of_indexer(config, mxfp4=False)
     check(compressed_scales(amax, compressor, config).view(torch.float32), amax)
 
@@ -194,7 +196,7 @@ def test_indexer_compressor_at_a_power_of_two() -> None:
 @pytest.mark.usefixtures("coarse_log2")
 def test_mxfp4_indexer_compressor_at_a_power_of_two() -> None:
     amax = at_powers(torch.tensor([-22, -1, 0, 17]), E2M1)
-    config = layout.vllm_config()
+    config = model_configs.vllm_config()
     compressor = compressor_run.of_indexer(config, mxfp4=True)
     check(from_bytes(compressed_scales(amax, compressor, config)), amax, E2M1)
 
