@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Argument checks and the result that the indexer's score ops share."""
+"""Argument checks, the result and the launches that the indexer's score ops share."""
 
 import torch
 
@@ -11,8 +11,13 @@ from ._checks import (
     check_shape,
     fail,
 )
+from ._fp4 import MXFP4_BLOCK
+from ._launch import launch_options
+from ._logits_kernels import mqa_logits_kernel, paged_mqa_logits_kernel
+from ._triton import triton
 
 MOST_HEADS = 128
+_ROWS, _KEYS = 8, 64
 
 
 def check_heads(q: torch.Tensor, name: str, weights: torch.Tensor) -> None:
@@ -89,3 +94,110 @@ def output(
     check_shape("out", out, rows, width)
     check_inner_contiguous("out", out)
     return out
+
+
+def score_rows(
+    q: torch.Tensor,
+    q_scales: torch.Tensor | None,
+    kv: torch.Tensor,
+    kv_scales: torch.Tensor,
+    weights: torch.Tensor,
+    cu_seqlen_ks: torch.Tensor,
+    cu_seqlen_ke: torch.Tensor,
+    logits: torch.Tensor,
+) -> None:
+    """Fill `logits` with the scores of rows over gathered keys, in one launch.
+
+    Arguments are those of `fp8_mqa_logits` or, with `q_scales`, of `mxfp4_mqa_logits`.
+    """
+    rows, heads, width = q.shape
+    num_keys = kv.shape[0]
+    fp4 = q_scales is not None
+    if not (rows and num_keys):
+        return
+    mqa_logits_kernel[(triton.cdiv(rows, _ROWS), triton.cdiv(num_keys, _KEYS))](
+        q.view(torch.uint8),
+        q_scales,
+        kv.view(torch.uint8),
+        kv_scales,
+        weights,
+        cu_seqlen_ks,
+        cu_seqlen_ke,
+        logits,
+        rows,
+        num_keys,
+        heads,
+        q.stride(0),
+        q.stride(1),
+        0 if q_scales is None else q_scales.stride(0),
+        kv.stride(0),
+        weights.stride(0),
+        logits.stride(0),
+        ROWS=_ROWS,
+        KEYS=_KEYS,
+        HEADS=_padded(heads),
+        DIM=2 * width if fp4 else width,
+        BLOCK=MXFP4_BLOCK,
+        FP4=fp4,
+        **launch_options(q.device, num_warps=8, grf=256),
+    )
+
+
+def score_pages(
+    q: torch.Tensor,
+    q_scales: torch.Tensor | None,
+    cache: torch.Tensor,
+    weights: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    per_row: bool,
+    logits: torch.Tensor,
+) -> None:
+    """Fill `logits` with the scores of tokens over paged keys, in one launch.
+
+    Arguments are those of `fp8_paged_mqa_logits` or, with `q_scales`, of
+    `mxfp4_paged_mqa_logits`; `cache` is that of `key_pages`, and `per_row` says that
+    `context_lens` has a length for each row.
+    """
+    requests, next_n, heads, width = q.shape
+    max_model_len = logits.shape[1]
+    fp4 = q_scales is not None
+    if not (requests and next_n and max_model_len):
+        return
+    paged_mqa_logits_kernel[(requests, triton.cdiv(max_model_len, _KEYS))](
+        q.view(torch.uint8),
+        q_scales,
+        cache,
+        weights,
+        context_lens,
+        block_tables,
+        logits,
+        cache.shape[0],
+        heads,
+        max_model_len,
+        block_tables.shape[1],
+        cache.stride(0),
+        q.stride(0),
+        q.stride(1),
+        q.stride(2),
+        0 if q_scales is None else q_scales.stride(0),
+        0 if q_scales is None else q_scales.stride(1),
+        weights.stride(0),
+        context_lens.stride(0),
+        block_tables.stride(0),
+        logits.stride(0),
+        NEXT_N=next_n,
+        BLOCK_SIZE=cache.shape[1],
+        KEYS=_KEYS,
+        HEADS=_padded(heads),
+        DIM=2 * width if fp4 else width,
+        BLOCK=MXFP4_BLOCK,
+        ROW_LENS=per_row,
+        FP4=fp4,
+        **launch_options(q.device, num_warps=8, grf=256),
+    )
+
+
+def _padded(heads: int) -> int:
+    """Rows of the matrix product that hold `heads`."""
+    return max(16, triton.next_power_of_2(heads))
