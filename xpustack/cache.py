@@ -234,18 +234,23 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:
-    """A temporary entry in `parent` and the handle that holds its lock."""
+    """A temporary entry in `parent` and the handle that holds its lock.
+
+    A sweeper may remove an entry before it is opened or locked: then another one.
+    """
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
     while True:
         path = parent / f".xpustack-{secrets.token_hex(8)}.part"
         if directory:
             path.mkdir()
-            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
         else:
             handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
         fcntl.flock(handle, fcntl.LOCK_EX)
-        # A sweeper may have come between creation and lock.
         if path.exists():
             return path, handle
         os.close(handle)

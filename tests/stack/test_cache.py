@@ -136,6 +136,22 @@ def test_the_next_writer_sweeps_without_being_asked(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
+def test_a_sweeper_between_creation_and_lock(
+    cache: Cache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Path] = []
+
+    def opened(path, flags, *rest, real=os.open, **named):
+        if flags & os.O_DIRECTORY and not swept:
+            swept.append(Path(path))
+            Path(path).rmdir()
+        return real(path, flags, *rest, **named)
+
+    monkeypatch.setattr(os, "open", opened)
+    with cache.scratch() as directory:
+        assert directory.is_dir() and [directory] != swept
+
+
 def test_sweep_touches_nothing_but_its_own(tmp_path: Path) -> None:
     names = [".xpustack-0123.part", "xpustack-0123456789abcdef.part", ".git", "a.part"]
     for name in names:
