@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed op schemas are what a real vllm-xpu-kernels wheel registers."""
+"""The committed op schemas are what real vllm-xpu-kernels wheels register."""
 
 import hashlib
 import zipfile
@@ -13,9 +13,11 @@ from xpustack.cache import Cache
 from xpustack.index import PipConfiguration
 from xpustack.source import download, keep
 
-VERSION = "0.1.15.4"
-WHEEL = f"vllm_xpu_kernels-{VERSION}-cp38-abi3-manylinux_2_28_x86_64.whl"
-SHA256 = "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7"
+WHEELS = {
+    "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
+    "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
+    "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
+}
 NAMESPACES = {
     "_C": ("_C", "_C_cache_ops"),
     "_moe_C": ("_moe_C",),
@@ -24,35 +26,40 @@ NAMESPACES = {
 }
 
 
-@pytest.fixture(scope="module")
-def wheel(real_cache: Cache) -> Path:
-    """The wheel, downloaded once (141 MB) and hashed each time."""
-    found = real_cache.sdists / SHA256 / WHEEL
+def wheel(cache: Cache, version: str) -> Path:
+    """The wheel, downloaded once (71 to 135 MiB) and hashed each time."""
+    sha256 = WHEELS[version]
+    name = f"vllm_xpu_kernels-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
+    found = cache.sdists / sha256 / name
     if not found.is_file():
-        found = fetch_wheel(real_cache)
+        found = fetch_wheel(cache, version, name)
     with open(found, "rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == SHA256, found
+        assert hashlib.file_digest(file, "sha256").hexdigest() == sha256, found
     return found
 
 
-def fetch_wheel(cache: Cache) -> Path:
+def fetch_wheel(cache: Cache, version: str, name: str) -> Path:
+    sha256 = WHEELS[version]
     index = PipConfiguration.of_this_machine().index()
     links = [
         package.link
-        for package in index.finder.find_matches(f"vllm-xpu-kernels=={VERSION}")
-        if package.link.filename == WHEEL
+        for package in index.finder.find_matches(f"vllm-xpu-kernels=={version}")
+        if package.link.filename == name
     ]
-    assert links, f"none of pip's indexes and find-links has {WHEEL}"
-    with cache.lock(f"wheel-{SHA256}"), cache.scratch() as directory:
+    assert links, f"none of pip's indexes and find-links has {name}"
+    with cache.lock(f"wheel-{sha256}"), cache.scratch() as directory:
         file, actual = download(links[0], directory, client=index.client)
-        assert actual == SHA256, f"the index serves another {WHEEL}"
+        assert actual == sha256, f"the index serves another {name}"
         return keep(file, actual, cache)
 
 
-def test_every_committed_schema_stands_in_the_wheel(wheel: Path) -> None:
-    derived = schemas_by_library(wheel)
+@pytest.mark.parametrize("version", WHEELS)
+def test_every_committed_schema_stands_in_the_wheel(
+    real_cache: Cache, version: str
+) -> None:
+    derived = schemas_by_library(wheel(real_cache, version))
     assert derived.keys() == NAMESPACES.keys()
-    committed = schemas(VERSION)
+    committed = schemas(version)
     for library, namespaces in NAMESPACES.items():
         expected = {
             canonical(schema)
@@ -60,7 +67,7 @@ def test_every_committed_schema_stands_in_the_wheel(wheel: Path) -> None:
             if name.partition("::")[0] in namespaces
         }
         assert derived[library] == expected, library
-    assert sum(map(len, derived.values())) == len(committed) > 100
+    assert sum(map(len, derived.values())) == len(committed) > 90
 
 
 def test_only_schemas_are_taken_from_a_library() -> None:
