@@ -113,6 +113,7 @@ def vllm_config(
         enforce_eager=True,
         is_deepseek_mla=True,
         quantization_config=None,
+        logits_processors=None,
         get_num_attention_heads=lambda parallel: heads,
     )
     attention = config.attention_config
