@@ -57,6 +57,12 @@ O_PROJECTION_IN_FP8 = (
     "_prepare_bmm_params"
     in (PACKAGE / "model_executor/kernels/linear/scaled_mm/xpu.py").read_text()
 )
+# Whether XPU takes ROCm's path, which undoes RoPE in one launch and keeps wo_a in BF16
+# from the first call on.
+_ROCM_ATTENTION = PACKAGE / "v1/attention/ops/rocm_aiter_mla_sparse.py"
+O_PROJECTION_IN_BF16 = (
+    not O_PROJECTION_IN_FP8 and "_get_cached_wo_a_bf16" in _ROCM_ATTENTION.read_text()
+)
 # What the model of XPU calls of the hyper-connections inside a layer.
 HYPER_CONNECTIONS = ["pre", "post"]
 if (

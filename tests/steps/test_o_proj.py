@@ -38,9 +38,16 @@ def attention(backend: str | None) -> Any:
         return model_layers.attention_layer(config, 0)
 
 
+def case(backend: str | None) -> Any:
+    """Where upstream's path is right but for the scales of XPU's own kernel, the
+    others are `unchanged`."""
+    right = layout.O_PROJECTION_IN_BF16 and backend != "auto"
+    return pytest.param(backend, marks=[pytest.mark.unchanged] if right else [])
+
+
 @pytest.mark.parametrize(
     "backend",
-    [*layout.BLOCK_FP8_BACKENDS, None],
+    map(case, [*layout.BLOCK_FP8_BACKENDS, None]),
     ids=lambda backend: f"FP8-{backend}" if backend else "BF16",
 )
 def test_one_launch_and_one_product(
@@ -53,6 +60,7 @@ def test_one_launch_and_one_product(
     at = torch.tensor([0, 1, 63, 500, 4000])
     o = torch.randn(len(at), heads, 512, dtype=torch.bfloat16)
     on_device = o.to(layout.device()), at.to(layout.device())
+    layer_parts.o_projection(layer, *on_device)
     with kernel_trace.traced(monkeypatch) as trace:
         got = layer_parts.o_projection(layer, *on_device)
 
