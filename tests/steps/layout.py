@@ -71,7 +71,16 @@ if (
 ):
     HYPER_CONNECTIONS.append("fused")
 # Who may multiply by FP8 weights in blocks on XPU.
-BLOCK_FP8_BACKENDS = ["auto"] if WITH_XPU_FOLDER else ["auto", "xpu", "triton", "fp32"]
+BLOCK_FP8_BACKENDS = ["auto", "triton", "fp32"]
+if not WITH_XPU_FOLDER:
+    BLOCK_FP8_BACKENDS.append("xpu")
+# Whether torch may; on a CPU it does not.
+TORCH_BLOCK_FP8 = (
+    ["torch"]
+    if "class BlockWiseTorchFP8ScaledMMLinearKernel"
+    in (PACKAGE / "model_executor/kernels/linear/scaled_mm/pytorch.py").read_text()
+    else []
+)
 
 WINDOW = 128
 HEADS = 8

@@ -127,14 +127,14 @@ def vllm_config(
     return config
 
 
-def take_nvfp4(config: Any, leave_out: Sequence[str]) -> None:
+def take_nvfp4(config: Any, leave_out: Sequence[str], algorithm: str = "NVFP4") -> None:
     """Let the linear layers of `config` have NVFP4 weights as ModelOpt writes them,
     but for those whose names end like one of `leave_out`."""
     quantization = layout.module(f"{layout.LAYER_QUANTIZATION}.modelopt")
     config.quant_config = quantization.ModelOptNvFp4Config.from_config(
         {
             "quantization": {
-                "quant_algo": "NVFP4",
+                "quant_algo": algorithm,
                 "kv_cache_quant_algo": None,
                 "group_size": 16,
                 "exclude_modules": [f"*{name}*" for name in leave_out],
@@ -143,28 +143,30 @@ def take_nvfp4(config: Any, leave_out: Sequence[str]) -> None:
     )
 
 
-def take_mxfp4(config: Any, leave_out: Sequence[str]) -> None:
-    """As `take_nvfp4`, but MXFP4 as compressed-tensors writes it."""
+def take_packed(config: Any, kind: str, leave_out: Sequence[str]) -> None:
+    """As `take_nvfp4`, but as compressed-tensors writes it: "mxfp4-pack-quantized",
+    or "nvfp4-pack-quantized" of weights alone."""
     quantization = layout.module(
         f"{layout.LAYER_QUANTIZATION}.compressed_tensors.compressed_tensors"
     )
+    mxfp4 = kind.startswith("mxfp4")
     values = {
         "num_bits": 4,
         "type": "float",
-        "strategy": "group",
-        "group_size": 32,
+        "strategy": "group" if mxfp4 else "tensor_group",
+        "group_size": 32 if mxfp4 else 16,
         "symmetric": True,
     }
     group = {
         "targets": ["Linear"],
         "weights": {**values, "dynamic": False},
-        "input_activations": {**values, "dynamic": True},
-        "format": "mxfp4-pack-quantized",
+        "input_activations": {**values, "dynamic": True} if mxfp4 else None,
+        "format": kind,
     }
     config.quant_config = quantization.CompressedTensorsConfig.from_config(
         {
             "quant_method": "compressed-tensors",
-            "format": "mxfp4-pack-quantized",
+            "format": kind,
             "config_groups": {"group_0": group},
             "ignore": [f"re:.*{name}$" for name in leave_out],
         }

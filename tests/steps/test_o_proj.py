@@ -41,13 +41,13 @@ def attention(backend: str | None) -> Any:
 def case(backend: str | None) -> Any:
     """Where upstream's path is right but for the scales of XPU's own kernel, the
     others are `unchanged`."""
-    right = layout.O_PROJECTION_IN_BF16 and backend != "auto"
+    right = layout.O_PROJECTION_IN_BF16 and backend not in ("auto", "fp32")
     return pytest.param(backend, marks=[pytest.mark.unchanged] if right else [])
 
 
 @pytest.mark.parametrize(
     "backend",
-    map(case, [*layout.BLOCK_FP8_BACKENDS, None]),
+    map(case, [*layout.BLOCK_FP8_BACKENDS, *layout.TORCH_BLOCK_FP8, None]),
     ids=lambda backend: f"FP8-{backend}" if backend else "BF16",
 )
 def test_one_launch_and_one_product(
@@ -66,7 +66,7 @@ def test_one_launch_and_one_product(
 
     rows = inverse_rope(o, layer.rotary_emb.cos_sin_cache.cpu()[at])
     rows = rows.view(len(at), groups, -1)
-    if backend and layout.O_PROJECTION_IN_FP8:
+    if hasattr(layer.wo_a, "bmm_weight"):  # a product in FP8
         rows = as_e4m3(rows, BLOCK, power_of_two=True)
     wanted = torch.einsum("tgd,grd->tgr", rows, weight.view(groups, rank, -1))
     wanted = wanted.flatten(1)
@@ -79,6 +79,17 @@ def test_one_launch_and_one_product(
     others = [name for name in trace.made if "empty" not in name and "vllm" not in name]
     others = [name for name in others if name not in products]
     assert len(others) <= 1, f"copies beside the product: {others}"
+
+
+@pytest.mark.unchanged
+def test_other_platforms_keep_wo_a_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    layer = attention("triton")
+    kernels = layout.module(f"{layout.LINEAR_KERNELS}.scaled_mm.triton")
+    another = layout.another_platform(kernels.current_platform)
+    monkeypatch.setattr(kernels, "current_platform", another)
+    load(layer.wo_a)
+    assert layer.wo_a.weight.dtype == torch.float8_e4m3fn
+    assert hasattr(layer.wo_a, "weight_scale_inv")
 
 
 @pytest.mark.unchanged

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import indexer_batch
 import layer_parts
 import layout
 import model_configs
 import model_layers
+import packed_formats
 import pytest
 import torch
 
@@ -35,45 +35,12 @@ MERGED = {
 }
 
 
-class Nvfp4:
-    """Weights as ModelOpt writes them; XPU multiplies activations as they are."""
-
-    block = 16
-
-    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
-        scale = torch.rand(packed.shape[0], packed.shape[1] * 2 // self.block)
-        return {
-            "weight": packed,
-            "weight_scale": (scale * 400 + 1).to(torch.float8_e4m3fn),
-            "weight_scale_2": torch.tensor(0.00021),
-            "input_scale": torch.tensor(0.01),
-        }
-
-    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
-        return stored["weight_scale"].double() * stored["weight_scale_2"].double()
-
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
-        return x.double()
-
-
-class Mxfp4:
-    """Weights as compressed-tensors writes them; activations take the same format."""
-
-    block = 32
-
-    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
-        shape = packed.shape[0], packed.shape[1] * 2 // self.block
-        scale = torch.randint(118, 124, shape, dtype=torch.uint8)
-        return {"weight_packed": packed, "weight_scale": scale}
-
-    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
-        return torch.exp2(stored["weight_scale"].double() - 127)
-
-    def seen(self, x: torch.Tensor) -> torch.Tensor:
-        return indexer_batch.quantized(x.double(), fp4=True)
-
-
-FORMATS = {"nvfp4": Nvfp4(), "mxfp4": Mxfp4()}
+FORMATS = {"nvfp4": packed_formats.Nvfp4(), "mxfp4": packed_formats.Mxfp4()}
+# Weight-only formats, under the names of their writers.
+WEIGHT_ONLY = {
+    "modelopt": packed_formats.Nvfp4("W4A16_NVFP4"),
+    "compressed-tensors": packed_formats.Nvfp4WeightOnly(),
+}
 
 
 def write_checkpoint(path: Path, packing: Any) -> dict[str, torch.Tensor]:
@@ -81,12 +48,8 @@ def write_checkpoint(path: Path, packing: Any) -> dict[str, torch.Tensor]:
     stored: dict[str, torch.Tensor] = {}
     meaning = {}
     for name, (columns, size) in PROJECTIONS.items():
-        packed = torch.randint(0, 256, (columns, size // 2), dtype=torch.uint8)
-        made = packing.stored(packed)
+        made, meaning[name] = packed_formats.random(packing, columns, size)
         stored.update({f"{name}.{kind}": tensor for kind, tensor in made.items()})
-        codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
-        scales = packing.scales(made).repeat_interleave(packing.block, -1)
-        meaning[name] = indexer_batch.e2m1_values(codes) * scales
     torch.save(stored, path)
     return meaning
 
@@ -116,9 +79,7 @@ def loaded(directory: Path, name: str) -> tuple[Any, dict[str, torch.Tensor]]:
     path = directory / f"{name}.pt"
     meaning = write_checkpoint(path, FORMATS[name])
     config = model_configs.vllm_config()
-    take = model_configs.take_nvfp4 if name == "nvfp4" else model_configs.take_mxfp4
-    # The output projection has kernels of its own, which read FP8.
-    take(config, leave_out=["wo_a", "wo_b", "attn.wq_b"])
+    FORMATS[name].take(config, leave_out=["wo_a", "wo_b", "attn.wq_b"])
     layer = model_layers.attention_layer(config, 4)
     with model_configs.current(config):
         load(layer, path)
@@ -164,6 +125,31 @@ def test_every_projection_multiplies_what_is_packed(name: str, tmp_path: Path) -
 def test_the_weights_stay_packed(tmp_path: Path) -> None:
     compressor = layer_parts.projecting(loaded(tmp_path, "nvfp4")[0]).compressor
     assert compressor.fused_wkv_wgate.weight.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("name", layout.PACKED_FORMATS)
+def test_a_packed_wo_a_is_loaded_in_bf16(name: str) -> None:
+    torch.manual_seed(0)
+    config = model_configs.vllm_config(heads=2)
+    FORMATS[name].take(config, leave_out=["wo_b"])
+    built = layer_parts.projecting(model_layers.attention_layer(config, 0)).wo_a
+    columns, size = built.output_size, built.input_size
+    weight = packed_formats.load(FORMATS[name], built, columns, size)
+    assert built.weight.dtype == torch.bfloat16, "its owner multiplies packed weights"
+    assert off_by(built.weight.data, weight) < 3e-3
+
+
+@pytest.mark.parametrize("writer", WEIGHT_ONLY)
+def test_weight_only_nvfp4_multiplies(writer: str) -> None:
+    torch.manual_seed(0)
+    config = model_configs.vllm_config()
+    WEIGHT_ONLY[writer].take(config, leave_out=[])
+    built = model_layers.linear(config, HIDDEN, RANK)
+    weight = packed_formats.load(WEIGHT_ONLY[writer], built, RANK, HIDDEN)
+    x = torch.randn(TOKENS, HIDDEN).bfloat16()
+    got = built.quant_method.apply(built, x.to(layout.device()))
+    error = off_by(got, x.double() @ weight.T)
+    assert error < 3e-3, f"the product is off by {error:.4f}"
 
 
 @pytest.mark.parametrize("weight_only", [False, True])
@@ -222,3 +208,17 @@ def test_other_platforms_keep_their_kernels(platform: str) -> None:
     names = [kind.__name__ for kind in kernels._POSSIBLE_NVFP4_KERNELS[known]]
     assert names[-1] in ("EmulationNvFp4LinearKernel", "HummingNvFp4LinearKernel")
     assert not any(name.startswith("XPU") for name in names)
+
+
+@pytest.mark.unchanged
+@pytest.mark.may_skip
+def test_other_platforms_keep_marlin(monkeypatch: pytest.MonkeyPatch) -> None:
+    home = layout.module(f"{layout.LAYER_QUANTIZATION}.modelopt")
+    method = getattr(home, "ModelOptNvFp4W4A16LinearMethod", None)
+    if method is None:
+        pytest.skip("this release takes the weight-only kernel from its list")
+    if hasattr(home, "current_platform"):
+        another = layout.another_platform(home.current_platform)
+        monkeypatch.setattr(home, "current_platform", another)
+    monkeypatch.setattr(home, "MarlinNvFp4LinearKernel", lambda config: "Marlin")
+    assert method(None).kernel == "Marlin"

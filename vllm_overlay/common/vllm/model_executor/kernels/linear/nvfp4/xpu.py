@@ -5,6 +5,7 @@ from typing import cast
 
 import torch
 
+from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
 
 from .base import NvFp4LinearKernel, NvFp4LinearLayerConfig
@@ -31,6 +32,16 @@ class XPUNvFp4LinearKernel(NvFp4LinearKernel):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """The kernel reads the layout of the checkpoint."""
+        if getattr(layer, "is_bmm", False):
+            # It has no batch: the owner of such a layer multiplies by its weight
+            # itself. The product with the identity is that weight in bf16.
+            weight = cast(torch.Tensor, layer.weight)
+            identity = torch.eye(
+                2 * weight.shape[1], dtype=torch.bfloat16, device=weight.device
+            )
+            dense = self.apply_weights(layer, identity).t().contiguous()
+            replace_parameter(layer, "weight", dense)
+            del layer.weight_scale, layer.weight_global_scale
 
     def apply_weights(
         self,

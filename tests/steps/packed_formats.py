@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Linear layers whose weights are packed, four bits a value, as checkpoints have them.
+
+Each format says what a checkpoint stores of a packed weight, what that stands for, and
+what XPU's kernel sees of an activation.
+"""
+
+from typing import Any
+
+import indexer_batch
+import model_configs
+import torch
+
+
+class Nvfp4:
+    """As ModelOpt writes it; XPU multiplies activations as they are."""
+
+    block = 16
+
+    def __init__(self, algorithm: str = "NVFP4") -> None:
+        self.algorithm = algorithm
+
+    def take(self, config: Any, leave_out: list[str]) -> None:
+        model_configs.take_nvfp4(config, leave_out, self.algorithm)
+
+    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        scale = torch.rand(packed.shape[0], packed.shape[1] * 2 // self.block)
+        return {
+            "weight": packed,
+            "weight_scale": (scale * 400 + 1).to(torch.float8_e4m3fn),
+            "weight_scale_2": torch.tensor(0.00021),
+            "input_scale": torch.tensor(0.01),
+        }
+
+    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        return stored["weight_scale"].double() * stored["weight_scale_2"].double()
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double()
+
+
+class Nvfp4WeightOnly(Nvfp4):
+    """As compressed-tensors writes it, with the inverse of the whole tensor's scale."""
+
+    def take(self, config: Any, leave_out: list[str]) -> None:
+        model_configs.take_packed(config, "nvfp4-pack-quantized", leave_out)
+
+    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = super().stored(packed)
+        return {
+            "weight_packed": made["weight"],
+            "weight_scale": made["weight_scale"],
+            "weight_global_scale": 1 / made["weight_scale_2"],
+        }
+
+    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        scale = stored["weight_scale"].double()
+        return scale / stored["weight_global_scale"].double()
+
+
+class Mxfp4:
+    """As compressed-tensors writes it; activations take the same format."""
+
+    block = 32
+
+    def take(self, config: Any, leave_out: list[str]) -> None:
+        model_configs.take_packed(config, "mxfp4-pack-quantized", leave_out)
+
+    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        shape = packed.shape[0], packed.shape[1] * 2 // self.block
+        scale = torch.randint(118, 124, shape, dtype=torch.uint8)
+        return {"weight_packed": packed, "weight_scale": scale}
+
+    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        return torch.exp2(stored["weight_scale"].double() - 127)
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return indexer_batch.quantized(x.double(), fp4=True)
+
+
+def random(
+    packing: Any, columns: int, size: int
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """A random weight of `columns` rows of `size` values as stored, and what it stands
+    for, in float64."""
+    packed = torch.randint(0, 256, (columns, size // 2), dtype=torch.uint8)
+    stored = packing.stored(packed)
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
+    scales = packing.scales(stored).repeat_interleave(packing.block, -1)
+    return stored, indexer_batch.e2m1_values(codes) * scales
+
+
+def load(packing: Any, linear: torch.nn.Module, columns: int, size: int) -> Any:
+    """Load `linear` with a random packed weight and let vLLM process it; what the
+    weight stands for."""
+    stored, meaning = random(packing, columns, size)
+    parameters = dict(linear.named_parameters())
+    for name, tensor in stored.items():
+        parameter = parameters[name]
+        parameter.weight_loader(parameter, tensor)
+    linear.quant_method.process_weights_after_loading(linear)
+    return meaning
