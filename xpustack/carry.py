@@ -7,7 +7,7 @@ merge; everywhere else a patch fits exactly or not at all.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -105,6 +105,29 @@ class Carrier:
         assert made.step is not None
         message = commit_message(made.step).encode()
         return self.git.text("commit-tree", tree, "-p", parent, data=message)
+
+    def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
+        """`tree` and those of `files` that it lacks."""
+        lacking = sorted(set(files) - self._listed(tree, tuple(files)))
+        if not lacking:
+            return tree
+        entries = []
+        for path in lacking:
+            blob = self.git.text("hash-object", "-w", "--stdin", data=files[path])
+            entries.append(f"100644 {blob}\t{path}\n")
+        self.git.run("read-tree", tree)
+        self.git.run("update-index", "--index-info", data="".join(entries).encode())
+        return self.git.text("write-tree")
+
+    def again(self, commit: str, onto: str) -> str | None:
+        """The commit `commit` with another parent; None if they conflict."""
+        here = self.git.text("rev-parse", f"{onto}^{{tree}}")
+        before = self.git.text("rev-parse", f"{commit}^")
+        tree, _ = self._merge(before, commit, here)
+        if tree is None:
+            return None
+        message = self.git.run("show", "--no-patch", "--format=%B", commit)
+        return self.git.text("commit-tree", tree, "-p", onto, data=message)
 
     def _merge(
         self, ancestor: str, step: str, here: str

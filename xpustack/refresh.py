@@ -16,8 +16,8 @@ import msgspec
 
 from xpustack import releases
 from xpustack.cache import Cache, atomic_file
-from xpustack.carry import Carried, carrier
-from xpustack.checkout import BRANCH, Work
+from xpustack.carry import Carried, Carrier, carrier
+from xpustack.checkout import BASE, BRANCH, Work
 from xpustack.errors import UsageError
 from xpustack.obsolete import passes_on
 from xpustack.pin import add, candidate
@@ -28,10 +28,11 @@ from xpustack.refresh_work import (
     Moved,
     Outcome,
     advance,
+    commits_of,
     leave_conflict,
+    needed_kernels,
     read_note,
     remember,
-    rewind,
     settled,
     slugs_of,
     staged,
@@ -106,6 +107,7 @@ def refresh(
     directory: Path | None = None,
     drop: tuple[str, ...] = (),
     tests: bool = False,
+    test: tuple[str, ...] = (),
     write: bool = False,
     offline: bool = False,
     progress: Progress = silent,
@@ -117,6 +119,7 @@ def refresh(
             thrown away.
         drop: slugs of steps that a person decided not to carry.
         tests: judge by the steps' tests as well whether they are obsolete.
+        test: judge these steps so, if not all.
         write: pin the release if need be, and write its series, once no step is
             open.
 
@@ -136,14 +139,15 @@ def refresh(
             hint="xpustack refresh --help",
         )
     steps = load_series(project, origin.name)
-    for slug in drop:
+    for slug in (*drop, *test):
         get_step(steps, slug)
     made = trees(Store(cache), project, origin, offline=offline, progress=progress)
     with working(
         project, cache, release, origin, directory, offline=offline, progress=progress
     ) as (work, scratch):
         run = _Run(project, cache, release, work, made, set(drop), progress)
-        run.go(scratch, tests)
+        judged = [step.slug for step in steps] if tests else test
+        run.go(scratch, frozenset(judged))
         stale = None
         if write and not run.open:
             stale = _write(project, cache, release, work, progress)
@@ -168,7 +172,7 @@ class _Run:
     def open(self) -> bool:
         return any(one.outcome in OPEN for one in self.moved)
 
-    def go(self, scratch: Path, tests: bool) -> None:
+    def go(self, scratch: Path, judged: frozenset[str]) -> None:
         note = read_note(self.work)
         gone = {
             one.step: one for one in note.done if one.outcome in ("dropped", "obsolete")
@@ -196,7 +200,8 @@ class _Run:
             self.progress(f"carrying {slug} to {self.release.name}")
             found = carry.carry(tree, head)
             conflict = found.verdict == "conflict"
-            if conflict and tests and stopped is None and self._passes_without(tree):
+            ask = conflict and slug in judged and stopped is None
+            if ask and self._passes_without(tree):
                 self._add(slug, found, "obsolete", _WITHOUT)
                 continue
             later = stopped is not None
@@ -209,7 +214,9 @@ class _Run:
                 self._add(slug, found, found.verdict, tentative=later)
                 if found.verdict != "upstream":
                     assert found.tree is not None
-                    head = carry.commit(tree, found.tree, head)
+                    kernels = needed_kernels(self.project, tree.step)
+                    whole = carry.with_files(found.tree, kernels)
+                    head = carry.commit(tree, whole, head)
                     if not later:
                         advance(self.work, head)
                         self._remember()
@@ -218,9 +225,13 @@ class _Run:
             stopped = stopped or tree
         self._remember()
         if stopped is not None:
-            leave_conflict(self.work, stopped)
-        elif tests:
-            self._drop_obsolete(scratch)
+            assert stopped.step is not None
+            kernels = needed_kernels(self.project, stopped.step)
+            leave_conflict(self.work, stopped, kernels)
+        elif useless := self._obsolete(judged):
+            self._leave_out(useless, carry)
+            self.moved = []
+            self.go(scratch, frozenset())
 
     def _add(
         self,
@@ -251,40 +262,50 @@ class _Run:
                 project, self.cache, self.release, step, None, self.progress
             )
 
-    def _drop_obsolete(self, scratch: Path) -> None:
-        """Find the steps whose tests pass without them, and carry without them."""
-        slugs = slugs_of(self.work)
-        fresh = [
+    def _obsolete(self, judged: frozenset[str]) -> set[str]:
+        """The carried steps among `judged` whose tests pass without them."""
+        fresh = {
             one.step
             for one in self.moved
-            if one.outcome in ("clean", "merged", "resolved")
-        ]
-        gone = set()
+            if one.outcome in ("clean", "merged", "resolved") and one.step in judged
+        }
+        if not fresh:
+            return set()
+        slugs = ["", *slugs_of(self.work)]
         with staged(self.project, self.cache, self.release) as project:
             _save(project, self.cache, self.work)
-            for step in load_series(project, self.release.name):
-                if step.slug not in fresh:
-                    continue
-                before = slugs[: slugs.index(step.slug)]
-                if passes_on(
+            return {
+                step.slug
+                for step in load_series(project, self.release.name)
+                if step.slug in fresh
+                and passes_on(
                     project,
                     self.cache,
                     self.release,
                     step,
-                    before[-1] if before else "",
+                    slugs[slugs.index(step.slug) - 1],
                     self.progress,
-                ):
-                    gone.add(step.slug)
-        if not gone:
-            return
-        judged = {slug: Moved(slug, "obsolete", _WITHOUT) for slug in gone}
-        first = min(slugs.index(slug) for slug in gone)
-        rewind(self.work, first)
-        kept = [one for one in self.moved if one.step in slugs[:first]]
-        self.moved = [*kept, *judged.values()]
+                )
+            }
+
+    def _leave_out(self, gone: set[str], carry: Carrier) -> None:
+        """Take steps out from between the commits, which stay as they are otherwise:
+        what a person resolved or added is there. Where a commit needs what is gone,
+        it and the later ones are left to be carried from the source again."""
+        head = BASE
+        for commit, slug in commits_of(self.work):
+            if slug in gone:
+                continue
+            moved = carry.again(commit, head)
+            if moved is None:
+                break
+            head = moved
+        advance(self.work, head)
+        self.moved = [
+            Moved(one.step, "obsolete", _WITHOUT) if one.step in gone else one
+            for one in self.moved
+        ]
         self._remember()
-        self.moved = []
-        self.go(scratch, tests=False)
 
 
 def _require_own(project: Project, release: Release, stale: list[Stale]) -> None:

@@ -3,7 +3,7 @@
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -11,6 +11,7 @@ from typing import Literal
 import msgspec
 
 from xpustack import releases
+from xpustack.bring import KERNEL_HOME, closure
 from xpustack.cache import Cache, atomic_dir, atomic_file
 from xpustack.carry import MERGE, Clash, Touched
 from xpustack.checkout import (
@@ -30,7 +31,7 @@ from xpustack.progress import Progress
 from xpustack.project import RELEASES_FILE, Project
 from xpustack.releases import Release
 from xpustack.save import STEP_LINE
-from xpustack.series import read_order
+from xpustack.series import Step, read_order
 from xpustack.store import Store
 from xpustack.tree import Tree, trees
 
@@ -210,14 +211,22 @@ def read_note(work: Work) -> Note:
     return msgspec.json.decode((work.git.directory / NOTE).read_bytes(), type=Note)
 
 
+def commits_of(work: Work) -> list[tuple[str, str]]:
+    """The commits since the base, oldest first, each with its slug; a commit
+    without one has an empty slug."""
+    log = work.git.text("log", "--reverse", "--format=%H %B%x00", f"{BASE}..{BRANCH}")
+    commits = []
+    for entry in log.split("\0"):
+        commit, _, message = entry.strip().partition(" ")
+        if commit:
+            found = STEP_LINE.search(message)
+            commits.append((commit, found[1] if found else ""))
+    return commits
+
+
 def slugs_of(work: Work) -> list[str]:
     """The slugs of the commits since the base, oldest first."""
-    log = work.git.text("log", "--reverse", "--format=%B%x00", f"{BASE}..{BRANCH}")
-    return [
-        found[1]
-        for message in log.split("\0")
-        if (found := STEP_LINE.search(message)) is not None
-    ]
+    return [slug for _, slug in commits_of(work) if slug]
 
 
 def advance(work: Work, commit: str) -> None:
@@ -225,16 +234,27 @@ def advance(work: Work, commit: str) -> None:
     work.git.run("reset", "--quiet", "--hard", commit)
 
 
-def rewind(work: Work, count: int) -> None:
-    """Keep the first `count` commits of the branch."""
-    log = work.git.text("rev-list", "--reverse", f"{BASE}..{BRANCH}").split()
-    advance(work, log[count - 1] if count else BASE)
+def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
+    """The kernels that a step needs, at their paths in the tree. It brings those
+    that the tree before it lacks: more, where an earlier step was not carried."""
+    if not step.trailers.kernels:
+        return {}
+    found = closure(project, step, step.trailers.kernels)
+    return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in found.items()}
 
 
-def leave_conflict(work: Work, tree: Tree) -> None:
-    """Leave the conflicting step as a cherry-pick in progress."""
+def leave_conflict(work: Work, tree: Tree, kernels: Mapping[str, bytes]) -> None:
+    """Leave the conflicting step as a cherry-pick in progress, with those of
+    `kernels` that are not there."""
     try:
         work.git.run(*MERGE, "cherry-pick", tree.commit)
     except GitFailed as error:
         if error.status != 1:
             raise
+    assert work.git.work_tree is not None
+    for path, content in kernels.items():
+        target = work.git.work_tree / path
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            work.git.run("add", "--", path)

@@ -17,7 +17,7 @@ from typing import Literal
 from xpustack import releases
 from xpustack.bring import COMMON, KERNEL_HOME, TRITON, TRITON_IN_VLLM, kernel_source
 from xpustack.cache import Cache, atomic_file
-from xpustack.checkout import BASE, Work, open_work, pending
+from xpustack.checkout import BASE, Work, link_objects, open_work, pending
 from xpustack.diff import DiffError, parse_diff
 from xpustack.errors import SeriesError, UsageError
 from xpustack.git import DIFF_OPTIONS
@@ -112,7 +112,7 @@ def save(
         for one in saved:
             _put_added(project, staged, one)
         made = trees(store, staged, release, progress=progress)
-        _require_same(work, saved, made)
+        _require_same(store, work, saved, made)
         if work.state.upto is not None:
             steps += _tail(project, store, staged, made, work.state.upto)
             _put_steps(staged, release.name, steps)
@@ -305,10 +305,13 @@ def _overlaid(series: Path) -> set[str]:
     return found
 
 
-def _require_same(work: Work, saved: list[Saved], made: list[Tree]) -> None:
+def _require_same(
+    store: Store, work: Work, saved: list[Saved], made: list[Tree]
+) -> None:
     for one, tree in zip(saved, made[1:], strict=True):
         if one.tree == tree.tree_id:
             continue
+        link_objects(store, work.git)
         names = work.git.text(
             *("diff-tree", "-r", "--no-renames", "--name-status"),
             *(one.commit, tree.tree_id),

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from fake_stack import git, message
 from sdists import pinned, write_sdist
 from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
@@ -20,9 +21,9 @@ def stack(tmp_path: Path) -> TinyStack:
     return stack
 
 
-def publish(stack: TinyStack, value: str) -> None:
-    """Pin a release v3.0 whose `vllm/value.py` reads `value`."""
-    files = {**BASE, "VERSION": "3.0", VALUE: HEADER + value}
+def publish(stack: TinyStack, value: str, edits: dict[str, str] | None = None) -> None:
+    """Pin a release v3.0 whose `vllm/value.py` reads `value`, with other edits."""
+    files = {**BASE, "VERSION": "3.0", VALUE: HEADER + value, **(edits or {})}
     sdist = write_sdist(
         stack.root / "vllm-3.0.tar.gz",
         {name: text.encode() for name, text in files.items()},
@@ -37,7 +38,12 @@ def publish(stack: TinyStack, value: str) -> None:
 
 def carried(stack: TinyStack, **options) -> Refreshed:
     return refresh(
-        stack.project, stack.cache, "v3.0", "v1.0", offline=True, tests=True, **options
+        stack.project,
+        stack.cache,
+        "v3.0",
+        "v1.0",
+        offline=True,
+        **{"tests": True, **options},
     )
 
 
@@ -68,3 +74,27 @@ def test_a_step_that_is_needed_is_carried(stack: TinyStack) -> None:
     publish(stack, "import os\n\nVALUE = 1\nOLD = 1\n\n\n\n\nMORE = 2\n")
     assert [one.outcome for one in carried(stack, write=True).steps] == ["clean"]
     assert stack.slugs("v3.0") == ["raise-value"]
+
+
+def test_what_a_person_did_stays_when_an_earlier_step_is_obsolete(
+    stack: TinyStack,
+) -> None:
+    package = "vllm/__init__.py"
+    stack.add("name", {package: HEADER + "NAME = 1\n"})
+    value = "import os\n\nVALUE = 1\nOLD = 1\n\n\n\n\nVALUE = 2\n"
+    publish(stack, value, {package: HEADER + "NAME = 3\n"})
+    work = stack.root / "carry"
+    options = {"directory": work, "tests": False, "test": ("raise-value",)}
+    steps = carried(stack, **options).steps
+    assert [one.outcome for one in steps] == ["clean", "conflict"]
+    (work / package).write_text(HEADER + "NAME = 4\n")
+    git(work, "add", package)
+    git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
+    (work / "vllm/platforms.py").write_text(HEADER)
+    git(work, "commit", "-qam", message("by-hand"))
+    done = carried(stack, write=True, **options)
+    assert [one.outcome for one in done.steps] == ["obsolete", "resolved"]
+    assert stack.slugs("v3.0") == ["name", "by-hand"]
+    made = stack.apply("there", "v3.0")
+    assert (made / package).read_text() == HEADER + "NAME = 4\n"
+    assert (made / VALUE).read_text() == HEADER + value

@@ -153,6 +153,48 @@ def test_a_person_may_drop_a_conflicting_step(stack: FakeStack) -> None:
     assert stack.slugs("v3.0") == ["second", "third"]
 
 
+KERNELS = "vllm/v1/attention/ops/xpu_dsv4"
+
+
+def add_gather(stack: FakeStack) -> None:
+    """A step whose kernel imports one that `third` brings."""
+    gather = (stack.project.kernels / "xpu_dsv4/gather.py").read_text()
+    stack.step(
+        "fourth",
+        {
+            "vllm/attention.py": edited(edited(edited(ATTENTION, 5), 7), 30),
+            f"{KERNELS}/gather.py": gather,
+        },
+        "Kernels: gather\n",
+    )
+
+
+def test_a_step_brings_the_kernels_of_a_dropped_one(stack: FakeStack) -> None:
+    add_gather(stack)
+    done = carried(stack, "v2.0", drop=("third",), write=True)
+    assert outcomes(done)["fourth"] == "clean"
+    work = stack.apply("there", "v2.0")
+    names = {path.name for path in (work / KERNELS).iterdir()}
+    assert names == {"__init__.py", "_launch.py", "_triton.py", "gather.py"}
+
+
+def test_a_conflict_is_left_with_the_kernels_of_a_dropped_step(
+    stack: FakeStack,
+) -> None:
+    add_gather(stack)
+    stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 30, "otherwise")})
+    work = stack.root / "carry"
+    done = carried(stack, directory=work, drop=("third",))
+    assert [one.step for one in done.open] == ["fourth"]
+    solved = edited(edited(edited(ATTENTION, 5), 7), 30, "both")
+    (work / "vllm/attention.py").write_text(solved)
+    git(work, "add", "vllm/attention.py")
+    git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
+    done = carried(stack, directory=work, drop=("third",), write=True)
+    assert outcomes(done)["fourth"] == "resolved"
+    assert (stack.apply("there", "v3.0") / KERNELS / "_launch.py").is_file()
+
+
 @pytest.mark.parametrize(
     ("text", "evidence"),
     [

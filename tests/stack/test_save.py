@@ -120,9 +120,17 @@ def test_what_is_not_committed_is_not_lost(stack: FakeStack) -> None:
             "",
             "would not give the commit's tree",
         ),
+        (
+            {"vllm/rope.py": "x\n"},
+            "Kernels: gather\n",
+            "would not give the commit's tree",
+        ),
         ({"vllm/rope.py": "x\n"}, "Upstream-Status: Maybe\n", "stands twice"),
     ],
-    ids=["generated", "kernel-patched", "kernel-unnamed", "trailer-twice"],
+    ids=[
+        *("generated", "kernel-patched", "kernel-unnamed", "kernel-missing"),
+        "trailer-twice",
+    ],
 )
 def test_a_commit_that_cannot_be_a_step_is_refused(
     stack: FakeStack, edits: dict[str, str], trailers: str, problem: str

@@ -34,6 +34,10 @@ def refresh(
     tests: Annotated[
         bool, typer.Option("--tests", help="Judge by tests what is obsolete.")
     ] = False,
+    test: Annotated[
+        list[str] | None,
+        typer.Option(help="A step to judge so, if not all; repeatable."),
+    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Pin the release, write its series.")
     ] = False,
@@ -57,6 +61,7 @@ def refresh(
             directory=to,
             drop=tuple(drop or ()),
             tests=tests,
+            test=tuple(test or ()),
             write=write,
             offline=offline,
             progress=progress,
