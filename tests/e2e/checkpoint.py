@@ -31,7 +31,11 @@ HEAD_DIM = 512
 ROPE_DIM = 64
 GROUPS = 2
 INTERMEDIATE = 256
-EXPERTS = 4
+EXPERTS = 8
+CHOSEN = 4
+LEAD = 4.0
+"""How far the bias lifts the chosen experts: more than a score can be, so that rounding
+never changes the choice of a scored layer."""
 STREAMS = 4
 INDEX_HEADS = 64
 INDEX_DIM = 128
@@ -164,8 +168,7 @@ def config(ratios: tuple[int, ...] = RATIOS) -> dict[str, Any]:
         "moe_intermediate_size": INTERMEDIATE,
         "n_routed_experts": EXPERTS,
         "n_shared_experts": 1,
-        # All of them: rounding to bfloat16 must not change who is chosen.
-        "num_experts_per_tok": EXPERTS,
+        "num_experts_per_tok": CHOSEN,
         "num_hash_layers": HASH_LAYERS,
         "num_nextn_predict_layers": 1,
         "scoring_func": "sqrtsoftplus",
@@ -263,10 +266,11 @@ def _layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
     gate = writer.random(EXPERTS, HIDDEN, std=HIDDEN**-0.5)
     writer.plain(f"{layer}.ffn.gate.weight", gate)
     if hashed:
-        table = writer.choice(VOCABULARY, EXPERTS, EXPERTS)
+        table = writer.choice(VOCABULARY, CHOSEN, EXPERTS)
         writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
     else:
         bias = writer.random(EXPERTS, std=0.3)
+        bias[writer.choice(1, CHOSEN, EXPERTS)[0]] += LEAD
         writer.plain(f"{layer}.ffn.gate.bias", bias, torch.float32)
     writer.experts_of(layer)
 

@@ -41,17 +41,32 @@ class Error:
     overlap: float | None = None
 
 
-def by_request(
-    records: list[dict[str, Any]], part: str
-) -> dict[tuple[str, int], Sublayer]:
+def of_all_ranks(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One engine's records from those of its tensor-parallel ranks.
+
+    Each rank attends with its own heads; everything else must be the same on all.
+    """
+    whole = []
+    for records in zip(*ranks, strict=True):
+        for name, value in records[0].items():
+            if isinstance(value, torch.Tensor) and name != "core":
+                for other in records[1:]:
+                    assert value.equal(other[name]), (name, records[0]["layer"])
+        cores = [record["core"] for record in records if "core" in record]
+        joined = {"core": torch.cat(cores, dim=1)} if cores else {}
+        whole.append(records[0] | joined)
+    return whole
+
+
+def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Sublayer]:
     """Records of `part` by request and layer.
 
     The last computation of a position counts, as after pre-emption. A request that
-    starts from cached pages has its first positions from the request before it.
+    starts from cached pages has its first positions from one that began alike.
     """
     rows: dict[tuple[str, int], dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
     positions: list[torch.Tensor] = []
-    for record in records:
+    for record in result["records"]:
         if record["part"] == "attn":
             positions.append(record["positions"])
         # A feed-forward layer sees the tokens of the attention before it.
@@ -68,11 +83,16 @@ def by_request(
                 }
                 rows[request, record["layer"]][int(here[row])] = kept
             start += count
-    donors: dict[int, dict[int, dict[str, torch.Tensor]]] = {}
-    for (_, layer), found in rows.items():
-        for position in range(min(found)):
-            found[position] = donors[layer][position]
-        donors[layer] = found
+    for (request, layer), found in rows.items():
+        if first := min(found):
+            beginning = result["texts"][request][:first]
+            donor = next(
+                name
+                for name, text in result["texts"].items()
+                if name != request and text[:first] == beginning
+            )
+            cached = {p: rows[donor, layer][p] for p in range(first)}
+            rows[request, layer] = cached | found
     return {key: _stacked(found) for key, found in rows.items()}
 
 
@@ -114,7 +134,7 @@ def attention_errors(
         if record["part"] == "attn"
     }
     errors = []
-    for (request, layer), seen in by_request(result["records"], "attn").items():
+    for (request, layer), seen in by_request(result, "attn").items():
         if layer >= len(twin.model.model.layers):
             continue
         plain = twin.attention(layer, seen.input)
@@ -140,19 +160,13 @@ def attention_errors(
 
 
 def feed_forward_errors(
-    result: dict[str, Any],
-    twin: Twin,
-    roundings: Roundings,
-    texts: dict[str, list[int]],
+    result: dict[str, Any], twin: Twin, roundings: Roundings
 ) -> dict[tuple[str, int], float]:
-    """Relative error of each request's experts by layer, fed with the engine's inputs.
-
-    `texts` are the tokens of each request, prompt and answer.
-    """
+    """Relative error of each request's experts by layer, from the engine's inputs."""
     errors = {}
-    for (request, layer), seen in by_request(result["records"], "ffn").items():
+    for (request, layer), seen in by_request(result, "ffn").items():
         if layer < len(twin.model.model.layers):
-            tokens = texts[request][: len(seen.input)]
+            tokens = result["texts"][request][: len(seen.input)]
             with twin.rounded(roundings):
                 expected = twin.feed_forward(layer, seen.input, tokens)
             errors[request, layer] = relative(seen.output, expected)

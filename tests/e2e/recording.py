@@ -6,6 +6,7 @@ of each attention and each feed-forward layer, and counters wrap the launches of
 Triton kernels.
 """
 
+import io
 import re
 import time
 from collections import Counter
@@ -13,11 +14,12 @@ from typing import Any
 
 import sabotage
 import torch
-from triton.runtime import interpreter
+from triton.runtime import interpreter as triton_interpreter
 from vllm.forward_context import get_forward_context
 
 from emulated_xpu import registry
 from emulated_xpu.worker import EmulatedXpuWorker
+from kernels import interpreter, interpreter_speed
 
 SUBLAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:mtp_block\.)?(attn|ffn)$")
 
@@ -37,6 +39,12 @@ seconds: Counter[str] = Counter()
 class RecordingWorker(EmulatedXpuWorker):
     """Loads the model and hooks into it."""
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Each rank of several is a fresh process, with Triton's own interpreter."""
+        interpreter.repair()
+        interpreter_speed.speed_up()
+        super().__init__(*args, **kwargs)
+
     def load_model(self, *args: Any, **kwargs: Any) -> None:
         keep_loaded_parameters()
         count_launches()
@@ -49,6 +57,23 @@ class RecordingWorker(EmulatedXpuWorker):
             if model is not None:
                 hook(runner, model)
         record_logits(runner)
+
+    def recorded(self) -> bytes:
+        """Everything that this rank wrote down so far, as `torch.save` keeps it:
+        vLLM's own messages cannot carry tensors of every dtype."""
+        found = {
+            "records": records,
+            "logits": logits,
+            "loaded": loaded,
+            "layers": dict(layers),
+            "ops": dict(registry.calls),
+            "launches": dict(launches),
+            "programs": dict(programs),
+            "seconds": dict(seconds),
+        }
+        file = io.BytesIO()
+        torch.save(found, file)
+        return file.getvalue()
 
 
 def keep_loaded_parameters() -> None:
@@ -67,7 +92,7 @@ def keep_loaded_parameters() -> None:
 
 def count_launches() -> None:
     """Count launches, programs and seconds of each interpreted kernel."""
-    run = interpreter.GridExecutor.__call__
+    run = triton_interpreter.GridExecutor.__call__
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = f"{self.fn.__module__}.{self.fn.__name__}"
@@ -85,7 +110,7 @@ def count_launches() -> None:
         programs[name] += size
         return result
 
-    interpreter.GridExecutor.__call__ = counted
+    triton_interpreter.GridExecutor.__call__ = counted
 
 
 def hook(runner: Any, model: torch.nn.Module) -> None:
@@ -207,17 +232,3 @@ def record_logits(runner: Any) -> None:
         return result
 
     runner.model.compute_logits = record
-
-
-def report() -> dict[str, Any]:
-    """Everything written down so far."""
-    return {
-        "records": records,
-        "logits": logits,
-        "loaded": loaded,
-        "layers": dict(layers),
-        "ops": dict(registry.calls),
-        "launches": dict(launches),
-        "programs": dict(programs),
-        "seconds": dict(seconds),
-    }

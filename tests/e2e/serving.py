@@ -16,6 +16,7 @@ from typing import Any
 
 import checkpoint
 import torch
+from comparison import of_all_ranks
 
 from xpustack.build import build, version_of
 from xpustack.cache import Cache
@@ -85,6 +86,8 @@ class Served:
     """Prompt and answer of each request, by the engine's name for it."""
 
     def __post_init__(self) -> None:
+        ranks = self.answer.pop("ranks")
+        self.answer["records"] = of_all_ranks([rank["records"] for rank in ranks])
         answers = [tokens for wave in self.answer["tokens"] for tokens in wave]
         whole = [
             prompt.tokens + new
@@ -93,6 +96,7 @@ class Served:
         rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
         # The engine counts its requests and may add a random part to the number.
         self.texts = {name: whole[int(name.partition("-")[0])] for name in rows}
+        self.answer["texts"] = self.texts
 
     def new_tokens(self) -> list[list[int]]:
         return [tokens for wave in self.answer["tokens"] for tokens in wave]

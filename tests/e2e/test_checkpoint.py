@@ -92,6 +92,17 @@ def test_nothing_that_a_fresh_model_leaves_at_zero_is_zero(twin: Twin) -> None:
             assert value.float().std() > 0.1, name
 
 
+@torch.no_grad()
+def test_routing_chooses_some_experts_for_good_reasons(twin: Twin) -> None:
+    """By the table each token its own; by score the same whatever rounding does."""
+    hashed, *scored = twin.model.model.layers
+    assert len({tuple(sorted(row)) for row in hashed.mlp.gate.tid2eid.tolist()}) > 20
+    for layer in scored:
+        bias = layer.mlp.gate.e_score_correction_bias.sort(descending=True).values
+        lead = bias[checkpoint.CHOSEN - 1] - bias[checkpoint.CHOSEN]
+        assert lead > 2.5, lead
+
+
 def test_fp8_scales_are_the_least_that_hold_their_block() -> None:
     torch.manual_seed(0)
     weight = torch.randn(128, 256) * 100

@@ -2,38 +2,37 @@
 """What a scheduler does to requests leaves every layer as it is. Runs with --full."""
 
 import pytest
+from checks import check_attention, check_experts, check_logits, check_same_tokens
 from serving import Job, Kitchen, Prompt, Served
-from test_engine import MIXED, check_attention, check_logits
+from test_engine import MIXED
 from twin import Twin
 
 pytestmark = pytest.mark.full
 
-LENGTHS = (1, 5, 127, 128, 129, 300)
-WHOLE = Job(
-    "lengths",
-    tuple((Prompt(length, 2, seed=length),) for length in LENGTHS),
-    (("max_num_batched_tokens", 320),),
+LENGTHS = (1, 5, 127, 128, 129, 300, 20, 33)
+LONG = LENGTHS.index(300)
+STEPS = 32
+BUSY = Job(
+    "busy",
+    (
+        tuple(Prompt(n, STEPS if n == 5 else 4, seed=n) for n in LENGTHS),
+        (Prompt(300, 2, seed=300, own_tail=20),),
+    ),
+    (
+        ("enable_prefix_caching", True),
+        ("kv_cache_memory_bytes", 64 << 20),
+        # The five shortest and the head of the longest fit into the first step.
+        ("max_num_batched_tokens", 400),
+    ),
 )
-GREEDY = Job("greedy", ((Prompt(5, 32, seed=2),),))
-PREFIX = Job(
-    "prefix",
-    ((Prompt(300, 2, seed=4),), (Prompt(300, 2, seed=4, own_tail=20),)),
-    (("enable_prefix_caching", True),),
-)
-EIGHT = Job("eight", (tuple(Prompt(3 + 2 * i, 3, seed=10 + i) for i in range(8)),))
 CROWDED = Job(
     "pre-emption",
     (tuple(Prompt(20, 10, seed=20 + i) for i in range(3)),),
     (("num_gpu_blocks_override", 26), ("max_model_len", 32)),
 )
-LONG_SPECULATION = Job(
-    "long speculation",
-    ((Prompt(80, 6, seed=1),),),
-    (("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),),
-)
 TWO_RANKS = Job(
     "two ranks",
-    ((Prompt(5, 4, seed=2),),),
+    (tuple(Prompt(p.length, 4, p.seed) for p in MIXED.waves[0][1:]),),
     (("tensor_parallel_size", 2), ("distributed_executor_backend", "mp")),
 )
 
@@ -52,35 +51,27 @@ def computed(result: Served, number: int, layer: int = 0) -> list[int]:
     return found
 
 
-@pytest.mark.serves(WHOLE)
-def test_prompts_of_every_length(served: Kitchen, twin: Twin, release: str) -> None:
-    result = served.serve(release, WHOLE)
+@pytest.mark.serves(BUSY)
+def test_eight_prompts_of_every_length(
+    served: Kitchen, twin: Twin, release: str
+) -> None:
+    result = served.serve(release, BUSY)
+    steps = [r["rows"] for r in result.answer["records"] if r["layer"] == 0]
+    assert max(len(rows) for rows in steps) == len(LENGTHS)
+    assert len(result.new_tokens()[LENGTHS.index(5)]) == STEPS
     errors = check_attention(result, twin)
-    assert {error.tokens for error in errors} == {n + 1 for n in LENGTHS}
+    wanted = {len(p.tokens) + p.new - 1 for p in BUSY.prompts}
+    assert {error.tokens for error in errors} == wanted
+    check_experts(result, twin)
     check_logits(result, twin)
 
 
-@pytest.mark.serves(GREEDY)
-def test_thirty_two_greedy_steps(served: Kitchen, twin: Twin, release: str) -> None:
-    result = served.serve(release, GREEDY)
-    assert len(result.new_tokens()[0]) == 32
-    check_attention(result, twin)
-    check_logits(result, twin)
-
-
-@pytest.mark.serves(PREFIX)
-def test_a_cached_prefix(served: Kitchen, twin: Twin, release: str) -> None:
-    result = served.serve(release, PREFIX)
-    assert min(computed(result, 1)) == 256, "the prefix was not taken from the cache"
-    check_attention(result, twin)
-
-
-@pytest.mark.serves(EIGHT)
-def test_eight_at_once(served: Kitchen, twin: Twin, release: str) -> None:
-    result = served.serve(release, EIGHT)
-    together = max(len(record["rows"]) for record in result.answer["records"])
-    assert together >= 7, together
-    check_attention(result, twin)
+@pytest.mark.serves(BUSY)
+def test_a_cached_prefix(served: Kitchen, release: str) -> None:
+    """What its layers make of the cached pages is held above, with all the others."""
+    result = served.serve(release, BUSY)
+    assert min(computed(result, LONG)) == 0
+    assert min(computed(result, len(LENGTHS))) == 256, "the prefix was not cached"
 
 
 @pytest.mark.serves(CROWDED)
@@ -91,13 +82,12 @@ def test_a_request_pushed_out(served: Kitchen, twin: Twin, release: str) -> None
     check_attention(result, twin)
 
 
-@pytest.mark.serves(LONG_SPECULATION)
-def test_speculation_that_chooses(served: Kitchen, twin: Twin, release: str) -> None:
-    """With two tokens a step the indexer still sees each token's own entries."""
-    check_attention(served.serve(release, LONG_SPECULATION), twin)
-
-
-@pytest.mark.serves(TWO_RANKS)
-def test_two_ranks(served: Kitchen, release: str) -> None:
-    whole = served.serve(release, MIXED).new_tokens()[1]
-    assert served.serve(release, TWO_RANKS).new_tokens()[0] == whole[:4]
+@pytest.mark.serves(MIXED, TWO_RANKS)
+def test_two_ranks(served: Kitchen, twin: Twin, release: str) -> None:
+    """Each of two ranks attends with half the heads; together they are the layer."""
+    result = served.serve(release, TWO_RANKS)
+    print(result.new_tokens(), served.serve(release, MIXED).new_tokens())
+    check_same_tokens(result, served.serve(release, MIXED))
+    check_attention(result, twin)
+    check_experts(result, twin)
+    check_logits(result, twin)

@@ -230,7 +230,11 @@ def taken(attention: torch.nn.Module, given: Given | None) -> Iterator[None]:
 
     def choose(module: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         given.own_topk = output[0]
-        return output if given.topk is None else given.topk[None]
+        if given.topk is None:
+            return output
+        # A wrong engine may name entries that the request does not have.
+        known = given.topk < len(given.topk) // RATIO
+        return given.topk.where(known, -1)[None]
 
     indexer = getattr(attention.compressor, "indexer", None)
     handle = indexer.register_forward_hook(choose) if indexer is not None else None
