@@ -11,7 +11,7 @@ from twin import Roundings, Twin
 pytestmark = pytest.mark.full
 
 STOPS = {
-    "v0.21.0": r"mhc\.py.*\n.*@tilelang\.jit\((.|\n)*'NoneType' object has no attribute",
+    "v0.21.0": r"mhc\.py.*\n.*@tilelang\.jit(.|\n)*'NoneType' object has no",
     "v0.22.1": "DeepseekV4 attention requires a CUDA device",
 }
 """How the trace ends of an untouched release that does not start."""
@@ -27,12 +27,12 @@ def errors_of(
 def table(untouched: list[Error], patched: list[Error]) -> list[str]:
     """Markdown rows: untouched, then patched, for each layer of each request."""
     lines = [
-        "| tokens | ratio | float32 | rounding twin | core | overlap |",
-        "|---|---|---|---|---|---|",
+        "| tokens | ratio | float32 | rounding twin | core | output | overlap |",
+        "|---|---|---|---|---|---|---|",
     ]
     for before, after in zip(untouched, patched, strict=True):
         cells = [str(before.tokens), str(before.ratio)]
-        for name in ("plain", "rounded", "core"):
+        for name in ("plain", "rounded", "core", "output"):
             figures = (getattr(error, name) for error in (before, after))
             cells.append(" → ".join(f"{100 * figure:.2f} %" for figure in figures))
         shares = (before.overlap, after.overlap)
@@ -57,3 +57,12 @@ def test_side_by_side(served: Kitchen, twin: Twin, release: str) -> None:
         assert max(error.core for error in after) <= TIGHT
         shares = [error.overlap for error in after if error.overlap is not None]
         assert min(shares) >= OVERLAP
+    for patched in (False, True):
+        tokens = (
+            served.serve(release, job, patched).new_tokens()
+            for job in (MIXED, SPECULATING)
+        )
+        print(
+            "patched" if patched else "untouched", "without, with a speculated token:"
+        )
+        print(*tokens, sep="\n")
