@@ -223,10 +223,10 @@ def status_(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
     write_readme: Annotated[
-        bool, typer.Option(help="Refresh the section in README.md.")
+        bool, typer.Option(help="Refresh README.md's section and docs/steps.md.")
     ] = False,
     check_readme: Annotated[
-        bool, typer.Option(help="Fail if the section in README.md is stale.")
+        bool, typer.Option(help="Fail if one of them is stale.")
     ] = False,
 ) -> None:
     """Show release by step: lines changed, upstream's status, cached checks of

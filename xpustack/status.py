@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 
 import msgspec
 
@@ -20,14 +21,24 @@ from xpustack.store import Store, base_ref
 from xpustack.tree import grow
 
 README = "README.md"
+STEPS = "docs/steps.md"
 BEGIN, END = "<!-- status -->", "<!-- /status -->"
 _DAY = 86_400
+_STEPS_HEAD = """\
+# Every step of every release
+
+What a step changes there, where upstream stands, and when the step is dropped. `lines`
+are those that its patch adds and removes, `new` those of the files and kernels that it
+brings. `python -m xpustack status --write-readme` writes this page.
+
+"""
 _SECTION = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
 
 
 class Entry(msgspec.Struct, frozen=True):
     """One step of one release. `changed` counts added and removed lines of its
     patch, `brought` the lines of the overlay files and kernels that it adds.
+    `removal` is the condition under which it is dropped.
 
     `checks` is `green`, or what is not proven of the step as it is now; None where
     this machine does not have the release. `since` is the day on which its patch
@@ -42,6 +53,7 @@ class Entry(msgspec.Struct, frozen=True):
     changed: int
     brought: int
     upstream: str
+    removal: str = ""
     checks: str | None = None
     since: str | None = None
     age: int | None = None
@@ -66,6 +78,7 @@ def entries(project: Project, releases: Releases) -> list[Entry]:
                     changed=changed_lines(step),
                     brought=brought_lines(project, steps[:index], step),
                     upstream=step.trailers.upstream_status,
+                    removal=step.trailers.removal,
                 )
             )
     return found
@@ -171,6 +184,25 @@ def markdown(found: Iterable[Entry], names: Sequence[str]) -> str:
     return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
 
 
+def listing(found: Sequence[Entry], names: Sequence[str]) -> str:
+    """The page of all steps: a row for each step and release, steps in the matrix's
+    order."""
+    heads = ("step", "release", "lines", "new", "upstream", "dropped when")
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
+    for slug, row in matrix(found, names):
+        for entry in filter(None, row):
+            cells = (
+                f"`{slug}`",
+                entry.release,
+                str(entry.changed),
+                str(entry.brought),
+                entry.upstream,
+                entry.removal,
+            )
+            lines.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")
+    return _STEPS_HEAD + "\n".join(lines) + "\n"
+
+
 def readme(project: Project, releases: Releases) -> tuple[str, str]:
     """The README as it is, and as it would be with a fresh status section.
 
@@ -190,25 +222,39 @@ def readme(project: Project, releases: Releases) -> tuple[str, str]:
     return text, _SECTION.sub(lambda _: section, text, count=1)
 
 
+def _pages(project: Project, releases: Releases) -> list[tuple[Path, str, str]]:
+    steps = project.root / STEPS
+    old = steps.read_text("utf-8") if steps.is_file() else ""
+    new = listing(entries(project, releases), releases.names)
+    return [
+        (project.root / README, *readme(project, releases)),
+        (steps, old, new),
+    ]
+
+
 def write_readme(project: Project, releases: Releases) -> bool:
-    """Refresh the README's section; whether anything changed."""
-    old, new = readme(project, releases)
-    if old != new:
-        with atomic_file(project.root / README) as file:
+    """Refresh the README's section and the page of all steps; whether anything
+    changed."""
+    stale = [page for page in _pages(project, releases) if page[1] != page[2]]
+    for path, _, new in stale:
+        path.parent.mkdir(exist_ok=True)
+        with atomic_file(path) as file:
             file.write(new.encode())
-    return old != new
+    return bool(stale)
 
 
 def require_fresh(project: Project, releases: Releases) -> None:
-    """Insist that the README's section says what the series say.
+    """Insist that the README's section and the page of all steps say what the series
+    say.
 
     Raises:
-        UsageError: it does not.
+        UsageError: one of them does not.
     """
-    old, new = readme(project, releases)
-    if old != new:
-        raise UsageError(
-            f"the status section of {README} is stale",
-            path=project.root / README,
-            hint="xpustack status --write-readme",
-        )
+    for path, old, new in _pages(project, releases):
+        if old != new:
+            name = path.relative_to(project.root)
+            raise UsageError(
+                f"the status in {name} is stale",
+                path=path,
+                hint="xpustack status --write-readme",
+            )

@@ -49,6 +49,12 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
     row = "| `raise-value` | 2 lines, Pending | 2 lines, Pending |\n"
     assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}{status.END}" in written
     assert written.startswith("# Stack\n") and written.endswith("\nThe end.\n")
+    steps = tiny.project.root / status.STEPS
+    row = "| `raise-value` | v1.0 | 2 | 0 | Pending |"
+    assert f"|---|---|---|---|---|---|\n{row}" in steps.read_text()
+    steps.write_text(steps.read_text().replace("| 2 |", "| 3 |"))
+    with pytest.raises(UsageError, match="steps"):
+        status.require_fresh(tiny.project, pinned)
     readme.write_text("no section\n")
     with pytest.raises(UsageError, match="no section"):
         status.write_readme(tiny.project, pinned)
