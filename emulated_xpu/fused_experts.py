@@ -18,7 +18,9 @@ class XpuFusedMoe:
     """Permutation, grouped GEMM, activation, grouped GEMM, sum over a token's experts.
 
     `act_func(out, gate_up)` is an attribute that its owner may replace, as in those
-    versions. Only MXFP4 weights without bias on one rank are emulated.
+    versions. `expert_map` holds the local number of each expert, or -1; a rank that is
+    given none takes experts for as many as it has itself to be on every rank. Only
+    MXFP4 weights without bias are emulated.
     """
 
     def __init__(
@@ -34,14 +36,19 @@ class XpuFusedMoe:
         num_experts: int,
         ep_rank: int = 0,
         ep_size: int = 1,
+        expert_map: torch.Tensor | None = None,
         is_mxfp4: bool = False,
         **others: Any,
     ) -> None:
         asked = [name for name, value in others.items() if value not in (None, False)]
-        if asked or not is_mxfp4 or ep_size > 1:
+        if asked or not is_mxfp4:
             raise NotImplementedError(
-                f"XpuFusedMoe on the emulated XPU: MXFP4 on one rank only, got {asked}"
+                f"XpuFusedMoe on the emulated XPU: MXFP4 only, got {asked}"
             )
+        if expert_map is None and ep_size > 1:
+            expert_map = torch.empty(num_experts * ep_size, dtype=torch.int32)
+            torch.ops._moe_C.init_expert_map(expert_map, num_experts, ep_rank, ep_size)
+        self.expert_map = expert_map
         self.weights = (w13, w2)
         self.scales = (w13_scales, w2_scales)
         self.biases = (w13_bias, w2_bias)
@@ -66,11 +73,11 @@ class XpuFusedMoe:
             None,
             sorted_rows,
             None,
-            None,
+            self.expert_map,
             rows_per_expert,
             position,
             topk_ids,
-            self.num_experts,
+            self.num_experts if self.expert_map is None else len(self.expert_map),
             self.num_experts,
         )
         gate_up = self._grouped_gemm(0, sorted_rows, rows_per_expert)

@@ -58,14 +58,17 @@ def remap_hidden_states(
     total_experts_num: int,
     local_experts_num: int,
 ) -> None:
-    """Sort the rows by expert; one rank holds all experts.
+    """Sort the rows by expert.
 
-    A row without an expert (-1, of a padded token) has the position -1. 0.1.7 calls
-    `rows_per_expert` expert_first_token_offset and makes it one longer.
+    A row without an expert on this rank (-1, of a padded token, or by `expert_map`)
+    has the position -1. 0.1.7 calls `rows_per_expert` expert_first_token_offset and
+    makes it one longer.
     """
-    if hidden_states_scales is not None or expert_map is not None:
-        raise NotImplementedError("remapping of scales or of foreign experts")
+    if hidden_states_scales is not None:
+        raise NotImplementedError("remapping of scales")
     experts, position = topk_ids.flatten(), unpermuted_row_to_permuted_row.view(-1)
+    if expert_map is not None:
+        experts = expert_map[experts.long()]
     known = experts[experts >= 0]
     order = experts.argsort(stable=True)[len(experts) - len(known) :]
     remapped_hidden_states[: len(order)] = hidden_states[order // topk_ids.shape[1]]
@@ -77,6 +80,17 @@ def remap_hidden_states(
         rows_per_expert.copy_(counts)
     position.fill_(-1)
     position[order] = torch.arange(len(order), dtype=position.dtype)
+
+
+@implements("_moe_C::init_expert_map")
+def init_expert_map(
+    expert_map: torch.Tensor, num_experts: int, ep_rank: int, ep_size: int
+) -> None:
+    """Number the experts of this rank, `num_experts` from its first on; others are
+    -1."""
+    expert_map.fill_(-1)
+    first = ep_rank * num_experts
+    expert_map[first : first + num_experts] = torch.arange(num_experts)
 
 
 @implements("_xpu_C::cutlass_grouped_gemm_interface")

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mixture of experts of DeepSeek-V4 and its router, from the installed vLLM."""
 
+import dataclasses
 import re
 import sys
 from pathlib import Path
@@ -59,3 +60,71 @@ def rocm_multiplies_into_float32() -> bool:
     source = Path(str(layout.module(GATE_LINEAR).__file__)).read_text()
     either = r"is_cuda\(\)\s+or current_platform\.is_rocm\(\)"
     return re.search(either, source) is not None
+
+
+def run_rank(
+    rank: int,
+    ranks: int,
+    num_experts: int,
+    w13: tuple[torch.Tensor, torch.Tensor],
+    w2: tuple[torch.Tensor, torch.Tensor],
+    x: torch.Tensor,
+    topk_weights: torch.Tensor,
+    topk_ids: torch.Tensor,
+) -> torch.Tensor:
+    """What one rank of an expert-parallel group adds to the result, `[T, hidden]`.
+
+    `w13` and `w2` are MXFP4 weights and scales of all experts; the rank has those that
+    vLLM's own map gives it.
+    """
+    moe = layout.module(f"{layout.FUSED_MOE}.config")
+    oracle = layout.module(f"{layout.FUSED_MOE}.oracle.mxfp4")
+    manager = layout.module(f"{layout.FUSED_MOE}.expert_map_manager")
+    activation = layout.module(f"{layout.FUSED_MOE}.activation").MoEActivation.SILU
+    local, expert_map, _ = manager.determine_expert_map(ranks, rank, num_experts)
+    own = slice(None) if expert_map is None else expert_map >= 0
+    hidden, inter = w2[0].shape[1], w2[0].shape[2] * 2
+    parallel = dataclasses.replace(
+        moe.FusedMoEParallelConfig.make_no_parallel(),
+        ep_size=ranks,
+        ep_rank=rank,
+        use_ep=ranks > 1,
+    )
+    config = moe.FusedMoEConfig(
+        num_experts=num_experts,
+        experts_per_token=topk_ids.shape[1],
+        hidden_dim=hidden,
+        intermediate_size_per_partition=inter,
+        num_local_experts=local,
+        num_logical_experts=num_experts,
+        activation=activation,
+        device=layout.device(),
+        routing_method=moe.RoutingMethodType.Default,
+        moe_parallel_config=parallel,
+        in_dtype=torch.bfloat16,
+    )
+    device = layout.device()
+    backend = oracle.Mxfp4MoeBackend.XPU
+    quantization = oracle.make_mxfp4_moe_quant_config(
+        backend, w1_scale=w13[1][own].to(device), w2_scale=w2[1][own].to(device)
+    )
+    made = oracle.backend_to_kernel_cls(backend)[0](config, quantization)
+    output = torch.empty_like(x, device=device)
+    made.apply(
+        output=output,
+        hidden_states=x.to(device),
+        w1=w13[0][own].to(device),
+        w2=w2[0][own].to(device),
+        topk_weights=topk_weights.to(device),
+        topk_ids=topk_ids.to(device),
+        activation=activation,
+        global_num_experts=num_experts,
+        expert_map=None if expert_map is None else expert_map.to(device),
+        a1q_scale=None,
+        a2_scale=None,
+        workspace13=torch.empty(0, device=device),
+        workspace2=torch.empty(0, device=device),
+        expert_tokens_meta=None,
+        apply_router_weight_on_input=False,
+    )
+    return output.cpu()

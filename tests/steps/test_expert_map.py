@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Routed experts on ranks that do not divide them are those that vLLM put there."""
+
+import moe_layers
+import pytest
+import torch
+
+TOKENS, TOPK, HIDDEN, INTER = 9, 2, 128, 64
+E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+
+
+def weights(experts: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Random MXFP4: `[experts, rows, columns / 2]` and its UE8M0 scales."""
+    packed = torch.randint(256, (experts, rows, columns // 2), dtype=torch.uint8)
+    scales = torch.randint(118, 121, (experts, rows, columns // 32), dtype=torch.uint8)
+    return packed, scales
+
+
+def dequantized(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()
+    power = torch.ldexp(torch.ones(()), scales.int() - 127).repeat_interleave(32, -1)
+    return (E2M1[codes] * power).double()
+
+
+def off_by(experts: int, ranks: int) -> float:
+    """The relative error of the ranks' sum, over tokens that choose among `experts`."""
+    torch.manual_seed(0)
+    w13 = weights(experts, 2 * INTER, HIDDEN)
+    w2 = weights(experts, HIDDEN, INTER)
+    x = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
+    topk_weights, topk_ids = torch.rand(TOKENS, experts).topk(TOPK)
+    got = sum(
+        moe_layers.run_rank(
+            rank, ranks, experts, w13, w2, x, topk_weights, topk_ids.int()
+        ).double()
+        for rank in range(ranks)
+    )
+    gate, up = torch.einsum("th,enh->ten", x.double(), dequantized(*w13)).chunk(2, -1)
+    rows = torch.einsum(
+        "ten,ehn->teh", torch.nn.functional.silu(gate) * up, dequantized(*w2)
+    )
+    taken = rows.gather(1, topk_ids[..., None].expand(-1, -1, HIDDEN))
+    wanted = (taken * topk_weights.double()[..., None]).sum(1)
+    return float((got - wanted).norm() / wanted.norm())
+
+
+def test_ranks_that_do_not_divide_the_experts() -> None:
+    error = off_by(8, 3)
+    print(f"figure: the experts of three ranks are off by {error:.4f}")
+    assert error < 1e-2, f"the experts of three ranks are off by {error:.3f}"
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_ranks_that_divide_them(ranks: int) -> None:
+    assert off_by(8, ranks) < 1e-2
