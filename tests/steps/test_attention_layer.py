@@ -57,6 +57,19 @@ def test_small_pages() -> None:
     check(4, 8, (131, 262), (1, 2), block_size=64)
 
 
+@pytest.mark.unchanged
+def test_small_pages_hold_no_entry_of_128_tokens() -> None:
+    config = model_configs.vllm_config(block_size=64)
+    layer = layer_parts.attending(model_layers.attention_layer(config, 128))
+    assert layer.swa_cache_layer.get_kv_cache_spec(config).block_size == 64
+    spec = layer.get_kv_cache_spec(config)
+    assert (spec.block_size, spec.storage_block_size) == (64, 0)
+    assert spec.page_size_bytes == 0
+    common = layout.module("vllm.v1.worker.utils").select_common_block_size
+    with pytest.raises(ValueError, match="No common block size"):
+        common(spec.block_size, [layer.get_attn_backend()])
+
+
 @pytest.mark.parametrize("ratio", layout.COMPRESS_RATIOS)
 def test_decode_asks_for_no_memory(ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(
