@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Real layers and models of DeepSeek-V4, built by the classes of the installed vLLM."""
 
+import dataclasses
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -171,11 +172,13 @@ def mxfp4_experts(
     moe = layout.module(f"{layout.FUSED_MOE}.config")
     oracle = layout.module(f"{layout.FUSED_MOE}.oracle.mxfp4")
     act = layout.module(f"{layout.FUSED_MOE}.activation").MoEActivation[activation]
+    names = {field.name for field in dataclasses.fields(moe.FusedMoEConfig)}
+    whole = "intermediate_size" in names
     config = moe.FusedMoEConfig(
         num_experts=num_experts,
         experts_per_token=topk,
         hidden_dim=hidden,
-        intermediate_size_per_partition=inter,
+        **{"intermediate_size" if whole else "intermediate_size_per_partition": inter},
         num_local_experts=num_experts,
         num_logical_experts=num_experts,
         activation=act,
