@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python side of the grouped GEMM: a class in vllm-xpu-kernels 0.1.8 and 0.1.9, a
+"""The Python side of the grouped GEMM: a class in vllm-xpu-kernels from 0.1.8 on, a
 function in 0.1.7."""
 
 from typing import Any
 
 import torch
+
+from emulated_xpu.pins import kernels_version
 
 ACTIVATIONS = {
     "silu": "silu_and_mul",
@@ -19,8 +21,10 @@ class XpuFusedMoe:
 
     `act_func(out, gate_up)` is an attribute that its owner may replace, as in those
     versions. `expert_map` holds the local number of each expert, or -1; a rank that is
-    given none takes experts for as many as it has itself to be on every rank. Only
-    MXFP4 weights without bias are emulated.
+    given none takes experts for as many as it has itself to be on every rank. From
+    0.1.10 on it clamps the gate at `gemm1_clamp_limit`, and the other half on both
+    sides; from 0.1.11 on the weights' type says what they are. Only MXFP4 weights
+    without bias are emulated.
     """
 
     def __init__(
@@ -38,8 +42,15 @@ class XpuFusedMoe:
         ep_size: int = 1,
         expert_map: torch.Tensor | None = None,
         is_mxfp4: bool = False,
+        gemm1_clamp_limit: float | None = None,
         **others: Any,
     ) -> None:
+        version = tuple(map(int, kernels_version().split(".")))
+        if gemm1_clamp_limit is not None and version < (0, 1, 10):
+            raise TypeError(f"XpuFusedMoe of {kernels_version()} takes no limit")
+        self.typed = version >= (0, 1, 11)
+        if self.typed:
+            is_mxfp4 = w13.dtype == torch.float4_e2m1fn_x2
         asked = [name for name, value in others.items() if value not in (None, False)]
         if asked or not is_mxfp4:
             raise NotImplementedError(
@@ -52,6 +63,7 @@ class XpuFusedMoe:
         self.weights = (w13, w2)
         self.scales = (w13_scales, w2_scales)
         self.biases = (w13_bias, w2_bias)
+        self.limit = gemm1_clamp_limit
         self.topk = n_experts_per_token
         self.num_experts = num_experts
         self.act_func = getattr(torch.ops._C, ACTIVATIONS[activation])
@@ -81,6 +93,10 @@ class XpuFusedMoe:
             self.num_experts,
         )
         gate_up = self._grouped_gemm(0, sorted_rows, rows_per_expert)
+        if self.limit is not None and self.limit > 0:
+            gate, up = gate_up.chunk(2, dim=1)
+            gate.clamp_(max=self.limit)
+            up.clamp_(-self.limit, self.limit)
         activated = gate_up.new_empty(len(gate_up), gate_up.shape[1] // 2)
         self.act_func(activated, gate_up)
         rows = self._grouped_gemm(1, activated, rows_per_expert)
@@ -93,18 +109,20 @@ class XpuFusedMoe:
     ) -> torch.Tensor:
         weight = self.weights[which]
         out = rows.new_empty(len(rows), weight.shape[1])
+        scales = self.scales[which]
+        operands: tuple[Any, ...] = (rows, weight, scales)
+        flags: tuple[bool, ...] = (False, True)
+        if self.typed:
+            operands, flags = (rows, None, weight, scales), ()
         torch.ops._xpu_C.cutlass_grouped_gemm_interface(
-            rows,
-            weight,
-            self.scales[which],
+            *operands,
             self.biases[which],
             out,
             rows_per_expert,
             weight.shape[1],
             rows.shape[1],
             self.num_experts,
-            False,
-            True,
+            *flags,
         )
         return out
 

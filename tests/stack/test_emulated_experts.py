@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from emulated_xpu.fused_experts import XpuFusedMoe
 from emulated_xpu.ops import experts
 from emulated_xpu.pins import OVERRIDE
 
@@ -67,3 +68,16 @@ def test_rows_meet_their_experts(version: str) -> None:
         ]
     )
     assert (out.double() - wanted).norm() < 5e-3 * wanted.norm()
+
+
+def test_a_limit_is_refused_before_it_was_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(OVERRIDE, "0.1.9")
+    none = torch.empty(0)
+    with pytest.raises(TypeError, match="0.1.9 takes no limit"):
+        XpuFusedMoe(
+            *(none, none, None, none, none, None, 1, "silu", 1),
+            is_mxfp4=True,
+            gemm1_clamp_limit=10.0,
+        )
