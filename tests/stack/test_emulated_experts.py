@@ -75,7 +75,7 @@ def test_a_limit_is_refused_before_it_was_there(
 ) -> None:
     monkeypatch.setenv(OVERRIDE, "0.1.9")
     none = torch.empty(0)
-    with pytest.raises(TypeError, match="0.1.9 takes no limit"):
+    with pytest.raises(TypeError, match="takes no limit"):
         XpuFusedMoe(
             *(none, none, None, none, none, None, 1, "silu", 1),
             is_mxfp4=True,
