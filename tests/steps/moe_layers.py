@@ -90,11 +90,13 @@ def run_rank(
         ep_rank=rank,
         use_ep=ranks > 1,
     )
+    names = {field.name for field in dataclasses.fields(moe.FusedMoEConfig)}
+    whole = "intermediate_size" in names
     config = moe.FusedMoEConfig(
         num_experts=num_experts,
         experts_per_token=topk_ids.shape[1],
         hidden_dim=hidden,
-        intermediate_size_per_partition=inter,
+        **{"intermediate_size" if whole else "intermediate_size_per_partition": inter},
         num_local_experts=local,
         num_logical_experts=num_experts,
         activation=activation,
