@@ -110,8 +110,11 @@ def module(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-def another_platform(real: Any, capability: tuple[int, int] | None = None) -> Any:
-    """`real` in all but two answers: it is not XPU, and it has this capability."""
+def another_platform(
+    real: Any, capability: tuple[int, int] | None = None, *, rocm: bool = False
+) -> Any:
+    """`real` in all but three answers: it is not XPU, it is or is not ROCm, and it has
+    this capability."""
     from vllm.platforms.interface import DeviceCapability
 
     class Another:
@@ -121,16 +124,21 @@ def another_platform(real: Any, capability: tuple[int, int] | None = None) -> An
         def is_xpu(self) -> bool:
             return False
 
+        def is_rocm(self) -> bool:
+            return rocm
+
         def get_device_capability(self, device_id: int = 0) -> Any:
             return capability and DeviceCapability(*capability)
 
     return Another()
 
 
-def pretend_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the attention layer find a CUDA device of capability 9.0 for this test."""
+def pretend_cuda(monkeypatch: pytest.MonkeyPatch, *, rocm: bool = False) -> None:
+    """Let the attention layer find a CUDA device of capability 9.0, or ROCm's of 9.4,
+    for this test."""
     attention = module(ATTENTION)
-    platform = another_platform(attention.current_platform, (9, 0))
+    capability = (9, 4) if rocm else (9, 0)
+    platform = another_platform(attention.current_platform, capability, rocm=rocm)
     monkeypatch.setattr(attention, "current_platform", platform)
     monkeypatch.setattr(torch.cuda, "Event", object)
 

@@ -129,3 +129,14 @@ def test_cuda_keeps_its_backend_and_padding(monkeypatch: pytest.MonkeyPatch) -> 
     assert layer_parts.projecting(layer).padded_heads == 64
     backend = layer_parts.attending(layer).get_attn_backend()
     assert backend.get_name() == "V4_FLASHMLA_SPARSE"
+
+
+@pytest.mark.unchanged
+def test_rocm_keeps_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout.pretend_cuda(monkeypatch, rocm=True)
+    layer = model_layers.attention_layer(model_configs.vllm_config(), 0)
+    part = layer_parts.attending(layer)
+    kinds = type(part), part.get_attn_backend(), getattr(part, "impl_cls", type(part))
+    names = [kind.__name__ for kind in kinds]
+    print(names)
+    assert not any("XPU" in name for name in names), names

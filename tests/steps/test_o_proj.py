@@ -92,6 +92,28 @@ def test_other_platforms_keep_wo_a_in_fp8(monkeypatch: pytest.MonkeyPatch) -> No
     assert hasattr(layer.wo_a, "weight_scale_inv")
 
 
+# Where all platforms have one layer, the names that the others call in it.
+OTHERS = {"CUDA": "fused_inv_rope_fp8_quant", "ROCm": "rocm_inv_rope_einsum"}
+
+
+@pytest.mark.unchanged
+@pytest.mark.may_skip
+@pytest.mark.parametrize("platform", [] if layout.WITH_XPU_FOLDER else OTHERS)
+def test_other_platforms_keep_their_projection(
+    platform: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layer = attention(None)
+    layout.pretend_cuda(monkeypatch, rocm=platform == "ROCm")
+
+    def called(*args: object, **kwargs: object) -> None:
+        raise InterruptedError(platform)
+
+    monkeypatch.setattr(layout.module(layout.ATTENTION), OTHERS[platform], called)
+    o = torch.zeros(1, layer.n_local_heads, 512, dtype=torch.bfloat16)
+    with pytest.raises(InterruptedError, match=platform):
+        layer_parts.o_projection(layer, o, torch.tensor([0]))
+
+
 @pytest.mark.unchanged
 @pytest.mark.parametrize("backend", layout.BLOCK_FP8_BACKENDS)
 def test_other_layers_multiply_as_before(backend: str) -> None:
