@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 
+from typing import cast
+
 import torch
 
 from vllm.model_executor.layers.quantization.utils.mxfp4_utils import (
@@ -14,9 +16,10 @@ class XPUMxFp4LinearKernel:
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         # fp4_gemm takes [K, N] weights as a view, and their scales as they lie.
-        weight = layer.weight.view(torch.float4_e2m1fn_x2)
+        weight = cast(torch.Tensor, layer.weight).view(torch.float4_e2m1fn_x2)
         replace_parameter(layer, "weight", weight.data.t())
-        weight_scale = layer.weight_scale.view(torch.float8_e8m0fnu)
+        weight_scale = cast(torch.Tensor, layer.weight_scale)
+        weight_scale = weight_scale.view(torch.float8_e8m0fnu)
         replace_parameter(layer, "weight_scale", weight_scale.t().contiguous())
 
     def apply_weights(
