@@ -7,13 +7,22 @@ from typing import Any
 
 import layout
 import model_configs
+import model_layers
 import pytest
 import torch
 
 HIDDEN, BLOCK, LIMIT = 256, 128, 10.0
 # FP8 activations alone move the result by 4 to 5 per cent; a lost block by far more.
 NOISE = 0.08
+ATTENTION = model_layers.attention_class().__name__
 SHAPES = {"w1": 0, "w3": 0, "w2": 1}
+
+
+class Nothing(torch.nn.Module):
+    """In place of the attention, which has no part in this."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
 
 
 def checkpoint(intermediate: int) -> dict[str, torch.Tensor]:
@@ -65,6 +74,7 @@ def shared_experts(
     ):
         group = SimpleNamespace(world_size=of, rank_in_group=rank)
         monkeypatch.setattr(state, "get_tp_group", lambda: group)
+        monkeypatch.setattr(layout.module(layout.MODEL), ATTENTION, Nothing)
         if owner == "draft":
             kind = layout.module(layout.MTP).DeepSeekV4MTP
             made = kind(vllm_config=config, prefix="draft")
