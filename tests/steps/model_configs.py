@@ -114,6 +114,8 @@ def vllm_config(
         is_deepseek_mla=True,
         quantization_config=None,
         logits_processors=None,
+        is_diffusion=False,
+        runner_type="generate",
         get_num_attention_heads=lambda parallel: heads,
     )
     attention = config.attention_config
