@@ -48,7 +48,7 @@ def test_prefill_beside_an_empty_request_alone() -> None:
     check(128, 8, (5, 259), (0, 2))
 
 
-@pytest.mark.parametrize("ratio", [4, 128])
+@pytest.mark.parametrize("ratio", layout.COMPRESS_RATIOS)
 def test_draft_tokens_and_padding(ratio: int) -> None:
     check(ratio, 8, (266, 9, 130), (2, 1, 2), speculative_tokens=1, padded=2)
 
