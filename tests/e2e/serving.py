@@ -141,7 +141,8 @@ class Kitchen:
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
         pinned = load(self.project)[release]
         site = self._installed(pinned, patched)
-        name = f"{release}-{'patched' if patched else 'untouched'}-{job.name}"
+        tree = f"{release}-{'patched' if patched else 'untouched'}"
+        name = f"{tree}-{job.name}"
         order, answer = self.work / f"{name}.json", self.work / f"{name}.pt"
         order.write_text(
             json.dumps(
@@ -159,7 +160,7 @@ class Kitchen:
         done = Runner().run(
             [sys.executable, "engine.py", str(order), str(answer)],
             cwd=self.work / "support",
-            env=self._environment(pinned, site, name),
+            env=self._environment(pinned, site, self.work / tree),
             timeout=LIMIT,
         )
         if done.returncode or not answer.is_file():
@@ -177,8 +178,9 @@ class Kitchen:
         version = version_of(tree, len(grown) - 1)
         return build(Runner(), self.cache, store, tree, version).installed
 
-    def _environment(self, pinned: Release, site: Path, name: str) -> dict[str, str]:
-        own = self.work / name
+    def _environment(self, pinned: Release, site: Path, own: Path) -> dict[str, str]:
+        """What an engine of one tree sees; `own` is for what vLLM keeps of that tree,
+        such as its look at a model's class in a process of its own."""
         version = pinned.xpu_kernels.version
         wrappers = {}
         if version in WRAPPERS:

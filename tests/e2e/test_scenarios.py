@@ -9,26 +9,31 @@ from twin import Twin
 
 pytestmark = pytest.mark.full
 
-LENGTHS = (1, 5, 127, 128, 129, 300, 20, 33)
+LENGTHS = (1, 5, 127, 128, 129, 300, 2, 9)
 LONG = LENGTHS.index(300)
 STEPS = 32
 BUSY = Job(
     "busy",
     (
-        tuple(Prompt(n, STEPS if n == 5 else 4, seed=n) for n in LENGTHS),
+        tuple(Prompt(n, STEPS if n == 5 else 3, seed=n) for n in LENGTHS),
         (Prompt(300, 2, seed=300, own_tail=20),),
     ),
     (
         ("enable_prefix_caching", True),
         ("kv_cache_memory_bytes", 64 << 20),
-        # The five shortest and the head of the longest fit into the first step.
+        # The first five and the head of the sixth fit into the first step.
         ("max_num_batched_tokens", 400),
     ),
 )
 CROWDED = Job(
     "pre-emption",
-    (tuple(Prompt(20, 10, seed=20 + i) for i in range(3)),),
-    (("num_gpu_blocks_override", 26), ("max_model_len", 32)),
+    (tuple(Prompt(20, 30, seed=20 + i) for i in range(3)),),
+    # Two fit at first; the blocks of one grow from 10 to 14.
+    (
+        ("num_gpu_blocks_override", 26),
+        ("max_model_len", 50),
+        ("max_num_batched_tokens", 24),
+    ),
 )
 TWO_RANKS = Job(
     "two ranks",
