@@ -34,7 +34,7 @@ class Sublayer(torch.nn.Module):
 
 @contextmanager
 def stage(rank: int, of: int) -> Iterator[None]:
-    """vLLM finds itself on one of `of` pipeline stages."""
+    """Let vLLM find itself on one of `of` pipeline stages."""
     group = SimpleNamespace(
         world_size=of,
         rank_in_group=rank,

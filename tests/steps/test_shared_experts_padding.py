@@ -44,7 +44,7 @@ def named(prefix: str, intermediate: int) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def reference(tensors: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
-    """w2 (silu(min(w1 x, L)) · clamp(w3 x, ±L)) in float64."""
+    """The product w2 (silu(min(w1 x, L)) · clamp(w3 x, ±L)), in float64."""
 
     def product(rows: torch.Tensor, name: str) -> torch.Tensor:
         scale = tensors[f"{name}.scale"].float()
