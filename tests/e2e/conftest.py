@@ -12,8 +12,8 @@ from twin import Twin
 
 from xpustack.cache import Cache
 
-OLD_AND_NEW = ("v0.23.0", "v0.33.0")
-ALL = ("v0.21.0", "v0.22.1", *OLD_AND_NEW)
+OLD_AND_NEW = ("v0.21.0", "v0.33.0")
+ALL = ("v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0")
 
 _open: list[Kitchen] = []
 

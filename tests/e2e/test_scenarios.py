@@ -32,7 +32,7 @@ CROWDED = Job(
     (
         ("num_gpu_blocks_override", 26),
         ("max_model_len", 50),
-        ("max_num_batched_tokens", 24),
+        ("max_num_batched_tokens", 12),
     ),
 )
 TWO_RANKS = Job(
