@@ -5,8 +5,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import attention_batch
 import layout
 import pytest
+import reference_attention as reference
 import torch
 from indexer_batch import RATIO, TOPK, Batch
 from kernel_trace import traced
@@ -89,6 +91,15 @@ def test_combined_rows() -> None:
         assert int(lens[token]) == len(wanted)
         got = indices[token, : len(wanted)].tolist()
         assert got == [20 * request + row for row in wanted]
+
+
+@pytest.mark.unchanged
+def test_decode_beside_a_prompt() -> None:
+    """Decode rows of a mixed batch take their own of the whole batch's requests."""
+    sinks = attention_batch.NO_SINKS
+    batch = attention_batch.Batch(4, (131, 259), (1, 2), sinks=sinks)
+    expected = batch.expected(sinks)
+    assert reference.relative(batch.forward(), expected) < 4e-3
 
 
 @pytest.mark.unchanged
