@@ -148,10 +148,14 @@ def _changed(diff: bytes) -> Counter[bytes]:
 
 
 def markdown(found: Sequence[Row], compared: Sequence[Alike], names: str) -> str:
-    """Both as Markdown tables."""
+    """Both as Markdown tables. Releases that have no figure here are named below."""
+    figured = {row.release for row in found if row.after not in ("", UNPROVEN)}
+    unknown = dict.fromkeys(row.release for row in found if row.release not in figured)
     lines = ["| defect | release | before the step | after it | step |"]
     lines.append("|---|---|---|---|---|")
     for row in found:
+        if row.release in unknown:
+            continue
         cells = (
             f"**{row.defect.id}** {row.defect.what}",
             row.release,
@@ -160,6 +164,11 @@ def markdown(found: Sequence[Row], compared: Sequence[Alike], names: str) -> str
             f"`{row.defect.step}`" if row.after else "",
         )
         lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
+    if unknown:
+        lines += [
+            "",
+            f"Not checked step by step where this was written: {', '.join(unknown)}.",
+        ]
     lines += ["", f"Changed lines of one slug in {names}:", ""]
     lines += ["| slug | in both | in the first only | in the second only |"]
     lines += ["|---|---|---|---|"]

@@ -83,8 +83,10 @@ def test_figures_come_from_the_tests_that_the_entry_names(
     page.write_text(
         "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
     )
-    defects.write(stack.project, defects.markdown([row], [], "v1.0 and v2.0"))
+    blank = replace(row, release="v2.0", before="no such step", after="")
+    defects.write(stack.project, defects.markdown([row, blank], [], "v1.0 and v2.0"))
     text = page.read_text()
+    assert "| v2.0 |" not in text and "where this was written: v2.0." in text
     assert "| **N1** a | v1.0 | [0] off by 4% | [0] off by 0.2% |" in text
     assert "old" not in text
     assert text.endswith("<!-- defects: end -->\nend\n")
