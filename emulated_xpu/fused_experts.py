@@ -74,22 +74,31 @@ class XpuFusedMoe:
         hidden_states: torch.Tensor,
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
+        expert_map: torch.Tensor | None = None,
+        a1q_scale: torch.Tensor | None = None,
     ) -> None:
-        """Write the weighted sum of the experts' rows into `output`, `[T, H]`."""
+        """Write the weighted sum of the experts' rows into `output`, `[T, H]`.
+
+        `expert_map` takes the place of the constructor's. `a1q_scale` has the scales of
+        activations that come quantized, which are not emulated. Versions have both from
+        0.1.12.1 on at the latest.
+        """
         tokens, hidden = hidden_states.shape
+        if expert_map is None:
+            expert_map = self.expert_map
         sorted_rows = hidden_states.new_empty(tokens * self.topk, hidden)
         rows_per_expert = torch.zeros(self.num_experts, dtype=torch.int32)
         position = torch.empty(tokens, self.topk, dtype=torch.int32)
         torch.ops._moe_C.remap_hidden_states(
             hidden_states,
-            None,
+            a1q_scale,
             sorted_rows,
             None,
-            self.expert_map,
+            expert_map,
             rows_per_expert,
             position,
             topk_ids,
-            self.num_experts if self.expert_map is None else len(self.expert_map),
+            self.num_experts if expert_map is None else len(expert_map),
             self.num_experts,
         )
         gate_up = self._grouped_gemm(0, sorted_rows, rows_per_expert)
