@@ -115,6 +115,7 @@ def vllm_config(
         quantization_config=None,
         logits_processors=None,
         is_diffusion=False,
+        enable_prompt_embeds=False,
         runner_type="generate",
         get_num_attention_heads=lambda parallel: heads,
     )
@@ -178,10 +179,10 @@ def take_packed(config: Any, kind: str, leave_out: Sequence[str]) -> None:
 def take_mxfp4_indexer(config: Any) -> None:
     """Let the sparse indexer of `config` keep its keys in MXFP4 instead of FP8."""
     attention = config.attention_config
-    if hasattr(attention, "use_fp4_indexer_cache"):
-        attention.use_fp4_indexer_cache = True
-    else:
+    if hasattr(attention, "resolve_indexer_kv_dtype"):
         attention.indexer_kv_dtype = "mxfp4"
+    else:
+        attention.use_fp4_indexer_cache = True
 
 
 def speculative_config(tokens: int) -> Any:
