@@ -11,9 +11,8 @@ from serving import Kitchen, kitchen
 from twin import Twin
 
 from xpustack.cache import Cache
-
-OLD_AND_NEW = ("v0.21.0", "v0.33.0")
-ALL = ("v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0")
+from xpustack.project import Project
+from xpustack.releases import load
 
 _open: list[Kitchen] = []
 
@@ -36,7 +35,8 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "release" in metafunc.fixturenames:
         options = metafunc.config.option
-        default = ALL if options.full else OLD_AND_NEW
+        pinned = load(Project.find(Path(__file__).parent)).names
+        default = pinned if options.full else (pinned[0], pinned[-1])
         metafunc.parametrize("release", options.release or default, scope="session")
 
 

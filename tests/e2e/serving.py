@@ -31,13 +31,12 @@ from xpustack.tree import trees
 HERE = Path(__file__).parent
 LIMIT = 900.0
 WRAPPERS = {
-    "0.1.15.4": (
-        "vllm_xpu_kernels-0.1.15.4-cp38-abi3-manylinux_2_28_x86_64.whl",
-        "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
-    )
+    "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
+    "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
+    "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
 }
-"""Versions of vllm-xpu-kernels on the package index, whose own Python runs around the
-emulated ops. Older ones are nowhere that pip looks: our class stands in."""
+"""SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
+around the emulated ops. Other versions are nowhere that pip looks: our class stands in."""
 WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
 
 
@@ -240,7 +239,8 @@ class Kitchen:
 
 def fetch(cache: Cache, version: str) -> Path:
     """The wheel of vllm-xpu-kernels, downloaded once (141 MB) and hashed each time."""
-    name, sha256 = WRAPPERS[version]
+    sha256 = WRAPPERS[version]
+    name = f"vllm_xpu_kernels-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
     found = cache.sdists / sha256 / name
     if not found.is_file():
         index = PipConfiguration.of_this_machine().index()
