@@ -10,27 +10,19 @@ from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.workspace import init_workspace_manager
-from vllm.v1.worker.xpu_model_runner import XPUModelRunner
+from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
 
 
 class EmulatedXpuWorker(Worker):
     """What XPUWorker does, without the questions to the device.
 
     Its base class loads the model, reserves the workspace in a profile run, makes
-    the paged caches and runs the steps. The V1 model runner alone is emulated.
+    the paged caches and runs the steps.
     """
 
     def init_device(self) -> None:
-        """One gloo rank, the workspace manager and the XPU model runner.
-
-        Raises:
-            NotImplementedError: vLLM chose its V2 model runner.
-        """
-        if getattr(self, "use_v2_model_runner", False):
-            raise NotImplementedError(
-                "the V2 model runner on the emulated XPU:"
-                " set VLLM_USE_V2_MODEL_RUNNER=0"
-            )
+        """One gloo rank, the workspace manager and the model runner that the release
+        chose."""
         self.device = torch.device("cpu")
         init_worker_distributed_environment(
             self.vllm_config,
@@ -42,7 +34,8 @@ class EmulatedXpuWorker(Worker):
         set_random_seed(self.model_config.seed)
         self.init_snapshot = _NothingInUse()
         init_workspace_manager(self.device, 1)
-        self.model_runner = _Runner(self.vllm_config, self.device)
+        runner = _RunnerV2 if self.use_v2_model_runner else _Runner
+        self.model_runner = runner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> Any:
         """Warm-up compiles and tunes for a device; there is nothing to compile."""
@@ -61,12 +54,21 @@ class EmulatedXpuWorker(Worker):
         parallel_state.destroy_distributed_environment()
 
 
-class _Runner(XPUModelRunner):
-    """The release's runner; its profile run leaves random sampling out, whose Triton
-    kernel the interpreter cannot run."""
+class _NoSamplingInProfile:
+    """Leaves random sampling out of a profile run: its Triton kernel is beyond the
+    interpreter, and XPU's own op asks a device for its generator."""
 
     def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states
+
+
+class _Runner(_NoSamplingInProfile, XPUModelRunner):
+    """The release's first model runner."""
+
+
+class _RunnerV2(_NoSamplingInProfile, XPUModelRunnerV2):
+    """The release's second model runner. Host memory is not pinned here, so buffers
+    that a device shares with its host are copied, as vLLM does without such memory."""
 
 
 class _NothingInUse:

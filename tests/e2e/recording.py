@@ -52,7 +52,9 @@ class RecordingWorker(EmulatedXpuWorker):
         runner = self.model_runner
         if broken:
             sabotage.break_layers(runner.model)
-        draft = getattr(getattr(runner, "drafter", None), "model", None)
+        keep_batch(runner)
+        drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        draft = getattr(drafter, "model", None)
         for model in (runner.model, draft):
             if model is not None:
                 hook(runner, model)
@@ -64,6 +66,7 @@ class RecordingWorker(EmulatedXpuWorker):
         found = {
             "records": records,
             "logits": logits,
+            "runner": vllm_class(self.model_runner),
             "loaded": loaded,
             "layers": dict(layers),
             "ops": dict(registry.calls),
@@ -123,15 +126,42 @@ def hook(runner: Any, model: torch.nn.Module) -> None:
             module.register_forward_hook(recorder(runner, layer), with_kwargs=True)
 
 
+def vllm_class(thing: Any) -> str:
+    """The name of the vLLM class that `thing` is of, or derived from."""
+    kinds = [k for k in type(thing).__mro__ if k.__module__.startswith("vllm.")]
+    return str(kinds[0].__name__)
+
+
+def keep_batch(runner: Any) -> None:
+    """Keep the batch of a step as `input_batch`, where vLLM's V1 runner has it; V2
+    makes a new one for each step."""
+    if hasattr(runner, "input_batch"):
+        return
+    prepare = runner.prepare_inputs
+
+    def prepare_and_keep(*args: Any, **kwargs: Any) -> Any:
+        runner.input_batch = prepare(*args, **kwargs)
+        return runner.input_batch
+
+    runner.prepare_inputs = prepare_and_keep
+
+
+def requests_of_this_step(runner: Any) -> list[str]:
+    batch = getattr(runner, "input_batch", None)
+    return [] if batch is None else list(batch.req_ids[: batch.num_reqs])
+
+
 def rows_of_this_step(runner: Any) -> list[tuple[str, int]] | None:
     """Each request's id and token count in batch order; None in a dummy run."""
     if get_forward_context().attn_metadata is None:
         return None
-    batch = runner.input_batch
-    start = runner.query_start_loc.np[: batch.num_reqs + 1].tolist()
+    if hasattr(runner, "query_start_loc"):
+        start = runner.query_start_loc.np
+    else:
+        start = runner.input_batch.query_start_loc_np
     return [
-        (request, start[i + 1] - start[i])
-        for i, request in enumerate(batch.req_ids[: batch.num_reqs])
+        (request, int(start[i + 1] - start[i]))
+        for i, request in enumerate(requests_of_this_step(runner))
     ]
 
 
@@ -221,10 +251,9 @@ def record_logits(runner: Any) -> None:
 
     def record(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = compute(hidden_states, *args, **kwargs)
-        rows = runner.input_batch.req_ids[: runner.input_batch.num_reqs]
         logits.append(
             {
-                "requests": list(rows),
+                "requests": requests_of_this_step(runner),
                 "values": result.float().clone(),
                 "after": len(records),
             }

@@ -13,7 +13,7 @@ def lines_about(served: Served) -> Iterator[str]:
     answer = served.answer
     yield (
         f"{served.seconds:.0f} s: {answer['seconds_to_ready']:.0f} s to start,"
-        f" {answer['seconds_to_serve']:.0f} s to serve"
+        f" {answer['seconds_to_serve']:.0f} s to serve by {answer['runner']}"
     )
     yield "layers executed:"
     yield from (f"  {count:7d}  {name}" for name, count in _sorted(answer["layers"]))

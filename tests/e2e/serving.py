@@ -200,7 +200,6 @@ class Kitchen:
             VLLM_ENABLE_V1_MULTIPROCESSING="0",
             VLLM_NO_USAGE_STATS="1",
             VLLM_PLUGINS="emulated_xpu",
-            VLLM_USE_V2_MODEL_RUNNER="0",
             **wrappers,
         )
 
