@@ -53,7 +53,9 @@ class RecordingWorker(EmulatedXpuWorker):
         if broken:
             sabotage.break_layers(runner.model)
         keep_batch(runner)
-        drafter = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+        # V1's runner calls it a drafter, V2's a speculator.
+        names = ("drafter", "speculator")
+        drafter = next((d for n in names if (d := getattr(runner, n, None))), None)
         draft = getattr(drafter, "model", None)
         for model in (runner.model, draft):
             if model is not None:

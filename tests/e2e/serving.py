@@ -36,7 +36,7 @@ WRAPPERS = {
     "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
 }
 """SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
-around the emulated ops. Other versions are nowhere that pip looks: our class stands in."""
+around the emulated ops. Others are nowhere that pip looks: our class stands in."""
 WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
 
 
