@@ -37,6 +37,8 @@ WRAPPERS = {
 }
 """SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
 around the emulated ops. Others are nowhere that pip looks: our class stands in."""
+FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+"""Environment variable that is 0 where vLLM's first model runner must run."""
 WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
 
 
@@ -184,6 +186,7 @@ class Kitchen:
         wrappers = {}
         if version in WRAPPERS:
             wrappers["EMULATED_XPU_WRAPPERS"] = str(self._wrappers(version))
+        runner = {} if runs_without_shared_memory(site) else {FIRST_RUNNER: "0"}
         return clean_environment(
             CUDA_VISIBLE_DEVICES="",
             EMULATED_XPU_KERNELS=version,
@@ -201,6 +204,7 @@ class Kitchen:
             VLLM_NO_USAGE_STATS="1",
             VLLM_PLUGINS="emulated_xpu",
             **wrappers,
+            **runner,
         )
 
     def _lay_out(self) -> None:
@@ -234,6 +238,13 @@ class Kitchen:
                             target.parent.mkdir(parents=True, exist_ok=True)
                             target.write_bytes(archive.read(name))
         return folder
+
+
+def runs_without_shared_memory(site: Path) -> bool:
+    """Whether a release's second model runner copies where host and device share no
+    memory, as on the emulated XPU; else its first one must run."""
+    buffers = site / "vllm/v1/worker/gpu/buffer_utils.py"
+    return "class NonUvaBuffer" in buffers.read_text()
 
 
 def fetch(cache: Cache, version: str) -> Path:
