@@ -15,6 +15,7 @@ from xpustack.diff import path_problem
 from xpustack.errors import SeriesError
 from xpustack.project import Project
 from xpustack.series import Step
+from xpustack.syntax import parse
 
 KERNEL_HOME = "vllm/v1/attention/ops/xpu_dsv4"
 COMMON = "common"
@@ -146,7 +147,7 @@ def kernel_source(project: Project, name: str) -> Path:
 
 def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:
     try:
-        module = ast.parse(file.content, str(file.source))
+        module = parse(file.content, str(file.source))
     except (SyntaxError, ValueError) as error:
         raise _refuse(step, f"the kernel is not Python: {error}", file.source) from None
     names = []

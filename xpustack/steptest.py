@@ -19,6 +19,7 @@ from xpustack.process import TIMED_OUT, Runner, clean_environment
 from xpustack.project import Project
 from xpustack.results import Figure
 from xpustack.series import Step
+from xpustack.syntax import parse
 from xpustack.verdict import Run, judge, judge_alone
 
 TARGET = 20.0
@@ -264,7 +265,7 @@ def _run(
 
 def _imports(path: Path) -> Iterable[str]:
     """The modules that a file imports, relative ones without their dots."""
-    for node in ast.walk(ast.parse(path.read_bytes(), str(path))):
+    for node in ast.walk(parse(path.read_bytes(), str(path))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

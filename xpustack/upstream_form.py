@@ -18,6 +18,7 @@ from pathlib import Path, PurePosixPath
 from xpustack.bring import KERNEL_HOME, TRITON
 from xpustack.errors import SeriesError
 from xpustack.process import Runner, clean_environment
+from xpustack.syntax import parse
 
 TEST_HOME = "tests/models/deepseek_v4/xpu"
 SPDX = b"# SPDX-License-Identifier: Apache-2.0\n"
@@ -135,7 +136,7 @@ def _test(content: bytes, names: set[str]) -> bytes:
         content = HEADER + content.removeprefix(SPDX)
     content = _MARKER.sub(b"", content)
     lines = content.decode().splitlines(keepends=True)
-    for node in ast.walk(ast.parse(content)):
+    for node in ast.walk(parse(content)):
         if isinstance(node, ast.Import):
             own = [alias for alias in node.names if alias.name in names]
             if own and len(node.names) == 1:
@@ -163,4 +164,4 @@ def _program(content: bytes) -> str:
                 node.value = node.value.rstrip()
             return node
 
-    return ast.dump(Imports().visit(ast.parse(content)))
+    return ast.dump(Imports().visit(parse(content)))
