@@ -37,8 +37,6 @@ WRAPPERS = {
 }
 """SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
 around the emulated ops. Others are nowhere that pip looks: our class stands in."""
-FIRST_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
-"""Environment variable that is 0 where vLLM's first model runner must run."""
 WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
 
 
@@ -186,7 +184,9 @@ class Kitchen:
         wrappers = {}
         if version in WRAPPERS:
             wrappers["EMULATED_XPU_WRAPPERS"] = str(self._wrappers(version))
-        runner = {} if runs_without_shared_memory(site) else {FIRST_RUNNER: "0"}
+        runner = {}
+        if not runs_without_shared_memory(site):
+            runner["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return clean_environment(
             CUDA_VISIBLE_DEVICES="",
             EMULATED_XPU_KERNELS=version,

@@ -35,8 +35,12 @@ def by_expert(answer: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
     return zeros.scatter(1, experts.long(), weights.double())
 
 
+def scores_of(logits: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.softplus(logits.double()).sqrt()
+
+
 def wanted(logits: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    scores = torch.nn.functional.softplus(logits.double()).sqrt()
+    scores = scores_of(logits)
     weights = torch.zeros_like(scores).scatter(1, chosen, scores.gather(1, chosen))
     return weights * SCALE / weights.sum(1, keepdim=True)
 
@@ -45,8 +49,7 @@ def test_scores_choose_the_experts() -> None:
     bias = torch.randn(EXPERTS, generator=torch.Generator().manual_seed(1))
     logits = random_logits()
     got = by_expert(route(logits, e_score_correction_bias=bias.to(layout.device())))
-    scores = torch.nn.functional.softplus(logits.double()).sqrt()
-    chosen = (scores + bias).topk(TOPK).indices
+    chosen = (scores_of(logits) + bias).topk(TOPK).indices
     torch.testing.assert_close(got, wanted(logits, chosen), atol=1e-6, rtol=1e-5)
 
 
