@@ -4,29 +4,17 @@
 import moe_layers
 import pytest
 import torch
+from mxfp4_experts import dequantized, weights
 
 TOKENS, TOPK, HIDDEN, INTER = 9, 2, 128, 64
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def weights(experts: int, rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random MXFP4: `[experts, rows, columns / 2]` and its UE8M0 scales."""
-    packed = torch.randint(256, (experts, rows, columns // 2), dtype=torch.uint8)
-    scales = torch.randint(118, 121, (experts, rows, columns // 32), dtype=torch.uint8)
-    return packed, scales
-
-
-def dequantized(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()
-    power = torch.ldexp(torch.ones(()), scales.int() - 127).repeat_interleave(32, -1)
-    return (E2M1[codes] * power).double()
+EXPONENTS = (118, 121)
 
 
 def off_by(experts: int, ranks: int) -> float:
     """The relative error of the ranks' sum, over tokens that choose among `experts`."""
     torch.manual_seed(0)
-    w13 = weights(experts, 2 * INTER, HIDDEN)
-    w2 = weights(experts, HIDDEN, INTER)
+    w13 = weights(experts, 2 * INTER, HIDDEN, EXPONENTS)
+    w2 = weights(experts, HIDDEN, INTER, EXPONENTS)
     x = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
     topk_weights, topk_ids = torch.rand(TOKENS, experts).topk(TOPK)
     got = sum(

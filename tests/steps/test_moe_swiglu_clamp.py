@@ -5,23 +5,11 @@ import layout
 import model_layers
 import pytest
 import torch
+from mxfp4_experts import dequantized, weights
 
 EXPERTS, TOPK, HIDDEN, INTER = 4, 2, 128, 64
 LIMIT = 10.0
-E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
-
-
-def weights(rows: int, columns: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random MXFP4: `[EXPERTS, rows, columns / 2]` and its UE8M0 scales."""
-    packed = torch.randint(256, (EXPERTS, rows, columns // 2), dtype=torch.uint8)
-    scales = torch.randint(124, 128, (EXPERTS, rows, columns // 32), dtype=torch.uint8)
-    return packed, scales
-
-
-def dequantized(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2).long()
-    power = torch.ldexp(torch.ones(()), scales.int() - 127).repeat_interleave(32, -1)
-    return (E2M1[codes] * power).double()
+EXPONENTS = (124, 128)
 
 
 class Case:
@@ -29,8 +17,8 @@ class Case:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.w13 = weights(2 * INTER, HIDDEN)
-        self.w2 = weights(HIDDEN, INTER)
+        self.w13 = weights(EXPERTS, 2 * INTER, HIDDEN, EXPONENTS)
+        self.w2 = weights(EXPERTS, HIDDEN, INTER, EXPONENTS)
         self.x = torch.randn(7, HIDDEN, dtype=torch.bfloat16)
         self.topk_weights, ids = torch.rand(7, EXPERTS).topk(TOPK)
         self.topk_ids = ids.to(torch.int32)
