@@ -107,11 +107,14 @@ def format_patch(step: Step) -> bytes:
 def split_text(text: str) -> tuple[str, str, Trailers]:
     """Subject, message and trailers of a commit message.
 
+    The subject has single spaces: git reads no others from a mail.
+
     Raises:
         ValueError: the last paragraph mixes trailers with other lines, or says a
             trailer twice that may stand once.
     """
-    subject, _, rest = text.strip("\n").partition("\n")
+    first, _, rest = text.strip("\n").partition("\n")
+    subject = " ".join(first.split())
     paragraphs = rest.strip("\n").split("\n\n") if rest.strip() else []
     last = paragraphs[-1].splitlines() if paragraphs else []
     if not any(_TRAILER.match(line) for line in last):
