@@ -92,6 +92,18 @@ def test_nothing_that_a_fresh_model_leaves_at_zero_is_zero(twin: Twin) -> None:
             assert value.float().std() > 0.1, name
 
 
+def test_the_order_of_scales_matters(served: Kitchen) -> None:
+    """Read in transposed order they make another weight of every FP8 layer."""
+    compared = 0
+    for name, scale in checkpoint.tensors(served.published):
+        if name.endswith(".scale") and ".experts." not in name and min(scale.shape) > 1:
+            powers = scale.view(torch.uint8)
+            mirrored = powers.T.contiguous().view_as(powers)
+            assert (powers != mirrored).double().mean() >= 0.5, name
+            compared += 1
+    assert compared >= 6 * len(checkpoint.RATIOS)
+
+
 @torch.no_grad()
 def test_routing_chooses_some_experts_for_good_reasons(twin: Twin) -> None:
     """By the table each token its own; by score the same whatever rounding does."""
