@@ -162,7 +162,7 @@ def check(
         bool,
         typer.Option(
             "--ends",
-            help="Each step of the oldest and the newest release; the others whole.",
+            help="The newest release step by step, the oldest whole, no others.",
         ),
     ] = False,
     offline: Offline = False,
@@ -176,6 +176,8 @@ def check(
         project = Project.find()
         pinned = releases.load(project)
         chosen = list(pinned) if release is None else [pinned[release]]
+        if ends:
+            del chosen[1:-1]
         names = [one.name for one in chosen]
         done = checks.run(
             project,
@@ -183,7 +185,7 @@ def check(
             chosen,
             step=step,
             only=_KINDS[only] if only else None,
-            tips=names if tip else names[1:-1] if ends else (),
+            tips=names if tip else names[:-1] if ends else (),
             jobs=jobs,
             offline=offline,
             progress=progress,

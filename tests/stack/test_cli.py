@@ -12,7 +12,10 @@ from typer.testing import CliRunner, Result
 
 from xpustack import checks, releases
 from xpustack.cli import app
+from xpustack.project import Project
 from xpustack.results import Report
+
+PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)
 
 
 @pytest.fixture
@@ -52,27 +55,29 @@ def test_check_prints_its_report_last(call):
 
 
 @pytest.mark.parametrize(
-    ("words", "tips"),
+    ("words", "checked", "whole"),
     [
-        ([], slice(0)),
-        (["--ends"], slice(1, -1)),
-        (["--tip"], slice(None)),
-        (["v0.22.1", "--ends"], slice(0)),
+        ([], PINNED, []),
+        (["--tip"], PINNED, PINNED),
+        (["--ends"], [PINNED[0], PINNED[-1]], [PINNED[0]]),
+        (["v0.22.1", "--ends"], ["v0.22.1"], []),
     ],
     ids=str,
 )
-def test_which_series_are_checked_whole(words, tips, real_project, monkeypatch):
+def test_which_series_are_checked_and_which_of_them_whole(
+    words, checked, whole, real_project, monkeypatch
+):
     asked = {}
 
     def run(project, cache, chosen, **options):
-        asked.update(options)
+        asked.update(options, chosen=[release.name for release in chosen])
         return Report((), 0.0)
 
     monkeypatch.setattr(checks, "run", run)
     monkeypatch.chdir(real_project.root)
     done = CliRunner().invoke(app, ["check", *words])
     assert done.exit_code == 0, done.output
-    assert tuple(asked["tips"]) == releases.load(real_project).names[tips]
+    assert (asked["chosen"], list(asked["tips"])) == (checked, whole)
 
 
 def test_static_and_status(call):
