@@ -35,7 +35,10 @@ MERGED = {
 }
 
 
-FORMATS = {"nvfp4": packed_formats.Nvfp4(), "mxfp4": packed_formats.Mxfp4()}
+FORMATS: dict[str, Any] = {
+    "nvfp4": packed_formats.Nvfp4(),
+    "mxfp4": packed_formats.Mxfp4(),
+}
 # Weight-only formats, under the names of their writers.
 WEIGHT_ONLY = {
     "modelopt": packed_formats.Nvfp4("W4A16_NVFP4"),
@@ -225,7 +228,7 @@ class Marlin:
 @pytest.mark.may_skip
 def test_other_platforms_keep_marlin(monkeypatch: pytest.MonkeyPatch) -> None:
     home = layout.module(f"{layout.LAYER_QUANTIZATION}.modelopt")
-    method = getattr(home, "ModelOptNvFp4W4A16LinearMethod", None)
+    method: Any = getattr(home, "ModelOptNvFp4W4A16LinearMethod", None)
     if method is None:
         pytest.skip("this release takes the weight-only kernel from its list")
     if not hasattr(home, "MarlinNvFp4LinearKernel"):  # it asks for a kernel
