@@ -59,9 +59,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--op", action="append", help="only this group of calls; may be repeated"
     )
-    parser.add_argument(
-        "--ours", action="store_true", help="leave upstream's kernels out"
-    )
     parser.add_argument("--label", default="", help="only calls whose label has this")
     parser.add_argument(
         "--call", type=Path, help="compile what this Python file launches instead"
@@ -85,7 +82,7 @@ def recorded(chosen: argparse.Namespace, cache: Cache) -> list[Recorded]:
         if (not chosen.op or case.op in chosen.op) and chosen.label in case.label
     ]
     ours = record("ours", wanted)
-    if chosen.ours or chosen.op or chosen.label:
+    if chosen.op or chosen.label:
         return ours
     return [*upstream.record(cache), *ours]
 
