@@ -65,6 +65,12 @@ def round_to(values: np.ndarray, source: str, target: str) -> np.ndarray:
     Returns:
         The bit patterns, unsigned integers of the width of `target`, same shape.
     """
+    if values.size > 1 and not any(values.strides):
+        number = round_to(values[(0,) * values.ndim].reshape(1), source, target)
+        return np.broadcast_to(number, values.shape)
+    if (source, target) == ("bf16", "fp32"):
+        wide = values.view(np.uint16).astype(np.uint32, order="C")
+        return np.left_shift(wide, 16, out=wide)
     bits = np.require(values, requirements=["C", "W"])
     numbers = torch.from_numpy(bits).view(_TORCH[source])
     if target == "fp8e4nv":

@@ -2,9 +2,9 @@
 """A quicker Triton interpreter: what it computes again at every step is remembered.
 
 A program of a few dozen operations takes milliseconds under the interpreter, most of
-them spent on the shapes of block types and on exchanging the functions of
-`triton.language` at each launch and at each call of a device function. Nothing here
-touches a value that a kernel computes.
+them spent on the shapes of block types, on overflow checks whose result nobody reads,
+and on exchanging the functions of `triton.language` at each launch and at each call of
+a device function. Nothing here touches a value that a kernel computes.
 """
 
 from __future__ import annotations
@@ -30,9 +30,18 @@ def speed_up() -> None:
     if getattr(interpreter, _MARK, False):
         return
     tl.block_type.__init__ = _remembered_type(tl.block_type.__init__)
+    tl.block_type.to_ir = _its_own_ir(tl.block_type.to_ir)
     tl.tensor.__init__ = _remembered_shape(tl.tensor.__init__)
     interpreter._get_np_dtype = _remembered_dtype(interpreter._get_np_dtype)
+    semantic = interpreter.interpreter_semantic
+    semantic.broadcast_impl_value = _remembered_broadcast(semantic.broadcast_impl_value)
+    check = semantic.binary_op_sanitize_overflow_impl
+    semantic.binary_op_sanitize_overflow_impl = _when_debugging(check)
+    builder = interpreter.InterpreterBuilder
+    builder.create_splat = _splat
+    builder.create_broadcast = _broadcast
     if hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_attr = _patch_attr
         interpreter._patch_lang = LanguageExchange(interpreter._patch_lang)
     setattr(interpreter, _MARK, True)
 
@@ -87,12 +96,103 @@ class _AlreadyDone:
         """The launch that exchanged the language restores it."""
 
 
+def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+    """As Triton's own, but a call goes straight to what the builtin wraps."""
+    wrapped = getattr(member, "__wrapped__", member)
+    semantic = interpreter.interpreter_semantic
+
+    def interpreted(*args: Any, **kwargs: Any) -> Any:
+        kwargs["_semantic"] = semantic
+        return wrapped(*args, **kwargs)
+
+    scope.set_attr(owner, name, interpreted)
+
+
+def _when_debugging(original: Callable[..., None]) -> Callable[..., None]:
+    """Triton computes the check in ten operations and asserts it only in debug mode."""
+
+    def binary_op_sanitize_overflow_impl(*args: Any) -> None:
+        if interpreter.interpreter_builder.options.debug:
+            original(*args)
+
+    return binary_op_sanitize_overflow_impl
+
+
+def _remembered_broadcast(
+    original: Callable[[Any, Any], tuple[Any, Any]],
+) -> Callable[[Any, Any], tuple[Any, Any]]:
+    """Which of two blocks grows to which shape is worked out once a pair of shapes."""
+    known: dict[tuple[int, int], tuple[Any, Any, Any, bool, bool]] = {}
+
+    def grown(block: Any, shape: Any) -> Any:
+        builder = interpreter.interpreter_builder
+        handle = builder.create_broadcast(block.handle, shape.values)
+        return tl.tensor(handle, tl.block_type(block.type.element_ty, shape))
+
+    def broadcast_impl_value(lhs: Any, rhs: Any) -> tuple[Any, Any]:
+        if not lhs.type.is_block() or not rhs.type.is_block():
+            return original(lhs, rhs)
+        left, right = lhs.type.shape, rhs.type.shape
+        if left is right:
+            return lhs, rhs
+        found = known.get((id(left), id(right)))
+        if found is not None and found[0] is left and found[1] is right:
+            _, _, shape, left_grows, right_grows = found
+            return (
+                grown(lhs, shape) if left_grows else lhs,
+                grown(rhs, shape) if right_grows else rhs,
+            )
+        wide, other = original(lhs, rhs)
+        if len(left) == len(right):
+            grows = wide is not lhs, other is not rhs
+            known[id(left), id(right)] = (left, right, wide.type.shape, *grows)
+        return wide, other
+
+    return broadcast_impl_value
+
+
+def _splat(builder: Any, kind: Any, scalar: Any) -> Any:
+    """In place of `create_splat`: one number, seen from everywhere in the block."""
+    dtype = scalar.dtype.scalar
+    number = scalar.data.astype(interpreter._get_np_dtype(dtype), copy=False)
+    return interpreter.TensorHandle(_seen(number, kind.shape.values), dtype)
+
+
+def _broadcast(builder: Any, block: Any, shape: Any) -> Any:
+    """In place of `create_broadcast`: numpy's own way there takes longer."""
+    return interpreter.TensorHandle(_seen(block.data, shape), block.dtype.scalar)
+
+
+def _seen(values: np.ndarray, shape: Any) -> np.ndarray:
+    """`values` broadcast to `shape`, without a copy where numpy has a buffer for it."""
+    if not values.flags.c_contiguous:
+        return np.broadcast_to(values, shape)
+    missing = len(shape) - values.ndim
+    steps = zip(values.shape, values.strides, strict=True)
+    strides = (0,) * missing + tuple([0 if n == 1 else step for n, step in steps])
+    return np.ndarray(shape, values.dtype, values, 0, strides)
+
+
+def _its_own_ir(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The interpreter's builder would build the block type once more."""
+
+    def to_ir(self: Any, builder: Any) -> Any:
+        if builder is interpreter.interpreter_builder:
+            return self
+        return original(self, builder)
+
+    return to_ir
+
+
 def _remembered_type(original: Callable[..., None]) -> Callable[..., None]:
-    known: dict[tuple[int, ...], tuple[Any, Any, str]] = {}
+    by_sizes: dict[tuple[int, ...], tuple[Any, Any, str]] = {}
+    by_id: dict[int, tuple[Any, Any, str]] = {}
 
     def __init__(self: Any, element_ty: Any, shape: Any) -> None:
-        sizes = tuple(s.value if isinstance(s, tl.constexpr) else s for s in shape)
-        found = known.get(sizes)
+        found = by_id.get(id(shape))
+        if found is None or found[0] is not shape:
+            sizes = tuple(s.value if isinstance(s, tl.constexpr) else s for s in shape)
+            found = by_sizes.get(sizes)
         if found is not None:
             self.element_ty = element_ty
             self.shape, self.numel, text = found
@@ -101,7 +201,8 @@ def _remembered_type(original: Callable[..., None]) -> Callable[..., None]:
         original(self, element_ty, shape)
         text = str(self.shape)
         if vars(self).keys() == _TYPE_FIELDS and self.name == f"<{text}, {element_ty}>":
-            known[sizes] = (self.shape, self.numel, text)
+            found = self.shape, self.numel, text
+            by_sizes[sizes] = by_id[id(self.shape)] = found
 
     return __init__
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from report import lines_about
-from serving import Kitchen, kitchen
+from serving import Job, Kitchen, kitchen
 from twin import Twin
 
 from xpustack.cache import Cache
@@ -27,7 +27,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "serves(*jobs): what the test asks for")
+    config.addinivalue_line(
+        "markers",
+        "serves(*jobs, untouched): what the test asks of the patched release, and,"
+        " given the release, of the untouched one",
+    )
     config.addinivalue_line("markers", "full: takes minutes; runs with --full alone")
     torch.set_num_threads(1)
 
@@ -56,15 +60,22 @@ def served(
 ) -> Iterator[Kitchen]:
     """Serves jobs; the checkpoint and the installed trees are made once.
 
-    What the collected tests will ask for starts at once, in their order.
+    What the collected tests will ask for starts at once, the longest jobs first.
     """
+    wanted: list[tuple[str, Job, bool]] = []
+    for item in request.session.items:
+        asked = item.get_closest_marker("serves")
+        if isinstance(item, pytest.Function) and asked:
+            release = item.callspec.params["release"]
+            untouched = asked.kwargs.get("untouched", lambda release: ())(release)
+            wanted += [(release, job, True) for job in asked.args]
+            wanted += [(release, job, False) for job in untouched]
+    # Upstream's kernels take longer for the same tokens.
+    wanted.sort(key=lambda order: (-order[1].tokens, order[2]))
     with kitchen(tmp_path_factory.mktemp("e2e"), Cache.default()) as opened:
         _open.append(opened)
-        for item in request.session.items:
-            asked = item.get_closest_marker("serves")
-            if isinstance(item, pytest.Function) and asked:
-                for job in asked.args:
-                    opened.order(item.callspec.params["release"], job)
+        for release, job, patched in wanted:
+            opened.order(release, job, patched)
         yield opened
 
 

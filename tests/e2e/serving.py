@@ -72,6 +72,11 @@ class Job:
     def prompts(self) -> list[Prompt]:
         return [prompt for wave in self.waves for prompt in wave]
 
+    @property
+    def tokens(self) -> int:
+        """Tokens read and written by all prompts."""
+        return sum(prompt.length + prompt.new for prompt in self.prompts)
+
 
 @dataclass
 class Served:

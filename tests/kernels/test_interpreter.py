@@ -260,14 +260,29 @@ def test_speed_up_changes_no_result_and_restores_the_language() -> None:
             tl.store(index + m, tl.argmax(rows, axis=1))
 
         @triton.jit
+        def shapes_kernel(x, out, M: tl.constexpr, N: tl.constexpr):
+            m, n = tl.arange(0, M), tl.arange(0, N)
+            tile = m[:, None] * N + n[None, :]
+            rows = tl.load(x + tile, mask=m[:, None] < M - 1, other=0.5)
+            turned = tl.trans(rows) * n[:, None]
+            whole = tl.full([M, N], 3, tl.uint8) + 254
+            wrapped = whole.to(tl.float32) + m[:, None].to(tl.float32)
+            one = tl.load(x).to(tl.float32)
+            chosen = tl.where(n < 5, one, wrapped + tl.trans(turned)) * -n + 1.5
+            tl.store(out + tile, chosen, mask=n > 2)
+
+        @triton.jit
         def failing_kernel(x):
             tl.static_assert(False, "on purpose")
 
         def run():
             x = torch.randn(8, 16, generator=torch.Generator().manual_seed(3))
             out, index = torch.empty(8), torch.empty(8, dtype=torch.int32)
+            tile = torch.zeros(8, 16)
             reduce_kernel[(1,)](x.bfloat16(), out, index, M=8, N=16)
-            return out, index, cast(hard_floats(), torch.float8_e4m3fn)
+            shapes_kernel[(1,)](x.bfloat16(), tile, M=8, N=16)
+            assert len(tile.unique()) > 64
+            return out, index, tile, cast(hard_floats(), torch.float8_e4m3fn)
 
         def language():
             owners = (tl, tl.core, tl.tensor, tl.math, tl.dtype)
@@ -288,6 +303,36 @@ def test_speed_up_changes_no_result_and_restores_the_language() -> None:
             else:
                 raise AssertionError("the kernel did not fail")
             assert language() == before
+        """,
+        repaired=True,
+    )
+
+
+def test_overflow_is_asserted_in_debug_mode_alone() -> None:
+    interpret(
+        """
+        import dataclasses
+        from kernels.interpreter_speed import speed_up
+        from triton.runtime import interpreter
+
+        @triton.jit
+        def next_kernel(x, out):
+            tl.store(out, tl.load(x) + 1)
+
+        speed_up()
+        last = torch.tensor([2**31 - 1], dtype=torch.int32)
+        out = torch.zeros_like(last)
+        next_kernel[(1,)](last, out)
+        assert out.item() == -(2**31)
+        builder = interpreter.interpreter_builder
+        builder.options = dataclasses.replace(builder.options, debug=True)
+        next_kernel[(1,)](out, out)
+        try:
+            next_kernel[(1,)](last, out)
+        except Exception as error:
+            assert "overflow detected" in str(error), error
+        else:
+            raise AssertionError("no overflow was seen")
         """,
         repaired=True,
     )
