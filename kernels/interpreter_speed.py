@@ -17,8 +17,11 @@ import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
+Pairing = Callable[[Any, Any], tuple[Any, Any]]
 _MARK = "_quickened_by_xpu_dsv4"
 _TYPE_FIELDS = {"element_ty", "shape", "numel", "name"}
+_LIMIT = 4096
+"""Most entries of a memory whose keys come from a kernel's data."""
 _TENSOR_FIELDS = {"handle", "shape", "numel", "type", "dtype"}
 
 
@@ -35,6 +38,8 @@ def speed_up() -> None:
     interpreter._get_np_dtype = _remembered_dtype(interpreter._get_np_dtype)
     semantic = interpreter.interpreter_semantic
     semantic.broadcast_impl_value = _remembered_broadcast(semantic.broadcast_impl_value)
+    operands = semantic.binary_op_type_checking_impl
+    semantic.binary_op_type_checking_impl = _remembered_operands(operands)
     check = semantic.binary_op_sanitize_overflow_impl
     semantic.binary_op_sanitize_overflow_impl = _when_debugging(check)
     builder = interpreter.InterpreterBuilder
@@ -118,9 +123,43 @@ def _when_debugging(original: Callable[..., None]) -> Callable[..., None]:
     return binary_op_sanitize_overflow_impl
 
 
-def _remembered_broadcast(
-    original: Callable[[Any, Any], tuple[Any, Any]],
-) -> Callable[[Any, Any], tuple[Any, Any]]:
+def _remembered_operands(
+    original: Callable[..., tuple[Any, Any]],
+) -> Callable[..., tuple[Any, Any]]:
+    """What a number becomes beside a type is worked out once; numbers of one type, at
+    least 32 bits wide, are only broadcast."""
+    known: dict[tuple[Any, ...], Any] = {}
+    semantic = interpreter.interpreter_semantic
+    broadcast: Pairing = semantic.broadcast_impl_value
+
+    def binary_op_type_checking_impl(
+        lhs: Any,
+        rhs: Any,
+        allow_lhs_ptr: bool = False,
+        allow_rhs_ptr: bool = False,
+        arithmetic_check: bool = True,
+        div_or_mod: bool = False,
+    ) -> tuple[Any, Any]:
+        rest = allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
+        if type(lhs) is not tl.tensor or type(lhs.dtype) is not tl.dtype:
+            return original(lhs, rhs, *rest)
+        same = type(rhs) is tl.tensor and lhs.dtype is rhs.dtype
+        if same and lhs.dtype.primitive_bitwidth >= 32:
+            return broadcast(lhs, rhs)
+        if type(rhs) not in (int, float):
+            return original(lhs, rhs, *rest)
+        key = lhs.dtype.name, type(rhs), rhs, *rest
+        if key in known:
+            return broadcast(lhs, known[key])
+        left, right = original(lhs, rhs, *rest)
+        if left is lhs and len(known) < _LIMIT:
+            known[key] = semantic.scalar_constant(rhs, right.dtype)
+        return left, right
+
+    return binary_op_type_checking_impl
+
+
+def _remembered_broadcast(original: Pairing) -> Pairing:
     """Which of two blocks grows to which shape is worked out once a pair of shapes."""
     known: dict[tuple[int, int], tuple[Any, Any, Any, bool, bool]] = {}
 
@@ -209,7 +248,6 @@ def _remembered_type(original: Callable[..., None]) -> Callable[..., None]:
 
 def _remembered_shape(original: Callable[..., None]) -> Callable[..., None]:
     known: dict[int, tuple[Any, Any, Any]] = {}
-    limit = 4096
 
     def __init__(self: Any, handle: Any, type: Any) -> None:
         shape = type.shape if type.is_block() else ()
@@ -221,7 +259,7 @@ def _remembered_shape(original: Callable[..., None]) -> Callable[..., None]:
             _, self.numel, self.shape = found
             return
         original(self, handle, type)
-        if len(known) < limit and vars(self).keys() == _TENSOR_FIELDS:
+        if len(known) < _LIMIT and vars(self).keys() == _TENSOR_FIELDS:
             known[id(shape)] = (shape, self.numel, self.shape)
 
     return __init__

@@ -9,7 +9,7 @@ from twin import Twin
 
 pytestmark = pytest.mark.full
 
-LENGTHS = (1, 5, 127, 128, 129, 300, 2, 9)
+LENGTHS = (1, 5, 2, 9, 127, 128, 129, 300)
 LONG = LENGTHS.index(300)
 STEPS = 32
 BUSY = Job(
@@ -21,17 +21,17 @@ BUSY = Job(
     (
         ("enable_prefix_caching", True),
         ("kv_cache_memory_bytes", 64 << 20),
-        # The first five and the head of the sixth fit into the first step.
-        ("max_num_batched_tokens", 400),
+        # The first six, whole; then the next and the head of the longest beside them.
+        ("max_num_batched_tokens", sum(LENGTHS[:6])),
     ),
 )
 CROWDED = Job(
     "pre-emption",
-    (tuple(Prompt(20, 30, seed=20 + i) for i in range(3)),),
-    # Two fit at first; the blocks of one grow from 10 to 14.
+    (tuple(Prompt(20, 14, seed=20 + i) for i in range(3)),),
+    # Just enough for the longest; two fit at first, and then they grow.
     (
-        ("num_gpu_blocks_override", 26),
-        ("max_model_len", 50),
+        ("num_gpu_blocks_override", 23),
+        ("max_model_len", 34),
         ("max_num_batched_tokens", 12),
     ),
 )
