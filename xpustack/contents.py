@@ -86,6 +86,10 @@ class Contents:
         name = content.sha256 + ("x" if content.executable else "")
         return self.root / name[:2] / name
 
+    def holds(self, content: Content) -> bool:
+        """Whether this content is kept and undamaged."""
+        return self.looked.is_intact(self.path(content), content)
+
     def add(self, data: bytes, *, executable: bool = False) -> Content:
         """Keep `data`; a damaged file of this content is replaced.
 
@@ -94,10 +98,10 @@ class Contents:
         """
         content = Content.of(data, executable)
         target = self.path(content)
-        if self.looked.is_intact(target, content):
+        if self.holds(content):
             return content
         target.parent.mkdir(parents=True, exist_ok=True)
-        temporary = target.parent / f".xpustack-{secrets.token_hex(8)}.part"
+        temporary = target.parent / f".{secrets.token_hex(8)}.new"
         try:
             temporary.write_bytes(data)
             os.chmod(temporary, content.mode)

@@ -109,7 +109,7 @@ def _compiler(runner: Runner) -> str:
     try:
         command = [*shlex.split(os.environ.get("CXX", "c++")), "--version"]
         done = runner.run(command, cwd=Path("/"), env=clean_environment(), timeout=60.0)
-    except (EnvironmentProblem, ValueError):
+    except (EnvironmentProblem, OSError, ValueError):
         return "none"
     lines = done.stdout.splitlines()
     return lines[0] if done.returncode == 0 and lines else "none"
