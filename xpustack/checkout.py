@@ -3,16 +3,14 @@
 
 import contextlib
 import os
-import secrets
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
-from xpustack.cache import Cache, atomic_dir
+from xpustack.cache import Cache, atomic_dir, recover_dir, replace_dir
 from xpustack.errors import UsageError
 from xpustack.git import Git, GitFailed, create
 from xpustack.progress import Progress, silent
@@ -56,10 +54,7 @@ def checkout(store: Store, tree: Tree, directory: Path) -> None:
         EnvironmentProblem: no room, or no right, to write.
     """
     _require_new(directory, tree.release.name)
-    with (
-        atomic_dir(directory) as temporary,
-        tempfile.TemporaryDirectory(prefix="xpustack-") as scratch,
-    ):
+    with atomic_dir(directory) as temporary, store.cache.scratch() as scratch:
         git = Git(store.cache.objects, temporary, Path(scratch, "index"))
         git.run("read-tree", tree.tree_id)
         git.run("checkout-index", "--all", "--quiet")
@@ -79,7 +74,7 @@ def checkout_paths(
         return
     for path in paths:
         (directory / path).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
+    with store.cache.scratch() as scratch:
         git = Git(store.cache.objects, directory, Path(scratch, "index"))
         git.run("read-tree", tree.tree_id)
         literal = [f":(literal){path}" for path in paths]
@@ -111,6 +106,7 @@ def apply_to(
         StackError: as `trees`. `directory` is then as it was.
     """
     directory = directory.absolute()
+    recover_dir(directory)
     store = Store(cache)
     replaced = _replaceable(directory, release.name)
     made = trees(store, project, release, offline=offline, progress=progress, upto=upto)
@@ -118,15 +114,9 @@ def apply_to(
     state = State(
         release.name, made[0].commit, made[-1].commit, None if whole else upto
     )
-    old = directory.parent / f".xpustack-{secrets.token_hex(8)}.part"
-    try:
-        with atomic_dir(directory) as temporary:
-            progress(f"writing {release.name} to {directory}")
-            fill(store, temporary, state)
-            if replaced:
-                os.rename(directory, old)
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
+        progress(f"writing {release.name} to {directory}")
+        fill(store, temporary, state)
     return made
 
 

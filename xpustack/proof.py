@@ -4,7 +4,6 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
@@ -15,6 +14,7 @@ from xpustack.project import Project
 from xpustack.results import Result
 from xpustack.series import Step
 from xpustack.steptest import Material
+from xpustack.store import Store
 from xpustack.tree import Tree
 
 
@@ -56,7 +56,10 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
         SeriesError: a step names no test module, or one that does not exist.
     """
     last = len(made) - 1
-    builds = [_build(cache, tree, last) for tree in made]
+    store = Store(cache)
+    builds = [
+        build.expected(cache, store, tree, version_of(tree, last)) for tree in made
+    ]
     found = []
     for before, after in itertools.pairwise(made):
         assert after.step is not None
@@ -68,22 +71,13 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
         found.append(
             Proof(
                 after.step,
-                old.wheel.is_file() and new.wheel.is_file(),
+                old.installed.is_dir() and new.installed.is_dir(),
                 linted,
                 tested,
                 min(times, default=None),
             )
         )
     return found
-
-
-def _build(cache: Cache, tree: Tree, last: int) -> Build:
-    """The build of a tree as it would be; `wheel` need not exist."""
-    version = version_of(tree, last)
-    key = build.key_of(tree, version)
-    home = cache.wheels / key
-    wheel = next(home.glob("*.whl"), home / "none.whl")
-    return Build(key, version, wheel, Path(home, "site"), 0.0, cached=True)
 
 
 def _result(cache: Cache, key: str) -> Result | None:
