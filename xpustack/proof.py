@@ -5,15 +5,13 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from xpustack import build, lint, steptest
+from xpustack import build, lint
 from xpustack.build import Build, version_of
 from xpustack.cache import Cache
 from xpustack.project import Project
-from xpustack.results import Result
+from xpustack.results import Kind, Result, stored_pass
 from xpustack.series import Step
-from xpustack.steptest import Material
+from xpustack.steptest import StepTest
 from xpustack.store import Store
 from xpustack.tree import Tree
 
@@ -44,11 +42,6 @@ def linted_key(before: Tree, after: Tree) -> str:
     return f"lint-{lint.key_of(before, after)}"
 
 
-def tested_key(step: Step, stuff: Material, before: Build | None, after: Build) -> str:
-    """Where the cache keeps the test result of a step."""
-    return f"test-{steptest.key_of(step, stuff, before, after)}"
-
-
 def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     """What is proven of each step of a series, by its trees, base first.
 
@@ -64,9 +57,10 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     for before, after in itertools.pairwise(made):
         assert after.step is not None
         old, new = builds[before.index], builds[after.index]
-        stuff = steptest.material(project, after.step)
-        keys = (linted_key(before, after), tested_key(after.step, stuff, old, new))
-        linted, tested = (_result(cache, key) for key in keys)
+        test = StepTest.of(project, after.release, after.step, old, new)
+        keys = (linted_key(before, after), test.key)
+        linted = _result(cache, keys[0], "lint", after.step)
+        tested = _result(cache, keys[1], "test", after.step)
         times = [time for key in keys if (time := cache.results_time(key)) is not None]
         found.append(
             Proof(
@@ -80,12 +74,5 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     return found
 
 
-def _result(cache: Cache, key: str) -> Result | None:
-    known = cache.results_get(key)
-    if known is None:
-        return None
-    try:
-        result = msgspec.convert(known, Result)
-    except msgspec.ValidationError:
-        return None
-    return result if result.status == "passed" else None
+def _result(cache: Cache, key: str, kind: Kind, step: Step) -> Result | None:
+    return stored_pass(cache.results_get(key), kind, step.release, step.slug)
