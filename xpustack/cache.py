@@ -14,6 +14,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from xpustack.errors import EnvironmentProblem, UsageError
 from xpustack.progress import Progress, silent
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_IN_THE_WAY = frozenset({errno.ENOTDIR, errno.EISDIR, errno.EEXIST})
 _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TEMPORARY = re.compile(r"\.xpustack-[0-9a-f]{16}\.part")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
@@ -211,7 +213,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's refusals to write at or below `path` into one error.
 
     Raises:
-        EnvironmentProblem: the disk or quota is full, or access is denied.
+        EnvironmentProblem: the disk or quota is full, access is denied, or a file
+            stands where a folder belongs, or the other way round.
     """
     try:
         yield
@@ -220,6 +223,11 @@ def writing(path: Path) -> Iterator[None]:
             message, hint = "no room left to write", "df -h " + str(path.parent)
         elif error.errno in _NOT_ALLOWED:
             message, hint = "not allowed to write", "ls -ld " + str(path.parent)
+        elif error.errno in _IN_THE_WAY:
+            path = next(place for place in (path, *path.parents) if place.exists())
+            message = "something else stands where it is to be written"
+            hint = f"mv {shlex.quote(str(path))} to another name, then the same"
+            hint += " command again"
         else:
             raise
         raise EnvironmentProblem(

@@ -21,7 +21,7 @@ from xpustack.project import Project
 from xpustack.proof import linted_key, tested_key
 from xpustack.releases import Release
 from xpustack.results import Kind, Report, Result
-from xpustack.series import Step, get_step, load_series, read_order
+from xpustack.series import Step, no_step, read_order
 from xpustack.static import check_static
 from xpustack.store import Store
 from xpustack.tree import Tree, grow
@@ -139,7 +139,9 @@ class _Planner:
         self, step: str | None, only: Kind | None, tip: bool, offline: bool
     ) -> tuple[list[Result], list[_Task]]:
         if step is not None:
-            get_step(load_series(self._project, self._release.name), step)
+            slugs = read_order(self._project, self._release.name)
+            if step not in slugs:
+                raise no_step(slugs, step, self._release.name)
         made, problem = grow(
             self._store,
             self._project,

@@ -24,13 +24,13 @@ from xpustack.checkout import (
     open_work,
     pending,
 )
-from xpustack.errors import UsageError
+from xpustack.commits import STEP_LINE, quoted
+from xpustack.errors import UsageError, relocated
 from xpustack.git import GitFailed
 from xpustack.pin import add
 from xpustack.progress import Progress
 from xpustack.project import RELEASES_FILE, Project
 from xpustack.releases import Release
-from xpustack.save import STEP_LINE
 from xpustack.series import Step, read_order
 from xpustack.store import Store
 from xpustack.tree import Tree, trees
@@ -98,7 +98,8 @@ def staged(project: Project, cache: Cache, release: Release) -> Iterator[Project
         copy = Project(root)
         if release.name not in releases.load(copy):
             add(copy, release)
-        yield copy
+        with relocated(root, project.root):
+            yield copy
 
 
 @contextmanager
@@ -158,7 +159,7 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             release=release.name,
             path=directory,
             detail=changes[:10],
-            hint=f"git -C {directory} status; then git add, and git cherry-pick"
+            hint=f"git -C {quoted(work)} status; then git add, and git cherry-pick"
             " --continue (or --abort, and --drop STEP here)",
         )
     if marked := _markers(work):
@@ -167,7 +168,7 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             release=release.name,
             path=directory,
             detail=marked[:10],
-            hint=f"git -C {directory} rebase -i base, and resolve it there",
+            hint=f"git -C {quoted(work)} rebase -i base, and resolve it there",
         )
     return work
 
@@ -207,8 +208,22 @@ def remember(work: Work, source: str, moved: Sequence[Moved]) -> None:
 
 
 def read_note(work: Work) -> Note:
-    """What `remember` noted last."""
-    return msgspec.json.decode((work.git.directory / NOTE).read_bytes(), type=Note)
+    """What `remember` noted last.
+
+    Raises:
+        UsageError: the note is damaged.
+    """
+    path = work.git.directory / NOTE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Note)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            "what xpustack refresh noted about the directory is damaged",
+            release=work.state.release,
+            path=path,
+            detail=[str(error)],
+            hint="the same command with a new --to DIR",
+        ) from None
 
 
 def commits_of(work: Work) -> list[tuple[str, str]]:
