@@ -5,7 +5,6 @@ import os
 import secrets
 import shlex
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,9 +62,9 @@ def checkout(store: Store, tree: Tree, directory: Path) -> None:
     _require_new(directory, tree.release.name)
     with (
         atomic_dir(directory) as temporary,
-        tempfile.TemporaryDirectory(prefix="xpustack-") as scratch,
+        store.cache.scratch() as scratch,
     ):
-        git = Git(store.cache.objects, temporary, Path(scratch, "index"))
+        git = Git(store.cache.objects, temporary, scratch / "index")
         git.run("read-tree", tree.tree_id)
         git.run("checkout-index", "--all", "--quiet")
 
@@ -84,8 +83,8 @@ def checkout_paths(
         return
     for path in paths:
         (directory / path).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-        git = Git(store.cache.objects, directory, Path(scratch, "index"))
+    with store.cache.scratch() as scratch:
+        git = Git(store.cache.objects, directory, scratch / "index")
         git.run("read-tree", tree.tree_id)
         literal = [f":(literal){path}" for path in paths]
         present = git.run("ls-files", "-z", "--", *literal)

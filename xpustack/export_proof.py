@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an export must show before it is written: checks, hooks, single commits."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -115,8 +114,8 @@ def _alone(
     key = f"export-{environment.digest(build=built.key, step=step.slug)}"
     if (known := cache.results_get(key)) is not None:
         return msgspec.convert(known, Result)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-        stuff = _material(project, store.git, tree, Path(scratch))
+    with cache.scratch() as scratch:
+        stuff = _material(project, store.git, tree, scratch)
         pins = {PIN_VARIABLE: tree.release.xpu_kernels.version}
         done = steptest.test(runner, cache, step, stuff, None, built, pins)
     if done.problems:

@@ -12,7 +12,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -114,6 +114,11 @@ class GitFailed(EnvironmentProblem):
             hint=_way_out(directory),
         )
 
+    @property
+    def no_such_path(self) -> bool:
+        """Whether git looked for a path that the tree does not have."""
+        return "does not exist in" in self.stderr
+
 
 def _way_out(directory: Path) -> str:
     """What to do about a damaged repository: the store can be made anew, a work
@@ -140,9 +145,14 @@ class Git:
     index: Path | None = None
 
     def run(
-        self, *arguments: str, data: bytes | None = None, cwd: Path | None = None
+        self,
+        *arguments: str,
+        data: bytes | None = None,
+        cwd: Path | None = None,
+        handles: Sequence[int] = (),
     ) -> bytes:
-        """Run one git command and return its standard output.
+        """Run one git command and return its standard output. It inherits the open
+        files `handles`.
 
         Raises:
             GitFailed: the command exits with a status other than 0.
@@ -162,6 +172,7 @@ class Git:
             capture_output=True,
             env=environment,
             cwd=cwd or self.work_tree or self.directory,
+            pass_fds=handles,
         )
         if done.returncode:
             stderr = done.stderr.decode("utf-8", "replace")
@@ -307,19 +318,16 @@ def mailinfo(mail: bytes) -> tuple[str, str]:
     Raises:
         GitFailed: it is no mail.
     """
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as directory:
-        message = Path(directory, "message")
-        # Git is told of a directory that will be there when an error is read.
+    # A file without a name is gone with its process, however that ends.
+    with tempfile.TemporaryFile() as message:
+        place = f"/dev/fd/{message.fileno()}"
         output = Git(Path(tempfile.gettempdir())).run(
-            "mailinfo",
-            "-b",
-            "--no-scissors",
-            "--encoding=UTF-8",
-            str(message),
-            str(Path(directory, "patch")),
+            *("mailinfo", "-b", "--no-scissors", "--encoding=UTF-8", place, os.devnull),
             data=mail,
+            handles=[message.fileno()],
         )
-        text = message.read_text(encoding="utf-8")
+        message.seek(0)
+        text = message.read().decode("utf-8")
     headers = dict(
         line.split(": ", 1) for line in output.decode().splitlines() if ": " in line
     )

@@ -2,7 +2,6 @@
 """The repository in which a refresh happens, and what it remembers there."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -114,11 +113,11 @@ def working(
     progress: Progress,
 ) -> Iterator[tuple[Work, Path]]:
     """The work repository: an earlier one to go on with, or a new one."""
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
+    with cache.scratch() as scratch:
         if directory is not None and (directory / ".git" / NOTE).is_file():
             work = _resumed(directory, release, origin)
             link_objects(Store(cache), work.git)
-            yield work, Path(scratch)
+            yield work, scratch
             return
         store = Store(cache)
         base = store.base(release, offline=offline, progress=progress)
@@ -139,7 +138,7 @@ def working(
                 (temporary / ".git" / NOTE).write_bytes(
                     msgspec.json.encode(Note(origin.name, had)) + b"\n"
                 )
-            yield open_work(place), Path(scratch)
+            yield open_work(place), scratch
 
 
 def _resumed(directory: Path, release: Release, origin: Release) -> Work:

@@ -7,7 +7,6 @@ trees that the commits have.
 
 import re
 import shutil
-import tempfile
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -111,8 +110,8 @@ def save(
             hint=start_over(release.name, directory),
         )
     saved = commits_since(work, project, base.id)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-        staged = _stage(project, Path(scratch))
+    with cache.scratch() as scratch:
+        staged = _stage(project, scratch)
         steps = [one.step for one in saved]
         later = _later(project, work, steps)
         _require_dropped(project, work, [*steps, *later], drop)

@@ -7,7 +7,6 @@ steps are all in the store costs one git process. Nothing needs a work tree.
 
 import hashlib
 import shlex
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Optional
@@ -111,8 +110,11 @@ def grow(
             commit = known.get(ref)
             if commit is None:
                 progress(f"applying {release.name} {step.slug}")
-                with store.writing(progress) as writer:
-                    commit = _apply(writer, made[-1], step, files)
+                with (
+                    store.writing(progress) as writer,
+                    store.cache.scratch() as scratch,
+                ):
+                    commit = _apply(writer, made[-1], step, files, scratch)
                     writer.keep(ref, commit)
             changed = tuple(sorted({*step.touched, *files}))
             made.append(
@@ -167,7 +169,11 @@ def _ref(parent: str, step: Step, files: dict[str, Brought]) -> str:
 
 
 def _apply(
-    writer: Writer, parent: Tree, step: Step, files: dict[str, Brought]
+    writer: Writer,
+    parent: Tree,
+    step: Step,
+    files: dict[str, Brought],
+    scratch: Path,
 ) -> Commit:
     writer.read_tree(parent.tree_id)
     entries = writer.entries()
@@ -198,10 +204,7 @@ def _apply(
                 " commit: CONTRIBUTING.md, change a step",
             )
     if files:
-        with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-            writer.add(
-                {path: file.content for path, file in files.items()}, Path(scratch)
-            )
+        writer.add({path: file.content for path, file in files.items()}, scratch)
     return writer.commit(parent.commit, commit_message(step))
 
 
