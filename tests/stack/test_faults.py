@@ -418,3 +418,31 @@ def test_no_git_at_all(
         done = call(*words)
         assert done.exit_code == 5, done.output
         assert "git is not installed" in done.output
+
+
+@pytest.mark.parametrize("damage", [truncated_pack, no_repository])
+def test_a_damaged_store_is_no_failed_check(
+    stack: FakeStack, call: Call, damage: Callable[[FakeStack], None]
+) -> None:
+    damage(stack)
+    done = call("check", "v1.0", "--offline")
+    assert done.exit_code == 5, done.output
+    assert str(stack.cache.objects) in done.output
+
+
+def test_the_base_is_no_step_to_check(call: Call) -> None:
+    done = call("check", "v1.0", "base", "--offline")
+    assert done.exit_code == 2, done.output
+    assert "no step 'base'" in done.output
+
+
+def test_a_damaged_note_of_a_refresh_is_named(stack: FakeStack, call: Call) -> None:
+    work = stack.root / "work"
+    words = ("refresh", "v2.0", "--from", "v1.0", "--to", work, "--offline")
+    done = call(*words)
+    assert done.exit_code == 0, done.output
+    path = work / ".git/xpustack-refresh.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    done = call(*words)
+    assert done.exit_code == 2, done.output
+    assert str(path) in done.output and "a new --to DIR" in done.output

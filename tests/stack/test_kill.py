@@ -166,3 +166,47 @@ def test_a_kill_loses_nothing(
     assert list(stack.root.rglob("*.part")) == []
     assert list((stack.root / "tmp").iterdir()) == []
     assert outcome(stack, reference.words) == (status, found)
+
+
+@pytest.mark.parametrize(
+    "command", ["mailinfo", "fast-import", "apply", "commit-tree", "checkout-index"]
+)
+def test_a_kill_inside_git_loses_nothing(
+    broken: TinyStack, tmp_path: Path, command: str
+) -> None:
+    """The moments that are too short to be met by chance."""
+    stack = fresh(broken, tmp_path / "stack")
+    note, tools = tmp_path / "pid", tmp_path / "tools"
+    tools.mkdir()
+    real = shutil.which("git")
+    (tools / "git").write_text(
+        f"#!/bin/sh\nfor word; do\n"
+        f'[ "$word" = {command} ] && echo $$ > {note} && exec sleep 60\n'
+        f'done\nexec {real} "$@"\n'
+    )
+    (tools / "git").chmod(0o755)
+    variables = environment(stack)
+    words = ["apply", "v1.0", "--to", str(stack.root / "work"), "--offline"]
+    slow = {**variables, "PATH": f"{tools}:{variables['PATH']}"}
+    child = start_tool(words, stack.project.root, slow, signal.SIGINT)
+    limit = time.monotonic() + 60
+    while not (note.exists() and note.read_text()) and child.poll() is None:
+        assert time.monotonic() < limit
+        time.sleep(0.02)
+    assert child.poll() is None, child.communicate()
+    child.kill()
+    os.kill(int(note.read_text()), signal.SIGKILL)
+    child.communicate()
+    wait_for_the_end(stack.root)
+    done = subprocess.run(
+        [sys.executable, "-m", "xpustack", *words],
+        cwd=stack.project.root,
+        env=variables,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    assert stack.trees()[-1].index == 2
+    assert list(stack.root.rglob("*.part")) == []
+    assert list((stack.root / "tmp").iterdir()) == []
