@@ -288,7 +288,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's refusals to write at or below `path` into one error.
 
     Raises:
-        EnvironmentProblem: the disk or quota is full, or access is denied.
+        EnvironmentProblem: the disk or quota is full, access is denied, or a file
+            stands where a folder belongs, or the other way round.
     """
     try:
         yield

@@ -20,7 +20,7 @@ from xpustack.project import Project
 from xpustack.proof import linted_key
 from xpustack.releases import Release
 from xpustack.results import Kind, Report, Result, stored_pass
-from xpustack.series import Step, get_step, load_series, read_order
+from xpustack.series import Step, no_step, read_order
 from xpustack.static import check_static
 from xpustack.steptest import StepTest, Tested
 from xpustack.store import Store
@@ -145,7 +145,9 @@ class _Planner:
         self, step: str | None, only: Kind | None, tip: bool, offline: bool
     ) -> tuple[list[Result], list[_Task]]:
         if step is not None:
-            get_step(load_series(self._project, self._release.name), step)
+            slugs = read_order(self._project, self._release.name)
+            if step not in slugs:
+                raise no_step(slugs, step, self._release.name)
         made, problem = grow(
             self._store,
             self._project,

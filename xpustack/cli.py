@@ -60,7 +60,9 @@ _KINDS: dict[Only, Kind] = {
 def apply(
     release: Annotated[str | None, typer.Argument(help="Such as v0.22.1.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every release.")] = False,
-    upto: Annotated[str | None, typer.Option(help="The last step's slug.")] = None,
+    upto: Annotated[
+        str | None, typer.Option(help="The last step's slug, or base.")
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option(help="The repository to make; with --all one folder in it each."),
@@ -128,6 +130,10 @@ def save_(
     dry_run: Annotated[
         bool, typer.Option(help="List stale files, write none.")
     ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="A step that is to leave the series; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write patches, overlay and trailers back from the commits in DIRECTORY.
@@ -135,7 +141,12 @@ def save_(
     A dry run that finds stale files ends with exit code 1."""
     with reporting_errors(as_json), showing_progress() as progress:
         stale = save.save(
-            Project.find(), Cache.default(), directory, dry_run, progress=progress
+            Project.find(),
+            Cache.default(),
+            directory,
+            dry_run,
+            drop=tuple(drop or ()),
+            progress=progress,
         )
     lines = [f"{one.kind} {one.path}" for one in stale]
     if as_json:

@@ -7,17 +7,19 @@ import sys
 from collections.abc import Iterator
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from xpustack.errors import INTERRUPTED, StackError
+from xpustack.errors import INTERRUPTED, StackError, explained
 from xpustack.progress import Progress
 
 EXIT_CODES = (
     "Exit codes: 0 all well, 1 a check failed, 2 wrong usage, 3 a pin or its"
     " archive, 4 a series or a patch that does not apply, 5 the machine (a missing"
-    " tool, a full disk), 130 interrupted."
+    " tool, a full disk, a damaged cache), 70 a fault of the tool itself,"
+    " 130 interrupted."
 )
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
@@ -47,18 +49,23 @@ def say_all(problems: list[StackError]) -> None:
 
 @contextlib.contextmanager
 def reporting_errors(as_json: bool) -> Iterator[None]:
-    """Turn failures into a readable block, or JSON, and their exit code."""
+    """Turn failures into a readable block, or JSON, and their exit code. Whatever
+    nobody foresaw ends here as well: never as a traceback with the exit code 1,
+    which says that a check failed."""
     try:
         yield
-    except StackError as error:
-        if as_json:
-            print(json.dumps(error.to_json()))
-        else:
-            print(f"error: {error}", file=sys.stderr)
-        raise typer.Exit(error.exit_code) from error
     except KeyboardInterrupt:
         print("interrupted: nothing half-done is left", file=sys.stderr)
         raise typer.Exit(INTERRUPTED) from None
+    except (typer.Exit, typer.Abort, click.ClickException, BrokenPipeError):
+        raise
+    except Exception as error:
+        problem = error if isinstance(error, StackError) else explained(error)
+        if as_json:
+            print(json.dumps(problem.to_json()))
+        else:
+            print(f"error: {problem}", file=sys.stderr)
+        raise typer.Exit(problem.exit_code) from error
 
 
 @contextlib.contextmanager

@@ -179,7 +179,9 @@ def _texts(
 ) -> None:
     try:
         text = store.git.text("cat-file", "blob", f"{base.tree_id}:{TEMPLATE}")
-    except GitFailed:
+    except GitFailed as error:
+        if not error.no_such_path:
+            raise
         text = ""
     template = Template.read(text)
     (directory / TEXTS).mkdir()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an export must show before it is written: checks, hooks, single commits."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -121,8 +120,8 @@ def _alone(
     assert step is not None
     progress(f"testing the exported {step.slug}")
     built = build(runner, cache, store, tree, version_of(tree, last), progress=progress)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-        stuff = _material(project, store.git, tree, Path(scratch))
+    with cache.scratch() as scratch:
+        stuff = _material(project, store.git, tree, scratch)
         kernels = tree.release.xpu_kernels.version
         test = StepTest(step, stuff, None, built, kernels)
         key = f"export-{test.key}"

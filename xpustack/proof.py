@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xpustack import build, lint
-from xpustack.build import Build, version_of
+from xpustack.build import version_of
 from xpustack.cache import Cache
 from xpustack.project import Project
 from xpustack.results import Kind, Result, stored_pass
