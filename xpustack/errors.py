@@ -3,15 +3,13 @@
 
 Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a release or its
 archive, 4 a series or a patch that does not apply, 5 the machine (a missing
-tool, a full disk), 130 interrupted.
+tool, a full disk), 70 a fault of this tool, 130 interrupted.
 """
 
 import contextlib
 from collections.abc import Iterable, Iterator
 from pathlib import PurePath
 from typing import ClassVar
-
-INTERRUPTED = 130
 
 
 class StackError(Exception):
@@ -116,3 +114,15 @@ class EnvironmentProblem(StackError):
     """The machine lacks something: a tool, a permission, room on a disk."""
 
     exit_code = 5
+
+
+class ToolFault(StackError):
+    """The tool itself is wrong; a traceback precedes this."""
+
+    exit_code = 70
+
+
+class Interrupted(StackError):
+    """A person or the system ended the command."""
+
+    exit_code = 130

@@ -6,6 +6,8 @@ from typing import Literal
 
 import msgspec
 
+from xpustack.errors import EnvironmentProblem
+
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
 KINDS: tuple[Kind, ...] = ("build", "lint", "test")
@@ -50,17 +52,23 @@ class Result(msgspec.Struct, frozen=True):
         words += ["check", self.release]
         if self.step not in ("base", "tip", "-"):
             words.append(self.step)
-        if self.tip:
+        if self.tip or self.step == "tip":
             words.append("--tip")
         return " ".join([*words, "--only", self.kind])
 
 
 @dataclass(frozen=True)
 class Report:
-    """All results of a run, in the order of releases and steps."""
+    """All results of a run, in the order of releases and steps.
+
+    `problem` is the machine's failure that ended the run before its end, `not_run`
+    how many checks it left undone.
+    """
 
     results: tuple[Result, ...]
     seconds: float
+    problem: EnvironmentProblem | None = None
+    not_run: int = 0
 
     @property
     def passed(self) -> int:
@@ -75,6 +83,7 @@ class Report:
         return {
             "passed": self.passed,
             "failed": self.failed,
+            "not_run": self.not_run,
             "seconds": round(self.seconds, 3),
             "results": [
                 {**msgspec.to_builtins(result), "command": result.command}
