@@ -77,6 +77,25 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     return found
 
 
+def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozenset[str]:
+    """Where the cache keeps every result of a series as it is now, step by step and
+    at its tip, by its trees, base first.
+
+    Raises:
+        SeriesError: a step names no test module, or one that does not exist.
+    """
+    last = len(made) - 1
+    builds = [_build(cache, tree, last) for tree in made]
+    keys = {linted_key(made[0], made[-1])} if last else set()
+    for before, after in itertools.pairwise(made):
+        assert after.step is not None
+        stuff = steptest.material(project, after.step)
+        pairs = ((builds[before.index], builds[after.index]), (None, builds[-1]))
+        keys |= {tested_key(after.step, stuff, old, new) for old, new in pairs}
+        keys.add(linted_key(before, after))
+    return frozenset(keys)
+
+
 def _build(cache: Cache, tree: Tree, last: int) -> Build:
     """The build of a tree as it would be; `wheel` need not exist."""
     version = version_of(tree, last)
