@@ -17,7 +17,7 @@ from pathlib import Path
 
 from xpustack import build, releases
 from xpustack.build import version_of
-from xpustack.cache import Cache, sweep, writing
+from xpustack.cache import Cache, writing
 from xpustack.errors import EnvironmentProblem
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
@@ -132,8 +132,6 @@ def gc(
         if not dry_run:
             for _, path in unneeded:
                 _remove(path)
-            with contextlib.suppress(FileNotFoundError):
-                sweep(cache.root / _SCRATCH)
         areas += _refs(cache, needed, dry_run)
     return areas
 
@@ -152,8 +150,9 @@ def _unneeded(
             name = path.stem if area == cache.results.name else path.name
             if name not in keep and path.lstat().st_mtime <= oldest:
                 yield area, path
-    # No other run uses the cache, so whatever lies there was left by a killed one.
-    yield from ((_SCRATCH, path) for path in _entries(cache, _SCRATCH))
+    yield from (
+        (_SCRATCH, path) for path in _entries(cache, _SCRATCH) if not _held(path)
+    )
 
 
 def _unlinked(cache: Cache, removed: Iterable[Path]) -> list[tuple[str, Path]]:
@@ -246,6 +245,18 @@ def _statuses(path: Path) -> Iterator[os.stat_result]:
 
 def _inode(status: os.stat_result) -> tuple[int, int]:
     return status.st_dev, status.st_ino
+
+
+def _held(path: Path) -> bool:
+    """Whether a living writer holds the lock of a temporary entry."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _remove(path: Path) -> None:
