@@ -144,11 +144,14 @@ caches.command(epilog=EXIT_CODES)(cache.gc)
 app.add_typer(caches, name="cache", rich_help_panel=MAINTAINER)
 
 
-def _terminate(number: int, frame: FrameType | None) -> NoReturn:
+def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     raise KeyboardInterrupt
 
 
 def main() -> None:
-    """Run the command line; a termination signal is an interrupt."""
-    signal.signal(signal.SIGTERM, _terminate)
+    """Run the command line; termination and a terminal's end are an interrupt."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    # Who started it under nohup wants it to go on.
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, _interrupt)
     app()

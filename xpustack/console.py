@@ -13,7 +13,6 @@ With `--json` a command prints exactly one document on stdout, however it ends:
 import contextlib
 import json
 import sys
-import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -26,7 +25,7 @@ from rich.table import Table
 from xpustack.cache import Cache
 from xpustack.cache_contents import in_use
 from xpustack.display import Display
-from xpustack.errors import Interrupted, StackError, ToolFault
+from xpustack.errors import Interrupted, StackError, explained
 from xpustack.estimate import Estimate, past_seconds
 from xpustack.progress import Progress
 
@@ -34,7 +33,8 @@ SCHEMA = 1
 EXIT_CODES = (
     "Exit codes: 0 all well, 1 a check failed, 2 wrong usage, 3 a pin or its"
     " archive, 4 a series or a patch that does not apply, 5 the machine (a missing"
-    " tool, a full disk), 70 a fault of this tool, 130 interrupted."
+    " tool, a full disk, a damaged cache), 70 a fault of the tool itself,"
+    " 130 interrupted."
 )
 
 AsJson = Annotated[
@@ -115,15 +115,14 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
         answer.exit_code = interrupted.exit_code
         answer.errors.append(interrupted)
     except Exception as error:
-        traceback.print_exc()
-        fault = ToolFault(f"{type(error).__name__}: {error}", hint="report this fault")
-        answer.exit_code = fault.exit_code
-        answer.errors.append(fault)
+        problem = explained(error)
+        answer.exit_code = problem.exit_code
+        answer.errors.append(problem)
     if as_json:
         print(answer.envelope())
     else:
-        for problem in answer.errors:
-            print(f"error: {problem}", file=sys.stderr)
+        for failure in answer.errors:
+            print(f"error: {failure}", file=sys.stderr)
     if answer.exit_code:
         raise typer.Exit(answer.exit_code)
 

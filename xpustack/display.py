@@ -83,12 +83,10 @@ class Display:
 
     def __rich__(self) -> Text:
         """The live line: done and total, times, and what is running now."""
-        now = self._message
+        line = f"{self._times()}: {self._message}"
         if self._planned:
-            done = f"{self._count()} checks"
-            now = ", ".join(map(str, list(self._running))) or "finishing"
-            now = f"{done}, {now}"
-        line = f"{self._times()}: {now}"
+            running = ", ".join(map(str, list(self._running))) or "finishing"
+            line = f"{self._count()} checks, {self._times()}: {running}"
         return Text(line, style="bold", no_wrap=True, overflow="ellipsis")
 
     def _print_result(self, check: Check, result: Result) -> None:
@@ -102,8 +100,7 @@ class Display:
         self._print(line)
         if result.status == "failed" and not self._failed:
             self._failed = True
-            for row in failure(result):
-                self._print(row)
+            self._print("\n".join(failure(result)))
 
     def _count(self) -> str:
         left = sum(self._open.values())

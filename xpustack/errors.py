@@ -3,12 +3,14 @@
 
 Exit codes: 0 success, 1 a check failed, 2 wrong usage, 3 a release or its
 archive, 4 a series or a patch that does not apply, 5 the machine (a missing
-tool, a full disk), 70 a fault of this tool, 130 interrupted.
+tool, a full disk, a damaged cache), 70 a fault of the tool itself, 130 interrupted.
 """
 
 import contextlib
+import shlex
+import traceback
 from collections.abc import Iterable, Iterator
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import ClassVar
 
 
@@ -82,6 +84,24 @@ def concerning(release: str | None = None, step: str | None = None) -> Iterator[
         raise
 
 
+@contextlib.contextmanager
+def relocated(scratch: Path, place: Path) -> Iterator[None]:
+    """Let the errors of the block name files below `place` where they name their
+    copies below `scratch`, which are gone when a person reads the error."""
+
+    def moved(text: str) -> str:
+        return text.replace(str(scratch), str(place))
+
+    try:
+        yield
+    except StackError as error:
+        error.message = moved(error.message)
+        error.path = moved(error.path) if error.path else None
+        error.detail = tuple(map(moved, error.detail))
+        error.hint = moved(error.hint) if error.hint else None
+        raise
+
+
 class CheckFailed(StackError):
     """A build, lint or test of a tree came out red."""
 
@@ -116,13 +136,33 @@ class EnvironmentProblem(StackError):
     exit_code = 5
 
 
-class ToolFault(StackError):
-    """The tool itself is wrong; a traceback precedes this."""
-
-    exit_code = 70
-
-
 class Interrupted(StackError):
     """A person or the system ended the command."""
 
     exit_code = 130
+
+
+class InternalError(StackError):
+    """The tool itself is at fault; `detail` is the traceback."""
+
+    exit_code = 70
+
+
+def explained(error: Exception) -> StackError:
+    """What to tell the user about an exception that nothing else explained: the
+    system's refusal of a file is the machine's, all else the tool's own fault."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    if isinstance(error, OSError):
+        path = error.filename if isinstance(error.filename, str | PurePath) else None
+        return EnvironmentProblem(
+            f"the system refuses: {error.strerror or error}",
+            path=path,
+            detail=[f"asked at {place}"],
+            hint=f"ls -ld {shlex.quote(str(path))}" if path else "df -h; ulimit -a",
+        )
+    return InternalError(
+        f"internal error: {type(error).__name__}: {error}",
+        detail="".join(traceback.format_exception(error)),
+        hint="this is a fault of xpustack, not of your files: report the lines above",
+    )

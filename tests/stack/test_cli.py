@@ -160,8 +160,8 @@ def test_a_fault_of_the_tool_is_neither_a_failed_check_nor_a_bare_traceback(
     done = call("check", "--json", "--offline")
     document = json.loads(done.stdout)
     assert (done.exit_code, document["exit_code"]) == (70, 70)
-    assert [entry["error"] for entry in document["errors"]] == ["ToolFault"]
-    assert "Traceback" in done.stderr
+    assert [entry["error"] for entry in document["errors"]] == ["InternalError"]
+    assert "Traceback" in document["errors"][0]["detail"][0]
 
 
 def test_every_command_wraps_its_data(call, tmp_path):

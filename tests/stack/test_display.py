@@ -130,7 +130,7 @@ def test_the_live_line_is_one_line_and_says_what_runs():
             seen.display.started(check)
         seen.cached(OLD[2])
         text = seen.display.__rich__().plain
-        assert text == "0 s elapsed: 1/11 checks, v1.0 a build, v1.0 a lint"
+        assert text == "1/11 checks, 0 s elapsed: v1.0 a build, v1.0 a lint"
         for check in OLD[3:]:
             seen.display.started(check)
         live.refresh()
