@@ -72,6 +72,11 @@ class StackError(Exception):
         }
 
 
+def command(*words: object) -> str:
+    """The words, quoted as a shell needs them: how a hint writes what to run."""
+    return shlex.join(map(str, words))
+
+
 @contextlib.contextmanager
 def concerning(release: str | None = None, step: str | None = None) -> Iterator[None]:
     """Tell the errors of the block which release and step they concern, where

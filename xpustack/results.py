@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from xpustack.errors import EnvironmentProblem
+from xpustack.errors import EnvironmentProblem, command
 
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
@@ -44,17 +44,17 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def command(self) -> str:
         """The command that runs this one check by hand."""
-        words = ["python -m xpustack"]
+        words = ["python", "-m", "xpustack"]
         if self.kind == "static":
-            return " ".join([*words, "check", "--static"])
+            return command(*words, "check", "--static")
         if self.kind == "apply":
-            return " ".join([*words, "apply", self.release, "--to", "DIR"])
+            return command(*words, "apply", self.release, "--to", "DIR")
         words += ["check", self.release]
         if self.step not in ("base", "tip", "-"):
             words.append(self.step)
         if self.tip or self.step == "tip":
             words.append("--tip")
-        return " ".join([*words, "--only", self.kind])
+        return command(*words, "--only", self.kind)
 
 
 @dataclass(frozen=True)
