@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from xpustack.cache import atomic_dir
-from xpustack.errors import SourceError, UsageError
+from xpustack.errors import SourceError, UsageError, command
 
 PLAIN, EXECUTABLE, LINK = 0o100644, 0o100755, 0o120000
 
@@ -107,7 +107,7 @@ def unpack(
             "the directory to unpack into is not empty",
             release=release,
             path=directory,
-            hint=f"ls -A {directory}",
+            hint=command("ls", "-A", directory),
         )
     with atomic_dir(directory) as temporary:
         for member in members(sdist, release=release, limits=limits):

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 
 from xpustack.contents import Contents, Looked
-from xpustack.errors import EnvironmentProblem, UsageError
+from xpustack.errors import EnvironmentProblem, UsageError, command
 from xpustack.exchange import exchange
 from xpustack.progress import Progress, silent
 
@@ -295,9 +295,9 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         if error.errno in _NO_ROOM:
-            message, hint = "no room left to write", "df -h " + str(path.parent)
+            message, hint = "no room left to write", command("df", "-h", path.parent)
         elif error.errno in _NOT_ALLOWED:
-            message, hint = "not allowed to write", "ls -ld " + str(path.parent)
+            message, hint = "not allowed to write", command("ls", "-ld", path.parent)
         elif error.errno == errno.ENOTDIR or (
             error.errno == errno.EEXIST and not path.is_dir()
         ):

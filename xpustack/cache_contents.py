@@ -1,210 +1,264 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cache holds, and what of it can go.
+"""What the cache holds, what this checkout still reaches of it, and removing the rest.
 
-Everything in the cache can be downloaded or made again: removing costs time only.
+An entry is removed if no pin and no series of the checkout reaches it and it has
+not been used for some days: other checkouts may share the cache.
 """
 
 import contextlib
+import fcntl
 import os
 import shutil
-import stat
 import time
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from xpustack.build import manifest_of
-from xpustack.bytecode import forget, load_index
+from xpustack import build, releases
+from xpustack.build import version_of
 from xpustack.cache import Cache, writing
+from xpustack.errors import EnvironmentProblem
+from xpustack.progress import Progress, silent
+from xpustack.project import Project
+from xpustack.proof import result_keys
+from xpustack.store import Store, base_ref
+from xpustack.tree import trees
 
-DAY = 86400.0
-RECENT = DAY
-"""How old a content must be at least to go."""
-KINDS = {
-    "sdists": "downloaded archives",
-    "objects": "bases and trees, as a git store",
-    "builds": "installed trees",
-    "files": "what installed trees hold, once each",
-    "bytecode": "which contents are byte code",
-    "results": "results of checks",
-    "mypy": "mypy's memory",
-}
+_DAY = 86_400
+_BUILDS = ("wheels", "builds")
+_CONTENTS = "files"
+_MYPY = "mypy"
+_SCRATCH = "scratch"
 _BLOCK = 512
-"""The unit of `st_blocks`."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """A folder of the cache: its entries, and the bytes that it takes on disk.
-
-    A file with several names counts in the first part that has it.
-    """
+class Area:
+    """One folder of the cache: its entries, and the bytes that they take on disk."""
 
     name: str
-    meaning: str
     entries: int
     bytes: int
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a cache holds: its place, its parts and their bytes together."""
+@dataclass
+class Reached:
+    """Names of what a checkout needs: archives by sha256, builds and results by
+    key, releases by name, commits by id."""
 
-    root: Path
-    parts: tuple[Part, ...]
-
-    @property
-    def bytes(self) -> int:
-        return sum(part.bytes for part in self.parts)
-
-
-@dataclass(frozen=True)
-class Removed:
-    """What `gc` removed, or would: paths within the cache, and bytes on disk."""
-
-    paths: tuple[str, ...]
-    bytes: int
+    sdists: set[str] = field(default_factory=set)
+    builds: set[str] = field(default_factory=set)
+    results: set[str] = field(default_factory=set)
+    releases: set[str] = field(default_factory=set)
+    commits: set[str] = field(default_factory=set)
 
 
-def info(cache: Cache) -> Contents:
-    """What the cache holds, largest part first.
+@contextlib.contextmanager
+def in_use(cache: Cache) -> Iterator[None]:
+    """Keep `gc` from removing anything of the cache during the block."""
+    handle = None
+    # A cache that cannot be opened is the error of whoever writes to it.
+    with contextlib.suppress(OSError):
+        cache.root.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        handle = os.open(cache.root, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def info(cache: Cache) -> list[Area]:
+    """The areas of the cache; a file with several names counts in the first."""
+    if not cache.root.is_dir():
+        return []
+    seen: set[tuple[int, int]] = set()
+    areas = []
+    for folder in sorted(path for path in cache.root.iterdir() if path.is_dir()):
+        size = 0
+        for status in _statuses(folder):
+            inode = (status.st_dev, status.st_ino)
+            if inode not in seen:
+                seen.add(inode)
+                size += status.st_blocks * _BLOCK
+        areas.append(Area(folder.name, len(_entries(cache, folder.name)), size))
+    return areas
+
+
+def reached(project: Project, cache: Cache, progress: Progress = silent) -> Reached:
+    """What the pins and series of a checkout need of the cache.
 
     Raises:
-        EnvironmentProblem: it cannot be read.
+        StackError: a series cannot be read or applied, so that it is not known.
     """
-    parts = []
-    seen: set[tuple[int, int]] = set()
-    with writing(cache.root):
-        # Contents count as contents, not as the trees that link to them.
-        names = sorted(_names(cache.root), key=lambda name: (name != "files", name))
-        for name in names:
-            place = cache.root / name
-            entries = len(_names(place)) if place.is_dir() else 1
-            if name == "files":
-                entries = sum(len(_names(folder)) for folder in place.iterdir())
-            size = _size(place, seen)
-            parts.append(Part(name, KINDS.get(name, ""), entries, size))
-    parts.sort(key=lambda part: -part.bytes)
-    return Contents(cache.root, tuple(parts))
+    store = Store(cache)
+    known = Reached()
+    for release in releases.load(project):
+        known.sdists.add(release.sha256)
+        known.releases.add(release.name)
+        if base_ref(release) not in store.refs():
+            continue
+        progress(f"reading {release.name}")
+        grown = trees(store, project, release, offline=True, progress=progress)
+        last = len(grown) - 1
+        known.commits |= {tree.commit for tree in grown}
+        known.builds |= {
+            build.key_of(store, tree, version_of(tree, last)) for tree in grown
+        }
+        known.results |= result_keys(project, cache, grown)
+    return known
 
 
 def gc(
-    cache: Cache,
-    *,
-    builds: Collection[str] = (),
-    sdists: Collection[str] = (),
-    unused_for: float = 14 * DAY,
-    dry_run: bool = False,
-) -> Removed:
-    """Remove leftovers of killed runs, folders of older formats, trees and results
-    that were not used for a while, and contents that no tree has.
+    cache: Cache, needed: Reached, *, days: float = 7, dry_run: bool = False
+) -> list[Area]:
+    """Remove what is not `needed` and was not used for `days`, and what killed runs
+    left; only tell, if `dry_run`.
 
-    Args:
-        builds: keys of the trees to keep however old.
-        sdists: sha256 of the archives to keep; others go when they are old.
-        unused_for: seconds after which something counts as not used.
-        dry_run: only say what would go.
+    Returns:
+        What went, by area. A file that another entry holds as well frees nothing.
 
     Raises:
-        EnvironmentProblem: no right to remove it.
+        EnvironmentProblem: another run uses the cache, or no right to write it.
     """
-    with writing(cache.root):
+    if not cache.root.is_dir():
+        return []
+    with _alone(cache), writing(cache.root):
+        oldest = time.time() - days * _DAY
+        unneeded = list(_unneeded(cache, needed, oldest))
+        unneeded += _unlinked(cache, [path for _, path in unneeded])
+        areas = _freed(unneeded)
         if not dry_run:
-            cache.sweep()
-        gone = [
-            *_older_formats(cache),
-            *_unused(cache.builds, unused_for, builds),
-            *_unused(cache.sdists, unused_for, sdists),
-            *(
-                result
-                for folder in _children(cache.results)
-                for result in _unused(folder, unused_for, ())
-            ),
-        ]
-        left = [path for path in _children(cache.builds) if path not in gone]
-        sources = _sources(cache, left)
-        # A run at this moment may have added contents for a tree to come.
-        recent = time.time() - RECENT
-        gone += [
-            path
-            for folder in _children(cache.contents.root)
-            for path in _children(folder)
-            if path.name.removesuffix("x") not in sources
-            and path.stat().st_ctime < recent
-        ]
-        freed = _freed(gone)
-        if not dry_run:
-            for path in gone:
+            for _, path in unneeded:
                 _remove(path)
-            forget(cache, sources)
-    return Removed(tuple(str(path.relative_to(cache.root)) for path in gone), freed)
+        areas += _refs(cache, needed, dry_run)
+    return areas
 
 
-def _sources(cache: Cache, homes: Collection[Path]) -> set[str]:
-    """The contents that trees hold, with the byte code of these."""
-    used: set[str] = set()
-    for home in homes:
-        manifest = manifest_of(cache, home.name)
-        if manifest is not None:
-            used |= {content.sha256 for content in manifest.members.values()}
-    code = load_index(cache)
-    return used | {code[source].sha256 for source in used & code.keys()}
+def _unneeded(
+    cache: Cache, needed: Reached, oldest: float
+) -> Iterator[tuple[str, Path]]:
+    names = {
+        cache.sdists.name: needed.sdists,
+        cache.results.name: needed.results,
+        _MYPY: needed.releases,
+        **dict.fromkeys(_BUILDS, needed.builds),
+    }
+    for area, keep in names.items():
+        for path in _entries(cache, area):
+            name = path.stem if area == cache.results.name else path.name
+            if name not in keep and path.lstat().st_mtime <= oldest:
+                yield area, path
+    yield from (
+        (_SCRATCH, path) for path in _entries(cache, _SCRATCH) if not _held(path)
+    )
 
 
-def _older_formats(cache: Cache) -> Iterator[Path]:
-    """Folders that only earlier versions of the tool made."""
-    old = cache.root / "wheels"
-    if old.is_dir():
-        yield old
+def _unlinked(cache: Cache, removed: Iterable[Path]) -> list[tuple[str, Path]]:
+    """The contents of installed files that no installed tree will have any more."""
+    links = _links(removed)
+    return [
+        (_CONTENTS, path)
+        for path in _entries(cache, _CONTENTS)
+        if (status := path.lstat()).st_nlink - links[_inode(status)] <= 1
+    ]
 
 
-def _unused(folder: Path, seconds: float, keep: Collection[str]) -> Iterator[Path]:
-    limit = time.time() - seconds
-    for path in _children(folder):
-        if path.name not in keep and path.stat().st_mtime < limit:
-            yield path
+def _freed(unneeded: Iterable[tuple[str, Path]]) -> list[Area]:
+    pairs = list(unneeded)
+    links = _links(path for _, path in pairs)
+    entries = Counter(area for area, _ in pairs)
+    sizes: Counter[str] = Counter()
+    seen: set[tuple[int, int]] = set()
+    for area, path in pairs:
+        for status in _statuses(path):
+            inode = _inode(status)
+            if inode not in seen and links[inode] >= status.st_nlink:
+                seen.add(inode)
+                sizes[area] += status.st_blocks * _BLOCK
+    return [Area(area, count, sizes[area]) for area, count in entries.items()]
 
 
-def _children(folder: Path) -> list[Path]:
-    return [folder / name for name in _names(folder)] if folder.is_dir() else []
+def _refs(cache: Cache, needed: Reached, dry_run: bool) -> list[Area]:
+    """Drop the refs of commits that are not needed, and their objects."""
+    store = Store(cache)
+    bases = {f"refs/bases/{sha256}" for sha256 in needed.sdists}
+    stale = [
+        ref
+        for ref, commit in store.refs().items()
+        if commit.id not in needed.commits and ref not in bases
+    ]
+    if not stale:
+        return []
+    before = sum(status.st_blocks for status in _statuses(cache.objects))
+    if not dry_run:
+        with store.writing() as writer:
+            orders = "".join(f"delete {ref}\n" for ref in stale)
+            writer.git.run("update-ref", "--stdin", data=orders.encode())
+            if any(ref.startswith("refs/bases/") for ref in stale):
+                # A base lies in a pack, which only a new pack replaces.
+                writer.git.run("repack", "-a", "-d", "-q", "--window=0")
+            writer.git.run("prune", "--expire=now")
+    after = sum(status.st_blocks for status in _statuses(cache.objects))
+    return [Area(cache.objects.name, len(stale), (before - after) * _BLOCK)]
 
 
-def _names(folder: Path) -> list[str]:
-    return sorted(os.listdir(folder)) if folder.is_dir() else []
+@contextlib.contextmanager
+def _alone(cache: Cache) -> Iterator[None]:
+    handle = os.open(cache.root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise EnvironmentProblem(
+            "another run uses the cache",
+            path=cache.root,
+            hint="the same command again when that run has ended",
+        ) from None
+    finally:
+        os.close(handle)
 
 
-def _walk(place: Path) -> Iterator[os.stat_result]:
-    """The status of a file, or of a folder and everything below it."""
-    yield place.lstat()
-    if place.is_dir() and not place.is_symlink():
-        for folder, folders, names in os.walk(place):
-            for name in (*folders, *names):
-                with contextlib.suppress(FileNotFoundError):
-                    yield os.lstat(os.path.join(folder, name))
+def _entries(cache: Cache, area: str) -> list[Path]:
+    """What counts as one entry of an area: a file in a folder of two letters, or
+    whatever lies in the area itself."""
+    pattern = "??/*" if area in (cache.results.name, _CONTENTS) else "*"
+    return sorted((cache.root / area).glob(pattern))
 
 
-def _size(place: Path, seen: set[tuple[int, int]]) -> int:
-    """The bytes on disk of what is not `seen` yet."""
-    total = 0
-    for status in _walk(place):
-        inode = (status.st_dev, status.st_ino)
-        if inode not in seen:
-            seen.add(inode)
-            total += status.st_blocks * _BLOCK
-    return total
+def _links(paths: Iterable[Path]) -> Counter[tuple[int, int]]:
+    """How many of the given names, or of those below them, each file has."""
+    return Counter(_inode(status) for path in paths for status in _statuses(path))
 
 
-def _freed(gone: Collection[Path]) -> int:
-    """The bytes on disk of files that lose all their names, and of folders."""
-    names: dict[tuple[int, int], int] = {}
-    total = 0
-    for path in gone:
-        for status in _walk(path):
-            inode = (status.st_dev, status.st_ino)
-            names[inode] = names.get(inode, 0) + 1
-            if stat.S_ISDIR(status.st_mode) or names[inode] == status.st_nlink:
-                total += status.st_blocks * _BLOCK
-    return total
+def _statuses(path: Path) -> Iterator[os.stat_result]:
+    """The status of a file, or of every file below a folder."""
+    if not path.is_dir() or path.is_symlink():
+        yield path.lstat()
+        return
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                yield os.lstat(os.path.join(folder, name))
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _held(path: Path) -> bool:
+    """Whether a living writer holds the lock of a temporary entry."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def _remove(path: Path) -> None:

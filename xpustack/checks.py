@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build, lint and test of every tree, in parallel and only where not yet proven."""
 
-import concurrent.futures
 import itertools
 import time
-import traceback
 from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
 
 import msgspec
 
+from xpustack import bytecode
 from xpustack import lint as linting
 from xpustack.build import Build, build, version_of
 from xpustack.cache import Cache
-from xpustack.errors import StackError
-from xpustack.process import Runner, Stopped
+from xpustack.errors import EnvironmentProblem, StackError
+from xpustack.observer import Check, Observer, Unobserved
+from xpustack.process import Runner
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
 from xpustack.proof import linted_key
 from xpustack.releases import Release
 from xpustack.results import Kind, Report, Result, stored_pass
+from xpustack.schedule import Task as _Task
+from xpustack.schedule import execute
 from xpustack.series import Step, no_step, read_order
 from xpustack.static import check_static
 from xpustack.steptest import StepTest, Tested
@@ -28,30 +29,6 @@ from xpustack.test_server import Server
 from xpustack.tree import Tree, grow
 
 _SHOWN = 20
-
-
-@dataclass
-class _Task:
-    """One check to come: it starts when `after` have ended, and is blocked if
-    one of `needs` did not pass. A task that is not `shown` serves others."""
-
-    release: str
-    step: str
-    kind: Kind
-    work: Callable[[], Result]
-    needs: tuple["_Task", ...] = ()
-    after: tuple["_Task", ...] = ()
-    shown: bool = True
-    result: Result | None = field(default=None)
-
-    def ready(self) -> bool:
-        return all(task.result is not None for task in (*self.needs, *self.after))
-
-    def blocker(self) -> "_Task | None":
-        for task in self.needs:
-            if task.result is not None and task.result.status != "passed":
-                return task
-        return None
 
 
 def run(
@@ -65,6 +42,7 @@ def run(
     jobs: int = 2,
     offline: bool = False,
     progress: Progress = silent,
+    observer: Observer | None = None,
 ) -> Report:
     """Check the releases' steps; a broken one never stops the others.
 
@@ -74,9 +52,14 @@ def run(
         tips: names of the releases whose whole series is checked at once: one
             build, one lint against the base, every step's test on that tree alone.
         jobs: how many checks run at the same time.
+        observer: is told what is planned, starts and ends.
+
+    Returns:
+        The report; its `problem` says what of the machine ended the run early.
 
     Raises:
         UsageError: a release has no such step.
+        EnvironmentProblem: the machine failed before any check could start.
         KeyboardInterrupt: passed on after everything started was killed.
     """
     begin = time.monotonic()
@@ -92,8 +75,15 @@ def run(
         errors, planned = planner.plan(step, only, release.name in tips, offline)
         early += errors
         tasks += planned
+    observer = observer or Unobserved()
+    known = [
+        (Check(result.release, result.step, result.kind), result) for result in early
+    ]
+    observer.planned([*(check for check, _ in known), *(task.check for task in tasks)])
+    for check, result in known:
+        observer.finished(check, result)
     with server:
-        _execute(tasks, runner, jobs, progress)
+        problem = execute(tasks, runner, jobs, observer)
     done = [
         task.result
         for task in tasks
@@ -101,7 +91,8 @@ def run(
     ]
     order = ["-", *(release.name for release in chosen)]
     results = sorted([*early, *done], key=lambda result: order.index(result.release))
-    return Report(tuple(results), time.monotonic() - begin)
+    undone = sum(task.shown and task.result is None for task in tasks)
+    return Report(tuple(results), time.monotonic() - begin, problem, undone)
 
 
 def _static(project: Project, chosen: list[Release], step: str | None) -> list[Result]:
@@ -155,6 +146,8 @@ class _Planner:
             offline=offline,
             progress=self._progress,
         )
+        if isinstance(problem, EnvironmentProblem):
+            raise problem
         slugs = read_order(self._project, self._release.name) if made else []
         self._last = len(slugs)
         errors = self._broken(made, slugs, problem, step)
@@ -300,8 +293,14 @@ class _Planner:
             new = self._builds[after.index]
             test = StepTest.of(self._project, self._release, step, old, new)
 
+            trees = [build for build in (old, new) if build is not None]
+
             def compute() -> Result:
+                for build in trees:
+                    bytecode.provide(self._cache, build)
                 done = test.run(self._server, self._cache)
+                for build in trees:
+                    bytecode.collect(self._cache, build)
                 return _test_result(self._release.name, step, done, before is None)
 
             return self._cached(step.slug, "test", test.key, compute)
@@ -345,63 +344,4 @@ def _test_result(release: str, step: Step, done: Tested, tip: bool) -> Result:
         notes=(*done.warnings, *(f"skipped: {skip}" for skip in done.skips)),
         tip=tip,
         figures=done.figures,
-    )
-
-
-def _execute(tasks: list[_Task], runner: Runner, jobs: int, progress: Progress) -> None:
-    waiting = list(tasks)
-    running: dict[concurrent.futures.Future[Result], _Task] = {}
-    pool = concurrent.futures.ThreadPoolExecutor(max_workers=jobs)
-
-    def finish(task: _Task, result: Result) -> None:
-        task.result = result
-        mark = " (cached)" if result.cached else ""
-        progress(
-            f"[{sum(t.result is not None for t in tasks)}/{len(tasks)}]"
-            f" {task.release} {task.step} {task.kind}: {result.status}{mark}"
-        )
-
-    try:
-        while waiting or running:
-            for task in [task for task in waiting if task.ready()]:
-                blocker = task.blocker()
-                if blocker is None and len(running) >= jobs:
-                    continue
-                waiting.remove(task)
-                if blocker is not None:
-                    why = f"{blocker.step} {blocker.kind} did not pass"
-                    finish(
-                        task,
-                        Result(
-                            task.release, task.step, task.kind, "blocked", summary=why
-                        ),
-                    )
-                else:
-                    running[pool.submit(_safely, task)] = task
-            if running:
-                ended, _ = concurrent.futures.wait(
-                    running, return_when=concurrent.futures.FIRST_COMPLETED
-                )
-                for future in ended:
-                    finish(running.pop(future), future.result())
-    except BaseException:
-        runner.stop()
-        raise
-    finally:
-        pool.shutdown(wait=True, cancel_futures=True)
-
-
-def _safely(task: _Task) -> Result:
-    """The task's result; whatever it raises is its failure, not the run's."""
-    try:
-        return task.work()
-    except Stopped:
-        raise
-    except StackError as error:
-        summary, detail = error.message, tuple(str(error).splitlines()[1:])
-    except Exception as error:
-        summary = f"{type(error).__name__}: {error}"
-        detail = tuple(traceback.format_exc().splitlines()[-_SHOWN:])
-    return Result(
-        task.release, task.step, task.kind, "failed", summary=summary, detail=detail
     )

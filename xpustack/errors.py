@@ -13,8 +13,6 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePath
 from typing import ClassVar
 
-INTERRUPTED = 130
-
 
 class StackError(Exception):
     """A failure with its place and its way out.
@@ -72,6 +70,11 @@ class StackError(Exception):
             "detail": list(self.detail),
             "next": self.hint,
         }
+
+
+def command(*words: object) -> str:
+    """The words, quoted as a shell needs them: how a hint writes what to run."""
+    return shlex.join(map(str, words))
 
 
 @contextlib.contextmanager
@@ -136,6 +139,12 @@ class EnvironmentProblem(StackError):
     """The machine lacks something: a tool, a permission, room on a disk."""
 
     exit_code = 5
+
+
+class Interrupted(StackError):
+    """A person or the system ended the command."""
+
+    exit_code = 130
 
 
 class InternalError(StackError):

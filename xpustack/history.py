@@ -24,6 +24,14 @@ def changed(project: Project, path: Path) -> str:
     return _ask(project, "log", "-1", *options) or DATE
 
 
+def commit(project: Project) -> str:
+    """The checked-out commit, 12 hexadecimal digits, with `, changed` where tracked
+    files differ from it; empty where there is none."""
+    name = _ask(project, "rev-parse", "--short=12", "HEAD")
+    differs = name and _ask(project, "status", "--porcelain", "--untracked-files=no")
+    return f"{name}, changed" if differs else name
+
+
 def added(project: Project, folder: Path) -> dict[str, int]:
     """When each file below `folder` was first added, in seconds since 1970, by its
     path relative to the project. Files that are not committed are absent."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xpustack import build, lint
-from xpustack.build import version_of
+from xpustack.build import Build, version_of
 from xpustack.cache import Cache
 from xpustack.project import Project
 from xpustack.results import Kind, Result, stored_pass
@@ -48,11 +48,7 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
     """
-    last = len(made) - 1
-    store = Store(cache)
-    builds = [
-        build.expected(cache, store, tree, version_of(tree, last)) for tree in made
-    ]
+    builds = _builds(cache, made)
     found = []
     for before, after in itertools.pairwise(made):
         assert after.step is not None
@@ -72,6 +68,32 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
             )
         )
     return found
+
+
+def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozenset[str]:
+    """Where the cache keeps every result of a series as it is now, step by step and
+    at its tip, by its trees, base first.
+
+    Raises:
+        SeriesError: a step names no test module, or one that does not exist.
+    """
+    builds = _builds(cache, made)
+    keys = {linted_key(made[0], made[-1])} if len(made) > 1 else set()
+    for before, after in itertools.pairwise(made):
+        assert after.step is not None
+        for old, new in (
+            (builds[before.index], builds[after.index]),
+            (None, builds[-1]),
+        ):
+            keys.add(StepTest.of(project, after.release, after.step, old, new).key)
+        keys.add(linted_key(before, after))
+    return frozenset(keys)
+
+
+def _builds(cache: Cache, made: Sequence[Tree]) -> list[Build]:
+    """The builds of a series as they would be, whether they exist or not."""
+    store, last = Store(cache), len(made) - 1
+    return [build.expected(cache, store, tree, version_of(tree, last)) for tree in made]
 
 
 def _result(cache: Cache, key: str, kind: Kind, step: Step) -> Result | None:

@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from xpustack.errors import EnvironmentProblem, command
+
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
 KINDS: tuple[Kind, ...] = ("build", "lint", "test")
@@ -43,17 +45,17 @@ class Result(msgspec.Struct, frozen=True):
     @property
     def command(self) -> str:
         """The command that runs this one check by hand."""
-        words = ["python -m xpustack"]
+        words = ["python", "-m", "xpustack"]
         if self.kind == "static":
-            return " ".join([*words, "check", "--static"])
+            return command(*words, "check", "--static")
         if self.kind == "apply":
-            return " ".join([*words, "apply", self.release, "--to", "DIR"])
+            return command(*words, "apply", self.release, "--to", "DIR")
         words += ["check", self.release]
         if self.step not in ("base", "tip", "-"):
             words.append(self.step)
-        if self.tip:
+        if self.tip or self.step == "tip":
             words.append("--tip")
-        return " ".join([*words, "--only", self.kind])
+        return command(*words, "--only", self.kind)
 
 
 def stored_pass(
@@ -75,10 +77,16 @@ def stored_pass(
 
 @dataclass(frozen=True)
 class Report:
-    """All results of a run, in the order of releases and steps."""
+    """All results of a run, in the order of releases and steps.
+
+    `problem` is the machine's failure that ended the run before its end, `not_run`
+    how many checks it left undone.
+    """
 
     results: tuple[Result, ...]
     seconds: float
+    problem: EnvironmentProblem | None = None
+    not_run: int = 0
 
     @property
     def passed(self) -> int:
@@ -93,6 +101,7 @@ class Report:
         return {
             "passed": self.passed,
             "failed": self.failed,
+            "not_run": self.not_run,
             "seconds": round(self.seconds, 3),
             "results": [
                 {**msgspec.to_builtins(result), "command": result.command}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The cache: complete or absent, also when writers die or meet."""
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -355,3 +356,12 @@ def test_fast_messages_are_thinned_out(monkeypatch: pytest.MonkeyPatch) -> None:
         now = tenth / 10
         report(str(tenth))
     assert said == ["10", "20"]
+
+
+@pytest.mark.parametrize(
+    ("number", "words"), [(errno.ENOSPC, "df -h"), (errno.EROFS, "ls -ld")]
+)
+def test_a_hint_can_be_pasted_into_a_shell(number: int, words: str):
+    with pytest.raises(EnvironmentProblem) as caught, writing(Path("/my cache/a b/c")):
+        raise OSError(number, "refused")
+    assert caught.value.hint == f"{words} '/my cache/a b'"

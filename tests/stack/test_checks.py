@@ -1,22 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whole runs over two small releases: caching, broken neighbours, interrupts."""
 
+import errno
+import json
 import os
 import shutil
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from children import start_tool
 from tiny_stack import BASE, TWO, VALUE, TinyStack
+from typer.testing import CliRunner
 
+from xpustack import cache as cache_module
 from xpustack import checks
 from xpustack.cache import Cache
-from xpustack.errors import UsageError
+from xpustack.cli import app
+from xpustack.errors import EnvironmentProblem, UsageError
+from xpustack.observer import Check, Unobserved
 from xpustack.process import Runner
 from xpustack.project import Project
-from xpustack.results import Report
+from xpustack.results import Report, Result
+from xpustack.schedule import Task, execute
 
 
 def check(stack: TinyStack, *names: str, **options) -> Report:
@@ -154,3 +162,137 @@ def test_a_malformed_later_step_does_not_concern_an_earlier_one(mine):
     report = check(mine, "v1.0", step="raise-value")
     assert (report.passed, report.failed) == (4, 0), report
     assert "v1.0 later apply failed" in states(check(mine, "v1.0"))
+
+
+class Noted:
+    """An observer that keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def planned(self, checks: Sequence[Check]) -> None:
+        self.events.append(f"planned {len(checks)}")
+
+    def started(self, check: Check) -> None:
+        self.events.append(f"started {check}")
+
+    def finished(self, check: Check, result: Result) -> None:
+        self.events.append(f"finished {check} {result.status}")
+
+    def waiting(self) -> None:
+        pass
+
+
+def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
+    check(tiny, "v1.0")
+    noted = Noted()
+    check(tiny, "v1.0", observer=noted, jobs=1)
+    events = [
+        "started v1.0 base build",
+        "finished v1.0 base build passed",
+        "started v1.0 raise-value build",
+        "finished v1.0 raise-value build passed",
+        "started v1.0 raise-value lint",
+        "finished v1.0 raise-value lint passed",
+        "started v1.0 raise-value test",
+        "finished v1.0 raise-value test passed",
+    ]
+    assert noted.events == ["planned 4", *events]
+
+
+def test_what_does_not_apply_is_among_the_events(mine):
+    patch = mine.patch("raise-value", "v1.0")
+    patch.write_text(patch.read_text().replace("-VALUE = 1", "-VALUE = 3"))
+    noted = Noted()
+    check(mine, "v1.0", observer=noted)
+    assert "finished v1.0 raise-value apply failed" in noted.events
+
+
+def refuse_results(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the results of a cache read-only, also for root."""
+    begin = cache_module._begin
+
+    def refusing(parent: Path, *, directory: bool) -> tuple[Path, int]:
+        if parent.is_relative_to(cache.results):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return begin(parent, directory=directory)
+
+    monkeypatch.setattr(cache_module, "_begin", refusing)
+
+
+def test_a_read_only_cache_is_no_failed_check(mine, monkeypatch):
+    shutil.rmtree(mine.cache.results, ignore_errors=True)
+    refuse_results(mine.cache, monkeypatch)
+    noted = Noted()
+    report = check(mine, "v1.0", jobs=1, observer=noted)
+    assert report.failed == 0, report
+    assert (report.problem and report.problem.exit_code, report.not_run) == (5, 2)
+    assert states(report) == [
+        "v1.0 base build passed",
+        "v1.0 raise-value build passed",
+    ]
+    assert noted.events[-1] == "started v1.0 raise-value lint"
+    monkeypatch.chdir(mine.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(mine.cache.root))
+    done = CliRunner().invoke(app, ["check", "v1.0", "--offline", "-j1"])
+    assert done.exit_code == 5, done.output
+    assert done.stdout.endswith("\n2 passed, 0 failed\n")
+    assert "stopped early: 2 not run" in done.stdout
+    assert "error: not allowed to write" in done.stderr
+    answer = json.loads(
+        CliRunner().invoke(app, ["check", "v1.0", "--offline", "--json"]).stdout
+    )
+    assert (answer["exit_code"], answer["data"]["failed"]) == (5, 0)
+    assert [error["error"] for error in answer["errors"]] == ["EnvironmentProblem"]
+
+
+def test_a_store_that_cannot_be_written_is_no_failed_check(mine, monkeypatch):
+    shutil.rmtree(mine.cache.objects)
+
+    def refuse(path: Path, *, directory: bool) -> tuple[Path, int]:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(cache_module, "_begin", refuse)
+    with pytest.raises(EnvironmentProblem, match="not allowed to write"):
+        check(mine, "v1.0")
+
+
+def test_the_machine_s_failure_ends_what_runs():
+    runner = Runner()
+
+    def long() -> Result:
+        runner.run(["sleep", "60"], cwd=Path("/"), env={}, timeout=90)
+        raise AssertionError
+
+    def broken() -> Result:
+        time.sleep(0.3)
+        raise EnvironmentProblem("the disk is full")
+
+    begin = time.monotonic()
+    works = {"a": long, "b": broken, "c": long}
+    tasks = [Task("v1.0", step, "test", work) for step, work in works.items()]
+    problem = execute(tasks, runner, 2, Unobserved())
+    assert (str(problem), time.monotonic() - begin < 30) == ("the disk is full", True)
+    assert [task.result for task in tasks] == [None, None, None]
+
+
+@pytest.mark.parametrize("kind", ["build", "lint", "test"])
+def test_the_command_of_a_tip_s_check_names_the_tip(tiny, kind):
+    report = check(tiny, "v1.0", tips=["v1.0"], only=kind)
+    (result,) = report.results
+    words = result.command.split()[3:]
+    assert "--tip" in words
+    again = json.loads(tiny.run(*words, "--offline", "--json").stdout)["data"]
+    assert [row["step"] for row in again["results"]] == [result.step]
+
+
+def test_an_interrupt_is_one_envelope_under_json(mine, monkeypatch):
+    def interrupted(*arguments: object, **options: object) -> Report:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checks, "run", interrupted)
+    monkeypatch.chdir(mine.project.root)
+    done = CliRunner().invoke(app, ["check", "--offline", "--json"])
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["exit_code"], answer["ok"]) == (130, 130, False)
+    assert [error["error"] for error in answer["errors"]] == ["Interrupted"]

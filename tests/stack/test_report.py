@@ -5,6 +5,7 @@ import io
 
 from rich.console import Console
 
+from xpustack.errors import EnvironmentProblem
 from xpustack.report import show
 from xpustack.results import Report, Result
 
@@ -30,9 +31,9 @@ REPORT = Report(
 )
 
 
-def shown(report: Report) -> str:
+def shown(report: Report, verbose: bool = False) -> str:
     stream = io.StringIO()
-    show(report, Console(file=stream, width=100))
+    show(report, Console(file=stream, width=100), verbose)
     return stream.getvalue()
 
 
@@ -61,3 +62,38 @@ def test_json_has_the_same_counts_and_commands():
     data = REPORT.to_json()
     assert (data["passed"], data["failed"], data["seconds"]) == (2, 4, 12.0)
     assert data["results"][2]["command"].endswith("check v1.0 a --only test")
+
+
+def rows(text: str) -> list[list[str]]:
+    lines = [line for line in text.splitlines() if line.startswith("│")]
+    return [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+
+
+def test_what_is_green_from_the_cache_is_one_row():
+    def step(release: str, slug: str, cached: bool) -> list[Result]:
+        return [
+            Result(release, slug, "lint", "passed", 2.0, cached=cached),
+            Result(release, slug, "test", "passed", 3.0, cached=cached),
+        ]
+
+    green = [result for slug in "abc" for result in step("v1.0", slug, True)]
+    mixed = [result for slug in "abcd" for result in step("v2.0", slug, slug != "b")]
+    report = Report((*green, *mixed), 5.0)
+    assert rows(shown(report)) == [
+        ["v1.0", "all 3", "-", "3 passed *", "3 passed *", "-"],
+        ["v2.0", "b", "-", "passed", "passed", "5.0 s"],
+        ["", "other 3", "-", "3 passed *", "3 passed *", "-"],
+    ]
+    assert len(rows(shown(report, verbose=True))) == 7
+
+
+def test_a_run_that_ended_early_says_what_was_not_run():
+    text = shown(Report(REPORT.results, 12.0, EnvironmentProblem("full"), 3))
+    assert "stopped early: 3 not run\n" in text
+    assert text.endswith("\n2 passed, 4 failed\n")
+
+
+def test_the_command_of_a_tip_says_so():
+    for kind in ("build", "lint"):
+        result = Result("v1.0", "tip", kind, "failed")
+        assert result.command == f"python -m xpustack check v1.0 --tip --only {kind}"

@@ -42,9 +42,9 @@ def test_the_command_line_builds_and_says_what(shipped: ShippedStack, tmp_path: 
     done = shipped.run(*words)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(f"v1.0: vllm 1.0+xpu.dsv4.1 in {tmp_path}/v1.0\n")
-    data = json.loads(shipped.run(*words, "--json").stdout)
-    assert data["errors"] == []
-    [built] = data["built"]
+    answer = json.loads(shipped.run(*words, "--json").stdout)
+    assert answer["errors"] == []
+    [built] = answer["data"]["built"]
     assert left(tmp_path / "v1.0") == sorted(built["files"])
     for name, digest in built["files"].items():
         assert f"{digest}  {name}" in done.stdout

@@ -269,7 +269,7 @@ def test_the_command_line_tells_the_outcome(
     (folder / CONSTRAINTS).write_text("torch\n")
     done = CliRunner().invoke(app, words)
     assert (done.exit_code, "1 files differ" in done.stdout) == (1, True), done.output
-    data = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
+    data = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["data"]
     assert (data["verified"], data["release"]) == (False, "v1.0")
     assert [one["file"] for one in data["differences"]] == [CONSTRAINTS]
     done = CliRunner().invoke(app, ["verify", str(folder / "none.whl")])

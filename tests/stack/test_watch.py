@@ -83,7 +83,7 @@ def test_the_command_is_for_a_scheduled_job(
     assert done.exit_code == 1, done.output
     assert "newer releases: 3.0\nv1.0 first: in v3.0" in done.stdout
     assert "next: xpustack refresh v3.0 --from v2.0" in done.stdout
-    data = json.loads(call(app, ["watch", "--json"]).stdout)
+    data = json.loads(call(app, ["watch", "--json"]).stdout)["data"]
     assert data["news"] is True and data["landed"][0]["step"] == "first"
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Commands of their own modules; `xpustack.cli` registers them."""
+"""One command a module; `xpustack.cli` registers them."""

@@ -7,13 +7,12 @@ from typing import Annotated, Any
 import typer
 
 from xpustack import defects as core
-from xpustack.cache import Cache
 from xpustack.console import (
     AsJson,
     Offline,
-    print_rows,
-    reporting_errors,
+    answering,
     showing_progress,
+    using_cache,
 )
 from xpustack.project import Project
 from xpustack.series import load_series
@@ -33,22 +32,26 @@ def defects(
 
     The figures are those that `xpustack check` stored; a step that was not checked
     as it is now has none."""
-    with reporting_errors(as_json), showing_progress() as progress:
-        project = Project.find()
-        found = core.rows(project, Cache.default(), offline=offline, progress=progress)
-        series = [load_series(project, name) for name in compare]
-        alike = core.alike(*series)
-        if write:
-            section = core.markdown(found, alike, " and ".join(compare))
-            core.write(project, section)
-    rows: list[dict[str, Any]] = [
-        {
-            "defect": row.defect.id,
-            "release": row.release,
-            "before": row.before,
-            "after": row.after,
+    with answering("defects", as_json) as answer:
+        with showing_progress() as progress, using_cache() as cache:
+            project = Project.find()
+            found = core.rows(project, cache, offline=offline, progress=progress)
+            series = [load_series(project, name) for name in compare]
+            alike = core.alike(*series)
+            if write:
+                section = core.markdown(found, alike, " and ".join(compare))
+                core.write(project, section)
+        rows: list[dict[str, Any]] = [
+            {
+                "defect": row.defect.id,
+                "release": row.release,
+                "before": row.before,
+                "after": row.after,
+            }
+            for row in found
+        ]
+        answer.data = {
+            "defects": rows,
+            "alike": [dataclasses.asdict(slug) for slug in alike],
         }
-        for row in found
-    ]
-    data = {"defects": rows, "alike": [dataclasses.asdict(one) for one in alike]}
-    print_rows(as_json, data, rows, ("defect", "release", "before", "after"))
+        answer.table(rows, ("defect", "release", "before", "after"))

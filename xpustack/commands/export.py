@@ -7,13 +7,12 @@ from typing import Annotated
 import typer
 
 from xpustack import releases
-from xpustack.cache import Cache
 from xpustack.console import (
     AsJson,
     Offline,
-    print_rows,
-    reporting_errors,
+    answering,
     showing_progress,
+    using_cache,
 )
 from xpustack.export import ASSISTANT
 from xpustack.export import export as write_export
@@ -42,37 +41,37 @@ def export(
     """Write a series as pull requests: branches, mails, descriptions, cover.
 
     Refused (exit code 1) unless every step's checks are green as it is now."""
-    with reporting_errors(as_json), showing_progress() as progress:
-        project = Project.find()
-        pinned = releases.load(project)[release]
-        done = write_export(
-            project,
-            Cache.default(),
-            pinned,
-            to or project.root / "export" / pinned.name,
-            Person.find(project, author),
-            assistant=assistant,
-            bisect=bisect,
-            offline=offline,
-            progress=progress,
-        )
-    rows = [
-        {
-            "step": one.step.slug,
-            "branch": one.branch,
-            "needs": ", ".join(one.needs) or "-",
-            "lines": one.lines,
+    with answering("export", as_json) as answer:
+        with showing_progress() as progress, using_cache() as cache:
+            project = Project.find()
+            pinned = releases.load(project)[release]
+            done = write_export(
+                project,
+                cache,
+                pinned,
+                to or project.root / "export" / pinned.name,
+                Person.find(project, author),
+                assistant=assistant,
+                bisect=bisect,
+                offline=offline,
+                progress=progress,
+            )
+        rows = [
+            {
+                "step": one.step.slug,
+                "branch": one.branch,
+                "needs": ", ".join(one.needs) or "-",
+                "lines": one.lines,
+            }
+            for one in done.requests
+        ]
+        answer.data = {
+            "release": pinned.name,
+            "directory": str(done.directory),
+            "number": done.made.number,
+            "changed": done.changed,
+            "requests": rows,
         }
-        for one in done.requests
-    ]
-    data = {
-        "release": pinned.name,
-        "directory": str(done.directory),
-        "number": done.made.number,
-        "changed": done.changed,
-        "requests": rows,
-    }
-    print_rows(as_json, data, rows, ("step", "branch", "needs", "lines"))
-    if not as_json:
+        answer.table(rows, ("step", "branch", "needs", "lines"))
         word = "written to" if done.changed else "unchanged in"
-        print(f"export {done.made.number} {word} {done.directory}")
+        answer.say(f"export {done.made.number} {word} {done.directory}")

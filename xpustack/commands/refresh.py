@@ -1,20 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack refresh`."""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xpustack import refresh_report
-from xpustack.cache import Cache, atomic_file
+from xpustack.cache import atomic_file
 from xpustack.console import (
     AsJson,
     Offline,
-    print_rows,
-    reporting_errors,
+    answering,
     showing_progress,
+    using_cache,
 )
 from xpustack.errors import ApplyError
 from xpustack.project import Project
@@ -52,38 +51,35 @@ def refresh(
     A step that conflicts is left in the work repository as a cherry-pick in
     progress (exit code 4): resolve it, continue the cherry-pick, and run the same
     command again. Nothing else is written before every step has its place."""
-    with reporting_errors(as_json), showing_progress() as progress:
-        done = carry_over(
-            Project.find(),
-            Cache.default(),
-            release,
-            source,
-            directory=to,
-            drop=tuple(drop or ()),
-            tests=tests,
-            test=tuple(test or ()),
-            write=write,
-            offline=offline,
-            progress=progress,
-        )
+    with answering("refresh", as_json) as answer:
+        with showing_progress() as progress, using_cache() as cache:
+            done = carry_over(
+                Project.find(),
+                cache,
+                release,
+                source,
+                directory=to,
+                drop=tuple(drop or ()),
+                tests=tests,
+                test=tuple(test or ()),
+                write=write,
+                offline=offline,
+                progress=progress,
+            )
         if report is not None:
             with atomic_file(report) as file:
                 file.write(refresh_report.markdown(done).encode())
-    if as_json:
-        print(json.dumps(refresh_report.to_json(done), indent=1))
-    else:
-        print_rows(False, None, refresh_report.rows(done), ("step", "outcome", "why"))
-        print(
-            "\n".join([*refresh_report.conflicts(done), refresh_report.summary(done)])
-        )
-        for one in done.stale or ():
-            print(f"{one.kind} {one.path}")
+        answer.data = refresh_report.to_json(done)
+        answer.table(refresh_report.rows(done), ("step", "outcome", "why"))
+        answer.say(*refresh_report.conflicts(done), refresh_report.summary(done))
+        answer.say(*(f"{stale.kind} {stale.path}" for stale in done.stale or ()))
         if done.stale is not None:
-            print("next: xpustack status --write-readme; xpustack check", release)
-    if done.open:
-        if not as_json:
-            print(f"next: {_way_out(done.directory)}")
-        raise typer.Exit(ApplyError.exit_code)
+            answer.say(
+                f"next: xpustack status --write-readme; xpustack check {release}"
+            )
+        if done.open:
+            answer.say(f"next: {_way_out(done.directory)}")
+            answer.exit_code = ApplyError.exit_code
 
 
 def _way_out(directory: Path | None) -> str:

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack verify`: is this wheel what this checkout makes?"""
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xpustack import verify as judge
-from xpustack.cache import Cache
-from xpustack.console import AsJson, Offline, reporting_errors, showing_progress
+from xpustack.console import (
+    AsJson,
+    Offline,
+    answering,
+    showing_progress,
+    using_cache,
+)
 from xpustack.errors import CheckFailed
 from xpustack.project import Project
 
@@ -24,16 +28,12 @@ def verify(
     Judged are the wheel's members and its own bytes, the files beside it, and the
     base, patches, overlay and kernels that its provenance names. Exit code 0 means
     that all are the same, 1 that the listed ones differ."""
-    with reporting_errors(as_json), showing_progress() as progress:
-        verdict = judge.verify(
-            Project.find(),
-            Cache.default(),
-            wheel,
-            offline=offline,
-            progress=progress,
-        )
-    if as_json:
-        data = {
+    with answering("verify", as_json) as answer:
+        with showing_progress() as progress, using_cache() as cache:
+            verdict = judge.verify(
+                Project.find(), cache, wheel, offline=offline, progress=progress
+            )
+        answer.data = {
             "wheel": str(verdict.wheel),
             "release": verdict.release,
             "verified": verdict.good,
@@ -43,14 +43,9 @@ def verify(
             ],
             "notes": list(verdict.notes),
         }
-        print(json.dumps(data, indent=1))
-    else:
-        lines = [*map(str, verdict.differences)]
-        lines += [f"note: {note}" for note in verdict.notes]
+        answer.say(*map(str, verdict.differences))
+        answer.say(*(f"note: {note}" for note in verdict.notes))
         count = len(verdict.differences)
-        lines.append(
-            f"{wheel.name}: {f'{count} files differ' if count else 'verified'}"
-        )
-        print("\n".join(lines))
-    if not verdict.good:
-        raise typer.Exit(CheckFailed.exit_code)
+        answer.say(f"{wheel.name}: {f'{count} files differ' if count else 'verified'}")
+        if not verdict.good:
+            answer.exit_code = CheckFailed.exit_code

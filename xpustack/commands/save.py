@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xpustack save`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xpustack import save as core
+from xpustack.console import AsJson, answering, showing_progress, using_cache
+from xpustack.errors import CheckFailed
+from xpustack.project import Project
+
+
+def save(
+    directory: Annotated[Path, typer.Argument(help="What `apply --to` made.")],
+    dry_run: Annotated[
+        bool, typer.Option(help="List stale files, write none.")
+    ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="A step that is to leave the series; repeatable."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write patches, overlay and trailers back from the commits in DIRECTORY.
+
+    A dry run that finds stale files ends with exit code 1."""
+    with answering("save", as_json) as answer:
+        with showing_progress() as progress, using_cache() as cache:
+            stale = core.save(
+                Project.find(),
+                cache,
+                directory,
+                dry_run,
+                drop=tuple(drop or ()),
+                progress=progress,
+            )
+        lines = [f"{file.kind} {file.path}" for file in stale]
+        answer.data = {"stale": lines, "written": not dry_run}
+        answer.say(*(lines or ["nothing to save"]))
+        if stale and dry_run:
+            answer.exit_code = CheckFailed.exit_code
