@@ -3,14 +3,16 @@
 
 import os
 import re
+import shlex
 import shutil
 import sys
+import sysconfig
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from xpustack import environment
+from xpustack import environment, torch_config
 from xpustack.cache import Cache, atomic_dir
 from xpustack.checkout import checkout
 from xpustack.errors import CheckFailed, EnvironmentProblem
@@ -20,7 +22,7 @@ from xpustack.store import Store
 from xpustack.tree import Tree
 
 TIMEOUT = 900.0
-RECIPE = ("build", "checkout", "process", "environment")
+RECIPE = ("build", "checkout", "process", "environment", "torch_config")
 # The first moment that a zip archive can hold.
 SOURCE_DATE_EPOCH = "315532800"
 # The releases' one extension asks for this limited API; upstream's own release
@@ -110,6 +112,7 @@ def make(
     """
     source = work / "vllm"
     checkout(store, tree, source)
+    torch_config.write(work)
     made = _wheel(runner, tree, source, work, version)
     return _only_wheel(tree, work / "dist", version), made.seconds
 
@@ -126,9 +129,28 @@ def recipe(work: Path, version: str) -> dict[str, str]:
         "CMAKE_BUILD_TYPE": "Release",
         "CFLAGS": mapped,
         "CXXFLAGS": mapped,
+        **_linkers(work),
+        **torch_config.variables(work),
         "MAX_JOBS": "1",
         "TMPDIR": str(work),
     }
+
+
+def _linkers(work: Path) -> dict[str, str]:
+    """setuptools' commands that link, without the folders of this interpreter: one
+    that was built in a home directory has its libraries' folder as a run path."""
+    private = [place for place, _ in private_places(work)]
+    commands = {}
+    for name, chosen in (("LDSHARED", "CC"), ("LDCXXSHARED", "CXX")):
+        program, *arguments = shlex.split(str(sysconfig.get_config_var(name)))
+        kept = [
+            argument
+            for argument in arguments
+            if not any(place in argument for place in private)
+        ]
+        command = [*shlex.split(os.environ.get(chosen, program)), *kept]
+        commands[name] = shlex.join(command)
+    return commands
 
 
 def private_places(work: Path) -> list[tuple[str, str]]:
