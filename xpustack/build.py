@@ -4,14 +4,16 @@
 import contextlib
 import os
 import re
+import shlex
 import sys
+import sysconfig
 import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from xpustack import environment, wheel
+from xpustack import environment, torch_config, wheel
 from xpustack.cache import Cache, recover_dir, replace_dir, writing
 from xpustack.checkout import checkout
 from xpustack.derive import NotDerivable, derive, naming, origin_of
@@ -25,7 +27,7 @@ from xpustack.tree import Tree
 TIMEOUT = 900.0
 RECIPE = (
     *("build", "checkout", "contents", "derive", "environment", "git"),
-    *("process", "site", "store", "wheel"),
+    *("process", "site", "store", "torch_config", "wheel"),
 )
 _SITE = "site"
 _MANIFEST = "manifest.json"
@@ -239,6 +241,7 @@ def make(
     """
     source = work / "vllm"
     checkout(store, tree, source)
+    torch_config.write(work)
     made = _wheel(runner, tree, source, work, version)
     return _only_wheel(tree, work / "dist", version), made.seconds
 
@@ -255,9 +258,28 @@ def recipe(work: Path, version: str) -> dict[str, str]:
         "CMAKE_BUILD_TYPE": "Release",
         "CFLAGS": mapped,
         "CXXFLAGS": mapped,
+        **_linkers(work),
+        **torch_config.variables(work),
         "MAX_JOBS": "1",
         "TMPDIR": str(work),
     }
+
+
+def _linkers(work: Path) -> dict[str, str]:
+    """setuptools' commands that link, without the folders of this interpreter: one
+    that was built in a home directory has its libraries' folder as a run path."""
+    private = [place for place, _ in private_places(work)]
+    commands = {}
+    for name, chosen in (("LDSHARED", "CC"), ("LDCXXSHARED", "CXX")):
+        program, *arguments = shlex.split(str(sysconfig.get_config_var(name)))
+        kept = [
+            argument
+            for argument in arguments
+            if not any(place in argument for place in private)
+        ]
+        command = [*shlex.split(os.environ.get(chosen, program)), *kept]
+        commands[name] = shlex.join(command)
+    return commands
 
 
 def private_places(work: Path) -> list[tuple[str, str]]:

@@ -233,7 +233,11 @@ def _variables(version: str) -> dict[str, str]:
     """The build's variables without this machine's directories."""
     told = recipe(Path("/"), version)
     mapped = "-ffile-prefix-map=<directory of the build or of Python>=<its name>"
-    return told | {"CFLAGS": mapped, "CXXFLAGS": mapped, "TMPDIR": "<new>"}
+    linker = "<Python's own, without the directories of Python>"
+    return told | {
+        **{"CFLAGS": mapped, "CXXFLAGS": mapped, "TMPDIR": "<new>"},
+        **{"LDSHARED": linker, "LDCXXSHARED": linker},
+    }
 
 
 def _require_ours(target: Path, release: Release) -> None:
