@@ -293,14 +293,14 @@ class _Planner:
             new = self._builds[after.index]
             test = StepTest.of(self._project, self._release, step, old, new)
 
-            trees = [build for build in (old, new) if build is not None]
+            trees = [tree for tree in (old, new) if tree is not None]
 
             def compute() -> Result:
-                for build in trees:
-                    bytecode.provide(self._cache, build)
+                for tree in trees:
+                    bytecode.provide(self._cache, tree)
                 done = test.run(self._server, self._cache)
-                for build in trees:
-                    bytecode.collect(self._cache, build)
+                for tree in trees:
+                    bytecode.collect(self._cache, tree)
                 return _test_result(self._release.name, step, done, before is None)
 
             return self._cached(step.slug, "test", test.key, compute)
