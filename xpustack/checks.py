@@ -8,10 +8,10 @@ from collections.abc import Callable, Collection, Iterable
 import msgspec
 
 from xpustack import bytecode
-from xpustack import lint as linting
 from xpustack.build import Build, build, version_of
 from xpustack.cache import Cache
 from xpustack.errors import EnvironmentProblem, StackError
+from xpustack.lint import Linter
 from xpustack.observer import Check, Observer, Unobserved
 from xpustack.process import Runner
 from xpustack.progress import Progress, silent
@@ -66,11 +66,12 @@ def run(
     chosen = list(releases)
     runner = Runner()
     server = Server(runner)
+    linter = Linter(runner, cache, Store(cache))
     early = _static(project, chosen, step)
     tasks: list[_Task] = []
     for release in chosen:
         planner = _Planner(
-            project, cache, Store(cache), release, runner, server, progress
+            project, cache, Store(cache), release, runner, server, linter, progress
         )
         errors, planned = planner.plan(step, only, release.name in tips, offline)
         early += errors
@@ -82,7 +83,7 @@ def run(
     observer.planned([*(check for check, _ in known), *(task.check for task in tasks)])
     for check, result in known:
         observer.finished(check, result)
-    with server:
+    with server, linter:
         problem = execute(tasks, runner, jobs, observer)
     done = [
         task.result
@@ -123,11 +124,12 @@ class _Planner:
         release: Release,
         runner: Runner,
         server: Server,
+        linter: Linter,
         progress: Progress,
     ) -> None:
         self._project, self._cache, self._store = project, cache, store
         self._release, self._runner, self._progress = release, runner, progress
-        self._server = server
+        self._server, self._linter = server, linter
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, _Task] = {}
         self._last = 0
@@ -255,14 +257,7 @@ class _Planner:
             key = linted_key(before, after)
 
             def compute() -> Result:
-                found = linting.lint(
-                    self._runner,
-                    self._cache,
-                    self._store,
-                    before,
-                    after,
-                    progress=self._progress,
-                )
+                found = self._linter.lint(before, after)
                 lines = tuple(str(finding) for finding in found.new)
                 return Result(
                     self._release.name,

@@ -6,7 +6,8 @@ from tiny_stack import BASE, HEADER, VALUE, TinyStack
 
 from xpustack import environment
 from xpustack.errors import EnvironmentProblem
-from xpustack.lint import Finding, lint, worse
+from xpustack.finding import Finding
+from xpustack.lint import lint, worse
 from xpustack.process import Runner
 from xpustack.store import Store
 
