@@ -27,7 +27,7 @@ CONFIGURATION = frozenset({"mypy.ini", ".mypy.ini", "pyproject.toml", "setup.cfg
 class _Answer(msgspec.Struct):
     messages: list[str] = []
     refused: str | None = None
-    database: Path | None = None
+    database: str | None = None
     own: list[str] = []
     parsed: int = 0
 
@@ -187,7 +187,7 @@ class _Process:
         self.touched.clear()
         answer = msgspec.json.decode(line, type=_Answer)
         if answer.database is not None and answer.parsed >= WORTH_KEEPING:
-            self._sites.keep(answer.database, answer.own)
+            self._sites.keep(Path(answer.database), answer.own)
         return answer
 
     def end(self) -> None:
