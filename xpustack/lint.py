@@ -2,6 +2,7 @@
 """The base's own linters on what a step touches: nothing worse than before it."""
 
 import contextlib
+import shutil
 import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -87,7 +88,7 @@ class Linter:
     def close(self) -> None:
         with self._guard:
             for bench in self._benches.values():
-                bench.mypy.close()
+                bench.close()
             self._benches.clear()
             self._stack.close()
             self._scratch = None
@@ -128,7 +129,7 @@ class Linter:
             with self._guard:
                 if self._benches.get(release) is bench:
                     del self._benches[release]
-            bench.mypy.close()
+            bench.close()
             raise
         finally:
             bench.busy.release()
@@ -161,8 +162,8 @@ class Linter:
             if len(self._benches) <= _ALIVE:
                 return
             if not bench.busy.locked():
-                bench.mypy.close()
                 del self._benches[name]
+                bench.close()
 
 
 @dataclass(frozen=True)
@@ -173,6 +174,10 @@ class _Bench:
     tree: MovingTree
     mypy: WarmMypy
     busy: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        self.mypy.close()
+        shutil.rmtree(self.work, ignore_errors=True)
 
 
 def lint(runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree) -> Lint:

@@ -9,10 +9,8 @@ answers leave on standard output, one line of JSON each. A request has
 - `files`: those of the arguments that are files to check;
 - `touched`: the files that were written or removed since the last request.
 
-The answer has `messages`, those of all files ever asked for, and to the first
-request also `database` (mypy's cache), `own` (the top-level modules of the folder)
-and `parsed` (how many modules of others were not in the cache). Or it has `refused`
-alone: this program cannot tell what mypy would say, and ends.
+The answer has `messages`, those of all files ever asked for, or `refused` alone:
+this program cannot tell what mypy would say, and ends.
 
 The build is an ordinary one, not that of mypy's daemon, which infers some types in
 another way (`--local-partial-types`). Later requests go through the daemon's own
@@ -58,17 +56,12 @@ class WarmBuild:
         """
         self._fscache = FileSystemCache()
         sources, self._options = self._read(arguments)
-        major, minor = self._options.python_version
-        self.database = os.path.join(
-            self._options.cache_dir, f"{major}.{minor}", "cache.db"
-        )
         self._options.raise_exceptions = True
         self._options.cache_fine_grained = True
         try:
             result = build(sources, self._options, fscache=self._fscache)
         except CompileError as error:
             raise Refused("\n".join(error.messages)) from error
-        self.own, self.parsed = _parsed(result)
         self._messages = result.errors
         self._manager = _updatable(result, self._options)
         self._asked = set(files)
@@ -146,19 +139,6 @@ class WarmBuild:
         return [(source.module, source.path) for source in sources if source.path]
 
 
-def _parsed(result: BuildResult) -> tuple[list[str], int]:
-    """The top-level modules of the current folder, and how many modules of others
-    were read from their sources."""
-    own, others = set(), 0
-    folder = os.getcwd() + os.sep
-    for state in result.graph.values():
-        if state.path and os.path.abspath(state.path).startswith(folder):
-            own.add(state.id.partition(".")[0])
-        elif state.id in result.manager.rechecked_modules:
-            others += 1
-    return sorted(own), others
-
-
 def _updatable(result: BuildResult, options: Options) -> FineGrainedBuildManager:
     """Hand an ordinary build over to the machinery of mypy's daemon."""
     for name in result.manager.rechecked_modules:
@@ -183,14 +163,8 @@ def _answers() -> Iterator[dict[str, Any]]:
         try:
             if warm is None:
                 warm = WarmBuild(request["arguments"], files)
-                yield {
-                    "messages": warm.check(files, ()),
-                    "database": warm.database,
-                    "own": warm.own,
-                    "parsed": warm.parsed,
-                }
-            else:
-                yield {"messages": warm.check(files, request["touched"])}
+                request["touched"] = ()
+            yield {"messages": warm.check(files, request["touched"])}
         except Refused as error:
             yield {"refused": str(error)}
             return

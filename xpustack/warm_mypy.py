@@ -16,8 +16,6 @@ from xpustack.cache import Cache
 from xpustack.mypy_sites import Sites
 from xpustack.process import Completed, Runner, Stopped, program
 
-WORTH_KEEPING = 20
-"""So many modules of installed packages have to be new to a kept cache."""
 SERVER = Path(__file__).with_name("mypy_server.py")
 """Not imported: the tool itself does not need mypy."""
 CONFIGURATION = frozenset({"mypy.ini", ".mypy.ini", "pyproject.toml", "setup.cfg"})
@@ -27,9 +25,6 @@ CONFIGURATION = frozenset({"mypy.ini", ".mypy.ini", "pyproject.toml", "setup.cfg
 class _Answer(msgspec.Struct):
     messages: list[str] = []
     refused: str | None = None
-    database: str | None = None
-    own: list[str] = []
-    parsed: int = 0
 
 
 class WarmMypy:
@@ -73,19 +68,31 @@ class WarmMypy:
         """Run `mypy FLAGS FILES`: what the process that stays says of the files, or
         else a new one.
 
-        A process that dies is started again once; `notes` say so.
+        The first of all is a new one: it leaves what it learned of the installed
+        packages, without which the process that stays needs a minute and gigabytes
+        more. A process that dies is started again once; `notes` say so.
 
         Raises:
             Stopped: the runner was stopped.
         """
+        key = tuple(flags)
+        sites = Sites(self._cache, key)
+        if key not in self._processes and not sites.path.is_file():
+            done = self._anew(key, files)
+            sites.keep(self._memories[key] / _target(key) / "cache.db", self._own())
+            return done
         begin = time.monotonic()
-        messages = self._told(tuple(flags), files)
+        messages = self._told(key, files)
         if messages is None:
-            return self._anew(tuple(flags), files)
+            return self._anew(key, files)
         wanted = set(files)
         lines = [text for text in messages if text.partition(":")[0] in wanted]
         output = "".join(f"{line}\n" for line in lines)
         return Completed(int(bool(lines)), output, "", time.monotonic() - begin)
+
+    def _own(self) -> set[str]:
+        """The names of the modules at the top of the tree."""
+        return {path.name.partition(".")[0] for path in self._folder.iterdir()}
 
     def _told(self, flags: tuple[str, ...], files: Sequence[str]) -> list[str] | None:
         """The messages by the process that stays; None where only a new one can
@@ -93,10 +100,8 @@ class WarmMypy:
         for _ in range(2):
             process = self._processes.get(flags)
             if process is None:
-                sites, memory = Sites(self._cache, flags), self._memory(flags)
-                process = _Process(
-                    self._runner, flags, sites, self._folder, memory, self._env
-                )
+                memory = self._memory(flags)
+                process = _Process(self._runner, flags, self._folder, memory, self._env)
                 self._processes[flags] = process
             answer = process.ask(files, self._limit)
             if self._runner.stopped:
@@ -144,13 +149,12 @@ class _Process:
         self,
         runner: Runner,
         flags: tuple[str, ...],
-        sites: Sites,
         folder: Path,
         memory: Path,
         env: Mapping[str, str],
     ) -> None:
         self.touched: set[str] = set()
-        self._flags, self._sites = flags, sites
+        self._flags = flags
         self._log = memory / "server.log"
         with self._log.open("wb") as log:
             self._child = runner.start(
@@ -185,10 +189,7 @@ class _Process:
         if not line:
             return None
         self.touched.clear()
-        answer = msgspec.json.decode(line, type=_Answer)
-        if answer.database is not None and answer.parsed >= WORTH_KEEPING:
-            self._sites.keep(Path(answer.database), answer.own)
-        return answer
+        return msgspec.json.decode(line, type=_Answer)
 
     def end(self) -> None:
         self._child.kill()

@@ -130,9 +130,19 @@ def errors(output: str) -> list[str]:
     return sorted(line for line in output.splitlines() if ": error:" in line)
 
 
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache that knows the installed packages."""
+    made = Checkout(tmp_path_factory.mktemp("sites"))
+    made.move(first())
+    made.told(["vllm/run.py"])
+    return made.cache.root
+
+
 @pytest.fixture
-def checkout(tmp_path: Path) -> Iterator[Checkout]:
+def checkout(tmp_path: Path, sites: Path) -> Iterator[Checkout]:
     made = Checkout(tmp_path)
+    shutil.copytree(sites, made.cache.root)
     yield made
     made.warm.close()
 
@@ -268,17 +278,19 @@ def test_it_ends_with_the_runner(checkout: Checkout):
 
 
 def test_what_is_known_of_installed_packages_serves_the_next_release(
-    checkout: Checkout, monkeypatch: pytest.MonkeyPatch
+    checkout: Checkout,
 ):
-    monkeypatch.setattr(warm_mypy, "WORTH_KEEPING", 1)
     checkout.move(first())
     files = ["vllm/run.py", "vllm/config.py"]
-    expected = checkout.told(files)
+    assert list((checkout.cache.root / "mypy").iterdir()) != []
+    shutil.rmtree(checkout.cache.root / "mypy")
+    told = checkout.told(files)
+    # A new mypy said that, and left what it knew.
+    assert checkout.warm._processes == {}
     (kept,) = (checkout.cache.root / "mypy").iterdir()
-    checkout.warm.close()
-    monkeypatch.setattr(warm_mypy, "WORTH_KEEPING", 10**6)
-    before = kept.read_bytes()
-    assert checkout.told(files) == expected == checkout.cold(files)
-    assert kept.read_bytes() == before
-    shutil.rmtree(kept.parent)
-    assert b"vllm/run.meta" not in before
+    content = kept.read_bytes()
+    assert b"builtins.meta" in content
+    assert b"vllm/run.meta" not in content
+    assert checkout.told(files) == told == checkout.cold(files)
+    assert len(checkout.warm._processes) == 1
+    assert kept.read_bytes() == content
