@@ -49,7 +49,7 @@ from mypy.typestate import type_state
 
 _FOLLOWING = frozenset({"normal", "silent"})
 _SUFFIXES = (".py", ".pyi")
-_ROUNDS = 8
+_ROUNDS = 20
 _COLLECT_AFTER = 200_000
 """What mypy's own command sets: fewer collections of garbage during a build."""
 
@@ -98,8 +98,8 @@ class WarmBuild:
         """
         self._fscache.flush()
         if touched:
-            self._messages.clear()
             self._follow(touched)
+            self._messages.clear()
         modules = self._modules(files)
         for _ in range(_ROUNDS):
             # Each once more, after all that it depends on: its messages are those
@@ -137,13 +137,15 @@ class WarmBuild:
             times[module[0]] += 1
             if times[module[0]] > _ROUNDS:
                 raise Refused(f"the types of {module[0]} do not settle")
-            others = self._read_again(*module)
-            if others:
+            imported, dependent = self._read_again(*module)
+            if imported or dependent:
                 self._messages.clear()
-            waiting = list(dict.fromkeys([*others, *waiting]))
+            # The dependent ones wait, for they may depend on more that changes.
+            waiting = list(dict.fromkeys([*imported, *waiting, *dependent]))
 
-    def _read_again(self, name: str, path: str) -> list[_Module]:
-        """Check one whole module from its source; return those to be read next.
+    def _read_again(self, name: str, path: str) -> tuple[list[_Module], list[_Module]]:
+        """Check one whole module from its source; return those to be read again: what
+        it imports, if that is new, with the module itself, and what depends on it.
 
         This is what mypy's daemon does for a changed file. The daemon checks single
         functions of the files that depend on it, though, and sometimes forgets an
@@ -182,9 +184,8 @@ class WarmBuild:
         self._messages[result.path] = [
             text for text in messages if text.partition(":")[0] == result.path
         ]
-        return [
-            *result.remaining,
-            *((module, graph[module].xpath) for module in sorted(dependent)),
+        return result.remaining, [
+            (module, graph[module].xpath) for module in sorted(dependent)
         ]
 
     def _read(self, arguments: Sequence[str]) -> tuple[list[Any], Options]:
@@ -206,7 +207,7 @@ class WarmBuild:
             raise Refused("imports are not followed")
         return sources, options
 
-    def _modules(self, paths: Sequence[str]) -> list[tuple[str, str]]:
+    def _modules(self, paths: Sequence[str]) -> list[_Module]:
         if not paths:
             return []
         try:
