@@ -89,7 +89,6 @@ def test_a_crash_and_a_hang_are_failures(tiny, tmp_path, monkeypatch):
     assert any("exit status 7" in text for text in done.problems)
     done = run(tiny, tmp_path / "c", "import ctypes\n\nctypes.string_at(0)\n")
     assert any("killed by signal 11 (SIGSEGV)" in text for text in done.problems)
-    assert any("Segmentation fault" in line for line in done.output)
     monkeypatch.setattr(steptest, "LIMIT", 2.0)
     monkeypatch.setattr(steptest, "TARGET", 1.0)
     hang = PROVES.replace("    assert", "    import time; time.sleep(60)\n    assert")
