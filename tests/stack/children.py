@@ -63,3 +63,11 @@ def killed(child: subprocess.Popen[str]) -> None:
     """Kill the child as `kill -9` does and wait for its end."""
     child.kill()
     child.communicate()
+
+
+def ended(process: int) -> bool:
+    """Whether a process is gone, or is but its parent's to bury."""
+    try:
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return True
