@@ -13,6 +13,7 @@ from pathlib import Path
 
 from xpustack.diff import path_problem
 from xpustack.errors import SeriesError
+from xpustack.files import link_in, read, without_link
 from xpustack.project import Project
 from xpustack.series import Step
 from xpustack.syntax import parse
@@ -46,8 +47,8 @@ def brought(project: Project, before: Iterable[Step], step: Step) -> dict[str, B
             of a kernel's closure.
 
     Raises:
-        SeriesError: an overlay file or kernel is missing, a path leaves the tree,
-            or a kernel imports what cannot come along.
+        SeriesError: an overlay file or kernel is missing or a link, a path leaves
+            the tree, or a kernel imports what cannot come along.
     """
     files = overlay_files(project, step)
     for path, file in kernel_files(project, before, step).items():
@@ -59,11 +60,14 @@ def brought(project: Project, before: Iterable[Step], step: Step) -> dict[str, B
 
 def overlay_source(project: Project, release: str, path: str) -> Path | None:
     """The overlay file for `path`: that of the release, else the common one."""
-    for folder in (release, COMMON):
-        source = project.overlay / folder / path
+    for source in _overlay_places(project, release, path):
         if source.is_file() and not source.is_symlink():
             return source
     return None
+
+
+def _overlay_places(project: Project, release: str, path: str) -> list[Path]:
+    return [project.overlay / folder / path for folder in (release, COMMON)]
 
 
 def overlay_files(project: Project, step: Step) -> dict[str, Brought]:
@@ -78,6 +82,15 @@ def overlay_files(project: Project, step: Step) -> dict[str, Brought]:
             raise _refuse(step, f"Overlay {path!r}: {problem}", step.path)
         if path.startswith(KERNEL_HOME + "/"):
             raise _refuse(step, f"{path} is the kernels' place", step.path)
+        for place in _overlay_places(project, step.release, path):
+            if link := link_in(place, project.root):
+                raise _refuse(
+                    step,
+                    f"the overlay file {path} is behind a link, and links are not"
+                    " followed",
+                    link,
+                    without_link(link),
+                )
         source = overlay_source(project, step.release, path)
         if source is None:
             raise _refuse(
@@ -86,7 +99,7 @@ def overlay_files(project: Project, step: Step) -> dict[str, Brought]:
                 step.path,
                 f"create {project.overlay / COMMON / path}",
             )
-        files[path] = Brought(source.read_bytes(), source)
+        files[path] = _brought(project, step, source)
     return files
 
 
@@ -131,7 +144,7 @@ def closure(
             raise _refuse(
                 step, f"there is no kernel module {name}", step.path, f"create {source}"
             )
-        file = Brought(source.read_bytes(), source)
+        file = _brought(project, step, source)
         if name == TRITON:
             found[name] = Brought(TRITON_IN_VLLM, source)
             continue
@@ -143,6 +156,11 @@ def closure(
 def kernel_source(project: Project, name: str) -> Path:
     """Where the kernel module `name` lies in this repository."""
     return project.kernels / "xpu_dsv4" / f"{name}.py"
+
+
+def _brought(project: Project, step: Step, source: Path) -> Brought:
+    place = {"release": step.release, "step": step.slug}
+    return Brought(read(source, project.root, SeriesError, **place), source)
 
 
 def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:

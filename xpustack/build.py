@@ -1,26 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One XPU wheel of one tree, and that wheel installed beside an environment."""
+"""One XPU wheel of one tree, and what it installs, beside an environment."""
 
+import contextlib
 import os
 import re
-import shutil
+import shlex
 import sys
+import sysconfig
+import time
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from xpustack import environment
-from xpustack.cache import Cache, atomic_dir
+from xpustack import environment, torch_config, wheel
+from xpustack.cache import Cache, recover_dir, replace_dir, writing
 from xpustack.checkout import checkout
+from xpustack.derive import NotDerivable, derive, naming, origin_of
 from xpustack.errors import CheckFailed, EnvironmentProblem
 from xpustack.process import Completed, Runner, clean_environment
 from xpustack.progress import Progress, silent
+from xpustack.site import Manifest, damage, install, load_manifest, save_manifest
 from xpustack.store import Store
 from xpustack.tree import Tree
 
 TIMEOUT = 900.0
-RECIPE = ("build", "checkout", "process", "environment")
+RECIPE = (
+    *("build", "checkout", "contents", "derive", "environment", "git"),
+    *("process", "site", "store", "torch_config", "wheel"),
+)
+_SITE = "site"
+_MANIFEST = "manifest.json"
 # The first moment that a zip archive can hold.
 SOURCE_DATE_EPOCH = "315532800"
 # The releases' one extension asks for this limited API; upstream's own release
@@ -35,17 +45,19 @@ NO_COMPILER = re.compile(
 
 @dataclass(frozen=True)
 class Build:
-    """A tree's wheel and the directory into which it is installed.
+    """A tree's installed files.
 
-    `key` names the wheel's whole origin; `cached` says that nothing was done.
+    `key` names everything that made them, `digest` what they hold; `cached` says
+    that nothing was done, `derived` that another tree's build was changed.
     """
 
     key: str
     version: str
-    wheel: Path
     installed: Path
+    digest: str
     seconds: float
     cached: bool
+    derived: bool
 
 
 def version_of(tree: Tree, last: int) -> str:
@@ -55,13 +67,24 @@ def version_of(tree: Tree, last: int) -> str:
     return version if tree.index == last else f"{version}.step{tree.index}"
 
 
-def key_of(tree: Tree, version: str) -> str:
+def key_of(store: Store, tree: Tree, version: str) -> str:
+    """The name of a tree's build: the tree, what it is derived from, the recipe."""
+    origin = origin_of(store.git, tree, version)
     return environment.digest(
         tree=tree.tree_id,
+        origin=origin.tree_id if origin is not None else "",
         version=version,
         tool=environment.tool(*RECIPE),
         environment=environment.lock(),
     )
+
+
+def expected(cache: Cache, store: Store, tree: Tree, version: str) -> Build:
+    """The build of a tree as it would be: `installed` need not exist, and what is
+    there is not verified."""
+    key = key_of(store, tree, version)
+    derived = origin_of(store.git, tree, version) is not None
+    return Build(key, version, cache.builds / key / _SITE, "", 0.0, True, derived)
 
 
 def build(
@@ -73,29 +96,137 @@ def build(
     *,
     progress: Progress | None = None,
 ) -> Build:
-    """Build and install `tree` as `version`, or find it built before.
+    """Install `tree` as `version`, or find it installed before and undamaged.
 
     Raises:
         CheckFailed: pip fails, or the wheel is not the one that was asked for.
         EnvironmentProblem: no room, or a program is missing.
         Stopped: the runner was stopped; nothing half-done is left.
     """
-    key = key_of(tree, version)
-    home = cache.wheels / key
-    found = _find(home)
-    if found is not None:
-        return Build(key, version, found, home / "site", 0.0, cached=True)
-    with cache.lock(f"wheel-{key}", progress or silent):
-        found = _find(home)
-        if found is not None:
-            return Build(key, version, found, home / "site", 0.0, cached=True)
-        with cache.scratch() as work, atomic_dir(home) as target:
-            wheel, seconds = make(runner, store, tree, version, work)
-            seconds += _install(runner, tree, wheel, target / "site").seconds
-            shutil.copyfile(wheel, target / wheel.name)
-    found = _find(home)
-    assert found is not None
-    return Build(key, version, found, home / "site", seconds, cached=False)
+    report = progress or silent
+    key = key_of(store, tree, version)
+    if (found := _find(cache, key, tree, report)) is not None:
+        return found
+    origin = origin_of(store.git, tree, version)
+    if origin is not None:
+        earlier = version_of(origin, tree.index)
+        build(runner, cache, store, origin, earlier, progress=progress)
+    with cache.lock(f"build-{key}", report):
+        if (found := _find(cache, key, tree, report)) is not None:
+            return found
+        begin = time.monotonic()
+        manifest = None
+        with writing(cache.contents.root):
+            if origin is not None:
+                manifest = _derived(cache, store, origin, tree, version, report)
+            if manifest is None:
+                manifest = _built(runner, cache, store, tree, version)
+            with replace_dir(cache.builds / key) as home:
+                install(cache.contents, manifest, home / _SITE)
+                save_manifest(manifest, home / _MANIFEST)
+    return _as_build(cache, key, manifest, time.monotonic() - begin, cached=False)
+
+
+def manifest_of(cache: Cache, key: str) -> Manifest | None:
+    """What the build `key` installed; None if there is none."""
+    return load_manifest(cache.builds / key / _MANIFEST)
+
+
+def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
+    """What a wheel installs, with its RECORD in canonical form.
+
+    Raises:
+        CheckFailed: it cannot be read, does not agree with its RECORD, or holds
+            what must be moved when it is installed.
+    """
+    problems = dict(archive.problems) or wheel.record_problems(archive)
+    problems |= {
+        name: "it would be installed elsewhere"
+        for name in archive.members
+        if ".data/" in name.partition("/")[0] + "/"
+    }
+    if problems:
+        raise CheckFailed(
+            "the build yields a wheel that cannot be installed",
+            release=tree.release.name,
+            step=tree.step.slug if tree.step else None,
+            detail=[f"{name}: {problem}" for name, problem in problems.items()],
+        )
+    return wheel.canonical_members(archive)
+
+
+def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | None:
+    """The build `key` if it is as it was made; a damaged one is to be made anew."""
+    home = cache.builds / key
+    recover_dir(home)
+    if not home.is_dir():
+        return None
+    manifest = manifest_of(cache, key)
+    problem = (
+        damage(manifest, home / _SITE, cache.looked)
+        if manifest is not None
+        else "no manifest"
+    )
+    if manifest is None or problem is not None:
+        progress(f"building {tree.name} again: {problem}")
+        return None
+    with contextlib.suppress(OSError):
+        # What is used stays when the cache is cleaned up.
+        os.utime(home)
+    return _as_build(cache, key, manifest, 0.0, cached=True)
+
+
+def _as_build(
+    cache: Cache, key: str, manifest: Manifest, seconds: float, *, cached: bool
+) -> Build:
+    return Build(
+        key,
+        manifest.version,
+        cache.builds / key / _SITE,
+        manifest.digest,
+        seconds,
+        cached,
+        manifest.origin is not None,
+    )
+
+
+def _derived(
+    cache: Cache,
+    store: Store,
+    origin: Tree,
+    tree: Tree,
+    version: str,
+    progress: Progress,
+) -> Manifest | None:
+    """What `tree` installs by what `origin` does; None if that cannot be told."""
+    key = key_of(store, origin, version_of(origin, tree.index))
+    source = manifest_of(cache, key)
+    if source is None:
+        return None
+    try:
+        return derive(store.git, cache.contents, origin, source, key, tree, version)
+    except NotDerivable as reason:
+        progress(f"building {tree.name} by itself: {reason}")
+        return None
+
+
+def _built(
+    runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
+) -> Manifest:
+    """What `tree` installs by the build backend's word."""
+    with cache.scratch() as work:
+        path, _ = make(runner, store, tree, version, work)
+        members = members_of(wheel.read(path), tree)
+    contents = cache.contents
+    return Manifest(
+        version,
+        None,
+        naming(version, {name: member.data for name, member in members.items()}),
+        {
+            name: contents.add(member.data, executable=member.executable)
+            for name, member in members.items()
+        },
+    )
 
 
 def make(
@@ -110,6 +241,7 @@ def make(
     """
     source = work / "vllm"
     checkout(store, tree, source)
+    torch_config.write(work)
     made = _wheel(runner, tree, source, work, version)
     return _only_wheel(tree, work / "dist", version), made.seconds
 
@@ -126,9 +258,28 @@ def recipe(work: Path, version: str) -> dict[str, str]:
         "CMAKE_BUILD_TYPE": "Release",
         "CFLAGS": mapped,
         "CXXFLAGS": mapped,
+        **_linkers(work),
+        **torch_config.variables(work),
         "MAX_JOBS": "1",
         "TMPDIR": str(work),
     }
+
+
+def _linkers(work: Path) -> dict[str, str]:
+    """setuptools' commands that link, without the folders of this interpreter: one
+    that was built in a home directory has its libraries' folder as a run path."""
+    private = [place for place, _ in private_places(work)]
+    commands = {}
+    for name, chosen in (("LDSHARED", "CC"), ("LDCXXSHARED", "CXX")):
+        program, *arguments = shlex.split(str(sysconfig.get_config_var(name)))
+        kept = [
+            argument
+            for argument in arguments
+            if not any(place in argument for place in private)
+        ]
+        command = [*shlex.split(os.environ.get(chosen, program)), *kept]
+        commands[name] = shlex.join(command)
+    return commands
 
 
 def private_places(work: Path) -> list[tuple[str, str]]:
@@ -147,10 +298,6 @@ def private_places(work: Path) -> list[tuple[str, str]]:
     return sorted(private.items(), key=lambda item: (len(item[0]), item[0]))
 
 
-def _find(home: Path) -> Path | None:
-    return next(home.glob("*.whl"), None) if home.is_dir() else None
-
-
 def _wheel(
     runner: Runner, tree: Tree, source: Path, work: Path, version: str
 ) -> Completed:
@@ -164,19 +311,6 @@ def _wheel(
         ],
         cwd=source,
         extra=recipe(work, version),
-    )
-
-
-def _install(runner: Runner, tree: Tree, wheel: Path, site: Path) -> Completed:
-    return _pip(
-        runner,
-        tree,
-        [
-            *("install", "--no-deps", "--no-compile", "--root-user-action=ignore"),
-            *("--target", str(site), str(wheel)),
-        ],
-        cwd=wheel.parent,
-        extra={},
     )
 
 

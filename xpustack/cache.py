@@ -16,13 +16,15 @@ import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 
+from xpustack.contents import Contents, Looked
 from xpustack.errors import EnvironmentProblem, UsageError, command
+from xpustack.exchange import exchange
 from xpustack.progress import Progress, silent
 
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
@@ -33,9 +35,13 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache rooted at a directory, which need not exist yet."""
+    """A cache rooted at a directory, which need not exist yet.
+
+    One object serves one run: `looked` knows what the run has verified.
+    """
 
     root: Path
+    looked: Looked = field(default_factory=Looked, compare=False, repr=False)
 
     @classmethod
     def default(cls) -> "Cache":
@@ -59,8 +65,19 @@ class Cache:
         return self.root / "objects"
 
     @property
-    def wheels(self) -> Path:
-        return self.root / "wheels"
+    def builds(self) -> Path:
+        """Installed trees, as `<key>/site`, with what each holds beside it."""
+        return self.root / "builds"
+
+    @property
+    def contents(self) -> Contents:
+        """What the installed trees hold, once each."""
+        return Contents(self.root / "files", self.looked)
+
+    @property
+    def bytecode(self) -> Path:
+        """What Python compiled the contents to, by their sha256."""
+        return self.root / "bytecode"
 
     @property
     def results(self) -> Path:
@@ -105,11 +122,25 @@ class Cache:
                 shutil.rmtree(directory, ignore_errors=True)
                 os.close(handle)
 
+    def sweep(self) -> list[Path]:
+        """Remove what killed runs left anywhere in the cache; return what was removed.
+
+        Raises:
+            EnvironmentProblem: no right to remove it.
+        """
+        removed = []
+        with writing(self.root):
+            for folder in (self.root, *self.root.glob("*/"), *self.root.glob("*/*/")):
+                # Git's own folders and installed trees hold no temporary entries.
+                if not folder.is_relative_to(self.objects) and folder.is_dir():
+                    removed += sweep(folder)
+        return removed
+
     def results_get(self, key: str) -> dict[str, Any] | None:
         """The result stored under `key`; None if there is none or it is damaged."""
         try:
             value = json.loads(self._result(key).read_bytes())
-        except (FileNotFoundError, ValueError):
+        except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         return value if isinstance(value, dict) else None
 
@@ -122,7 +153,7 @@ class Cache:
         """When the result was stored, in seconds since 1970; None if there is none."""
         try:
             return self._result(key).stat().st_mtime
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
 
     def _result(self, key: str) -> Path:
@@ -178,6 +209,52 @@ def atomic_dir(target: Path) -> Iterator[Path]:
             os.close(handle)
 
 
+@contextlib.contextmanager
+def replace_dir(target: Path) -> Iterator[Path]:
+    """A new empty directory that takes the place of `target` when the block ends
+    well. Until then, and after an exception, `target` stays as it was.
+
+    Whenever the run is killed, the old or the new directory is whole. Where the
+    file system cannot exchange two names, the next `recover_dir` brings it back.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write it.
+    """
+    recover_dir(target)
+    with writing(target):
+        temporary, handle = _begin(target.parent, directory=True)
+        try:
+            yield temporary
+            if not exchange(temporary, target):
+                os.rename(target, _backup(target))
+                os.rename(temporary, target)
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if target.exists():
+                shutil.rmtree(_backup(target), ignore_errors=True)
+            os.close(handle)
+
+
+def recover_dir(target: Path) -> None:
+    """Bring back what a killed `replace_dir` had moved out of the way of `target`.
+
+    Raises:
+        EnvironmentProblem: no right to write it.
+    """
+    backup = _backup(target)
+    with writing(target):
+        if backup.is_dir():
+            if target.exists():
+                shutil.rmtree(backup)
+            else:
+                os.rename(backup, target)
+
+
+def _backup(target: Path) -> Path:
+    return target.parent / f".xpustack-old-{target.name}"
+
+
 def sweep(directory: Path) -> list[Path]:
     """Remove what killed writers left in `directory`; return what was removed.
 
@@ -211,7 +288,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's refusals to write at or below `path` into one error.
 
     Raises:
-        EnvironmentProblem: the disk or quota is full, or access is denied.
+        EnvironmentProblem: the disk or quota is full, access is denied, or a file
+            stands where a folder belongs, or the other way round.
     """
     try:
         yield
@@ -220,6 +298,11 @@ def writing(path: Path) -> Iterator[None]:
             message, hint = "no room left to write", command("df", "-h", path.parent)
         elif error.errno in _NOT_ALLOWED:
             message, hint = "not allowed to write", command("ls", "-ld", path.parent)
+        elif error.errno == errno.ENOTDIR or (
+            error.errno == errno.EEXIST and not path.is_dir()
+        ):
+            message, path = "a file is where a directory must be", _file_above(path)
+            hint = "choose another directory, or move the file away"
         else:
             raise
         raise EnvironmentProblem(
@@ -231,6 +314,12 @@ def writing(path: Path) -> Iterator[None]:
             ],
             hint=hint,
         ) from error
+
+
+def _file_above(path: Path) -> Path:
+    """The file because of which `path` cannot be a directory, or lie in one."""
+    places = (path, *path.parents)
+    return next((place for place in places if place.is_file()), path)
 
 
 def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:

@@ -105,7 +105,9 @@ def reached(project: Project, cache: Cache, progress: Progress = silent) -> Reac
         grown = trees(store, project, release, offline=True, progress=progress)
         last = len(grown) - 1
         known.commits |= {tree.commit for tree in grown}
-        known.builds |= {build.key_of(tree, version_of(tree, last)) for tree in grown}
+        known.builds |= {
+            build.key_of(store, tree, version_of(tree, last)) for tree in grown
+        }
         known.results |= result_keys(project, cache, grown)
     return known
 

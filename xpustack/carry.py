@@ -15,7 +15,6 @@ from typing import Literal
 import msgspec
 
 from xpustack.diff import FileDiff, Hunk, parse_diff
-from xpustack.errors import StackError
 from xpustack.git import DIFF_OPTIONS, Git, GitFailed
 from xpustack.tree import Tree, commit_message
 
@@ -139,9 +138,7 @@ class Carrier:
             return self.git.text(*command).split("\0")[0], []
         except GitFailed as error:
             if error.status != 1:
-                raise StackError(
-                    "git cannot merge", detail=error.stderr, hint="git --version"
-                ) from None
+                raise
             return None, list(_conflicts(error.stdout.decode("utf-8", "replace")))
 
     def _applies(self, diff: bytes, tree: str, *, reverse: bool) -> bool:

@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees on disk: as plain files to build and test, as a repository to work in."""
 
-import contextlib
 import os
-import secrets
+import shlex
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
-from xpustack.cache import Cache, atomic_dir
+from xpustack.cache import Cache, atomic_dir, recover_dir, replace_dir
 from xpustack.errors import UsageError
-from xpustack.git import Git, GitFailed, create
+from xpustack.git import Git, create
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
 from xpustack.releases import Release
-from xpustack.series import read_order
+from xpustack.series import SLUG, read_order
 from xpustack.store import Store
 from xpustack.tree import Tree, trees
 
@@ -26,18 +25,22 @@ BRANCH = "refs/heads/series"
 BASE = "refs/tags/base"
 _STATE = "xpustack.json"
 
+_Name = Annotated[str, msgspec.Meta(pattern=r"^v[0-9][A-Za-z0-9.+!_-]*$")]
+_Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
+_Slug = Annotated[str, msgspec.Meta(pattern=f"^{SLUG.pattern}$")]
+
 
 class State(msgspec.Struct, frozen=True):
     """What `apply_to` notes in `.git/xpustack.json`.
 
     `base` and `tip` are commit ids; `upto` is the last applied step's slug where
-    the series goes on, None where all of it was applied.
+    the series goes on (`base` for none), None where all of it was applied.
     """
 
-    release: str
-    base: str
-    tip: str
-    upto: str | None = None
+    release: _Name
+    base: _Commit
+    tip: _Commit
+    upto: _Slug | None = None
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,7 @@ def checkout(store: Store, tree: Tree, directory: Path) -> None:
         EnvironmentProblem: no room, or no right, to write.
     """
     _require_new(directory, tree.release.name)
-    with (
-        atomic_dir(directory) as temporary,
-        tempfile.TemporaryDirectory(prefix="xpustack-") as scratch,
-    ):
+    with atomic_dir(directory) as temporary, store.cache.scratch() as scratch:
         git = Git(store.cache.objects, temporary, Path(scratch, "index"))
         git.run("read-tree", tree.tree_id)
         git.run("checkout-index", "--all", "--quiet")
@@ -79,7 +79,7 @@ def checkout_paths(
         return
     for path in paths:
         (directory / path).unlink(missing_ok=True)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
+    with store.cache.scratch() as scratch:
         git = Git(store.cache.objects, directory, Path(scratch, "index"))
         git.run("read-tree", tree.tree_id)
         literal = [f":(literal){path}" for path in paths]
@@ -104,29 +104,25 @@ def apply_to(
 
     Args:
         directory: new or empty, or an unchanged result of this function.
-        upto: the last step to apply, by its slug; None for the whole series.
+        upto: the last step to apply, by its slug, or `base` for none; None for the
+            whole series.
 
     Raises:
         UsageError: `directory` holds something else, or there is no step `upto`.
         StackError: as `trees`. `directory` is then as it was.
     """
     directory = directory.absolute()
+    recover_dir(directory)
     store = Store(cache)
     replaced = _replaceable(directory, release.name)
     made = trees(store, project, release, offline=offline, progress=progress, upto=upto)
-    whole = upto is None or read_order(project, release.name)[-1] == upto
+    whole = upto is None or read_order(project, release.name)[-1:] == [upto]
     state = State(
         release.name, made[0].commit, made[-1].commit, None if whole else upto
     )
-    old = directory.parent / f".xpustack-{secrets.token_hex(8)}.part"
-    try:
-        with atomic_dir(directory) as temporary:
-            progress(f"writing {release.name} to {directory}")
-            fill(store, temporary, state)
-            if replaced:
-                os.rename(directory, old)
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
+        progress(f"writing {release.name} to {directory}")
+        fill(store, temporary, state)
     return made
 
 
@@ -134,18 +130,35 @@ def open_work(directory: Path) -> Work:
     """The repository that `apply_to` made in `directory`.
 
     Raises:
-        UsageError: it is none.
+        UsageError: it is none, or what it says of itself is damaged.
     """
     git_dir = directory / ".git"
     try:
         state = msgspec.json.decode((git_dir / _STATE).read_bytes(), type=State)
-    except (OSError, msgspec.DecodeError):
+    except OSError:
         raise UsageError(
             "the directory was not made by xpustack apply",
             path=directory,
-            hint="xpustack apply RELEASE --to DIR",
+            hint="xpustack apply RELEASE --to a new directory",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            "what xpustack apply noted about the directory is damaged",
+            path=git_dir / _STATE,
+            detail=[str(error)],
+            hint=start_over("RELEASE", directory),
         ) from None
     return Work(Git(git_dir.absolute(), directory.absolute()), state)
+
+
+def start_over(release: str, directory: Path) -> str:
+    """The commands that bring the commits of a work repository which cannot be used
+    any more to a new one."""
+    return (
+        f"xpustack apply {release} --to NEW, then bring your commits along:"
+        f" git -C NEW fetch {shlex.quote(str(directory.absolute()))} HEAD,"
+        " and git -C NEW cherry-pick each of them"
+    )
 
 
 def fill(store: Store, directory: Path, state: State) -> None:
@@ -195,11 +208,9 @@ def _replaceable(directory: Path, release: str) -> bool:
         _require_new(directory, release)
     work = open_work(directory)
     changes = pending(work, ignored=True)
-    refs: list[str] = []
-    with contextlib.suppress(GitFailed):
-        refs = work.git.text(
-            "for-each-ref", "--format=%(refname) %(objectname)"
-        ).splitlines()
+    refs = work.git.text(
+        "for-each-ref", "--format=%(refname) %(objectname)"
+    ).splitlines()
     expected = {f"{BRANCH} {work.state.tip}", f"{BASE} {work.state.base}"}
     changes += [f"commits: {ref}" for ref in refs if ref not in expected]
     if changes:
@@ -208,7 +219,8 @@ def _replaceable(directory: Path, release: str) -> bool:
             release=work.state.release,
             path=directory,
             detail=changes[:10],
-            hint=f"xpustack save {directory}, or choose another directory",
+            hint=f"xpustack save {shlex.quote(str(directory))}, or choose another"
+            " directory",
         )
     return True
 

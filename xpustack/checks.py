@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection, Iterable
 
 import msgspec
 
+from xpustack import bytecode
 from xpustack import lint as linting
-from xpustack import steptest
 from xpustack.build import Build, build, version_of
 from xpustack.cache import Cache
 from xpustack.errors import EnvironmentProblem, StackError
@@ -16,17 +16,18 @@ from xpustack.observer import Check, Observer, Unobserved
 from xpustack.process import Runner
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
-from xpustack.proof import linted_key, tested_key
+from xpustack.proof import linted_key
 from xpustack.releases import Release
-from xpustack.results import Kind, Report, Result
+from xpustack.results import Kind, Report, Result, stored_pass
 from xpustack.schedule import Task as _Task
 from xpustack.schedule import execute
-from xpustack.series import Step, get_step, load_series, read_order
+from xpustack.series import Step, no_step, read_order
 from xpustack.static import check_static
+from xpustack.steptest import StepTest, Tested
 from xpustack.store import Store
+from xpustack.test_server import Server
 from xpustack.tree import Tree, grow
 
-PIN_VARIABLE = "EMULATED_XPU_KERNELS"
 _SHOWN = 20
 
 
@@ -64,10 +65,13 @@ def run(
     begin = time.monotonic()
     chosen = list(releases)
     runner = Runner()
+    server = Server(runner)
     early = _static(project, chosen, step)
     tasks: list[_Task] = []
     for release in chosen:
-        planner = _Planner(project, cache, Store(cache), release, runner, progress)
+        planner = _Planner(
+            project, cache, Store(cache), release, runner, server, progress
+        )
         errors, planned = planner.plan(step, only, release.name in tips, offline)
         early += errors
         tasks += planned
@@ -78,7 +82,8 @@ def run(
     observer.planned([*(check for check, _ in known), *(task.check for task in tasks)])
     for check, result in known:
         observer.finished(check, result)
-    problem = execute(tasks, runner, jobs, observer)
+    with server:
+        problem = execute(tasks, runner, jobs, observer)
     done = [
         task.result
         for task in tasks
@@ -117,10 +122,12 @@ class _Planner:
         store: Store,
         release: Release,
         runner: Runner,
+        server: Server,
         progress: Progress,
     ) -> None:
         self._project, self._cache, self._store = project, cache, store
         self._release, self._runner, self._progress = release, runner, progress
+        self._server = server
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, _Task] = {}
         self._last = 0
@@ -129,7 +136,9 @@ class _Planner:
         self, step: str | None, only: Kind | None, tip: bool, offline: bool
     ) -> tuple[list[Result], list[_Task]]:
         if step is not None:
-            get_step(load_series(self._project, self._release.name), step)
+            slugs = read_order(self._project, self._release.name)
+            if step not in slugs:
+                raise no_step(slugs, step, self._release.name)
         made, problem = grow(
             self._store,
             self._project,
@@ -267,7 +276,7 @@ class _Planner:
                     notes=found.notes,
                 )
 
-            return self._cached(label, key, compute)
+            return self._cached(label, "lint", key, compute)
 
         return _Task(self._release.name, label, "lint", work, after=previous)
 
@@ -280,41 +289,41 @@ class _Planner:
         second: _Task,
     ) -> _Task:
         def work() -> Result:
-            stuff = steptest.material(self._project, step)
             old = self._builds[before.index] if before is not None else None
             new = self._builds[after.index]
+            test = StepTest.of(self._project, self._release, step, old, new)
+
+            trees = [tree for tree in (old, new) if tree is not None]
 
             def compute() -> Result:
-                pins = {PIN_VARIABLE: self._release.xpu_kernels.version}
-                done = steptest.test(
-                    self._runner, self._cache, step, stuff, old, new, pins
-                )
+                for tree in trees:
+                    bytecode.provide(self._cache, tree)
+                done = test.run(self._server, self._cache)
+                for tree in trees:
+                    bytecode.collect(self._cache, tree)
                 return _test_result(self._release.name, step, done, before is None)
 
-            return self._cached(step.slug, tested_key(step, stuff, old, new), compute)
+            return self._cached(step.slug, "test", test.key, compute)
 
         needs = (second,) if first is None else (first, second)
         return _Task(self._release.name, step.slug, "test", work, needs)
 
-    def _cached(self, step: str, key: str, compute: Callable[[], Result]) -> Result:
+    def _cached(
+        self, step: str, kind: Kind, key: str, compute: Callable[[], Result]
+    ) -> Result:
         """A stored pass, or a new result. A failure is never stored, so that a
         second run looks again."""
         known = self._cache.results_get(key)
-        if known is not None:
-            try:
-                result = msgspec.convert(known, Result)
-            except msgspec.ValidationError:
-                pass
-            else:
-                # The same trees may be judged as a step and as a tip.
-                return msgspec.structs.replace(result, step=step, cached=True)
+        result = stored_pass(known, kind, self._release.name, step)
+        if result is not None:
+            return msgspec.structs.replace(result, cached=True)
         result = compute()
         if result.status == "passed":
             self._cache.results_put(key, msgspec.to_builtins(result))
         return result
 
 
-def _test_result(release: str, step: Step, done: steptest.Tested, tip: bool) -> Result:
+def _test_result(release: str, step: Step, done: Tested, tip: bool) -> Result:
     counts = done.counts
     summary = f"{counts['tests']} tests"
     if not tip:

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
+import click
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -105,7 +106,7 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
     answer = Answer(command, as_json)
     try:
         yield answer
-    except (typer.Exit, BrokenPipeError):
+    except (typer.Exit, typer.Abort, click.ClickException, BrokenPipeError):
         raise
     except StackError as error:
         answer.exit_code = error.exit_code

@@ -194,8 +194,14 @@ def base_file(store: Store, base: Tree, path: str) -> str:
     try:
         return store.git.run("cat-file", "blob", f"{base.tree_id}:{path}").decode()
     except GitFailed as error:
+        if not error.no_such_path:
+            raise
+        name = base.release.name
         raise SourceError(
-            f"the base has no {path}", release=base.release.name, detail=error.stderr
+            f"the base has no {path}",
+            release=name,
+            detail=error.stderr,
+            hint=f"xpustack apply {name} --upto base --to DIR, and look for it there",
         ) from None
 
 

@@ -1,22 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a result depends on beside the tree: programs, packages, files."""
+"""What a result depends on beside the tree: programs, packages, code, files."""
 
+import ast
 import hashlib
 import platform
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from xpustack.errors import EnvironmentProblem
+from xpustack.syntax import parse
 
 _IGNORED = frozenset({"__pycache__"})
+_PACKAGE = Path(__file__).parent
+BESIDE_THE_POINT = frozenset(
+    {
+        # Their whole effect is the tree's id, which every key has.
+        *("archive", "bring", "diff", "fit", "index", "pin", "project", "rederive"),
+        *("releases", "series", "source", "store", "tree"),
+        # They say what happened and decide nothing.
+        *("console", "errors", "progress", "report"),
+    }
+)
+"""Modules that a recipe may import without depending on them."""
 
 
 @cache
 def lock() -> str:
-    """Digest of the interpreter and every installed distribution's version."""
+    """Digest of the interpreter, the C library and every installed distribution's
+    version; the machine's kernel decides nothing."""
     packages = sorted(
         {
             f"{(dist.metadata['Name'] or '').lower()}=={dist.version}"
@@ -24,17 +38,63 @@ def lock() -> str:
         }
     )
     return digest(
-        interpreter=sys.version, machine=platform.platform(), packages=packages
+        interpreter=sys.version,
+        machine=[sys.platform, platform.machine(), *platform.libc_ver()],
+        packages=packages,
     )
 
 
 @cache
 def tool(*modules: str) -> str:
-    """Digest of the named modules of xpustack: the recipe behind a result."""
-    here = Path(__file__).parent
-    return digest(
-        **{name: (here / f"{name}.py").read_text("utf-8") for name in modules}
-    )
+    """Digest of the code behind a result: the named modules of xpustack and all of
+    xpustack that they import, directly or not, but for `BESIDE_THE_POINT`.
+
+    Comments, docstrings and layout do not count.
+    """
+    return digest(**{name: _code(_file(name)) for name in closure(modules)})
+
+
+def closure(modules: Iterable[str]) -> tuple[str, ...]:
+    """The modules behind a result, by dotted name within xpustack, sorted."""
+    names: set[str] = set()
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        if name not in names and name.rpartition(".")[2] not in BESIDE_THE_POINT:
+            names.add(name)
+            queue += _imported(_file(name))
+    return tuple(sorted(names))
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """The modules of xpustack that a file imports, at its top or within."""
+    for node in ast.walk(parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            dotted = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+            dotted.append(node.module)
+        else:
+            continue
+        for module in dotted:
+            package, _, name = module.partition(".")
+            if package == _PACKAGE.name and name and _file(name).is_file():
+                yield name
+
+
+def _file(name: str) -> Path:
+    return _PACKAGE.joinpath(*name.split(".")).with_suffix(".py")
+
+
+def _code(path: Path) -> str:
+    """A module without what does not run: its comments, docstrings and layout."""
+    module = parse(path.read_bytes(), str(path))
+    for node in ast.walk(module):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and ast.get_docstring(node, clean=False):
+            node.body = [*node.body[1:], ast.Pass()]
+    return ast.dump(module)
 
 
 def digest(**parts: str | Iterable[str]) -> str:

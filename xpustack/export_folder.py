@@ -7,14 +7,12 @@ that a person changed.
 
 import hashlib
 import os
-import secrets
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from xpustack.cache import atomic_dir
+from xpustack.cache import recover_dir, replace_dir
 from xpustack.errors import UsageError
 from xpustack.git import Git, GitFailed, create
 from xpustack.pull_request import TEMPLATE, Request, Template, cover, describe
@@ -49,6 +47,7 @@ def previous_export(directory: Path, release: Release) -> Made | None:
     Raises:
         UsageError: it holds something else, or what a person changed.
     """
+    recover_dir(directory)
     if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
         return None
     try:
@@ -96,29 +95,23 @@ def write_export(
         EnvironmentProblem: no room, or no right, to write; nothing changed then.
     """
     number = previous.number + 1 if previous else 1
-    old = directory.parent / f".xpustack-{secrets.token_hex(8)}.part"
-    try:
-        with atomic_dir(directory) as temporary:
-            git = _repository(store, temporary / REPOSITORY, final, requests, person)
-            if previous is not None:
-                _range_diff(git, directory, temporary, previous, final)
-            _mails(git, temporary / MAILS, requests)
-            _texts(store, final[0], requests, person, temporary, number)
-            made = Made(
-                final[0].release.name,
-                number,
-                final[0].commit,
-                {
-                    request.branch: tree.commit
-                    for request, tree in zip(requests, final[1:], strict=True)
-                },
-                dict(_hashes(temporary)),
-            )
-            (temporary / _STATE).write_bytes(msgspec.json.encode(made) + b"\n")
-            if previous is not None:
-                os.rename(directory, old)
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    with replace_dir(directory) as temporary:
+        git = _repository(store, temporary / REPOSITORY, final, requests, person)
+        if previous is not None:
+            _range_diff(git, directory, temporary, previous, final)
+        _mails(git, temporary / MAILS, requests)
+        _texts(store, final[0], requests, person, temporary, number)
+        made = Made(
+            final[0].release.name,
+            number,
+            final[0].commit,
+            {
+                request.branch: tree.commit
+                for request, tree in zip(requests, final[1:], strict=True)
+            },
+            dict(_hashes(temporary)),
+        )
+        (temporary / _STATE).write_bytes(msgspec.json.encode(made) + b"\n")
     return made
 
 
@@ -186,7 +179,9 @@ def _texts(
 ) -> None:
     try:
         text = store.git.text("cat-file", "blob", f"{base.tree_id}:{TEMPLATE}")
-    except GitFailed:
+    except GitFailed as error:
+        if not error.no_such_path:
+            raise
         text = ""
     template = Template.read(text)
     (directory / TEXTS).mkdir()

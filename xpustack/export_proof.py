@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an export must show before it is written: checks, hooks, single commits."""
 
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
-from xpustack import environment, lint, steptest
+from xpustack import lint, steptest
 from xpustack.build import build, version_of
 from xpustack.cache import Cache
-from xpustack.checks import PIN_VARIABLE
 from xpustack.errors import CheckFailed
 from xpustack.git import Git
 from xpustack.process import Runner
@@ -18,9 +16,10 @@ from xpustack.progress import Progress
 from xpustack.project import Project
 from xpustack.proof import Proof, linted_key
 from xpustack.releases import Release
-from xpustack.results import Result
-from xpustack.steptest import Material
+from xpustack.results import Result, stored_pass
+from xpustack.steptest import Material, StepTest
 from xpustack.store import Store
+from xpustack.test_server import Server
 from xpustack.tree import Tree
 from xpustack.upstream_form import TEST_HOME
 
@@ -88,11 +87,19 @@ def run_alone(
     found = {}
     runner = Runner()
     try:
-        for tree in final[1:]:
-            assert tree.step is not None
-            found[tree.step.slug] = _alone(
-                project, runner, cache, store, tree, len(final) - 1, progress
-            )
+        with Server(runner) as server:
+            for tree in final[1:]:
+                assert tree.step is not None
+                found[tree.step.slug] = _alone(
+                    project,
+                    runner,
+                    server,
+                    cache,
+                    store,
+                    tree,
+                    len(final) - 1,
+                    progress,
+                )
     except BaseException:
         runner.stop()
         raise
@@ -102,6 +109,7 @@ def run_alone(
 def _alone(
     project: Project,
     runner: Runner,
+    server: Server,
     cache: Cache,
     store: Store,
     tree: Tree,
@@ -112,13 +120,15 @@ def _alone(
     assert step is not None
     progress(f"testing the exported {step.slug}")
     built = build(runner, cache, store, tree, version_of(tree, last), progress=progress)
-    key = f"export-{environment.digest(build=built.key, step=step.slug)}"
-    if (known := cache.results_get(key)) is not None:
-        return msgspec.convert(known, Result)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-        stuff = _material(project, store.git, tree, Path(scratch))
-        pins = {PIN_VARIABLE: tree.release.xpu_kernels.version}
-        done = steptest.test(runner, cache, step, stuff, None, built, pins)
+    with cache.scratch() as scratch:
+        stuff = _material(project, store.git, tree, scratch)
+        kernels = tree.release.xpu_kernels.version
+        test = StepTest(step, stuff, None, built, kernels)
+        key = f"export-{test.key}"
+        known = stored_pass(cache.results_get(key), "test", name, step.slug)
+        if known is not None:
+            return known
+        done = test.run(server, cache)
     if done.problems:
         raise CheckFailed(
             "the exported commit fails its own test",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xpustack.diff import FileDiff, Hunk
 from xpustack.errors import ApplyError
-from xpustack.series import Step
+from xpustack.series import Step, redo
 
 SHOWN = 16
 """Lines of a mismatch that an error shows at most."""
@@ -134,5 +134,5 @@ def _error(step: Step, path: str, message: str, detail: list[str]) -> ApplyError
         step=step.slug,
         path=path,
         detail=detail,
-        hint=f"xpustack apply {step.release} --to DIR, rebase there, xpustack save DIR",
+        hint=redo(step.release, step.path),
     )

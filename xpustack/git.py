@@ -5,14 +5,21 @@ Every repository that the tool makes carries an `info/attributes` that wins over
 any `.gitattributes` inside a base, so bytes go in and come out as they are.
 """
 
+import functools
 import os
+import re
+import shlex
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from xpustack.errors import EnvironmentProblem, StackError
+from xpustack.errors import EnvironmentProblem, SeriesError
+
+OLDEST = (2, 38)
+"""The oldest git that has `git merge-tree --write-tree`, which `refresh` needs."""
 
 IDENTITY = "xpustack <xpustack@localhost>"
 DATE = "1767225600 +0000"
@@ -62,6 +69,10 @@ _SETTINGS = {
     "protocol.file.allow": "always",
 }
 
+_SHOWN = 10
+_COMMAND = 200
+"""Lines of git's words, and characters of its command line, that an error shows."""
+
 _NO_ROOM = (
     "No space left on device",
     "Out of diskspace",
@@ -71,8 +82,9 @@ _NO_ROOM = (
 """What git says of a full disk; its index writer has words of its own."""
 
 
-class GitFailed(Exception):
-    """A git command ended with a status that its caller has to judge.
+class GitFailed(EnvironmentProblem):
+    """A git command ended with a status that its caller has to judge. Where none
+    does, the repository is damaged, and this error says so.
 
     Attributes:
         status: the exit status.
@@ -81,13 +93,41 @@ class GitFailed(Exception):
     """
 
     def __init__(
-        self, arguments: Iterable[str], status: int, stderr: str, stdout: bytes = b""
+        self,
+        directory: Path,
+        arguments: Iterable[str],
+        status: int,
+        stderr: str,
+        stdout: bytes = b"",
     ) -> None:
-        self.command = " ".join(("git", *arguments))
+        command = shlex.join(("git", *arguments))
         self.status = status
         self.stderr = stderr
         self.stdout = stdout
-        super().__init__(f"{self.command}: exit status {status}: {stderr.strip()}")
+        super().__init__(
+            "git cannot work with the repository: is it damaged?",
+            path=directory,
+            detail=[
+                *stderr.strip().splitlines()[:_SHOWN],
+                f"exit status {status} of {command[:_COMMAND]}",
+            ],
+            hint=_way_out(directory),
+        )
+
+    @property
+    def no_such_path(self) -> bool:
+        """Whether git looked for a path that the tree does not have."""
+        return "does not exist in" in self.stderr
+
+
+def _way_out(directory: Path) -> str:
+    """What to do about a damaged repository: the store can be made anew, a work
+    repository may hold work."""
+    place = shlex.quote(str(directory))
+    if directory.name == ".git":
+        place = shlex.quote(str(directory.parent))
+        return f"git -C {place} fsck; or xpustack apply RELEASE --to a new directory"
+    return f"rm -rf {place}, then the same command again makes it anew"
 
 
 @dataclass(frozen=True)
@@ -105,35 +145,35 @@ class Git:
     index: Path | None = None
 
     def run(
-        self, *arguments: str, data: bytes | None = None, cwd: Path | None = None
+        self,
+        *arguments: str,
+        data: bytes | None = None,
+        cwd: Path | None = None,
+        handles: Sequence[int] = (),
     ) -> bytes:
-        """Run one git command and return its standard output.
+        """Run one git command and return its standard output. It inherits the open
+        files `handles`.
 
         Raises:
             GitFailed: the command exits with a status other than 0.
-            EnvironmentProblem: git is not installed, or the disk is full.
+            EnvironmentProblem: git is not installed or too old, or the disk is full.
         """
+        program = _program(os.environ.get("PATH", os.defpath))
         environment = neutral_environment(os.environ)
         environment["GIT_DIR"] = str(self.directory)
         if self.work_tree is not None:
             environment["GIT_WORK_TREE"] = str(self.work_tree)
         if self.index is not None:
             environment["GIT_INDEX_FILE"] = str(self.index)
-        try:
-            done = subprocess.run(
-                ["git", *arguments],
-                input=data,
-                stdin=subprocess.DEVNULL if data is None else None,
-                capture_output=True,
-                env=environment,
-                cwd=cwd or self.work_tree or self.directory,
-            )
-        except FileNotFoundError:
-            if shutil.which("git") is None:
-                raise EnvironmentProblem(
-                    "git is not installed", hint="install git 2.34 or newer"
-                ) from None
-            raise
+        done = subprocess.run(
+            [program, *arguments],
+            input=data,
+            stdin=subprocess.DEVNULL if data is None else None,
+            capture_output=True,
+            env=environment,
+            cwd=cwd or self.work_tree or self.directory,
+            pass_fds=handles,
+        )
         if done.returncode:
             stderr = done.stderr.decode("utf-8", "replace")
             if any(words in stderr for words in _NO_ROOM) or self._full():
@@ -141,9 +181,11 @@ class Git:
                     "no room left to write",
                     path=self.directory,
                     detail=stderr,
-                    hint=f"df -h {self.directory}",
+                    hint=f"df -h {shlex.quote(str(self.directory))}",
                 )
-            raise GitFailed(arguments, done.returncode, stderr, done.stdout)
+            raise GitFailed(
+                self.directory, arguments, done.returncode, stderr, done.stdout
+            )
         return done.stdout
 
     def _full(self) -> bool:
@@ -154,8 +196,22 @@ class Git:
             return False
 
     def text(self, *arguments: str, data: bytes | None = None) -> str:
-        """As `run`, decoded from UTF-8 and without the final line feed."""
-        return self.run(*arguments, data=data).decode("utf-8").removesuffix("\n")
+        """As `run`, decoded from UTF-8 and without the final line feed.
+
+        Raises:
+            SeriesError: a message or a file name is in another encoding.
+        """
+        output = self.run(*arguments, data=data)
+        try:
+            return output.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            line = output[output.rfind(b"\n", 0, error.start) + 1 :].splitlines()[0]
+            raise SeriesError(
+                "a message or a file name in the repository is not UTF-8",
+                path=self.work_tree or self.directory,
+                detail=[f"the line {line.decode('utf-8', 'backslashreplace')}"],
+                hint="git rebase -i base there, and write it in UTF-8",
+            ) from None
 
     def with_index(self, index: Path) -> "Git":
         """The same repository seen through another index file."""
@@ -165,7 +221,7 @@ class Git:
         """The contents of the given blobs, read by one process.
 
         Raises:
-            StackError: the repository lacks one of them.
+            EnvironmentProblem: the repository lacks one of them.
         """
         wanted = list(dict.fromkeys(ids))
         output = self.run(
@@ -176,15 +232,41 @@ class Git:
             end = output.index(b"\n", position)
             header = output[position:end].decode().split()
             if header[-1] == "missing":
-                raise StackError(
-                    f"the object store lacks {name}",
+                raise EnvironmentProblem(
+                    f"the repository is damaged: it lacks the object {name}",
                     path=self.directory,
-                    hint=f"rm -r {self.directory}, then run the command again",
+                    hint=_way_out(self.directory),
                 )
             size = int(header[2])
             found[name] = output[end + 1 : end + 1 + size]
             position = end + size + 2
         return found
+
+
+@functools.cache
+def _program(path: str) -> str:
+    """The git on the search path `path`, known to be new enough.
+
+    Raises:
+        EnvironmentProblem: there is none, or it is older than `OLDEST`.
+    """
+    oldest = ".".join(map(str, OLDEST))
+    program = shutil.which("git", path=path)
+    if program is None:
+        raise EnvironmentProblem(
+            "git is not installed", hint=f"install git {oldest} or newer"
+        )
+    done = subprocess.run([program, "version"], capture_output=True, check=False)
+    said = done.stdout.decode("utf-8", "replace").strip()
+    version = re.search(r"(\d+)\.(\d+)", said)
+    if version is None or (int(version[1]), int(version[2])) < OLDEST:
+        raise EnvironmentProblem(
+            f"git {oldest} or newer is needed",
+            path=program,
+            detail=[said or done.stderr.decode("utf-8", "replace").strip()],
+            hint=f"install git {oldest} or newer, first on PATH",
+        )
+    return program
 
 
 def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
@@ -228,3 +310,25 @@ def create(directory: Path, *, bare: bool) -> Git:
     info.mkdir(exist_ok=True)
     (info / "attributes").write_text(PLAIN_ATTRIBUTES, encoding="utf-8")
     return Git(git_dir, None if bare else directory)
+
+
+def mailinfo(mail: bytes) -> tuple[str, str]:
+    """Subject and body of a mail, as `git mailinfo -b` reads them.
+
+    Raises:
+        GitFailed: it is no mail.
+    """
+    # A file without a name is gone with its process, however that ends.
+    with tempfile.TemporaryFile() as message:
+        place = f"/dev/fd/{message.fileno()}"
+        output = Git(Path(tempfile.gettempdir())).run(
+            *("mailinfo", "-b", "--no-scissors", "--encoding=UTF-8", place, os.devnull),
+            data=mail,
+            handles=[message.fileno()],
+        )
+        message.seek(0)
+        text = message.read().decode("utf-8")
+    headers = dict(
+        line.split(": ", 1) for line in output.decode().splitlines() if ": " in line
+    )
+    return headers.get("Subject", ""), text

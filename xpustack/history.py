@@ -50,5 +50,10 @@ def added(project: Project, folder: Path) -> dict[str, int]:
 
 def _ask(project: Project, *words: str) -> str:
     command = ["git", "-C", str(project.root), *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return done.stdout.strip(" \n") if done.returncode == 0 else ""
+    try:
+        done = subprocess.run(command, capture_output=True, check=False)
+    except FileNotFoundError:
+        return ""
+    # A name or a file may be in another encoding than UTF-8.
+    text = done.stdout.decode("utf-8", "replace")
+    return text.strip(" \n") if done.returncode == 0 else ""

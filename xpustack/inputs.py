@@ -5,6 +5,7 @@ programs of this machine. Each by its hash or its version."""
 import hashlib
 import os
 import platform
+import shlex
 import sys
 import zlib
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Literal
 
 from xpustack import environment
 from xpustack.bring import KERNEL_HOME, TRITON, brought
+from xpustack.errors import EnvironmentProblem
 from xpustack.process import Runner, clean_environment
 from xpustack.project import Project
 from xpustack.releases import Release
@@ -103,11 +105,12 @@ def sha256_of(data: bytes) -> str:
 
 def _compiler(runner: Runner) -> str:
     """The first line that the C++ compiler says of itself; bases without an
-    extension need none."""
-    command = f"{os.environ.get('CXX', 'c++')} --version"
-    done = runner.run(
-        ["sh", "-c", command], cwd=Path("/"), env=clean_environment(), timeout=60.0
-    )
+    extension need none. `$CXX` may hold arguments; no shell reads it."""
+    try:
+        command = [*shlex.split(os.environ.get("CXX", "c++")), "--version"]
+        done = runner.run(command, cwd=Path("/"), env=clean_environment(), timeout=60.0)
+    except (EnvironmentProblem, OSError, ValueError):
+        return "none"
     lines = done.stdout.splitlines()
     return lines[0] if done.returncode == 0 and lines else "none"
 

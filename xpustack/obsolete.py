@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a release does without a step: its test passes on a tree without it."""
 
-from xpustack import steptest
 from xpustack.build import build, version_of
 from xpustack.cache import Cache
-from xpustack.checks import PIN_VARIABLE
 from xpustack.process import Runner
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
 from xpustack.releases import Release
 from xpustack.series import Step
+from xpustack.steptest import StepTest
 from xpustack.store import Store
+from xpustack.test_server import Server
 from xpustack.tree import trees
 
 
@@ -39,9 +39,9 @@ def passes_on(
     try:
         progress(f"testing {step.slug} on {tree.name}")
         built = build(runner, cache, store, tree, version_of(tree, len(made) - 1))
-        stuff = steptest.material(project, step)
-        pins = {PIN_VARIABLE: release.xpu_kernels.version}
-        done = steptest.test(runner, cache, step, stuff, None, built, pins)
+        test = StepTest.of(project, release, step, None, built)
+        with Server(runner) as server:
+            done = test.run(server, cache)
     except BaseException:
         runner.stop()
         raise

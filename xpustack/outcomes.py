@@ -99,6 +99,7 @@ def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "unchanged: must pass on the tree before the step as well",
         "may_skip: a skip of this test, with its reason, is no failure",
+        "compiled: tests what torch.compile makes, so it is on for the module",
     ):
         config.addinivalue_line("markers", line)
     config.pluginmanager.register(Recorder(), "xpustack-outcomes")

@@ -3,6 +3,7 @@
 
 import bisect
 import re
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -113,7 +114,7 @@ def dependencies(sdist: Path, release: str) -> tuple[Pin, Pin, Pin]:
             release=release,
             path=sdist,
             detail=[f"looked in {REQUIREMENTS} and {DOCKERFILE}"],
-            hint=f"tar -xzOf {sdist} --wildcards '*/{REQUIREMENTS}'",
+            hint=f"tar -xzOf {shlex.quote(str(sdist))} --wildcards '*/{REQUIREMENTS}'",
         )
     return torch, triton, xpu_kernels
 

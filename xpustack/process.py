@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that can be stopped together, with everything they started."""
+"""Child processes that can be stopped together, with everything they started, and
+that end with the tool, whatever ends it."""
 
+import atexit
 import contextlib
+import itertools
 import os
+import secrets
 import shlex
 import signal
 import subprocess
@@ -11,9 +15,13 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
+from typing import Any
 
+from xpustack import warden
 from xpustack.errors import EnvironmentProblem
+from xpustack.warden import FAMILY, kill_family
 
 _KEPT = (
     "HOME",
@@ -25,6 +33,8 @@ _KEPT = (
     "CXX",
 )
 TIMED_OUT = 124
+_APPOINTING = threading.Lock()
+_NUMBERS = itertools.count(1)
 
 
 class Stopped(Exception):
@@ -50,12 +60,20 @@ class Completed:
 
 
 class Runner:
-    """Starts commands in process groups of their own and can stop them all."""
+    """Starts commands in sessions of their own and can stop them all."""
 
     def __init__(self) -> None:
         self._guard = threading.Lock()
-        self._running: set[subprocess.Popen[str]] = set()
         self._stopped = False
+        self._family = f"{_family()}/{next(_NUMBERS)}"
+
+    @property
+    def stopped(self) -> bool:
+        return self._stopped
+
+    def marked(self, env: Mapping[str, str]) -> dict[str, str]:
+        """`env` as that of a process which `stop` ends."""
+        return {**env, FAMILY: self._family}
 
     def run(
         self,
@@ -72,20 +90,58 @@ class Runner:
             EnvironmentProblem: the program does not exist.
         """
         begin = time.monotonic()
+        child = self.start(
+            command,
+            cwd=cwd,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        try:
+            stdout, stderr = child.communicate(timeout=timeout)
+            returncode = child.returncode
+        except subprocess.TimeoutExpired:
+            _kill(child)
+            stdout, stderr = child.communicate()
+            stderr += f"\nkilled after {timeout:.0f} s: {shlex.join(command)}\n"
+            returncode = TIMED_OUT
+        finally:
+            _kill(child)
+        if self._stopped:
+            raise Stopped
+        return Completed(returncode, stdout, stderr, time.monotonic() - begin)
+
+    def start(
+        self,
+        command: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        **options: Any,
+    ) -> subprocess.Popen[str]:
+        """Start `command` and leave it to the caller; `stop` ends it as well.
+
+        Args:
+            options: what `subprocess.Popen` takes.
+
+        Raises:
+            Stopped: `stop` was called before.
+            EnvironmentProblem: the program does not exist.
+        """
         with self._guard:
             if self._stopped:
                 raise Stopped
+            _appoint_warden()
             try:
-                child = subprocess.Popen(
+                return subprocess.Popen(
                     command,
                     cwd=cwd,
-                    env=dict(env),
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.PIPE,
+                    env=self.marked(env),
                     text=True,
                     errors="replace",
                     start_new_session=True,
+                    **options,
                 )
             except FileNotFoundError as error:
                 raise EnvironmentProblem(
@@ -93,29 +149,39 @@ class Runner:
                     detail=[str(error)],
                     hint="tox -e apply-and-test",
                 ) from error
-            self._running.add(child)
-        try:
-            stdout, stderr = child.communicate(timeout=timeout)
-            returncode = child.returncode
-        except subprocess.TimeoutExpired:
-            _kill(child, signal.SIGKILL)
-            stdout, stderr = child.communicate()
-            stderr += f"\nkilled after {timeout:.0f} s: {shlex.join(command)}\n"
-            returncode = TIMED_OUT
-        finally:
-            _kill(child, signal.SIGKILL)
-            with self._guard:
-                self._running.discard(child)
-        if self._stopped:
-            raise Stopped
-        return Completed(returncode, stdout, stderr, time.monotonic() - begin)
 
     def stop(self) -> None:
         """Kill what runs, and refuse to start anything more."""
         with self._guard:
             self._stopped = True
-            for child in self._running:
-                _kill(child, signal.SIGKILL)
+        kill_family(self._family)
+
+
+@cache
+def _family() -> str:
+    """The name of this process's family, inside that of a tool that started it."""
+    return f"{os.environ.get(FAMILY, '')}/{secrets.token_hex(8)}"
+
+
+def _appoint_warden() -> None:
+    """Start the process that kills this one's family when this one ends."""
+    with _APPOINTING:
+        _warden()
+
+
+@cache
+def _warden() -> subprocess.Popen[bytes]:
+    program = warden.__file__
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", program, _family()],
+        cwd="/",
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    atexit.register(process.communicate)
+    return process
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
@@ -137,6 +203,6 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return environment | extra
 
 
-def _kill(child: subprocess.Popen[str], number: int) -> None:
+def _kill(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, number)
+        os.killpg(child.pid, signal.SIGKILL)

@@ -4,17 +4,15 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import msgspec
-
-from xpustack import build, lint, steptest
+from xpustack import build, lint
 from xpustack.build import Build, version_of
 from xpustack.cache import Cache
 from xpustack.project import Project
-from xpustack.results import Result
+from xpustack.results import Kind, Result, stored_pass
 from xpustack.series import Step
-from xpustack.steptest import Material
+from xpustack.steptest import StepTest
+from xpustack.store import Store
 from xpustack.tree import Tree
 
 
@@ -44,31 +42,26 @@ def linted_key(before: Tree, after: Tree) -> str:
     return f"lint-{lint.key_of(before, after)}"
 
 
-def tested_key(step: Step, stuff: Material, before: Build | None, after: Build) -> str:
-    """Where the cache keeps the test result of a step."""
-    return f"test-{steptest.key_of(step, stuff, before, after)}"
-
-
 def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     """What is proven of each step of a series, by its trees, base first.
 
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
     """
-    last = len(made) - 1
-    builds = [_build(cache, tree, last) for tree in made]
+    builds = _builds(cache, made)
     found = []
     for before, after in itertools.pairwise(made):
         assert after.step is not None
         old, new = builds[before.index], builds[after.index]
-        stuff = steptest.material(project, after.step)
-        keys = (linted_key(before, after), tested_key(after.step, stuff, old, new))
-        linted, tested = (_result(cache, key) for key in keys)
+        test = StepTest.of(project, after.release, after.step, old, new)
+        keys = (linted_key(before, after), test.key)
+        linted = _result(cache, keys[0], "lint", after.step)
+        tested = _result(cache, keys[1], "test", after.step)
         times = [time for key in keys if (time := cache.results_time(key)) is not None]
         found.append(
             Proof(
                 after.step,
-                old.wheel.is_file() and new.wheel.is_file(),
+                old.installed.is_dir() and new.installed.is_dir(),
                 linted,
                 tested,
                 min(times, default=None),
@@ -84,33 +77,24 @@ def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozens
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
     """
-    last = len(made) - 1
-    builds = [_build(cache, tree, last) for tree in made]
-    keys = {linted_key(made[0], made[-1])} if last else set()
+    builds = _builds(cache, made)
+    keys = {linted_key(made[0], made[-1])} if len(made) > 1 else set()
     for before, after in itertools.pairwise(made):
         assert after.step is not None
-        stuff = steptest.material(project, after.step)
-        pairs = ((builds[before.index], builds[after.index]), (None, builds[-1]))
-        keys |= {tested_key(after.step, stuff, old, new) for old, new in pairs}
+        for old, new in (
+            (builds[before.index], builds[after.index]),
+            (None, builds[-1]),
+        ):
+            keys.add(StepTest.of(project, after.release, after.step, old, new).key)
         keys.add(linted_key(before, after))
     return frozenset(keys)
 
 
-def _build(cache: Cache, tree: Tree, last: int) -> Build:
-    """The build of a tree as it would be; `wheel` need not exist."""
-    version = version_of(tree, last)
-    key = build.key_of(tree, version)
-    home = cache.wheels / key
-    wheel = next(home.glob("*.whl"), home / "none.whl")
-    return Build(key, version, wheel, Path(home, "site"), 0.0, cached=True)
+def _builds(cache: Cache, made: Sequence[Tree]) -> list[Build]:
+    """The builds of a series as they would be, whether they exist or not."""
+    store, last = Store(cache), len(made) - 1
+    return [build.expected(cache, store, tree, version_of(tree, last)) for tree in made]
 
 
-def _result(cache: Cache, key: str) -> Result | None:
-    known = cache.results_get(key)
-    if known is None:
-        return None
-    try:
-        result = msgspec.convert(known, Result)
-    except msgspec.ValidationError:
-        return None
-    return result if result.status == "passed" else None
+def _result(cache: Cache, key: str, kind: Kind, step: Step) -> Result | None:
+    return stored_pass(cache.results_get(key), kind, step.release, step.slug)

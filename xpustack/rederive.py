@@ -5,10 +5,8 @@ A hunk may have moved, its context may not have changed: `git apply` with full
 context and no fuzz. Where more is needed a person rebases, or `refresh` merges.
 """
 
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 from xpustack.bring import brought
 from xpustack.diff import parse_diff
@@ -35,7 +33,7 @@ def rederive(
     """
     done: list[Step] = []
     parent = tip.tree_id
-    with store.writing() as writer, tempfile.TemporaryDirectory() as scratch:
+    with store.writing() as writer, store.cache.scratch() as scratch:
         writer.read_tree(parent)
         for step in later:
             if step.diff:
@@ -49,7 +47,8 @@ def rederive(
                         path=step.path,
                         detail=error.stderr,
                         hint=f"xpustack apply {step.release} --to NEW (without --upto),"
-                        " change the early step there with git rebase -i base",
+                        " change the early step there with git rebase -i base,"
+                        " xpustack save NEW",
                     ) from None
             tree = writer.git.text("write-tree")
             diff = writer.git.run("diff-tree", "-r", "-p", *DIFF_OPTIONS, parent, tree)
@@ -57,7 +56,7 @@ def rederive(
             files = brought(project, [*before, *done], moved)
             if files:
                 writer.add(
-                    {path: file.content for path, file in files.items()}, Path(scratch)
+                    {path: file.content for path, file in files.items()}, scratch
                 )
             parent = writer.git.text("write-tree")
             done.append(moved)

@@ -9,6 +9,7 @@ every step has found its place, and only when asked.
 """
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from xpustack.refresh_work import (
 )
 from xpustack.releases import Release
 from xpustack.save import Stale, save
-from xpustack.series import get_step, load_series
+from xpustack.series import get_step, load_series, read_order
 from xpustack.store import Store
 from xpustack.tree import Tree, trees
 
@@ -150,7 +151,7 @@ def refresh(
         run.go(scratch, frozenset(judged))
         stale = None
         if write and not run.open:
-            stale = _write(project, cache, release, work, progress)
+            stale = _write(project, cache, release, run, progress)
     seconds = time.monotonic() - begin
     return Refreshed(release, origin.name, tuple(run.moved), seconds, stale, directory)
 
@@ -171,6 +172,12 @@ class _Run:
     @property
     def open(self) -> bool:
         return any(one.outcome in OPEN for one in self.moved)
+
+    @property
+    def gone(self) -> tuple[str, ...]:
+        """The steps that were judged to have no place on the new release."""
+        left = ("dropped", "obsolete", "upstream")
+        return tuple(one.step for one in self.moved if one.outcome in left)
 
     def go(self, scratch: Path, judged: frozenset[str]) -> None:
         note = read_note(self.work)
@@ -256,7 +263,7 @@ class _Run:
         """Whether the test of a step passes on what has been carried so far."""
         assert tree.step is not None
         with staged(self.project, self.cache, self.release) as project:
-            _save(project, self.cache, self.work)
+            _save(project, self.cache, self.work, self.gone)
             step = replace(tree.step, release=self.release.name)
             return passes_on(
                 project, self.cache, self.release, step, None, self.progress
@@ -273,7 +280,7 @@ class _Run:
             return set()
         slugs = ["", *slugs_of(self.work)]
         with staged(self.project, self.cache, self.release) as project:
-            _save(project, self.cache, self.work)
+            _save(project, self.cache, self.work, self.gone)
             return {
                 step.slug
                 for step in load_series(project, self.release.name)
@@ -330,8 +337,17 @@ def _require_own(project: Project, release: Release, stale: list[Stale]) -> None
         )
 
 
-def _save(project: Project, cache: Cache, work: Work) -> list[Stale]:
-    return save(project, cache, _place(work))
+def _save(
+    project: Project,
+    cache: Cache,
+    work: Work,
+    gone: Iterable[str],
+    dry_run: bool = False,
+) -> list[Stale]:
+    """Save, and let those of the steps `gone` leave that an earlier run wrote."""
+    left = set(read_order(project, work.state.release)) - set(slugs_of(work))
+    drop = [slug for slug in gone if slug in left]
+    return save(project, cache, _place(work), dry_run, drop=drop)
 
 
 def _place(work: Work) -> Path:
@@ -339,7 +355,7 @@ def _place(work: Work) -> Path:
 
 
 def _write(
-    project: Project, cache: Cache, release: Release, work: Work, progress: Progress
+    project: Project, cache: Cache, release: Release, run: _Run, progress: Progress
 ) -> list[Stale]:
     """Pin and save; a pin whose series cannot be saved is taken back."""
     before = project.releases_file.read_bytes()
@@ -348,8 +364,9 @@ def _write(
         add(project, release)
     try:
         progress(f"writing the series of {release.name}")
-        _require_own(project, release, save(project, cache, _place(work), True))
-        stale = _save(project, cache, work)
+        stale = _save(project, cache, run.work, run.gone, dry_run=True)
+        _require_own(project, release, stale)
+        _save(project, cache, run.work, run.gone)
     except BaseException:
         with atomic_file(project.releases_file) as file:
             file.write(before)

@@ -2,7 +2,6 @@
 """The repository in which a refresh happens, and what it remembers there."""
 
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,13 +23,13 @@ from xpustack.checkout import (
     open_work,
     pending,
 )
-from xpustack.errors import UsageError
+from xpustack.commits import STEP_LINE, quoted
+from xpustack.errors import UsageError, relocated
 from xpustack.git import GitFailed
 from xpustack.pin import add
 from xpustack.progress import Progress
 from xpustack.project import RELEASES_FILE, Project
 from xpustack.releases import Release
-from xpustack.save import STEP_LINE
 from xpustack.series import Step, read_order
 from xpustack.store import Store
 from xpustack.tree import Tree, trees
@@ -98,7 +97,8 @@ def staged(project: Project, cache: Cache, release: Release) -> Iterator[Project
         copy = Project(root)
         if release.name not in releases.load(copy):
             add(copy, release)
-        yield copy
+        with relocated(root, project.root):
+            yield copy
 
 
 @contextmanager
@@ -113,11 +113,11 @@ def working(
     progress: Progress,
 ) -> Iterator[tuple[Work, Path]]:
     """The work repository: an earlier one to go on with, or a new one."""
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
+    with cache.scratch() as scratch:
         if directory is not None and (directory / ".git" / NOTE).is_file():
             work = _resumed(directory, release, origin)
             link_objects(Store(cache), work.git)
-            yield work, Path(scratch)
+            yield work, scratch
             return
         store = Store(cache)
         base = store.base(release, offline=offline, progress=progress)
@@ -138,7 +138,7 @@ def working(
                 (temporary / ".git" / NOTE).write_bytes(
                     msgspec.json.encode(Note(origin.name, had)) + b"\n"
                 )
-            yield open_work(place), Path(scratch)
+            yield open_work(place), scratch
 
 
 def _resumed(directory: Path, release: Release, origin: Release) -> Work:
@@ -158,7 +158,7 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             release=release.name,
             path=directory,
             detail=changes[:10],
-            hint=f"git -C {directory} status; then git add, and git cherry-pick"
+            hint=f"git -C {quoted(work)} status; then git add, and git cherry-pick"
             " --continue (or --abort, and --drop STEP here)",
         )
     if marked := _markers(work):
@@ -167,7 +167,7 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             release=release.name,
             path=directory,
             detail=marked[:10],
-            hint=f"git -C {directory} rebase -i base, and resolve it there",
+            hint=f"git -C {quoted(work)} rebase -i base, and resolve it there",
         )
     return work
 
@@ -207,8 +207,22 @@ def remember(work: Work, source: str, moved: Sequence[Moved]) -> None:
 
 
 def read_note(work: Work) -> Note:
-    """What `remember` noted last."""
-    return msgspec.json.decode((work.git.directory / NOTE).read_bytes(), type=Note)
+    """What `remember` noted last.
+
+    Raises:
+        UsageError: the note is damaged.
+    """
+    path = work.git.directory / NOTE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Note)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            "what xpustack refresh noted about the directory is damaged",
+            release=work.state.release,
+            path=path,
+            detail=[str(error)],
+            hint="the same command with a new --to DIR",
+        ) from None
 
 
 def commits_of(work: Work) -> list[tuple[str, str]]:

@@ -3,6 +3,7 @@
 
 import difflib
 import re
+import shlex
 import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from xpustack.errors import SourceError, UsageError
+from xpustack.files import read
 from xpustack.project import Project
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -109,16 +111,26 @@ def load(project: Project) -> Releases:
     """Read the project's pins.
 
     Raises:
-        SourceError: the file is missing, is not TOML or does not fit the
+        SourceError: the file is missing, is not TOML in UTF-8 or does not fit the
             schema; `path` is `releases.toml:<line>`.
+        EnvironmentProblem: the file cannot be read.
     """
+    path = project.releases_file
+    restore = f"git -C {shlex.quote(str(project.root))} checkout -- {path.name}"
     try:
-        text = project.releases_file.read_text(encoding="utf-8")
+        content = read(path, project.root, SourceError)
     except FileNotFoundError:
+        raise SourceError("the pins are missing", path=path, hint=restore) from None
+    try:
+        text = content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = content[: error.start].count(b"\n") + 1
         raise SourceError(
-            "the pins are missing", path=project.releases_file, hint="git status"
+            "the file is not UTF-8",
+            path=f"{path}:{line}",
+            hint=f"save it as UTF-8, or {restore}",
         ) from None
-    return parse(text, project.releases_file)
+    return parse(text, path)
 
 
 def parse(text: str, path: Path) -> Releases:

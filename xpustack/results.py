@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What checks yield: one result a check, one report a run."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
@@ -55,6 +56,23 @@ class Result(msgspec.Struct, frozen=True):
         if self.tip or self.step == "tip":
             words.append("--tip")
         return command(*words, "--only", self.kind)
+
+
+def stored_pass(
+    value: Mapping[str, Any] | None, kind: Kind, release: str, step: str
+) -> Result | None:
+    """What the cache holds under a key, if it is a pass of this very check.
+
+    None if there is nothing, if it is damaged, and if it belongs to another check.
+    """
+    if value is None:
+        return None
+    try:
+        result = msgspec.convert(value, Result)
+    except msgspec.ValidationError:
+        return None
+    here = (result.kind, result.release, result.step, result.status)
+    return result if here == (kind, release, step, "passed") else None
 
 
 @dataclass(frozen=True)

@@ -1,46 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the commits of a work repository back to patches, overlay and kernels.
 
-A file that a commit adds is overlay or kernel; one that it changes or deletes is
-patch. Nothing is written before the result was applied again and gave the very
+Nothing is written before the result was applied again and gave the very
 trees that the commits have.
 """
 
 import re
 import shutil
-import tempfile
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from xpustack import releases
 from xpustack.bring import COMMON, KERNEL_HOME, TRITON, TRITON_IN_VLLM, kernel_source
 from xpustack.cache import Cache, atomic_file
-from xpustack.checkout import BASE, Work, link_objects, open_work, pending
-from xpustack.diff import DiffError, parse_diff
-from xpustack.errors import SeriesError, UsageError
-from xpustack.git import DIFF_OPTIONS
+from xpustack.checkout import (
+    Work,
+    link_objects,
+    open_work,
+    pending,
+    start_over,
+)
+from xpustack.commits import Saved, commits_since, quoted, require_end
+from xpustack.errors import SeriesError, UsageError, relocated
+from xpustack.files import links_below, without_link
 from xpustack.progress import Progress, silent
 from xpustack.project import RELEASES_FILE, Project
 from xpustack.rederive import rederive
 from xpustack.series import (
     ORDER,
-    SLUG,
     SUFFIX,
     Step,
     format_order,
     format_patch,
-    load_series,
+    load_step,
+    no_step,
+    position,
     read_order,
-    split_text,
-    trailer_problems,
 )
 from xpustack.store import Store
-from xpustack.tree import Tree, forbidden, trees
-
-STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
-"""How a commit names its step; a patch is named by its file."""
+from xpustack.tree import Tree, trees
 
 
 @dataclass(frozen=True)
@@ -54,47 +54,52 @@ class Stale:
     kind: Literal["new", "changed", "removed"]
 
 
-@dataclass(frozen=True)
-class Saved:
-    """One commit of a work repository, taken apart."""
-
-    commit: str
-    tree: str
-    step: Step
-    added: Mapping[str, bytes]
-
-
 def save(
     project: Project,
     cache: Cache,
     directory: Path,
     dry_run: bool = False,
     *,
+    drop: Collection[str] = (),
     progress: Progress = silent,
 ) -> list[Stale]:
     """Write a release's series back from the commits in `directory`.
 
     After `apply --upto`, the steps that are not in `directory` follow, re-derived.
 
+    Args:
+        drop: the slugs of the steps that vanish from the series, no other vanishes.
+
     Returns:
         The files that were stale, sorted; `dry_run` writes none of them.
 
     Raises:
-        UsageError: `directory` was not made by `apply_to`, or has changes that
-            are not committed.
+        UsageError: `directory` was not made by `apply_to`, has changes that are
+            not committed, or does not stand at the end of its series; or a step
+            would vanish that `drop` does not name, or `drop` names one that stays.
         SeriesError: a commit cannot be a step.
         ApplyError: a step after the last commit does not fit any more.
     """
     work = open_work(directory)
-    release = releases.load(project)[work.state.release]
+    pinned = releases.load(project)
+    if work.state.release not in pinned:
+        raise UsageError(
+            "the directory was made for a release that is not pinned any more",
+            release=work.state.release,
+            path=directory,
+            detail=[f"pinned: {', '.join(pinned.names)}"],
+            hint="git log -p releases.toml, then put the pin back",
+        )
+    release = pinned[work.state.release]
     if changes := pending(work):
         raise UsageError(
             "the directory has changes that are not committed",
             release=release.name,
             path=directory,
             detail=changes[:10],
-            hint=f"git -C {directory} status",
+            hint=f"git -C {quoted(work)} status",
         )
+    require_end(work)
     store = Store(cache)
     base = store.base(release, offline=False, progress=progress)
     if base.id != work.state.base:
@@ -102,19 +107,21 @@ def save(
             "the directory was made from another base of this release",
             release=release.name,
             path=directory,
-            hint=f"xpustack apply {release.name} --to NEW",
+            hint=start_over(release.name, directory),
         )
-    saved = _commits(work, project, base.id)
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-        staged = _stage(project, Path(scratch))
+    saved = commits_since(work, project, base.id)
+    with cache.scratch() as scratch:
+        staged = _stage(project, scratch)
         steps = [one.step for one in saved]
-        _put_steps(staged, release.name, steps)
-        for one in saved:
-            _put_added(project, staged, one)
-        made = trees(store, staged, release, progress=progress)
-        _require_same(store, work, saved, made)
-        if work.state.upto is not None:
-            steps += _tail(project, store, staged, made, work.state.upto)
+        later = _later(project, work, steps)
+        _require_dropped(project, work, [*steps, *later], drop)
+        with relocated(staged.root, project.root):
+            _put_steps(staged, release.name, steps)
+            for one in saved:
+                _put_added(project, staged, one)
+            made = trees(store, staged, release, progress=progress)
+            _require_same(store, work, saved, made)
+            steps += rederive(store, staged, made[-1], steps, later)
             _put_steps(staged, release.name, steps)
         _drop_unused(project, staged, release.name, steps)
         stale = _compare(project, staged)
@@ -123,107 +130,80 @@ def save(
     return stale
 
 
-def _commits(work: Work, project: Project, base: str) -> list[Saved]:
-    """The commits since the base, oldest first, as steps."""
-    git, release = work.git, work.state.release
-    log = git.text(
-        "log", "--reverse", "--topo-order", "--format=%H %T %P%n%B%x00", f"{BASE}..HEAD"
-    )
-    saved: list[Saved] = []
-    parent = base
-    for record in log.split("\0")[:-1]:
-        identity, _, message = record.lstrip("\n").partition("\n")
-        commit, tree, *parents = identity.split()
-        subject = message.partition("\n")[0]
+def _later(project: Project, work: Work, saved: list[Step]) -> list[Step]:
+    """After `apply --upto`, the project's steps that are not in the directory. A step
+    that was committed there anew is not read: its patch may be what is at fault.
 
-        def refuse(
-            problem: str, commit: str = commit, subject: str = subject
-        ) -> SeriesError:
-            return SeriesError(
-                problem,
+    Raises:
+        UsageError: the series lost the step up to which the directory was made.
+        SeriesError: a later step is malformed.
+    """
+    release, upto = work.state.release, work.state.upto
+    if upto is None:
+        return []
+    order = read_order(project, release)
+    try:
+        begin = position(order, upto, release)
+    except UsageError:
+        raise UsageError(
+            f"the series lost the step {upto} since the directory was made",
+            release=release,
+            path=project.series_dir(release) / ORDER,
+            hint=start_over(release, work.git.work_tree or work.git.directory),
+        ) from None
+    here = {step.slug for step in saved}
+    return [
+        load_step(project, release, slug) for slug in order[begin:] if slug not in here
+    ]
+
+
+def _require_dropped(
+    project: Project, work: Work, steps: Iterable[Step], drop: Collection[str]
+) -> None:
+    """Insist that no step vanishes by oversight.
+
+    Raises:
+        UsageError: one vanishes that `drop` does not name, or the other way round.
+    """
+    release, place = work.state.release, quoted(work)
+    before, after = read_order(project, release), {step.slug for step in steps}
+    for slug in drop:
+        if slug in after:
+            raise UsageError(
+                f"the step {slug} is to be dropped, and its commit is still there",
                 release=release,
-                path=git.work_tree,
-                detail=[f"commit {commit[:12]} {subject}"],
-                hint=f"git -C {git.work_tree} rebase -i base",
+                step=slug,
+                path=work.git.work_tree,
+                hint=f"git -C {place} rebase -i base, and delete the step's line",
             )
-
-        if parents != [parent]:
-            raise refuse("the commits since the tag base are not one straight line")
-        slug = STEP_LINE.search(message)
-        if slug is None or not SLUG.fullmatch(slug[1]):
-            raise refuse("the message lacks a line such as `Step: swa-rope`")
-        if any(one.step.slug == slug[1] for one in saved):
-            raise refuse(f"two commits are the step {slug[1]}")
-        try:
-            subject, text, trailers = split_text(STEP_LINE.sub("", message))
-        except ValueError as error:
-            raise refuse(str(error)) from None
-        patched, added = _changes(work, parent, commit)
-        diff = b""
-        if patched:
-            diff = git.run(
-                "--literal-pathspecs",
-                *("diff-tree", "-r", "-p", *DIFF_OPTIONS, parent, commit),
-                *("--", *patched),
-            )
-        overlay = [path for path in added if not path.startswith(KERNEL_HOME + "/")]
-        known = [path for path in trailers.overlay if path in overlay]
-        new = [path for path in overlay if path not in known]
-        trailers = replace(trailers, overlay=(*known, *new))
-        path = project.series_dir(release) / (slug[1] + SUFFIX)
-        try:
-            files = parse_diff(diff)
-        except DiffError as error:
-            raise refuse(f"{error.message} ({error.path})") from None
-        step = Step(release, slug[1], path, subject, text, trailers, diff, files)
-        problems = trailer_problems(step)
-        problems += [f"{name}: {why}" for name in patched if (why := forbidden(name))]
-        problems += [
-            f"{name} is a kernel: change it in the commit that adds it"
-            for name in patched
-            if name.startswith(KERNEL_HOME + "/")
-        ]
-        if not patched and not added:
-            problems.append("the commit changes nothing")
-        if problems:
-            raise refuse("; ".join(problems))
-        blobs = git.blobs(added.values()) if added else {}
-        contents = {name: blobs[blob] for name, blob in added.items()}
-        saved.append(Saved(commit, tree, step, contents))
-        parent = commit
-    return saved
-
-
-def _changes(work: Work, parent: str, commit: str) -> tuple[list[str], dict[str, str]]:
-    """The files that a commit changes or deletes, and those that it adds with
-    their blob ids."""
-    fields = (
-        work.git.run(
-            *("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev"),
-            *(parent, commit),
+        if slug not in before:
+            raise no_step(before, slug, release)
+    if gone := [slug for slug in before if slug not in after and slug not in drop]:
+        options = " ".join(f"--drop {slug}" for slug in (*drop, *gone))
+        raise UsageError(
+            "steps of the series have no commit in the directory and would be lost:"
+            f" {', '.join(gone)}",
+            release=release,
+            step=gone[0],
+            path=work.git.work_tree,
+            hint=f"xpustack save {place} {options} if they are to go;"
+            f" git -C {place} reflog shows the commits that were there",
         )
-        .decode("utf-8", "replace")
-        .split("\0")[:-1]
-    )
-    patched, added = [], {}
-    for properties, path in zip(fields[::2], fields[1::2], strict=True):
-        _, mode, _, blob, status = properties.split(" ")
-        if status != "A":
-            patched.append(path)
-        elif mode != "100644":
-            raise SeriesError(
-                "a step may add plain files only (mode 100644)",
-                release=work.state.release,
-                path=path,
-                hint=f"git -C {work.git.work_tree} rebase -i base",
-            )
-        else:
-            added[path] = blob
-    return patched, added
 
 
 def _stage(project: Project, scratch: Path) -> Project:
-    """A copy of what `save` may write, to be changed first."""
+    """A copy of what `save` may write, to be changed first.
+
+    Raises:
+        SeriesError: there is a link in it.
+    """
+    for folder in (project.patches, project.overlay, project.kernels):
+        for link in links_below(folder):
+            raise SeriesError(
+                "a symbolic link stands there, and links are not followed",
+                path=link,
+                hint=without_link(link),
+            )
     staged = Project(scratch)
     shutil.copyfile(project.releases_file, scratch / RELEASES_FILE)
     for source in (project.patches, project.overlay, project.kernels):
@@ -237,9 +217,11 @@ def _stage(project: Project, scratch: Path) -> Project:
 
 
 def _put_steps(staged: Project, release: str, steps: Iterable[Step]) -> None:
+    """Write a series, and leave other files in its folder alone."""
     directory = staged.series_dir(release)
-    shutil.rmtree(directory, ignore_errors=True)
-    directory.mkdir(parents=True)
+    for slug in read_order(staged, release):
+        (directory / (slug + SUFFIX)).unlink(missing_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
     slugs = []
     for step in steps:
         (directory / (step.slug + SUFFIX)).write_bytes(format_patch(step))
@@ -263,7 +245,8 @@ def _put_added(project: Project, staged: Project, one: Saved) -> None:
                     release=one.step.release,
                     step=one.step.slug,
                     path=path,
-                    hint="git rebase -i base, and take the file out of the commit",
+                    hint="git rebase -i base in the directory, and take the file out"
+                    " of the commit",
                 )
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
@@ -326,28 +309,8 @@ def _require_same(
                 " A: the trailers bring it, the commit lacks it; M: they differ",
                 *names.splitlines()[:10],
             ],
-            hint=f"git -C {work.git.work_tree} show --stat {one.commit[:12]}",
+            hint=f"git -C {quoted(work)} show --stat {one.commit[:12]}",
         )
-
-
-def _tail(
-    project: Project, store: Store, staged: Project, made: list[Tree], upto: str
-) -> list[Step]:
-    """The steps that followed `upto` in the project, on top of the saved ones."""
-    release = made[0].release
-    order = read_order(project, release.name)
-    if upto not in order:
-        raise UsageError(
-            f"the series lost the step {upto} since the directory was made",
-            release=release.name,
-            path=project.series_dir(release.name) / ORDER,
-            hint=f"xpustack apply {release.name} --to NEW",
-        )
-    before = [tree.step for tree in made if tree.step is not None]
-    here = {step.slug for step in before}
-    later = load_series(project, release.name)[order.index(upto) + 1 :]
-    tail = [step for step in later if step.slug not in here]
-    return rederive(store, staged, made[-1], before, tail)
 
 
 def _compare(project: Project, staged: Project) -> list[Stale]:
@@ -374,13 +337,16 @@ def _files(root: Path, relative: Path) -> dict[Path, bytes]:
 
 
 def _write(project: Project, staged: Project, stale: list[Stale]) -> None:
-    """Bring the project to the staged state; a series' order file comes last."""
+    """Bring the project to the staged state. New content comes first, then the order
+    file, then what goes: a kill between two of them loses nothing."""
     for one in sorted(stale, key=lambda one: (one.path.name == ORDER, one.path)):
         target = project.root / one.path
         if one.kind == "removed":
-            target.unlink()
             continue
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
         with atomic_file(target) as file:
             file.write((staged.root / one.path).read_bytes())
         target.chmod(mode)
+    for one in stale:
+        if one.kind == "removed":
+            (project.root / one.path).unlink()

@@ -9,20 +9,22 @@ so that a refresh shows only what changed.
 
 import difflib
 import re
-import tempfile
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.diff import DiffError, FileDiff, parse_diff
 from xpustack.errors import SeriesError, UsageError
-from xpustack.git import Git, GitFailed
+from xpustack.files import read
+from xpustack.git import GitFailed, mailinfo
 from xpustack.project import Project
 
 ORDER = "series"
 SUFFIX = ".patch"
 SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
-REGENERATE = "xpustack apply {release} --to DIR, correct it there, xpustack save DIR"
+BASE_ALONE = "base"
+"""Stands for the tree without steps where a step's slug is asked for."""
 
 _TRAILER = re.compile(
     r"(Upstream-Status|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
@@ -175,12 +177,31 @@ def trailer_problems(step: Step) -> list[str]:
     return problems
 
 
+def redo(release: str, path: Path) -> str:
+    """What to do about a step whose patch cannot be read or does not fit: the steps
+    before it can still be applied, and the step made anew on top of them."""
+    slug = path.name.removesuffix(SUFFIX)
+    try:
+        order = (path.parent / ORDER).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        order = []
+    at = order.index(path.name) if path.name in order else 0
+    before = order[at - 1].removesuffix(SUFFIX) if at else BASE_ALONE
+    return (
+        f"git checkout -- {shlex.quote(str(path))} takes back an edit of the file;"
+        f" else xpustack apply {release} --upto {before} --to DIR, commit the change"
+        f" there with the step's message and the line `Step: {slug}`,"
+        " xpustack save DIR"
+    )
+
+
 def read_patch(release: str, path: Path) -> Step:
     """Read a step's mail with `git mailinfo -b`, trailers unjudged.
 
     Raises:
         SeriesError: the file is missing, is not a mail of this tool's making, or
             its diff is malformed; `path` is `<file>:<line>` where known.
+        EnvironmentProblem: the file cannot be read.
     """
     slug = path.name.removesuffix(SUFFIX)
 
@@ -191,11 +212,11 @@ def read_patch(release: str, path: Path) -> Step:
             step=slug,
             path=path if line is None else f"{path}:{line}",
             detail=detail,
-            hint=REGENERATE.format(release=release),
+            hint=redo(release, path),
         )
 
     try:
-        mail = path.read_bytes()
+        mail = read(path, path.parents[2], SeriesError, release=release, step=slug)
     except FileNotFoundError:
         raise refuse("the series names a patch that does not exist") from None
     if b"\r" in mail:
@@ -205,6 +226,11 @@ def read_patch(release: str, path: Path) -> Step:
     offset = head.count(b"\n") + 2
     if not mark:
         raise refuse("the line `---` between message and diff is missing")
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = head[: error.start].count(b"\n") + 1
+        raise refuse("the message is not UTF-8", line) from None
     if diff and not diff.startswith(b"diff --git "):
         raise refuse("the diff does not follow the line `---`", offset + 1)
     try:
@@ -213,9 +239,11 @@ def read_patch(release: str, path: Path) -> Step:
         named = f" (in {error.path})" if error.path else ""
         raise refuse(error.message + named, offset + error.line) from None
     try:
-        subject, text = _mailinfo(head + b"\n---\n")
+        subject, text = mailinfo(head + b"\n---\n")
         _, message, trailers = split_text(f"{subject}\n\n{text}")
-    except (GitFailed, ValueError) as error:
+    except GitFailed as error:
+        raise refuse("git cannot read the mail", detail=error.stderr) from None
+    except ValueError as error:
         raise refuse(str(error), offset - 1) from None
     step = Step(release, slug, path, subject, message, trailers, diff, files)
     written = format_patch(step)
@@ -239,18 +267,22 @@ def read_order(project: Project, release: str) -> list[str]:
 
     Raises:
         SeriesError: a line is not `<slug>.patch`, stands twice, or the file does
-            not end with LF.
+            not end with LF, or is no plain file.
+        EnvironmentProblem: the file cannot be read.
     """
     path = project.series_dir(release) / ORDER
     try:
-        text = path.read_bytes().decode("utf-8", "replace")
+        content = read(path, project.root, SeriesError, release=release)
     except FileNotFoundError:
         return []
+    text = content.decode("utf-8", "replace")
     slugs: list[str] = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         slug = line.removesuffix(SUFFIX)
         if slug + SUFFIX != line or not SLUG.fullmatch(slug):
             problem = f"{line!r} is not a patch name such as swa-rope.patch"
+        elif slug == BASE_ALONE:
+            problem = f"{line!r}: {slug} stands for the tree without steps"
         elif slug in slugs:
             problem = f"{line} stands twice"
         else:
@@ -267,7 +299,7 @@ def read_order(project: Project, release: str) -> list[str]:
             "the last line does not end with a line feed",
             release=release,
             path=path,
-            hint=f"echo >> {path}",
+            hint=f"echo >> {shlex.quote(str(path))}",
         )
     return slugs
 
@@ -284,21 +316,51 @@ def load_series(project: Project, release: str) -> list[Step]:
         SeriesError: the first thing wrong with the order file, a mail or a
             trailer. `static.check_static` lists all of them.
     """
-    directory = project.series_dir(release)
-    steps = []
-    for slug in read_order(project, release):
-        step = read_patch(release, directory / (slug + SUFFIX))
-        if problems := trailer_problems(step):
-            raise SeriesError(
-                problems[0],
-                release=release,
-                step=slug,
-                path=step.path,
-                detail=problems[1:],
-                hint="xpustack check --static",
-            )
-        steps.append(step)
-    return steps
+    return [load_step(project, release, slug) for slug in read_order(project, release)]
+
+
+def load_step(project: Project, release: str, slug: str) -> Step:
+    """One step of a release, its trailers judged.
+
+    Raises:
+        SeriesError: the mail or a trailer is malformed.
+    """
+    step = read_patch(release, project.series_dir(release) / (slug + SUFFIX))
+    if problems := trailer_problems(step):
+        raise SeriesError(
+            problems[0],
+            release=release,
+            step=slug,
+            path=step.path,
+            detail=problems[1:],
+            hint=f"correct it in {step.path}, then xpustack check --static",
+        )
+    return step
+
+
+def position(slugs: Sequence[str], slug: str, release: str | None) -> int:
+    """How many steps the series has up to and with `slug`; 0 for `base`.
+
+    Raises:
+        UsageError: the series has no such step; the nearest is suggested.
+    """
+    if slug == BASE_ALONE:
+        return 0
+    if slug not in slugs:
+        raise no_step(slugs, slug, release)
+    return slugs.index(slug) + 1
+
+
+def no_step(slugs: Sequence[str], slug: str, release: str | None) -> UsageError:
+    """The error about a step that a series does not have; the nearest is suggested."""
+    near = difflib.get_close_matches(slug, slugs, n=1, cutoff=0.4)
+    return UsageError(
+        f"the series has no step {slug!r}"
+        + (f"; did you mean {near[0]}?" if near else ""),
+        release=release,
+        detail=[f"steps: {', '.join(slugs) or 'none'}"],
+        hint="xpustack status",
+    )
 
 
 def get_step(steps: Sequence[Step], slug: str) -> Step:
@@ -310,32 +372,5 @@ def get_step(steps: Sequence[Step], slug: str) -> Step:
     for step in steps:
         if step.slug == slug:
             return step
-    names = [step.slug for step in steps]
-    near = difflib.get_close_matches(slug, names, n=1, cutoff=0.4)
-    raise UsageError(
-        f"the series has no step {slug!r}"
-        + (f"; did you mean {near[0]}?" if near else ""),
-        release=steps[0].release if steps else None,
-        detail=[f"steps: {', '.join(names) or 'none'}"],
-        hint="xpustack status",
-    )
-
-
-def _mailinfo(mail: bytes) -> tuple[str, str]:
-    """Subject and body of a mail, as `git mailinfo -b` reads them."""
-    with tempfile.TemporaryDirectory(prefix="xpustack-") as directory:
-        message = Path(directory, "message")
-        output = Git(Path(directory)).run(
-            "mailinfo",
-            "-b",
-            "--no-scissors",
-            "--encoding=UTF-8",
-            str(message),
-            str(Path(directory, "patch")),
-            data=mail,
-        )
-        text = message.read_text(encoding="utf-8")
-    headers = dict(
-        line.split(": ", 1) for line in output.decode().splitlines() if ": " in line
-    )
-    return headers.get("Subject", ""), text
+    release = steps[0].release if steps else None
+    raise no_step([step.slug for step in steps], slug, release)

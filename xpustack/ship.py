@@ -2,9 +2,6 @@
 """A release as it is handed out: one wheel of the whole series, and beside it what
 it needs, what it is made of and where it comes from. All of it or nothing."""
 
-import os
-import secrets
-import shutil
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +9,7 @@ from pathlib import Path
 
 from xpustack import inputs, provenance, sbom, wheel
 from xpustack.build import make, private_places, recipe, version_of
-from xpustack.cache import Cache, atomic_dir
+from xpustack.cache import Cache, recover_dir, replace_dir
 from xpustack.constraints import (
     Pinned,
     base_texts,
@@ -198,24 +195,19 @@ def ship(
     begin = time.monotonic()
     runner = Runner()
     target = directory.absolute() / release.name
+    recover_dir(target)
     _require_ours(target, release)
-    old = target.parent / f".xpustack-{secrets.token_hex(8)}.part"
-    try:
-        with atomic_dir(target) as temporary:
-            made = derive(
-                runner, project, cache, release, offline=offline, progress=progress
-            )
-            pins = list(made.pins)
-            if not offline:
-                progress("asking the index for hashes")
-                pins = with_hashes(pins, PipConfiguration.of_this_machine().index())
-            files = made.files(pins, inputs.tool(), inputs.machine(runner))
-            for name, data in files.items():
-                (temporary / name).write_bytes(data)
-            if target.exists():
-                os.rename(target, old)
-    finally:
-        shutil.rmtree(old, ignore_errors=True)
+    with replace_dir(target) as temporary:
+        made = derive(
+            runner, project, cache, release, offline=offline, progress=progress
+        )
+        pins = list(made.pins)
+        if not offline:
+            progress("asking the index for hashes")
+            pins = with_hashes(pins, PipConfiguration.of_this_machine().index())
+        files = made.files(pins, inputs.tool(), inputs.machine(runner))
+        for name, data in files.items():
+            (temporary / name).write_bytes(data)
     return Shipped(
         release.name,
         made.version,
@@ -241,7 +233,11 @@ def _variables(version: str) -> dict[str, str]:
     """The build's variables without this machine's directories."""
     told = recipe(Path("/"), version)
     mapped = "-ffile-prefix-map=<directory of the build or of Python>=<its name>"
-    return told | {"CFLAGS": mapped, "CXXFLAGS": mapped, "TMPDIR": "<new>"}
+    linker = "<Python's own, without the directories of Python>"
+    return told | {
+        **{"CFLAGS": mapped, "CXXFLAGS": mapped, "TMPDIR": "<new>"},
+        **{"LDSHARED": linker, "LDCXXSHARED": linker},
+    }
 
 
 def _require_ours(target: Path, release: Release) -> None:

@@ -2,6 +2,7 @@
 """What can be judged about the series without a base: no checkout, no network."""
 
 import hashlib
+import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from xpustack import releases
 from xpustack.bring import COMMON, KERNEL_HOME, brought
 from xpustack.diff import NO_BLOB
 from xpustack.errors import StackError
+from xpustack.files import links_below, without_link
 from xpustack.project import Project
 from xpustack.series import (
     ORDER,
@@ -17,6 +19,7 @@ from xpustack.series import (
     Step,
     read_order,
     read_patch,
+    redo,
     trailer_problems,
 )
 from xpustack.tree import forbidden
@@ -67,16 +70,27 @@ def check_static(project: Project) -> list[Finding]:
     findings += _folders(
         project.overlay, (*names, COMMON), "an overlay of no pinned release"
     )
+    for folder in (project.patches, project.overlay, project.kernels):
+        for link in links_below(folder):
+            findings.append(
+                Finding(
+                    _release_of(project, link, names),
+                    None,
+                    str(link),
+                    "a symbolic link stands there, and links are not followed",
+                    hint=without_link(link),
+                )
+            )
     for path in sorted(project.overlay.rglob("*")):
-        if path.is_symlink() or (path.is_file() and path not in used):
-            problem = "is a link" if path.is_symlink() else "is brought by no step"
+        if path.is_file() and not path.is_symlink() and path not in used:
             findings.append(
                 Finding(
                     _release_of(project, path, names),
                     None,
                     str(path),
-                    f"the overlay file {problem}",
-                    hint=f"git rm {path}, or name it in an Overlay: trailer",
+                    "the overlay file is brought by no step",
+                    hint=f"rm {shlex.quote(str(path))}, or name it in an Overlay:"
+                    " trailer",
                 )
             )
     return findings
@@ -114,7 +128,8 @@ def _series(project: Project, release: str, used: set[Path]) -> Iterator[Finding
                 path.name.removesuffix(SUFFIX),
                 str(path),
                 "the file is not in the series",
-                hint=f"git rm {path}, or add its name to {directory / ORDER}",
+                hint=f"rm {shlex.quote(str(path))}, or add its name to"
+                f" {directory / ORDER}",
             )
     seen = _Seen(project, used)
     for slug in slugs:
@@ -151,12 +166,12 @@ def _step(seen: _Seen, step: Step) -> Iterator[Finding]:
             step.slug,
             str(step.path),
             message,
-            hint or f"correct {step.path}, or save it again: CONTRIBUTING.md",
+            hint or redo(step.release, step.path),
             warning,
         )
 
     for problem in trailer_problems(step):
-        yield finding(problem)
+        yield finding(problem, f"correct the trailer in {step.path}")
     trailers = step.trailers
     if trailers.test and not (project.root / trailers.test).is_file():
         yield finding(f"there is no {trailers.test}", f"create {trailers.test}")
@@ -176,14 +191,16 @@ def _step(seen: _Seen, step: Step) -> Iterator[Finding]:
             yield finding(
                 f"{file.path}: the patch was made on blob {file.old_id[:12]}, the steps"
                 f" before leave {known[:12]}: the order is wrong or a step changed",
-                f"xpustack apply {step.release} --to DIR",
             )
         seen.blobs[file.path] = file.new_id or known
     names = [("overlay file", name) for name in trailers.overlay]
     names += [("kernel", name) for name in trailers.kernels]
     for kind, name in names:
         if name in seen.owners:
-            yield finding(f"the {kind} {name} already belongs to {seen.owners[name]}")
+            yield finding(
+                f"the {kind} {name} already belongs to {seen.owners[name]}",
+                f"take it out of the trailers in {step.path}",
+            )
         seen.owners.setdefault(name, step.slug)
     try:
         for path, comes in brought(project, seen.steps, step).items():
@@ -199,7 +216,7 @@ def _step(seen: _Seen, step: Step) -> Iterator[Finding]:
                     step.slug,
                     str(comes.source),
                     "the file has carriage returns: lines end with LF alone",
-                    hint=f"sed -i 's/\\r$//' {comes.source}",
+                    hint=f"sed -i 's/\\r$//' {shlex.quote(str(comes.source))}",
                 )
         lines = changed_lines(step) + brought_lines(project, seen.steps, step)
         if lines > LARGE:
@@ -221,13 +238,14 @@ def _folders(parent: Path, names: tuple[str, ...], problem: str) -> Iterator[Fin
                 None,
                 str(path),
                 problem,
-                hint=f"git rm -r {path}, or xpustack pin",
+                hint=f"rm -r {shlex.quote(str(path))}, or xpustack pin VERSION",
             )
 
 
 def _release_of(project: Project, path: Path, names: tuple[str, ...]) -> str | None:
-    folder = path.relative_to(project.overlay).parts[0]
-    return folder if folder in names else None
+    """The release in whose folder of patches or overlay a file is, if in any."""
+    folders = path.relative_to(project.root).parts[1:2]
+    return folders[0] if folders and folders[0] in names else None
 
 
 def _is_test(path: str) -> bool:

@@ -3,7 +3,6 @@
 
 import ast
 import shutil
-import sys
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -15,20 +14,33 @@ from xpustack import environment
 from xpustack.build import Build
 from xpustack.cache import Cache
 from xpustack.errors import SeriesError
-from xpustack.process import TIMED_OUT, Runner, clean_environment
+from xpustack.process import clean_environment
 from xpustack.project import Project
+from xpustack.releases import Release
 from xpustack.results import Figure
 from xpustack.series import Step
 from xpustack.syntax import parse
+from xpustack.test_server import ENVIRONMENT, Ended, Server, described
 from xpustack.verdict import Run, judge, judge_alone
 
 TARGET = 20.0
 LIMIT = 300.0
-RECIPE = ("steptest", "outcomes", "verdict", "build", "process", "environment")
+RECIPE = (
+    *("steptest", "outcomes", "verdict", "test_server", "warm_server"),
+    *("process", "environment"),
+)
+PIN_VARIABLE = "EMULATED_XPU_KERNELS"
+"""Tells the emulation which vllm-xpu-kernels it stands for."""
 IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
 _PLUGIN = "xpustack_outcomes"
 _ALWAYS = ("conftest.py", "layout.py")
 _ENTRY_POINTS = "vllm.platform_plugins"
+_COMPILED = "pytest.mark.compiled"
+_TO_THE_END = frozenset({0, 1, 5})
+"""pytest's exit statuses when all passed, when some failed, when there is no test."""
+_INTERRUPTED = 2
+"""The one after a collection error, and after `pytest.exit`."""
+_SHOWN = 30
 
 
 @dataclass(frozen=True)
@@ -59,6 +71,16 @@ class Material:
     tests: Mapping[str, Path]
     support: Mapping[str, Path]
     entry_points: str
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the module says, with the marker `compiled`, that it tests what
+        torch.compile makes. All others run without it, in a fraction of the time."""
+        path = self.tests[self.module]
+        return any(
+            isinstance(node, ast.Attribute) and ast.unparse(node) == _COMPILED
+            for node in ast.walk(parse(path.read_bytes(), str(path)))
+        )
 
     @property
     def digest(self) -> str:
@@ -119,52 +141,147 @@ def closure(module: Path) -> dict[str, Path]:
     return found
 
 
-def key_of(step: Step, stuff: Material, before: Build | None, after: Build) -> str:
-    return environment.digest(
-        step=step.slug,
-        failure=step.trailers.failure or "",
-        before=before.key if before else "",
-        after=after.key,
-        material=stuff.digest,
-        tool=environment.tool(*RECIPE),
-        environment=environment.lock(),
-    )
+@dataclass(frozen=True)
+class StepTest:
+    """A step's test with all that its result depends on: the one way to look for a
+    stored result and to make a new one.
 
-
-def test(
-    runner: Runner,
-    cache: Cache,
-    step: Step,
-    stuff: Material,
-    before: Build | None,
-    after: Build,
-    pins: Mapping[str, str],
-) -> Tested:
-    """Run the module on both trees (`before` None: on `after` alone) and judge.
-
-    Args:
-        pins: environment variables that tell the emulation what it stands for.
-
-    Raises:
-        EnvironmentProblem: no room.
-        Stopped: the runner was stopped.
+    `before` is None where the test is to pass on the tree `after` alone, `kernels`
+    is the version of vllm-xpu-kernels that the release pins.
     """
-    with cache.scratch() as work:
-        _lay_out(work, stuff)
-        first = _run(runner, work, stuff, before, pins) if before else None
-        second = _run(runner, work, stuff, after, pins)
-    if first is None:
-        problems = judge_alone(second)
-    else:
-        problems = judge(
-            first,
-            second,
-            step.trailers.failure,
-            imports=step.slug in IMPORT_IS_THE_DEFECT,
+
+    step: Step
+    material: Material
+    before: Build | None
+    after: Build
+    kernels: str
+
+    @classmethod
+    def of(
+        cls,
+        project: Project,
+        release: Release,
+        step: Step,
+        before: Build | None,
+        after: Build,
+    ) -> "StepTest":
+        """The test as the project's files have it now.
+
+        Raises:
+            SeriesError: the step names no test module, or one that does not exist.
+        """
+        kernels = release.xpu_kernels.version
+        return cls(step, material(project, step), before, after, kernels)
+
+    @property
+    def key(self) -> str:
+        """Where the cache keeps the result."""
+        key = environment.digest(
+            release=self.step.release,
+            step=self.step.slug,
+            failure=self.step.trailers.failure or "",
+            before=self.before.key if self.before else "",
+            after=self.after.key,
+            material=self.material.digest,
+            kernels=self.kernels,
+            tool=environment.tool(*RECIPE),
+            environment=environment.lock(),
         )
+        return f"test-{key}"
+
+    def run(self, server: Server, cache: Cache) -> Tested:
+        """Run the module on both trees, or on `after` alone, and judge.
+
+        Raises:
+            EnvironmentProblem: no room, or no process can be started.
+            Stopped: the runner was stopped.
+        """
+        with cache.scratch() as work:
+            _lay_out(work, self.material)
+            first = self._direction(server, work, self.before) if self.before else None
+            second = self._direction(server, work, self.after)
+        if first is None:
+            problems = judge_alone(second)
+        else:
+            problems = judge(
+                first,
+                second,
+                self.step.trailers.failure,
+                imports=self.step.slug in IMPORT_IS_THE_DEFECT,
+            )
+        return _tested(problems, first, second)
+
+    def _direction(self, server: Server, work: Path, build: Build) -> Run:
+        """One tree. Neither the repository nor the caller's folder is on the path, so
+        that `import vllm` can only mean the wheel."""
+        outcomes, output = work / "outcomes.json", work / "output.txt"
+        outcomes.unlink(missing_ok=True)
+        path = [build.installed, work / "support"]
+        extra = {PIN_VARIABLE: self.kernels}
+        if not self.material.compiled:
+            extra["TORCHDYNAMO_DISABLE"] = "1"
+        ended = server.run(
+            [
+                *("-p", "no:cacheprovider"),
+                *("-p", _PLUGIN, "-p", "emulated_xpu.pytest_plugin"),
+                *("-c", "pytest.ini", "--rootdir", ".", "-q", "--tb=short"),
+                *("--strict-markers", "--no-header", self.material.module),
+            ],
+            cwd=work / "tests",
+            path=path,
+            env=clean_environment(
+                **ENVIRONMENT,
+                PYTHONPATH=":".join(map(str, path)),
+                TMPDIR=str(work),
+                TRITON_CACHE_DIR=str(work / "triton"),
+                VLLM_CACHE_ROOT=str(work / "vllm-cache"),
+                VLLM_CONFIG_ROOT=str(work / "vllm-config"),
+                VLLM_NO_USAGE_STATS="1",
+                VLLM_PLUGINS="emulated_xpu",
+                XPUSTACK_OUTCOMES=str(outcomes),
+                **extra,
+            ),
+            output=output,
+            limit=LIMIT,
+        )
+        try:
+            run = msgspec.json.decode(outcomes.read_bytes(), type=Run)
+        except (FileNotFoundError, msgspec.DecodeError):
+            run = None
+        crash = _crash(ended, run)
+        said = output.read_text("utf-8", "replace") if output.is_file() else ""
+        return msgspec.structs.replace(
+            Run() if run is None or crash else run,
+            crash=crash,
+            output=tuple(said.rstrip().splitlines()[-_SHOWN:]),
+            seconds=ended.seconds,
+            notes=ended.notes,
+        )
+
+
+def _crash(ended: Ended, run: Run | None) -> str:
+    """Why the outcomes of a run do not count, empty if they do."""
+    if ended.late:
+        return f"killed after {LIMIT:.0f} s"
+    if ended.died:
+        return ended.died
+    uncollected = run is not None and any(e.outcome == "failed" for e in run.collection)
+    to_the_end = ended.status in _TO_THE_END or (
+        ended.status == _INTERRUPTED and uncollected
+    )
+    return "" if run is not None and to_the_end else f"it {described(ended.status)}"
+
+
+def _tested(problems: tuple[str, ...], first: Run | None, second: Run) -> Tested:
     runs = [("before", first), ("after", second)]
     skipped = [test for test in second.tests if test.outcome == "skipped"]
     before_matters = problems and first is not None and not judge_alone(second)
+    slow = tuple(
+        f"{run.seconds:.0f} s {when} the step: a direction should take at most"
+        f" {TARGET:.0f} s"
+        for when, run in runs
+        if run is not None and run.seconds > TARGET
+    )
     return Tested(
         problems=problems,
         counts={
@@ -175,12 +292,7 @@ def test(
             ),
             "skipped": len(skipped),
         },
-        warnings=tuple(
-            f"{run.seconds:.0f} s {when} the step: a direction should take at most"
-            f" {TARGET:.0f} s"
-            for when, run in runs
-            if run is not None and run.seconds > TARGET
-        ),
+        warnings=(*slow, *(first.notes if first else ()), *second.notes),
         skips=tuple(f"{test.name}: {test.text}" for test in skipped),
         output=(first if first is not None and before_matters else second).output,
         seconds=sum(run.seconds for _, run in runs if run is not None),
@@ -213,54 +325,6 @@ def _lay_out(work: Path, stuff: Material) -> None:
     )
     (distribution / "entry_points.txt").write_text(stuff.entry_points)
     (work / "tests" / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
-
-
-def _run(
-    runner: Runner,
-    work: Path,
-    stuff: Material,
-    build: Build,
-    pins: Mapping[str, str],
-) -> Run:
-    """One direction. Neither the repository nor the caller's folder is on the
-    path, so that `import vllm` can only mean the wheel."""
-    outcomes = work / "outcomes.json"
-    outcomes.unlink(missing_ok=True)
-    done = runner.run(
-        [
-            *(sys.executable, "-m", "pytest", "-p", "no:cacheprovider"),
-            *("-p", _PLUGIN, "-p", "emulated_xpu.pytest_plugin"),
-            *("-c", "pytest.ini", "--rootdir", ".", "-q", "--tb=short"),
-            *("--strict-markers", "--no-header", stuff.module),
-        ],
-        cwd=work / "tests",
-        env=clean_environment(
-            CUDA_VISIBLE_DEVICES="",
-            HF_HUB_OFFLINE="1",
-            PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
-            PYTHONPATH=f"{build.installed}:{work / 'support'}",
-            TMPDIR=str(work),
-            TRITON_CACHE_DIR=str(work / "triton"),
-            TRITON_INTERPRET="1",
-            TRANSFORMERS_OFFLINE="1",
-            VLLM_CACHE_ROOT=str(work / "vllm-cache"),
-            VLLM_CONFIG_ROOT=str(work / "vllm-config"),
-            VLLM_NO_USAGE_STATS="1",
-            VLLM_PLUGINS="emulated_xpu",
-            XPUSTACK_OUTCOMES=str(outcomes),
-            **pins,
-        ),
-        timeout=LIMIT,
-    )
-    crash = ""
-    if done.returncode == TIMED_OUT:
-        crash = f"killed after {LIMIT:.0f} s"
-    elif not outcomes.is_file():
-        crash = f"it ended with exit status {done.returncode}"
-    if crash:
-        return Run(crash=crash, output=done.last_lines(), seconds=done.seconds)
-    run = msgspec.json.decode(outcomes.read_bytes(), type=Run)
-    return msgspec.structs.replace(run, output=done.last_lines(), seconds=done.seconds)
 
 
 def _imports(path: Path) -> Iterable[str]:

@@ -6,19 +6,26 @@ steps are all in the store costs one git process. Nothing needs a work tree.
 """
 
 import hashlib
-import tempfile
+import shlex
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from xpustack.bring import Brought, brought
-from xpustack.errors import ApplyError, SeriesError, StackError
+from xpustack.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.fit import check_fit, check_result
 from xpustack.git import GitFailed
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
 from xpustack.releases import Release
-from xpustack.series import Step, format_patch, get_step, load_series
+from xpustack.series import (
+    Step,
+    format_patch,
+    load_step,
+    position,
+    read_order,
+    redo,
+)
 from xpustack.store import Commit, Store, Writer
 
 _FORMAT = b"xpustack tree 1\n"
@@ -60,7 +67,8 @@ def trees(
     """The base and every tree of a release's series, base first.
 
     Args:
-        upto: the last step to apply, by its slug; None for the whole series.
+        upto: the last step to apply, by its slug, or `base` for none; None for the
+            whole series.
 
     Raises:
         SourceError: the base cannot be had.
@@ -85,12 +93,14 @@ def grow(
     progress: Progress = silent,
     upto: str | None = None,
 ) -> tuple[list[Tree], StackError | None]:
-    """As `trees`, but with the trees before the first failure and that failure."""
+    """As `trees`, but with the trees before the first failure and that failure.
+
+    Raises:
+        EnvironmentProblem: the machine, and no step, is to blame.
+    """
     made: list[Tree] = []
     try:
-        steps = load_series(project, release.name)
-        if upto is not None:
-            steps = steps[: steps.index(get_step(steps, upto)) + 1]
+        steps, unreadable = _readable(project, release.name, upto)
         base = store.base(release, offline=offline, progress=progress)
         made.append(Tree(release, 0, None, base.id, base.tree, None))
         known = store.refs()
@@ -100,8 +110,11 @@ def grow(
             commit = known.get(ref)
             if commit is None:
                 progress(f"applying {release.name} {step.slug}")
-                with store.writing(progress) as writer:
-                    commit = _apply(writer, made[-1], step, files)
+                with (
+                    store.writing(progress) as writer,
+                    store.cache.scratch() as scratch,
+                ):
+                    commit = _apply(writer, made[-1], step, files, scratch)
                     writer.keep(ref, commit)
             changed = tuple(sorted({*step.touched, *files}))
             made.append(
@@ -116,9 +129,27 @@ def grow(
                     tuple(sorted(files)),
                 )
             )
+    except EnvironmentProblem:
+        raise
     except StackError as error:
         return made, error
-    return made, None
+    return made, unreadable
+
+
+def _readable(
+    project: Project, release: str, upto: str | None
+) -> tuple[list[Step], StackError | None]:
+    """The steps of a series before the first that is malformed, and that fault."""
+    slugs = read_order(project, release)
+    if upto is not None:
+        slugs = slugs[: position(slugs, upto, release)]
+    steps: list[Step] = []
+    for slug in slugs:
+        try:
+            steps.append(load_step(project, release, slug))
+        except SeriesError as error:
+            return steps, error
+    return steps, None
 
 
 def commit_message(step: Step) -> str:
@@ -138,7 +169,11 @@ def _ref(parent: str, step: Step, files: dict[str, Brought]) -> str:
 
 
 def _apply(
-    writer: Writer, parent: Tree, step: Step, files: dict[str, Brought]
+    writer: Writer,
+    parent: Tree,
+    step: Step,
+    files: dict[str, Brought],
+    scratch: Path,
 ) -> Commit:
     writer.read_tree(parent.tree_id)
     entries = writer.entries()
@@ -164,13 +199,12 @@ def _apply(
                 release=step.release,
                 step=step.slug,
                 path=brings.source,
-                hint=f"drop the trailer for {path} and patch the file instead",
+                hint=f"take {path} out of the trailers in {step.path},"
+                f" rm {shlex.quote(str(brings.source))}, and change the file in a"
+                " commit: CONTRIBUTING.md, change a step",
             )
     if files:
-        with tempfile.TemporaryDirectory(prefix="xpustack-") as scratch:
-            writer.add(
-                {path: file.content for path, file in files.items()}, Path(scratch)
-            )
+        writer.add({path: file.content for path, file in files.items()}, scratch)
     return writer.commit(parent.commit, commit_message(step))
 
 
@@ -184,7 +218,7 @@ def _apply_diff(writer: Writer, step: Step) -> None:
             step=step.slug,
             path=step.path,
             detail=error.stderr,
-            hint=f"git apply --stat {step.path}",
+            hint=redo(step.release, step.path),
         ) from None
 
 
@@ -195,7 +229,7 @@ def _check_allowed(step: Step, path: str) -> None:
             release=step.release,
             step=step.slug,
             path=path,
-            hint=f"drop {path} from {step.path}",
+            hint=redo(step.release, step.path),
         )
 
 

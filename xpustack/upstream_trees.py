@@ -7,7 +7,6 @@ exporter's name and sign-off in place of this stack's trailers.
 """
 
 import re
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,14 +83,14 @@ def upstream_trees(
         SeriesError: a file cannot be brought into upstream's form.
     """
     found = [made[0]]
-    with store.writing(progress) as writer, tempfile.TemporaryDirectory() as scratch:
-        forms = _Forms.of(project, writer, made, Path(scratch))
+    with store.writing(progress) as writer, store.cache.scratch() as scratch:
+        forms = _Forms.of(project, writer, made, scratch)
         for tree in made[1:]:
             assert tree.step is not None
             progress(f"exporting {tree.step.slug}")
             before = found[-1]
             writer.read_tree(tree.tree_id)
-            forms.put(writer, tree, Path(scratch))
+            forms.put(writer, tree, scratch)
             tree_id = writer.git.text("write-tree")
             text = message(tree.step, person, assistant)
             date = history.changed(project, tree.step.path)

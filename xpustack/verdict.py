@@ -40,14 +40,15 @@ class Uncollected(msgspec.Struct, frozen=True):
 
 
 class Run(msgspec.Struct, frozen=True):
-    """A test module on one tree. `crash` tells why pytest left no outcomes,
-    `output` is the end of what it printed."""
+    """A test module on one tree. `crash` tells why pytest left no outcomes that
+    count, `output` is the end of what it printed, `notes` are for people."""
 
     tests: tuple[Test, ...] = ()
     collection: tuple[Uncollected, ...] = ()
     crash: str = ""
     output: tuple[str, ...] = ()
     seconds: float = 0.0
+    notes: tuple[str, ...] = ()
 
 
 def judge(

@@ -115,7 +115,9 @@ def verify(
 def _release(project: Project, path: Path) -> Release:
     """The pinned release that the wheel's name names."""
     if not path.is_file():
-        raise UsageError("there is no such wheel", path=path, hint="xpustack build")
+        raise UsageError(
+            "there is no such wheel", path=path, hint="xpustack build RELEASE"
+        )
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
@@ -128,7 +130,7 @@ def _release(project: Project, path: Path) -> Release:
             "not a wheel of a whole series of this stack",
             path=path,
             detail="expected vllm-<release>+xpu.dsv4.<revision>-....whl",
-            hint="xpustack build",
+            hint="xpustack build RELEASE",
         )
     release = releases.load(project)[f"v{version.public}"]
     if release.revision != int(own[1]):

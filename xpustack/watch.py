@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What happened upstream: newer releases, and steps that upstream has by now."""
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -88,12 +87,10 @@ def watch(
     carried: list[str] | None = None
     if other in pinned:
         carried = read_order(project, other.name)
-    with store.writing(progress) as writer, tempfile.TemporaryDirectory() as scratch:
+    with store.writing(progress) as writer, store.cache.scratch() as scratch:
         for name, (trees, _) in made.items():
             progress(f"comparing {name} with {other.name}")
-            landed += _landed(
-                writer, trees, base.id, other.name, carried, Path(scratch)
-            )
+            landed += _landed(writer, trees, base.id, other.name, carried, scratch)
     return Watched(newest.name, tuple(newer), other.name, tuple(landed))
 
 

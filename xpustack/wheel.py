@@ -104,8 +104,10 @@ def record_problems(wheel: Wheel) -> dict[str, str]:
         return {"": f"it has {len(names)} RECORD files"}
     own = names[0]
     listed = {}
-    for row in csv.reader(wheel.members[own].data.decode("utf-8", "replace").split()):
-        listed[row[0]] = row[1:2] or [""]
+    text = wheel.members[own].data.decode("utf-8", "replace")
+    for row in csv.reader(io.StringIO(text, newline="")):
+        if row:
+            listed[row[0]] = row[1:2] or [""]
     problems = {
         name: "RECORD does not list it"
         for name in wheel.members
@@ -116,14 +118,14 @@ def record_problems(wheel: Wheel) -> dict[str, str]:
             continue
         if name not in wheel.members:
             problems[name] = "RECORD lists it and the archive lacks it"
-        elif value != _encoded(wheel.members[name].data):
+        elif value != _encoded(hashlib.sha256(wheel.members[name].data).digest()):
             problems[name] = "its content is not what RECORD says"
     return problems
 
 
-def canonical(wheel: Wheel) -> bytes:
-    """The one archive of these members: sorted, metadata last and RECORD at its
-    end, one time, two modes, RECORD written anew.
+def canonical_members(wheel: Wheel) -> dict[str, Member]:
+    """The members in the canonical order: sorted, metadata last, and at the end
+    RECORD, written anew.
 
     Raises:
         CheckFailed: the wheel could not be read to its end.
@@ -133,21 +135,28 @@ def canonical(wheel: Wheel) -> bytes:
             "the build yields a wheel that cannot be read",
             detail=[f"{name}: {problem}" for name, problem in wheel.problems.items()],
         )
-    members = dict(wheel.members)
-    own = next(name for name in members if name.endswith(".dist-info/RECORD"))
-    home = own.removesuffix("RECORD")
-    del members[own]
-    order = sorted(members, key=lambda name: (name.startswith(home), name))
-    members[own] = Member(_record(order, members, own))
+    own = next(name for name in wheel.members if name.endswith(".dist-info/RECORD"))
+    names = [name for name in wheel.members if name != own]
+    members = {name: wheel.members[name] for name in _canonical_order(names, own)}
+    rows = {name: (one.sha256, len(one.data)) for name, one in members.items()}
+    return {**members, own: Member(record(rows, own))}
+
+
+def canonical(wheel: Wheel) -> bytes:
+    """The one archive of these members: in canonical order, one time, two modes.
+
+    Raises:
+        CheckFailed: the wheel could not be read to its end.
+    """
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
-        for name in [*order, own]:
+        for name, member in canonical_members(wheel).items():
             info = zipfile.ZipInfo(name, TIME)
             info.create_system = _UNIX
             info.compress_type = zipfile.ZIP_DEFLATED
-            mode = _EXECUTABLE if members[name].executable else _PLAIN
+            mode = _EXECUTABLE if member.executable else _PLAIN
             info.external_attr = mode << 16
-            archive.writestr(info, members[name].data, compresslevel=_LEVEL)
+            archive.writestr(info, member.data, compresslevel=_LEVEL)
     return target.getvalue()
 
 
@@ -161,16 +170,27 @@ def leaks(wheel: Wheel, places: Iterable[str]) -> list[str]:
     ]
 
 
-def _record(order: Iterable[str], members: Mapping[str, Member], own: str) -> bytes:
+def record(rows: Mapping[str, tuple[str, int]], own: str) -> bytes:
+    """The canonical text of a RECORD: the metadata last, itself at the very end.
+
+    Args:
+        rows: the sha256 (hexadecimal) and the size of every other member.
+        own: the RECORD's own path, `<name>.dist-info/RECORD`.
+    """
     text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    for name in order:
-        data = members[name].data
-        rows.writerow([name, _encoded(data), len(data)])
-    rows.writerow([own, "", ""])
+    writer = csv.writer(text, lineterminator="\n")
+    for name in _canonical_order(rows, own):
+        sha256, size = rows[name]
+        writer.writerow([name, _encoded(bytes.fromhex(sha256)), size])
+    writer.writerow([own, "", ""])
     return text.getvalue().encode()
 
 
-def _encoded(data: bytes) -> str:
-    digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest())
-    return "sha256=" + digest.rstrip(b"=").decode()
+def _canonical_order(names: Iterable[str], own: str) -> list[str]:
+    home = own.removesuffix("RECORD")
+    return sorted(names, key=lambda name: (name.startswith(home), name))
+
+
+def _encoded(digest: bytes) -> str:
+    text = base64.urlsafe_b64encode(digest)
+    return "sha256=" + text.rstrip(b"=").decode()

@@ -120,8 +120,10 @@ class FakeStack:
         )
         return directory
 
-    def save(self, directory: Path, dry_run: bool = False) -> list[str]:
-        stale = save(self.project, self.cache, directory, dry_run)
+    def save(
+        self, directory: Path, dry_run: bool = False, drop: tuple[str, ...] = ()
+    ) -> list[str]:
+        stale = save(self.project, self.cache, directory, dry_run, drop=drop)
         return [f"{one.kind} {one.path}" for one in stale]
 
     def step(

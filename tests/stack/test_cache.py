@@ -9,7 +9,16 @@ from pathlib import Path
 import pytest
 from children import killed, read_until, start
 
-from xpustack.cache import Cache, atomic_dir, atomic_file, sweep, writing
+from xpustack import cache as cache_module
+from xpustack.cache import (
+    Cache,
+    atomic_dir,
+    atomic_file,
+    recover_dir,
+    replace_dir,
+    sweep,
+    writing,
+)
 from xpustack.errors import EnvironmentProblem, UsageError
 from xpustack.progress import at_most_every
 
@@ -159,6 +168,112 @@ def test_sweep_touches_nothing_but_its_own(tmp_path: Path) -> None:
         (tmp_path / name).write_text("mine")
     assert sweep(tmp_path) == []
     assert sorted(os.listdir(tmp_path)) == sorted(names)
+
+
+SWAPPER = """
+import os
+from xpustack import cache
+from xpustack.cache import replace_dir
+target = Path(sys.argv[1])
+def stop(real):
+    def stopping(*names):
+        done = real(*names)
+        say("between")
+        time.sleep(60)
+        return done
+    return stopping
+if sys.argv[2] == "exchange":
+    cache.exchange = stop(cache.exchange)
+else:
+    cache.exchange = lambda *names: False
+    os.rename = stop(os.rename)
+with replace_dir(target) as part:
+    (part / "a").write_text("new")
+"""
+
+
+@pytest.mark.parametrize(("way", "left"), [("exchange", "new"), ("two renames", "old")])
+def test_a_kill_within_a_folder_swap_loses_nothing(
+    way: str, left: str, tmp_path: Path
+) -> None:
+    target = tmp_path / "target"
+    target.mkdir()
+    (target / "a").write_text("old")
+    child = start(SWAPPER, target, way)
+    read_until(child, "between")
+    killed(child)
+    sweep(tmp_path)
+    recover_dir(target)
+    assert (target / "a").read_text() == left
+    with replace_dir(target) as part:
+        (part / "a").write_text("newer")
+    assert (target / "a").read_text() == "newer"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+@pytest.mark.parametrize("exchanges", [True, False])
+def test_a_folder_is_replaced_and_stays_on_failure(
+    exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not exchanges:
+        monkeypatch.setattr(cache_module, "exchange", _cannot)
+    target = tmp_path / "target"
+    for text in ("old", "new"):
+        with replace_dir(target) as part:
+            (part / text).touch()
+        with pytest.raises(RuntimeError), replace_dir(target) as part:
+            (part / "half").touch()
+            raise RuntimeError
+        assert [path.name for path in target.iterdir()] == [text]
+        assert list(tmp_path.iterdir()) == [target]
+
+
+def _cannot(new: Path, target: Path) -> bool:
+    if not target.exists():
+        new.rename(target)
+        return True
+    return False
+
+
+LEFT = """
+cache = Cache(Path(sys.argv[1]))
+from xpustack.cache import atomic_dir
+with cache.scratch(), atomic_dir(cache.builds / "a"), atomic_dir(cache.sdists / "b/c"):
+    say("half")
+    time.sleep(60)
+"""
+
+
+def test_a_run_sweeps_what_killed_runs_left_in_any_folder(cache: Cache) -> None:
+    child = start(LEFT, cache.root)
+    read_until(child, "half")
+    assert cache.sweep() == []
+    killed(child)
+    assert len(cache.sweep()) == 3
+    assert list(cache.root.rglob("*.part")) == []
+
+
+@pytest.mark.parametrize("below", ["", "below"])
+def test_a_cache_that_is_a_file_is_an_environment_problem(
+    below: str, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    cache = Cache(tmp_path / "file" / below)
+    assert cache.results_get("key") is None and cache.results_time("key") is None
+    for use in (
+        cache.scratch,
+        lambda: cache.lock("a"),
+        lambda: atomic_dir(cache.builds),
+    ):
+        with (
+            pytest.raises(EnvironmentProblem, match="a file is where") as caught,
+            use(),
+        ):
+            pass
+        assert caught.value.path == str(tmp_path / "file")
+        assert caught.value.hint
+    with pytest.raises(EnvironmentProblem):
+        cache.results_put("key", {})
 
 
 LOCKED = """

@@ -54,7 +54,7 @@ def test_what_the_series_reach_stays(stack: FakeStack):
     stack.trees("v2.0")
     needed = reached(stack.project, stack.cache)
     trees = stack.trees()
-    builds = [key_of(tree, version_of(tree, 3)) for tree in trees]
+    builds = [key_of(Store(stack.cache), tree, version_of(tree, 3)) for tree in trees]
     results = sorted(result_keys(stack.project, stack.cache, trees))
     for key in builds:
         write(stack.cache.root / "builds" / key / "site" / "a.py")

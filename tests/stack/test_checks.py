@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from children import start_tool
-from tiny_stack import BASE, VALUE, TinyStack
+from tiny_stack import BASE, TWO, VALUE, TinyStack
 from typer.testing import CliRunner
 
 from xpustack import cache as cache_module
@@ -163,6 +163,14 @@ def test_an_interrupt_kills_children_and_leaves_nothing(mine, tmp_path, number):
         os.kill(int(note.read_text()), 0)
     assert list(mine.cache.root.rglob("*.part")) == []
     assert set(mine.cache.results.rglob("*.json")) == before
+
+
+def test_a_malformed_later_step_does_not_concern_an_earlier_one(mine):
+    mine.add("later", {VALUE: TWO.replace("OLD = 1", "OLD = 2")})
+    mine.patch("later").write_text("no mail\n")
+    report = check(mine, "v1.0", step="raise-value")
+    assert (report.passed, report.failed) == (4, 0), report
+    assert "v1.0 later apply failed" in states(check(mine, "v1.0"))
 
 
 class Noted:

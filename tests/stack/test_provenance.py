@@ -101,3 +101,14 @@ def test_another_kind_of_statement_is_refused(said: dict[str, Any]):
     said["predicateType"] = "urn:other"
     with pytest.raises(CheckFailed, match="another kind"):
         provenance.read(json.dumps(said).encode())
+
+
+@pytest.mark.parametrize("compiler", ["c++; touch {}", "$(touch {})", "'open", "/"])
+def test_no_shell_reads_the_compiler(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CXX", compiler.format(tmp_path / "touched"))
+    assert inputs.machine(Runner())["compiler"] == "none"
+    assert not (tmp_path / "touched").exists()
+    monkeypatch.setenv("CXX", "env c++")
+    assert inputs.machine(Runner())["compiler"] != "none"

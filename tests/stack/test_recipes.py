@@ -28,7 +28,13 @@ def block(kind: str) -> str:
     return found[1]
 
 
-def follow(stack: FakeStack, name: str, editor: str, sequence: str = "true") -> str:
+def follow(
+    stack: FakeStack,
+    name: str,
+    editor: str,
+    sequence: str = "true",
+    slug: str = "first",
+) -> str:
     """Run a recipe with scripted editors; return what it printed."""
     tools = stack.root / "tools"
     tools.mkdir()
@@ -51,7 +57,7 @@ def follow(stack: FakeStack, name: str, editor: str, sequence: str = "true") -> 
         "RELEASE": "v1.0",
         "DIR": str(stack.root / "work"),
         "MESSAGE": str(message),
-        "SLUG": "first",
+        "SLUG": slug,
         "EDITOR": "edit",
         "GIT_EDITOR": "true",
         "GIT_SEQUENCE_EDITOR": "arrange",
@@ -107,7 +113,7 @@ END {printf "%s", rest}' "$1" > "$1.new" && mv "$1.new" "$1\""""
 
 
 def test_drop(stack: FakeStack) -> None:
-    follow(stack, "drop", "true", 'sed -i 3d "$1"')
+    follow(stack, "drop", "true", 'sed -i 3d "$1"', "third")
     assert stack.slugs() == ["first", "second"]
     assert not stack.patch("third").exists()
     assert not (stack.project.overlay / "common/vllm/xpu/layer.py").exists()

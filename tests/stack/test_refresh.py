@@ -349,3 +349,13 @@ def test_an_archive_that_changed_is_refused(stack: FakeStack) -> None:
     (stack.cache.sdists / release.sha256 / release.sdist).write_bytes(b"x")
     with pytest.raises(SourceError, match="changed"):
         carried(stack)
+
+
+def test_a_step_that_was_written_and_is_dropped_later_goes(stack: FakeStack) -> None:
+    work = stack.root / "work"
+    carried(stack, "v2.0", directory=work, write=True)
+    git(work, "reset", "-q", "--hard", "HEAD~1")
+    done = carried(stack, "v2.0", directory=work, drop=("third",), write=True)
+    assert outcomes(done)["third"] == "dropped"
+    assert stack.slugs("v2.0") == ["first", "second"]
+    assert not stack.patch("third", "v2.0").exists()

@@ -90,12 +90,103 @@ def test_an_overlay_file_that_another_release_shares_is_split(
 def test_a_dropped_step_takes_its_overlay_along(stack: FakeStack) -> None:
     work = stack.apply()
     git(work, "reset", "-q", "--hard", "HEAD~1")
-    assert stack.save(work) == [
+    assert stack.save(work, drop=("third",)) == [
         "changed patches/v1.0/series",
         "removed patches/v1.0/third.patch",
         "removed vllm_overlay/common/vllm/xpu/layer.py",
     ]
     assert (stack.project.kernels / "xpu_dsv4/decode.py").is_file()
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("words", "problem", "way_out"),
+    [
+        (("checkout", "-q", "HEAD~2"), "not the end of the series", "checkout series"),
+        (("checkout", "-qb", "mine"), "not the end of the series", "checkout series"),
+        (("tag", "-f", "base", "HEAD"), "tag base does not name", "tag -f base "),
+        (("tag", "-d", "base"), "tag base does not name", "tag -f base "),
+        (("reset", "-q", "--hard", "HEAD~2"), "lost: second, third", "--drop second"),
+    ],
+    ids=["detached", "branch", "tag-moved", "tag-gone", "reset"],
+)
+def test_no_step_vanishes_by_oversight(
+    stack: FakeStack,
+    words: tuple[str, ...],
+    problem: str,
+    way_out: str,
+    dry_run: bool,
+) -> None:
+    before = stack.contents()
+    work = stack.apply()
+    git(work, *words)
+    with pytest.raises(UsageError, match=problem) as caught:
+        stack.save(work, dry_run)
+    assert stack.contents() == before
+    hint = caught.value.hint or ""
+    assert way_out in hint
+    if "--drop" not in hint:
+        command = hint.partition(";")[0].split(" ", 3)
+        assert command[:3] == ["git", "-C", str(work)]
+        git(work, *command[3].split())
+        assert stack.save(work) == []
+        assert stack.contents() == before
+
+
+def test_the_last_step_of_a_part_of_the_series_does_not_vanish(
+    stack: FakeStack,
+) -> None:
+    before = stack.contents()
+    work = stack.apply(upto="second")
+    git(work, "reset", "-q", "--hard", "HEAD~1")
+    with pytest.raises(UsageError, match="lost: second\n"):
+        stack.save(work)
+    assert stack.contents() == before
+
+
+def test_a_rename_drops_and_adds(stack: FakeStack) -> None:
+    work = stack.apply()
+    text = git(work, "log", "-1", "--format=%B").replace("Step: third", "Step: last")
+    git(work, "commit", "-q", "--amend", "-F", "-", text=text)
+    with pytest.raises(UsageError, match="lost: third"):
+        stack.save(work)
+    assert stack.save(work, drop=("third",)) == [
+        "new patches/v1.0/last.patch",
+        "changed patches/v1.0/series",
+        "removed patches/v1.0/third.patch",
+    ]
+    assert stack.slugs() == ["first", "second", "last"]
+
+
+def test_a_step_that_stays_cannot_be_dropped(stack: FakeStack) -> None:
+    work = stack.apply()
+    with pytest.raises(UsageError, match="its commit is still there"):
+        stack.save(work, drop=("third",))
+    git(work, "reset", "-q", "--hard", "HEAD~1")
+    with pytest.raises(UsageError, match="did you mean third"):
+        stack.save(work, drop=("thrid",))
+
+
+def test_other_files_of_the_series_folder_stay(stack: FakeStack) -> None:
+    draft = stack.write("patches/v1.0/draft.patch", "not yet in the series\n")
+    work = stack.apply()
+    commit(work, "fourth", {"vllm/attention.py": edited(ATTENTION, 30)})
+    assert stack.save(work)[0] == "new patches/v1.0/fourth.patch"
+    assert draft.read_text() == "not yet in the series\n"
+
+
+def test_an_error_names_no_file_that_is_gone(stack: FakeStack) -> None:
+    """A save is tried out in a copy of the project, which is gone afterwards."""
+    work = stack.apply()
+    text = git(work, "log", "-1", "--format=%B").replace(
+        "Kernels: decode", "Kernels: x"
+    )
+    git(work, "commit", "-q", "--amend", "-F", "-", text=text)
+    with pytest.raises(SeriesError, match="no kernel module x") as caught:
+        stack.save(work)
+    assert caught.value.path == str(stack.patch("third"))
+    home = stack.project.kernels / "xpu_dsv4"
+    assert caught.value.hint == f"create {home / 'x.py'}"
 
 
 def test_what_is_not_committed_is_not_lost(stack: FakeStack) -> None:

@@ -42,6 +42,7 @@ FAULTS = {
     "patch-missing": (removed("patches/v1.0/third.patch"), "does not exist"),
     "listed-twice": (written(ORDER, "first.patch\nfirst.patch\n"), "stands twice"),
     "bad-name": (written(ORDER, "0001-First.patch\n"), "not a patch name"),
+    "base-name": (written(ORDER, "base.patch\n"), "the tree without steps"),
     "wrong-order": (
         written(ORDER, "second.patch\nfirst.patch\nthird.patch\n"),
         "the order is wrong",

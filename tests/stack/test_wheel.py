@@ -144,6 +144,13 @@ def test_record_and_members_must_agree(tmp_path: Path):
     }
 
 
+def test_a_record_may_name_files_with_blanks_and_commas(tmp_path: Path):
+    read = wheel.read(written(tmp_path / "a.whl", 1))
+    members = {"vllm/a b, c.json": wheel.Member(b"{}"), **read.members}
+    named = wheel.Wheel(wheel.canonical_members(wheel.Wheel(members, {})), {})
+    assert wheel.record_problems(named) == {}
+
+
 def test_two_builds_in_two_places_are_one_wheel(shipped: ShippedStack, tmp_path: Path):
     """With an extension that a compiler would tell where it was built."""
     made = []

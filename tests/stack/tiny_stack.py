@@ -130,15 +130,19 @@ class TinyStack(FakeStack):
     def add(
         self,
         slug: str,
-        edits: dict[str, str],
+        edits: dict[str, str | None],
         release: str = "v1.0",
         test: str = "tests/steps/test_value.py",
         failure: str = r"assert 1 == 2",
     ) -> None:
-        """Add a step at the end of a series."""
+        """Add a step at the end of a series; a text of None removes the file."""
         work = self.apply(f"add-{release}-{slug}", release)
         for path, text in edits.items():
-            (work / path).write_text(text)
+            if text is None:
+                (work / path).unlink()
+            else:
+                (work / path).parent.mkdir(parents=True, exist_ok=True)
+                (work / path).write_text(text)
         git(work, "add", *edits)
         message = (
             f"[XPU] Do {slug}\n\nWhy.\n\nUpstream-Status: Pending\nRemoval: never\n"
@@ -147,6 +151,12 @@ class TinyStack(FakeStack):
         git(work, "commit", "-q", "-F", "-", text=message)
         self.save(work)
         shutil.rmtree(work)
+
+    def elsewhere(self, root: Path) -> "TinyStack":
+        """The same stack with its own copy of the cache, to be changed."""
+        other = TinyStack.__new__(TinyStack)
+        other.__dict__.update(self.copy(root).__dict__)
+        return other
 
     def builds(self, runner: Runner) -> list[Build]:
         """Every tree of v1.0, built."""

@@ -27,7 +27,9 @@ from xpustack.tree import Tree, grow
 def apply(
     release: Annotated[str | None, typer.Argument(help="Such as v0.22.1.")] = None,
     all_: Annotated[bool, typer.Option("--all", help="Every release.")] = False,
-    upto: Annotated[str | None, typer.Option(help="The last step's slug.")] = None,
+    upto: Annotated[
+        str | None, typer.Option(help="The last step's slug, or base.")
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option(help="The repository to make; with --all one folder in it each."),

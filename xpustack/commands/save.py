@@ -17,6 +17,10 @@ def save(
     dry_run: Annotated[
         bool, typer.Option(help="List stale files, write none.")
     ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="A step that is to leave the series; repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write patches, overlay and trailers back from the commits in DIRECTORY.
@@ -25,7 +29,12 @@ def save(
     with answering("save", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
             stale = core.save(
-                Project.find(), cache, directory, dry_run, progress=progress
+                Project.find(),
+                cache,
+                directory,
+                dry_run,
+                drop=tuple(drop or ()),
+                progress=progress,
             )
         lines = [f"{file.kind} {file.path}" for file in stale]
         answer.data = {"stale": lines, "written": not dry_run}

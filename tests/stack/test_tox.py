@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""tox environments that need the same packages share one folder, and keep it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+SETTINGS = """\
+[tox]
+env_list = first, second
+
+[testenv]
+skip_install = true
+runner = shared
+env_dir = {work_dir}/shared
+commands = python -c "import sys; print('ran in', sys.prefix)"
+"""
+
+
+def test_the_shared_folder_is_made_once(tmp_path: Path) -> None:
+    """With tox's own runner it is made anew for each name."""
+    (tmp_path / "tox.ini").write_text(SETTINGS)
+    shutil.copy(ROOT / "toxfile.py", tmp_path)
+    environment = {
+        name: os.environ[name]
+        for name in ("PATH", "HOME", "TMPDIR")
+        if name in os.environ
+    }
+
+    def tox(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "tox", *arguments],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        assert done.returncode == 0, done.stdout
+        assert "ran in" in done.stdout
+        return done.stdout
+
+    output = tox() + tox("-e", "second") + tox("-e", "first")
+    assert "recreate env" not in output

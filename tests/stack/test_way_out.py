@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each way out that an error about a patch, a link or a work repository names is
+followed, and works."""
+
+import json
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_stack import ATTENTION, FakeStack, commit, edited, git
+from typer.testing import CliRunner, Result
+
+from xpustack.cli import app
+
+Call = Callable[..., Result]
+
+
+@pytest.fixture
+def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
+    return three_steps.copy(tmp_path)
+
+
+@pytest.fixture
+def call(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """A function that runs the command line in the stack."""
+    monkeypatch.chdir(stack.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
+    return lambda *words: CliRunner().invoke(app, list(map(str, words)))
+
+
+@pytest.mark.parametrize(
+    ("slug", "before", "readable"),
+    [("first", "base", 1), ("second", "first", 2), ("third", "second", 3)],
+)
+@pytest.mark.parametrize("fault", ["malformed", "misfit", "missing"])
+def test_the_way_out_of_a_bad_patch_works(
+    stack: FakeStack,
+    call: Call,
+    fault: str,
+    slug: str,
+    before: str,
+    readable: int,
+) -> None:
+    path, good = stack.patch(slug), stack.apply("good", upto=slug)
+    saved = stack.contents()
+    if fault == "missing":
+        path.unlink()
+    else:
+        bad = {"malformed": (r"\n---\n", "\n"), "misfit": (r"\n-(\w+) .*", r"\n-\1 x")}
+        path.write_text(re.sub(*bad[fault], path.read_text(), count=1))
+    done = call("apply", "v1.0", "--offline", "--json")
+    assert done.exit_code == 4, done.output
+    data = json.loads(done.stdout)
+    assert len(data["trees"]) == readable
+    (error,) = data["errors"]
+    assert error["step"] == slug
+    assert f"git checkout -- {path} " in error["next"]
+    way_out = f"xpustack apply v1.0 --upto {before} --to DIR"
+    assert way_out in error["next"], error
+    work = stack.root / "again"
+    words = way_out.replace("DIR", str(work)).split()[1:]
+    assert call(*words, "--offline").exit_code == 0
+    git(work, "fetch", "-q", str(good), "series")
+    git(work, "cherry-pick", "FETCH_HEAD")
+    done = call("save", work)
+    assert done.exit_code == 0, done.output
+    assert stack.contents() == saved
+
+
+def test_a_step_before_a_bad_patch_can_be_applied(stack: FakeStack, call: Call) -> None:
+    stack.patch("third").write_text("no mail\n")
+    assert call("apply", "v1.0", "--upto", "second", "--offline").exit_code == 0
+    done = call("apply", "v1.0", "--upto", "third", "--offline")
+    assert done.exit_code == 4
+
+
+LINKED = {
+    "patch": "patches/v1.0/second.patch",
+    "order": "patches/v1.0/series",
+    "series": "patches/v1.0",
+    "patches": "patches",
+    "overlay-file": "vllm_overlay/common/vllm/xpu/layer.py",
+    "overlay-folder": "vllm_overlay/common/vllm/xpu",
+    "common": "vllm_overlay/common",
+    "overlay": "vllm_overlay",
+    "kernel": "kernels/xpu_dsv4/decode.py",
+    "kernel-folder": "kernels/xpu_dsv4",
+    "kernels": "kernels",
+}
+
+
+@pytest.mark.parametrize("name", LINKED.values(), ids=LINKED)
+def test_a_link_is_refused_and_the_way_out_works(
+    stack: FakeStack, call: Call, name: str
+) -> None:
+    work = stack.apply("before")
+    place, target = stack.project.root / name, stack.root / "elsewhere"
+    place.rename(target)
+    place.symlink_to(target)
+    for words in (
+        ("apply", "v1.0", "--offline"),
+        ("check", "--static"),
+        ("save", work),
+    ):
+        done = call(*words)
+        assert done.exit_code == 4, (words, done.output)
+        assert "link" in done.output and str(place) in done.output
+    (hint,) = (
+        line for line in call("save", work).stderr.splitlines() if "next: " in line
+    )
+    subprocess.run(hint.partition("next: ")[2], shell=True, check=True)
+    assert not place.is_symlink()
+    assert call("apply", "v1.0", "--offline").exit_code == 0
+    assert call("check", "--static").exit_code == 0
+
+
+def test_a_release_of_its_own_overlay_behind_a_link_is_refused(
+    stack: FakeStack, call: Call
+) -> None:
+    """The common file must not step in silently for a link of the release."""
+    own = stack.write("vllm_overlay/v1.0/vllm/xpu/layer.py", "LAYER = 9\n")
+    own.rename(stack.root / "layer.py")
+    own.symlink_to(stack.root / "layer.py")
+    done = call("apply", "v1.0", "--offline")
+    assert done.exit_code == 4, done.output
+    assert str(own) in done.output
+
+
+STATES = {
+    "empty": b"",
+    "no-json": b"{",
+    "utf16": '{"release": "v1.0"}'.encode("utf-16"),
+    "latin1": b'{"release": "v\xe4"}',
+    "list": b"[]",
+    "deep": b"[" * 100_000,
+    "release-path": b'{"release":"../../x","base":"%b","tip":"%b"}',
+    "base-option": b'{"release":"v1.0","base":"--output=x","tip":"%b"}',
+    "upto-path": b'{"release":"v1.0","base":"%b","tip":"%b","upto":"../x"}',
+}
+
+
+@pytest.mark.parametrize("state", STATES.values(), ids=STATES)
+def test_a_damaged_state_is_named_and_its_commits_can_be_saved(
+    stack: FakeStack, call: Call, state: bytes
+) -> None:
+    work = stack.apply()
+    commit(work, "fourth", {"vllm/attention.py": edited(ATTENTION, 30)})
+    path = work / ".git/xpustack.json"
+    path.write_bytes(state.replace(b"%b", b"0" * 40))
+    before = stack.contents()
+    for words in (("save", work), ("apply", "v1.0", "--to", work, "--offline")):
+        done = call(*words)
+        assert done.exit_code == 2, done.output
+        assert str(path) in done.output and "is damaged" in done.output
+        assert f"git -C NEW fetch {work} HEAD" in done.output
+    assert stack.contents() == before
+    new = stack.apply("new")
+    git(new, "fetch", "-q", str(work), "HEAD")
+    git(new, "cherry-pick", "FETCH_HEAD")
+    assert stack.save(new) == [
+        "new patches/v1.0/fourth.patch",
+        "changed patches/v1.0/series",
+    ]
+
+
+def test_a_directory_of_a_release_that_is_not_pinned_any_more(
+    stack: FakeStack, call: Call
+) -> None:
+    work = stack.apply()
+    pins = stack.project.releases_file
+    pins.write_text("[[release]]" + pins.read_text().split("[[release]]")[2])
+    done = call("save", work)
+    assert done.exit_code == 2, done.output
+    assert "not pinned any more" in done.output and str(work) in done.output
+
+
+def test_a_message_in_another_encoding_is_named(stack: FakeStack, call: Call) -> None:
+    work = stack.apply()
+    raw = subprocess.run(
+        ["git", "cat-file", "commit", "HEAD"], cwd=work, capture_output=True, check=True
+    ).stdout.replace(b"Why third", b"Warum \xe4")
+    made = subprocess.run(
+        ["git", "hash-object", "-t", "commit", "-w", "--stdin"],
+        cwd=work,
+        input=raw,
+        capture_output=True,
+        check=True,
+    ).stdout.decode()
+    git(work, "reset", "-q", "--hard", made.strip())
+    done = call("save", work)
+    assert done.exit_code == 4, done.output
+    assert "UTF-8" in done.output
+
+
+def test_a_damaged_note_of_a_refresh_is_named(stack: FakeStack, call: Call) -> None:
+    work = stack.root / "work"
+    words = ("refresh", "v2.0", "--from", "v1.0", "--to", work, "--offline")
+    done = call(*words)
+    assert done.exit_code == 0, done.output
+    path = work / ".git/xpustack-refresh.json"
+    path.write_bytes(path.read_bytes()[:-20])
+    done = call(*words)
+    assert done.exit_code == 2, done.output
+    assert str(path) in done.output and "a new --to DIR" in done.output

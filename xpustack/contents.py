@@ -1,0 +1,128 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The contents of installed files, kept once each and linked wherever they belong.
+
+A content's file is read-only and its name is its sha256. Its time is taken from
+that name as well, so that two contents of one size differ in time: Python takes
+byte code for current by the size and the time of its source.
+"""
+
+import hashlib
+import os
+import secrets
+import shutil
+import stat
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+_FIRST_TIME = 315532800
+"""1980-01-01, the first moment that a zip archive can hold."""
+
+
+class Content(msgspec.Struct, frozen=True, array_like=True):
+    """What an installed file holds, and whether it may be executed."""
+
+    sha256: str
+    size: int
+    executable: bool = False
+
+    @classmethod
+    def of(cls, data: bytes, executable: bool = False) -> "Content":
+        return cls(hashlib.sha256(data).hexdigest(), len(data), executable)
+
+    @property
+    def mode(self) -> int:
+        return 0o555 if self.executable else 0o444
+
+    @property
+    def time(self) -> int:
+        """The modification time of every file with this content."""
+        return _FIRST_TIME + (int(self.sha256[:8], 16) >> 2)
+
+
+class Looked:
+    """What has been read already, so that a file with many names is read once.
+
+    One of these serves one run: what changes later in the run goes unnoticed.
+    """
+
+    def __init__(self) -> None:
+        self._intact: dict[tuple[int, int], Content] = {}
+
+    def is_intact(self, path: str | Path, content: Content) -> bool:
+        """Whether `path` is a regular file with this content, mode and time."""
+        try:
+            status = os.stat(path, follow_symlinks=False)
+            if self.knows(status.st_dev, status.st_ino, content):
+                return True
+            if (
+                status.st_mode != stat.S_IFREG | content.mode
+                or status.st_size != content.size
+                or status.st_mtime != content.time
+            ):
+                return False
+            with open(path, "rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+        except FileNotFoundError:
+            return False
+        if found == content.sha256:
+            self._intact[status.st_dev, status.st_ino] = content
+        return found == content.sha256
+
+    def knows(self, device: int, inode: int, content: Content) -> bool:
+        """Whether this inode was found to hold this content."""
+        return self._intact.get((device, inode)) == content
+
+
+@dataclass(frozen=True)
+class Contents:
+    """A folder of contents, which need not exist yet, as one run sees it."""
+
+    root: Path
+    looked: Looked
+
+    def path(self, content: Content) -> Path:
+        name = content.sha256 + ("x" if content.executable else "")
+        return self.root / name[:2] / name
+
+    def holds(self, content: Content) -> bool:
+        """Whether this content is kept and undamaged."""
+        return self.looked.is_intact(self.path(content), content)
+
+    def add(self, data: bytes, *, executable: bool = False) -> Content:
+        """Keep `data`; a damaged file of this content is replaced.
+
+        Raises:
+            OSError: no room, or no right, to write it.
+        """
+        content = Content.of(data, executable)
+        target = self.path(content)
+        if self.holds(content):
+            return content
+        target.parent.mkdir(parents=True, exist_ok=True)
+        temporary = target.parent / f".{secrets.token_hex(8)}.new"
+        try:
+            temporary.write_bytes(data)
+            os.chmod(temporary, content.mode)
+            os.utime(temporary, (content.time, content.time))
+            os.replace(temporary, target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return content
+
+    def link(self, content: Content, target: Path) -> None:
+        """Make the new file `target` one with this content: a hard link where the
+        file system can, else a copy.
+
+        Raises:
+            OSError: the content is not kept, or no room, or no right, to write it.
+        """
+        source = self.path(content)
+        try:
+            os.link(source, target)
+        except FileNotFoundError:
+            raise
+        except OSError:
+            # Another file system, no links, or too many of this file.
+            shutil.copy2(source, target)

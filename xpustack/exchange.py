@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Two directories change places in one step, where the system can do that."""
+
+import ctypes
+import errno
+import os
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+_CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP})
+"""What file systems and kernels say that do not know the exchange."""
+
+
+def exchange(new: Path, target: Path) -> bool:
+    """Give `new` the name `target`; what had that name is then called `new`.
+
+    Returns:
+        False where an existing `target` cannot be exchanged in one step: nothing
+        was done then.
+
+    Raises:
+        OSError: no right to do it.
+    """
+    if not target.exists():
+        os.rename(new, target)
+        return True
+    rename = _renameat2()
+    if rename is None:
+        return False
+    names = (os.fsencode(new), os.fsencode(target))
+    if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in _CANNOT:
+        return False
+    raise OSError(number, os.strerror(number), str(target))
+
+
+@cache
+def _renameat2() -> Any:
+    """The C library's `renameat2`; None where it has none."""
+    function = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if function is not None:
+        place = (ctypes.c_int, ctypes.c_char_p)
+        function.argtypes = (*place, *place, ctypes.c_uint)
+    return function
