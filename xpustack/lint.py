@@ -14,7 +14,7 @@ from typing import Any
 from xpustack import environment, hooks
 from xpustack.cache import Cache
 from xpustack.checkout import checkout, checkout_paths
-from xpustack.errors import EnvironmentProblem
+from xpustack.errors import CheckFailed
 from xpustack.hooks import Hooks, Script
 from xpustack.process import Completed, Runner, clean_environment
 from xpustack.progress import Progress, silent
@@ -95,7 +95,8 @@ def lint(
     """Lint the files in which the trees differ, inside each tree, and compare.
 
     Raises:
-        EnvironmentProblem: ruff is not of the base's version, or a tool broke.
+        CheckFailed: a tool breaks on the trees' files.
+        EnvironmentProblem: ruff is not of the base's version.
         SourceError: the base's lint configuration is not understood.
         Stopped: the runner was stopped.
     """
@@ -244,7 +245,7 @@ class _Session:
         if "Traceback (most recent call last)" in done.stderr or (
             blocked and not placed
         ):
-            raise EnvironmentProblem(
+            raise CheckFailed(
                 f"the base's hook {script.name} could not do its work",
                 path=script.arguments[0],
                 detail=done.last_lines(15),
@@ -279,7 +280,7 @@ def _json(
     if done.returncode in expected:
         entries: list[dict[str, Any]] = json.loads(done.stdout)
         return entries
-    raise EnvironmentProblem(
+    raise CheckFailed(
         f"{name} broke with exit status {done.returncode}",
         detail=done.last_lines(15),
         hint="tox -e apply-and-test",

@@ -138,6 +138,15 @@ def test_a_step_that_lints_worse_fails(mine):
     assert any("F401 `sys`" in line for line in report.results[0].detail)
 
 
+def test_a_hook_that_breaks_on_a_step_is_that_step_s_failure(mine):
+    hook = "tools/pre_commit/check_spdx_header.py"
+    edits = {hook: "raise ValueError\n", VALUE: BASE[VALUE] + "NEW = 1\n"}
+    mine.add("breaks-it", edits)
+    report = check(mine, "v1.0", only="lint")
+    assert report.problem is None
+    assert states(report)[-1] == "v1.0 breaks-it lint failed"
+
+
 def test_a_failure_is_looked_at_again_and_its_command_works(mine):
     path = mine.project.step_tests / "test_value.py"
     path.write_text(path.read_text().replace("== 2", "> 0"))
