@@ -208,7 +208,7 @@ def test_what_nobody_foresaw_is_an_internal_error(
     assert done.exit_code == 70
     assert done.stderr.startswith("error: internal error: RuntimeError: a surprise\n")
     assert "in surprise" in done.stderr and "report" in done.stderr
-    error = json.loads(call("status", "--json").stdout)
+    (error,) = json.loads(call("status", "--json").stdout)["errors"]
     assert (error["error"], error["exit_code"]) == ("InternalError", 70)
     assert "70 a fault of the tool" in " ".join(call("--help").output.split())
 
