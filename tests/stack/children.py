@@ -8,6 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+TOOL = (
+    sys.executable,
+    "-c",
+    "from xpustack import cli, test_server;"
+    " test_server.PRELOADED = ('pytest',); cli.main()",
+)
+"""The tool as a process, whose test server imports nothing large ahead: the tests of
+small stacks need none of it."""
 _PRELUDE = f"""
 import sys, time
 from pathlib import Path
@@ -39,7 +47,7 @@ def start_tool(
     """Start `xpustack` with `words`, to be interrupted by a signal, which it is made
     to heed: a shell's background job, as CI may be one, inherits an ignored SIGINT."""
     return subprocess.Popen(
-        [sys.executable, "-m", "xpustack", *words],
+        [*TOOL, *words],
         cwd=cwd,
         env=environment,
         stderr=subprocess.PIPE,

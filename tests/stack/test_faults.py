@@ -88,7 +88,7 @@ def test_a_file_in_the_place_of_the_cache(
     words = ("apply", "v1.0", "--to", stack.root / "work")
     done = call(*words)
     assert done.exit_code == 5, done.output
-    assert f"mv {place.resolve()} to" in done.output
+    assert f"mv {place.resolve()} NEW_NAME" in done.output
     assert "Traceback" not in done.output
     place.rename(stack.root / "away")
     if name != ".":
