@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from xpustack.cache import Cache
 from xpustack.equality import next_to_prove, prove_equal
+from xpustack.lint import Linter
 from xpustack.observer import Check, Observer, Unobserved
 from xpustack.plan import Derived, Planner
 from xpustack.process import Runner
@@ -54,13 +55,14 @@ def run(
     chosen = list(releases)
     runner = Runner()
     server = Server(runner)
+    linter = Linter(runner, cache, Store(cache))
     early = _static(project, chosen, step)
     cache.sweep()
     tasks: list[Task] = []
     derived: list[Derived] = []
     for release in chosen:
         planner = Planner(
-            project, cache, Store(cache), release, runner, server, progress
+            project, cache, Store(cache), release, runner, server, linter, progress
         )
         errors, planned = planner.plan(step, only, release.name in tips, offline)
         early += errors
@@ -75,7 +77,7 @@ def run(
     observer.planned([*(check for check, _ in known), *(task.check for task in tasks)])
     for check, result in known:
         observer.finished(check, result)
-    with server:
+    with server, linter:
         problem = execute(tasks, runner, jobs, observer)
     done = [
         task.result

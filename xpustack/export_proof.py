@@ -55,7 +55,7 @@ def require_clean(
     progress("running the base's own hooks on the exported tip")
     runner = Runner()
     try:
-        done = lint.lint(runner, cache, store, base, tip, progress=progress)
+        done = lint.lint(runner, cache, store, base, tip)
     except BaseException:
         runner.stop()
         raise

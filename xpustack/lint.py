@@ -1,55 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """The base's own linters on what a step touches: nothing worse than before it."""
 
-import json
-import re
+import contextlib
 import shutil
-import sys
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from types import TracebackType
+from typing import Self
 
 from xpustack import environment, hooks
 from xpustack.cache import Cache
-from xpustack.checkout import checkout, checkout_paths
-from xpustack.errors import CheckFailed
-from xpustack.hooks import Hooks, Script
-from xpustack.process import Completed, Runner, clean_environment
-from xpustack.progress import Progress, silent
+from xpustack.finding import Finding
+from xpustack.linters import TIMEOUT, Linters, base_environment
+from xpustack.moving_tree import MovingTree
+from xpustack.process import Runner
 from xpustack.store import Store
 from xpustack.tree import Tree
+from xpustack.warm_mypy import WarmMypy
 
-TIMEOUT = 600.0
-RECIPE = ("lint", "hooks", "checkout", "process", "environment")
-_PLACE = re.compile(r"^\s*(?P<path>[^\s:]+):(?P<line>\d+)(?::\d+)*:\s*(?P<text>.*)$")
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-_NUMBER = re.compile(r"\bline \d+")
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One complaint. `content` is the stripped source line, by which the same
-    complaint is known again on another line number; 0 is no line."""
-
-    tool: str
-    path: str
-    line: int
-    text: str
-    content: str
-
-    @property
-    def key(self) -> tuple[str, str, str, str]:
-        return (*self.kind, self.content)
-
-    @property
-    def kind(self) -> tuple[str, str, str]:
-        return self.tool, self.path, _NUMBER.sub("line", self.text)
-
-    def __str__(self) -> str:
-        place = f"{self.path}:{self.line}" if self.line else self.path
-        return f"{place}: {self.tool}: {self.text}"
+RECIPE = ("lint", "mypy_server", "script_host")
+"""What takes part beside what this module imports: programs of their own."""
+_ALIVE = 2
+"""Releases whose checked-out tree and mypy stay: two take turns near their ends."""
 
 
 @dataclass(frozen=True)
@@ -83,43 +58,132 @@ def touched(before: Tree, after: Tree) -> tuple[str, ...]:
     return tuple(sorted(paths))
 
 
-def lint(
-    runner: Runner,
-    cache: Cache,
-    store: Store,
-    before: Tree,
-    after: Tree,
-    *,
-    progress: Progress | None = None,
-) -> Lint:
-    """Lint the files in which the trees differ, inside each tree, and compare.
+class Linter:
+    """Lints of one run, by what the lints before them left: for each release a
+    checked-out tree that moves from step to step, and a mypy that has read it.
 
-    Raises:
-        CheckFailed: a tool breaks on the trees' files.
-        EnvironmentProblem: ruff is not of the base's version.
-        SourceError: the base's lint configuration is not understood.
-        Stopped: the runner was stopped.
+    Any number of threads may ask. Nothing stays behind: it ends with `close`, its
+    processes also with `Runner.stop` and with the tool.
     """
-    paths = touched(before, after)
-    memory = cache.root / "mypy" / after.release.name
-    with (
-        cache.lock(f"mypy-{after.release.name}", progress or silent),
-        cache.scratch() as work,
-    ):
-        folder = work / "tree"
-        checkout(store, before, folder)
-        asked = hooks.read(folder, after.release.name)
-        session = _Session(runner, asked, folder, work, memory)
-        old = session.findings(paths)
-        checkout_paths(store, after, folder, paths)
-        new = session.findings(paths)
-    return Lint(
-        new=worse(old, new),
-        old=len(old),
-        tools=tuple(session.tools),
-        notes=asked.notes,
-        seconds=session.seconds,
-    )
+
+    def __init__(self, runner: Runner, cache: Cache, store: Store) -> None:
+        self._runner, self._cache, self._store = runner, cache, store
+        self._guard = threading.Lock()
+        self._stack = contextlib.ExitStack()
+        self._scratch: Path | None = None
+        self._count = 0
+        self._benches: dict[str, _Bench] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        with self._guard:
+            for bench in self._benches.values():
+                bench.close()
+            self._benches.clear()
+            self._stack.close()
+            self._scratch = None
+
+    def lint(self, before: Tree, after: Tree) -> Lint:
+        """Lint the files in which the trees differ, inside each tree, and compare.
+
+        Raises:
+            EnvironmentProblem: ruff is not of the base's version, or a tool broke.
+            SourceError: the base's lint configuration is not understood.
+            Stopped: the runner was stopped.
+        """
+        paths = touched(before, after)
+        with self._bench(after.release.name) as bench:
+            bench.mypy.moved(bench.tree.move(before))
+            asked = hooks.read(bench.tree.folder, after.release.name)
+            linters = Linters(self._runner, asked, bench.tree, bench.work, bench.mypy)
+            old = linters.findings(paths)
+            bench.mypy.moved(bench.tree.move(after))
+            new = linters.findings(paths)
+            notes, bench.mypy.notes = bench.mypy.notes, []
+        return Lint(
+            new=worse(old, new),
+            old=len(old),
+            tools=tuple(linters.tools),
+            notes=(*asked.notes, *notes),
+            seconds=linters.seconds,
+        )
+
+    @contextlib.contextmanager
+    def _bench(self, release: str) -> Iterator["_Bench"]:
+        """The release's bench, for one thread at a time. After an exception it is
+        not used again."""
+        bench = self._taken(release)
+        try:
+            yield bench
+        except BaseException:
+            with self._guard:
+                if self._benches.get(release) is bench:
+                    del self._benches[release]
+            bench.close()
+            raise
+        finally:
+            bench.busy.release()
+
+    def _taken(self, release: str) -> "_Bench":
+        while True:
+            with self._guard:
+                bench = self._benches.pop(release, None) or self._new()
+                # The last one is the one used last.
+                self._benches[release] = bench
+                self._discard()
+            bench.busy.acquire()
+            with self._guard:
+                if self._benches.get(release) is bench:
+                    return bench
+            bench.busy.release()
+
+    def _new(self) -> "_Bench":
+        if self._scratch is None:
+            self._scratch = self._stack.enter_context(self._cache.scratch())
+        self._count += 1
+        work = self._scratch / str(self._count)
+        tree = MovingTree(self._store, work / "tree", work / "index")
+        env = base_environment(work)
+        mypy = WarmMypy(self._runner, self._cache, tree.folder, work, env, TIMEOUT)
+        return _Bench(work, tree, mypy)
+
+    def _discard(self) -> None:
+        for name, bench in list(self._benches.items())[:-1]:
+            if len(self._benches) <= _ALIVE:
+                return
+            if not bench.busy.locked():
+                del self._benches[name]
+                bench.close()
+
+
+@dataclass(frozen=True)
+class _Bench:
+    """A release's tree, its mypy and their folder; `busy` while they are used."""
+
+    work: Path
+    tree: MovingTree
+    mypy: WarmMypy
+    busy: threading.Lock = field(default_factory=threading.Lock)
+
+    def close(self) -> None:
+        self.mypy.close()
+        shutil.rmtree(self.work, ignore_errors=True)
+
+
+def lint(runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree) -> Lint:
+    """One lint alone, as `Linter.lint`."""
+    with Linter(runner, cache, store) as linter:
+        return linter.lint(before, after)
 
 
 def worse(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[Finding, ...]:
@@ -145,143 +209,3 @@ def worse(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[Finding,
         else:
             fresh.append(finding)
     return tuple(fresh)
-
-
-class _Session:
-    """Runs the tools in `folder` and adds up what ran and how long it took."""
-
-    def __init__(
-        self, runner: Runner, asked: Hooks, folder: Path, work: Path, memory: Path
-    ) -> None:
-        self._runner, self._asked, self._folder = runner, asked, folder
-        self._env = clean_environment(
-            RUFF_CACHE_DIR=str(work / "ruff"),
-            MYPY_CACHE_DIR=str(memory),
-            TMPDIR=str(work),
-            PYTHONDONTWRITEBYTECODE="1",
-            PYTHONUTF8="1",
-        )
-        self.tools: dict[str, None] = {}
-        self.seconds = 0.0
-
-    def findings(self, paths: Iterable[str]) -> list[Finding]:
-        """All findings in those of `paths` that exist in the folder now."""
-        present = self._asked.visible(p for p in paths if (self._folder / p).is_file())
-        python = [p for p in present if p.endswith((".py", ".pyi"))]
-        found: list[Finding] = []
-        if self._asked.ruff and python:
-            environment.require(
-                "ruff", self._asked.ruff, f"the base's {hooks.CONFIGURATION} pins it"
-            )
-            found += self._ruff_check(python)
-            found += self._ruff_format(python)
-        if self._asked.typos and present and environment.version_of("typos"):
-            found += self._typos(present)
-        if self._asked.mypy is not None:
-            found += self._script(self._asked.mypy, present)
-        # Last, since check_spdx_header.py adds a missing header to the file.
-        for script in self._asked.scripts:
-            found += self._script(script, present)
-        return found
-
-    def _run(self, name: str, command: list[str]) -> Completed:
-        done = self._runner.run(
-            command, cwd=self._folder, env=self._env, timeout=TIMEOUT
-        )
-        self.tools[name] = None
-        self.seconds += done.seconds
-        return done
-
-    def _ruff_check(self, paths: list[str]) -> Iterator[Finding]:
-        ruff = [sys.executable, "-m", "ruff", "check"]
-        done = self._run(
-            "ruff check",
-            [*ruff, "--force-exclude", "--output-format=json", "--", *paths],
-        )
-        for entry in _json(done, "ruff check", (0, 1)):
-            path = Path(entry["filename"]).relative_to(self._folder).as_posix()
-            text = f"{entry['code']} {entry['message']}"
-            yield self._finding("ruff check", path, entry["location"]["row"], text)
-
-    def _ruff_format(self, paths: list[str]) -> Iterator[Finding]:
-        ruff = [sys.executable, "-m", "ruff", "format"]
-        done = self._run(
-            "ruff format", [*ruff, "--force-exclude", "--diff", "--", *paths]
-        )
-        if done.returncode not in (0, 1):
-            # A file that does not parse; ruff check says where.
-            return
-        path = ""
-        for line in done.stdout.splitlines():
-            if line.startswith("--- "):
-                path = line.removeprefix("--- ")
-            elif line.startswith("-"):
-                content = line[1:].strip()
-                yield Finding("ruff format", path, 0, "would be reformatted", content)
-
-    def _typos(self, paths: list[str]) -> Iterator[Finding]:
-        program = shutil.which("typos", path=self._env["PATH"]) or "typos"
-        done = self._run(
-            "typos", [program, "--force-exclude", "--format=json", "--", *paths]
-        )
-        for line in done.stdout.splitlines():
-            entry = json.loads(line)
-            if entry.get("type") == "typo":
-                better = ", ".join(entry["corrections"])
-                path = entry["path"].removeprefix("./")
-                text = f"{entry['typo']} should be {better}"
-                yield self._finding("typos", path, entry.get("line_num", 0), text)
-
-    def _script(self, script: Script, present: list[str]) -> Iterator[Finding]:
-        paths = [path for path in present if script.wanted(path)]
-        if not paths:
-            return
-        done = self._run(script.name, [sys.executable, *script.arguments, *paths])
-        if done.returncode == 0:
-            return
-        lines = _COLOUR.sub("", done.output).splitlines()
-        placed = list(self._placed(script.name, lines, paths))
-        blocked = "errors prevented further checking" in done.output
-        if "Traceback (most recent call last)" in done.stderr or (
-            blocked and not placed
-        ):
-            raise CheckFailed(
-                f"the base's hook {script.name} could not do its work",
-                path=script.arguments[0],
-                detail=done.last_lines(15),
-                hint="tox -e apply-and-test",
-            )
-        yield from placed
-        if not placed:
-            for line in filter(None, (line.strip() for line in lines)):
-                yield Finding(script.name, script.arguments[0], 0, line, "")
-
-    def _placed(
-        self, name: str, lines: Iterable[str], paths: Sequence[str]
-    ) -> Iterator[Finding]:
-        for line in lines:
-            place = _PLACE.match(line)
-            if place is None:
-                if line.strip() in paths:
-                    yield Finding(name, line.strip(), 0, "refused", "")
-            elif place["path"] in paths and ": note:" not in line:
-                number = int(place["line"])
-                yield self._finding(name, place["path"], number, place["text"])
-
-    def _finding(self, tool: str, path: str, line: int, text: str) -> Finding:
-        lines = (self._folder / path).read_text("utf-8", "replace").splitlines()
-        content = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        return Finding(tool, path, line, text, content)
-
-
-def _json(
-    done: Completed, name: str, expected: tuple[int, ...]
-) -> list[dict[str, Any]]:
-    if done.returncode in expected:
-        entries: list[dict[str, Any]] = json.loads(done.stdout)
-        return entries
-    raise CheckFailed(
-        f"{name} broke with exit status {done.returncode}",
-        detail=done.last_lines(15),
-        hint="tox -e apply-and-test",
-    )

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 import msgspec
 
 from xpustack import bytecode
-from xpustack import lint as linting
 from xpustack.build import Build, build, expected, version_of
 from xpustack.cache import Cache
 from xpustack.derive import origin_of
 from xpustack.errors import EnvironmentProblem, StackError
+from xpustack.lint import Linter
 from xpustack.process import Runner
 from xpustack.progress import Progress
 from xpustack.project import Project
@@ -49,11 +49,12 @@ class Planner:
         release: Release,
         runner: Runner,
         server: Server,
+        linter: Linter,
         progress: Progress,
     ) -> None:
         self._project, self._cache, self._store = project, cache, store
         self._release, self._runner, self._progress = release, runner, progress
-        self._server = server
+        self._server, self._linter = server, linter
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, Task] = {}
         self._origins: list[Task] = []
@@ -202,14 +203,7 @@ class Planner:
             key = linted_key(before, after)
 
             def compute() -> Result:
-                found = linting.lint(
-                    self._runner,
-                    self._cache,
-                    self._store,
-                    before,
-                    after,
-                    progress=self._progress,
-                )
+                found = self._linter.lint(before, after)
                 lines = tuple(str(finding) for finding in found.new)
                 return Result(
                     self._release.name,

@@ -203,6 +203,13 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return environment | extra
 
 
+def program(name: str) -> list[str]:
+    """The command of a Python package's program, without a start of Python where
+    it lies beside this one."""
+    path = Path(sys.executable).parent / name
+    return [str(path)] if path.is_file() else [sys.executable, "-m", name]
+
+
 def _kill(child: subprocess.Popen[str]) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)

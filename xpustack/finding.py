@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a linter complains of, and how the same complaint is known again."""
+
+import re
+from dataclasses import dataclass
+
+_NUMBER = re.compile(r"\bline \d+")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One complaint. `content` is the stripped source line, by which the same
+    complaint is known again on another line number; 0 is no line."""
+
+    tool: str
+    path: str
+    line: int
+    text: str
+    content: str
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return (*self.kind, self.content)
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        return self.tool, self.path, _NUMBER.sub("line", self.text)
+
+    def __str__(self) -> str:
+        place = f"{self.path}:{self.line}" if self.line else self.path
+        return f"{place}: {self.tool}: {self.text}"

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How a base's script calls mypy, seen by a `mypy` that only writes it down."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+_CALLS = "XPUSTACK_MYPY_CALLS"
+_PROGRAM = f"""\
+#!/bin/sh
+{{ for argument; do printf '%s\\0' "$argument"; done; printf '\\0'; }} >>"${_CALLS}"
+"""
+
+
+class Recorder:
+    """The calls of `mypy` by a script that runs in `env`, none of which does its
+    work. `work` is a folder for its files."""
+
+    def __init__(self, work: Path) -> None:
+        self._folder = work / "recorder"
+        self._calls = work / "calls"
+        self._calls.unlink(missing_ok=True)
+        program = self._folder / "mypy"
+        if not program.is_file():
+            self._folder.mkdir(parents=True, exist_ok=True)
+            program.write_text(_PROGRAM, encoding="ascii")
+            program.chmod(0o755)
+
+    def env(self, outer: Mapping[str, str]) -> dict[str, str]:
+        """What the script's environment has beside, or instead of, the outer one."""
+        return {"PATH": f"{self._folder}:{outer['PATH']}", _CALLS: str(self._calls)}
+
+    def calls(self) -> list[list[str]]:
+        """The arguments of each call so far. None is ever empty."""
+        try:
+            text = self._calls.read_bytes().decode("utf-8", "surrogateescape")
+        except FileNotFoundError:
+            return []
+        return [call.split("\0") for call in text.split("\0\0")[:-1]]
