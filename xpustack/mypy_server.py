@@ -9,7 +9,7 @@ answers leave on standard output, one line of JSON each. A request has
 - `files`: those of the arguments that are files to check;
 - `touched`: the files that were written or removed since the last request.
 
-The answer has `messages`, those of all files ever asked for, or `refused` alone:
+The answer has `messages`, those about the files, or `refused` alone:
 this program cannot tell what mypy would say, and ends.
 
 The build is an ordinary one, not that of mypy's daemon, which infers some types in
@@ -37,6 +37,7 @@ from mypy.server.update import FineGrainedBuildManager
 
 _FOLLOWING = frozenset({"normal", "silent"})
 _SUFFIXES = (".py", ".pyi")
+_ROUNDS = 8
 _COLLECT_AFTER = 200_000
 """What mypy's own command sets: fewer collections of garbage during a build."""
 
@@ -48,7 +49,7 @@ class Refused(Exception):
 class WarmBuild:
     """A build of mypy that follows the files in the current folder."""
 
-    def __init__(self, arguments: Sequence[str], files: Sequence[str]) -> None:
+    def __init__(self, arguments: Sequence[str]) -> None:
         """Build what `arguments` ask for.
 
         Raises:
@@ -62,53 +63,75 @@ class WarmBuild:
             result = build(sources, self._options, fscache=self._fscache)
         except CompileError as error:
             raise Refused("\n".join(error.messages)) from error
-        self._messages = result.errors
+        self._messages: dict[str, list[str]] = {}
         self._manager = _updatable(result, self._options)
-        self._asked = set(files)
 
     def check(self, files: Sequence[str], touched: Iterable[str]) -> list[str]:
-        """The messages of mypy, among them all that concern `files`.
+        """The messages of mypy about `files`.
 
         Raises:
             Refused: a file cannot be parsed, or has no place among the modules.
         """
         self._fscache.flush()
-        present = {path for path in touched if os.path.isfile(path)}
-        removed = set(touched) - present
+        if touched:
+            self._follow(set(touched))
+            self._messages.clear()
+        modules = self._modules(files)
+        for _ in range(_ROUNDS):
+            for module, path in modules:
+                if path not in self._messages:
+                    self._check_alone(module, path)
+            if all(path in self._messages for path in files):
+                return [text for path in files for text in self._messages[path]]
+        raise Refused("the types do not settle")
+
+    def _check_alone(self, module: str, path: str) -> None:
+        """Check one whole file. If that changes what others may take from it, no
+        message is valid any more."""
+        messages = self._update([(module, path)], [])
+        if self._manager.processed_targets == [module]:
+            self._messages[path] = [
+                text for text in messages if text.partition(":")[0] == path
+            ]
+        else:
+            self._messages.clear()
+
+    def _follow(self, touched: set[str]) -> None:
+        """Bring the modules of the files, and all that depends on them, up to date."""
         graph = {
             os.path.abspath(state.path): (state.id, state.path)
             for state in self._manager.graph.values()
             if state.path
         }
-        # A module that nobody asked for so far was read for its types alone.
-        wanted = [path for path in files if path in present or path not in self._asked]
-        others = sorted(present - set(files))
-        changed = self._modules(wanted)
-        changed += [graph[at] for at in map(os.path.abspath, others) if at in graph]
-        gone = [graph[at] for at in map(os.path.abspath, removed) if at in graph]
+        known = {path: graph.get(os.path.abspath(path)) for path in sorted(touched)}
+        present = {path for path in touched if os.path.isfile(path)}
         new = [
             path
-            for path in others
-            if path.endswith(_SUFFIXES) and os.path.abspath(path) not in graph
+            for path, module in known.items()
+            if module is None and path in present and path.endswith(_SUFFIXES)
         ]
-        if new:
-            self._update(self._modules(new), [], followed=True)
-        if changed or gone:
-            self._update(changed, gone)
-        self._asked |= set(files)
-        self._asked -= removed
-        return self._messages
+        changed = [
+            module for path, module in known.items() if module and path in present
+        ]
+        gone = [
+            module for path, module in known.items() if module and path not in present
+        ]
+        self._update(self._modules(new) + changed, gone)
 
     def _update(
-        self,
-        changed: list[tuple[str, str]],
-        gone: list[tuple[str, str]],
-        followed: bool = False,
-    ) -> None:
-        self._messages = self._manager.update(changed, gone, followed)
+        self, changed: list[tuple[str, str]], gone: list[tuple[str, str]]
+    ) -> list[str]:
+        # What had errors is asked for file by file.
+        self._manager.previous_targets_with_errors.clear()
+        messages = self._manager.update(changed, gone)
         self._manager.flush_cache()
         if self._manager.blocking_error is not None:
-            raise Refused("\n".join(self._messages))
+            raise Refused("\n".join(messages))
+        for tree in self._manager.manager.modules.values():
+            # Whatever is updated is read again as a whole. mypy could update single
+            # functions, and then sometimes forgets an attribute that they define.
+            tree.is_cache_skeleton = True
+        return messages
 
     def _read(self, arguments: Sequence[str]) -> tuple[list[Any], Options]:
         said = io.StringIO()
@@ -141,11 +164,9 @@ class WarmBuild:
 
 def _updatable(result: BuildResult, options: Options) -> FineGrainedBuildManager:
     """Hand an ordinary build over to the machinery of mypy's daemon."""
-    for name in result.manager.rechecked_modules:
-        tree = result.graph[name].tree
-        if tree is not None:
-            # Its functions' bodies are gone: parse it again before it is updated.
-            tree.is_cache_skeleton = True
+    for tree in result.manager.modules.values():
+        # The bodies of its functions are gone: it is read again before an update.
+        tree.is_cache_skeleton = True
     options.fine_grained_incremental = True
     manager = FineGrainedBuildManager(result)
     manager.flush_cache()
@@ -162,7 +183,7 @@ def _answers() -> Iterator[dict[str, Any]]:
         files = request["files"]
         try:
             if warm is None:
-                warm = WarmBuild(request["arguments"], files)
+                warm = WarmBuild(request["arguments"])
                 request["touched"] = ()
             yield {"messages": warm.check(files, request["touched"])}
         except Refused as error:

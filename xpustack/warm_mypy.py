@@ -85,10 +85,8 @@ class WarmMypy:
         messages = self._told(key, files)
         if messages is None:
             return self._anew(key, files)
-        wanted = set(files)
-        lines = [text for text in messages if text.partition(":")[0] in wanted]
-        output = "".join(f"{line}\n" for line in lines)
-        return Completed(int(bool(lines)), output, "", time.monotonic() - begin)
+        output = "".join(f"{line}\n" for line in messages)
+        return Completed(int(bool(messages)), output, "", time.monotonic() - begin)
 
     def _own(self) -> set[str]:
         """The names of the modules at the top of the tree."""
