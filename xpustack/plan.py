@@ -60,6 +60,7 @@ class Planner:
         self._origins: list[Task] = []
         self._derived: list[Derived] = []
         self._last = 0
+        self._alone = False
 
     def plan(
         self, step: str | None, only: Kind | None, tip: bool, offline: bool
@@ -81,6 +82,7 @@ class Planner:
         self._last = len(slugs)
         errors = self._broken(made, slugs, problem, step)
         whole = len(made) == self._last + 1
+        self._alone = tip or step is not None
         if tip:
             tasks = self._tip(made, step) if whole else []
         else:
@@ -137,16 +139,18 @@ class Planner:
         for before, after in itertools.pairwise(made):
             if after.step is None or step not in (None, after.step.slug):
                 continue
+            slug = after.step.slug
+            # A release's lints follow each other: each goes on from what the one
+            # before left. The first one takes longest of all, so it starts first.
+            lint = self._lint_task(slug, before, after, lints)
+            lints = (lint,)
+            tasks.append(lint)
             for tree in (before, after):
                 if tree.index not in self._build_tasks:
                     tasks.append(self._build_task(tree))
             first = self._build_tasks[before.index]
             second = self._build_tasks[after.index]
-            slug = after.step.slug
-            check = self._lint_task(slug, before, after, lints)
-            # mypy's memory of a release serves one run at a time.
-            lints = (check,)
-            tasks += [check, self._test_task(after.step, before, after, first, second)]
+            tasks.append(self._test_task(after.step, before, after, first, second))
         return tasks
 
     def _tip(self, made: list[Tree], step: str | None) -> list[Task]:
@@ -203,7 +207,7 @@ class Planner:
             key = linted_key(before, after)
 
             def compute() -> Result:
-                found = self._linter.lint(before, after)
+                found = self._linter.lint(before, after, alone=self._alone)
                 lines = tuple(str(finding) for finding in found.new)
                 return Result(
                     self._release.name,

@@ -242,12 +242,12 @@ def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
     noted = Noted()
     check(tiny, "v1.0", observer=noted, jobs=1)
     events = [
+        "started v1.0 raise-value lint",
+        "finished v1.0 raise-value lint passed",
         "started v1.0 base build",
         "finished v1.0 base build passed",
         "started v1.0 raise-value build",
         "finished v1.0 raise-value build passed",
-        "started v1.0 raise-value lint",
-        "finished v1.0 raise-value lint passed",
         "started v1.0 raise-value test",
         "finished v1.0 raise-value test passed",
     ]
