@@ -24,22 +24,38 @@ import json
 import os
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Collection, Iterator, Sequence
+from typing import Any, TypeAlias
 
-from mypy.build import BuildResult, build
+from mypy.build import build
 from mypy.errors import CompileError
 from mypy.find_sources import InvalidSourceList, create_source_list
 from mypy.fscache import FileSystemCache
 from mypy.main import process_options
 from mypy.options import Options
-from mypy.server.update import FineGrainedBuildManager
+from mypy.server.astdiff import snapshot_symbol_table
+from mypy.server.update import (
+    BlockedUpdate,
+    FineGrainedBuildManager,
+    calculate_active_triggers,
+    ensure_deps_loaded,
+    ensure_trees_loaded,
+    find_targets_recursive,
+    get_module_to_path_map,
+    update_module_isolated,
+)
+from mypy.typestate import type_state
 
 _FOLLOWING = frozenset({"normal", "silent"})
 _SUFFIXES = (".py", ".pyi")
 _ROUNDS = 8
 _COLLECT_AFTER = 200_000
 """What mypy's own command sets: fewer collections of garbage during a build."""
+
+
+_Module: TypeAlias = tuple[str, str]
+"""Its name and its path."""
 
 
 class Refused(Exception):
@@ -63,10 +79,18 @@ class WarmBuild:
             result = build(sources, self._options, fscache=self._fscache)
         except CompileError as error:
             raise Refused("\n".join(error.messages)) from error
+        self._manager, self._graph = result.manager, result.graph
         self._messages: dict[str, list[str]] = {}
-        self._manager = _updatable(result, self._options)
+        for tree in self._manager.modules.values():
+            tree.is_cache_skeleton = True
+        # From here on as in the daemon: nothing is read from or written to the cache.
+        self._options.fine_grained_incremental = True
+        self._dependencies = FineGrainedBuildManager(result).deps
+        self._manager.ast_cache.clear()
+        gc.collect()
+        gc.freeze()
 
-    def check(self, files: Sequence[str], touched: Iterable[str]) -> list[str]:
+    def check(self, files: Sequence[str], touched: Collection[str]) -> list[str]:
         """The messages of mypy about `files`.
 
         Raises:
@@ -74,64 +98,94 @@ class WarmBuild:
         """
         self._fscache.flush()
         if touched:
-            self._follow(set(touched))
             self._messages.clear()
+            self._follow(touched)
         modules = self._modules(files)
         for _ in range(_ROUNDS):
-            for module, path in modules:
-                if path not in self._messages:
-                    self._check_alone(module, path)
+            # Each once more, after all that it depends on: its messages are those
+            # of one check of the whole file.
+            for module in modules:
+                if module[1] not in self._messages:
+                    self._settle([module])
             if all(path in self._messages for path in files):
                 return [text for path in files for text in self._messages[path]]
         raise Refused("the types do not settle")
 
-    def _check_alone(self, module: str, path: str) -> None:
-        """Check one whole file. If that changes what others may take from it, no
-        message is valid any more."""
-        messages = self._update([(module, path)], [])
-        if self._manager.processed_targets == [module]:
-            self._messages[path] = [
-                text for text in messages if text.partition(":")[0] == path
-            ]
-        else:
-            self._messages.clear()
-
-    def _follow(self, touched: set[str]) -> None:
+    def _follow(self, touched: Collection[str]) -> None:
         """Bring the modules of the files, and all that depends on them, up to date."""
-        graph = {
+        known = {
             os.path.abspath(state.path): (state.id, state.path)
-            for state in self._manager.graph.values()
+            for state in self._graph.values()
             if state.path
         }
-        known = {path: graph.get(os.path.abspath(path)) for path in sorted(touched)}
-        present = {path for path in touched if os.path.isfile(path)}
-        new = [
-            path
-            for path, module in known.items()
-            if module is None and path in present and path.endswith(_SUFFIXES)
-        ]
-        changed = [
-            module for path, module in known.items() if module and path in present
-        ]
-        gone = [
-            module for path, module in known.items() if module and path not in present
-        ]
-        self._update(self._modules(new) + changed, gone)
+        modules, new = [], []
+        for path in sorted(touched):
+            module = known.get(os.path.abspath(path))
+            if module is not None:
+                modules.append(module)
+            elif path.endswith(_SUFFIXES) and os.path.isfile(path):
+                new.append(path)
+        self._settle([*self._modules(new), *modules])
 
-    def _update(
-        self, changed: list[tuple[str, str]], gone: list[tuple[str, str]]
-    ) -> list[str]:
-        # What had errors is asked for file by file.
-        self._manager.previous_targets_with_errors.clear()
-        messages = self._manager.update(changed, gone)
-        self._manager.flush_cache()
-        if self._manager.blocking_error is not None:
-            raise Refused("\n".join(messages))
-        for tree in self._manager.manager.modules.values():
-            # Whatever is updated is read again as a whole. mypy could update single
-            # functions, and then sometimes forgets an attribute that they define.
-            tree.is_cache_skeleton = True
-        return messages
+    def _settle(self, modules: Sequence[_Module]) -> None:
+        """Read modules again, and those that depend on what changes by that, until
+        nothing does."""
+        waiting = list(dict.fromkeys(modules))
+        times = Counter[str]()
+        while waiting:
+            module = waiting.pop(0)
+            times[module[0]] += 1
+            if times[module[0]] > _ROUNDS:
+                raise Refused(f"the types of {module[0]} do not settle")
+            others = self._read_again(*module)
+            if others:
+                self._messages.clear()
+            waiting = list(dict.fromkeys([*others, *waiting]))
+
+    def _read_again(self, name: str, path: str) -> list[_Module]:
+        """Check one whole module from its source; return those to be read next.
+
+        This is what mypy's daemon does for a changed file. The daemon checks single
+        functions of the files that depend on it, though, and sometimes forgets an
+        attribute that such a function defines. Here these files are read as a whole.
+        """
+        manager, graph = self._manager, self._graph
+        manager.find_module_cache.clear()
+        manager.ast_cache.clear()
+        ensure_deps_loaded(name, self._dependencies, graph)
+        ensure_trees_loaded(manager, graph, [name])
+        known = get_module_to_path_map(graph)
+        snapshots = {}
+        if name in manager.modules:
+            table = manager.modules[name].names
+            snapshots[name] = snapshot_symbol_table(name, table)
+        manager.errors.reset()
+        result = update_module_isolated(name, path, manager, known, graph, False, False)
+        if isinstance(result, BlockedUpdate):
+            raise Refused("\n".join(result.messages))
+        # `result.module` is another one where `name` imports what nobody had read
+        # before: that comes first, and `name` is among the remaining ones.
+        messages = manager.errors.new_messages()
+        triggered = calculate_active_triggers(
+            manager, snapshots, {result.module: result.tree}
+        )
+        if result.module in graph:
+            graph[result.module].update_fine_grained_deps(self._dependencies)
+            graph[result.module].free_state()
+        if result.tree is not None:
+            result.tree.is_cache_skeleton = True
+        if triggered:
+            type_state.reset_all_subtype_caches()
+        _, dependent, _ = find_targets_recursive(
+            manager, graph, triggered, self._dependencies, {result.module}
+        )
+        self._messages[result.path] = [
+            text for text in messages if text.partition(":")[0] == result.path
+        ]
+        return [
+            *result.remaining,
+            *((module, graph[module].xpath) for module in sorted(dependent)),
+        ]
 
     def _read(self, arguments: Sequence[str]) -> tuple[list[Any], Options]:
         said = io.StringIO()
@@ -160,19 +214,6 @@ class WarmBuild:
         except InvalidSourceList as error:
             raise Refused(str(error)) from error
         return [(source.module, source.path) for source in sources if source.path]
-
-
-def _updatable(result: BuildResult, options: Options) -> FineGrainedBuildManager:
-    """Hand an ordinary build over to the machinery of mypy's daemon."""
-    for tree in result.manager.modules.values():
-        # The bodies of its functions are gone: it is read again before an update.
-        tree.is_cache_skeleton = True
-    options.fine_grained_incremental = True
-    manager = FineGrainedBuildManager(result)
-    manager.flush_cache()
-    gc.collect()
-    gc.freeze()
-    return manager
 
 
 def _answers() -> Iterator[dict[str, Any]]:
