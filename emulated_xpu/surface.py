@@ -55,6 +55,20 @@ class Stream:
         return True
 
 
+def remove_cuda() -> None:
+    """Let a CUDA build of torch answer as an XPU or CPU build does, which has no CUDA.
+
+    vLLM's XPU path must fail alike, whichever build is installed.
+    """
+    if not hasattr(torch._C, "_cuda_getDeviceCount"):
+        return
+    del torch._C._cuda_getDeviceCount
+    torch._C._has_cuda = False
+    torch.version.cuda = None
+    for name in ("CUDAGraph", "Event", "Stream"):
+        setattr(torch.cuda, name, torch._utils._dummy_type(name))
+
+
 def provide_events() -> None:
     """`torch.xpu.Event` of a torch without XPU raises when constructed."""
     torch.xpu.Event = Event
@@ -127,6 +141,7 @@ def provide_matmul_with_dtype() -> None:
 
 def provide() -> None:
     """Provide all of it. Called when the platform is chosen, before any test runs."""
+    remove_cuda()
     provide_events()
     provide_streams()
     provide_memory_figures()

@@ -112,7 +112,7 @@ def build(
         earlier = version_of(origin, tree.index)
         build(runner, cache, store, origin, earlier, progress=progress)
     with cache.lock(f"build-{key}", report):
-        if (found := _find(cache, key, tree, report)) is not None:
+        if (found := _find(cache, key, tree, silent)) is not None:
             return found
         begin = time.monotonic()
         manifest = None
@@ -162,11 +162,10 @@ def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | Non
     if not home.is_dir():
         return None
     manifest = manifest_of(cache, key)
-    problem = (
-        damage(manifest, home / _SITE, cache.looked)
-        if manifest is not None
-        else "no manifest"
-    )
+    problem: str | None = "its manifest is damaged"
+    if manifest is not None:
+        with writing(home):
+            problem = damage(manifest, home / _SITE, cache.looked)
     if manifest is None or problem is not None:
         progress(f"building {tree.name} again: {problem}")
         return None

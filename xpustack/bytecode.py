@@ -12,7 +12,7 @@ import marshal
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 import msgspec
@@ -87,6 +87,14 @@ def load_index(cache: Cache) -> dict[str, Content]:
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
         pass
     return {}
+
+
+def forget(cache: Cache, sources: Collection[str]) -> None:
+    """Drop the byte code of all contents but `sources`, by their sha256."""
+    if load_index(cache).keys() - set(sources):
+        with cache.lock("bytecode"):
+            known = load_index(cache)
+            _save_index(cache, {name: known[name] for name in known if name in sources})
 
 
 def _save_index(cache: Cache, known: dict[str, Content]) -> None:

@@ -302,7 +302,7 @@ def writing(path: Path) -> Iterator[None]:
             error.errno == errno.EEXIST and not path.is_dir()
         ):
             message, path = "a file is where a directory must be", _file_above(path)
-            hint = "choose another directory, or move the file away"
+            hint = command("mv", path) + " NEW_NAME"
         else:
             raise
         raise EnvironmentProblem(

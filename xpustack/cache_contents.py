@@ -17,6 +17,7 @@ from pathlib import Path
 
 from xpustack import build, releases
 from xpustack.build import version_of
+from xpustack.bytecode import forget, load_index
 from xpustack.cache import Cache, writing
 from xpustack.errors import EnvironmentProblem
 from xpustack.progress import Progress, silent
@@ -129,11 +130,14 @@ def gc(
     with _alone(cache), writing(cache.root):
         oldest = time.time() - days * _DAY
         unneeded = list(_unneeded(cache, needed, oldest))
-        unneeded += _unlinked(cache, [path for _, path in unneeded])
+        removed = [path for _, path in unneeded]
+        sources = _sources(cache, removed)
+        unneeded += _unlinked(cache, removed, sources)
         areas = _freed(unneeded)
         if not dry_run:
             for _, path in unneeded:
                 _remove(path)
+            forget(cache, sources)
         areas += _refs(cache, needed, dry_run)
     return areas
 
@@ -157,13 +161,31 @@ def _unneeded(
     )
 
 
-def _unlinked(cache: Cache, removed: Iterable[Path]) -> list[tuple[str, Path]]:
-    """The contents of installed files that no installed tree will have any more."""
+def _sources(cache: Cache, removed: Iterable[Path]) -> set[str]:
+    """The sha256 of all that the installed trees list, but for those `removed`."""
+    homes = set(_entries(cache, cache.builds.name)) - set(removed)
+    manifests = (build.manifest_of(cache, home.name) for home in homes)
+    return {
+        content.sha256
+        for manifest in manifests
+        if manifest is not None
+        for content in manifest.members.values()
+    }
+
+
+def _unlinked(
+    cache: Cache, removed: Iterable[Path], sources: set[str]
+) -> list[tuple[str, Path]]:
+    """The contents that no installed tree lists or links to any more, and that are
+    not the byte code of one; where there are no links, trees have copies."""
     links = _links(removed)
+    code = load_index(cache)
+    listed = sources | {code[source].sha256 for source in sources & code.keys()}
     return [
         (_CONTENTS, path)
         for path in _entries(cache, _CONTENTS)
-        if (status := path.lstat()).st_nlink - links[_inode(status)] <= 1
+        if path.name.removesuffix("x") not in listed
+        and (status := path.lstat()).st_nlink - links[_inode(status)] <= 1
     ]
 
 

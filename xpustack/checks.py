@@ -1,34 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """Build, lint and test of every tree, in parallel and only where not yet proven."""
 
-import itertools
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 
-import msgspec
-
-from xpustack import bytecode
-from xpustack.build import Build, build, version_of
 from xpustack.cache import Cache
-from xpustack.errors import EnvironmentProblem, StackError
+from xpustack.equality import next_to_prove, prove_equal
 from xpustack.lint import Linter
 from xpustack.observer import Check, Observer, Unobserved
+from xpustack.plan import Derived, Planner
 from xpustack.process import Runner
 from xpustack.progress import Progress, silent
 from xpustack.project import Project
-from xpustack.proof import linted_key
 from xpustack.releases import Release
-from xpustack.results import Kind, Report, Result, stored_pass
-from xpustack.schedule import Task as _Task
-from xpustack.schedule import execute
-from xpustack.series import Step, no_step, read_order
+from xpustack.results import DERIVED, Kind, Report, Result
+from xpustack.schedule import Task, execute
 from xpustack.static import check_static
-from xpustack.steptest import StepTest, Tested
 from xpustack.store import Store
 from xpustack.test_server import Server
-from xpustack.tree import Tree, grow
-
-_SHOWN = 20
 
 
 def run(
@@ -68,14 +57,19 @@ def run(
     server = Server(runner)
     linter = Linter(runner, cache, Store(cache))
     early = _static(project, chosen, step)
-    tasks: list[_Task] = []
+    cache.sweep()
+    tasks: list[Task] = []
+    derived: list[Derived] = []
     for release in chosen:
-        planner = _Planner(
+        planner = Planner(
             project, cache, Store(cache), release, runner, server, linter, progress
         )
         errors, planned = planner.plan(step, only, release.name in tips, offline)
         early += errors
         tasks += planned
+        derived += planner.to_derive()
+    if step is None and only in (None, "build") and derived:
+        _add_proof(tasks, derived, cache, runner)
     observer = observer or Unobserved()
     known = [
         (Check(result.release, result.step, result.kind), result) for result in early
@@ -113,230 +107,23 @@ def _static(project: Project, chosen: list[Release], step: str | None) -> list[R
     ]
 
 
-class _Planner:
-    """Turns one release into tasks."""
+def _add_proof(
+    tasks: list[Task], derived: Sequence[Derived], cache: Cache, runner: Runner
+) -> None:
+    """Compare one of the trees that this run derives with a real build of it."""
+    tree, build = next_to_prove(cache, [(each.tree, each.build) for each in derived])
+    need = next(each.task for each in derived if each.tree is tree)
 
-    def __init__(
-        self,
-        project: Project,
-        cache: Cache,
-        store: Store,
-        release: Release,
-        runner: Runner,
-        server: Server,
-        linter: Linter,
-        progress: Progress,
-    ) -> None:
-        self._project, self._cache, self._store = project, cache, store
-        self._release, self._runner, self._progress = release, runner, progress
-        self._server, self._linter = server, linter
-        self._builds: dict[int, Build] = {}
-        self._build_tasks: dict[int, _Task] = {}
-        self._last = 0
-
-    def plan(
-        self, step: str | None, only: Kind | None, tip: bool, offline: bool
-    ) -> tuple[list[Result], list[_Task]]:
-        if step is not None:
-            slugs = read_order(self._project, self._release.name)
-            if step not in slugs:
-                raise no_step(slugs, step, self._release.name)
-        made, problem = grow(
-            self._store,
-            self._project,
-            self._release,
-            offline=offline,
-            progress=self._progress,
+    def work() -> Result:
+        equal = prove_equal(runner, cache, Store(cache), tree, build)
+        return Result(
+            tree.release.name,
+            DERIVED,
+            "build",
+            "passed",
+            equal.seconds,
+            summary=f"{need.step}: {equal.members} members as a real build has them",
         )
-        if isinstance(problem, EnvironmentProblem):
-            raise problem
-        slugs = read_order(self._project, self._release.name) if made else []
-        self._last = len(slugs)
-        errors = self._broken(made, slugs, problem, step)
-        whole = len(made) == self._last + 1
-        if tip:
-            tasks = self._tip(made, step) if whole else []
-        else:
-            tasks = self._steps(made, step)
-        kinds = {only} if only else {"build", "lint", "test"}
-        for task in tasks:
-            task.shown = task.kind in kinds
-        wanted = [task for task in tasks if task.shown]
-        needed = {id(need) for task in wanted for need in task.needs}
-        return errors, [task for task in tasks if task.shown or id(task) in needed]
 
-    def _broken(
-        self,
-        made: list[Tree],
-        slugs: list[str],
-        problem: StackError | None,
-        step: str | None,
-    ) -> list[Result]:
-        """The step at which the series stops, and those that it takes along."""
-        if problem is None:
-            return []
-        name = self._release.name
-        at = slugs[len(made) - 1] if made else (problem.step or "-")
-        results = [
-            Result(
-                name,
-                at,
-                "apply",
-                "failed",
-                summary=problem.message,
-                detail=tuple(str(problem).splitlines()[1:]),
-            )
-        ]
-        for slug in slugs[len(made) :]:
-            text = f"{at} does not apply"
-            results.append(Result(name, slug, "apply", "blocked", summary=text))
-        # A step before the break is not concerned by it.
-        done = {tree.step.slug for tree in made if tree.step}
-        return [] if step in done else results
-
-    def _steps(self, made: list[Tree], step: str | None) -> list[_Task]:
-        tasks: list[_Task] = []
-        lints: tuple[_Task, ...] = ()
-        for before, after in itertools.pairwise(made):
-            if after.step is None or step not in (None, after.step.slug):
-                continue
-            for tree in (before, after):
-                if tree.index not in self._build_tasks:
-                    tasks.append(self._build_task(tree))
-            first = self._build_tasks[before.index]
-            second = self._build_tasks[after.index]
-            slug = after.step.slug
-            check = self._lint_task(slug, before, after, lints)
-            # mypy's memory of a release serves one run at a time.
-            lints = (check,)
-            tasks += [check, self._test_task(after.step, before, after, first, second)]
-        return tasks
-
-    def _tip(self, made: list[Tree], step: str | None) -> list[_Task]:
-        base, tip = made[0], made[-1]
-        built = self._build_task(tip, "tip")
-        tasks = [built]
-        if step is None:
-            tasks.append(self._lint_task("tip", base, tip, ()))
-        for tree in made:
-            if tree.step is not None and step in (None, tree.step.slug):
-                tasks.append(self._test_task(tree.step, None, tip, None, built))
-        return tasks
-
-    def _build_task(self, tree: Tree, name: str | None = None) -> _Task:
-        label = name or (tree.step.slug if tree.step else "base")
-
-        def work() -> Result:
-            made = build(
-                self._runner,
-                self._cache,
-                self._store,
-                tree,
-                version_of(tree, self._last),
-                progress=self._progress,
-            )
-            self._builds[tree.index] = made
-            return Result(
-                self._release.name,
-                label,
-                "build",
-                "passed",
-                made.seconds,
-                made.cached,
-                made.version,
-            )
-
-        task = _Task(self._release.name, label, "build", work)
-        self._build_tasks[tree.index] = task
-        return task
-
-    def _lint_task(
-        self, label: str, before: Tree, after: Tree, previous: tuple[_Task, ...]
-    ) -> _Task:
-        def work() -> Result:
-            key = linted_key(before, after)
-
-            def compute() -> Result:
-                found = self._linter.lint(before, after)
-                lines = tuple(str(finding) for finding in found.new)
-                return Result(
-                    self._release.name,
-                    label,
-                    "lint",
-                    "failed" if found.new else "passed",
-                    found.seconds,
-                    summary=f"{len(found.new)} new, {found.old} of the base;"
-                    f" {', '.join(found.tools) or 'no file to lint'}",
-                    detail=lines[:_SHOWN],
-                    notes=found.notes,
-                )
-
-            return self._cached(label, "lint", key, compute)
-
-        return _Task(self._release.name, label, "lint", work, after=previous)
-
-    def _test_task(
-        self,
-        step: Step,
-        before: Tree | None,
-        after: Tree,
-        first: _Task | None,
-        second: _Task,
-    ) -> _Task:
-        def work() -> Result:
-            old = self._builds[before.index] if before is not None else None
-            new = self._builds[after.index]
-            test = StepTest.of(self._project, self._release, step, old, new)
-
-            trees = [tree for tree in (old, new) if tree is not None]
-
-            def compute() -> Result:
-                for tree in trees:
-                    bytecode.provide(self._cache, tree)
-                done = test.run(self._server, self._cache)
-                for tree in trees:
-                    bytecode.collect(self._cache, tree)
-                return _test_result(self._release.name, step, done, before is None)
-
-            return self._cached(step.slug, "test", test.key, compute)
-
-        needs = (second,) if first is None else (first, second)
-        return _Task(self._release.name, step.slug, "test", work, needs)
-
-    def _cached(
-        self, step: str, kind: Kind, key: str, compute: Callable[[], Result]
-    ) -> Result:
-        """A stored pass, or a new result. A failure is never stored, so that a
-        second run looks again."""
-        known = self._cache.results_get(key)
-        result = stored_pass(known, kind, self._release.name, step)
-        if result is not None:
-            return msgspec.structs.replace(result, cached=True)
-        result = compute()
-        if result.status == "passed":
-            self._cache.results_put(key, msgspec.to_builtins(result))
-        return result
-
-
-def _test_result(release: str, step: Step, done: Tested, tip: bool) -> Result:
-    counts = done.counts
-    summary = f"{counts['tests']} tests"
-    if not tip:
-        summary += f", {counts['failed_before']} fail before"
-    if counts["skipped"]:
-        summary += f", {counts['skipped']} skipped"
-    detail: tuple[str, ...] = ()
-    if done.problems:
-        detail = (*done.problems, "", *done.output)
-    return Result(
-        release,
-        step.slug,
-        "test",
-        "failed" if done.problems else "passed",
-        done.seconds,
-        summary=summary,
-        detail=detail,
-        notes=(*done.warnings, *(f"skipped: {skip}" for skip in done.skips)),
-        tip=tip,
-        figures=done.figures,
-    )
+    proof = Task(tree.release.name, DERIVED, "build", work, needs=(need,))
+    tasks.insert(tasks.index(need) + 1, proof)

@@ -20,7 +20,7 @@ _FIRST_TIME = 315532800
 """1980-01-01, the first moment that a zip archive can hold."""
 
 
-class Content(msgspec.Struct, frozen=True, array_like=True):
+class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What an installed file holds, and whether it may be executed."""
 
     sha256: str

@@ -2,7 +2,7 @@
 """Derived trees against real builds: each run compares one, in turn."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xpustack import environment, wheel
@@ -25,15 +25,22 @@ class Equal:
 
 
 def next_to_prove(
-    cache: Cache, derived: Iterable[tuple[Tree, Build]]
-) -> tuple[Tree, Build] | None:
-    """The derived tree whose step was never proven, or longest ago; None if no
-    tree was derived. The first of several wins."""
+    cache: Cache, derived: Sequence[tuple[Tree, Build]]
+) -> tuple[Tree, Build]:
+    """Of some derived trees the one to prove: of the release of which a tree was
+    proven longest ago, the step that was. The first of several wins.
 
-    def when(one: tuple[Tree, Build]) -> float:
-        return cache.results_time(_key(one[0])) or 0.0
-
-    return min((one for one in derived if one[1].derived), key=when, default=None)
+    Args:
+        derived: at least one.
+    """
+    proven = {id(tree): cache.results_time(_key(tree)) or 0.0 for tree, _ in derived}
+    latest: dict[str, float] = {}
+    for tree, _ in derived:
+        name = tree.release.name
+        latest[name] = max(latest.get(name, 0.0), proven[id(tree)])
+    return min(
+        derived, key=lambda pair: (latest[pair[0].release.name], proven[id(pair[0])])
+    )
 
 
 def prove_equal(

@@ -93,8 +93,12 @@ class Linter:
             self._stack.close()
             self._scratch = None
 
-    def lint(self, before: Tree, after: Tree) -> Lint:
+    def lint(self, before: Tree, after: Tree, *, alone: bool = False) -> Lint:
         """Lint the files in which the trees differ, inside each tree, and compare.
+
+        Args:
+            alone: no further lint of the release follows, so that nothing is
+                prepared for it.
 
         Raises:
             EnvironmentProblem: ruff is not of the base's version, or a tool broke.
@@ -103,6 +107,7 @@ class Linter:
         """
         paths = touched(before, after)
         with self._bench(after.release.name) as bench:
+            bench.mypy.alone = alone
             bench.mypy.moved(bench.tree.move(before))
             asked = hooks.read(bench.tree.folder, after.release.name)
             linters = Linters(self._runner, asked, bench.tree, bench.work, bench.mypy)
@@ -183,7 +188,7 @@ class _Bench:
 def lint(runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree) -> Lint:
     """One lint alone, as `Linter.lint`."""
     with Linter(runner, cache, store) as linter:
-        return linter.lint(before, after)
+        return linter.lint(before, after, alone=True)
 
 
 def worse(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from xpustack import environment, hooks, script_host
-from xpustack.errors import EnvironmentProblem
+from xpustack.errors import CheckFailed
 from xpustack.finding import Finding
 from xpustack.hooks import Hooks, Script
 from xpustack.moving_tree import MovingTree
@@ -206,8 +206,8 @@ def _json(
     raise _broke(name, done)
 
 
-def _broke(what: str, done: Completed, path: str | None = None) -> EnvironmentProblem:
-    return EnvironmentProblem(
+def _broke(what: str, done: Completed, path: str | None = None) -> CheckFailed:
+    return CheckFailed(
         f"{what} could not do its work: exit status {done.returncode}",
         path=path,
         detail=done.last_lines(15),

@@ -12,6 +12,8 @@ from xpustack.errors import EnvironmentProblem, command
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
 KINDS: tuple[Kind, ...] = ("build", "lint", "test")
+DERIVED = "derived"
+"""Stands for a step in the comparison of a derived tree with a real build."""
 
 
 class Figure(msgspec.Struct, frozen=True):
@@ -51,7 +53,7 @@ class Result(msgspec.Struct, frozen=True):
         if self.kind == "apply":
             return command(*words, "apply", self.release, "--to", "DIR")
         words += ["check", self.release]
-        if self.step not in ("base", "tip", "-"):
+        if self.step not in ("base", "tip", DERIVED, "-"):
             words.append(self.step)
         if self.tip or self.step == "tip":
             words.append("--tip")

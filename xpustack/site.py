@@ -94,25 +94,19 @@ def damage(manifest: Manifest, site: Path, looked: Looked) -> str | None:
 
 
 def _differences(manifest: Manifest, site: Path, looked: Looked) -> Iterator[str]:
-    folders: dict[str, dict[str, Content | None]] = {"": {}}
-    for path, content in manifest.members.items():
-        folder, _, name = path.rpartition("/")
-        if folder not in folders:
-            _add_folder(folders, folder)
-        folders[folder][name] = content
     device = os.stat(site).st_dev if site.is_dir() else -1
-    for folder, expected in folders.items():
+    for folder, expected in _by_folder(manifest).items():
         prefix = f"{folder}/" if folder else ""
         missing = set(expected)
         try:
-            entries = list(os.scandir(site / folder))
+            entries = list(os.scandir(f"{site}/{folder}"))
         except (FileNotFoundError, NotADirectoryError):
             yield f"{folder or site.name} is missing"
             continue
         for entry in entries:
             name = entry.name
             if name not in expected:
-                if name != BYTE_CODE:
+                if name != BYTE_CODE or not entry.is_dir(follow_symlinks=False):
                     yield f"{prefix}{name} does not belong to it"
                 continue
             missing.discard(name)
@@ -120,6 +114,7 @@ def _differences(manifest: Manifest, site: Path, looked: Looked) -> Iterator[str
             if wanted is None:
                 if not entry.is_dir(follow_symlinks=False):
                     yield f"{prefix}{name} is not a directory"
+            # A directory's entries tell inodes without a call for each file.
             elif not (
                 looked.knows(device, entry.inode(), wanted)
                 or looked.is_intact(entry.path, wanted)
@@ -129,10 +124,18 @@ def _differences(manifest: Manifest, site: Path, looked: Looked) -> Iterator[str
             yield f"{prefix}{name} is missing"
 
 
-def _add_folder(folders: dict[str, dict[str, Content | None]], folder: str) -> None:
-    """Note a folder and those above it as what they are: None in their parents."""
-    parent, _, name = folder.rpartition("/")
-    if parent not in folders:
-        _add_folder(folders, parent)
-    folders[parent][name] = None
-    folders.setdefault(folder, {})
+def _by_folder(manifest: Manifest) -> dict[str, dict[str, Content | None]]:
+    """What each folder of a tree holds, by name: None for a folder."""
+    folders: dict[str, dict[str, Content | None]] = {"": {}}
+
+    def add(folder: str) -> dict[str, Content | None]:
+        parent, _, name = folder.rpartition("/")
+        above = folders.get(parent)
+        (above if above is not None else add(parent))[name] = None
+        return folders.setdefault(folder, {})
+
+    for path, content in manifest.members.items():
+        folder, _, name = path.rpartition("/")
+        held = folders.get(folder)
+        (held if held is not None else add(folder))[name] = content
+    return folders

@@ -104,7 +104,10 @@ class _Answer(msgspec.Struct):
     error: str = ""
 
 
-class _Ready(msgspec.Struct):
+class Ready(msgspec.Struct):
+    """How importing ahead went: what could not be imported and why, the threads
+    there are now, and wall seconds."""
+
     missing: list[str]
     threads: int
     seconds: float
@@ -142,6 +145,10 @@ class Server:
             if self._process is not None:
                 self._process.end()
             self._process = None
+
+    def ready(self) -> Ready:
+        """Start the server, if it does not run, and say how that went."""
+        return self._started().ready
 
     def run(
         self,
@@ -230,15 +237,12 @@ class _Process:
         self._control.settimeout(START)
         try:
             self._control.send(msgspec.json.encode(PRELOADED))
-            ready = self._control.recv(MESSAGE)
-        except OSError:
-            ready = b""
-        problem = ""
-        if not ready:
-            problem = "cannot start the test server"
-        elif (count := msgspec.json.decode(ready, type=_Ready).threads) != 1:
-            problem = f"the test server has {count} threads: it cannot fork"
-        if problem:
+            self.ready = msgspec.json.decode(self._control.recv(MESSAGE), type=Ready)
+            threads = self.ready.threads
+            problem = f"the test server has {threads} threads: it cannot fork"
+        except (OSError, msgspec.DecodeError):
+            threads, problem = 0, "cannot start the test server"
+        if threads != 1:
             self.end()
             if runner.stopped:
                 raise Stopped

@@ -50,6 +50,8 @@ class WarmMypy:
         self._processes: dict[tuple[str, ...], _Process] = {}
         self._memories: dict[tuple[str, ...], Path] = {}
         self._count = 0
+        self.alone = False
+        """No further lint follows, for which starting a process would pay."""
         self.notes: list[str] = []
 
     def close(self) -> None:
@@ -77,9 +79,12 @@ class WarmMypy:
         """
         key = tuple(flags)
         sites = Sites(self._cache, key)
-        if key not in self._processes and not sites.path.is_file():
+        unknown = not sites.path.is_file()
+        if key not in self._processes and (unknown or self.alone):
             done = self._anew(key, files)
-            sites.keep(self._memories[key] / _target(key) / "cache.db", self._own())
+            if unknown:
+                memory = self._memories[key] / _target(key)
+                sites.keep(memory / "cache.db", self._own())
             return done
         begin = time.monotonic()
         messages = self._told(key, files)

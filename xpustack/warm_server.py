@@ -27,7 +27,6 @@ import gc
 import importlib
 import json
 import os
-import random
 import selectors
 import signal
 import socket
@@ -182,10 +181,11 @@ def run_pytest(request: dict[str, Any], base: list[str]) -> NoReturn:
     sys.argv = [str(main.__file__), *request["arguments"]]
     importlib.invalidate_caches()
     tempfile.tempdir = None
-    random.seed()
-    numpy = sys.modules.get("numpy")
-    if numpy is not None:
-        numpy.random.seed()
+    # Each of the three begins anew in a new process; `random` does so in a fork too.
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    if "torch" in sys.modules:
+        sys.modules["torch"].default_generator.seed()
     pytest = importlib.import_module("pytest")
     status = int(pytest.main(request["arguments"]))
     sys.stdout.flush()

@@ -9,12 +9,12 @@ import torch
 import triton
 import triton.language as tl
 
-from aot.__main__ import gaps, record
 from aot.cases import cases
 from aot.compile import compile_all
 from aot.coverage import launched
 from aot.ocloc import Ocloc, find
 from aot.record import Launch, recording
+from aot.run import gaps, record
 from xpustack.cache import Cache
 
 

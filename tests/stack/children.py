@@ -8,6 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
+TOOL = (
+    sys.executable,
+    "-c",
+    "from xpustack import cli, test_server;"
+    " test_server.PRELOADED = ('pytest',); cli.main()",
+)
+"""The tool as a process, whose test server imports nothing large ahead: the tests of
+small stacks need none of it."""
 _PRELUDE = f"""
 import sys, time
 from pathlib import Path
@@ -39,7 +47,7 @@ def start_tool(
     """Start `xpustack` with `words`, to be interrupted by a signal, which it is made
     to heed: a shell's background job, as CI may be one, inherits an ignored SIGINT."""
     return subprocess.Popen(
-        [sys.executable, "-m", "xpustack", *words],
+        [*TOOL, *words],
         cwd=cwd,
         env=environment,
         stderr=subprocess.PIPE,
@@ -63,3 +71,11 @@ def killed(child: subprocess.Popen[str]) -> None:
     """Kill the child as `kill -9` does and wait for its end."""
     child.kill()
     child.communicate()
+
+
+def ended(process: int) -> bool:
+    """Whether a process is gone, or is but its parent's to bury."""
+    try:
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return True

@@ -12,10 +12,17 @@ from sdists import FILES, pinned, write_sdist
 from shipped_stack import ShippedStack
 from tiny_stack import TWO, VALUE, TinyStack
 
+from xpustack import test_server
 from xpustack.cache import Cache
 from xpustack.pin import entry
 from xpustack.project import Project
 from xpustack.releases import Release
+
+
+@pytest.fixture(autouse=True)
+def small_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No torch in the server of the tests that need none."""
+    monkeypatch.setattr(test_server, "PRELOADED", ("pytest",))
 
 
 @pytest.fixture

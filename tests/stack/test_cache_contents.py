@@ -10,12 +10,14 @@ import pytest
 from fake_stack import ATTENTION, FakeStack, edited
 from typer.testing import CliRunner
 
+from xpustack import bytecode
 from xpustack.build import key_of, version_of
 from xpustack.cache import Cache
 from xpustack.cache_contents import Area, Reached, gc, in_use, info, reached
 from xpustack.cli import app
 from xpustack.errors import EnvironmentProblem, SeriesError
 from xpustack.proof import result_keys
+from xpustack.site import Manifest, save_manifest
 from xpustack.store import Store
 
 PAGE = b"x" * 4096
@@ -136,6 +138,22 @@ def test_a_content_goes_with_the_last_tree_that_has_it(cache: Cache):
     done = gc(cache, Reached(builds={"new"}), days=0)
     assert {area.name: area.bytes for area in done} == {"builds": 4096, "files": 0}
     assert shared.is_file() and not own.exists()
+
+
+def test_contents_that_a_tree_lists_stay_without_links_and_with_byte_code(
+    cache: Cache,
+):
+    source, code, other = (cache.contents.add(data) for data in (b"1", b"2", b"3"))
+    manifest = Manifest("1", None, (), {"vllm/a.py": source})
+    home = cache.builds / "new"
+    home.mkdir(parents=True)
+    save_manifest(manifest, home / "manifest.json")
+    bytecode._save_index(cache, {source.sha256: code, "0" * 64: other})
+    done = gc(cache, Reached(builds={"new"}), days=0)
+    assert [(area.name, area.entries) for area in done] == [("files", 1)]
+    assert cache.contents.holds(source) and cache.contents.holds(code)
+    assert not cache.contents.holds(other)
+    assert bytecode.load_index(cache) == {source.sha256: code}
 
 
 def test_the_scratch_of_a_living_writer_stays(cache: Cache):

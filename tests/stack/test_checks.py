@@ -3,16 +3,16 @@
 
 import errno
 import json
-import os
 import shutil
 import signal
+import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from children import start_tool
-from tiny_stack import BASE, TWO, VALUE, TinyStack
+from children import ended, killed, start_tool
+from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
 from typer.testing import CliRunner
 
 from xpustack import cache as cache_module
@@ -71,6 +71,28 @@ def test_a_change_of_the_test_repeats_the_test_alone(mine):
     assert [r.kind for r in again.results if not r.cached] == ["test"]
 
 
+def test_a_changed_pin_of_the_kernels_repeats_the_test(mine):
+    """The stand-in of this stack's emulation refuses another version."""
+    check(mine, "v1.0")
+    mine.write(
+        "releases.toml",
+        mine.project.releases_file.read_text().replace(
+            'xpu_kernels = { version = "2.11.0"', 'xpu_kernels = { version = "2.11.1"'
+        ),
+    )
+    again = check(mine, "v1.0")
+    assert states(again)[-1] == "v1.0 raise-value test failed"
+
+
+def test_a_stored_result_of_another_check_is_not_taken(mine):
+    check(mine, "v1.0")
+    for path in mine.cache.results.rglob("test-*.json"):
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps({**stored, "step": "another-step"}))
+    again = check(mine, "v1.0", only="test")
+    assert [(r.status, r.cached) for r in again.results] == [("passed", False)]
+
+
 def test_narrowed_to_a_step_and_a_kind(tiny):
     report = check(tiny, "v1.0", step="raise-value", only="test")
     assert states(report) == ["v1.0 raise-value test passed"]
@@ -116,6 +138,15 @@ def test_a_step_that_lints_worse_fails(mine):
     assert any("F401 `sys`" in line for line in report.results[0].detail)
 
 
+def test_a_hook_that_breaks_on_a_step_is_that_step_s_failure(mine):
+    hook = "tools/pre_commit/check_spdx_header.py"
+    edits = {hook: "raise ValueError\n", VALUE: BASE[VALUE] + "NEW = 1\n"}
+    mine.add("breaks-it", edits)
+    report = check(mine, "v1.0", only="lint")
+    assert report.problem is None
+    assert states(report)[-1] == "v1.0 breaks-it lint failed"
+
+
 def test_a_failure_is_looked_at_again_and_its_command_works(mine):
     path = mine.project.step_tests / "test_value.py"
     path.write_text(path.read_text().replace("== 2", "> 0"))
@@ -131,27 +162,50 @@ def test_a_failure_is_looked_at_again_and_its_command_works(mine):
     assert done.stdout.endswith("\n0 passed, 1 failed\n")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_kills_children_and_leaves_nothing(mine, tmp_path, number):
-    note = tmp_path / "pid"
-    (mine.project.step_tests / "test_value.py").write_text(
-        "import os, pathlib, time\n\n\ndef test_long():\n"
-        f"    pathlib.Path({str(note)!r}).write_text(str(os.getpid()))\n"
+def start_hanging(
+    stack: TinyStack, tmp_path: Path, number: int
+) -> tuple[subprocess.Popen[str], int, int]:
+    """Start checks whose test hangs with a child in a session of its own: the tool's
+    process, the test's number and its child's."""
+    note = tmp_path / "numbers"
+    (stack.project.step_tests / "test_value.py").write_text(
+        "import os, pathlib, subprocess, time\n\n\ndef test_long():\n"
+        "    words = ['sleep', '120']\n"
+        "    child = subprocess.Popen(words, start_new_session=True)\n"
+        "    numbers = f'{os.getpid()} {child.pid}.'\n"
+        f"    pathlib.Path({str(note)!r}).write_text(numbers)\n"
         "    time.sleep(120)\n"
     )
     words = ["check", "v1.0", "--offline"]
-    child = start_tool(words, mine.project.root, mine.environment, number)
+    child = start_tool(words, stack.project.root, stack.environment, number)
     limit = time.monotonic() + 60
-    while not (note.exists() and note.read_text()) and child.poll() is None:
+    while not (note.exists() and note.read_text().endswith(".")):
+        assert time.monotonic() < limit and child.poll() is None
+        time.sleep(0.05)
+    test, grandchild = note.read_text().rstrip(".").split()
+    return child, int(test), int(grandchild)
+
+
+def test_kill_9_leaves_no_test_behind(mine, tmp_path):
+    child, test, grandchild = start_hanging(mine, tmp_path, signal.SIGTERM)
+    killed(child)
+    limit = time.monotonic() + 10
+    while not (ended(test) and ended(grandchild)):
         assert time.monotonic() < limit
         time.sleep(0.05)
+    (mine.project.step_tests / "test_value.py").write_text(PROVES)
+    assert check(mine, "v1.0").failed == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_kills_children_and_leaves_nothing(mine, tmp_path, number):
+    child, test, grandchild = start_hanging(mine, tmp_path, number)
     before = set(mine.cache.results.rglob("*.json"))
     child.send_signal(number)
     _, stderr = child.communicate(timeout=30)
     assert child.returncode == 130, stderr
     assert "interrupted" in stderr
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(note.read_text()), 0)
+    assert ended(test) and ended(grandchild)
     assert list(mine.cache.root.rglob("*.part")) == []
     assert set(mine.cache.results.rglob("*.json")) == before
 
@@ -188,12 +242,12 @@ def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
     noted = Noted()
     check(tiny, "v1.0", observer=noted, jobs=1)
     events = [
+        "started v1.0 raise-value lint",
+        "finished v1.0 raise-value lint passed",
         "started v1.0 base build",
         "finished v1.0 base build passed",
         "started v1.0 raise-value build",
         "finished v1.0 raise-value build passed",
-        "started v1.0 raise-value lint",
-        "finished v1.0 raise-value lint passed",
         "started v1.0 raise-value test",
         "finished v1.0 raise-value test passed",
     ]

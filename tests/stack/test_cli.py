@@ -125,7 +125,7 @@ def test_static_with_a_step_judges_that_step(three_steps, tmp_path, monkeypatch)
     done = CliRunner().invoke(app, [*words, "first", "--static"])
     assert (done.exit_code, done.stdout) == (0, "static: 0 errors\n"), done.stdout
     done = CliRunner().invoke(app, [*words, "fist", "--static"])
-    assert done.exit_code != 0
+    assert (done.exit_code, "did you mean first?" in done.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(

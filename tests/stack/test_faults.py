@@ -88,7 +88,7 @@ def test_a_file_in_the_place_of_the_cache(
     words = ("apply", "v1.0", "--to", stack.root / "work")
     done = call(*words)
     assert done.exit_code == 5, done.output
-    assert f"mv {place.resolve()} to" in done.output
+    assert f"mv {place.resolve()} NEW_NAME" in done.output
     assert "Traceback" not in done.output
     place.rename(stack.root / "away")
     if name != ".":
@@ -208,7 +208,7 @@ def test_what_nobody_foresaw_is_an_internal_error(
     assert done.exit_code == 70
     assert done.stderr.startswith("error: internal error: RuntimeError: a surprise\n")
     assert "in surprise" in done.stderr and "report" in done.stderr
-    error = json.loads(call("status", "--json").stdout)
+    (error,) = json.loads(call("status", "--json").stdout)["errors"]
     assert (error["error"], error["exit_code"]) == ("InternalError", 70)
     assert "70 a fault of the tool" in " ".join(call("--help").output.split())
 

@@ -12,9 +12,10 @@ from xpustack import steptest
 from xpustack.errors import SeriesError
 from xpustack.process import Runner
 from xpustack.project import Project
-from xpustack.steptest import closure, material
+from xpustack.steptest import StepTest, closure, material
+from xpustack.test_server import Server
 
-PINS = {"EMULATED_XPU_KERNELS": "2.11.0"}
+KERNELS = "2.11.0"
 IN_BODY = (
     "def test_a():\n    from vllm.value import VALUE, {name}\n    assert VALUE == 2\n"
 )
@@ -35,7 +36,8 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     runner = Runner()
     before, after = tiny.builds(runner)
     stuff = material(Project(root), step)
-    return steptest.test(runner, tiny.cache, step, stuff, before, after, PINS)
+    with Server(runner) as server:
+        return StepTest(step, stuff, before, after, KERNELS).run(server, tiny.cache)
 
 
 def test_red_before_and_green_after_proves_the_step(tiny, tmp_path):
@@ -85,12 +87,39 @@ def test_a_skip_is_reported_with_its_reason_and_fails(tiny, tmp_path):
 def test_a_crash_and_a_hang_are_failures(tiny, tmp_path, monkeypatch):
     done = run(tiny, tmp_path / "a", "import os\n\nos._exit(7)\n")
     assert any("exit status 7" in text for text in done.problems)
+    done = run(tiny, tmp_path / "c", "import ctypes\n\nctypes.string_at(0)\n")
+    assert any("killed by signal 11 (SIGSEGV)" in text for text in done.problems)
     monkeypatch.setattr(steptest, "LIMIT", 2.0)
     monkeypatch.setattr(steptest, "TARGET", 1.0)
     hang = PROVES.replace("    assert", "    import time; time.sleep(60)\n    assert")
     done = run(tiny, tmp_path / "b", hang)
     assert any("killed after 2 s" in text for text in done.problems)
     assert len(done.warnings) == 2
+
+
+def test_a_run_that_ends_itself_early_proves_nothing(tiny, tmp_path):
+    """What it ran until then was green."""
+    source = PROVES + "\n\ndef test_end():\n    import pytest; pytest.exit('enough')\n"
+    done = run(tiny, tmp_path, source)
+    assert any("after the step: it ended with exit" in text for text in done.problems)
+
+
+def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
+    look = "    import os\n    assert ('TORCHDYNAMO_DISABLE' in os.environ) is {}\n"
+    assert run(tiny, tmp_path / "a", PROVES + look.format(True)).problems == ()
+    marked = "import pytest\n\npytestmark = pytest.mark.compiled\n" + PROVES
+    assert run(tiny, tmp_path / "b", marked + look.format(False)).problems == ()
+
+
+def test_the_key_depends_on_the_pinned_kernels(tiny):
+    before, after = tiny.builds(Runner())
+    step = tiny.trees()[1].step
+    stuff = material(tiny.project, step)
+    one, two, again = (
+        StepTest(step, stuff, before, after, kernels).key
+        for kernels in ("2.11.0", "2.11.1", "2.11.0")
+    )
+    assert one == again != two
 
 
 def test_the_run_sees_the_wheel_and_nothing_of_the_caller(tiny, tmp_path, monkeypatch):

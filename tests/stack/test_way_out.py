@@ -52,9 +52,9 @@ def test_the_way_out_of_a_bad_patch_works(
         path.write_text(re.sub(*bad[fault], path.read_text(), count=1))
     done = call("apply", "v1.0", "--offline", "--json")
     assert done.exit_code == 4, done.output
-    data = json.loads(done.stdout)
-    assert len(data["trees"]) == readable
-    (error,) = data["errors"]
+    answer = json.loads(done.stdout)
+    assert len(answer["data"]["trees"]) == readable
+    (error,) = answer["errors"]
     assert error["step"] == slug
     assert f"git checkout -- {path} " in error["next"]
     way_out = f"xpustack apply v1.0 --upto {before} --to DIR"

@@ -4,11 +4,11 @@
 import os
 import shutil
 import subprocess
-import sys
 import textwrap
 from importlib import metadata
 from pathlib import Path
 
+from children import TOOL
 from fake_stack import FakeStack, git
 from sdists import pinned, write_sdist
 
@@ -170,7 +170,7 @@ class TinyStack(FakeStack):
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line, as a user of this stack runs it."""
         return subprocess.run(
-            [sys.executable, "-m", "xpustack", *words],
+            [*TOOL, *words],
             cwd=self.project.root,
             env=self.environment,
             capture_output=True,

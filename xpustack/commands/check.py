@@ -19,7 +19,7 @@ from xpustack.console import (
 from xpustack.errors import CheckFailed, SeriesError
 from xpustack.project import Project
 from xpustack.results import Kind
-from xpustack.series import get_step, load_series, read_order
+from xpustack.series import no_step, read_order
 from xpustack.static import Finding
 
 
@@ -77,17 +77,15 @@ def check(
     cache that cannot be written), the run ends early with exit code 5."""
     with answering("check", as_json) as answer:
         project = Project.find()
-        pinned = releases.load(project)
-        chosen = list(pinned) if release is None else [pinned[release]]
         if only_static:
-            findings = _static(
-                project, None if release is None else chosen[0].name, step
-            )
+            findings = _static(project, release, step)
             answer.data = [msgspec.to_builtins(finding) for finding in findings]
             errors = sum(not finding.warning for finding in findings)
             answer.say(*map(str, findings), f"static: {errors} errors")
             answer.exit_code = SeriesError.exit_code if errors else 0
             return
+        pinned = releases.load(project)
+        chosen = list(pinned) if release is None else [pinned[release]]
         names = [release.name for release in chosen]
         whole = names if tip else [name for name in names if name != pinned.names[-1]]
         jobs = jobs or cpus.usable()
@@ -117,15 +115,17 @@ def _static(project: Project, release: str | None, step: str | None) -> list[Fin
     """The findings about one release or all, and of those about one step or all.
 
     Raises:
-        UsageError: the release has no such step.
+        UsageError: there is no such release, or it has no such step.
     """
-    findings = [
+    if release is not None:
+        release = releases.load(project)[release].name
+        if step is not None:
+            slugs = read_order(project, release)
+            if step not in slugs:
+                raise no_step(slugs, step, release)
+    return [
         finding
         for finding in static.check_static(project)
-        if release is None or finding.release in (None, release)
+        if (release is None or finding.release in (None, release))
+        and (step is None or finding.step in (None, step))
     ]
-    if release is None or step is None:
-        return findings
-    if step not in read_order(project, release):
-        get_step(load_series(project, release), step)
-    return [finding for finding in findings if finding.step in (None, step)]

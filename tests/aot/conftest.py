@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Without the compiler's front end, what needs it is left out, and says so."""
+
+from pathlib import Path
+
+from aot.front_end import missing
+
+_NEED_NONE = {"test_front_end.py"}
+
+
+def pytest_report_header() -> str | None:
+    reason = missing()
+    return f"skipped but for {sorted(_NEED_NONE)}: {reason}" if reason else None
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    if missing() and collection_path.name.startswith("test_"):
+        return collection_path.name not in _NEED_NONE
+    return None
