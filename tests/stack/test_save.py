@@ -164,7 +164,7 @@ def test_a_step_that_stays_cannot_be_dropped(stack: FakeStack) -> None:
         stack.save(work, drop=("third",))
     git(work, "reset", "-q", "--hard", "HEAD~1")
     with pytest.raises(UsageError, match="did you mean third"):
-        stack.save(work, drop=("thrid",))
+        stack.save(work, drop=("thirds",))
 
 
 def test_other_files_of_the_series_folder_stay(stack: FakeStack) -> None:
