@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The marker of the step tests."""
+"""The markers of the step tests."""
 
 import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line(
-        "markers",
+    for line in (
         "unchanged: what the step must leave alone; passes before it and after it",
-    )
+        "compiled: relies on torch.compile, which is off elsewhere",
+    ):
+        config.addinivalue_line("markers", line)
