@@ -49,7 +49,7 @@ from mypy.typestate import type_state
 
 _FOLLOWING = frozenset({"normal", "silent"})
 _SUFFIXES = (".py", ".pyi")
-_ROUNDS = 20
+_ROUNDS = 10
 _COLLECT_AFTER = 200_000
 """What mypy's own command sets: fewer collections of garbage during a build."""
 
