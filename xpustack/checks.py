@@ -84,10 +84,27 @@ def run(
         for task in tasks
         if task.result is not None and (task.shown or task.result.status == "failed")
     ]
-    order = ["-", *(release.name for release in chosen)]
-    results = sorted([*early, *done], key=lambda result: order.index(result.release))
+    results = _in_order([*early, *done], [release.name for release in chosen])
     undone = sum(task.shown and task.result is None for task in tasks)
     return Report(tuple(results), time.monotonic() - begin, problem, undone)
+
+
+def _in_order(results: list[Result], releases: list[str]) -> list[Result]:
+    """Results as people read them: by release, step and kind. A release's steps come
+    in the order of their builds and tests; its first lint starts before these."""
+    kinds = ("static", "apply", "build", "lint", "test")
+    order = {name: index for index, name in enumerate(["-", *releases])}
+    steps: dict[tuple[str, str], int] = {}
+    for result in sorted(results, key=lambda result: result.kind == "lint"):
+        steps.setdefault((result.release, result.step), len(steps))
+    return sorted(
+        results,
+        key=lambda result: (
+            order[result.release],
+            steps[result.release, result.step],
+            kinds.index(result.kind),
+        ),
+    )
 
 
 def _static(project: Project, chosen: list[Release], step: str | None) -> list[Result]:

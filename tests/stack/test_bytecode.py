@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte code that trees share: made by the tool alone, and never stale."""
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ def stack(tmp_path: Path, tiny: TinyStack) -> TinyStack:
     other = tiny.elsewhere(tmp_path)
     for path in other.cache.builds.rglob("__pycache__/*"):
         path.unlink()
+    shutil.rmtree(other.cache.bytecode, ignore_errors=True)
     return other
 
 
