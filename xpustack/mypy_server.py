@@ -5,8 +5,8 @@ This file is a program of its own, started by `warm_mypy` in the folder that myp
 to see: it needs the standard library and mypy. Requests come on standard input and
 answers leave on standard output, one line of JSON each. A request has
 
-- `arguments`: what mypy is called with, the same flags in every request;
-- `files`: those of the arguments that are files to check;
+- `arguments`: what mypy is called with; those of the first request alone count;
+- `files`: the files to check;
 - `touched`: the files that were written or removed since the last request.
 
 The answer has `messages`, those about the files, or `refused` alone:

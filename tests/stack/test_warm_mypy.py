@@ -91,6 +91,7 @@ class Checkout:
         self.warm = WarmMypy(
             self.runner, self.cache, self.folder, self.work, self.env, 120.0
         )
+        self.warm.later = frozenset(FILES)
 
     def move(self, variants: dict[str, str | None]) -> None:
         touched = {path for path, text in variants.items() if self._write(path, text)}
