@@ -5,7 +5,7 @@ import contextlib
 import shutil
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -93,12 +93,12 @@ class Linter:
             self._stack.close()
             self._scratch = None
 
-    def lint(self, before: Tree, after: Tree, *, alone: bool = False) -> Lint:
+    def lint(self, before: Tree, after: Tree, *, later: Collection[str] = ()) -> Lint:
         """Lint the files in which the trees differ, inside each tree, and compare.
 
         Args:
-            alone: no further lint of the release follows, so that nothing is
-                prepared for it.
+            later: the paths that all lints of the release ask about; without them
+                this is the only one, and nothing is prepared for another.
 
         Raises:
             EnvironmentProblem: ruff is not of the base's version, or a tool broke.
@@ -107,7 +107,7 @@ class Linter:
         """
         paths = touched(before, after)
         with self._bench(after.release.name) as bench:
-            bench.mypy.alone = alone
+            bench.mypy.later = frozenset(later)
             bench.mypy.moved(bench.tree.move(before))
             asked = hooks.read(bench.tree.folder, after.release.name)
             linters = Linters(self._runner, asked, bench.tree, bench.work, bench.mypy)
@@ -188,7 +188,7 @@ class _Bench:
 def lint(runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree) -> Lint:
     """One lint alone, as `Linter.lint`."""
     with Linter(runner, cache, store) as linter:
-        return linter.lint(before, after, alone=True)
+        return linter.lint(before, after)
 
 
 def worse(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[Finding, ...]:

@@ -5,8 +5,8 @@ This file is a program of its own, started by `warm_mypy` in the folder that myp
 to see: it needs the standard library and mypy. Requests come on standard input and
 answers leave on standard output, one line of JSON each. A request has
 
-- `arguments`: what mypy is called with, the same flags in every request;
-- `files`: those of the arguments that are files to check;
+- `arguments`: what mypy is called with; those of the first request alone count;
+- `files`: the files to check;
 - `touched`: the files that were written or removed since the last request.
 
 The answer has `messages`, those about the files, or `refused` alone:
@@ -49,7 +49,7 @@ from mypy.typestate import type_state
 
 _FOLLOWING = frozenset({"normal", "silent"})
 _SUFFIXES = (".py", ".pyi")
-_ROUNDS = 20
+_ROUNDS = 10
 _COLLECT_AFTER = 200_000
 """What mypy's own command sets: fewer collections of garbage during a build."""
 
@@ -134,18 +134,23 @@ class WarmBuild:
         times = Counter[str]()
         while waiting:
             module = waiting.pop(0)
-            times[module[0]] += 1
-            if times[module[0]] > _ROUNDS:
-                raise Refused(f"the types of {module[0]} do not settle")
-            imported, dependent = self._read_again(*module)
+            done, imported, dependent = self._read_again(*module)
+            times[done] += 1
+            if times[done] > _ROUNDS:
+                raise Refused(f"the types of {done} do not settle")
             if imported or dependent:
                 self._messages.clear()
+            if module in imported:
+                imported = [*(other for other in imported if other != module), module]
             # The dependent ones wait, for they may depend on more that changes.
             waiting = list(dict.fromkeys([*imported, *waiting, *dependent]))
 
-    def _read_again(self, name: str, path: str) -> tuple[list[_Module], list[_Module]]:
-        """Check one whole module from its source; return those to be read again: what
-        it imports, if that is new, with the module itself, and what depends on it.
+    def _read_again(
+        self, name: str, path: str
+    ) -> tuple[str, list[_Module], list[_Module]]:
+        """Check one whole module from its source: this one, or one that it imports and
+        that nobody had read before. Return its name, what then remains to be read
+        first (this module among it), and what depends on its changes.
 
         This is what mypy's daemon does for a changed file. The daemon checks single
         functions of the files that depend on it, though, and sometimes forgets an
@@ -165,8 +170,6 @@ class WarmBuild:
         result = update_module_isolated(name, path, manager, known, graph, False, False)
         if isinstance(result, BlockedUpdate):
             raise Refused("\n".join(result.messages))
-        # `result.module` is another one where `name` imports what nobody had read
-        # before: that comes first, and `name` is among the remaining ones.
         messages = manager.errors.new_messages()
         triggered = calculate_active_triggers(
             manager, snapshots, {result.module: result.tree}
@@ -184,9 +187,8 @@ class WarmBuild:
         self._messages[result.path] = [
             text for text in messages if text.partition(":")[0] == result.path
         ]
-        return result.remaining, [
-            (module, graph[module].xpath) for module in sorted(dependent)
-        ]
+        others = [(module, graph[module].xpath) for module in sorted(dependent)]
+        return result.module, result.remaining, others
 
     def _read(self, arguments: Sequence[str]) -> tuple[list[Any], Options]:
         said = io.StringIO()

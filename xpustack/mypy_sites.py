@@ -17,7 +17,8 @@ from pathlib import Path
 from xpustack import environment
 from xpustack.cache import Cache, writing
 
-_KEPT = 3
+_ROOM = 300 << 20
+"""Bytes for all that is kept: two environments of a usual size."""
 _TABLE = "files2"
 _NO_DEPENDENCIES = ("@deps.meta.json", b'{"snapshot": {}, "deps_meta": {}}')
 """Without it mypy's fine-grained builds do not trust their cache."""
@@ -92,11 +93,13 @@ def _reduce(database: Path, copy: Path, own: Collection[str]) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the caches of environments that are no longer used."""
+    """Remove the caches of environments that were not used for the longest time."""
     entries = sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime)
-    files = [path for path in entries if path.suffix == ".db" and path.is_file()]
-    for path in files[_KEPT:]:
-        path.unlink(missing_ok=True)
-    for path in entries:
+    room = _ROOM
+    for number, path in enumerate(entries):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
+            continue
+        room -= path.stat().st_size
+        if number and room < 0:
+            path.unlink(missing_ok=True)

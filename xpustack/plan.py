@@ -12,7 +12,7 @@ from xpustack.build import Build, build, expected, version_of
 from xpustack.cache import Cache
 from xpustack.derive import origin_of
 from xpustack.errors import EnvironmentProblem, StackError
-from xpustack.lint import Linter
+from xpustack.lint import Linter, touched
 from xpustack.process import Runner
 from xpustack.progress import Progress
 from xpustack.project import Project
@@ -60,7 +60,7 @@ class Planner:
         self._origins: list[Task] = []
         self._derived: list[Derived] = []
         self._last = 0
-        self._alone = False
+        self._later: tuple[str, ...] = ()
 
     def plan(
         self, step: str | None, only: Kind | None, tip: bool, offline: bool
@@ -82,7 +82,8 @@ class Planner:
         self._last = len(slugs)
         errors = self._broken(made, slugs, problem, step)
         whole = len(made) == self._last + 1
-        self._alone = tip or step is not None
+        if made and not tip and step is None:
+            self._later = touched(made[0], made[-1])
         if tip:
             tasks = self._tip(made, step) if whole else []
         else:
@@ -207,7 +208,7 @@ class Planner:
             key = linted_key(before, after)
 
             def compute() -> Result:
-                found = self._linter.lint(before, after, alone=self._alone)
+                found = self._linter.lint(before, after, later=self._later)
                 lines = tuple(str(finding) for finding in found.new)
                 return Result(
                     self._release.name,

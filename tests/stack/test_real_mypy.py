@@ -63,6 +63,7 @@ class Bench:
         self.folder = self.tree.folder
         self._mypy = (Runner(), cache, self.folder, work, base_environment(work))
         self.warm = WarmMypy(*self._mypy, TIMEOUT)
+        self.warm.later = frozenset(touched(self.trees[0], self.trees[-1]))
 
     def move(self, tree: Tree) -> None:
         self.warm.moved(self.tree.move(tree))

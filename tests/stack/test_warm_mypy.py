@@ -91,6 +91,7 @@ class Checkout:
         self.warm = WarmMypy(
             self.runner, self.cache, self.folder, self.work, self.env, 120.0
         )
+        self.warm.later = frozenset(FILES)
 
     def move(self, variants: dict[str, str | None]) -> None:
         touched = {path for path, text in variants.items() if self._write(path, text)}
@@ -202,10 +203,28 @@ def test_a_module_that_appears_and_goes_again_changes_what_its_users_say(
 
 
 def test_types_are_inferred_as_by_mypy_and_not_as_by_its_daemon(checkout: Checkout):
-    checkout.move({**first(), "vllm/platform.py": FILES["vllm/platform.py"][1]})
+    used = "items = []\ndef use() -> None:\n    items.append(3)\n"
+    checkout.move({**first(), "vllm/platform.py": used})
     files = ["vllm/platform.py"]
-    # The daemon would ask for an annotation of `current`.
+    # The daemon would ask for an annotation of `items`.
     assert checkout.told(files) == checkout.cold(files) == []
+
+
+def test_a_change_reaches_a_file_through_others_that_nobody_asks_about(
+    checkout: Checkout,
+):
+    chain = {
+        "vllm/platform.py": "def rank() -> int: ...\n",
+        "vllm/config.py": "from vllm.platform import rank\nclass Config:\n"
+        "    def __init__(self) -> None:\n        self.rank = rank()\n",
+        "vllm/run.py": "from vllm.config import Config\nrank: int = Config().rank\n",
+    }
+    checkout.move({**first(), **chain})
+    assert checkout.told(["vllm/run.py"]) == []
+    checkout.move({"vllm/platform.py": "def rank() -> str: ...\n"})
+    told = checkout.told(["vllm/run.py"])
+    assert told == checkout.cold(["vllm/run.py"])
+    assert len(told) == 1
 
 
 def test_a_file_that_cannot_be_parsed_is_left_to_a_new_one(checkout: Checkout):
