@@ -7,6 +7,7 @@ Kernels import each other relatively. Inside vLLM they stand together in
 """
 
 import ast
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -163,13 +164,26 @@ def _brought(project: Project, step: Step, source: Path) -> Brought:
     return Brought(read(source, project.root, SeriesError, **place), source)
 
 
+@functools.cache
+def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The imports of a module; each step of each release asks for the same few.
+
+    Raises:
+        SyntaxError, ValueError: it is no Python.
+    """
+    nodes = ast.walk(parse(source))
+    return tuple(
+        node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+
+
 def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:
     try:
-        module = parse(file.content, str(file.source))
+        imports = _imports(file.content)
     except (SyntaxError, ValueError) as error:
         raise _refuse(step, f"the kernel is not Python: {error}", file.source) from None
     names = []
-    for node in ast.walk(module):
+    for node in imports:
         if isinstance(node, ast.Import):
             absolute = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.level == 0:

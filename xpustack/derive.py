@@ -68,6 +68,8 @@ def takes_part(path: str, scripts: str) -> bool:
     """
     if not MODULE.fullmatch(path):
         return True
+    if PurePosixPath(path).name not in scripts:
+        return False
     # `vllm/envs.py`, `"vllm", "envs.py"` and `"vllm" / "envs.py"` all name it.
     between = r"""["']?\s*[,/]\s*["']?"""
     name = between.join(re.escape(part) for part in path.split("/"))
