@@ -60,6 +60,7 @@ def origin_of(git: Git, tree: Tree, version: str) -> Tree | None:
     return None if candidate is tree else candidate
 
 
+@cache
 def takes_part(path: str, scripts: str) -> bool:
     """Whether a build does more with the file `path` than take it into the wheel.
 
