@@ -17,7 +17,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-import click
 import typer
 from rich.console import Console
 from rich.live import Live
@@ -106,7 +105,7 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
     answer = Answer(command, as_json)
     try:
         yield answer
-    except (typer.Exit, typer.Abort, click.ClickException, BrokenPipeError):
+    except (typer.Exit, typer.Abort, BrokenPipeError):
         raise
     except StackError as error:
         answer.exit_code = error.exit_code
