@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import kernels.xpu_dsv4
-from xpustack.cache import Cache
-from xpustack.errors import StackError
+from xpustack.core.cache import Cache
+from xpustack.core.errors import StackError
 
 from . import compile as compiler
 from . import report, upstream

@@ -18,7 +18,7 @@ import triton.language as tl
 from benchmarks.files import ATTENTION, DECODE, FILES, INSERT
 from benchmarks.prepare import upstream
 from benchmarks.upstream import importing
-from xpustack.cache import Cache, atomic_dir
+from xpustack.core.cache import Cache, atomic_dir
 
 from .record import Launch, recording
 from .shapes import (

@@ -17,13 +17,13 @@ from pathlib import Path
 import httpx2
 from unearth import PackageFinder
 
-from xpustack.archive import members
-from xpustack.cache import Cache
-from xpustack.errors import EnvironmentProblem, StackError
-from xpustack.index import PipConfiguration
-from xpustack.project import Project
-from xpustack.releases import load
-from xpustack.source import fetch
+from xpustack.base.archive import members
+from xpustack.base.download import fetch
+from xpustack.base.index import PipConfiguration
+from xpustack.base.releases import load
+from xpustack.core.cache import Cache
+from xpustack.core.errors import EnvironmentProblem, StackError
+from xpustack.core.project import Project
 
 from .files import FILES
 

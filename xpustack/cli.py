@@ -27,9 +27,9 @@ from xpustack.commands import (
     verify,
     watch,
 )
-from xpustack.console import EXIT_CODES, Answer
-from xpustack.errors import UsageError
-from xpustack.version import version
+from xpustack.core.errors import UsageError
+from xpustack.core.version import version
+from xpustack.terminal.console import EXIT_CODES, Answer
 
 DEPLOYER = "For the deployer"
 CONTRIBUTOR = "For the upstream contributor"

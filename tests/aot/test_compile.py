@@ -15,7 +15,7 @@ from aot.coverage import launched
 from aot.ocloc import Ocloc, find
 from aot.record import Launch, recording
 from aot.run import gaps, record
-from xpustack.cache import Cache
+from xpustack.core.cache import Cache
 
 
 @triton.jit

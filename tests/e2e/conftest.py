@@ -10,9 +10,9 @@ from report import lines_about
 from serving import Job, Kitchen, kitchen
 from twin import Twin
 
-from xpustack.cache import Cache
-from xpustack.project import Project
-from xpustack.releases import load
+from xpustack.base.releases import load
+from xpustack.core.cache import Cache
+from xpustack.core.project import Project
 
 _open: list[Kitchen] = []
 

@@ -18,15 +18,15 @@ import checkpoint
 import torch
 from comparison import of_all_ranks
 
-from xpustack.build import build, version_of
-from xpustack.cache import Cache
-from xpustack.index import PipConfiguration
-from xpustack.process import Runner, clean_environment
-from xpustack.project import Project
-from xpustack.releases import Release, load
-from xpustack.source import download, keep
-from xpustack.store import Store
-from xpustack.tree import trees
+from xpustack.base.download import download, keep
+from xpustack.base.index import PipConfiguration
+from xpustack.base.releases import Release, load
+from xpustack.base.store import Store
+from xpustack.builds.build import build, version_of
+from xpustack.core.cache import Cache
+from xpustack.core.process import Runner, clean_environment
+from xpustack.core.project import Project
+from xpustack.series.apply import trees
 
 HERE = Path(__file__).parent
 LIMIT = 900.0

@@ -6,22 +6,22 @@ from typing import Annotated
 
 import typer
 
-from xpustack import releases
-from xpustack.cache import Cache
-from xpustack.checkout import apply_to
-from xpustack.console import (
+from xpustack.base import releases
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.core.cache import Cache
+from xpustack.core.errors import StackError, UsageError
+from xpustack.core.progress import Progress
+from xpustack.core.project import Project
+from xpustack.series.apply import Tree, grow
+from xpustack.series.worktree import apply_to
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
     showing_progress,
     using_cache,
 )
-from xpustack.errors import StackError, UsageError
-from xpustack.progress import Progress
-from xpustack.project import Project
-from xpustack.releases import Release
-from xpustack.store import Store
-from xpustack.tree import Tree, grow
 
 
 def apply(

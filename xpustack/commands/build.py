@@ -6,16 +6,17 @@ from typing import Annotated, Any
 
 import typer
 
-from xpustack import releases, ship
-from xpustack.console import (
+from xpustack.base import releases
+from xpustack.core.errors import StackError, UsageError
+from xpustack.core.project import Project
+from xpustack.release import ship
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
     showing_progress,
     using_cache,
 )
-from xpustack.errors import StackError, UsageError
-from xpustack.project import Project
 
 
 def build(

@@ -7,11 +7,11 @@ from typing import Annotated
 
 import typer
 
-from xpustack import cache_contents
-from xpustack.cache import Cache
-from xpustack.cache_contents import Area
-from xpustack.console import Answer, AsJson, answering, showing_progress
-from xpustack.project import Project
+from xpustack.checks import cache_contents
+from xpustack.checks.cache_contents import Area
+from xpustack.core.cache import Cache
+from xpustack.core.project import Project
+from xpustack.terminal.console import Answer, AsJson, answering, showing_progress
 
 _UNITS = ("B", "kB", "MB", "GB")
 

@@ -7,8 +7,17 @@ from typing import Annotated
 import msgspec
 import typer
 
-from xpustack import checks, cpus, releases, report, static
-from xpustack.console import (
+from xpustack.base import releases
+from xpustack.checks import run as checks
+from xpustack.checks.results import Kind
+from xpustack.core import cpus
+from xpustack.core.errors import CheckFailed, SeriesError
+from xpustack.core.project import Project
+from xpustack.series import static
+from xpustack.series.patch import no_step, read_order
+from xpustack.series.static import Finding
+from xpustack.terminal import report
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
@@ -16,11 +25,6 @@ from xpustack.console import (
     stdout_console,
     using_cache,
 )
-from xpustack.errors import CheckFailed, SeriesError
-from xpustack.project import Project
-from xpustack.results import Kind
-from xpustack.series import no_step, read_order
-from xpustack.static import Finding
 
 
 class Only(StrEnum):

@@ -6,16 +6,16 @@ from typing import Annotated, Any
 
 import typer
 
-from xpustack import defects as core
-from xpustack.console import (
+from xpustack.core.project import Project
+from xpustack.pages import defects as core
+from xpustack.series.patch import load_series
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
     showing_progress,
     using_cache,
 )
-from xpustack.project import Project
-from xpustack.series import load_series
 
 
 def defects(

@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from xpustack import releases
-from xpustack.console import (
+from xpustack.base import releases
+from xpustack.core.project import Project
+from xpustack.export.export import ASSISTANT
+from xpustack.export.export import export as write_export
+from xpustack.export.upstream_trees import Person
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
     showing_progress,
     using_cache,
 )
-from xpustack.export import ASSISTANT
-from xpustack.export import export as write_export
-from xpustack.project import Project
-from xpustack.upstream_trees import Person
 
 
 def export(

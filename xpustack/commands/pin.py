@@ -6,9 +6,9 @@ from typing import Annotated
 import msgspec
 import typer
 
-from xpustack import pin as core
-from xpustack.console import AsJson, answering, showing_progress, using_cache
-from xpustack.project import Project
+from xpustack.base import pin as core
+from xpustack.core.project import Project
+from xpustack.terminal.console import AsJson, answering, showing_progress, using_cache
 
 
 def pin(

@@ -6,18 +6,18 @@ from typing import Annotated
 
 import typer
 
-from xpustack import refresh_report
-from xpustack.cache import atomic_file
-from xpustack.console import (
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import ApplyError
+from xpustack.core.project import Project
+from xpustack.refresh import report as refresh_report
+from xpustack.refresh.refresh import refresh as carry_over
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
     showing_progress,
     using_cache,
 )
-from xpustack.errors import ApplyError
-from xpustack.project import Project
-from xpustack.refresh import refresh as carry_over
 
 
 def refresh(

@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from xpustack import save as core
-from xpustack.console import AsJson, answering, showing_progress, using_cache
-from xpustack.errors import CheckFailed
-from xpustack.project import Project
+from xpustack.core.errors import CheckFailed
+from xpustack.core.project import Project
+from xpustack.series import save as core
+from xpustack.terminal.console import AsJson, answering, showing_progress, using_cache
 
 
 def save(

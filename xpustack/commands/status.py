@@ -6,11 +6,11 @@ from typing import Annotated
 import msgspec
 import typer
 
-from xpustack import releases
-from xpustack import status as core
-from xpustack.console import AsJson, answering, using_cache
-from xpustack.project import Project
-from xpustack.status import Entry
+from xpustack.base import releases
+from xpustack.core.project import Project
+from xpustack.pages import status as core
+from xpustack.pages.status import Entry
+from xpustack.terminal.console import AsJson, answering, using_cache
 
 
 def status(

@@ -6,16 +6,16 @@ from typing import Annotated
 
 import typer
 
-from xpustack import verify as judge
-from xpustack.console import (
+from xpustack.core.errors import CheckFailed
+from xpustack.core.project import Project
+from xpustack.release import verify as judge
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
     showing_progress,
     using_cache,
 )
-from xpustack.errors import CheckFailed
-from xpustack.project import Project
 
 
 def verify(

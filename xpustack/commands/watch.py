@@ -3,16 +3,16 @@
 
 import dataclasses
 
-from xpustack.console import (
+from xpustack.core.errors import CheckFailed
+from xpustack.core.project import Project
+from xpustack.refresh.watch import watch as look
+from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
     showing_progress,
     using_cache,
 )
-from xpustack.errors import CheckFailed
-from xpustack.project import Project
-from xpustack.watch import watch as look
 
 
 def watch(offline: Offline = False, as_json: AsJson = False) -> None:

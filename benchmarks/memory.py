@@ -1,0 +1,238 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How much memory DeepSeek-V4 takes on each device, computed from its shapes.
+
+Weights are sharded as vLLM's model does it: heads, output groups, expert widths and
+the vocabulary over the ranks; what all ranks compute alike stands on each of them.
+The KV cache is not sharded, because there is one key-value head. `python -m
+benchmarks.memory` prints the tables of docs/deploying.md.
+"""
+
+from dataclasses import dataclass
+
+HEAD = 512
+INDEX_HEADS, INDEX_HEAD = 64, 128
+HYPER = 4
+BLOCK = 256
+WINDOW = 128
+GIB = 1 << 30
+MXFP4 = 0.5 + 1 / 32
+"""Bytes a weight: four bits, and one byte of scale for 32 weights."""
+BLOCK_FP8 = 1 + 1 / (128 * 128)
+BF16, FP32 = 2.0, 4.0
+
+
+@dataclass(frozen=True)
+class Model:
+    """The shapes of a DeepSeek-V4 model.
+
+    `plain`, `by4` and `by128` count the layers without compressed keys, with one
+    for 4 tokens (and an indexer), and with one for 128 tokens.
+    """
+
+    name: str
+    hidden: int
+    heads: int
+    q_lora: int
+    groups: int
+    o_lora: int
+    experts: int
+    width: int
+    plain: int
+    by4: int
+    by128: int
+    active: int = 6
+    vocabulary: int = 129_280
+    hashed: int = 3
+
+    @property
+    def layers(self) -> int:
+        return self.plain + self.by4 + self.by128
+
+
+FLASH = Model("Flash", 4096, 64, 1024, 8, 1024, 256, 2048, 2, 21, 20)
+PRO = Model("Pro", 7168, 128, 1536, 16, 1024, 384, 3072, 0, 30, 31)
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a driver shows as one device, and its memory in GiB."""
+
+    name: str
+    memory: float
+
+
+DEVICES = (
+    Device("Max 1550, one stack", 64),
+    Device("Max 1100", 48),
+    Device("Arc Pro B70", 32),
+    Device("Arc Pro B60", 24),
+    Device("Arc Pro B50", 16),
+)
+
+SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 1), (8, 4), (16, 2))
+"""Tensor-parallel ranks and pipeline stages; the ranks divide the output groups."""
+
+
+@dataclass(frozen=True)
+class Group:
+    """Weights that are stored and sharded alike: how many, the bytes of one, and
+    whether each rank holds only its part."""
+
+    count: int
+    size: float
+    sharded: bool
+    dense: bool = False
+
+
+def groups(model: Model) -> list[Group]:
+    """Every weight of the model, the draft layer excepted, in its stored form.
+    `dense` marks the linear layers in block FP8 that a release may widen to bf16."""
+    hidden, layers = model.hidden, model.layers
+    compressed = model.by4 + model.by128
+    inner = HEAD * (2 * model.by4 + model.by128)
+    found = [
+        Group(3 * hidden * model.width * model.experts * layers, MXFP4, True),
+        Group(3 * hidden * model.width * layers, BLOCK_FP8, True, True),
+        Group(hidden * (model.q_lora + HEAD) * layers, BLOCK_FP8, False, True),
+        Group(model.q_lora * model.heads * HEAD * layers, BLOCK_FP8, True, True),
+        Group(model.heads * HEAD * model.o_lora * layers, BLOCK_FP8, True, True),
+        Group(model.groups * model.o_lora * hidden * layers, BLOCK_FP8, True, True),
+        Group(2 * hidden * inner, BF16, False),
+        Group(HEAD * (4 * 2 * model.by4 + 128 * model.by128), FP32, False),
+        Group(HEAD * compressed, BF16, False),
+        Group(
+            model.q_lora * INDEX_HEADS * INDEX_HEAD * model.by4,
+            *(BLOCK_FP8, False, True),
+        ),
+        Group(hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * model.by4, BF16, False),
+        Group((4 * 2 + 1) * INDEX_HEAD * model.by4, FP32, False),
+        Group(hidden * model.experts * layers, BF16, False),
+        Group(model.experts * (layers - model.hashed), FP32, False),
+        Group(model.vocabulary * model.active * model.hashed, FP32, False),
+        Group(2 * _mixing(hidden) * layers, FP32, False),
+        Group(HYPER * HYPER * hidden + HYPER + 1, FP32, False),
+        Group((2 * hidden + model.q_lora + HEAD) * layers + hidden, BF16, False),
+        Group(model.heads * layers, FP32, True),
+        Group(2 * model.vocabulary * hidden, BF16, True),
+    ]
+    return found
+
+
+def parameters(model: Model) -> int:
+    """How many weights the model has; the table of hashed routes counts as none."""
+    table = model.vocabulary * model.active * model.hashed
+    return sum(group.count for group in groups(model)) - table
+
+
+def weights(
+    model: Model, ranks: int, stages: int = 1, *, widened: bool = False
+) -> float:
+    """Bytes of weights on one of `ranks` tensor-parallel ranks of a pipeline stage.
+
+    Args:
+        stages: pipeline-parallel stages; the fullest one counts, and embedding and
+            head are taken as spread like the layers.
+        widened: block-FP8 linear layers are held as bf16, as releases do that have
+            no block-FP8 product for XPU.
+    """
+    whole = sum(
+        group.count
+        * (BF16 if widened and group.dense else group.size)
+        / (ranks if group.sharded else 1)
+        for group in groups(model)
+    )
+    return whole * _part(model, stages)
+
+
+def page(entries: int, size: int) -> int:
+    """Bytes of a cache page of `entries`, padded as vLLM pads it, to 576."""
+    return -(-entries * size // 576) * 576
+
+
+def cache_per_token(model: Model) -> float:
+    """Bytes of KV cache that each token of a long context takes, on each rank: the
+    compressed keys of 584 bytes and the indexer's keys of 132, in whole pages."""
+    by4 = page(BLOCK // 4, 584) + page(BLOCK // 4, INDEX_HEAD + 4)
+    by128 = page(BLOCK // 128, 584)
+    return (model.by4 * by4 + model.by128 * by128) / BLOCK
+
+
+def cache_per_sequence(model: Model) -> int:
+    """Bytes that each running sequence takes on top, on each rank: the last 128
+    tokens of every layer, and the compressors' unfinished sums in fp32."""
+    window = (WINDOW // 64 + 1) * page(64, 584)
+    main4 = 2 * 4 * (2 * 2 * HEAD * 4)
+    index4 = 2 * 4 * (2 * 2 * INDEX_HEAD * 4)
+    main128 = 128 * (2 * HEAD * 4)
+    return model.layers * window + model.by4 * (main4 + index4) + model.by128 * main128
+
+
+def room(
+    model: Model,
+    ranks: int,
+    device: Device,
+    stages: int = 1,
+    *,
+    share: float = 0.9,
+    activations: float = 3.0,
+    widened: bool = False,
+) -> float:
+    """Tokens of KV cache that fit beside the weights on each device; negative where
+    the weights alone do not fit.
+
+    Args:
+        share: the part of the memory that vLLM may use, `--gpu-memory-utilization`.
+        activations: GiB set aside for activations and workspaces.
+    """
+    free = device.memory * share * GIB - activations * GIB
+    left = free - weights(model, ranks, stages, widened=widened)
+    return left / (cache_per_token(model) * _part(model, stages))
+
+
+def table(model: Model) -> str:
+    """Per split: weights a device in GiB, as stored and with the linear layers in
+    bf16, and for each device the tokens that fit beside the stored ones."""
+    heads = ["devices", "split", "weights", "in bf16"]
+    heads += [device.name for device in DEVICES]
+    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    for ranks, stages in SPLITS:
+        if model.groups % ranks:
+            continue
+        cells = [str(ranks * stages), f"TP {ranks}" + f", PP {stages}" * (stages > 1)]
+        cells += [
+            f"{weights(model, ranks, stages, widened=wide) / GIB:.1f}"
+            for wide in (False, True)
+        ]
+        cells += [_cell(room(model, ranks, device, stages)) for device in DEVICES]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def _part(model: Model, stages: int) -> float:
+    """The share of the layers that the fullest stage has."""
+    return -(-model.layers // stages) / model.layers
+
+
+def _cell(tokens: float) -> str:
+    return "-" if tokens <= 0 else f"{tokens / 1e6:.1f} M"
+
+
+def _mixing(hidden: int) -> int:
+    """Weights of one hyper-connection: the map, its base and its scale."""
+    rows = (2 + HYPER) * HYPER
+    return rows * HYPER * hidden + rows + 3
+
+
+def main() -> None:
+    """Print the arithmetic of both models."""
+    for model in (FLASH, PRO):
+        print(
+            f"DeepSeek-V4-{model.name}: {parameters(model) / 1e9:.1f} billion weights,"
+            f" {cache_per_token(model):.0f} bytes of cache a token,"
+            f" {cache_per_sequence(model) / 1e6:.1f} MB a sequence\n"
+        )
+        print(table(model))
+
+
+if __name__ == "__main__":
+    main()

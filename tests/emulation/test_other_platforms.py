@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps leave CUDA, ROCm and CPU alone: by what they touch, or a test says so."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from xpustack.core.project import Project
+from xpustack.series.patch import Step, load_series
+
+PROJECT = Project.find(Path(__file__).parent)
+# The releases whose XPU model is a folder of its own.
+RELEASES = ("v0.23.0", "v0.33.0")
+# What upstream has wrong on every platform, or on the CPU alone.
+FOR_ALL = {"swa-rope", "ue8m0-exponent", "cpu-tile-scheduler"}
+
+CASES = [
+    pytest.param(step, id=f"{release}-{step.slug}")
+    for release in RELEASES
+    for step in load_series(PROJECT, release)
+]
+
+
+def shared(step: Step) -> list[str]:
+    """Files of the step's patch that other platforms run too."""
+    return [path for path in step.touched if "xpu" not in path]
+
+
+def unchanged_tests(module: Path) -> list[str]:
+    """Names of the tests that must pass before the step and after it."""
+    found = []
+    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef):
+            marks = [ast.unparse(decorator) for decorator in node.decorator_list]
+            if any(mark.startswith("pytest.mark.unchanged") for mark in marks):
+                found.append(node.name)
+    return found
+
+
+@pytest.mark.parametrize("step", CASES)
+def test_a_shared_file_has_a_test_of_other_platforms(step: Step) -> None:
+    if step.slug in FOR_ALL or not shared(step):
+        return
+    assert step.trailers.test is not None
+    names = unchanged_tests(PROJECT.root / step.trailers.test)
+    assert any("other_platforms" in name or "cuda" in name for name in names), (
+        f"{step.slug} touches {shared(step)}; what shows that CUDA, ROCm and CPU"
+        f" keep theirs? Of {names} none says so"
+    )
+
+
+def test_the_exceptions_are_steps() -> None:
+    slugs = {
+        step.slug for release in RELEASES for step in load_series(PROJECT, release)
+    }
+    assert slugs >= FOR_ALL

@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hostile archives, each with the one thing that makes it so."""
+
+import gzip
+import io
+import os
+import tarfile
+from pathlib import Path
+
+import pytest
+from sdists import FILES, write_sdist
+
+from xpustack.base import archive
+from xpustack.base.archive import (
+    EXECUTABLE,
+    LINK,
+    PLAIN,
+    Limits,
+    Member,
+    members,
+    unpack,
+)
+from xpustack.core.errors import SourceError, UsageError
+
+Entry = tuple[str, bytes, str, int] | tarfile.TarInfo
+
+
+def plain(name: str, data: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.size = len(data)
+    return info, data
+
+
+def special(name: str, kind: bytes, target: str = "") -> tuple[tarfile.TarInfo, bytes]:
+    info = tarfile.TarInfo(name)
+    info.type = kind
+    info.linkname = target
+    return info, b""
+
+
+def link(name: str, target: str) -> tuple[tarfile.TarInfo, bytes]:
+    return special(name, tarfile.SYMTYPE, target)
+
+
+def pack(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
+    with tarfile.open(path, "w:gz") as tar:
+        for info, data in entries:
+            tar.addfile(info, io.BytesIO(data))
+    return path
+
+
+HOSTILE = {
+    "absolute": ([plain("/etc/passwd")], "absolute path"),
+    "parent": ([plain("top/../../x")], r"has a '\.\.'"),
+    "parent-folder": ([special("top/../..", tarfile.DIRTYPE)], r"has a '\.\.'"),
+    "dot": ([plain("top/./x")], "not a plain path"),
+    "backslash": ([plain("top/a\\b")], "not a plain path"),
+    "git": ([plain("top/vllm/.GIT/config")], "git's own files"),
+    "second-top": ([plain("top/x"), plain("other/x")], "outside the top folder"),
+    "no-top": ([plain("x")], "not inside a top folder"),
+    "link-absolute": ([link("top/l", "/etc")], "leaves the tree"),
+    "link-parent": ([link("top/a/l", "../../x")], "leaves the tree"),
+    "link-empty": ([link("top/l", "")], "leaves the tree"),
+    "link-chain": (
+        [link("top/a/b/l", "../.."), link("top/m", "a/b/l/../x")],
+        "through another link",
+    ),
+    "link-chain-reversed": (
+        [link("top/m", "a/b/l/../x"), link("top/a/b/l", "../..")],
+        "through another link",
+    ),
+    "through-link": ([link("top/l", "a"), plain("top/l/x")], "a file and a folder"),
+    "hard-link": (
+        [plain("top/x"), special("top/y", tarfile.LNKTYPE, "top/x")],
+        "a hard link",
+    ),
+    "hard-link-out": (
+        [special("top/y", tarfile.LNKTYPE, "../../etc/passwd")],
+        "a hard link",
+    ),
+    "fifo": ([special("top/f", tarfile.FIFOTYPE)], "a fifo"),
+    "character-device": ([special("top/d", tarfile.CHRTYPE)], "a device"),
+    "block-device": ([special("top/d", tarfile.BLKTYPE)], "a device"),
+    "duplicate": ([plain("top/x", b"1"), plain("top/x", b"2")], "twice and differs"),
+    "duplicate-link": ([plain("top/x"), link("top/x", "y")], "twice and differs"),
+    "file-then-folder": ([plain("top/x"), plain("top/x/y")], "a file and a folder"),
+    "folder-then-file": ([plain("top/x/y"), plain("top/x")], "a file and a folder"),
+}
+
+
+@pytest.mark.parametrize("case", HOSTILE)
+def test_a_hostile_member_is_refused_and_nothing_stays(
+    case: str, tmp_path: Path
+) -> None:
+    entries, reason = HOSTILE[case]
+    path = pack(tmp_path / "vllm-9.1.0.tar.gz", *entries)
+    before = set(tmp_path.rglob("*"))
+    with pytest.raises(SourceError, match=reason) as caught:
+        unpack(path, tmp_path / "out", release="v9.1.0")
+    assert caught.value.release == "v9.1.0"
+    assert caught.value.path == str(path)
+    assert caught.value.hint == f"tar -tvzf {path}"
+    assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("limits", "reason"),
+    [
+        (Limits(members=2), "more than 2 members"),
+        (Limits(member_size=10), "more than 10"),
+        (Limits(total_size=20), "more than 20 bytes"),
+    ],
+)
+def test_absurd_counts_and_sizes_are_refused(
+    limits: Limits, reason: str, tmp_path: Path
+) -> None:
+    path = write_sdist(
+        tmp_path / "vllm-9.1.0.tar.gz", {"a": b"1" * 8, "b": b"2" * 8, "c": b"3" * 18}
+    )
+    with pytest.raises(SourceError, match=reason):
+        unpack(path, tmp_path / "out", limits=limits)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    """4 GiB of zeros in a header's size, and no byte of them in the file."""
+    info = tarfile.TarInfo("top/zeros")
+    info.size = 4 << 30
+    path = tmp_path / "vllm-9.1.0.tar.gz"
+    path.write_bytes(gzip.compress(info.tobuf()))
+    with pytest.raises(SourceError, match=f"unpacks to {4 << 30} bytes"):
+        list(members(path))
+
+
+def test_a_bomb_in_a_header_is_refused(tmp_path: Path) -> None:
+    """A long-name record is read by tarfile itself, before any member."""
+    info = tarfile.TarInfo("././@LongLink")
+    info.type = tarfile.GNUTYPE_LONGNAME
+    info.size = 1 << 24
+    path = tmp_path / "vllm-9.1.0.tar.gz"
+    path.write_bytes(gzip.compress(info.tobuf() + b"a" * info.size))
+    with pytest.raises(SourceError, match="headers hide"):
+        list(members(path, limits=Limits(members=10, total_size=1 << 20)))
+
+
+@pytest.mark.parametrize("kept", [0, 10, 200, -8])
+def test_a_cut_archive_is_damaged(kept: int, tmp_path: Path) -> None:
+    path = write_sdist(tmp_path / "vllm-9.1.0.tar.gz", {"a": os.urandom(5000)})
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(SourceError, match="the archive is damaged"):
+        list(members(path))
+
+
+def test_a_missing_archive_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match="the archive is missing"):
+        list(members(tmp_path / "vllm-9.1.0.tar.gz"))
+
+
+def test_members_come_as_git_stores_them(tmp_path: Path) -> None:
+    script, data = plain("top/run", b"#!/bin/sh\n")
+    script.mode = 0o4755
+    path = pack(
+        tmp_path / "a.tar.gz",
+        special("top", tarfile.DIRTYPE),
+        link("top/sub/l", "../run"),
+        (script, data),
+        plain("top/sub/x", b"1"),
+        plain("top/sub/x", b"1"),
+    )
+    assert list(members(path)) == [
+        Member("run", EXECUTABLE, b"#!/bin/sh\n"),
+        Member("sub/x", PLAIN, b"1"),
+        Member("sub/l", LINK, b"../run"),
+    ]
+
+
+def test_unpack_writes_what_members_yields(tmp_path: Path) -> None:
+    script, data = plain("top/run", b"#!/bin/sh\n")
+    script.mode = 0o6755
+    path = pack(tmp_path / "a.tar.gz", (script, data), link("top/sub/l", "../run"))
+    out = tmp_path / "out"
+    unpack(path, out)
+    assert (out / "sub" / "l").read_bytes() == data
+    assert (out / "run").stat().st_mode & 0o7777 == 0o755
+    assert os.readlink(out / "sub" / "l") == "../run"
+
+
+def test_unpack_leaves_a_filled_directory_alone(tmp_path: Path) -> None:
+    path = write_sdist(tmp_path / "vllm-9.1.0.tar.gz", FILES)
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("mine")
+    with pytest.raises(UsageError, match="not empty"):
+        unpack(path, out)
+    assert [entry.name for entry in out.iterdir()] == ["mine"]
+
+
+def test_pinned_releases_stay_far_below_the_limits() -> None:
+    assert archive.LIMITS.members >= 10 * 8_522
+    assert archive.LIMITS.total_size >= 4 * 140_000_000

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A new pin: what is read from the base, and what is left as it was."""
+
+from pathlib import Path
+
+import pytest
+from sdists import FILES, XPU_TXT, pinned, write_sdist
+
+from xpustack.base.pin import DOCKERFILE, dependencies, inserted, named, pin
+from xpustack.base.releases import Pin, Release, load, parse
+from xpustack.core.cache import Cache
+from xpustack.core.errors import SourceError, UsageError
+from xpustack.core.project import Project
+
+WHEEL = "https://example.org/v0.1.8/vllm_xpu_kernels-0.1.8-cp38-abi3-linux_x86_64.whl"
+
+
+def test_a_release_is_pinned_from_its_own_archive(
+    project: Project, links: Path, cache: Cache
+) -> None:
+    archive = write_sdist(links / "vllm-9.2.0.tar.gz", FILES)
+    said: list[str] = []
+    made = pin(project, cache, "9.2.0", said.append)
+    assert made == load(project)["v9.2.0"]
+    assert (made.sha256, made.revision) == (pinned(archive).sha256, 1)
+    assert made.xpu_kernels == Pin("0.1.9", XPU_TXT)
+    assert (cache.sdists / made.sha256 / made.sdist).is_file()
+    assert said[0] == "looking for vllm 9.2.0"
+
+
+@pytest.mark.parametrize("asked", ["9.1.0", "v9.1.0"])
+def test_a_pinned_release_is_refused_and_nothing_changes(
+    asked: str, project: Project, cache: Cache
+) -> None:
+    before = project.releases_file.read_bytes()
+    with pytest.raises(UsageError, match="pinned already") as caught:
+        pin(project, cache, asked)
+    assert caught.value.release == "v9.1.0"
+    assert project.releases_file.read_bytes() == before
+
+
+def test_an_unknown_version_suggests_its_neighbours(
+    project: Project, links: Path, cache: Cache
+) -> None:
+    for version in ("9.2.0", "9.10.0", "9.4.0rc1"):
+        write_sdist(links / f"vllm-{version}.tar.gz", FILES)
+    with pytest.raises(UsageError, match="no source archive") as caught:
+        pin(project, cache, "9.3.0")
+    assert caught.value.detail == ("nearest: 9.10.0, 9.2.0",)
+    assert caught.value.hint == "xpustack pin 9.2.0"
+
+
+def test_a_word_is_not_a_version(project: Project, cache: Cache) -> None:
+    with pytest.raises(UsageError, match="'new' is not a version"):
+        pin(project, cache, "new")
+
+
+def test_an_archive_that_differs_from_its_announcement_is_refused(
+    project: Project,
+    links: Path,
+    cache: Cache,
+    tmp_path: Path,
+) -> None:
+    archive = write_sdist(tmp_path / "vllm-9.2.0.tar.gz", FILES)
+    (links / "page.html").write_text(
+        f'<a href="{archive.as_uri()}#sha256={"0" * 64}">{archive.name}</a>'
+    )
+    before = project.releases_file.read_bytes()
+    with pytest.raises(SourceError, match="not the one that the index announces"):
+        pin(project, cache, "9.2.0")
+    assert project.releases_file.read_bytes() == before
+    assert not cache.sdists.exists()
+
+
+def test_a_base_that_names_no_version_is_refused(
+    project: Project, links: Path, cache: Cache
+) -> None:
+    files = {**FILES, XPU_TXT: b"torch==2.11.0\nvllm_xpu_kernels>=0.1\n"}
+    write_sdist(links / "vllm-9.2.0.tar.gz", files)
+    with pytest.raises(SourceError, match="Triton, vllm-xpu-kernels") as caught:
+        pin(project, cache, "9.2.0")
+    assert caught.value.release == "v9.2.0"
+    assert load(project).names == ("v9.1.0",)
+
+
+@pytest.mark.parametrize(
+    ("files", "names", "found"),
+    [
+        ({XPU_TXT: "torch==2.11.0+xpu\n"}, ("torch",), Pin("2.11.0+xpu", XPU_TXT)),
+        ({XPU_TXT: "torchaudio==2.11.0\n"}, ("torch",), None),
+        ({XPU_TXT: "torch>=2.11.0\n"}, ("torch",), None),
+        ({XPU_TXT: "# torch==2.11.0\n"}, ("torch",), None),
+        ({XPU_TXT: "torch == 2.11.0 # why\n"}, ("torch",), Pin("2.11.0", XPU_TXT)),
+        (
+            {XPU_TXT: f"vllm_xpu_kernels @ {WHEEL}\n"},
+            ("vllm-xpu-kernels",),
+            Pin("0.1.8", XPU_TXT),
+        ),
+        (
+            {XPU_TXT: "vllm_xpu_kernels @ https://example.org/main.zip\n"},
+            ("vllm-xpu-kernels",),
+            None,
+        ),
+        (
+            {XPU_TXT: "torch\n", DOCKERFILE: "RUN pip install triton-xpu==3.7.0\n"},
+            ("triton", "triton-xpu"),
+            Pin("3.7.0", DOCKERFILE, "triton-xpu"),
+        ),
+        (
+            {XPU_TXT: "triton==3.8.0+xpu\n", DOCKERFILE: "RUN x triton==1.0\n"},
+            ("triton", "triton-xpu"),
+            Pin("3.8.0+xpu", XPU_TXT),
+        ),
+        ({DOCKERFILE: "# triton-xpu==3.7.0\n"}, ("triton", "triton-xpu"), None),
+        ({DOCKERFILE: "RUN x not-triton==3.7.0\n"}, ("triton", "triton-xpu"), None),
+    ],
+)
+def test_a_version_is_read_where_it_stands(
+    files: dict[str, str], names: tuple[str, ...], found: Pin | None
+) -> None:
+    assert named(files, names) == found
+
+
+def pinned_as(release: Release, version: str) -> Release:
+    return Release(
+        version=version,
+        sdist=f"vllm-{version}.tar.gz",
+        sha256=release.sha256,
+        revision=1,
+        torch=release.torch,
+        triton=release.triton,
+        xpu_kernels=release.xpu_kernels,
+    )
+
+
+@pytest.mark.parametrize("version", ["0.20.2", "0.22.0", "0.32.99", "0.100.0"])
+def test_all_else_stays_byte_for_byte(
+    version: str, real_project: Project, release: Release
+) -> None:
+    before = real_project.releases_file.read_text()
+    before = before.replace(
+        '[[release]]\nversion = "0.33.0"', '# why\n[[release]]\nversion = "0.33.0"'
+    )
+    after = inserted(before, pinned_as(release, version))
+    assert len(parse(after, Path("x"))) == len(parse(before, Path("x"))) + 1
+    old, new = before.splitlines(), after.splitlines()
+    added = len(new) - len(old)
+    start = next(at for at, line in enumerate(new) if old[at : at + 1] != [line])
+    assert old == new[:start] + new[start + added :]
+    assert '# why\n[[release]]\nversion = "0.33.0"' in after
+
+
+def test_the_first_pin_of_a_file(release: Release) -> None:
+    for text in ("", "# pins\n", "# pins"):
+        after = inserted(text, release)
+        assert after.startswith(text)
+        assert parse(after, Path("x")).names == ("v9.1.0",)
+
+
+def test_dependencies_of_a_small_base(sdist: Path) -> None:
+    torch, triton, xpu_kernels = dependencies(sdist, "v9.1.0")
+    assert (torch.version, triton.version) == ("2.11.0", "3.7.0")
+    assert xpu_kernels.version == "0.1.9"

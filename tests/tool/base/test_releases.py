@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pins: what is read, and which line an error points at."""
+
+from pathlib import Path
+
+import pytest
+from sdists import FILES, pinned, write_sdist
+
+from xpustack.base.archive import members
+from xpustack.base.download import fetch
+from xpustack.base.pin import dependencies, entry
+from xpustack.base.releases import Release, Releases, load, parse
+from xpustack.core.cache import Cache
+from xpustack.core.errors import SourceError, StackError, UsageError
+from xpustack.core.project import Project
+
+PINNED = ("v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0")
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """Three releases, the second with its tables spelled out."""
+    first, second, third = (
+        entry(pinned(write_sdist(tmp_path / f"vllm-{version}.tar.gz", FILES)))
+        for version in ("9.1.0", "9.2.0", "9.10.0")
+    )
+    second = second.replace(
+        'torch = { version = "2.11.0", file = "requirements/xpu.txt" }\n', ""
+    )
+    table = '[release.torch]\nversion = "2.11.0"\nfile = "requirements/xpu.txt"\n'
+    return f"# pins\n\n{first}\n{second}{table}\n{third}"
+
+
+def test_the_repository_pins_the_four_releases(real_project: Project) -> None:
+    assert set(PINNED) <= set(load(real_project).names)
+
+
+def test_releases_are_ordered_by_version_not_by_letters(text: str) -> None:
+    assert parse(text, Path("x")).names == ("v9.1.0", "v9.2.0", "v9.10.0")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "says"),
+    [
+        ("revision = 1", "revision = 0", "revision = 0", ">= 1"),
+        ("revision = 1", 'revision = "1"', 'revision = "1"', "Expected `int`"),
+        ("revision = 1", "revisions = 1", "revisions", "unknown field `revisions`"),
+        ("revision = 1\n", "", "[[release]]\n", "missing required field `revision`"),
+        ('sha256 = "', 'sha256 = "X', 'sha256 = "X', "regex"),
+        ('sdist = "', 'sdist = "../', 'sdist = "../', "regex"),
+        ('version = "9.2.0"', 'version = "new"', 'version = "new"', "not a version"),
+        ('version = "9.2.0"', 'version = "9.1.0"', "9.1.0", "must not follow v9.1.0"),
+        ('version = "9.2.0"', 'version = "9.11"', "9.10.0", "must not follow v9.11"),
+        ("revision = 1", "revision = ", "revision = \n", "not valid TOML"),
+        ("[release.torch]", "[release.troch]", "[release.troch]", "`troch`"),
+        ('xpu.txt"\n\n[[', '/x"\n\n[[', "[release.torch]", "no path inside the base"),
+        ('sdist = "', 'wheel = ""\nsdist = "', "wheel", "unknown field `wheel`"),
+    ],
+)
+def test_an_error_points_at_its_line(
+    text: str, old: str, new: str, place: str, says: str
+) -> None:
+    second = text.index("[[release]]", text.index("[[release]]") + 1)
+    broken = text[:second] + text[second:].replace(old, new, 1)
+    if old.startswith("xpu.txt"):
+        broken = text.replace('file = "requirements/xpu.txt"\n\n', 'file = "/x"\n\n')
+    expected = broken.count("\n", 0, broken.index(place, second)) + 1
+    with pytest.raises(SourceError) as caught:
+        parse(broken, Path("releases.toml"))
+    assert caught.value.path == f"releases.toml:{expected}"
+    assert says in caught.value.message
+    assert caught.value.hint is not None
+
+
+def test_a_word_outside_the_releases_is_pointed_at(text: str) -> None:
+    with pytest.raises(SourceError) as caught:
+        parse('# pins\n\nrelases = "x"\n' + text, Path("releases.toml"))
+    assert caught.value.path == "releases.toml:3"
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"releases\.toml"):
+        load(Project(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("asked", "near"), [("v9.2.1", "v9.2.0"), ("9.1", "v9.1.0"), ("v9.10", "v9.10.0")]
+)
+def test_an_unknown_release_suggests_the_nearest(
+    text: str, asked: str, near: str
+) -> None:
+    releases = parse(text, Path("x"))
+    with pytest.raises(UsageError) as caught:
+        releases[asked]
+    assert f"did you mean {near}?" in caught.value.message
+    assert caught.value.hint == f"xpustack pin {asked.removeprefix('v')}"
+
+
+def test_an_unknown_word_suggests_the_list(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, Path("x"))["attention-decode"]
+    assert caught.value.hint == "xpustack status"
+    assert "did you mean" not in caught.value.message
+
+
+def test_a_release_is_found_with_and_without_its_v(text: str) -> None:
+    releases = parse(text, Path("x"))
+    assert releases["9.2.0"] is releases["v9.2.0"]
+    assert "v9.2.0" in releases and "v9.3.0" not in releases
+
+
+def test_an_error_reads_as_one_block_and_as_data() -> None:
+    error = StackError(
+        "it broke", release="v1", step="s", path="f:1", detail="a\nb", hint="look"
+    )
+    assert str(error).splitlines() == [
+        "it broke",
+        "  release: v1",
+        "  step: s",
+        "  file: f:1",
+        "  a",
+        "  b",
+        "  next: look",
+    ]
+    assert error.to_json()["detail"] == ["a", "b"]
+
+
+def test_a_project_is_found_from_below_and_missed_outside(
+    project: Project, tmp_path: Path
+) -> None:
+    below = project.root / "patches" / "v9.1.0"
+    below.mkdir(parents=True)
+    assert Project.find(below) == Project(project.root.resolve())
+    with pytest.raises(UsageError):
+        Project.find(tmp_path)
+
+
+@pytest.mark.parametrize("name", PINNED)
+def test_the_base_names_what_the_pin_says(
+    name: str, real_project: Project, real_cache: Cache
+) -> None:
+    """Each version stands in the very file that the pin names."""
+    releases: Releases = load(real_project)
+    release: Release = releases[name]
+    archive = fetch(release, real_cache)
+    said = (release.torch, release.triton, release.xpu_kernels)
+    assert dependencies(archive, name) == said
+    texts = {
+        member.path: member.data.decode()
+        for member in members(archive)
+        if member.path in {pin.file for pin in said}
+    }
+    for word, pin in zip(("torch", "triton", "vllm_xpu_kernels"), said, strict=True):
+        lines = [line for line in texts[pin.file].splitlines() if word in line]
+        assert any(pin.version in line for line in lines), (word, pin)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Byte code that trees share: made by the tool alone, and never stale."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_stack import TinyStack
+
+from xpustack.builds.build import Build
+from xpustack.builds.bytecode import collect, load_index, provide
+from xpustack.core.cache import Cache
+from xpustack.core.process import Runner, clean_environment
+
+ASK = "import vllm.value, vllm.platforms; print(vllm.value.VALUE)"
+MODULES = ("__init__", "platforms", "value")
+
+
+@pytest.fixture
+def stack(tmp_path: Path, tiny: TinyStack) -> TinyStack:
+    other = tiny.elsewhere(tmp_path)
+    for path in other.cache.builds.rglob("__pycache__/*"):
+        path.unlink()
+    shutil.rmtree(other.cache.bytecode, ignore_errors=True)
+    return other
+
+
+def imported(build: Build, *options: str) -> str:
+    """What a Python that imports the tree prints; with `-v`, also what it reads."""
+    done = subprocess.run(
+        [sys.executable, *options, "-c", ASK],
+        env=clean_environment(PYTHONPATH=str(build.installed)),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout + done.stderr
+
+
+def byte_code(build: Build, module: str) -> Path:
+    name = f"{module}.{sys.implementation.cache_tag}.pyc"
+    return build.installed / "vllm" / "__pycache__" / name
+
+
+def test_what_one_tree_imports_all_trees_have(stack: TinyStack):
+    base, tip = stack.builds(Runner())
+    imported(base)
+    assert collect(stack.cache, base) == len(MODULES)
+    assert provide(stack.cache, tip) == 2  # `value` differs.
+    assert not byte_code(tip, "value").exists()
+    text = imported(tip, "-v")
+    for module in ("__init__", "platforms"):
+        assert f"code object from '{byte_code(tip, module)}'" in text
+    assert text.startswith("2")
+    assert collect(stack.cache, tip) == 1
+    assert provide(stack.cache, base) == provide(stack.cache, tip) == len(MODULES)
+    assert (imported(base), imported(tip)) == ("1\n", "2\n")
+    assert len(load_index(stack.cache)) == len(MODULES) + 1
+    inodes = {byte_code(one, "platforms").stat().st_ino for one in (base, tip)}
+    assert len(inodes) == 1
+
+
+def test_byte_code_that_the_tool_did_not_make_goes(stack: TinyStack):
+    base, tip = stack.builds(Runner())
+    for one in (base, tip):
+        imported(one)
+        collect(stack.cache, one)
+        provide(stack.cache, one)
+    planted = byte_code(tip, "value").read_bytes()
+    byte_code(base, "value").unlink()
+    byte_code(base, "value").write_bytes(planted)
+    byte_code(base, "gone").write_bytes(planted)
+    (byte_code(base, "value").parent / "notes.txt").write_text("")
+    provide(Cache(stack.cache.root), base)
+    assert {path.name for path in byte_code(base, "value").parent.iterdir()} == {
+        byte_code(base, module).name for module in MODULES
+    }
+    assert imported(base) == "1\n"
+
+
+def test_python_itself_compares_source_and_byte_code(stack: TinyStack):
+    """So that not even a wrong index can give a module another's byte code."""
+    base, tip = stack.builds(Runner())
+    imported(base)
+    collect(stack.cache, base)
+    provide(stack.cache, base)
+    byte_code(tip, "value").parent.mkdir(exist_ok=True)
+    byte_code(tip, "value").write_bytes(byte_code(base, "value").read_bytes())
+    assert imported(tip) == "2\n"
+    byte_code(base, "value").unlink()
+    provide(stack.cache, base)
+    assert imported(base) == "1\n"
+
+
+def test_damaged_byte_code_is_not_handed_on(stack: TinyStack):
+    base, _ = stack.builds(Runner())
+    imported(base)
+    collect(stack.cache, base)
+    (wanted, *_) = load_index(stack.cache).values()
+    path = stack.cache.contents.path(wanted)
+    path.chmod(0o644)
+    path.write_bytes(b"\0" * wanted.size)
+    cache = Cache(stack.cache.root)
+    assert provide(cache, base) == len(MODULES) - 1
+    assert imported(base) == "1\n"
+    (index,) = cache.bytecode.iterdir()
+    index.write_bytes(index.read_bytes()[:-2])
+    assert load_index(cache) == {}
+    assert collect(cache, base) == len(MODULES)
+    assert provide(Cache(stack.cache.root), base) == len(MODULES)

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs the recipes of CONTRIBUTING.md as they stand there."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from fake_stack import ATTENTION, FakeStack, edited
+
+from xpustack.series.patch import load_series
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
+    return three_steps.copy(tmp_path)
+
+
+def block(kind: str) -> str:
+    """The fenced block of CONTRIBUTING.md that is marked with `kind`."""
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    found = re.search(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert found is not None, kind
+    return found[1]
+
+
+def follow(
+    stack: FakeStack,
+    name: str,
+    editor: str,
+    sequence: str = "true",
+    slug: str = "first",
+) -> str:
+    """Run a recipe with scripted editors; return what it printed."""
+    tools = stack.root / "tools"
+    tools.mkdir()
+    message = stack.root / "message"
+    message.write_text(block("text message"))
+    scripts = {
+        "xpustack": f'exec {sys.executable} -m xpustack "$@"',
+        "edit": editor,
+        "arrange": sequence,
+    }
+    for script, body in scripts.items():
+        path = tools / script
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{tools}:{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "XPUSTACK_CACHE": str(stack.cache.root),
+        "RELEASE": "v1.0",
+        "DIR": str(stack.root / "work"),
+        "MESSAGE": str(message),
+        "SLUG": slug,
+        "EDITOR": "edit",
+        "GIT_EDITOR": "true",
+        "GIT_SEQUENCE_EDITOR": "arrange",
+    }
+    for role in ("AUTHOR", "COMMITTER"):
+        environment[f"GIT_{role}_NAME"] = "Me"
+        environment[f"GIT_{role}_EMAIL"] = "me@localhost"
+    done = subprocess.run(
+        ["sh", "-ex", "-c", block(f"sh {name}")],
+        cwd=stack.project.root,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def test_add(stack: FakeStack) -> None:
+    text = edited(edited(edited(ATTENTION, 5), 7), 20)
+    (stack.root / "text").write_text(text)
+    follow(
+        stack,
+        "add",
+        f'cp {stack.root}/text "$1"; echo NEW = 1 > "$(dirname "$1")/new.py"',
+    )
+    step = load_series(stack.project, "v1.0")[-1]
+    assert step.slug == "my-step" and step.touched == ("vllm/attention.py",)
+    assert step.trailers.overlay == ("vllm/new.py",)
+    assert (stack.project.overlay / "common/vllm/new.py").is_file()
+    assert stack.trees()[-1].index == 4
+
+
+def test_change(stack: FakeStack) -> None:
+    before = {slug: stack.patch(slug).read_bytes() for slug in stack.slugs()}
+    follow(stack, "change", "sed -i 's/line 2$/line two/' \"$1\"")
+    changed = [
+        slug for slug, mail in before.items() if stack.patch(slug).read_bytes() != mail
+    ]
+    assert changed == ["first", "second"]
+    assert b"+attention line two" in stack.patch("first").read_bytes()
+    assert b"line two" not in stack.patch("second").read_bytes()
+    assert stack.trees()[-1].index == 3
+
+
+def test_reorder(stack: FakeStack) -> None:
+    last_first = """awk '/^pick/ && ++n == 3 {print; next} {rest = rest $0 "\\n"} \
+END {printf "%s", rest}' "$1" > "$1.new" && mv "$1.new" "$1\""""
+    follow(stack, "reorder", "true", last_first)
+    assert stack.slugs() == ["third", "first", "second"]
+    assert [tree.index for tree in stack.trees()] == [0, 1, 2, 3]
+
+
+def test_drop(stack: FakeStack) -> None:
+    follow(stack, "drop", "true", 'sed -i 3d "$1"', "third")
+    assert stack.slugs() == ["first", "second"]
+    assert not stack.patch("third").exists()
+    assert not (stack.project.overlay / "common/vllm/xpu/layer.py").exists()

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cache holds, and what goes when it is cleaned up."""
+
+import json
+import os
+import secrets
+from pathlib import Path
+
+import pytest
+from fake_stack import ATTENTION, FakeStack, edited
+from typer.testing import CliRunner
+
+from xpustack.base.store import Store
+from xpustack.builds import bytecode
+from xpustack.builds.build import key_of, version_of
+from xpustack.builds.site import Manifest, save_manifest
+from xpustack.checks.cache_contents import Area, Reached, gc, in_use, info, reached
+from xpustack.checks.proof import result_keys
+from xpustack.cli import app
+from xpustack.core.cache import Cache
+from xpustack.core.errors import EnvironmentProblem, SeriesError
+
+PAGE = b"x" * 4096
+
+
+def write(path: Path, data: bytes = PAGE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+@pytest.fixture
+def stack(three_steps: FakeStack, tmp_path: Path) -> FakeStack:
+    return three_steps.copy(tmp_path)
+
+
+def test_linked_files_count_once(cache: Cache):
+    first = write(cache.root / "builds" / "one" / "site" / "a.py")
+    for name in ("two", "three"):
+        target = cache.root / "builds" / name / "site" / "a.py"
+        target.parent.mkdir(parents=True)
+        os.link(first, target)
+    content = cache.root / "files" / "ab" / "abcd"
+    content.parent.mkdir(parents=True)
+    os.link(first, content)
+    cache.results_put("test-a", {})
+    areas = {area.name: area for area in info(cache)}
+    assert areas["builds"] == Area("builds", 3, 4096)
+    assert areas["files"] == Area("files", 1, 0)
+    assert areas["results"].entries == 1
+    assert info(Cache(cache.root / "none")) == []
+
+
+def test_what_the_series_reach_stays(stack: FakeStack):
+    stack.trees()
+    stack.trees("v2.0")
+    needed = reached(stack.project, stack.cache)
+    trees = stack.trees()
+    builds = [key_of(Store(stack.cache), tree, version_of(tree, 3)) for tree in trees]
+    results = sorted(result_keys(stack.project, stack.cache, trees))
+    for key in builds:
+        write(stack.cache.root / "builds" / key / "site" / "a.py")
+    for key in results:
+        stack.cache.results_put(key, {})
+    before = stack.contents(), Store(stack.cache).refs(), info(stack.cache)
+    assert gc(stack.cache, needed, days=0) == []
+    assert (stack.contents(), Store(stack.cache).refs(), info(stack.cache)) == before
+    assert len(results) == 3 * 3 + 1
+
+
+def test_what_nothing_reaches_goes(stack: FakeStack):
+    cache = stack.cache
+    stack.trees()
+    stack.step("fourth", {"vllm/attention.py": edited(ATTENTION, 20)}, release="v2.0")
+    stack.trees("v2.0")
+    count = len(Store(cache).refs())
+    (stack.project.series_dir("v2.0") / "series").write_text("")
+    stack.patch("fourth", "v2.0").unlink()
+    stale = [
+        write(cache.root / "builds" / "old" / "site" / "a.py"),
+        write(cache.sdists / ("0" * 64) / "vllm-0.1.tar.gz"),
+        write(cache.root / "mypy" / "v0.1" / "cache.json"),
+        write(cache.root / "scratch" / "left" / "work"),
+    ]
+    cache.results_put("test-old", {})
+    kept = write(cache.root / "mypy" / "v1.0" / "cache.json")
+    needed = reached(stack.project, cache)
+    told = gc(cache, needed, days=0, dry_run=True)
+    assert all(path.is_file() for path in stale)
+    assert len(Store(cache).refs()) == count
+    done = gc(cache, needed, days=0)
+    assert [(area.name, area.entries) for area in done] == [
+        (area.name, area.entries) for area in told
+    ]
+    areas = {area.name: area for area in done}
+    assert (areas["builds"].bytes, areas["sdists"].bytes) == (4096, 4096)
+    assert areas["objects"].entries == 1
+    assert areas["objects"].bytes > 0
+    assert not any(path.exists() for path in stale)
+    assert cache.results_get("test-old") is None
+    assert kept.is_file()
+    assert len(Store(cache).refs()) == count - 1
+    assert [tree.commit for tree in stack.trees()]
+    assert Store(cache).git.run("fsck", "--full", "--strict") == b""
+
+
+def test_the_base_of_an_unpinned_release_goes(stack: FakeStack):
+    stack.trees("v2.0")
+    pins = stack.project.releases_file
+    head, mark, tail = pins.read_text().partition('version = "2.0"')
+    gone = stack.releases["v2.0"].sha256
+    pins.write_text(head.rpartition("[[release]]")[0])
+    assert mark and tail
+    gc(stack.cache, reached(stack.project, stack.cache), days=0)
+    assert not (stack.cache.sdists / gone).exists()
+    assert f"refs/bases/{gone}" not in Store(stack.cache).refs()
+    assert len(stack.trees()) == 4
+
+
+def test_what_was_used_lately_stays(cache: Cache):
+    for name, age in (("new", 0.0), ("old", 8 * 86_400.0)):
+        cache.results_put(f"test-{name}", {})
+        path = cache.results / "te" / f"test-{name}.json"
+        when = path.stat().st_mtime - age
+        os.utime(path, (when, when))
+    assert [area.entries for area in gc(cache, Reached())] == [1]
+    assert cache.results_get("test-new") == {}
+
+
+def test_a_content_goes_with_the_last_tree_that_has_it(cache: Cache):
+    shared = write(cache.root / "files" / "aa" / "shared")
+    own = write(cache.root / "files" / "bb" / "own")
+    for name, contents in (("old", (shared, own)), ("new", (shared,))):
+        for content in contents:
+            target = cache.root / "builds" / name / "site" / content.name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            os.link(content, target)
+    done = gc(cache, Reached(builds={"new"}), days=0)
+    assert {area.name: area.bytes for area in done} == {"builds": 4096, "files": 0}
+    assert shared.is_file() and not own.exists()
+
+
+def test_contents_that_a_tree_lists_stay_without_links_and_with_byte_code(
+    cache: Cache,
+):
+    source, code, other = (cache.contents.add(data) for data in (b"1", b"2", b"3"))
+    manifest = Manifest("1", None, (), {"vllm/a.py": source})
+    home = cache.builds / "new"
+    home.mkdir(parents=True)
+    save_manifest(manifest, home / "manifest.json")
+    bytecode._save_index(cache, {source.sha256: code, "0" * 64: other})
+    done = gc(cache, Reached(builds={"new"}), days=0)
+    assert [(area.name, area.entries) for area in done] == [("files", 1)]
+    assert cache.contents.holds(source) and cache.contents.holds(code)
+    assert not cache.contents.holds(other)
+    assert bytecode.load_index(cache) == {source.sha256: code}
+
+
+def test_the_scratch_of_a_living_writer_stays(cache: Cache):
+    with cache.scratch() as work:
+        left = write(cache.root / "scratch" / ".xpustack-0123456789abcdef.part" / "a")
+        assert [area.entries for area in gc(cache, Reached())] == [1]
+        assert work.is_dir() and not left.exists()
+
+
+def test_nothing_goes_while_another_run_uses_the_cache(cache: Cache):
+    cache.results_put("test-old", {})
+    with (
+        in_use(cache),
+        in_use(cache),
+        pytest.raises(EnvironmentProblem, match="another run uses the cache"),
+    ):
+        gc(cache, Reached(), days=0)
+    assert gc(cache, Reached(), days=0)[0].entries == 1
+
+
+def test_a_series_that_cannot_be_read_forbids_it(stack: FakeStack):
+    stack.trees()
+    patch = stack.patch("second")
+    patch.write_text(patch.read_text().replace("-attention line 7", "-other", 1))
+    with pytest.raises(SeriesError):
+        reached(stack.project, stack.cache)
+
+
+def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(stack.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
+    stack.trees()
+    write(stack.cache.root / "scratch" / secrets.token_hex(4), PAGE * 10)
+    call = CliRunner().invoke
+    done = call(app, ["cache", "info"])
+    assert done.exit_code == 0, done.output
+    assert f"{stack.cache.root}: " in done.stdout
+    done = call(app, ["cache", "gc", "--dry-run"])
+    assert (done.exit_code, "would free 41 kB" in done.stdout) == (0, True), done.output
+    done = call(app, ["cache", "gc", "--json"])
+    answer = json.loads(done.stdout)
+    assert (answer["command"], answer["data"]["bytes"]) == ("cache gc", 40960)
+    assert "freed 0 B" in call(app, ["cache", "gc"]).stdout

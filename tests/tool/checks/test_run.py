@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whole runs over two small releases: caching, broken neighbours, interrupts."""
+
+import errno
+import json
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from children import ended, killed, start_tool
+from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
+from typer.testing import CliRunner
+
+from xpustack.checks import run as checks
+from xpustack.checks.observer import Check, Unobserved
+from xpustack.checks.results import Report, Result
+from xpustack.checks.schedule import Task, execute
+from xpustack.cli import app
+from xpustack.core import cache as cache_module
+from xpustack.core.cache import Cache
+from xpustack.core.errors import EnvironmentProblem, UsageError
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+
+
+def check(stack: TinyStack, *names: str, **options) -> Report:
+    pinned = stack.releases
+    chosen = [pinned[name] for name in names or pinned.names]
+    return checks.run(stack.project, stack.cache, chosen, offline=True, **options)
+
+
+def states(report: Report) -> list[str]:
+    return [f"{r.release} {r.step} {r.kind} {r.status}" for r in report.results]
+
+
+@pytest.fixture
+def mine(tiny: TinyStack, tmp_path: Path) -> TinyStack:
+    """A copy of `tiny` with what its cache holds."""
+    other = TinyStack.__new__(TinyStack)
+    shutil.copytree(tiny.root, tmp_path / "mine")
+    other.root = tmp_path / "mine"
+    other.project = Project(other.root / "project")
+    other.cache = Cache(other.root / "cache")
+    return other
+
+
+def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
+    first = check(tiny)
+    assert (first.passed, first.failed) == (8, 0), first
+    assert states(first)[:4] == [
+        "v1.0 base build passed",
+        "v1.0 raise-value build passed",
+        "v1.0 raise-value lint passed",
+        "v1.0 raise-value test passed",
+    ]
+    monkeypatch.setattr(Runner, "run", None)
+    second = check(tiny)
+    assert (second.passed, second.failed) == (8, 0)
+    assert all(result.cached for result in second.results)
+
+
+def test_a_change_of_the_test_repeats_the_test_alone(mine):
+    check(mine)
+    path = mine.project.step_tests / "test_value.py"
+    path.write_text(path.read_text() + "# another look\n")
+    again = check(mine, "v1.0")
+    assert [r.kind for r in again.results if not r.cached] == ["test"]
+
+
+def test_a_changed_pin_of_the_kernels_repeats_the_test(mine):
+    """The stand-in of this stack's emulation refuses another version."""
+    check(mine, "v1.0")
+    mine.write(
+        "releases.toml",
+        mine.project.releases_file.read_text().replace(
+            'xpu_kernels = { version = "2.11.0"', 'xpu_kernels = { version = "2.11.1"'
+        ),
+    )
+    again = check(mine, "v1.0")
+    assert states(again)[-1] == "v1.0 raise-value test failed"
+
+
+def test_a_stored_result_of_another_check_is_not_taken(mine):
+    check(mine, "v1.0")
+    for path in mine.cache.results.rglob("test-*.json"):
+        stored = json.loads(path.read_text())
+        path.write_text(json.dumps({**stored, "step": "another-step"}))
+    again = check(mine, "v1.0", only="test")
+    assert [(r.status, r.cached) for r in again.results] == [("passed", False)]
+
+
+def test_narrowed_to_a_step_and_a_kind(tiny):
+    report = check(tiny, "v1.0", step="raise-value", only="test")
+    assert states(report) == ["v1.0 raise-value test passed"]
+    with pytest.raises(UsageError, match="did you mean raise-value"):
+        check(tiny, "v1.0", step="raise-valu")
+
+
+def test_the_tip_is_built_once_and_every_test_runs_on_it(tiny):
+    report = check(tiny, "v1.0", tips=["v1.0"])
+    assert states(report) == [
+        "v1.0 tip build passed",
+        "v1.0 tip lint passed",
+        "v1.0 raise-value test passed",
+    ]
+
+
+def test_a_broken_release_does_not_stop_the_others(mine):
+    patch = mine.patch("raise-value", "v1.0")
+    patch.write_text(patch.read_text().replace("-VALUE = 1", "-VALUE = 3"))
+    report = check(mine)
+    assert "v1.0 raise-value apply failed" in states(report)
+    assert "v2.0 raise-value test passed" in states(report)
+    patch.unlink()
+    assert "v2.0 raise-value test passed" in states(check(mine))
+
+
+def test_a_broken_build_fails_and_blocks_its_test(mine):
+    script = BASE["setup.py"] + '\nraise SystemExit("broken")\n'
+    mine.add("break-it", {"setup.py": script})
+    report = check(mine, "v1.0")
+    assert states(report)[-3:] == [
+        "v1.0 break-it build failed",
+        "v1.0 break-it lint passed",
+        "v1.0 break-it test blocked",
+    ]
+
+
+def test_a_step_that_lints_worse_fails(mine):
+    text = BASE[VALUE].replace("VALUE = 1", "VALUE = 2") + "import sys\n"
+    mine.add("worse", {VALUE: text})
+    report = check(mine, "v1.0", step="worse", only="lint")
+    assert states(report) == ["v1.0 worse lint failed"]
+    assert any("F401 `sys`" in line for line in report.results[0].detail)
+
+
+def test_a_hook_that_breaks_on_a_step_is_that_step_s_failure(mine):
+    hook = "tools/pre_commit/check_spdx_header.py"
+    edits = {hook: "raise ValueError\n", VALUE: BASE[VALUE] + "NEW = 1\n"}
+    mine.add("breaks-it", edits)
+    report = check(mine, "v1.0", only="lint")
+    assert report.problem is None
+    assert states(report)[-1] == "v1.0 breaks-it lint failed"
+
+
+def test_a_failure_is_looked_at_again_and_its_command_works(mine):
+    path = mine.project.step_tests / "test_value.py"
+    path.write_text(path.read_text().replace("== 2", "> 0"))
+    report = check(mine, "v1.0", only="test")
+    (result,) = report.results
+    assert result.status == "failed"
+    assert "passes before the step" in result.detail[0]
+    assert result.command == "python -m xpustack check v1.0 raise-value --only test"
+    assert not check(mine, "v1.0", only="test").results[0].cached
+    done = mine.run(*result.command.split()[3:], "--offline")
+    assert done.returncode == 1
+    assert "passes before the step" in done.stdout
+    assert done.stdout.endswith("\n0 passed, 1 failed\n")
+
+
+def start_hanging(
+    stack: TinyStack, tmp_path: Path, number: int
+) -> tuple[subprocess.Popen[str], int, int]:
+    """Start checks whose test hangs with a child in a session of its own: the tool's
+    process, the test's number and its child's."""
+    note = tmp_path / "numbers"
+    (stack.project.step_tests / "test_value.py").write_text(
+        "import os, pathlib, subprocess, time\n\n\ndef test_long():\n"
+        "    words = ['sleep', '120']\n"
+        "    child = subprocess.Popen(words, start_new_session=True)\n"
+        "    numbers = f'{os.getpid()} {child.pid}.'\n"
+        f"    pathlib.Path({str(note)!r}).write_text(numbers)\n"
+        "    time.sleep(120)\n"
+    )
+    words = ["check", "v1.0", "--offline"]
+    child = start_tool(words, stack.project.root, stack.environment, number)
+    limit = time.monotonic() + 60
+    while not (note.exists() and note.read_text().endswith(".")):
+        assert time.monotonic() < limit and child.poll() is None
+        time.sleep(0.05)
+    test, grandchild = note.read_text().rstrip(".").split()
+    return child, int(test), int(grandchild)
+
+
+def test_kill_9_leaves_no_test_behind(mine, tmp_path):
+    child, test, grandchild = start_hanging(mine, tmp_path, signal.SIGTERM)
+    killed(child)
+    limit = time.monotonic() + 10
+    while not (ended(test) and ended(grandchild)):
+        assert time.monotonic() < limit
+        time.sleep(0.05)
+    (mine.project.step_tests / "test_value.py").write_text(PROVES)
+    assert check(mine, "v1.0").failed == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_an_interrupt_kills_children_and_leaves_nothing(mine, tmp_path, number):
+    child, test, grandchild = start_hanging(mine, tmp_path, number)
+    before = set(mine.cache.results.rglob("*.json"))
+    child.send_signal(number)
+    _, stderr = child.communicate(timeout=30)
+    assert child.returncode == 130, stderr
+    assert "interrupted" in stderr
+    assert ended(test) and ended(grandchild)
+    assert list(mine.cache.root.rglob("*.part")) == []
+    assert set(mine.cache.results.rglob("*.json")) == before
+
+
+def test_a_malformed_later_step_does_not_concern_an_earlier_one(mine):
+    mine.add("later", {VALUE: TWO.replace("OLD = 1", "OLD = 2")})
+    mine.patch("later").write_text("no mail\n")
+    report = check(mine, "v1.0", step="raise-value")
+    assert (report.passed, report.failed) == (4, 0), report
+    assert "v1.0 later apply failed" in states(check(mine, "v1.0"))
+
+
+class Noted:
+    """An observer that keeps the events."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def planned(self, checks: Sequence[Check]) -> None:
+        self.events.append(f"planned {len(checks)}")
+
+    def started(self, check: Check) -> None:
+        self.events.append(f"started {check}")
+
+    def finished(self, check: Check, result: Result) -> None:
+        self.events.append(f"finished {check} {result.status}")
+
+    def waiting(self) -> None:
+        pass
+
+
+def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
+    check(tiny, "v1.0")
+    noted = Noted()
+    check(tiny, "v1.0", observer=noted, jobs=1)
+    events = [
+        "started v1.0 raise-value lint",
+        "finished v1.0 raise-value lint passed",
+        "started v1.0 base build",
+        "finished v1.0 base build passed",
+        "started v1.0 raise-value build",
+        "finished v1.0 raise-value build passed",
+        "started v1.0 raise-value test",
+        "finished v1.0 raise-value test passed",
+    ]
+    assert noted.events == ["planned 4", *events]
+
+
+def test_what_does_not_apply_is_among_the_events(mine):
+    patch = mine.patch("raise-value", "v1.0")
+    patch.write_text(patch.read_text().replace("-VALUE = 1", "-VALUE = 3"))
+    noted = Noted()
+    check(mine, "v1.0", observer=noted)
+    assert "finished v1.0 raise-value apply failed" in noted.events
+
+
+def refuse_results(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the results of a cache read-only, also for root."""
+    begin = cache_module._begin
+
+    def refusing(parent: Path, *, directory: bool) -> tuple[Path, int]:
+        if parent.is_relative_to(cache.results):
+            raise OSError(errno.EROFS, "Read-only file system")
+        return begin(parent, directory=directory)
+
+    monkeypatch.setattr(cache_module, "_begin", refusing)
+
+
+def test_a_read_only_cache_is_no_failed_check(mine, monkeypatch):
+    shutil.rmtree(mine.cache.results, ignore_errors=True)
+    refuse_results(mine.cache, monkeypatch)
+    noted = Noted()
+    report = check(mine, "v1.0", jobs=1, observer=noted)
+    assert report.failed == 0, report
+    assert (report.problem and report.problem.exit_code, report.not_run) == (5, 4)
+    assert states(report) == []
+    assert noted.events[-1] == "started v1.0 raise-value lint"
+    monkeypatch.chdir(mine.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(mine.cache.root))
+    done = CliRunner().invoke(app, ["check", "v1.0", "--offline", "-j1"])
+    assert done.exit_code == 5, done.output
+    assert done.stdout.endswith("\n0 passed, 0 failed\n")
+    assert "stopped early: 4 not run" in done.stdout
+    assert "error: not allowed to write" in done.stderr
+    answer = json.loads(
+        CliRunner().invoke(app, ["check", "v1.0", "--offline", "--json"]).stdout
+    )
+    assert (answer["exit_code"], answer["data"]["failed"]) == (5, 0)
+    assert [error["error"] for error in answer["errors"]] == ["EnvironmentProblem"]
+
+
+def test_a_store_that_cannot_be_written_is_no_failed_check(mine, monkeypatch):
+    shutil.rmtree(mine.cache.objects)
+
+    def refuse(path: Path, *, directory: bool) -> tuple[Path, int]:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(cache_module, "_begin", refuse)
+    with pytest.raises(EnvironmentProblem, match="not allowed to write"):
+        check(mine, "v1.0")
+
+
+def test_the_machine_s_failure_ends_what_runs():
+    runner = Runner()
+
+    def long() -> Result:
+        runner.run(["sleep", "60"], cwd=Path("/"), env={}, timeout=90)
+        raise AssertionError
+
+    def broken() -> Result:
+        time.sleep(0.3)
+        raise EnvironmentProblem("the disk is full")
+
+    begin = time.monotonic()
+    works = {"a": long, "b": broken, "c": long}
+    tasks = [Task("v1.0", step, "test", work) for step, work in works.items()]
+    problem = execute(tasks, runner, 2, Unobserved())
+    assert (str(problem), time.monotonic() - begin < 30) == ("the disk is full", True)
+    assert [task.result for task in tasks] == [None, None, None]
+
+
+@pytest.mark.parametrize("kind", ["build", "lint", "test"])
+def test_the_command_of_a_tip_s_check_names_the_tip(tiny, kind):
+    report = check(tiny, "v1.0", tips=["v1.0"], only=kind)
+    (result,) = report.results
+    words = result.command.split()[3:]
+    assert "--tip" in words
+    again = json.loads(tiny.run(*words, "--offline", "--json").stdout)["data"]
+    assert [row["step"] for row in again["results"]] == [result.step]
+
+
+def test_an_interrupt_is_one_envelope_under_json(mine, monkeypatch):
+    def interrupted(*arguments: object, **options: object) -> Report:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checks, "run", interrupted)
+    monkeypatch.chdir(mine.project.root)
+    done = CliRunner().invoke(app, ["check", "--offline", "--json"])
+    answer = json.loads(done.stdout)
+    assert (done.exit_code, answer["exit_code"], answer["ok"]) == (130, 130, False)
+    assert [error["error"] for error in answer["errors"]] == ["Interrupted"]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Runs a piece of the tool in a process of its own, to be killed or limited."""
+
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+TOOL = (
+    sys.executable,
+    "-c",
+    "from xpustack import cli; from xpustack.steptest import server;"
+    " server.PRELOADED = ('pytest',); cli.main()",
+)
+"""The tool as a process, whose test server imports nothing large ahead: the tests of
+small stacks need none of it."""
+_PRELUDE = f"""
+import sys, time
+from pathlib import Path
+sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "stack")!r}]
+from sdists import pinned
+from xpustack.core.cache import Cache
+from xpustack.core.errors import StackError
+def say(message): print(message, flush=True)
+"""
+
+
+def start(
+    code: str, *arguments: object, limit: Callable[[], None] | None = None
+) -> subprocess.Popen[str]:
+    """Start `code` with `sys.argv[1:] = arguments`; `limit` runs in the child
+    before it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _PRELUDE + code, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        preexec_fn=limit,
+    )
+
+
+def start_tool(
+    words: Sequence[str], cwd: Path, environment: Mapping[str, str], signal_: int
+) -> subprocess.Popen[str]:
+    """Start `xpustack` with `words`, to be interrupted by a signal, which it is made
+    to heed: a shell's background job, as CI may be one, inherits an ignored SIGINT."""
+    return subprocess.Popen(
+        [*TOOL, *words],
+        cwd=cwd,
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal_, signal.SIG_DFL),
+    )
+
+
+def read_until(child: subprocess.Popen[str], word: str) -> None:
+    """Read the child's output up to a line that has `word`."""
+    assert child.stdout is not None
+    seen = []
+    for line in child.stdout:
+        seen.append(line)
+        if word in line:
+            return
+    raise AssertionError(f"no {word!r} in:\n{''.join(seen)}")
+
+
+def killed(child: subprocess.Popen[str]) -> None:
+    """Kill the child as `kill -9` does and wait for its end."""
+    child.kill()
+    child.communicate()
+
+
+def ended(process: int) -> bool:
+    """Whether a process is gone, or is but its parent's to bury."""
+    try:
+        return ") Z " in Path(f"/proc/{process}/stat").read_text()
+    except FileNotFoundError:
+        return True

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Small archives and projects made on the spot, and the cache of real ones."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_stack import FakeStack
+from sdists import FILES, pinned, write_sdist
+from shipped_stack import ShippedStack
+from tiny_stack import TWO, VALUE, TinyStack
+
+from xpustack.base.pin import entry
+from xpustack.base.releases import Release
+from xpustack.core.cache import Cache
+from xpustack.core.project import Project
+from xpustack.steptest import server
+
+
+@pytest.fixture(autouse=True)
+def small_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No torch in the server of the tests that need none."""
+    monkeypatch.setattr(server, "PRELOADED", ("pytest",))
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Cache:
+    """An empty cache of this test alone."""
+    return Cache(tmp_path / "cache")
+
+
+@pytest.fixture(scope="session")
+def real_cache() -> Cache:
+    """The cache that real archives are downloaded to, shared by all runs."""
+    return Cache.default()
+
+
+@pytest.fixture(scope="session")
+def real_project() -> Project:
+    """This repository."""
+    return Project.find(Path(__file__).parent)
+
+
+@pytest.fixture
+def links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that is all that pip's configuration names."""
+    folder = tmp_path / "links"
+    folder.mkdir()
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(folder))
+    return folder
+
+
+@pytest.fixture
+def sdist(links: Path) -> Path:
+    """The archive of a small release 9.1.0, on offer in `links`."""
+    return write_sdist(links / "vllm-9.1.0.tar.gz", FILES)
+
+
+@pytest.fixture
+def release(sdist: Path) -> Release:
+    """The pin of `sdist`."""
+    return pinned(sdist)
+
+
+@pytest.fixture
+def project(tmp_path: Path, release: Release) -> Project:
+    """A project that pins `release` alone."""
+    root = tmp_path / "project"
+    root.mkdir()
+    (root / "releases.toml").write_text(entry(release))
+    return Project(root)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 512 KiB; the test is skipped where this user may not mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "xpustack", str(place)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except FileNotFoundError:
+        pytest.skip("there is no mount command to make a small disk with")
+    if done.returncode:
+        pytest.skip(f"this user cannot mount a small tmpfs: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+@pytest.fixture(scope="session")
+def three_steps(tmp_path_factory: pytest.TempPathFactory) -> FakeStack:
+    """A stack whose v1.0 has three steps; take a copy to change it."""
+    stack = FakeStack(tmp_path_factory.mktemp("stack"))
+    stack.three_steps()
+    return stack
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
+    """A stack that builds in seconds; its cache is shared, its files are not to
+    be changed: take a copy."""
+    stack = TinyStack(tmp_path_factory.mktemp("tiny"))
+    for release in ("v1.0", "v2.0"):
+        stack.add("raise-value", {VALUE: TWO}, release)
+    return stack
+
+
+@pytest.fixture(scope="session")
+def shipped(tmp_path_factory: pytest.TempPathFactory) -> ShippedStack:
+    """A stack with v1.0 built into `root/dist`; take a copy to change it."""
+    stack = ShippedStack(tmp_path_factory.mktemp("shipped"))
+    stack.ship(stack.root / "dist")
+    return stack

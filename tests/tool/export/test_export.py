@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A series as pull requests: what is written, and what is refused."""
+
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from fake_stack import git
+from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
+
+from xpustack.base import releases
+from xpustack.checks.proof import proofs
+from xpustack.checks.run import run
+from xpustack.core.errors import (
+    CheckFailed,
+    EnvironmentProblem,
+    SeriesError,
+    UsageError,
+)
+from xpustack.export.export import Exported, export
+from xpustack.export.upstream_form import TEST_HOME
+from xpustack.export.upstream_trees import Person
+
+ME = Person("Me Myself", "me@localhost")
+THREE = TWO.replace("VALUE = 2", "VALUE = 3")
+HELPED = HEADER + (
+    "import numbers_beside as beside\nimport pytest\nfrom vllm import value\n\n\n"
+    "def test_value():\n    assert value.VALUE == beside.THREE\n\n\n"
+    "@pytest.mark.unchanged\ndef test_old():\n    assert value.OLD == 1\n"
+)
+JOBS = """\
+group: Kernels Intel
+steps:
+- label: ":intel: (BMG) vLLM IR Tests"
+  key: vllm-ir-tests
+  source_file_dependencies:
+    - vllm/ir
+  commands:
+    - >-
+      bash run.sh
+      'cd tests &&
+      pytest -v -s kernels/ir'
+"""
+TEMPLATE = """\
+## Purpose
+
+## Test Plan
+
+## Test Result
+
+---
+<details>
+<summary>Checklist</summary>
+
+- [ ] AI assistance was used during the creation of this PR.
+</details>
+"""
+
+
+@pytest.fixture(scope="module")
+def checked(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
+    """A stack with two steps, all checks green; take a copy to change it."""
+    stack = TinyStack(tmp_path_factory.mktemp("export"))
+    stack.write("tests/steps/test_value.py", HEADER + PROVES)
+    stack.write("tests/steps/numbers_beside.py", HEADER + "THREE = 3\n")
+    stack.write("tests/steps/test_three.py", HELPED)
+    stack.add("raise-value", {VALUE: TWO})
+    stack.add(
+        "raise-again", {VALUE: THREE}, "v1.0", "tests/steps/test_three.py", "2 == 3"
+    )
+    done = run(stack.project, stack.cache, [stack.release], offline=True)
+    assert not done.failed, done.results
+    return stack
+
+
+@pytest.fixture
+def stack(tmp_path: Path, checked: TinyStack) -> TinyStack:
+    """The checked stack, its project copied and its cache shared."""
+    other = object.__new__(TinyStack)
+    other.root = tmp_path
+    shutil.copytree(checked.project.root, tmp_path / "project")
+    other.project = type(checked.project)(tmp_path / "project")
+    other.cache = checked.cache
+    return other
+
+
+@pytest.fixture
+def exported(stack: TinyStack) -> Exported:
+    return written(stack)
+
+
+def written(stack: TinyStack, name: str = "out", **options) -> Exported:
+    return export(
+        stack.project,
+        stack.cache,
+        stack.release,
+        stack.root / name,
+        ME,
+        offline=True,
+        **options,
+    )
+
+
+def files(directory: Path) -> Iterator[str]:
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        if path.is_file() and name.parts[0] != "repository":
+            yield name.as_posix()
+
+
+def test_an_export_has_branches_mails_and_texts(exported: Exported) -> None:
+    place = exported.directory
+    assert list(files(place)) == [
+        "cover.md",
+        "export.json",
+        "mails/0001-raise-value.patch",
+        "mails/0002-raise-again.patch",
+        "pull-requests/raise-again.md",
+        "pull-requests/raise-value.md",
+    ]
+    work = place / "repository"
+    assert git(work, "branch", "--format=%(refname:short)").split() == [
+        "xpu-dsv4/raise-again",
+        "xpu-dsv4/raise-value",
+    ]
+    log = git(work, "log", "--format=%an <%ae>|%cn|%B", "base..HEAD")
+    assert log.count("Me Myself <me@localhost>|Me Myself|") == 2
+    assert log.count("Signed-off-by: Me Myself <me@localhost>\n") == 2
+    assert log.count("Co-authored-by: ") == 2
+    for own in ("Upstream-Status", "Removal", "Fails-before", "Step:", "tests/steps"):
+        assert own not in log
+    assert git(work, "status", "--porcelain") == ""
+
+
+def test_tests_land_as_a_package_beside_what_they_import(exported: Exported) -> None:
+    home = exported.directory / "repository" / TEST_HOME
+    assert sorted(path.name for path in home.iterdir()) == [
+        "__init__.py",
+        "conftest.py",
+        "numbers_beside.py",
+        "test_three.py",
+        "test_value.py",
+    ]
+    text = (home / "test_three.py").read_text()
+    assert "from . import numbers_beside as beside\n" in text
+    assert "unchanged" not in text and "import pytest" not in text
+    assert text.startswith(HEADER + "# SPDX-FileCopyrightText")
+    first = git(home, "show", "--stat", "--format=", "xpu-dsv4/raise-value")
+    assert "test_value.py" in first and "test_three.py" not in first
+
+
+def test_mails_apply_to_a_clean_archive_with_plain_git_am(
+    stack: TinyStack, exported: Exported
+) -> None:
+    clean = stack.root / "clean"
+    shutil.copytree(exported.directory / "repository", clean)
+    git(clean, "checkout", "-q", "base")
+    shutil.rmtree(clean / ".git")
+    git(clean, "init", "-q")
+    git(clean, "add", "-A", "-f")
+    git(clean, "commit", "-q", "-m", "vLLM")
+    mails = sorted((exported.directory / "mails").iterdir())
+    git(clean, "am", "-q", *map(str, mails))
+    trees = "log", "-2", "--format=%T"
+    ours = exported.directory / "repository"
+    assert git(clean, *trees) == git(ours, *trees)
+    assert git(clean, "log", "-1", "--format=%s") == "Do raise-again\n"
+    git(clean, "reset", "-q", "--hard", "HEAD~2")
+    git(clean, "am", "-q", "--keep-non-patch", *map(str, mails))
+    messages = "log", "-2", "--format=%an%B"
+    assert git(clean, *messages) == git(ours, *messages)
+
+
+def test_a_description_says_what_was_shown(exported: Exported) -> None:
+    text = (exported.directory / "pull-requests/raise-again.md").read_text()
+    assert text.startswith("# [XPU] Do raise-again\n\n## Purpose\n\nWhy.\n")
+    assert "Needs `raise-value` first." in text
+    assert f"pytest {TEST_HOME.removeprefix('tests/')}/test_three.py" in text
+    assert "passed (2 tests, 1 fail before)" in text
+    assert "ruff check" in text and "Not run on an Intel GPU" in text
+    assert "AI assistance was used" in text
+    cover = (exported.directory / "cover.md").read_text()
+    row = "| 2 | [XPU] Do raise-again | `xpu-dsv4/raise-again` | `raise-value` | 2 |"
+    assert row in cover
+    assert "1. `raise-value`\n2. `raise-again`\n" in cover
+
+
+def test_exporting_again_changes_nothing_or_says_what_changed(
+    stack: TinyStack, exported: Exported
+) -> None:
+    before = (exported.directory / "export.json").read_bytes()
+    again = written(stack)
+    assert not again.changed
+    assert (exported.directory / "export.json").read_bytes() == before
+    patch = stack.patch("raise-again")
+    patch.write_text(patch.read_text().replace("\nWhy.\n", "\nWhy, and how.\n"))
+    run(stack.project, stack.cache, [stack.release], offline=True)
+    again = written(stack)
+    assert (again.changed, again.made.number) == (True, 2)
+    text = (again.directory / "range-diff.txt").read_text()
+    assert "-    Why." in text and "+    Why, and how." in text
+    assert text.startswith("1:")
+    refs = git(again.directory / "repository", "for-each-ref", "refs/exports")
+    assert "refs/exports/1/xpu-dsv4/raise-again" in refs
+
+
+def test_each_commit_passes_its_test_alone(stack: TinyStack) -> None:
+    done = written(stack, bisect=True)
+    assert [one.alone and one.alone.summary for one in done.requests] == [
+        "1 tests passed",
+        "2 tests passed",
+    ]
+    text = (done.directory / "pull-requests/raise-value.md").read_text()
+    assert "this commit alone, its test run from `tests/`: 1 tests passed" in text
+
+
+def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
+    stack.write("tests/steps/numbers_beside.py", HEADER + "THREE = 1 + 2\n")
+    with pytest.raises(CheckFailed, match="needs green checks") as caught:
+        written(stack)
+    assert caught.value.detail == ("raise-again: test",)
+    assert caught.value.hint == "xpustack check v1.0"
+    assert not (stack.root / "out").exists()
+    found = proofs(stack.project, stack.cache, stack.trees())
+    assert [proof.missing for proof in found] == [(), ("test",)]
+    assert found[0].when is not None and found[0].test is not None
+
+
+def test_a_subject_without_a_tag_is_refused(stack: TinyStack) -> None:
+    patch = stack.patch("raise-again")
+    patch.write_text(patch.read_text().replace("[PATCH] [XPU] Do", "[PATCH] Do"))
+    run(stack.project, stack.cache, [stack.release], offline=True)
+    with pytest.raises(SeriesError, match="does not start with a tag") as caught:
+        written(stack)
+    assert caught.value.step == "raise-again"
+
+
+def test_the_base_hooks_judge_what_is_exported(stack: TinyStack) -> None:
+    stack.write("tests/steps/numbers_beside.py", "THREE = 3\n")
+    run(stack.project, stack.cache, [stack.release], offline=True)
+    with pytest.raises(CheckFailed, match="the base's own hooks") as caught:
+        written(stack)
+    assert any("numbers_beside.py" in line for line in caught.value.detail)
+
+
+@pytest.mark.parametrize("kind", ["text", "new file", "work tree", "branch"])
+def test_a_folder_that_a_person_changed_is_kept(
+    stack: TinyStack, exported: Exported, kind: str
+) -> None:
+    place = exported.directory
+    if kind == "text":
+        (place / "cover.md").write_text("mine\n")
+    elif kind == "new file":
+        (place / "mails/mine").touch()
+    elif kind == "work tree":
+        (place / "repository" / VALUE).write_text("mine\n")
+    else:
+        git(place / "repository", "branch", "mine")
+    with pytest.raises(UsageError, match="would lose") as caught:
+        written(stack)
+    assert len(caught.value.detail) == 1
+
+
+def test_a_foreign_folder_and_another_release_are_refused(
+    stack: TinyStack, exported: Exported
+) -> None:
+    foreign = stack.root / "foreign"
+    foreign.mkdir()
+    (foreign / "mine").touch()
+    with pytest.raises(UsageError, match="not made by xpustack export"):
+        written(stack, "foreign")
+    other = releases.load(stack.project)["v2.0"]
+    with pytest.raises(UsageError, match=r"holds an export of v1\.0"):
+        export(stack.project, stack.cache, other, exported.directory, ME)
+    with pytest.raises(UsageError, match="has no steps"):
+        export(stack.project, stack.cache, other, stack.root / "new", ME)
+
+
+def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
+    stack: TinyStack, exported: Exported, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = dict.fromkeys(files(exported.directory))
+    patch = stack.patch("raise-again")
+    patch.write_text(patch.read_text().replace("\nWhy.\n", "\nWhy, or not.\n"))
+    run(stack.project, stack.cache, [stack.release], offline=True)
+    for failure in (KeyboardInterrupt(), OSError(28, "No space left on device")):
+
+        def fail(*_: object, failure: BaseException = failure) -> None:
+            raise failure
+
+        monkeypatch.setattr("xpustack.export.folder._texts", fail)
+        with pytest.raises((KeyboardInterrupt, EnvironmentProblem)):
+            written(stack)
+    assert dict.fromkeys(files(exported.directory)) == before
+    assert not list(stack.root.glob(".xpustack-*"))
+    monkeypatch.undo()
+    assert written(stack).made.number == 2
+
+
+@pytest.mark.parametrize("spare", [0, 32, 64])
+def test_a_full_disk_is_named(stack: TinyStack, small_disk: Path, spare: int) -> None:
+    filler = small_disk / "filler"
+    free = shutil.disk_usage(small_disk).free
+    filler.write_bytes(bytes(free - (spare << 10)))
+    with pytest.raises(EnvironmentProblem, match="no room"):
+        export(stack.project, stack.cache, stack.release, small_disk / "out", ME)
+    assert not (small_disk / "out").exists()
+
+
+def test_who_exports(stack: TinyStack, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("GLOBAL", "SYSTEM"):
+        monkeypatch.setenv(f"GIT_CONFIG_{name}", "/dev/null")
+    with pytest.raises(UsageError, match="git knows no name") as caught:
+        Person.find(stack.project)
+    assert "git config user.name" in (caught.value.hint or "")
+    subprocess.run(["git", "init", "-q", str(stack.project.root)], check=True)
+    for key, value in (("user.name", "Ada B"), ("user.email", "ada@localhost")):
+        git(stack.project.root, "config", key, value)
+    assert Person.find(stack.project) == Person("Ada B", "ada@localhost")
+    assert Person.find(stack.project, "C D <c@d>") == Person("C D", "c@d")
+    for wrong in ("C D", "<c@d>", "C D <c>", "C\nD <c@d>"):
+        with pytest.raises(UsageError, match="is not `Name <address>`"):
+            Person.find(stack.project, wrong)
+
+
+def test_the_command(stack: TinyStack) -> None:
+    out = str(stack.root / "there")
+    words = ["export", "v1.0", "--offline", "--to", out, "--author", str(ME)]
+    done = stack.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.endswith(f"export 1 written to {out}\n")
+    assert stack.run(*words).stdout.endswith(f"export 1 unchanged in {out}\n")
+    done = stack.run("export", "v1.1", "--author", str(ME))
+    assert done.returncode == 2 and "did you mean v1.0?" in done.stderr

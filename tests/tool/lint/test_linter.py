@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lint compares with the base, by the base's own configuration."""
+
+import itertools
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import children
+import pytest
+import tiny_stack
+from tiny_stack import BASE, HEADER, VALUE, TinyStack
+
+from xpustack.base.store import Store
+from xpustack.core import fingerprint
+from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.process import Runner
+from xpustack.lint.finding import Finding
+from xpustack.lint.linter import Linter, lint, worse
+
+VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+MYPY_SCRIPT = """\
+import subprocess
+import sys
+
+version, *names = sys.argv[1:]
+print("$ mypy")
+code = 0
+tests = [name for name in names if name.startswith("tests/")]
+rest = [name for name in names if name.startswith("vllm/")]
+for flags, group in ([], rest), (["--follow-imports", "skip"], tests):
+    if group:
+        command = ["mypy", "--python-version", version, *flags]
+        code |= subprocess.run(command + group, check=False).returncode
+sys.exit(code)
+"""
+# As in vLLM, a file without a header gets one from the hook.
+SPDX_HOOK = """\
+import sys
+
+code = 0
+for name in sys.argv[1:]:
+    text = open(name).read()
+    if "SPDX" not in text:
+        print("without a header:\\n  " + name)
+        open(name, "w").write("# SPDX\\n" + text)
+        code = 1
+sys.exit(code)
+"""
+HOOKS = f"""\
+  - id: mypy-{VERSION}
+    language: python
+    entry: python tools/pre_commit/mypy.py "{VERSION}"
+    types_or: [python, pyi]
+"""
+USER = "vllm/user.py"
+TYPED = (VALUE, USER, "vllm/bare.py")
+USES = HEADER + "from vllm.value import VALUE\n\nuse: int = VALUE\n"
+
+
+@pytest.fixture(scope="module")
+def linted(tmp_path_factory: pytest.TempPathFactory):
+    """A function that adds a step to one stack and lints it."""
+    stack = TinyStack(tmp_path_factory.mktemp("lint"))
+
+    def add(slug: str, edits: dict[str, str]):
+        stack.add(slug, edits)
+        before, after = stack.trees()[-2:]
+        return lint(Runner(), stack.cache, Store(stack.cache), before, after)
+
+    return add
+
+
+def finding(line: int, content: str, text: str = "F401 unused") -> Finding:
+    return Finding("ruff check", "vllm/a.py", line, text, content)
+
+
+def test_a_finding_that_only_moved_is_not_new():
+    assert worse([finding(3, "import os")], [finding(9, "import os")]) == ()
+
+
+def test_a_finding_on_an_edited_line_takes_the_place_of_the_old_one():
+    assert worse([finding(3, "f(a)")], [finding(3, "f(a, b)")]) == ()
+
+
+def test_one_more_of_the_same_kind_is_new():
+    second = finding(4, "import sys")
+    assert worse([finding(3, "import os")], [finding(3, "import os"), second]) == (
+        second,
+    )
+
+
+def test_the_findings_of_the_base_do_not_count_and_new_ones_do(linted):
+    moved = BASE[VALUE].replace("import os", "# moved\n\nimport os")
+    clean = linted("clean", {VALUE: moved})
+    assert clean.new == ()
+    assert clean.old == 1
+    assert clean.tools == ("ruff check", "ruff format", "typos", "check-spdx-header")
+    assert clean.notes == (
+        "needs-more not run: a-package-that-nobody-has not installed",
+    )
+    bad = {
+        VALUE: moved + "import sys\nx  =  1\n",
+        "vllm/new.py": "# the sentense\nY = 1\n",
+        "vllm/fine.py": HEADER + "Y = 1\n",
+    }
+    found = [str(one) for one in linted("bad", bad).new]
+    assert any("ruff check: E402" in text for text in found)
+    assert any("F401 `sys` imported" in text for text in found)
+    assert "vllm/value.py: ruff format: would be reformatted" in found
+    assert "vllm/new.py: check-spdx-header: refused" in found
+    typo = "sentense"
+    assert f"vllm/new.py:1: typos: {typo} should be sentence" in found
+    assert not any("fine.py" in text for text in found)
+    assert "F401 `os`" not in "\n".join(found)
+
+
+def test_a_ruff_of_another_version_is_refused(linted, monkeypatch):
+    monkeypatch.setattr(fingerprint, "version_of", lambda name: "0.0.1")
+    with pytest.raises(EnvironmentProblem, match=r"ruff==.* is needed, 0\.0\.1 is"):
+        linted("other", {"vllm/other.py": HEADER})
+
+
+@pytest.fixture(scope="module")
+def typed(tmp_path_factory: pytest.TempPathFactory):
+    """A stack whose base asks for mypy, and whose steps break and repair types."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(BASE, "tools/pre_commit/mypy.py", MYPY_SCRIPT)
+        patch.setitem(BASE, "tools/pre_commit/check_spdx_header.py", SPDX_HOOK)
+        configuration = tiny_stack.CONFIGURATION + HOOKS
+        patch.setitem(BASE, ".pre-commit-config.yaml", configuration)
+        options = '[tool.mypy]\nfollow_imports = "silent"\n'
+        patch.setitem(BASE, "pyproject.toml", BASE["pyproject.toml"] + options)
+        patch.setitem(BASE, USER, USES)
+        stack = TinyStack(tmp_path_factory.mktemp("typed"))
+    value = BASE[VALUE]
+    steps: dict[str, dict[str, str]] = {
+        "fine": {VALUE: value + "MORE: int = 2\n"},
+        # The error is in a file that this step does not touch ...
+        "elsewhere": {VALUE: value.replace("VALUE = 1", 'VALUE = "1"')},
+        # ... and counts for the step that touches it, as one that was there.
+        "touches-user": {USER: USES + "also = use\n"},
+        "repairs": {VALUE: value, USER: USES + "also = use + 1\n"},
+        "breaks": {USER: USES + "also: str = use\n", "vllm/bare.py": 'x: int = ""\n'},
+        "goes-on": {"vllm/bare.py": 'x: int = ""\ny = x\n'},
+    }
+    for slug, edits in steps.items():
+        stack.add(slug, edits)
+    return stack
+
+
+def outcome(done) -> tuple[object, ...]:
+    return done.new, done.old, done.tools, done.notes
+
+
+def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
+    trees = typed.trees()
+    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+        pairs = list(itertools.pairwise(trees))
+        # Forward, the tip at once, then back: no order is assumed.
+        for before, after in [*pairs, (trees[0], trees[-1]), *pairs[::-2]]:
+            alone = lint(Runner(), typed.cache, Store(typed.cache), before, after)
+            assert outcome(linter.lint(before, after, later=TYPED)) == outcome(alone)
+
+
+def test_errors_of_types_count_where_their_file_is_touched(typed):
+    trees = typed.trees()
+    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+        found = [linter.lint(*pair, later=TYPED) for pair in itertools.pairwise(trees)]
+    counts = [
+        (sum(one.tool.startswith("mypy") for one in done.new), done.old)
+        for done in found
+    ]
+    # One finding of the base's own is ruff's, of the unused import in `VALUE`.
+    assert counts == [(0, 1), (0, 1), (0, 1), (0, 2), (2, 0), (0, 2)]
+    bare = [str(one) for one in found[4].new if one.path == "vllm/bare.py"]
+    assert "vllm/bare.py: check-spdx-header: refused" in bare
+    assert f"vllm/bare.py:1: mypy-{VERSION}: error: " in "\n".join(bare)
+
+
+def test_a_hook_that_edits_a_file_edits_no_tree(typed):
+    before, after = typed.trees()[-2:]
+    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+        first = linter.lint(before, after, later=TYPED)
+        assert outcome(linter.lint(before, after, later=TYPED)) == outcome(first)
+        assert [one for one in first.new if "header" in one.tool] == []
+
+
+def test_nothing_stays_behind_a_linter(typed):
+    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+        linter.lint(*typed.trees()[:2], later=TYPED)
+        (bench,) = linter._benches.values()
+        (process,) = bench.mypy._processes.values()
+        server = process._child.pid
+        os.kill(server, 0)
+    with pytest.raises(ProcessLookupError):
+        os.kill(server, 0)
+    assert list((typed.cache.root / "scratch").iterdir()) == []
+
+
+def test_the_mypy_that_stays_ends_with_a_killed_tool(typed):
+    child = children.start(
+        """
+from fake_stack import FakeStack
+from xpustack.lint.linter import Linter
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.base.store import Store
+stack = object.__new__(FakeStack)
+stack.cache, stack.project = Cache(Path(sys.argv[1])), Project(Path(sys.argv[2]))
+linter = Linter(Runner(), stack.cache, Store(stack.cache))
+linter.lint(*stack.trees()[:2], later=["vllm/value.py"])
+(bench,) = linter._benches.values()
+(process,) = bench.mypy._processes.values()
+say(f"server {process._child.pid}")
+time.sleep(60)
+""",
+        typed.cache.root,
+        typed.project.root,
+    )
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    assert line.startswith("server "), line + child.stdout.read()
+    server = Path("/proc", line.split()[1])
+    assert server.exists()
+    os.kill(child.pid, signal.SIGKILL)
+    child.communicate()
+    limit = time.monotonic() + 20
+    while server.exists() and time.monotonic() < limit:
+        time.sleep(0.05)
+    assert not server.exists()
+
+
+def test_at_most_two_releases_keep_their_mypy(typed):
+    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+        for name in ("v1.0", "v2.0", "v3.0"):
+            with linter._bench(name):
+                pass
+        assert list(linter._benches) == ["v2.0", "v3.0"]

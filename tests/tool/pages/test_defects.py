@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table of defects: its list, its figures, and how alike two patches are."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from fake_stack import FakeStack
+
+from xpustack.checks.results import Figure, Result
+from xpustack.core.errors import UsageError
+from xpustack.core.project import Project
+from xpustack.pages import defects
+from xpustack.series.patch import load_series
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture
+def stack(three_steps: FakeStack, tmp_path: Path) -> FakeStack:
+    return three_steps.copy(tmp_path / "stack")
+
+
+def test_every_defect_names_a_step_and_tests_that_exist() -> None:
+    project = Project(ROOT)
+    tests: dict[str, str] = {}
+    for directory in sorted(project.patches.iterdir()):
+        for step in load_series(project, directory.name):
+            tests[step.slug] = (ROOT / str(step.trailers.test)).read_text()
+    for defect in defects.defects(project):
+        assert defect.step in tests, defect.id
+        names = re.findall(r"def (test_\w+)", tests[defect.step])
+        assert any(re.search(defect.tests, name) for name in names), defect.tests
+
+
+def test_a_list_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "tests/steps").mkdir(parents=True)
+    (tmp_path / defects.LIST).write_text('[[defect]]\nid = "N1"\nfix = "x"\n')
+    with pytest.raises(UsageError, match="unknown field `fix`"):
+        defects.defects(Project(tmp_path))
+
+
+def listed(stack: FakeStack, text: str) -> list[defects.Row]:
+    path = stack.project.root / defects.LIST
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return defects.rows(stack.project, stack.cache, offline=True)
+
+
+def test_a_step_that_was_not_checked_has_no_figures(stack: FakeStack) -> None:
+    text = '[[defect]]\nid = "N1"\nwhat = "a"\nstep = "{}"\n'
+    slug = load_series(stack.project, "v1.0")[0].slug
+    (row, *_) = [
+        one for one in listed(stack, text.format(slug)) if one.release == "v1.0"
+    ]
+    assert (row.before, row.after) == (defects.UNPROVEN, defects.UNPROVEN)
+    elsewhere = text.format("none") + '[defect.elsewhere]\n"v1.0" = "mended"\n'
+    (row, *_) = [one for one in listed(stack, elsewhere) if one.release == "v1.0"]
+    assert (row.before, row.after) == ("mended", "")
+
+
+def test_figures_come_from_the_tests_that_the_entry_names(
+    stack: FakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slug = load_series(stack.project, "v1.0")[0].slug
+    real = defects.proofs
+    figures = (
+        Figure("test_a[0]", "AssertionError: off by 4%\nassert 1 == 2", "off by 0.2%"),
+        Figure("test_b", "AssertionError: another", ""),
+    )
+    result = Result("v1.0", slug, "test", "passed", figures=figures)
+    monkeypatch.setattr(
+        defects,
+        "proofs",
+        lambda *args: [replace(proof, test=result) for proof in real(*args)],
+    )
+    text = f'[[defect]]\nid = "N1"\nwhat = "a"\nstep = "{slug}"\ntests = "test_a"\n'
+    row = next(one for one in listed(stack, text) if one.release == "v1.0")
+    assert (row.before, row.after) == ("[0] off by 4%", "[0] off by 0.2%")
+    page = stack.project.root / defects.PAGE
+    page.parent.mkdir(exist_ok=True)
+    page.write_text(
+        "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
+    )
+    blank = replace(row, release="v2.0", before="no such step", after="")
+    defects.write(stack.project, defects.markdown([row, blank], [], "v1.0 and v2.0"))
+    text = page.read_text()
+    assert "| v2.0 |" not in text and "where this was written: v2.0." in text
+    assert "| **N1** a | v1.0 | [0] off by 4% | [0] off by 0.2% |" in text
+    assert "old" not in text
+    assert text.endswith("<!-- defects: end -->\nend\n")
+
+
+def test_alike_counts_changed_lines(stack: FakeStack) -> None:
+    step = load_series(stack.project, "v1.0")[0]
+    one = replace(step, diff=b"--- a\n+++ b\n+x\n+y\n+y\n-z\n c\n")
+    two = replace(step, diff=b"--- d\n+++ e\n+x\n+y\n-w\n")
+    assert defects.alike([one], [two]) == [defects.Alike(step.slug, 2, 2, 1)]

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The status matrix, and the README that must agree with it."""
+
+import shutil
+from datetime import UTC, datetime
+
+import pytest
+from fake_stack import git
+from tiny_stack import TinyStack
+
+from xpustack.base import releases
+from xpustack.checks.run import run
+from xpustack.core.cache import Cache
+from xpustack.core.errors import UsageError
+from xpustack.core.project import Project
+from xpustack.pages import status
+from xpustack.pages.status import Entry, matrix
+
+
+def entry(release: str, position: int, step: str) -> Entry:
+    return Entry(release, position, step, "subject", 3, 0, "Pending")
+
+
+def test_slugs_keep_the_order_of_every_series():
+    found = [
+        entry("v1", 1, "guards"),
+        entry("v1", 2, "layer"),
+        entry("v2", 1, "rope"),
+        entry("v2", 2, "layer"),
+        entry("v2", 3, "events"),
+    ]
+    rows = matrix(found, ("v1", "v2"))
+    slugs = [slug for slug, _ in rows]
+    assert slugs.index("guards") < slugs.index("layer")
+    assert slugs.index("layer") < slugs.index("events")
+    assert dict(rows)["guards"] == [found[0], None]
+
+
+def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack):
+    pinned = releases.load(tiny.project)
+    readme = tiny.project.root / "README.md"
+    text = f"# Stack\n\n{status.BEGIN}\n{status.END}\n\nThe end.\n"
+    readme.write_text(text)
+    with pytest.raises(UsageError, match="stale"):
+        status.require_fresh(tiny.project, pinned)
+    assert status.write_readme(tiny.project, pinned)
+    assert not status.write_readme(tiny.project, pinned)
+    status.require_fresh(tiny.project, pinned)
+    written = readme.read_text()
+    row = "| `raise-value` | 2 lines, Pending | 2 lines, Pending |\n"
+    assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}{status.END}" in written
+    assert written.startswith("# Stack\n") and written.endswith("\nThe end.\n")
+    steps = tiny.project.root / status.STEPS
+    row = "| `raise-value` | v1.0 | 2 | 0 | Pending |"
+    assert f"|---|---|---|---|---|---|\n{row}" in steps.read_text()
+    steps.write_text(steps.read_text().replace("| 2 |", "| 3 |"))
+    with pytest.raises(UsageError, match="steps"):
+        status.require_fresh(tiny.project, pinned)
+    readme.write_text("no section\n")
+    with pytest.raises(UsageError, match="no section"):
+        status.write_readme(tiny.project, pinned)
+
+
+def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
+    stack = tiny.copy(tmp_path)
+    # What other tests proved with the shared cache is not known here.
+    shutil.rmtree(stack.cache.results, ignore_errors=True)
+    pinned = releases.load(stack.project)
+    unknown = status.judged(stack.project, Cache(tmp_path / "none"), pinned)
+    assert [(one.checks, one.age) for one in unknown] == [(None, None)] * 2
+    assert status.long_cell(unknown[0]) == "2 lines, Pending, unknown, new"
+    run(stack.project, stack.cache, [pinned["v1.0"]], offline=True)
+    root = stack.project.root
+    git(root, "init", "-q")
+    git(root, "add", "-A")
+    git(root, "commit", "-q", "-m", "all", "--date", "2026-11-01T00:00:00Z")
+    patch = stack.patch("raise-value", "v2.0")
+    patch.write_text(patch.read_text().replace("Why.", "Why not."))
+    git(root, "commit", "-qa", "-m", "more", "--date", "2026-11-09T00:00:00Z")
+    day = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
+    green, red = status.judged(stack.project, stack.cache, pinned, day)
+    assert (green.checks, green.since, green.age) == ("green", "2026-11-01", 20)
+    assert red.checks is not None and red.checks.startswith("not ")
+    assert red.since == "2026-11-01"
+    assert status.long_cell(green) == "2 lines, Pending, green, 20 d"
+
+
+def test_the_readme_of_this_repository_is_fresh(real_project: Project):
+    status.require_fresh(real_project, releases.load(real_project))

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wheel is installed with: read from the base, hashes from the index."""
+
+import hashlib
+import subprocess
+import sys
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from shipped_stack import ShippedStack
+from tiny_stack import DOCKERFILE, XPU_TXT
+
+from xpustack.base.archive import members
+from xpustack.base.download import fetch
+from xpustack.base.index import PipConfiguration
+from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
+from xpustack.base.pin import REQUIREMENTS
+from xpustack.base.releases import Pin, Release, load
+from xpustack.core.cache import Cache
+from xpustack.core.errors import SourceError
+from xpustack.core.project import Project
+from xpustack.release import constraints
+from xpustack.release.constraints import Pinned
+from xpustack.release.ship import PINS, known_hashes, ship
+
+
+def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any") -> str:
+    """An installable wheel with nothing in it; its sha256."""
+    stem = f"{name}-{version}"
+    path = folder / f"{stem}-{tag}.whl"
+    info = f"{stem}.dist-info"
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        )
+        archive.writestr(
+            f"{info}/WHEEL", f"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: {tag}\n"
+        )
+        archive.writestr(f"{info}/RECORD", "")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def page(links: Path) -> None:
+    """A page that announces the hashes of the wheels in `links`."""
+    rows = []
+    for path in sorted(links.glob("*.whl")):
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
+        rows.append(f'<a href="{path.as_uri()}#sha256={digest}">{path.name}</a>')
+    (links / "page.html").write_text("\n".join(rows))
+
+
+@pytest.fixture
+def index(links: Path, monkeypatch: pytest.MonkeyPatch):
+    """pip's view of `links`, by a page that announces hashes."""
+
+    def look() -> constraints.Index:
+        page(links)
+        monkeypatch.setenv("PIP_FIND_LINKS", str(links / "page.html"))
+        return PipConfiguration.of_this_machine().index()
+
+    return look
+
+
+def test_torch_is_always_the_xpu_build(release: Release):
+    torch, triton, kernels = constraints.pinned(release, "")
+    assert (torch.requirement, triton.requirement, kernels.requirement) == (
+        *("torch==2.11.0+xpu", "triton==2.11.0", "vllm-xpu-kernels==2.11.0"),
+    )
+
+
+def test_the_base_may_call_triton_otherwise(release: Release):
+    other = msgspec.structs.replace(
+        release, triton=Pin("3.7.0", DOCKERFILE_PATH, "triton-xpu")
+    )
+    assert constraints.pinned(other, "")[1].requirement == "triton-xpu==3.7.0"
+
+
+def test_a_direct_address_is_kept(release: Release):
+    kernels = constraints.pinned(release, XPU_TXT)[2]
+    assert (kernels.url or "").startswith("https://example.org/vllm_xpu_kernels-")
+
+
+def test_hashes_are_those_that_the_index_announces(links: Path, index):
+    wanted = sorted(
+        [
+            wheel(links, "torch", "2.11.0+xpu", "cp311-cp311-linux_x86_64"),
+            wheel(links, "torch", "2.11.0+xpu", "cp312-cp312-manylinux_2_28_x86_64"),
+        ]
+    )
+    for version, tag in [
+        ("2.11.0", "cp311-cp311-linux_x86_64"),
+        ("2.11.0+cpu", "cp311-cp311-linux_x86_64"),
+        ("2.11.0+xpu", "cp311-cp311-win_amd64"),
+        ("2.11.0+xpu", "cp311-cp311-linux_aarch64"),
+        ("2.12.0+xpu", "cp311-cp311-linux_x86_64"),
+    ]:
+        wheel(links, "torch", version, tag)
+    pins = [Pinned("torch", "2.11.0+xpu", "x"), Pinned("absent", "1", "x")]
+    found = constraints.with_hashes(pins, index())
+    assert [pin.hashes for pin in found] == [tuple(wanted), ()]
+
+
+def test_what_is_written_installs_by_hash_and_nothing_else(
+    links: Path, index, tmp_path: Path
+):
+    """pip itself reads the files; a wheel that changed on the index is refused."""
+    wheel(links, "torch", "2.11.0+xpu")
+    pins = [Pinned("torch", "2.11.0+xpu", "x"), Pinned("absent", "1", "x")]
+    text = constraints.pins_with_hashes(constraints.with_hashes(pins, index()))
+    (tmp_path / "pins.txt").write_text(text)
+
+    def install(name: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [
+                *(sys.executable, "-m", "pip", "--isolated", "install", "--no-index"),
+                *("--find-links", str(links), "--no-deps", "--require-hashes"),
+                *("--target", str(tmp_path / name), "-r", str(tmp_path / "pins.txt")),
+            ],
+            capture_output=True,
+            text=True,
+        )
+
+    done = install("one")
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "one").glob("torch-2.11.0+xpu.dist-info"))
+    with zipfile.ZipFile(next(links.glob("torch*.whl")), "a") as archive:
+        archive.writestr("evil.py", "")
+    done = install("two")
+    assert done.returncode != 0
+    assert "DO NOT MATCH THE HASHES" in done.stderr
+
+
+def test_hashes_are_read_back_as_they_were_written():
+    pins = [
+        Pinned("torch", "2+xpu", "x", ("a" * 64, "b" * 64)),
+        Pinned("triton", "3", "x"),
+    ]
+    text = constraints.pins_with_hashes(pins)
+    bare = [replace(pin, hashes=()) for pin in pins]
+    assert known_hashes(bare, text) == pins
+    assert known_hashes(bare, "") == bare
+
+
+def test_an_online_build_asks_the_index(
+    shipped: ShippedStack, links: Path, index, tmp_path: Path
+):
+    digest = wheel(links, "vllm_xpu_kernels", "2.11.0")
+    index()
+    made = ship(shipped.project, shipped.cache, shipped.release, tmp_path)
+    assert f"--hash=sha256:{digest}" in (made.directory / PINS).read_text()
+
+
+def test_the_runtime_is_read_from_its_stage_alone(release: Release):
+    here = constraints.runtime(XPU_TXT, DOCKERFILE, release)
+    assert here.image == "example/gpu-runtime:2"
+    names = [url.rpartition("/")[2] for url in here.drivers]
+    assert names == ["libze-gpu.deb", "level-zero_1.deb"]
+    assert here.indexes == ("https://wheels.example.org/xpu",)
+
+
+def test_a_base_without_that_stage_is_refused(release: Release):
+    with pytest.raises(SourceError, match="no stage vllm-base"):
+        constraints.runtime(XPU_TXT, "FROM x:1\n", release)
+
+
+def test_every_pinned_release_names_all_of_it(real_project: Project, real_cache: Cache):
+    """Image, driver, indexes and the three pins, from the real archives."""
+    for release in load(real_project):
+        archive = fetch(release, real_cache)
+        texts = {
+            member.path: member.data.decode()
+            for member in members(archive)
+            if member.path in (REQUIREMENTS, DOCKERFILE_PATH)
+        }
+        here = constraints.runtime(texts[REQUIREMENTS], texts[DOCKERFILE_PATH], release)
+        assert "vllm-base" not in here.image
+        names = " ".join(url.rpartition("/")[2] for url in here.drivers)
+        assert "libze-intel-gpu1" in names and "intel-igc-core" in names, release.name
+        assert "xpu-smi" not in names
+        assert here.indexes, release.name
+        pins = constraints.pinned(release, texts[REQUIREMENTS])
+        text = constraints.constraints(release, "x", pins)
+        assert f"\ntorch=={release.torch.version.partition('+')[0]}+xpu\n" in text
+        assert pins[2].url is None or release.xpu_kernels.version in pins[2].url

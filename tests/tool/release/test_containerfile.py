@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Containerfile: parsed, linted, and in step with what a build yields."""
+
+import io
+import json
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from dockerfile_parse import DockerfileParser
+from shipped_stack import ShippedStack
+
+from xpustack.core.project import Project
+
+CONTAINERFILE = "deploy/Containerfile"
+
+
+@pytest.fixture
+def path(real_project: Project) -> Path:
+    return real_project.root / CONTAINERFILE
+
+
+@pytest.fixture
+def lines(path: Path) -> list[dict[str, str]]:
+    parser = DockerfileParser(fileobj=io.BytesIO(path.read_bytes()))
+    return [each for each in parser.structure if each["instruction"] != "COMMENT"]
+
+
+def of(lines: list[dict[str, str]], instruction: str) -> list[str]:
+    return [each["value"] for each in lines if each["instruction"] == instruction]
+
+
+def hadolint(path: Path) -> subprocess.CompletedProcess[str]:
+    program = Path(sysconfig.get_path("scripts")) / "hadolint"
+    return subprocess.run(
+        [str(program), "--no-color", str(path)], capture_output=True, text=True
+    )
+
+
+def test_hadolint_has_nothing_to_say(path: Path):
+    done = hadolint(path)
+    assert (done.returncode, done.stdout) == (0, ""), done.stdout + done.stderr
+
+
+def test_hadolint_does_judge(path: Path, tmp_path: Path):
+    bad = tmp_path / "Containerfile"
+    bad.write_text(path.read_text().replace("apt-get update \\\n", "cd /tmp \\\n"))
+    done = hadolint(bad)
+    assert (done.returncode, "DL3003" in done.stdout) == (1, True), done.stdout
+
+
+def test_its_arguments_are_those_that_a_build_yields(
+    lines: list[dict[str, str]], shipped: ShippedStack
+):
+    text = (shipped.root / "dist/v1.0/container.args").read_text()
+    given = {line.partition("=")[0] for line in text.splitlines()}
+    asked = {value.partition("=")[0] for value in of(lines, "ARG")}
+    assert asked == given
+    assert not any(" " in line for line in text.splitlines())
+
+
+def test_it_copies_what_lies_beside_a_wheel(
+    lines: list[dict[str, str]], shipped: ShippedStack
+):
+    [copied] = of(lines, "COPY")
+    assert copied.split() == ["constraints.txt", "pins.txt", "${WHEEL}", "./"]
+    folder = shipped.root / "dist/v1.0"
+    assert {"constraints.txt", "pins.txt"} <= {each.name for each in folder.iterdir()}
+
+
+def test_the_image_comes_from_the_base_and_no_host_is_named(
+    path: Path, lines: list[dict[str, str]]
+):
+    assert of(lines, "FROM") == ["${BASE_IMAGE}"]
+    assert not re.search(r"https?://|\.(com|org|io|ai)\b", path.read_text())
+
+
+def test_the_server_does_not_run_as_root(lines: list[dict[str, str]]):
+    assert of(lines, "USER")[-1] == "10001"
+    assert json.loads(of(lines, "ENTRYPOINT")[0]) == ["vllm", "serve"]
+
+
+def test_every_script_is_one_that_bash_understands(lines: list[dict[str, str]]):
+    bash = shutil.which("bash")
+    assert bash is not None
+    for script in of(lines, "RUN"):
+        done = subprocess.run(
+            [bash, "-n", "-c", script], capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stderr
+        # A step between semicolons that fails must stop the build.
+        assert ";" not in script or "set -o errexit;" in script or "-c" in script
+
+
+def test_its_last_check_refuses_another_version(
+    lines: list[dict[str, str]], tmp_path: Path
+):
+    """The very script, run here against pytest's own version."""
+    [script] = [each for each in of(lines, "RUN") if "importlib" in each]
+    code = re.search(r'python3 -c "(.*)"', script, re.DOTALL)
+    assert code is not None
+
+    def run(version: str) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "constraints.txt").write_text(f"# a comment\npytest=={version}\n")
+        return subprocess.run(
+            [sys.executable, "-c", code[1]],
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+
+    assert run(pytest.__version__).returncode == 0
+    done = run("0.1")
+    assert (done.returncode, "not 0.1" in done.stderr) == (1, True)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The provenance against in-toto's own model, and what it says."""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from google.protobuf import json_format
+from in_toto_attestation.predicates.provenance.v1.provenance_pb2 import Provenance
+from in_toto_attestation.v1.statement import Statement
+from in_toto_attestation.v1.statement_pb2 import Statement as RawStatement
+from shipped_stack import ShippedStack
+
+from xpustack.builds.build import private_places
+from xpustack.core.errors import CheckFailed
+from xpustack.core.process import Runner
+from xpustack.release import inputs, provenance
+from xpustack.release.ship import BESIDE, PROVENANCE
+
+
+@pytest.fixture
+def folder(shipped: ShippedStack) -> Path:
+    return shipped.root / "dist/v1.0"
+
+
+@pytest.fixture
+def said(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / PROVENANCE).read_bytes())
+
+
+def test_it_is_a_statement_with_slsa_provenance(said: dict[str, Any]):
+    raw = json_format.ParseDict(said, RawStatement())
+    Statement.copy_from_pb(raw).validate()
+    body = json_format.ParseDict(said["predicate"], Provenance())
+    assert body.build_definition.build_type == provenance.BUILD_TYPE
+    assert body.run_details.builder.id == provenance.BUILDER
+    assert len(body.build_definition.resolved_dependencies) == 2 + 2 + 1 + 4 + 1
+    said["predicate"]["buildDefinition"]["steps"] = []
+    with pytest.raises(json_format.ParseError):
+        json_format.ParseDict(said["predicate"], Provenance())
+
+
+def test_it_names_every_file_that_was_made(folder: Path, said: dict[str, Any]):
+    subjects = {each["name"]: each["digest"]["sha256"] for each in said["subject"]}
+    assert set(subjects) == {path.name for path in folder.iterdir()} - {PROVENANCE}
+    assert set(BESIDE) - {PROVENANCE} < set(subjects)
+    for name, value in subjects.items():
+        assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == value
+
+
+def test_it_names_base_steps_tool_and_machine(
+    shipped: ShippedStack, said: dict[str, Any]
+):
+    definition = said["predicate"]["buildDefinition"]
+    assert definition["externalParameters"] == {
+        "release": "v1.0",
+        "version": "1.0+xpu.dsv4.1",
+        "steps": ["raise-value", "bring-kernel"],
+    }
+    parts = {each["name"]: each for each in definition["resolvedDependencies"]}
+    assert parts["vllm-1.0.tar.gz"]["digest"]["sha256"] == shipped.release.sha256
+    patch = parts["patches/v1.0/bring-kernel.patch"]
+    assert patch["annotations"] == {"kind": "patch", "step": "bring-kernel"}
+    kernel = parts["kernels/xpu_dsv4/decode.py"]
+    lands = "vllm/v1/attention/ops/xpu_dsv4/decode.py"
+    assert kernel["annotations"]["lands"] == lands
+    assert parts["tree"]["digest"]["gitTree"] == shipped.trees()[-1].tree_id
+    read = provenance.read(json.dumps(said).encode())
+    assert read.tool == inputs.tool()
+    assert read.machine == inputs.machine(Runner())
+    assert (
+        "xpustack/release/ship.py" in read.tool and read.machine["compiler"] != "none"
+    )
+
+
+def test_it_says_nothing_of_directories_or_time(
+    shipped: ShippedStack, folder: Path, tmp_path: Path
+):
+    text = (folder / PROVENANCE).read_text()
+    for place, _ in private_places(shipped.root):
+        assert place not in text
+    made = shipped.ship(tmp_path)
+    assert (made.directory / PROVENANCE).read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        (b"", "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[]", "cannot be read"),
+        (b'{"subject": 1}', "cannot be read"),
+    ],
+)
+def test_what_is_no_provenance_is_refused(data: bytes, problem: str):
+    with pytest.raises(CheckFailed, match=problem):
+        provenance.read(data)
+
+
+def test_another_kind_of_statement_is_refused(said: dict[str, Any]):
+    said["predicateType"] = "urn:other"
+    with pytest.raises(CheckFailed, match="another kind"):
+        provenance.read(json.dumps(said).encode())
+
+
+@pytest.mark.parametrize("compiler", ["c++; touch {}", "$(touch {})", "'open", "/"])
+def test_no_shell_reads_the_compiler(
+    compiler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("CXX", compiler.format(tmp_path / "touched"))
+    assert inputs.machine(Runner())["compiler"] == "none"
+    assert not (tmp_path / "touched").exists()
+    monkeypatch.setenv("CXX", "env c++")
+    assert inputs.machine(Runner())["compiler"] != "none"

@@ -1,0 +1,288 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A judge is worth what it catches: one flipped byte anywhere, and it says where."""
+
+import io
+import json
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shipped_stack import ShippedStack
+from typer.testing import CliRunner
+
+from xpustack.builds import wheel
+from xpustack.cli import app
+from xpustack.core.errors import UsageError
+from xpustack.release import verify as judge
+from xpustack.release.ship import (
+    ARGUMENTS,
+    CONSTRAINTS,
+    PINS,
+    PROVENANCE,
+    SBOM,
+    Derived,
+)
+from xpustack.release.verify import Verdict
+
+VALUE = "vllm/value.py"
+DECODE = "vllm/v1/attention/ops/xpu_dsv4/decode.py"
+
+
+@pytest.fixture(scope="module")
+def derived(shipped: ShippedStack) -> Derived:
+    """What a new build of v1.0 yields; made once, because only the wheel under
+    judgement changes in most tests."""
+    return judge.derive(
+        judge.Runner(), shipped.project, shipped.cache, shipped.release, offline=True
+    )
+
+
+@pytest.fixture
+def folder(shipped: ShippedStack, tmp_path: Path) -> Path:
+    """A copy of what was handed out, to be tampered with."""
+    return Path(shutil.copytree(shipped.root / "dist/v1.0", tmp_path / "given"))
+
+
+@pytest.fixture
+def path(folder: Path) -> Path:
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture
+def judged(
+    shipped: ShippedStack,
+    path: Path,
+    derived: Derived,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[[], Verdict]:
+    """Judge the wheel without building it again."""
+    monkeypatch.setattr(judge, "derive", lambda *_, **__: derived)
+    return lambda: judge.verify(shipped.project, shipped.cache, path, offline=True)
+
+
+def found(verdict: Verdict) -> dict[str, str]:
+    return {
+        one.path: "\n".join([one.problem, *one.detail]) for one in verdict.differences
+    }
+
+
+def flip(file: Path, position: int) -> None:
+    data = bytearray(file.read_bytes())
+    data[position] ^= 1
+    file.write_bytes(data)
+
+
+def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
+    """The wheel with other members, its RECORD and archive in perfect order."""
+    members = {name: one.data for name, one in wheel.read(path).members.items()}
+    change(members)
+    made = wheel.Wheel({name: wheel.Member(data) for name, data in members.items()}, {})
+    path.write_bytes(wheel.canonical(made))
+
+
+def test_what_was_built_here_is_verified_by_building_it_again(
+    shipped: ShippedStack, path: Path
+):
+    verdict = judge.verify(shipped.project, shipped.cache, path, offline=True)
+    assert found(verdict) == {}
+    assert verdict.good
+    assert verdict.notes == ("--offline: the hashes in pins.txt are taken as they are",)
+
+
+def test_one_flipped_byte_in_each_part_of_the_archive(judged, path: Path):
+    with zipfile.ZipFile(path) as archive:
+        infos = {info.filename: info for info in archive.infolist()}
+    for name, info in infos.items():
+        before = path.read_bytes()
+        start = info.header_offset + 30 + len(name)
+        flip(path, start + info.compress_size // 2)
+        problems = found(judged())
+        assert name in problems and path.name in problems, name
+        assert "damaged" in problems[name]
+        path.write_bytes(before)
+
+
+def test_a_flipped_byte_between_members_is_found_too(judged, path: Path):
+    with zipfile.ZipFile(path) as archive:
+        header = archive.infolist()[0].header_offset
+    flip(path, header + 10)
+    problems = found(judged())
+    assert "the archive's bytes differ" in problems[path.name] or VALUE in problems
+
+
+def test_a_member_changed_with_care_is_found(judged, path: Path):
+    """RECORD and the checksums agree with it; only a new build can tell."""
+
+    def change(members: dict[str, bytes]) -> None:
+        members[VALUE] = members[VALUE].replace(b"VALUE = 2", b"VALUE = 3")
+
+    rewritten(path, change)
+    problems = found(judged())
+    assert "differs from the one built here" in problems[VALUE]
+    assert "as made here: VALUE = 2" in problems[VALUE]
+    assert any(name.endswith("/RECORD") for name in problems)
+
+
+def test_a_member_more_and_a_member_less(judged, path: Path):
+    def change(members: dict[str, bytes]) -> None:
+        members["vllm/extra.py"] = members.pop(VALUE)
+
+    rewritten(path, change)
+    problems = found(judged())
+    assert "only the wheel has it" in problems["vllm/extra.py"]
+    assert "the wheel lacks it" in problems[VALUE]
+
+
+def test_an_executable_bit_is_found(judged, path: Path):
+    read = wheel.read(path)
+    members = dict(read.members)
+    members[VALUE] = wheel.Member(members[VALUE].data, executable=True)
+    path.write_bytes(wheel.canonical(wheel.Wheel(members, {})))
+    assert VALUE in found(judged())
+
+
+def test_a_truncated_wheel(judged, path: Path):
+    path.write_bytes(path.read_bytes()[:-200])
+    problems = found(judged())
+    assert list(problems) == [path.name]
+    assert "damaged or cut short" in problems[path.name]
+
+
+@pytest.mark.parametrize("name", [CONSTRAINTS, PINS, ARGUMENTS, SBOM])
+def test_a_changed_file_beside_the_wheel(judged, folder: Path, name: str):
+    text = (folder / name).read_text()
+    (folder / name).write_text(text.replace("2.11.0", "2.11.1").replace("=", "= ", 1))
+    assert name in found(judged())
+
+
+@pytest.mark.parametrize("name", [CONSTRAINTS, PINS, ARGUMENTS, SBOM, PROVENANCE])
+def test_a_missing_file_beside_the_wheel(judged, folder: Path, name: str):
+    (folder / name).unlink()
+    assert "missing beside the wheel" in found(judged())[name]
+
+
+def test_a_provenance_that_lies(judged, folder: Path):
+    said = json.loads((folder / PROVENANCE).read_bytes())
+    parts = said["predicate"]["buildDefinition"]["resolvedDependencies"]
+    patch = next(each for each in parts if each["name"].endswith("value.patch"))
+    patch["digest"]["sha256"] = "0" * 64
+    (folder / PROVENANCE).write_text(json.dumps(said))
+    problems = found(judged())
+    assert PROVENANCE in problems
+    assert "not the one that the wheel was built from" in problems[patch["name"]]
+
+
+def test_a_provenance_never_leads_out_of_the_checkout(
+    judged, folder: Path, tmp_path: Path
+):
+    said = json.loads((folder / PROVENANCE).read_bytes())
+    parts = said["predicate"]["buildDefinition"]["resolvedDependencies"]
+    part = next(each for each in parts if each["name"].endswith("value.patch"))
+    part["name"] = str(tmp_path / "secret")
+    (tmp_path / "secret").write_text("")
+    (folder / PROVENANCE).write_text(json.dumps(said))
+    assert "this checkout does not" in found(judged())[part["name"]]
+
+
+def test_another_machine_is_a_note_and_no_difference(judged, folder: Path):
+    said = json.loads((folder / PROVENANCE).read_bytes())
+    internal = said["predicate"]["buildDefinition"]["internalParameters"]
+    internal["machine"]["compiler"] = "c++ 99"
+    (folder / PROVENANCE).write_text(json.dumps(said, indent=1) + "\n")
+    verdict = judged()
+    assert found(verdict) == {}
+    assert any("compiler was c++ 99" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize(
+    ("name", "member"),
+    [
+        ("kernels/xpu_dsv4/decode.py", DECODE),
+        ("vllm_overlay/common/vllm/xpu/layer.py", "vllm/xpu/layer.py"),
+    ],
+)
+def test_a_tampered_kernel_or_overlay_file(
+    shipped: ShippedStack, tmp_path: Path, name: str, member: str
+):
+    """The wheel is as it was; this repository's file is not."""
+    stack = shipped.elsewhere(tmp_path / "stack")
+    [wheel_file] = (stack.root / "dist/v1.0").glob("*.whl")
+    flip(stack.project.root / name, -2)
+    problems = found(judge.verify(stack.project, stack.cache, wheel_file, offline=True))
+    assert "not the one that the wheel was built from" in problems[name]
+    assert "differs from the one built here" in problems[member]
+    assert VALUE not in problems
+
+
+def test_a_tampered_patch(shipped: ShippedStack, tmp_path: Path):
+    """In its text, where it still applies, and in its context, where it cannot."""
+    stack = shipped.elsewhere(tmp_path / "stack")
+    [wheel_file] = (stack.root / "dist/v1.0").glob("*.whl")
+    patch = stack.patch("raise-value")
+    before = patch.read_bytes()
+    patch.write_bytes(before.replace(b"Why.", b"Wly."))
+    problems = found(judge.verify(stack.project, stack.cache, wheel_file, offline=True))
+    name = "patches/v1.0/raise-value.patch"
+    assert "not the one that the wheel was built from" in problems[name]
+    assert "series" not in problems
+    patch.write_bytes(before.replace(b"OLD = 1", b"OLD = 7"))
+    problems = found(judge.verify(stack.project, stack.cache, wheel_file, offline=True))
+    assert name in problems
+    assert "cannot be built again" in problems["series"]
+    assert "raise-value" in problems["series"]
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("numpy-1.0-py3-none-any.whl", "not a wheel of a whole series"),
+        ("vllm-1.0-py3-none-any.whl", "not a wheel of a whole series"),
+        ("vllm-1.0+xpu.dsv4.1.step1-py3-none-any.whl", "not a wheel of a whole"),
+        ("vllm-7.0+xpu.dsv4.1-py3-none-any.whl", "not a pinned release"),
+        ("vllm-1.0+xpu.dsv4.9-py3-none-any.whl", "is of revision 9"),
+        ("vllm.zip", "not the name of a wheel"),
+    ],
+)
+def test_a_wheel_that_is_not_ours(
+    shipped: ShippedStack, tmp_path: Path, name: str, problem: str
+):
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(UsageError, match=problem):
+        judge.verify(shipped.project, shipped.cache, tmp_path / name, offline=True)
+
+
+def test_a_file_of_our_name_that_is_no_archive(judged, path: Path):
+    path.write_bytes(b"hello")
+    assert "damaged or cut short" in found(judged())[path.name]
+
+
+def test_the_command_line_tells_the_outcome(
+    shipped: ShippedStack,
+    folder: Path,
+    path: Path,
+    judged,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(shipped.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(shipped.cache.root))
+    words = ["verify", str(path), "--offline"]
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, done.stdout.splitlines()[-1]) == (
+        0,
+        f"{path.name}: verified",
+    )
+    (folder / CONSTRAINTS).write_text("torch\n")
+    done = CliRunner().invoke(app, words)
+    assert (done.exit_code, "1 files differ" in done.stdout) == (1, True), done.output
+    data = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["data"]
+    assert (data["verified"], data["release"]) == (False, "v1.0")
+    assert [one["file"] for one in data["differences"]] == [CONSTRAINTS]
+    done = CliRunner().invoke(app, ["verify", str(folder / "none.whl")])
+    assert (done.exit_code, "no such wheel" in done.output) == (2, True)
+
+
+def test_members_are_read_from_memory_as_from_disk(path: Path):
+    again = wheel.read(io.BytesIO(path.read_bytes()))
+    assert again == wheel.read(path)

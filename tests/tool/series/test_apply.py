@@ -1,0 +1,311 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees: exact, the same everywhere, and unharmed by kills and by neighbours."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fake_stack import ATTENTION, BASE, FakeStack, edited
+
+from xpustack.base import releases
+from xpustack.base.archive import members
+from xpustack.base.download import fetch
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.core.cache import Cache
+from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
+from xpustack.core.project import Project
+from xpustack.series.apply import grow, trees
+from xpustack.series.patch import Trailers, format_patch, load_series
+
+
+@pytest.fixture
+def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
+    return three_steps.copy(tmp_path)
+
+
+def order(stack: FakeStack, *slugs: str) -> None:
+    stack.write("patches/v1.0/series", "".join(f"{slug}.patch\n" for slug in slugs))
+
+
+def failure(stack: FakeStack) -> StackError:
+    with pytest.raises(SeriesError) as caught:
+        stack.trees()
+    assert caught.value.release == "v1.0" and caught.value.hint
+    return caught.value
+
+
+def contents(store: Store, tree: str) -> dict[str, tuple[int, bytes]]:
+    """Every file of a tree: mode and bytes by path."""
+    listing = store.git.run("ls-tree", "-r", "-z", tree).decode().split("\0")[:-1]
+    rows = [row.partition("\t")[::2] for row in listing]
+    blobs = store.git.blobs(properties.split()[2] for properties, _ in rows)
+    return {
+        path: (int(properties.split()[0], 8), blobs[properties.split()[2]])
+        for properties, path in rows
+    }
+
+
+def pinned() -> list[Release]:
+    return list(releases.load(Project.find(Path(__file__).parent)))
+
+
+@pytest.mark.parametrize("release", pinned(), ids=lambda release: release.name)
+def test_a_base_is_its_archive_byte_for_byte(
+    release: Release, real_cache: Cache
+) -> None:
+    store = Store(real_cache)
+    base = store.base(release)
+    archive = fetch(release, real_cache)
+    expected = {path: (mode, data) for path, mode, data in members(archive)}
+    assert len(expected) > 4000 and "vllm/_version.py" in expected
+    assert contents(store, base.tree) == expected
+
+
+def test_ignores_attributes_links_and_modes_change_nothing(stack: FakeStack) -> None:
+    base = stack.trees()[0]
+    found = contents(Store(stack.cache), base.tree_id)
+    plain = {path: (0o100644, text.encode()) for path, text in BASE.items()}
+    assert found == {
+        **plain,
+        "VERSION": (0o100644, b"1.0"),
+        "run.sh": (0o100755, b""),
+        "README": (0o120000, b"run.sh"),
+    }
+
+
+def test_steps_give_the_expected_files(stack: FakeStack) -> None:
+    base, first, second, third = stack.trees()
+    store = Store(stack.cache)
+    before, after = contents(store, base.tree_id), contents(store, third.tree_id)
+    both = edited(edited(ATTENTION, 5), 7)
+    assert after["vllm/attention.py"][1].decode() == both
+    home = "vllm/v1/attention/ops/xpu_dsv4"
+    kernels = {f"{home}/{name}.py" for name in ("__init__", "_launch", "_triton")}
+    new = {"vllm/xpu/layer.py", f"{home}/decode.py", *kernels}
+    assert after.keys() - before.keys() == new
+    assert third.added == tuple(sorted(new))
+    assert third.changed == tuple(sorted({"vllm/rope.py", *new}))
+    assert b"from vllm.triton_utils import" in after[f"{home}/_triton.py"][1]
+    assert [first.index, second.index, third.index] == [1, 2, 3]
+    assert third.parent is second and base.parent is None
+
+
+def test_ids_depend_on_content_alone(
+    stack: FakeStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = [tree.commit for tree in stack.trees()]
+    config = tmp_path / "config"
+    config.write_text(
+        "[user]\n name = Somebody\n[core]\n autocrlf = true\n"
+        "[diff]\n noprefix = true\n algorithm = patience\n[commit]\n gpgsign = true\n"
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(config))
+    monkeypatch.setenv("GIT_AUTHOR_DATE", "2001-01-01T00:00:00Z")
+    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "foreign"))
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    fresh = stack.copy(tmp_path / "elsewhere")
+    subprocess.run(["rm", "-r", fresh.cache.objects], check=True)
+    assert [tree.commit for tree in fresh.trees()] == expected
+
+
+def test_real_series_have_the_same_ids_from_two_fresh_caches(
+    tmp_path: Path, real_cache: Cache, real_project: Project
+) -> None:
+    found = []
+    for name in ("one", "two"):
+        cache = Cache(tmp_path / name)
+        tips = []
+        for release in releases.load(real_project):
+            archive = fetch(release, real_cache)
+            place = cache.sdists / release.sha256 / release.sdist
+            place.parent.mkdir(parents=True)
+            place.symlink_to(archive)
+            tips.append(trees(Store(cache), real_project, release, offline=True)[-1])
+        found.append([tip.commit for tip in tips])
+    assert found[0] == found[1]
+
+
+def test_real_series_from_a_warm_cache_are_quick(
+    real_cache: Cache, real_project: Project
+) -> None:
+    pins = releases.load(real_project)
+    for release in pins:
+        trees(Store(real_cache), real_project, release)
+    start = time.monotonic()
+    for release in pins:
+        trees(Store(real_cache), real_project, release)
+    assert time.monotonic() - start < 10
+
+
+def test_the_wrong_order_is_an_error_with_both_sides(stack: FakeStack) -> None:
+    order(stack, "second", "first", "third")
+    error = failure(stack)
+    assert isinstance(error, ApplyError)
+    assert (error.step, error.path) == ("second", "vllm/attention.py")
+    assert "hunk 1 of 1 (@@ -4,7 +4,7 @@" in error.message
+    assert "-attention line 5 changed" in error.detail
+    assert "+attention line 5" in error.detail
+
+
+def with_diff(stack: FakeStack, slug: str, old: str, new: str) -> None:
+    path = stack.patch(slug)
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_an_offset_is_an_error(stack: FakeStack) -> None:
+    with_diff(stack, "first", "@@ -2,7 +2,7 @@", "@@ -3,7 +3,7 @@")
+    error = failure(stack)
+    assert "fits only with an offset of -1 lines" in error.message
+    assert (error.step, error.path) == ("first", "vllm/attention.py")
+
+
+def test_fuzz_is_an_error_that_shows_both_sides(stack: FakeStack) -> None:
+    with_diff(stack, "first", " attention line 2\n", " attention line two\n")
+    error = failure(stack)
+    assert "hunk 1 of 1" in error.message and "does not fit" in error.message
+    assert "-attention line two" in error.detail
+    assert "+attention line 2" in error.detail
+
+
+def test_fitting_hunks_on_another_blob_are_an_error(stack: FakeStack) -> None:
+    step = load_series(stack.project, "v1.0")[0]
+    (file,) = step.files
+    with_diff(stack, "first", f"index {file.old_id}", "index " + "1" * 40)
+    error = failure(stack)
+    assert "is not the one that the patch was made on" in error.message
+    assert "1" * 40 in error.detail[0] and file.old_id in error.detail[1]
+
+
+def test_a_result_other_than_named_is_an_error(stack: FakeStack) -> None:
+    with_diff(stack, "first", "+attention line 5 changed", "+attention line 5 edited")
+    assert "edited by hand" in failure(stack).message
+
+
+def test_an_overlay_path_that_the_base_has_is_an_error(stack: FakeStack) -> None:
+    with_diff(stack, "third", "Overlay: vllm/xpu/layer.py", "Overlay: vllm/windows.py")
+    stack.write("vllm_overlay/common/vllm/windows.py", "x\n")
+    error = failure(stack)
+    assert error.step == "third" and "already has vllm/windows.py" in error.message
+    assert str(error.path).endswith("vllm_overlay/common/vllm/windows.py")
+
+
+@pytest.mark.parametrize("path", ["../x.py", "/etc/x.py", ".git/config", "PKG-INFO"])
+def test_a_path_that_no_step_may_touch(stack: FakeStack, path: str) -> None:
+    text = stack.patch("first").read_text()
+    stack.patch("first").write_text(text.replace("vllm/attention.py", path))
+    assert path in str(failure(stack))
+
+
+def test_a_step_without_a_diff_brings_its_kernels(stack: FakeStack) -> None:
+    step = load_series(stack.project, "v1.0")[2]
+    trailers = Trailers(
+        "Pending", "x", (), ("gather",), "tests/steps/test_any.py", "none [unused yet]"
+    )
+    path = stack.patch("fourth")
+    empty = type(step)("v1.0", "fourth", path, "Bring gather", "", trailers, b"")
+    path.write_bytes(format_patch(empty))
+    order(stack, "first", "second", "third", "fourth")
+    assert stack.trees()[-1].added == ("vllm/v1/attention/ops/xpu_dsv4/gather.py",)
+
+
+def test_a_broken_release_leaves_the_others_alone(stack: FakeStack) -> None:
+    stack.step("first", {"vllm/attention.py": edited(ATTENTION, 2)}, "", "v2.0")
+    order(stack, "first", "third", "second")
+    with_diff(stack, "third", " rope line 1\n", " rope line one\n")
+    results = {
+        release.name: grow(Store(stack.cache), stack.project, release)
+        for release in stack.releases
+    }
+    made, problem = results["v1.0"]
+    assert [tree.index for tree in made] == [0, 1]
+    assert problem is not None and problem.step == "third"
+    made, problem = results["v2.0"]
+    assert [tree.index for tree in made] == [0, 1] and problem is None
+
+
+RUN = """
+import sys
+from pathlib import Path
+from xpustack.base import releases
+from xpustack.core.cache import Cache
+from xpustack.core.project import Project
+from xpustack.base.store import Store, Writer
+from xpustack.series.apply import trees
+project, cache, stop = Project(Path(sys.argv[1])), Cache(Path(sys.argv[2])), sys.argv[3]
+if stop:
+    import time
+    def wait(self, *arguments):
+        (self.git.directory / "private-index.lock").touch()
+        print("reached", flush=True)
+        time.sleep(60)
+    setattr(Writer, stop, wait)
+release = next(iter(releases.load(project)))
+print(*(tree.commit for tree in trees(Store(cache), project, release, offline=True)))
+"""
+
+
+def start(stack: FakeStack, stop: str = "") -> "subprocess.Popen[str]":
+    root = Path(__file__).parents[3]
+    return subprocess.Popen(
+        [sys.executable, "-c", RUN, stack.project.root, stack.cache.root, stop],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("stop", ["import_base", "read_tree", "commit", "keep"])
+def test_a_killed_run_leaves_nothing_half_done(stack: FakeStack, stop: str) -> None:
+    expected = [tree.commit for tree in stack.trees()]
+    subprocess.run(["rm", "-r", stack.cache.objects], check=True)
+    killed = start(stack, stop)
+    assert killed.stdout is not None and killed.stdout.readline() == "reached\n"
+    killed.send_signal(signal.SIGKILL)
+    killed.wait()
+    assert not any(ref.startswith("refs/steps") for ref in Store(stack.cache).refs())
+    assert [tree.commit for tree in stack.trees()] == expected
+    assert not list(stack.cache.objects.glob("*.lock"))
+    Store(stack.cache).git.run("fsck", "--strict", "--no-dangling")
+
+
+def test_two_runs_at_once_agree(stack: FakeStack) -> None:
+    expected = [tree.commit for tree in stack.trees()]
+    subprocess.run(["rm", "-r", stack.cache.objects], check=True)
+    runs = [start(stack) for _ in range(3)]
+    for run in runs:
+        output, _ = run.communicate(timeout=60)
+        assert run.returncode == 0 and output.split() == expected
+
+
+@pytest.mark.parametrize("spare", [0, 16, 48, 80], ids="{}KiB".format)
+def test_a_full_disk_stops_the_store_and_nothing_else(
+    stack: FakeStack, small_disk: Path, spare: int
+) -> None:
+    expected = [tree.commit for tree in stack.trees()]
+    subprocess.run(["rm", "-r", stack.cache.objects], check=True)
+    subprocess.run(["cp", "-r", stack.cache.root, small_disk / "cache"], check=True)
+    stack.cache = Cache(small_disk / "cache")
+    filler = small_disk / "filler"
+    free = shutil.disk_usage(small_disk).free
+    filler.write_bytes(bytes(free - (spare << 10)))
+    with pytest.raises(EnvironmentProblem, match="no room left"):
+        stack.trees()
+    filler.unlink()
+    assert [tree.commit for tree in stack.trees()] == expected
+    Store(stack.cache).git.run("fsck", "--strict", "--no-dangling")
+
+
+def test_a_missing_git_is_named(
+    stack: FakeStack, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(EnvironmentProblem, match="git is not installed"):
+        stack.trees()

@@ -1,0 +1,49 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What comes along with a kernel, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+from fake_stack import FakeStack
+
+from xpustack.core.errors import SeriesError
+from xpustack.series.overlay import closure, overlay_source
+from xpustack.series.patch import load_series
+
+
+@pytest.fixture
+def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
+    return three_steps.copy(tmp_path)
+
+
+def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
+    step = load_series(stack.project, "v1.0")[2]
+    found = closure(stack.project, step, ["gather"])
+    assert list(found) == ["__init__", "_launch", "_triton", "gather"]
+
+
+@pytest.mark.parametrize(
+    ("source", "problem"),
+    [
+        ("from ..reference import decode\n", "from above its package"),
+        ("from kernels.xpu_dsv4 import decode\n", "by an absolute name"),
+        ("import vllm\n", "by an absolute name"),
+        ("from .missing import x\n", "no kernel module missing"),
+        ("def (\n", "not Python"),
+    ],
+)
+def test_what_cannot_come_along(stack: FakeStack, source: str, problem: str) -> None:
+    step = load_series(stack.project, "v1.0")[2]
+    stack.write("kernels/xpu_dsv4/gather.py", source)
+    with pytest.raises(SeriesError, match=problem) as caught:
+        closure(stack.project, step, ["gather"])
+    assert (caught.value.release, caught.value.step) == ("v1.0", "third")
+
+
+def test_the_overlay_of_the_release_wins(stack: FakeStack) -> None:
+    path = "vllm/xpu/layer.py"
+    assert overlay_source(stack.project, "v1.0", path) is not None
+    own = stack.write(f"vllm_overlay/v1.0/{path}", "LAYER = 3\n")
+    assert overlay_source(stack.project, "v1.0", path) == own
+    common = stack.project.overlay / "common" / path
+    assert overlay_source(stack.project, "v2.0", path) == common

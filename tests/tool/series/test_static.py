@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The static check finds each fault, in the right place, and nothing in good series."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fake_stack import ATTENTION, FakeStack, edited
+
+from xpustack.series.static import check_static
+
+
+@pytest.fixture
+def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
+    return three_steps.copy(tmp_path)
+
+
+def replaced(slug: str, old: str, new: str) -> Callable[[FakeStack], None]:
+    def change(stack: FakeStack) -> None:
+        path = stack.patch(slug)
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new), newline="")
+
+    return change
+
+
+def written(path: str, text: str) -> Callable[[FakeStack], None]:
+    return lambda stack: stack.write(path, text) and None
+
+
+def removed(path: str) -> Callable[[FakeStack], None]:
+    return lambda stack: (stack.project.root / path).unlink()
+
+
+ORDER = "patches/v1.0/series"
+FAULTS = {
+    "patch-unlisted": (
+        written(ORDER, "first.patch\nsecond.patch\n"),
+        "not in the series",
+    ),
+    "patch-missing": (removed("patches/v1.0/third.patch"), "does not exist"),
+    "listed-twice": (written(ORDER, "first.patch\nfirst.patch\n"), "stands twice"),
+    "bad-name": (written(ORDER, "0001-First.patch\n"), "not a patch name"),
+    "base-name": (written(ORDER, "base.patch\n"), "the tree without steps"),
+    "wrong-order": (
+        written(ORDER, "second.patch\nfirst.patch\nthird.patch\n"),
+        "the order is wrong",
+    ),
+    "no-status": (
+        replaced("first", "Upstream-Status: Pending\n", ""),
+        "Status is missing",
+    ),
+    "bad-status": (replaced("first", ": Pending", ": Soon"), "is none of: Pending"),
+    "status-without-number": (
+        replaced("first", ": Pending", ": Backport [vllm#1]"),
+        "is none of: Pending",
+    ),
+    "no-removal": (
+        replaced("first", "Removal: when upstream has it\n", ""),
+        "Removal is missing",
+    ),
+    "no-test": (
+        replaced("first", "Test: tests/steps/test_any.py\n", ""),
+        "Test is missing",
+    ),
+    "no-fails-before": (
+        replaced("first", "Fails-before: assert .*\n", ""),
+        "Fails-before is missing",
+    ),
+    "no-such-test": (replaced("first", "test_any", "test_none"), "there is no tests/"),
+    "bad-pattern": (replaced("first", "assert .*", "assert ("), "not a regular expr"),
+    "none-with-diff": (
+        replaced("first", "assert .*", "none [nothing calls it]"),
+        "only in a step that has no diff",
+    ),
+    "outside": (
+        replaced("first", "vllm/attention.py", "../attention.py"),
+        "leaves the tree",
+    ),
+    "absolute": (
+        replaced("first", "/vllm/attention.py", "//etc/attention.py"),
+        "leaves the tree",
+    ),
+    "generated": (
+        replaced("first", "vllm/attention.py", "vllm.egg-info/SOURCES.txt"),
+        "generated when an sdist",
+    ),
+    "short-ids": (replaced("first", "..", "..."), "40-digit"),
+    "hunk-count": (replaced("first", "+2,7 @@", "+2,8 @@"), "does not count its lines"),
+    "hunk-place": (replaced("first", "+2,7 @@", "+3,7 @@"), "does not follow"),
+    "carriage-returns": (
+        replaced("first", "Why first.\n", "Why first.\r\n"),
+        "LF alone",
+    ),
+    "overlay-missing": (
+        removed("vllm_overlay/common/vllm/xpu/layer.py"),
+        "the overlay has no vllm/xpu/layer.py",
+    ),
+    "overlay-unused": (
+        written("vllm_overlay/common/vllm/xpu/unused.py", ""),
+        "brought by no step",
+    ),
+    "overlay-outside": (
+        replaced("third", "Overlay: vllm/xpu/layer.py", "Overlay: ../layer.py"),
+        "leaves the tree",
+    ),
+    "kernel-missing": (
+        replaced("third", "Kernels: decode", "Kernels: encode"),
+        "no kernel module encode",
+    ),
+    "stray-series": (written("patches/v9.0/series", ""), "no pinned release"),
+    "bad-pins": (written("releases.toml", "release = 1\n"), "Expected"),
+}
+
+
+def test_good_series_have_no_findings(stack: FakeStack) -> None:
+    assert check_static(stack.project) == []
+
+
+@pytest.mark.parametrize(("change", "problem"), FAULTS.values(), ids=FAULTS)
+def test_a_fault_is_found(
+    stack: FakeStack, change: Callable[[FakeStack], None], problem: str
+) -> None:
+    change(stack)
+    findings = [one for one in check_static(stack.project) if problem in one.message]
+    assert findings, [str(one) for one in check_static(stack.project)]
+    assert findings[0].path and findings[0].hint and not findings[0].warning
+
+
+def test_two_owners_are_found(stack: FakeStack) -> None:
+    first = stack.patch("first")
+    first.write_text(
+        first.read_text().replace(
+            "Test:", "Overlay: vllm/xpu/layer.py\nKernels: decode\nTest:"
+        )
+    )
+    messages = [one.message for one in check_static(stack.project)]
+    assert "the kernel decode already belongs to first" in messages
+    assert "the overlay file vllm/xpu/layer.py already belongs to first" in messages
+
+
+def test_a_patch_of_an_overlay_file_is_held_to_its_blob(stack: FakeStack) -> None:
+    stack.step("fourth", {"vllm/xpu/layer.py": "LAYER = 2\n"})
+    assert check_static(stack.project) == []
+    stack.write("vllm_overlay/common/vllm/xpu/layer.py", "LAYER = 3\n")
+    (finding,) = check_static(stack.project)
+    assert (finding.release, finding.step) == ("v1.0", "fourth")
+    assert "the order is wrong or a step changed" in finding.message
+
+
+def test_all_faults_of_all_releases_are_listed(stack: FakeStack) -> None:
+    stack.step("first", {"vllm/attention.py": edited(ATTENTION, 2)}, "", "v2.0")
+    replaced("first", ": Pending", ": Soon")(stack)
+    replaced("second", ": Pending", ": Later")(stack)
+    path = stack.patch("first", "v2.0")
+    path.write_text(path.read_text().replace("Removal: when upstream has it\n", ""))
+    findings = check_static(stack.project)
+    assert [(one.release, one.step) for one in findings] == [
+        ("v1.0", "first"),
+        ("v1.0", "second"),
+        ("v2.0", "first"),
+    ]
+
+
+def test_a_large_step_is_a_warning_with_its_figure(stack: FakeStack) -> None:
+    stack.step("large", {"vllm/xpu/large.py": "x = 1\n" * 501})
+    stack.step("tests", {"tests/xpu/test_large.py": "x = 1\n" * 501})
+    (finding,) = check_static(stack.project)
+    assert finding.warning and finding.step == "large"
+    assert finding.message.startswith("501 changed lines")

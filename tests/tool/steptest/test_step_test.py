@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step's test in real runs of pytest, on two wheels of a small release."""
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tiny_stack import PROVES, TinyStack
+
+from xpustack.core.errors import SeriesError
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.steptest import step_test
+from xpustack.steptest.server import Server
+from xpustack.steptest.step_test import StepTest, closure, material
+
+KERNELS = "2.11.0"
+IN_BODY = (
+    "def test_a():\n    from vllm.value import VALUE, {name}\n    assert VALUE == 2\n"
+)
+
+
+def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
+    """Test the step of v1.0 with `source` as its module."""
+    root = tmp_path / "project"
+    for name in ("emulated_xpu", "kernels"):
+        (root / name).mkdir(parents=True)
+        for path in (tiny.project.root / name).iterdir():
+            (root / name / path.name).write_bytes(path.read_bytes())
+    (root / "tests/steps").mkdir(parents=True)
+    (root / "tests/steps/test_value.py").write_text(source)
+    step = tiny.trees()[1].step
+    assert step is not None
+    step = replace(step, trailers=replace(step.trailers, fails_before=failure))
+    runner = Runner()
+    before, after = tiny.builds(runner)
+    stuff = material(Project(root), step)
+    with Server(runner) as server:
+        return StepTest(step, stuff, before, after, KERNELS).run(server, tiny.cache)
+
+
+def test_red_before_and_green_after_proves_the_step(tiny, tmp_path):
+    done = run(tiny, tmp_path, PROVES)
+    assert done.problems == ()
+    assert done.counts == {"tests": 1, "failed_before": 1, "skipped": 0}
+
+
+def test_red_before_only_by_import_error_proves_nothing(tiny, tmp_path):
+    source = PROVES.replace("import value", "import value, nowhere")
+    done = run(tiny, tmp_path / "a", source)
+    assert any("only because the module cannot be" in text for text in done.problems)
+    source = IN_BODY.format(name="nowhere")
+    done = run(tiny, tmp_path / "b", source, "cannot import name")
+    assert any("only by ImportError" in text for text in done.problems)
+
+
+def test_green_before_proves_nothing(tiny, tmp_path):
+    done = run(tiny, tmp_path, "def test_nothing():\n    import vllm.value\n")
+    assert any("passes before the step" in text for text in done.problems)
+
+
+def test_fails_before_cannot_match_the_source_of_the_test(tiny, tmp_path):
+    source = PROVES.replace("== 2", "== 2, 'other'  # the words of the trailer")
+    done = run(tiny, tmp_path, source, "the words of the trailer")
+    assert any("no failure before the step matches" in text for text in done.problems)
+
+
+def test_unchanged_must_pass_on_both_trees(tiny, tmp_path):
+    marked = "import pytest\n\n" + PROVES + "\n\n@pytest.mark.unchanged\n{}"
+    good = "def test_old():\n    assert value.OLD == 1\n"
+    assert run(tiny, tmp_path / "good", marked.format(good)).problems == ()
+    bad = "def test_old():\n    assert value.VALUE == 2\n"
+    done = run(tiny, tmp_path / "bad", marked.format(bad))
+    assert any("marked unchanged but fails" in text for text in done.problems)
+
+
+def test_a_skip_is_reported_with_its_reason_and_fails(tiny, tmp_path):
+    skip = "import pytest\n\n{}\n\n{}def test_gpu():\n    pytest.skip('no device')\n"
+    done = run(tiny, tmp_path / "a", skip.format(PROVES, ""))
+    assert any("is skipped after the step: no device" in t for t in done.problems)
+    done = run(tiny, tmp_path / "b", skip.format(PROVES, "@pytest.mark.may_skip\n"))
+    assert done.problems == ()
+    assert done.skips == ("test_gpu: no device",)
+
+
+def test_a_crash_and_a_hang_are_failures(tiny, tmp_path, monkeypatch):
+    done = run(tiny, tmp_path / "a", "import os\n\nos._exit(7)\n")
+    assert any("exit status 7" in text for text in done.problems)
+    done = run(tiny, tmp_path / "c", "import ctypes\n\nctypes.string_at(0)\n")
+    assert any("killed by signal 11 (SIGSEGV)" in text for text in done.problems)
+    monkeypatch.setattr(step_test, "LIMIT", 2.0)
+    monkeypatch.setattr(step_test, "TARGET", 1.0)
+    hang = PROVES.replace("    assert", "    import time; time.sleep(60)\n    assert")
+    done = run(tiny, tmp_path / "b", hang)
+    assert any("killed after 2 s" in text for text in done.problems)
+    assert len(done.warnings) == 2
+
+
+def test_a_run_that_ends_itself_early_proves_nothing(tiny, tmp_path):
+    """What it ran until then was green."""
+    source = PROVES + "\n\ndef test_end():\n    import pytest; pytest.exit('enough')\n"
+    done = run(tiny, tmp_path, source)
+    assert any("after the step: it ended with exit" in text for text in done.problems)
+
+
+def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
+    look = "    import os\n    assert ('TORCHDYNAMO_DISABLE' in os.environ) is {}\n"
+    assert run(tiny, tmp_path / "a", PROVES + look.format(True)).problems == ()
+    marked = "import pytest\n\npytestmark = pytest.mark.compiled\n" + PROVES
+    assert run(tiny, tmp_path / "b", marked + look.format(False)).problems == ()
+
+
+def test_the_key_depends_on_the_pinned_kernels(tiny):
+    before, after = tiny.builds(Runner())
+    step = tiny.trees()[1].step
+    stuff = material(tiny.project, step)
+    one, two, again = (
+        StepTest(step, stuff, before, after, kernels).key
+        for kernels in ("2.11.0", "2.11.1", "2.11.0")
+    )
+    assert one == again != two
+
+
+def test_the_run_sees_the_wheel_and_nothing_of_the_caller(tiny, tmp_path, monkeypatch):
+    (tmp_path / "vllm").mkdir()
+    (tmp_path / "vllm/__init__.py").write_text("raise RuntimeError('shadowed')")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(os.environ, "PYTHONPATH", str(tmp_path))
+    monkeypatch.setitem(os.environ, "VLLM_TARGET_DEVICE", "cuda")
+    source = (
+        "import os\n" + PROVES + "    assert 'VLLM_TARGET_DEVICE' not in os.environ\n"
+    )
+    assert run(tiny, tmp_path, source).problems == ()
+
+
+def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
+    files = {
+        "test_a.py": "import torch\nfrom reference_a import x\n",
+        "reference_a.py": "from shared import y\nimport data.more\n",
+        "shared.py": "import reference_a\n",
+        "data/more.py": "",
+        "layout.py": "",
+        "conftest.py": "",
+        "test_b.py": "",
+        "reference_b.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert sorted(closure(tmp_path / "test_a.py")) == [
+        *("conftest.py", "data/more.py", "layout.py", "reference_a.py", "shared.py"),
+        "test_a.py",
+    ]
+
+
+def test_a_missing_module_is_named(tiny, tmp_path):
+    step = tiny.trees()[1].step
+    with pytest.raises(SeriesError, match="does not exist") as caught:
+        material(Project(tmp_path), step)
+    assert caught.value.step == "raise-value"

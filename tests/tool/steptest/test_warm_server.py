@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The server that forks: nothing passes from a run to the next, and nothing that a
+run does to itself or to the server is more than its own failure."""
+
+import concurrent.futures
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from children import ended
+
+from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.process import Runner, Stopped, clean_environment
+from xpustack.steptest import server as server_module
+from xpustack.steptest.server import ENVIRONMENT, Ended, Server
+
+PRELOADED = server_module.PRELOADED
+PLANTS = """
+import builtins, importlib.metadata, os, random, signal, sys, tempfile, warnings
+import numpy, torch
+
+def test_plant(tmp_path):
+    import vllm
+    sys.modules["planted"] = sys.modules["os"]
+    sys.path.insert(0, str(tmp_path))
+    os.environ["PLANTED"] = os.environ["VLLM_PLANTED"] = "1"
+    os.chdir(tmp_path)
+    os.umask(0o077)
+    builtins.planted = 1
+    tempfile.tempdir = str(tmp_path)
+    torch.planted = torch.add
+    torch.add = torch.mul
+    torch.set_default_dtype(torch.float64)
+    torch.manual_seed(7)
+    numpy.random.seed(7)
+    random.seed(7)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    warnings.simplefilter("error")
+    importlib.metadata.distribution("pytest")
+    open(tempfile.gettempdir() + "/planted", "w").close()
+"""
+LOOKS = """
+import builtins, os, random, signal, sys, tempfile, warnings
+from importlib import metadata
+from pathlib import Path
+import numpy, torch
+
+def test_look():
+    import vllm
+    assert vllm.NAME == "second"
+    assert "planted" not in sys.modules
+    assert not any("first" in place for place in sys.path)
+    assert not {"PLANTED", "VLLM_PLANTED"} & set(os.environ)
+    assert os.environ["WHO"] == "second"
+    assert Path.cwd().parts[-2:] == ("second", "tests")
+    assert os.umask(0o022) == 0o022
+    assert not hasattr(builtins, "planted") and not hasattr(torch, "planted")
+    assert torch.add(torch.ones(1), 1).item() == 2
+    assert torch.get_default_dtype() == torch.float32
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    assert Path(tempfile.gettempdir()).name == "second"
+    assert not Path(tempfile.gettempdir(), "planted").exists()
+    assert [e.name for e in metadata.entry_points(group="seen.here")] == ["second"]
+    assert not any("xpustack" in Path(place).parts[-1:] for place in sys.path)
+    files = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
+    assert not any("socket:" in file or "pipe:" in file for file in files), files
+    drawn = random.random(), numpy.random.random(), torch.initial_seed()
+    print(*drawn, file=open("drawn", "w"))
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    with Server(Runner()) as server:
+        yield server
+
+
+def run(
+    server: Server, home: Path, source: str, limit: float = 60.0
+) -> tuple[Ended, str]:
+    """Run `source` as a test module in `home`, which holds a vllm of its name; how it
+    ended and what it printed."""
+    site = home / "site"
+    (home / "tests").mkdir(parents=True)
+    (home / "tests/test_it.py").write_text(source)
+    (site / "vllm").mkdir(parents=True)
+    (site / "vllm/__init__.py").write_text(f"NAME = {home.name!r}\n")
+    (site / "seen-1.dist-info").mkdir()
+    (site / "seen-1.dist-info/METADATA").write_text("Name: seen\nVersion: 1\n")
+    points = f"[seen.here]\n{home.name} = vllm\n"
+    (site / "seen-1.dist-info/entry_points.txt").write_text(points)
+    ended = server.run(
+        ["-p", "no:cacheprovider", "-q", "test_it.py"],
+        cwd=home / "tests",
+        path=[site],
+        env=clean_environment(**ENVIRONMENT, TMPDIR=str(home), WHO=home.name),
+        output=home / "output.txt",
+        limit=limit,
+    )
+    return ended, (home / "output.txt").read_text()
+
+
+def test_nothing_passes_from_a_run_to_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr(server_module, "PRELOADED", ("numpy", "torch", "pytest"))
+    with Server(Runner()) as server:
+        done, said = run(server, tmp_path / "first", PLANTS)
+        assert done.status == 0, said
+        drawn = set()
+        for folder in ("a", "b"):
+            home = tmp_path / folder / "second"
+            done, said = run(server, home, LOOKS)
+            assert done.status == 0, said
+            drawn |= set((home / "tests/drawn").read_text().split())
+        assert len(drawn) == 6, "two runs drew the same random numbers"
+
+
+def test_a_run_sees_what_a_new_process_would(server, tmp_path):
+    """But for the modules that were imported ahead."""
+    source = (
+        "import json, os, signal, sys\n\ndef test_it():\n"
+        "    signals = [str(signal.getsignal(n)) for n in (1, 2, 13, 15, 17)]\n"
+        "    seen = [sys.path, sys.argv[1:], dict(os.environ), signals,\n"
+        "        os.getsid(0) == os.getpid(), list(sys.flags),\n"
+        "        sys.modules['__main__'].__spec__.name]\n"
+        "    json.dump(seen, open(sys.argv[-1] + '.json', 'w'))\n"
+    )
+    run(server, tmp_path / "a", source)
+    warm = (tmp_path / "a/tests/test_it.py.json").read_text()
+    home = tmp_path / "a"
+    subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "test_it.py"],
+        cwd=home / "tests",
+        env=server._runner.marked(
+            clean_environment(
+                **ENVIRONMENT,
+                TMPDIR=str(home),
+                WHO="a",
+                PYTHONPATH=str(home / "site"),
+            )
+        ),
+        start_new_session=True,
+        stdin=subprocess.DEVNULL,
+        check=True,
+    )
+    cold = (home / "tests/test_it.py.json").read_text()
+    site = f', "PYTHONPATH": "{home / "site"}"'
+    assert warm == cold.replace(site, "")
+
+
+@pytest.mark.parametrize(
+    ("act", "status"),
+    [
+        ("os.kill(os.getpid(), 9)", -9),
+        ("ctypes.string_at(0)", -11),
+        ("os._exit(3)", 3),
+        ("os.abort()", -6),
+    ],
+)
+def test_a_run_that_crashes_ends_alone(server, tmp_path, act, status):
+    source = f"import ctypes, os\n\ndef test_it():\n    {act}\n"
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        slow = "import time\n\ndef test_it():\n    time.sleep(1)\n"
+        other = pool.submit(run, server, tmp_path / "other", slow)
+        done, _ = run(server, tmp_path / "crash", source)
+        assert (done.status, done.late) == (status, False)
+        assert other.result()[0].status == 0
+        assert other.result()[0].notes == ()
+
+
+def test_a_run_that_hangs_is_killed_with_its_children(server, tmp_path):
+    source = (
+        "import os, subprocess, time\n\ndef test_it():\n"
+        "    subprocess.Popen(['sleep', '64.0625'])\n"
+        "    time.sleep(60)\n"
+    )
+    begin = time.monotonic()
+    done, _ = run(server, tmp_path / "a", source, limit=1.0)
+    assert done.late and done.status == -9
+    assert time.monotonic() - begin < 10
+    assert subprocess.run(["pgrep", "-fx", "sleep 64.0625"]).returncode == 1
+
+
+def test_two_runs_are_under_way_at_the_same_time(server, tmp_path):
+    source = (
+        "import pathlib, time\n\ndef test_it():\n"
+        "    mine, other = {0!r}, {1!r}\n"
+        "    pathlib.Path('../../' + mine).touch()\n"
+        "    while not pathlib.Path('../../' + other).exists():\n"
+        "        time.sleep(0.01)\n"
+    )
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = [
+            pool.submit(
+                run, server, tmp_path / one, source.format(one + "!", two + "!")
+            )
+            for one, two in (("a", "b"), ("b", "a"))
+        ]
+        assert [future.result()[0].status for future in runs] == [0, 0]
+
+
+KILLS = """
+import os, pathlib, signal, time
+
+def test_it():
+    mark = pathlib.Path("../killed")
+    if not mark.exists() or {always}:
+        mark.touch()
+        os.kill(os.getppid(), signal.SIGKILL)
+        time.sleep(60)
+"""
+
+
+def test_a_server_that_dies_is_started_again_once(server, tmp_path):
+    done, _ = run(server, tmp_path / "once", KILLS.format(always=False))
+    assert (done.status, done.died) == (0, "")
+    (note,) = done.notes
+    assert note == (
+        "the test server was killed by signal 9 (SIGKILL) and was started again"
+    )
+    done, _ = run(server, tmp_path / "always", KILLS.format(always=True))
+    assert done.died == "the test server was killed by signal 9 (SIGKILL)"
+    assert run(server, tmp_path / "next", "def test_it(): pass\n")[0].status == 0
+
+
+def test_a_server_with_a_second_thread_does_not_fork(tmp_path, monkeypatch):
+    (tmp_path / "threading_at_import.py").write_text(
+        "import threading, time\n"
+        "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
+    )
+    monkeypatch.setattr(server_module, "PRELOADED", ("threading_at_import",))
+    monkeypatch.setitem(server_module.ENVIRONMENT, "PYTHONPATH", str(tmp_path))
+    with (
+        Server(Runner()) as server,
+        pytest.raises(EnvironmentProblem, match="has 2 threads"),
+    ):
+        run(server, tmp_path / "a", "def test_it(): pass\n")
+
+
+def test_stop_ends_a_run_and_its_server(tmp_path):
+    runner = Runner()
+    source = (
+        "import os, pathlib, time\n\ndef test_it():\n"
+        "    pathlib.Path('../pids').write_text(f'{os.getpid()} {os.getppid()}.')\n"
+        "    time.sleep(60)\n"
+    )
+    note = tmp_path / "a/pids"
+    with concurrent.futures.ThreadPoolExecutor() as pool, Server(runner) as server:
+        future = pool.submit(run, server, tmp_path / "a", source)
+        while not (note.exists() and note.read_text().endswith(".")):
+            time.sleep(0.02)
+        runner.stop()
+        with pytest.raises(Stopped):
+            future.result(20)
+        with pytest.raises(Stopped):
+            run(server, tmp_path / "b", source)
+    assert all(ended(int(process)) for process in note.read_text()[:-1].split())
+
+
+def test_all_that_is_imported_ahead_exists_and_starts_no_thread(monkeypatch):
+    monkeypatch.setattr(server_module, "PRELOADED", PRELOADED)
+    with Server(Runner()) as server:
+        assert server.ready().missing == []
+        assert server.ready().threads == 1

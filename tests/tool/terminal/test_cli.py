@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line from outside: words, output and exit codes."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tiny_stack import TinyStack
+from typer.testing import CliRunner, Result
+
+from xpustack.base import releases
+from xpustack.checks import run as checks
+from xpustack.checks.results import Report
+from xpustack.cli import app
+from xpustack.core import cpus
+from xpustack.core.project import Project
+
+PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)
+
+
+@pytest.fixture
+def call(tiny: TinyStack, monkeypatch: pytest.MonkeyPatch):
+    """A function that runs the command line in the small stack."""
+    monkeypatch.chdir(tiny.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(tiny.cache.root))
+
+    def run(*words: str) -> Result:
+        return CliRunner().invoke(app, words)
+
+    return run
+
+
+def test_apply_all_and_save_back(call, tmp_path: Path):
+    done = call("apply", "--all", "--offline", "--json")
+    assert done.exit_code == 0, done.output
+    trees = json.loads(done.stdout)["data"]["trees"]
+    assert [(tree["release"], tree["step"]) for tree in trees] == [
+        ("v1.0", "base"),
+        ("v1.0", "raise-value"),
+        ("v2.0", "base"),
+        ("v2.0", "raise-value"),
+    ]
+    work = tmp_path / "work"
+    assert call("apply", "v1.0", "--to", str(work)).exit_code == 0
+    done = call("save", str(work), "--dry-run")
+    assert (done.exit_code, done.stdout) == (0, "nothing to save\n")
+
+
+def test_check_prints_its_report_last(call):
+    done = call("check", "v1.0", "raise-value", "--offline")
+    assert done.exit_code == 0, done.output
+    assert done.stdout.endswith("\n4 passed, 0 failed\n")
+    data = json.loads(call("check", "v1.0", "--offline", "--json").stdout)["data"]
+    assert (data["passed"], data["failed"]) == (4, 0)
+
+
+@pytest.mark.parametrize(
+    ("words", "checked", "whole"),
+    [
+        ([], PINNED, []),
+        (["--tip"], PINNED, PINNED),
+        (["--quick"], PINNED, PINNED[:-1]),
+        (["v0.22.1", "--quick"], ["v0.22.1"], ["v0.22.1"]),
+        ([PINNED[-1], "--quick"], [PINNED[-1]], []),
+    ],
+    ids=str,
+)
+def test_which_series_are_checked_and_which_of_them_whole(
+    words, checked, whole, real_project, monkeypatch
+):
+    asked = {}
+
+    def run(project, cache, chosen, **options):
+        asked.update(options, chosen=[release.name for release in chosen])
+        return Report((), 0.0)
+
+    monkeypatch.setattr(checks, "run", run)
+    monkeypatch.chdir(real_project.root)
+    done = CliRunner().invoke(app, ["check", *words])
+    assert done.exit_code == 0, done.output
+    assert (asked["chosen"], list(asked["tips"])) == (checked, whole)
+
+
+def test_static_and_status(call):
+    done = call("check", "--static")
+    assert (done.exit_code, done.stdout) == (0, "static: 0 errors\n"), done.output
+    assert json.loads(call("check", "--static", "--json").stdout)["data"] == []
+    data = json.loads(call("status", "--json").stdout)["data"]
+    assert [(e["release"], e["step"], e["changed"]) for e in data] == [
+        ("v1.0", "raise-value", 2),
+        ("v2.0", "raise-value", 2),
+    ]
+    assert "| `raise-value` |" in call("status", "--markdown").stdout
+    assert "raise-value" in call("status").stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "text"),
+    [
+        (("check", "v1.1"), 2, "did you mean v1.0?"),
+        (("check", "v1.0", "raise-valu"), 2, "did you mean raise-value?"),
+        (("check", "v1.1", "--static"), 2, "did you mean v1.0?"),
+        (("check", "v1.0", "raise-valu", "--static"), 2, "did you mean raise-value?"),
+        (("apply", "v1.0", "--upto", "rise-value"), 2, "did you mean raise-value?"),
+        (("apply",), 2, "name one RELEASE"),
+        (("check", "--only", "nothing"), 2, "nothing"),
+        (("save", "nowhere"), 2, "was not made by xpustack apply"),
+    ],
+)
+def test_a_wrong_word_is_explained(call, words, code, text):
+    done = call(*words)
+    assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+def test_static_with_a_step_judges_that_step(three_steps, tmp_path, monkeypatch):
+    stack = three_steps.copy(tmp_path)
+    patch = stack.patch("second")
+    patch.write_text(patch.read_text().replace("Removal: when upstream has it\n", ""))
+    monkeypatch.chdir(stack.project.root)
+    words = ["check", "v1.0"]
+    done = CliRunner().invoke(app, [*words, "second", "--static"])
+    assert (done.exit_code, "Removal is missing" in done.stdout) == (4, True)
+    done = CliRunner().invoke(app, [*words, "first", "--static"])
+    assert (done.exit_code, done.stdout) == (0, "static: 0 errors\n"), done.stdout
+    done = CliRunner().invoke(app, [*words, "fist", "--static"])
+    assert (done.exit_code, "did you mean first?" in done.stderr) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "code", "error"),
+    [
+        (("check", "v1.1"), "check", 2, "UsageError"),
+        (("save", "nowhere"), "save", 2, "UsageError"),
+        (("apply", "v1.0", "--upto", "none"), "apply", 2, "UsageError"),
+        (("check", "--only", "nothing"), "check", 2, "UsageError"),
+        (("check", "--jobs", "0"), "check", 2, "UsageError"),
+        (("cache", "nothing"), "cache", 2, "UsageError"),
+        (("nothing",), "", 2, "UsageError"),
+        (("-C", "nowhere", "status"), "status", 2, "UsageError"),
+    ],
+)
+def test_a_failure_is_one_envelope(call, words, command, code, error):
+    done = call(*words, "--json")
+    document = json.loads(done.stdout)
+    assert list(document) == [
+        *("schema", "command", "ok", "exit_code", "data", "errors")
+    ]
+    assert (document["schema"], document["ok"]) == (1, False)
+    assert (document["command"], document["exit_code"]) == (command, code)
+    assert done.exit_code == code
+    assert [entry["error"] for entry in document["errors"]] == [error]
+
+
+def test_a_fault_of_the_tool_is_neither_a_failed_check_nor_a_bare_traceback(
+    call, monkeypatch
+):
+    monkeypatch.setattr(checks, "run", None)
+    done = call("check", "--json", "--offline")
+    document = json.loads(done.stdout)
+    assert (done.exit_code, document["exit_code"]) == (70, 70)
+    assert [entry["error"] for entry in document["errors"]] == ["InternalError"]
+    assert "Traceback" in document["errors"][0]["detail"][0]
+
+
+def test_every_command_wraps_its_data(call, tmp_path):
+    answers = {
+        ("status",): list,
+        ("check", "--static"): list,
+        ("apply", "v1.0", "--offline"): dict,
+        ("cache", "info"): dict,
+        ("cache", "gc", "--dry-run"): dict,
+    }
+    for words, kind in answers.items():
+        document = json.loads(call(*words, "--json").stdout)
+        assert (document["ok"], document["exit_code"]) == (True, 0), document
+        assert document["command"] == " ".join(
+            word for word in words if word not in ("v1.0",) and word[0] != "-"
+        )
+        assert isinstance(document["data"], kind)
+
+
+def test_version_and_help(call):
+    assert re.fullmatch(
+        r"xpustack \d+\.\d+\.\d+( \([0-9a-f]{12}(, changed)?\))?\n",
+        call("--version").stdout,
+    )
+    assert call("-h").stdout == call("--help").stdout
+    assert call("check", "-h").stdout == call("check", "--help").stdout
+    assert call("cache", "gc", "-h").exit_code == 0
+    text = call("-h").stdout
+    panels = ("For the deployer", "For the upstream contributor", "For the maintainer")
+    places = [text.index(panel) for panel in panels]
+    assert places == sorted(places)
+    assert places[0] < text.index(" verify ") < places[1] < text.index(" save ")
+
+
+def test_a_command_runs_as_if_started_elsewhere(call, tiny: TinyStack, tmp_path):
+    os.chdir(tmp_path)
+    assert call("status").exit_code == 2
+    done = call("-C", str(tiny.project.root), "status", "--json")
+    assert (done.exit_code, Path.cwd()) == (0, tiny.project.root), done.output
+
+
+def test_jobs_are_the_cpus_that_the_process_may_use(call, monkeypatch):
+    asked = {}
+
+    def run(project, cache, chosen, **options):
+        asked.update(options)
+        return Report((), 0.0)
+
+    monkeypatch.setattr(checks, "run", run)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
+    monkeypatch.setattr(cpus, "_limits", lambda root: iter([5.5]))
+    assert call("check").exit_code == 0
+    assert asked["jobs"] == 5
+
+
+@pytest.mark.parametrize(
+    ("inner", "outer", "limits"),
+    [
+        ("200000 100000", "max 100000", [2.0]),
+        ("max 100000", "150000 100000", [1.5]),
+        ("nonsense", None, []),
+    ],
+)
+def test_limits_of_control_groups(tmp_path, inner, outer, limits):
+    own = tmp_path / "cgroup"
+    own.write_text("1:cpu:/other\n0::/slice/unit\n")
+    unit = tmp_path / "root" / "slice" / "unit"
+    unit.mkdir(parents=True)
+    (unit / "cpu.max").write_text(inner)
+    if outer:
+        (unit.parent / "cpu.max").write_text(outer)
+    assert list(cpus._limits(tmp_path / "root", own)) == limits
+    assert list(cpus._limits(tmp_path / "root", tmp_path / "none")) == []
+
+
+def test_outside_a_project(call, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    done = call("status")
+    assert done.exit_code == 2
+    assert "no releases.toml" in done.output
+
+
+def test_the_exit_codes_are_documented(call):
+    assert "130 interrupted" in " ".join(call("--help").output.split())
+
+
+def test_the_tool_starts_without_torch(tiny: TinyStack):
+    program = "import sys, xpustack.cli; print('torch' in sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=tiny.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "False\n", done.stderr
+
+
+def test_the_core_imports_neither_typer_nor_rich(tiny: TinyStack):
+    program = """
+import importlib, pkgutil, sys
+import xpustack
+for package in pkgutil.iter_modules(xpustack.__path__, "xpustack."):
+    if package.ispkg and package.name not in ("xpustack.commands", "xpustack.terminal"):
+        home = importlib.import_module(package.name)
+        for module in pkgutil.iter_modules(home.__path__, package.name + "."):
+            if not module.name.endswith("_program"):
+                importlib.import_module(module.name)
+print({"typer", "rich"} & set(sys.modules))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=tiny.environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout == "set()\n", done.stderr

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person sees while checks run."""
+
+import io
+import os
+
+import pytest
+from rich.console import Console
+from rich.live import Live
+
+from xpustack.checks.observer import Check
+from xpustack.checks.results import Kind, Result
+from xpustack.core.cache import Cache
+from xpustack.terminal.display import Display
+from xpustack.terminal.estimate import Estimate, about, in_words, past_seconds
+
+OLD = [
+    Check("v1.0", step, kind)
+    for step in ("a", "b", "c")
+    for kind in ("build", "lint", "test")
+]
+NEW = [Check("v2.0", "a", "build"), Check("v2.0", "a", "test")]
+
+
+class Watched:
+    """A display on a text file, with a clock that is set by hand."""
+
+    def __init__(self, terminal: bool = False, past: dict | None = None) -> None:
+        self.now = 0.0
+        self.stream = io.StringIO()
+        self.console = Console(file=self.stream, force_terminal=terminal, width=80)
+        self.display = Display(
+            self.console, 2, lambda: Estimate(past or {}), lambda: self.now
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        return self.stream.getvalue().splitlines()
+
+    def cached(self, check: Check) -> None:
+        self.display.started(check)
+        result = Result(check.release, check.step, check.kind, "passed", 9.0, True)
+        self.display.finished(check, result)
+
+    def ended(self, check: Check, seconds: float, status="passed", **extra) -> None:
+        self.now += seconds
+        result = Result(check.release, check.step, check.kind, status, seconds, **extra)
+        self.display.finished(check, result)
+
+
+def test_cached_checks_are_one_line_a_release():
+    seen = Watched()
+    seen.display.planned([*OLD, *NEW])
+    for check in OLD:
+        seen.cached(check)
+    assert seen.lines == ["v1.0: 9 checks from the cache"]
+    seen.cached(NEW[0])
+    seen.display.started(NEW[1])
+    seen.ended(NEW[1], 75.0)
+    assert seen.lines[1:] == [
+        "[11/11] v2.0 a test: passed, 1 min 15 s",
+        "v2.0: 1 check from the cache",
+    ]
+
+
+def test_checks_that_only_serve_others_are_not_counted_as_cached():
+    seen = Watched()
+    hidden = Check("v2.0", "base", "build", shown=False)
+    seen.display.planned([hidden, NEW[1]])
+    seen.cached(hidden)
+    seen.cached(NEW[1])
+    assert seen.lines == ["v2.0: 1 check from the cache"]
+
+
+def test_the_first_failure_is_shown_at_once_and_only_the_first():
+    seen = Watched()
+    seen.display.planned([*NEW, *OLD])
+    seen.ended(NEW[1], 2.0, "failed", summary="2 tests", detail=("why [x]",))
+    seen.ended(OLD[1], 2.0, "failed", summary="1 new", detail=("other",))
+    seen.ended(OLD[2], 0.0, "blocked", summary="a build did not pass")
+    assert seen.lines == [
+        "[1/11] v2.0 a test: failed, 2 s",
+        "",
+        "FAILED v2.0 a test: 2 tests",
+        "  why [x]",
+        "  by hand: python -m xpustack check v2.0 a --only test",
+        "[2/11] v1.0 a lint: failed, 2 s",
+        "[3/11] v1.0 a test: blocked",
+    ]
+
+
+def test_a_quiet_run_says_every_half_minute_what_still_runs():
+    seen = Watched()
+    seen.display.planned(OLD[:3])
+    seen.display.started(OLD[0])
+    for second in range(1, 61):
+        seen.now = float(second)
+        seen.display.waiting()
+    assert seen.lines == [
+        "still running: v1.0 a build (30 s); 30 s elapsed",
+        "still running: v1.0 a build (1 min 00 s); 1 min 00 s elapsed",
+    ]
+    seen.ended(OLD[0], 10.0)
+    seen.display.started(OLD[1])
+    seen.now += 29.0
+    seen.display.waiting()
+    assert len(seen.lines) == 3
+
+
+def test_the_time_left_comes_from_past_runs():
+    past = {Check("v1.0", "a", kind): 100.0 for kind in ("build", "lint", "test")}
+    seen = Watched(past=past)
+    seen.display.planned(OLD[:3])
+    seen.display.started(OLD[0])
+    seen.display.started(OLD[1])
+    seen.ended(OLD[0], 40.0)
+    seen.now += 31.0
+    seen.display.waiting()
+    # 29 s of the lint, 100 s of the test, which two jobs cannot share.
+    assert seen.lines[-1].endswith("1 min 11 s elapsed, about 2 min left")
+
+
+def test_the_live_line_is_one_line_and_says_what_runs():
+    seen = Watched(terminal=True)
+    with Live(seen.display, console=seen.console, auto_refresh=False) as live:
+        seen.display.message("applying v1.0 a")
+        assert "applying v1.0 a" in seen.display.__rich__().plain
+        seen.display.planned([*OLD, *NEW])
+        for check in OLD[:2]:
+            seen.display.started(check)
+        seen.cached(OLD[2])
+        text = seen.display.__rich__().plain
+        assert text == "1/11 checks, 0 s elapsed: v1.0 a build, v1.0 a lint"
+        for check in OLD[3:]:
+            seen.display.started(check)
+        live.refresh()
+    (line,) = seen.console.render_lines(seen.display, pad=False)
+    assert sum(len(segment.text) for segment in line) == 80
+
+
+def test_messages_are_lines_where_there_is_no_terminal():
+    plain, live = Watched(), Watched(terminal=True)
+    for seen in (plain, live):
+        seen.display.message("importing v1.0")
+    assert (plain.lines, live.lines) == (["importing v1.0"], [])
+    live.display.planned(OLD)
+    live.display.message("waiting for another run to release objects")
+    assert len(live.lines) == 1
+
+
+def test_an_estimate_falls_back_on_checks_of_the_same_kind():
+    estimate = Estimate({Check("v1.0", "a", "lint"): 8.0})
+    unknown: dict[Kind, float | None] = {
+        kind: estimate.expect(Check("v9.0", "z", kind)) for kind in ("lint", "test")
+    }
+    assert unknown == {"lint": 8.0, "test": None}
+    for seconds in (10.0, 20.0):
+        estimate.add(Check("v1.0", "a", "test"), seconds)
+    assert estimate.expect(Check("v9.0", "z", "test")) == 15.0
+    assert estimate.expect(Check("v1.0", "a", "lint", shown=False)) == 8.0
+    tests = [(Check("v9.0", str(number), "test"), 0.0) for number in range(8)]
+    assert estimate.time_left(tests, 2) == 60.0
+    assert estimate.time_left(tests[:1], 2) == 15.0
+    assert Estimate().time_left(tests, 2) is None
+
+
+def test_past_durations_are_those_of_the_newest_results(cache: Cache):
+    for name, seconds in (("test-new", 5.0), ("test-old", 9.0)):
+        cache.results_put(
+            name, {"release": "v1.0", "step": "a", "kind": "test", "seconds": seconds}
+        )
+    os.utime(cache.results / "te" / "test-old.json", (1.0, 1.0))
+    cache.results_put("candidate-1", {"version": "1"})
+    (cache.results / "te" / "test-bad.json").write_text("[")
+    assert past_seconds(cache) == {Check("v1.0", "a", "test"): 5.0}
+    assert past_seconds(Cache(cache.root / "none")) == {}
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "rounded"),
+    [
+        (0.2, "0 s", "10 s"),
+        (44.6, "45 s", "40 s"),
+        (190.0, "3 min 10 s", "3 min"),
+        (3900.0, "1 h 05 min", "1 h 05 min"),
+    ],
+)
+def test_durations_in_words(seconds, words, rounded):
+    assert (in_words(seconds), about(seconds)) == (words, rounded)

@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A stack small enough to build, lint and test in seconds."""
+
+import os
+import shutil
+import subprocess
+import textwrap
+from importlib import metadata
+from pathlib import Path
+
+from children import TOOL
+from fake_stack import FakeStack, git
+from sdists import pinned, write_sdist
+
+from xpustack.base.pin import entry
+from xpustack.base.store import Store
+from xpustack.builds.build import Build, build, version_of
+from xpustack.core.cache import Cache
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+
+HEADER = "# SPDX-License-Identifier: Apache-2.0\n"
+VALUE = "vllm/value.py"
+SPDX_HOOK = """\
+import sys
+
+bad = [name for name in sys.argv[1:] if "SPDX" not in open(name).readline()]
+print("\\n".join(["without a header:", *("  " + name for name in bad)]))
+sys.exit(bool(bad))
+"""
+XPU_TXT = """\
+numpy
+--extra-index-url=https://wheels.example.org/xpu/
+torch==2.11.0
+vllm_xpu_kernels @ https://example.org/vllm_xpu_kernels-2.11.0-py3-none-any.whl
+"""
+DOCKERFILE = """\
+FROM example/tools:1 AS builder
+FROM example/gpu-runtime:2 AS vllm-base
+RUN wget https://example.org/driver/libze-gpu.deb && \\
+    wget https://example.org/driver/level-zero_1.deb && \\
+    wget https://example.org/tools/monitor.deb
+FROM vllm-base AS vllm-openai
+RUN wget https://example.org/driver/libze-unwanted.deb
+"""
+PLATFORMS = """
+
+class current_platform:
+    @staticmethod
+    def is_xpu():
+        return True
+"""
+CONFIGURATION = f"""\
+exclude: 'vllm/third_party/.*'
+repos:
+- repo: pinned/ruff
+  rev: v{metadata.version("ruff")}
+  hooks: [{{id: ruff-check}}, {{id: ruff-format}}]
+- repo: pinned/typos
+  rev: v{metadata.version("typos")}
+  hooks: [{{id: typos}}]
+- repo: local
+  hooks:
+  - id: check-spdx-header
+    language: python
+    entry: python tools/pre_commit/check_spdx_header.py
+    types: [python]
+  - id: needs-more
+    language: python
+    entry: python tools/pre_commit/needs_more.py
+    additional_dependencies: [a-package-that-nobody-has]
+"""
+BASE = {
+    ".pre-commit-config.yaml": CONFIGURATION,
+    "pyproject.toml": "[tool.ruff.lint]\nselect = ['E', 'F']\n",
+    "setup.py": textwrap.dedent(
+        """\
+        import os
+
+        from setuptools import find_namespace_packages, setup
+
+        assert os.environ["VLLM_TARGET_DEVICE"] == "xpu"
+        version = os.environ["VLLM_VERSION_OVERRIDE"]
+        packages = find_namespace_packages(include=["vllm", "vllm.*"])
+        setup(name="vllm", version=version, packages=packages)
+        """
+    ),
+    "requirements/xpu.txt": XPU_TXT,
+    "docker/Dockerfile.xpu": DOCKERFILE,
+    "tools/pre_commit/check_spdx_header.py": SPDX_HOOK,
+    "vllm/__init__.py": HEADER,
+    "vllm/platforms.py": HEADER + PLATFORMS,
+    VALUE: HEADER + "import os\n\nVALUE = 1\nOLD = 1\n",
+}
+TWO = BASE[VALUE].replace("VALUE = 1", "VALUE = 2")
+PROVES = "from vllm import value\n\n\ndef test_value():\n    assert value.VALUE == 2\n"
+EMULATION = """\
+import os
+
+assert os.environ["EMULATED_XPU_KERNELS"] == "2.11.0"
+"""
+
+
+class TinyStack(FakeStack):
+    """Releases v1.0 and v2.0, each with one step `raise-value`, proven by
+    `tests/steps/test_value.py`, which fails before with `assert 1 == 2`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.project = Project(root / "project")
+        self.cache = Cache(root / "cache")
+        rows = []
+        for version in ("1.0", "2.0"):
+            files = {**BASE, "VERSION": version}
+            sdist = write_sdist(
+                root / f"vllm-{version}.tar.gz",
+                {name: text.encode() for name, text in files.items()},
+            )
+            release = pinned(sdist)
+            place = self.cache.sdists / release.sha256 / sdist.name
+            place.parent.mkdir(parents=True)
+            shutil.copyfile(sdist, place)
+            rows.append(entry(release))
+        self.write("releases.toml", "\n".join(rows))
+        self.write("emulated_xpu/__init__.py", "")
+        self.write("emulated_xpu/pytest_plugin.py", EMULATION)
+        self.write("kernels/__init__.py", "")
+        self.write("tests/steps/test_value.py", PROVES)
+
+    def add(
+        self,
+        slug: str,
+        edits: dict[str, str | None],
+        release: str = "v1.0",
+        test: str = "tests/steps/test_value.py",
+        failure: str = r"assert 1 == 2",
+    ) -> None:
+        """Add a step at the end of a series; a text of None removes the file."""
+        work = self.apply(f"add-{release}-{slug}", release)
+        for path, text in edits.items():
+            if text is None:
+                (work / path).unlink()
+            else:
+                (work / path).parent.mkdir(parents=True, exist_ok=True)
+                (work / path).write_text(text)
+        git(work, "add", *edits)
+        message = (
+            f"[XPU] Do {slug}\n\nWhy.\n\nUpstream-Status: Pending\nRemoval: never\n"
+            f"Test: {test}\nFails-before: {failure}\n\nStep: {slug}\n"
+        ).replace("\n\nStep:", "\nStep:")
+        git(work, "commit", "-q", "-F", "-", text=message)
+        self.save(work)
+        shutil.rmtree(work)
+
+    def elsewhere(self, root: Path) -> "TinyStack":
+        """The same stack with its own copy of the cache, to be changed."""
+        other = TinyStack.__new__(TinyStack)
+        other.__dict__.update(self.copy(root).__dict__)
+        return other
+
+    def builds(self, runner: Runner) -> list[Build]:
+        """Every tree of v1.0, built."""
+        made = self.trees()
+        last = len(made) - 1
+        return [
+            build(runner, self.cache, Store(self.cache), tree, version_of(tree, last))
+            for tree in made
+        ]
+
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """The command line, as a user of this stack runs it."""
+        return subprocess.run(
+            [*TOOL, *words],
+            cwd=self.project.root,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        root = str(Path(__file__).parents[2])
+        return {
+            **os.environ,
+            "PYTHONPATH": root,
+            "XPUSTACK_CACHE": str(self.cache.root),
+        }

@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Brings a release's archive into the cache, and never returns an unverified one.
+
+A download goes to a scratch directory, is hashed, and only then gets its final
+name. An archive in the cache is hashed again each time it is used. One that
+changed there is neither used nor replaced: what changed it is a question for a
+person.
+"""
+
+import hashlib
+import os
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+
+import httpx2
+from unearth import Link
+
+from xpustack.base.index import Index, PipConfiguration, described
+from xpustack.base.releases import Release
+from xpustack.core.cache import Cache, writing
+from xpustack.core.errors import EnvironmentProblem, SourceError, concerning
+from xpustack.core.progress import Progress, at_most_every, silent
+
+ATTEMPTS = 3
+_CHUNK = 1 << 20
+_MIB = 1 << 20
+
+
+class _Interrupted(Exception):
+    """A download that ended before its end."""
+
+
+def fetch(
+    release: Release,
+    cache: Cache,
+    *,
+    offline: bool = False,
+    progress: Progress | None = None,
+) -> Path:
+    """The release's archive in the cache, downloaded if need be.
+
+    Raises:
+        SourceError: the cached archive was changed; or it is absent and
+            `offline`, not on the index, or another one than the pin says.
+        EnvironmentProblem: the index cannot be reached, or the disk is full.
+    """
+    target = _target(release.sha256, release.sdist, cache)
+    if not target.exists():
+        with (
+            concerning(release.name),
+            cache.lock(f"sdist-{release.sha256}", progress),
+        ):
+            if not target.exists():
+                if offline:
+                    raise SourceError(
+                        "the archive is not in the cache, and --offline"
+                        " forbids to download it",
+                        release=release.name,
+                        path=target,
+                        hint="the same command without --offline",
+                    )
+                _download_pinned(release, cache, progress or silent)
+    _verify(release, target)
+    return target
+
+
+def download(
+    link: Link,
+    directory: Path,
+    *,
+    client: httpx2.Client,
+    progress: Progress | None = None,
+) -> tuple[Path, str]:
+    """Download `link` into `directory`; return the file and its sha256.
+
+    Ends early only with an exception; the hash is not compared with anything.
+
+    Raises:
+        EnvironmentProblem: the server cannot be reached, or ended early, in
+            each of `ATTEMPTS` attempts; or the disk is full.
+    """
+    target = directory / link.filename
+    report = at_most_every(1.0, progress or silent)
+    problem: Exception | None = None
+    for _ in range(ATTEMPTS):
+        try:
+            return target, _stream(link, target, client, report)
+        except (httpx2.HTTPError, _Interrupted) as error:
+            problem = error
+    raise EnvironmentProblem(
+        f"cannot download {described(link)}",
+        detail=[f"{ATTEMPTS} attempts, the last: {problem or 'no answer'}"],
+        hint="python -m pip config list",
+    ) from problem
+
+
+def keep(file: Path, sha256: str, cache: Cache) -> Path:
+    """Move a verified file to its place in the cache; return that place."""
+    target = _target(sha256, file.name, cache)
+    with writing(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        os.replace(file, target)
+    return target
+
+
+def _target(sha256: str, name: str, cache: Cache) -> Path:
+    return cache.sdists / sha256 / name
+
+
+def _verify(release: Release, target: Path) -> None:
+    with open(target, "rb") as file:
+        actual = hashlib.file_digest(file, "sha256").hexdigest()
+    if actual != release.sha256:
+        raise SourceError(
+            "the archive in the cache is not the pinned one: it was changed"
+            " after it had been verified",
+            release=release.name,
+            path=target,
+            detail=[f"expected sha256 {release.sha256}", f"actual sha256   {actual}"],
+            hint=f"rm {shlex.quote(str(target))}; then the same command again"
+            " downloads it anew",
+        )
+
+
+def _download_pinned(release: Release, cache: Cache, progress: Progress) -> None:
+    index = PipConfiguration.of_this_machine().index()
+    others: list[str] = []
+    with cache.scratch() as directory:
+        for link in _links(index, release):
+            progress(f"downloading {described(link)}")
+            file, actual = download(
+                link, directory, client=index.client, progress=progress
+            )
+            if actual == release.sha256:
+                keep(file, actual, cache)
+                return
+            others.append(f"actual sha256   {actual} ({described(link)})")
+    raise SourceError(
+        "the index serves another archive than the pinned one",
+        release=release.name,
+        path=release.sdist,
+        detail=[f"expected sha256 {release.sha256}", *others],
+        hint="git log -p releases.toml",
+    )
+
+
+def _links(index: Index, release: Release) -> Sequence[Link]:
+    """Every place that offers the archive, places that announce the pinned
+    hash first."""
+    links = [
+        package.link
+        for package in index.archives(release.version)
+        if package.link.filename == release.sdist
+    ]
+    if not links:
+        raise SourceError(
+            "none of pip's indexes and find-links has the archive",
+            release=release.name,
+            path=release.sdist,
+            hint="python -m pip config list",
+        )
+    announced = {"sha256": [release.sha256]}
+    return sorted(links, key=lambda link: link.hash_option != announced)
+
+
+def _stream(link: Link, target: Path, client: httpx2.Client, progress: Progress) -> str:
+    digest, received = hashlib.sha256(), 0
+    # An encoded body would make Content-Length differ from the file's size.
+    plain = {"Accept-Encoding": "identity"}
+    with (
+        writing(target),
+        open(target, "wb") as file,
+        client.stream("GET", link.normalized, headers=plain) as response,
+    ):
+        response.raise_for_status()
+        announced = int(response.headers.get("Content-Length", 0))
+        for chunk in response.iter_raw(_CHUNK):
+            file.write(chunk)
+            digest.update(chunk)
+            received += len(chunk)
+            progress(
+                f"{link.filename}: {received / _MIB:.0f}"
+                + (f" of {announced / _MIB:.0f} MiB" if announced else " MiB")
+            )
+        file.flush()
+        os.fsync(file.fileno())
+    if announced and received != announced:
+        raise _Interrupted(f"ended after {received} of {announced} bytes")
+    return digest.hexdigest()

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where archives are looked for: exactly where this machine's pip would look.
+
+unearth speaks the index protocols but reads no configuration, and pip cannot
+download a source archive without running its set-up code. So pip is asked for
+its configuration and unearth is built from it.
+"""
+
+import ast
+import os
+import shlex
+import ssl
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import cast
+from urllib.parse import urlsplit
+
+import httpx2
+from unearth import Link, Package, PackageFinder
+from unearth.auth import MultiDomainBasicAuth
+from unearth.fetchers import Fetcher
+from unearth.fetchers.sync import PyPIClient
+
+from xpustack.core.errors import EnvironmentProblem
+
+PROJECT = "vllm"
+_SOURCES = (":env:", "download", "global")
+
+
+@dataclass(frozen=True)
+class PipConfiguration:
+    """The settings of `pip download` that decide what is found and how.
+
+    `timeout` is in seconds. An empty `index_url` means pip's own default.
+    """
+
+    index_url: str = ""
+    extra_index_urls: tuple[str, ...] = ()
+    find_links: tuple[str, ...] = ()
+    trusted_hosts: tuple[str, ...] = ()
+    no_index: bool = False
+    cert: str = ""
+    client_cert: str = ""
+    proxy: str = ""
+    timeout: float = 15.0
+
+    @classmethod
+    def from_listing(cls, listing: str) -> "PipConfiguration":
+        """From what `pip config list` prints; PIP_* variables are in it. They
+        win over `[download]`, which wins over `[global]`."""
+        found: dict[tuple[str, str], str] = {}
+        for line in listing.splitlines():
+            name, equals, value = line.partition("=")
+            section, _, key = name.strip().rpartition(".")
+            if equals and section in _SOURCES:
+                found[section, key.removeprefix("default-")] = str(
+                    ast.literal_eval(value)
+                )
+
+        def setting(key: str) -> str:
+            values = (found.get((section, key)) for section in _SOURCES)
+            return next((value for value in values if value), "")
+
+        return cls(
+            index_url=setting("index-url"),
+            extra_index_urls=tuple(setting("extra-index-url").split()),
+            find_links=tuple(setting("find-links").split()),
+            trusted_hosts=tuple(setting("trusted-host").split()),
+            no_index=setting("no-index").lower() in ("1", "true", "yes", "on"),
+            cert=setting("cert"),
+            client_cert=setting("client-cert"),
+            proxy=setting("proxy"),
+            timeout=float(setting("timeout") or cls.timeout),
+        )
+
+    @classmethod
+    def of_this_machine(
+        cls, environment: Mapping[str, str] | None = None
+    ) -> "PipConfiguration":
+        """Ask the pip of the running interpreter.
+
+        Raises:
+            EnvironmentProblem: this interpreter has no working pip.
+        """
+        command = [sys.executable, "-m", "pip", "config", "list"]
+        asked = subprocess.run(
+            command, capture_output=True, text=True, env=environment, check=False
+        )
+        if asked.returncode != 0:
+            raise EnvironmentProblem(
+                "pip does not tell its configuration",
+                detail=asked.stderr,
+                hint=shlex.join(command),
+            )
+        return cls.from_listing(asked.stdout)
+
+    def index(self) -> "Index":
+        """The indexes and find-links, ready to be searched."""
+        urls = [] if self.no_index else [self._main_index, *self.extra_index_urls]
+        client = PyPIClient(
+            trusted_hosts=self.trusted_hosts,
+            verify=self._tls(),
+            timeout=self.timeout,
+            proxy=self.proxy or None,
+            follow_redirects=True,
+        )
+        client.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
+        finder = PackageFinder(
+            # unearth's own client is wider than the protocol that it declares.
+            cast(Fetcher, client),
+            index_urls=urls,
+            find_links=[place for place in self.find_links if _exists(place)],
+            trusted_hosts=self.trusted_hosts,
+            ignore_compatibility=True,
+            no_binary=[PROJECT],
+        )
+        return Index(finder, client)
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        if not self.cert and not self.client_cert:
+            return True
+        folder = os.path.isdir(self.cert)
+        context = ssl.create_default_context(
+            cafile=None if folder else self.cert or None,
+            capath=self.cert if folder else None,
+        )
+        if self.client_cert:
+            context.load_cert_chain(self.client_cert)
+        return context
+
+    @property
+    def _main_index(self) -> str:
+        # unearth falls back to the index that is also pip's default.
+        return self.index_url or str(PackageFinder().sources[0]["url"])
+
+
+@dataclass(frozen=True)
+class Index:
+    """Every place where pip would look, and the client that it would use."""
+
+    finder: PackageFinder
+    client: httpx2.Client
+
+    def archives(self, version: str | None = None) -> list[Package]:
+        """vLLM's source archives, newest first; yanked ones too, because a pin
+        must stay reachable. `version` narrows them to one.
+
+        Raises:
+            EnvironmentProblem: an index cannot be reached.
+        """
+        wanted = PROJECT if version is None else f"{PROJECT}=={version}"
+        try:
+            found = list(
+                self.finder.find_matches(
+                    wanted, allow_yanked=True, allow_prereleases=True
+                )
+            )
+        except httpx2.HTTPError as error:
+            raise EnvironmentProblem(
+                "cannot reach the package index",
+                detail=str(error),
+                hint="python -m pip config list",
+            ) from error
+        return [
+            package for package in found if package.link.filename.endswith(".tar.gz")
+        ]
+
+
+def described(link: Link) -> str:
+    """The link for messages: its file name and host, no credentials."""
+    host = urlsplit(link.redacted).hostname
+    return f"{link.filename} from {host or link.redacted}"
+
+
+def _exists(place: str) -> bool:
+    return "://" in place or os.path.exists(place)

@@ -1,0 +1,366 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One XPU wheel of one tree, and what it installs, beside an environment."""
+
+import contextlib
+import os
+import re
+import shlex
+import sys
+import sysconfig
+import time
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpustack.base.store import Store
+from xpustack.builds import torch_config, wheel
+from xpustack.builds.derive import NotDerivable, derive, naming, origin_of
+from xpustack.builds.site import Manifest, damage, install, load_manifest, save_manifest
+from xpustack.core import fingerprint
+from xpustack.core.cache import Cache, recover_dir, replace_dir, writing
+from xpustack.core.errors import CheckFailed, EnvironmentProblem
+from xpustack.core.process import Completed, Runner, clean_environment
+from xpustack.core.progress import Progress, silent
+from xpustack.series.apply import Tree
+from xpustack.series.worktree import checkout
+
+TIMEOUT = 900.0
+RECIPE = (
+    *("builds.build", "builds.derive", "builds.site", "builds.torch_config"),
+    *("builds.wheel", "core.contents", "core.fingerprint", "core.git"),
+    *("core.process", "series.worktree"),
+)
+_SITE = "site"
+_MANIFEST = "manifest.json"
+# The first moment that a zip archive can hold.
+SOURCE_DATE_EPOCH = "315532800"
+# The releases' one extension asks for this limited API; upstream's own release
+# wheels are tagged in the same way, so that one wheel serves later Pythons too.
+LIMITED_API = "cp311"
+NO_COMPILER = re.compile(
+    r"CMAKE_CXX_COMPILER not set|not\s+able\s+to\s+compile\s+a\s+simple\s+test"
+    r"|error: command '.*' failed: No such file or directory"
+)
+"""What CMake and setuptools say where there is no compiler that works."""
+
+
+@dataclass(frozen=True)
+class Build:
+    """A tree's installed files.
+
+    `key` names everything that made them, `digest` what they hold; `cached` says
+    that nothing was done, `derived` that another tree's build was changed.
+    """
+
+    key: str
+    version: str
+    installed: Path
+    digest: str
+    seconds: float
+    cached: bool
+    derived: bool
+
+
+def version_of(tree: Tree, last: int) -> str:
+    """`<release>+xpu.dsv4.<revision>`, with `.step<k>` unless `tree` holds all
+    `last` steps of its series."""
+    version = f"{tree.release.version}+xpu.dsv4.{tree.release.revision}"
+    return version if tree.index == last else f"{version}.step{tree.index}"
+
+
+def key_of(store: Store, tree: Tree, version: str) -> str:
+    """The name of a tree's build: the tree, what it is derived from, the recipe."""
+    origin = origin_of(store.git, tree, version)
+    return fingerprint.digest(
+        tree=tree.tree_id,
+        origin=origin.tree_id if origin is not None else "",
+        version=version,
+        tool=fingerprint.tool(*RECIPE),
+        environment=fingerprint.lock(),
+    )
+
+
+def expected(cache: Cache, store: Store, tree: Tree, version: str) -> Build:
+    """The build of a tree as it would be: `installed` need not exist, and what is
+    there is not verified."""
+    key = key_of(store, tree, version)
+    derived = origin_of(store.git, tree, version) is not None
+    return Build(key, version, cache.builds / key / _SITE, "", 0.0, True, derived)
+
+
+def build(
+    runner: Runner,
+    cache: Cache,
+    store: Store,
+    tree: Tree,
+    version: str,
+    *,
+    progress: Progress | None = None,
+) -> Build:
+    """Install `tree` as `version`, or find it installed before and undamaged.
+
+    Raises:
+        CheckFailed: pip fails, or the wheel is not the one that was asked for.
+        EnvironmentProblem: no room, or a program is missing.
+        Stopped: the runner was stopped; nothing half-done is left.
+    """
+    report = progress or silent
+    key = key_of(store, tree, version)
+    if (found := _find(cache, key, tree, report)) is not None:
+        return found
+    origin = origin_of(store.git, tree, version)
+    if origin is not None:
+        earlier = version_of(origin, tree.index)
+        build(runner, cache, store, origin, earlier, progress=progress)
+    with cache.lock(f"build-{key}", report):
+        if (found := _find(cache, key, tree, silent)) is not None:
+            return found
+        begin = time.monotonic()
+        manifest = None
+        with writing(cache.contents.root):
+            if origin is not None:
+                manifest = _derived(cache, store, origin, tree, version, report)
+            if manifest is None:
+                manifest = _built(runner, cache, store, tree, version)
+            with replace_dir(cache.builds / key) as home:
+                install(cache.contents, manifest, home / _SITE)
+                save_manifest(manifest, home / _MANIFEST)
+    return _as_build(cache, key, manifest, time.monotonic() - begin, cached=False)
+
+
+def manifest_of(cache: Cache, key: str) -> Manifest | None:
+    """What the build `key` installed; None if there is none."""
+    return load_manifest(cache.builds / key / _MANIFEST)
+
+
+def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
+    """What a wheel installs, with its RECORD in canonical form.
+
+    Raises:
+        CheckFailed: it cannot be read, does not agree with its RECORD, or holds
+            what must be moved when it is installed.
+    """
+    problems = dict(archive.problems) or wheel.record_problems(archive)
+    problems |= {
+        name: "it would be installed elsewhere"
+        for name in archive.members
+        if ".data/" in name.partition("/")[0] + "/"
+    }
+    if problems:
+        raise CheckFailed(
+            "the build yields a wheel that cannot be installed",
+            release=tree.release.name,
+            step=tree.step.slug if tree.step else None,
+            detail=[f"{name}: {problem}" for name, problem in problems.items()],
+        )
+    return wheel.canonical_members(archive)
+
+
+def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | None:
+    """The build `key` if it is as it was made; a damaged one is to be made anew."""
+    home = cache.builds / key
+    recover_dir(home)
+    if not home.is_dir():
+        return None
+    manifest = manifest_of(cache, key)
+    problem: str | None = "its manifest is damaged"
+    if manifest is not None:
+        with writing(home):
+            problem = damage(manifest, home / _SITE, cache.looked)
+    if manifest is None or problem is not None:
+        progress(f"building {tree.name} again: {problem}")
+        return None
+    with contextlib.suppress(OSError):
+        # What is used stays when the cache is cleaned up.
+        os.utime(home)
+    return _as_build(cache, key, manifest, 0.0, cached=True)
+
+
+def _as_build(
+    cache: Cache, key: str, manifest: Manifest, seconds: float, *, cached: bool
+) -> Build:
+    return Build(
+        key,
+        manifest.version,
+        cache.builds / key / _SITE,
+        manifest.digest,
+        seconds,
+        cached,
+        manifest.origin is not None,
+    )
+
+
+def _derived(
+    cache: Cache,
+    store: Store,
+    origin: Tree,
+    tree: Tree,
+    version: str,
+    progress: Progress,
+) -> Manifest | None:
+    """What `tree` installs by what `origin` does; None if that cannot be told."""
+    key = key_of(store, origin, version_of(origin, tree.index))
+    source = manifest_of(cache, key)
+    if source is None:
+        return None
+    try:
+        return derive(store.git, cache.contents, origin, source, key, tree, version)
+    except NotDerivable as reason:
+        progress(f"building {tree.name} by itself: {reason}")
+        return None
+
+
+def _built(
+    runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
+) -> Manifest:
+    """What `tree` installs by the build backend's word."""
+    with cache.scratch() as work:
+        path, _ = make(runner, store, tree, version, work)
+        members = members_of(wheel.read(path), tree)
+    contents = cache.contents
+    return Manifest(
+        version,
+        None,
+        naming(version, {name: member.data for name, member in members.items()}),
+        {
+            name: contents.add(member.data, executable=member.executable)
+            for name, member in members.items()
+        },
+    )
+
+
+def make(
+    runner: Runner, store: Store, tree: Tree, version: str, work: Path
+) -> tuple[Path, float]:
+    """Build `tree` anew in the empty directory `work`; the wheel in it, and the
+    seconds that pip took. What the compiler would note of `work` and of this
+    environment's own directories is left out of what it writes.
+
+    Raises:
+        As `build`.
+    """
+    source = work / "vllm"
+    checkout(store, tree, source)
+    torch_config.write(work)
+    made = _wheel(runner, tree, source, work, version)
+    return _only_wheel(tree, work / "dist", version), made.seconds
+
+
+def recipe(work: Path, version: str) -> dict[str, str]:
+    """The environment variables that a build in `work` sets."""
+    mapped = " ".join(
+        f"-ffile-prefix-map={place}={name}" for place, name in private_places(work)
+    )
+    return {
+        "VLLM_TARGET_DEVICE": "xpu",
+        "VLLM_VERSION_OVERRIDE": version,
+        "SOURCE_DATE_EPOCH": SOURCE_DATE_EPOCH,
+        "CMAKE_BUILD_TYPE": "Release",
+        "CFLAGS": mapped,
+        "CXXFLAGS": mapped,
+        **_linkers(work),
+        **torch_config.variables(work),
+        "MAX_JOBS": "1",
+        "TMPDIR": str(work),
+    }
+
+
+def _linkers(work: Path) -> dict[str, str]:
+    """setuptools' commands that link, without the folders of this interpreter: one
+    that was built in a home directory has its libraries' folder as a run path."""
+    private = [place for place, _ in private_places(work)]
+    commands = {}
+    for name, chosen in (("LDSHARED", "CC"), ("LDCXXSHARED", "CXX")):
+        program, *arguments = shlex.split(str(sysconfig.get_config_var(name)))
+        kept = [
+            argument
+            for argument in arguments
+            if not any(place in argument for place in private)
+        ]
+        command = [*shlex.split(os.environ.get(chosen, program)), *kept]
+        commands[name] = shlex.join(command)
+    return commands
+
+
+def private_places(work: Path) -> list[tuple[str, str]]:
+    """Directories of this machine that no wheel may name, longest last, because
+    GCC obeys the last map that fits, and what stands for each."""
+    places = {
+        str(work): "build",
+        str(work.resolve()): "build",
+        sys.prefix: "python",
+        sys.base_prefix: "python",
+        os.path.realpath(sys.prefix): "python",
+        os.path.realpath(sys.base_prefix): "python",
+    }
+    # A shared prefix such as /usr says nothing about this machine.
+    private = {place: name for place, name in places.items() if place.count("/") > 1}
+    return sorted(private.items(), key=lambda item: (len(item[0]), item[0]))
+
+
+def _wheel(
+    runner: Runner, tree: Tree, source: Path, work: Path, version: str
+) -> Completed:
+    return _pip(
+        runner,
+        tree,
+        [
+            *("wheel", ".", "--no-deps", "--no-build-isolation"),
+            *("--config-settings", f"--build-option=--py-limited-api={LIMITED_API}"),
+            *("--wheel-dir", str(work / "dist")),
+        ],
+        cwd=source,
+        extra=recipe(work, version),
+    )
+
+
+def _pip(
+    runner: Runner,
+    tree: Tree,
+    arguments: list[str],
+    *,
+    cwd: Path,
+    extra: Mapping[str, str],
+) -> Completed:
+    """pip with no configuration and no network; what it builds lies in `cwd`."""
+    done = runner.run(
+        [
+            *(sys.executable, "-m", "pip", "--isolated", "--no-input", *arguments),
+            *("--no-index", "--no-cache-dir", "--disable-pip-version-check"),
+        ],
+        cwd=cwd,
+        env=clean_environment(**extra),
+        timeout=TIMEOUT,
+    )
+    if done.returncode != 0:
+        if NO_COMPILER.search(done.output):
+            raise EnvironmentProblem(
+                "the base has an extension, and there is no C++ compiler that works",
+                release=tree.release.name,
+                detail=done.last_lines(20),
+                hint="c++ --version",
+            )
+        raise CheckFailed(
+            f"pip {arguments[0]} failed with exit status {done.returncode}",
+            release=tree.release.name,
+            step=tree.step.slug if tree.step else None,
+            detail=done.last_lines(40),
+        )
+    return done
+
+
+def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
+    wheels = list(directory.glob("*.whl"))
+    if len(wheels) == 1:
+        with zipfile.ZipFile(wheels[0]) as archive:
+            metadata = [n for n in archive.namelist() if n.endswith("/METADATA")]
+            text = archive.read(metadata[0]).decode() if metadata else ""
+        if f"\nVersion: {version}\n" in text:
+            return wheels[0]
+    raise CheckFailed(
+        f"the build did not yield one wheel of version {version}",
+        release=tree.release.name,
+        step=tree.step.slug if tree.step else None,
+        detail=[f"found: {wheel.name}" for wheel in wheels] or ["found: none"],
+    )

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An installed tree from that of an earlier tree, where only Python files differ.
+
+Such files go into a wheel as they are. What the version changes is known from the
+earlier tree: its members that name its version. Everything else is linked.
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import PurePosixPath
+
+from xpustack.builds.site import Manifest, with_record
+from xpustack.core.contents import Content, Contents
+from xpustack.core.git import Git
+from xpustack.series.apply import Tree
+
+MODULE = re.compile(r"vllm/(?:[^/]+/)*[^/]+\.py")
+BUILD_SCRIPTS = ("CMakeLists.txt", "MANIFEST.in", "pyproject.toml", "setup.py")
+_PLAIN = "100644"
+_EXECUTABLE = "100755"
+_ABSENT = "000000"
+
+
+class NotDerivable(Exception):
+    """Only the build backend knows what the tree's wheel holds; says why."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """How a path differs between two trees: its blob in the newer one, None if it
+    is gone, and whether the older one lacks it."""
+
+    path: str
+    blob: str | None
+    added: bool
+
+
+def origin_of(git: Git, tree: Tree, version: str) -> Tree | None:
+    """The tree whose wheel `tree` is derived from; None if it is built itself.
+
+    The build backend makes the base, the whole series, and each tree whose step
+    touches anything but modules of vLLM that take no part in the build.
+
+    Args:
+        version: what `tree` is built as.
+    """
+    if not re.search(r"\.step\d+$", version):
+        return None
+    base = tree
+    while base.parent is not None:
+        base = base.parent
+    scripts = build_scripts(git, base.tree_id)
+    candidate = tree
+    while candidate.parent is not None and not any(
+        takes_part(path, scripts) for path in candidate.changed
+    ):
+        candidate = candidate.parent
+    return None if candidate is tree else candidate
+
+
+@cache
+def takes_part(path: str, scripts: str) -> bool:
+    """Whether a build does more with the file `path` than take it into the wheel.
+
+    Args:
+        scripts: the text of the `build_scripts`.
+    """
+    if not MODULE.fullmatch(path):
+        return True
+    if PurePosixPath(path).name not in scripts:
+        return False
+    # `vllm/envs.py`, `"vllm", "envs.py"` and `"vllm" / "envs.py"` all name it.
+    between = r"""["']?\s*[,/]\s*["']?"""
+    name = between.join(re.escape(part) for part in path.split("/"))
+    return bool(re.search(rf"(?<![\w./]){name}(?![\w.])", scripts))
+
+
+@cache
+def build_scripts(git: Git, tree_id: str) -> str:
+    """The text of the files of a tree that may name a module which takes part in
+    the build itself."""
+    listing = git.run("ls-tree", "-z", tree_id, "--", *BUILD_SCRIPTS).decode()
+    blobs = [row.split()[2] for row in listing.split("\0")[:-1]]
+    contents = git.blobs(blobs) if blobs else {}
+    return "\n".join(contents[blob].decode("utf-8", "replace") for blob in blobs)
+
+
+def derive(
+    git: Git,
+    contents: Contents,
+    old: Tree,
+    source: Manifest,
+    source_key: str,
+    new: Tree,
+    version: str,
+) -> Manifest:
+    """What the wheel of `new` as `version` installs, from what that of `old` does.
+
+    Args:
+        source: what `old` installs; `source_key` names its build.
+
+    Raises:
+        NotDerivable: the difference is more than modules that a wheel takes over.
+        OSError: no room, or no right, to write; or a content is damaged.
+    """
+    changes = list(_changes(git, old, new))
+    _require_modules(git, source, old, changes)
+    members = dict(source.members)
+    blobs = git.blobs(change.blob for change in changes if change.blob)
+    for change in changes:
+        if change.blob is None:
+            del members[change.path]
+        else:
+            members[change.path] = contents.add(blobs[change.blob])
+    for path in source.embedding:
+        members[path] = _with_version(contents, members[path], source.version, version)
+    home = next(path for path in members if path.endswith(".dist-info/METADATA"))
+    old_home = home.removesuffix("/METADATA")
+    new_home = old_home.replace(source.version, version)
+    members = {
+        new_home + path.removeprefix(old_home)
+        if path.startswith(old_home + "/")
+        else path: content
+        for path, content in members.items()
+    }
+    own, text = with_record(members, new_home)
+    members[own] = contents.add(text)
+    embedding = tuple(
+        new_home + path.removeprefix(old_home)
+        if path.startswith(old_home + "/")
+        else path
+        for path in source.embedding
+    )
+    return Manifest(version, source_key, embedding, members)
+
+
+def naming(version: str, members: dict[str, bytes]) -> tuple[str, ...]:
+    """Which members but RECORD name `version`, or its part after the `+`."""
+    local = _local(version).encode()
+    return tuple(
+        sorted(
+            path
+            for path, data in members.items()
+            if local in data and not path.endswith(".dist-info/RECORD")
+        )
+    )
+
+
+def _local(version: str) -> str:
+    return version.partition("+")[2] or version
+
+
+def _with_version(contents: Contents, content: Content, old: str, new: str) -> Content:
+    data = contents.path(content).read_bytes()
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        raise NotDerivable("a member that is no text names the version") from None
+    text = re.sub(rf"{re.escape(_local(old))}(?!\d)", lambda _: _local(new), text)
+    return contents.add(text.encode(), executable=content.executable)
+
+
+def _changes(git: Git, old: Tree, new: Tree) -> Iterator[Change]:
+    """Every path at which two trees differ.
+
+    Raises:
+        NotDerivable: one is not a plain file in both.
+    """
+    rows = git.run(
+        *("diff-tree", "-r", "-z", "--no-renames", old.tree_id, new.tree_id)
+    ).decode()
+    fields = iter(rows.split("\0")[:-1])
+    for header in fields:
+        path = next(fields)
+        before, after, _, blob, _ = header.removeprefix(":").split(" ")
+        if not {before, after} <= {_PLAIN, _EXECUTABLE, _ABSENT}:
+            raise NotDerivable(f"{path} is not a plain file")
+        # setuptools gives every module one mode, whatever the tree says.
+        yield Change(path, None if after == _ABSENT else blob, before == _ABSENT)
+
+
+def _require_modules(
+    git: Git, source: Manifest, old: Tree, changes: list[Change]
+) -> None:
+    scripts = build_scripts(git, old.tree_id)
+    folders = {str(PurePosixPath(path).parent) for path in source.members}
+    packages = {
+        str(PurePosixPath(change.path).parent)
+        for change in changes
+        if change.added and change.path.endswith("/__init__.py")
+    }
+    for change in changes:
+        path = PurePosixPath(change.path)
+        if change.path in source.embedding or takes_part(change.path, scripts):
+            raise NotDerivable(f"{path} takes part in the build")
+        if change.added:
+            folder = path.parent
+            while str(folder) not in folders:
+                if str(folder) not in packages:
+                    raise NotDerivable(f"{folder} is new and not a package")
+                folder = folder.parent
+        elif change.path not in source.members:
+            raise NotDerivable(f"{path} is not in the wheel of {old.name}")

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Derived trees against real builds: each run compares one, in turn."""
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xpustack.base.store import Store
+from xpustack.builds import wheel
+from xpustack.builds.build import Build, key_of, make, manifest_of, members_of
+from xpustack.core import fingerprint
+from xpustack.core.cache import Cache
+from xpustack.core.contents import Content
+from xpustack.core.errors import CheckFailed
+from xpustack.core.process import Runner
+from xpustack.series.apply import Tree
+
+
+@dataclass(frozen=True)
+class Equal:
+    """A derived tree that is what a real build installs: how many members were
+    compared, and how long the build took."""
+
+    members: int
+    seconds: float
+
+
+def next_to_prove(
+    cache: Cache, derived: Sequence[tuple[Tree, Build]]
+) -> tuple[Tree, Build]:
+    """Of some derived trees the one to prove: of the release of which a tree was
+    proven longest ago, the step that was. The first of several wins.
+
+    Args:
+        derived: at least one.
+    """
+    proven = {id(tree): cache.results_time(_key(tree)) or 0.0 for tree, _ in derived}
+    latest: dict[str, float] = {}
+    for tree, _ in derived:
+        name = tree.release.name
+        latest[name] = max(latest.get(name, 0.0), proven[id(tree)])
+    return min(
+        derived, key=lambda pair: (latest[pair[0].release.name], proven[id(pair[0])])
+    )
+
+
+def prove_equal(
+    runner: Runner, cache: Cache, store: Store, tree: Tree, build: Build
+) -> Equal:
+    """Really build a derived tree and compare every member: path, content, mode.
+
+    Raises:
+        CheckFailed: they differ; or the build fails.
+        EnvironmentProblem: no room, or a program is missing.
+        Stopped: the runner was stopped.
+    """
+    begin = time.monotonic()
+    with cache.scratch() as work:
+        path, _ = make(runner, store, tree, build.version, work)
+        members = members_of(wheel.read(path), tree)
+    real = {
+        name: Content.of(member.data, member.executable)
+        for name, member in members.items()
+    }
+    manifest = manifest_of(cache, key_of(store, tree, build.version))
+    derived = manifest.members if manifest is not None else {}
+    if differing := _differences(real, derived):
+        raise CheckFailed(
+            "the tree that was derived is not what a real build installs",
+            release=tree.release.name,
+            step=tree.step.slug if tree.step else None,
+            path=build.installed,
+            detail=differing,
+            hint="report it as a fault of xpustack/derive.py",
+        )
+    done = Equal(len(real), time.monotonic() - begin)
+    cache.results_put(_key(tree), {"build": build.key, "members": done.members})
+    return done
+
+
+def _differences(real: dict[str, Content], derived: dict[str, Content]) -> list[str]:
+    lines = []
+    for name in sorted(real.keys() | derived.keys()):
+        old, new = real.get(name), derived.get(name)
+        if old is None:
+            lines.append(f"{name}: a real build does not install it")
+        elif new is None:
+            lines.append(f"{name}: only a real build installs it")
+        elif old.sha256 != new.sha256:
+            lines.append(f"{name}: its content differs")
+        elif old != new:
+            lines.append(f"{name}: its mode differs")
+    return lines
+
+
+def _key(tree: Tree) -> str:
+    """Where it is noted that a release's step was proven, whatever its tree was."""
+    step = tree.step.slug if tree.step else ""
+    return f"equal-{fingerprint.digest(release=tree.release.name, step=step)}"

@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""torch as CMake sees it, the same for every build of torch.
+
+torch's own configuration asks for CUDA's compiler where torch is the CUDA build,
+which is what the default package index has. An XPU build of vLLM compiles nothing
+for CUDA, so this one names only what every build of torch brings.
+"""
+
+import importlib.util
+from pathlib import Path
+
+from xpustack.core.errors import EnvironmentProblem
+
+_FOLDER = "torch-config"
+_TEXT = """\
+set(TORCH_INCLUDE_DIRS "@torch@/include" "@torch@/include/torch/csrc/api/include")
+foreach(name c10 torch_cpu torch)
+  add_library(${name} SHARED IMPORTED)
+  set_target_properties(${name} PROPERTIES
+    IMPORTED_LOCATION "@torch@/lib/lib${name}.so"
+    IMPORTED_SONAME "lib${name}.so"
+    INTERFACE_INCLUDE_DIRECTORIES "${TORCH_INCLUDE_DIRS}")
+endforeach()
+# Linkers drop libraries whose operators are only registered, unless told not to.
+target_link_libraries(torch INTERFACE
+  c10 "-Wl,--no-as-needed,\\"@torch@/lib/libtorch_cpu.so\\" -Wl,--as-needed")
+set(TORCH_LIBRARIES
+  torch "-Wl,--no-as-needed,\\"@torch@/lib/libtorch.so\\" -Wl,--as-needed")
+set(TORCH_FOUND TRUE)
+"""
+
+
+def variables(work: Path) -> dict[str, str]:
+    """The environment variables by which CMake finds what `write` wrote."""
+    return {"Torch_ROOT": str(work / _FOLDER)}
+
+
+def write(work: Path) -> None:
+    """Write the configuration into `work`, for the torch that is installed here.
+
+    Raises:
+        EnvironmentProblem: none is.
+    """
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        raise EnvironmentProblem(
+            "torch is not installed, and vLLM cannot be built without it",
+            hint="tox -e apply-and-test",
+        )
+    (work / _FOLDER).mkdir()
+    text = _TEXT.replace("@torch@", Path(torch.origin).parent.as_posix())
+    (work / _FOLDER / "TorchConfig.cmake").write_text(text, "utf-8")

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel as an archive: written in one canonical form, read with suspicion.
+
+Two builds of one tree may differ in the order, the times and the modes of the
+archive's members and in nothing else. The canonical form fixes these.
+"""
+
+import base64
+import csv
+import hashlib
+import io
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from email.parser import BytesHeaderParser
+from email.policy import compat32
+from pathlib import Path
+
+from xpustack.core.errors import CheckFailed
+from xpustack.series.diff import path_problem
+
+TIME = (1980, 1, 1, 0, 0, 0)
+"""The first moment that a zip archive can hold."""
+MAX_SIZE = 1 << 30
+_PLAIN, _EXECUTABLE = 0o100644, 0o100755
+_UNIX = 3
+_LEVEL = 6
+
+
+@dataclass(frozen=True)
+class Member:
+    """One file in a wheel: its content, and whether it may be executed."""
+
+    data: bytes
+    executable: bool = False
+
+    @property
+    def sha256(self) -> str:
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """What could be read of a wheel.
+
+    `members` are in the archive's order; `problems` says, one sentence each by
+    the member's name, what could not be read ("" for the archive itself).
+    """
+
+    members: Mapping[str, Member]
+    problems: Mapping[str, str]
+
+    @property
+    def metadata(self) -> Mapping[str, list[str]]:
+        """The headers of `*.dist-info/METADATA`, each with all its values; empty
+        where the wheel has no such file."""
+        for name, member in self.members.items():
+            if name.endswith(".dist-info/METADATA") and name.count("/") == 1:
+                parsed = BytesHeaderParser(policy=compat32).parsebytes(member.data)
+                found: dict[str, list[str]] = {}
+                for key, value in parsed.items():
+                    found.setdefault(key, []).append(str(value))
+                return found
+        return {}
+
+
+def read(path: Path | io.BytesIO) -> Wheel:
+    """Read every member, each on its own, so that one damaged member does not
+    hide the others. Nothing is written to disk."""
+    members: dict[str, Member] = {}
+    problems: dict[str, str] = {}
+    left = MAX_SIZE
+    try:
+        with zipfile.ZipFile(path) as archive:
+            for info in archive.infolist():
+                name = info.filename
+                left -= info.file_size
+                problem = path_problem(name)
+                if name in members:
+                    problem = "the archive has it twice"
+                elif left < 0:
+                    problem = f"the archive unpacks to more than {MAX_SIZE} bytes"
+                if problem is None:
+                    try:
+                        mode = info.external_attr >> 16
+                        members[name] = Member(archive.read(info), bool(mode & 0o100))
+                    except (
+                        *(zipfile.BadZipFile, zlib.error, EOFError),
+                        *(NotImplementedError, RuntimeError, OSError),
+                    ) as error:
+                        problem = f"damaged: {error}"
+                if problem is not None:
+                    problems[name] = problem
+    except (zipfile.BadZipFile, EOFError, OSError, ValueError) as error:
+        problems[""] = f"the wheel is damaged or cut short: {error}"
+    return Wheel(members, problems)
+
+
+def record_problems(wheel: Wheel) -> dict[str, str]:
+    """Where the wheel's own RECORD and its members do not agree, by member."""
+    names = [name for name in wheel.members if name.endswith(".dist-info/RECORD")]
+    if len(names) != 1:
+        return {"": f"it has {len(names)} RECORD files"}
+    own = names[0]
+    listed = {}
+    text = wheel.members[own].data.decode("utf-8", "replace")
+    for row in csv.reader(io.StringIO(text, newline="")):
+        if row:
+            listed[row[0]] = row[1:2] or [""]
+    problems = {
+        name: "RECORD does not list it"
+        for name in wheel.members
+        if name not in listed and name != own
+    }
+    for name, [value] in listed.items():
+        if name == own:
+            continue
+        if name not in wheel.members:
+            problems[name] = "RECORD lists it and the archive lacks it"
+        elif value != _encoded(hashlib.sha256(wheel.members[name].data).digest()):
+            problems[name] = "its content is not what RECORD says"
+    return problems
+
+
+def canonical_members(wheel: Wheel) -> dict[str, Member]:
+    """The members in the canonical order: sorted, metadata last, and at the end
+    RECORD, written anew.
+
+    Raises:
+        CheckFailed: the wheel could not be read to its end.
+    """
+    if wheel.problems:
+        raise CheckFailed(
+            "the build yields a wheel that cannot be read",
+            detail=[f"{name}: {problem}" for name, problem in wheel.problems.items()],
+        )
+    own = next(name for name in wheel.members if name.endswith(".dist-info/RECORD"))
+    names = [name for name in wheel.members if name != own]
+    members = {name: wheel.members[name] for name in _canonical_order(names, own)}
+    rows = {name: (one.sha256, len(one.data)) for name, one in members.items()}
+    return {**members, own: Member(record(rows, own))}
+
+
+def canonical(wheel: Wheel) -> bytes:
+    """The one archive of these members: in canonical order, one time, two modes.
+
+    Raises:
+        CheckFailed: the wheel could not be read to its end.
+    """
+    target = io.BytesIO()
+    with zipfile.ZipFile(target, "w") as archive:
+        for name, member in canonical_members(wheel).items():
+            info = zipfile.ZipInfo(name, TIME)
+            info.create_system = _UNIX
+            info.compress_type = zipfile.ZIP_DEFLATED
+            mode = _EXECUTABLE if member.executable else _PLAIN
+            info.external_attr = mode << 16
+            archive.writestr(info, member.data, compresslevel=_LEVEL)
+    return target.getvalue()
+
+
+def leaks(wheel: Wheel, places: Iterable[str]) -> list[str]:
+    """Which members name which of the given directories, one line each."""
+    return [
+        f"{name} names {place}"
+        for place in places
+        for name, member in wheel.members.items()
+        if place.encode() in member.data
+    ]
+
+
+def record(rows: Mapping[str, tuple[str, int]], own: str) -> bytes:
+    """The canonical text of a RECORD: the metadata last, itself at the very end.
+
+    Args:
+        rows: the sha256 (hexadecimal) and the size of every other member.
+        own: the RECORD's own path, `<name>.dist-info/RECORD`.
+    """
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for name in _canonical_order(rows, own):
+        sha256, size = rows[name]
+        writer.writerow([name, _encoded(bytes.fromhex(sha256)), size])
+    writer.writerow([own, "", ""])
+    return text.getvalue().encode()
+
+
+def _canonical_order(names: Iterable[str], own: str) -> list[str]:
+    home = own.removesuffix("RECORD")
+    return sorted(names, key=lambda name: (name.startswith(home), name))
+
+
+def _encoded(digest: bytes) -> str:
+    text = base64.urlsafe_b64encode(digest)
+    return "sha256=" + text.rstrip(b"=").decode()

@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cache holds, what this checkout still reaches of it, and removing the rest.
+
+An entry is removed if no pin and no series of the checkout reaches it and it has
+not been used for some days: other checkouts may share the cache.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xpustack.base import releases
+from xpustack.base.store import Store, base_ref
+from xpustack.builds import build
+from xpustack.builds.build import version_of
+from xpustack.builds.bytecode import forget, load_index
+from xpustack.checks.proof import result_keys
+from xpustack.core.cache import Cache, writing
+from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.progress import Progress, silent
+from xpustack.core.project import Project
+from xpustack.series.apply import trees
+
+_DAY = 86_400
+_BUILDS = ("wheels", "builds")
+_CONTENTS = "files"
+_MYPY = "mypy"
+_SCRATCH = "scratch"
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Area:
+    """One folder of the cache: its entries, and the bytes that they take on disk."""
+
+    name: str
+    entries: int
+    bytes: int
+
+
+@dataclass
+class Reached:
+    """Names of what a checkout needs: archives by sha256, builds and results by
+    key, releases by name, commits by id."""
+
+    sdists: set[str] = field(default_factory=set)
+    builds: set[str] = field(default_factory=set)
+    results: set[str] = field(default_factory=set)
+    releases: set[str] = field(default_factory=set)
+    commits: set[str] = field(default_factory=set)
+
+
+@contextlib.contextmanager
+def in_use(cache: Cache) -> Iterator[None]:
+    """Keep `gc` from removing anything of the cache during the block."""
+    handle = None
+    # A cache that cannot be opened is the error of whoever writes to it.
+    with contextlib.suppress(OSError):
+        cache.root.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(OSError):
+        handle = os.open(cache.root, os.O_RDONLY | os.O_DIRECTORY)
+        fcntl.flock(handle, fcntl.LOCK_SH)
+    try:
+        yield
+    finally:
+        if handle is not None:
+            os.close(handle)
+
+
+def info(cache: Cache) -> list[Area]:
+    """The areas of the cache; a file with several names counts in the first."""
+    if not cache.root.is_dir():
+        return []
+    seen: set[tuple[int, int]] = set()
+    areas = []
+    for folder in sorted(path for path in cache.root.iterdir() if path.is_dir()):
+        size = 0
+        for status in _statuses(folder):
+            inode = (status.st_dev, status.st_ino)
+            if inode not in seen:
+                seen.add(inode)
+                size += status.st_blocks * _BLOCK
+        areas.append(Area(folder.name, len(_entries(cache, folder.name)), size))
+    return areas
+
+
+def reached(project: Project, cache: Cache, progress: Progress = silent) -> Reached:
+    """What the pins and series of a checkout need of the cache.
+
+    Raises:
+        StackError: a series cannot be read or applied, so that it is not known.
+    """
+    store = Store(cache)
+    known = Reached()
+    for release in releases.load(project):
+        known.sdists.add(release.sha256)
+        known.releases.add(release.name)
+        if base_ref(release) not in store.refs():
+            continue
+        progress(f"reading {release.name}")
+        grown = trees(store, project, release, offline=True, progress=progress)
+        last = len(grown) - 1
+        known.commits |= {tree.commit for tree in grown}
+        known.builds |= {
+            build.key_of(store, tree, version_of(tree, last)) for tree in grown
+        }
+        known.results |= result_keys(project, cache, grown)
+    return known
+
+
+def gc(
+    cache: Cache, needed: Reached, *, days: float = 7, dry_run: bool = False
+) -> list[Area]:
+    """Remove what is not `needed` and was not used for `days`, and what killed runs
+    left; only tell, if `dry_run`.
+
+    Returns:
+        What went, by area. A file that another entry holds as well frees nothing.
+
+    Raises:
+        EnvironmentProblem: another run uses the cache, or no right to write it.
+    """
+    if not cache.root.is_dir():
+        return []
+    with _alone(cache), writing(cache.root):
+        oldest = time.time() - days * _DAY
+        unneeded = list(_unneeded(cache, needed, oldest))
+        removed = [path for _, path in unneeded]
+        sources = _sources(cache, removed)
+        unneeded += _unlinked(cache, removed, sources)
+        areas = _freed(unneeded)
+        if not dry_run:
+            for _, path in unneeded:
+                _remove(path)
+            forget(cache, sources)
+        areas += _refs(cache, needed, dry_run)
+    return areas
+
+
+def _unneeded(
+    cache: Cache, needed: Reached, oldest: float
+) -> Iterator[tuple[str, Path]]:
+    names = {
+        cache.sdists.name: needed.sdists,
+        cache.results.name: needed.results,
+        _MYPY: needed.releases,
+        **dict.fromkeys(_BUILDS, needed.builds),
+    }
+    for area, keep in names.items():
+        for path in _entries(cache, area):
+            name = path.stem if area == cache.results.name else path.name
+            if name not in keep and path.lstat().st_mtime <= oldest:
+                yield area, path
+    yield from (
+        (_SCRATCH, path) for path in _entries(cache, _SCRATCH) if not _held(path)
+    )
+
+
+def _sources(cache: Cache, removed: Iterable[Path]) -> set[str]:
+    """The sha256 of all that the installed trees list, but for those `removed`."""
+    homes = set(_entries(cache, cache.builds.name)) - set(removed)
+    manifests = (build.manifest_of(cache, home.name) for home in homes)
+    return {
+        content.sha256
+        for manifest in manifests
+        if manifest is not None
+        for content in manifest.members.values()
+    }
+
+
+def _unlinked(
+    cache: Cache, removed: Iterable[Path], sources: set[str]
+) -> list[tuple[str, Path]]:
+    """The contents that no installed tree lists or links to any more, and that are
+    not the byte code of one; where there are no links, trees have copies."""
+    links = _links(removed)
+    code = load_index(cache)
+    listed = sources | {code[source].sha256 for source in sources & code.keys()}
+    return [
+        (_CONTENTS, path)
+        for path in _entries(cache, _CONTENTS)
+        if path.name.removesuffix("x") not in listed
+        and (status := path.lstat()).st_nlink - links[_inode(status)] <= 1
+    ]
+
+
+def _freed(unneeded: Iterable[tuple[str, Path]]) -> list[Area]:
+    pairs = list(unneeded)
+    links = _links(path for _, path in pairs)
+    entries = Counter(area for area, _ in pairs)
+    sizes: Counter[str] = Counter()
+    seen: set[tuple[int, int]] = set()
+    for area, path in pairs:
+        for status in _statuses(path):
+            inode = _inode(status)
+            if inode not in seen and links[inode] >= status.st_nlink:
+                seen.add(inode)
+                sizes[area] += status.st_blocks * _BLOCK
+    return [Area(area, count, sizes[area]) for area, count in entries.items()]
+
+
+def _refs(cache: Cache, needed: Reached, dry_run: bool) -> list[Area]:
+    """Drop the refs of commits that are not needed, and their objects."""
+    store = Store(cache)
+    bases = {f"refs/bases/{sha256}" for sha256 in needed.sdists}
+    stale = [
+        ref
+        for ref, commit in store.refs().items()
+        if commit.id not in needed.commits and ref not in bases
+    ]
+    if not stale:
+        return []
+    before = sum(status.st_blocks for status in _statuses(cache.objects))
+    if not dry_run:
+        with store.writing() as writer:
+            orders = "".join(f"delete {ref}\n" for ref in stale)
+            writer.git.run("update-ref", "--stdin", data=orders.encode())
+            if any(ref.startswith("refs/bases/") for ref in stale):
+                # A base lies in a pack, which only a new pack replaces.
+                writer.git.run("repack", "-a", "-d", "-q", "--window=0")
+            writer.git.run("prune", "--expire=now")
+    after = sum(status.st_blocks for status in _statuses(cache.objects))
+    return [Area(cache.objects.name, len(stale), (before - after) * _BLOCK)]
+
+
+@contextlib.contextmanager
+def _alone(cache: Cache) -> Iterator[None]:
+    handle = os.open(cache.root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise EnvironmentProblem(
+            "another run uses the cache",
+            path=cache.root,
+            hint="the same command again when that run has ended",
+        ) from None
+    finally:
+        os.close(handle)
+
+
+def _entries(cache: Cache, area: str) -> list[Path]:
+    """What counts as one entry of an area: a file in a folder of two letters, or
+    whatever lies in the area itself."""
+    pattern = "??/*" if area in (cache.results.name, _CONTENTS) else "*"
+    return sorted((cache.root / area).glob(pattern))
+
+
+def _links(paths: Iterable[Path]) -> Counter[tuple[int, int]]:
+    """How many of the given names, or of those below them, each file has."""
+    return Counter(_inode(status) for path in paths for status in _statuses(path))
+
+
+def _statuses(path: Path) -> Iterator[os.stat_result]:
+    """The status of a file, or of every file below a folder."""
+    if not path.is_dir() or path.is_symlink():
+        yield path.lstat()
+        return
+    for folder, _, names in os.walk(path):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                yield os.lstat(os.path.join(folder, name))
+
+
+def _inode(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _held(path: Path) -> bool:
+    """Whether a living writer holds the lock of a temporary entry."""
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

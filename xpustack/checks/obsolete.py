@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Whether a release does without a step: its test passes on a tree without it."""
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.builds.build import build, version_of
+from xpustack.core.cache import Cache
+from xpustack.core.process import Runner
+from xpustack.core.progress import Progress, silent
+from xpustack.core.project import Project
+from xpustack.series.apply import trees
+from xpustack.series.patch import Step
+from xpustack.steptest.server import Server
+from xpustack.steptest.step_test import StepTest
+
+
+def passes_on(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    step: Step,
+    at: str | None,
+    progress: Progress = silent,
+) -> bool:
+    """Run a step's test on a tree of `release` and say whether all of it passes.
+
+    Args:
+        at: the last step of the tree, empty for the base, None for the tip.
+
+    Raises:
+        CheckFailed: the tree cannot be built.
+        StackError: as `trees`.
+    """
+    store = Store(cache)
+    made = trees(store, project, release, progress=progress)
+    slugs = [tree.step.slug if tree.step else "" for tree in made]
+    tree = made[-1 if at is None else slugs.index(at)]
+    runner = Runner()
+    try:
+        progress(f"testing {step.slug} on {tree.name}")
+        built = build(runner, cache, store, tree, version_of(tree, len(made) - 1))
+        test = StepTest.of(project, release, step, None, built)
+        with Server(runner) as server:
+            done = test.run(server, cache)
+    except BaseException:
+        runner.stop()
+        raise
+    return not done.problems

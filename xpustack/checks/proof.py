@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the checks have proven of a series, looked up without doing anything."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from xpustack.base.store import Store
+from xpustack.builds import build
+from xpustack.builds.build import Build, version_of
+from xpustack.checks.results import Kind, Result, stored_pass
+from xpustack.core.cache import Cache
+from xpustack.core.project import Project
+from xpustack.lint import linter
+from xpustack.series.apply import Tree
+from xpustack.series.patch import Step
+from xpustack.steptest.step_test import StepTest
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The last green checks of one step as it is now, None where there are none.
+
+    `built` says that both of its trees are built; `when` is the time of the oldest
+    of its results in seconds since 1970.
+    """
+
+    step: Step
+    built: bool
+    lint: Result | None
+    test: Result | None
+    when: float | None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The kinds of check that are not proven."""
+        kinds = (("build", self.built), ("lint", self.lint), ("test", self.test))
+        return tuple(kind for kind, proven in kinds if not proven)
+
+
+def linted_key(before: Tree, after: Tree) -> str:
+    """Where the cache keeps the lint result of one tree over another."""
+    return f"lint-{linter.key_of(before, after)}"
+
+
+def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
+    """What is proven of each step of a series, by its trees, base first.
+
+    Raises:
+        SeriesError: a step names no test module, or one that does not exist.
+    """
+    builds = _builds(cache, made)
+    found = []
+    for before, after in itertools.pairwise(made):
+        assert after.step is not None
+        old, new = builds[before.index], builds[after.index]
+        test = StepTest.of(project, after.release, after.step, old, new)
+        keys = (linted_key(before, after), test.key)
+        linted = _result(cache, keys[0], "lint", after.step)
+        tested = _result(cache, keys[1], "test", after.step)
+        times = [time for key in keys if (time := cache.results_time(key)) is not None]
+        found.append(
+            Proof(
+                after.step,
+                old.installed.is_dir() and new.installed.is_dir(),
+                linted,
+                tested,
+                min(times, default=None),
+            )
+        )
+    return found
+
+
+def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozenset[str]:
+    """Where the cache keeps every result of a series as it is now, step by step and
+    at its tip, by its trees, base first.
+
+    Raises:
+        SeriesError: a step names no test module, or one that does not exist.
+    """
+    builds = _builds(cache, made)
+    keys = {linted_key(made[0], made[-1])} if len(made) > 1 else set()
+    for before, after in itertools.pairwise(made):
+        assert after.step is not None
+        for old, new in (
+            (builds[before.index], builds[after.index]),
+            (None, builds[-1]),
+        ):
+            keys.add(StepTest.of(project, after.release, after.step, old, new).key)
+        keys.add(linted_key(before, after))
+    return frozenset(keys)
+
+
+def _builds(cache: Cache, made: Sequence[Tree]) -> list[Build]:
+    """The builds of a series as they would be, whether they exist or not."""
+    store, last = Store(cache), len(made) - 1
+    return [build.expected(cache, store, tree, version_of(tree, last)) for tree in made]
+
+
+def _result(cache: Cache, key: str, kind: Kind, step: Step) -> Result | None:
+    return stored_pass(cache.results_get(key), kind, step.release, step.slug)

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build, lint and test of every tree, in parallel and only where not yet proven."""
+
+import time
+from collections.abc import Collection, Iterable, Sequence
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.builds.equality import next_to_prove, prove_equal
+from xpustack.checks.observer import Check, Observer, Unobserved
+from xpustack.checks.plan import Derived, Planner
+from xpustack.checks.results import DERIVED, Kind, Report, Result
+from xpustack.checks.schedule import Task, execute
+from xpustack.core.cache import Cache
+from xpustack.core.process import Runner
+from xpustack.core.progress import Progress, silent
+from xpustack.core.project import Project
+from xpustack.lint.linter import Linter
+from xpustack.series.static import check_static
+from xpustack.steptest.server import Server
+
+
+def run(
+    project: Project,
+    cache: Cache,
+    releases: Iterable[Release],
+    *,
+    step: str | None = None,
+    only: Kind | None = None,
+    tips: Collection[str] = (),
+    jobs: int = 2,
+    offline: bool = False,
+    progress: Progress = silent,
+    observer: Observer | None = None,
+) -> Report:
+    """Check the releases' steps; a broken one never stops the others.
+
+    Args:
+        step: the slug of the one step to check; None for all.
+        only: the one kind of check; builds that tests need happen nevertheless.
+        tips: names of the releases whose whole series is checked at once: one
+            build, one lint against the base, every step's test on that tree alone.
+        jobs: how many checks run at the same time.
+        observer: is told what is planned, starts and ends.
+
+    Returns:
+        The report; its `problem` says what of the machine ended the run early.
+
+    Raises:
+        UsageError: a release has no such step.
+        EnvironmentProblem: the machine failed before any check could start.
+        KeyboardInterrupt: passed on after everything started was killed.
+    """
+    begin = time.monotonic()
+    chosen = list(releases)
+    runner = Runner()
+    server = Server(runner)
+    linter = Linter(runner, cache, Store(cache))
+    early = _static(project, chosen, step)
+    cache.sweep()
+    tasks: list[Task] = []
+    derived: list[Derived] = []
+    for release in chosen:
+        planner = Planner(
+            project, cache, Store(cache), release, runner, server, linter, progress
+        )
+        errors, planned = planner.plan(step, only, release.name in tips, offline)
+        early += errors
+        tasks += planned
+        derived += planner.to_derive()
+    if step is None and only in (None, "build") and derived:
+        _add_proof(tasks, derived, cache, runner)
+    observer = observer or Unobserved()
+    known = [
+        (Check(result.release, result.step, result.kind), result) for result in early
+    ]
+    observer.planned([*(check for check, _ in known), *(task.check for task in tasks)])
+    for check, result in known:
+        observer.finished(check, result)
+    with server, linter:
+        problem = execute(tasks, runner, jobs, observer)
+    done = [
+        task.result
+        for task in tasks
+        if task.result is not None and (task.shown or task.result.status == "failed")
+    ]
+    results = _in_order([*early, *done], [release.name for release in chosen])
+    undone = sum(task.shown and task.result is None for task in tasks)
+    return Report(tuple(results), time.monotonic() - begin, problem, undone)
+
+
+def _in_order(results: list[Result], releases: list[str]) -> list[Result]:
+    """Results as people read them: by release, step and kind. A release's steps come
+    in the order of their builds and tests; its first lint starts before these."""
+    kinds = ("static", "apply", "build", "lint", "test")
+    order = {name: index for index, name in enumerate(["-", *releases])}
+    steps: dict[tuple[str, str], int] = {}
+    for result in sorted(results, key=lambda result: result.kind == "lint"):
+        steps.setdefault((result.release, result.step), len(steps))
+    return sorted(
+        results,
+        key=lambda result: (
+            order[result.release],
+            steps[result.release, result.step],
+            kinds.index(result.kind),
+        ),
+    )
+
+
+def _static(project: Project, chosen: list[Release], step: str | None) -> list[Result]:
+    names = {release.name for release in chosen}
+    return [
+        Result(
+            finding.release or "-",
+            finding.step or "-",
+            "static",
+            "failed",
+            summary=f"{finding.path}: {finding.message}",
+        )
+        for finding in check_static(project)
+        if not finding.warning
+        and (finding.release is None or finding.release in names)
+        and step in (None, finding.step)
+    ]
+
+
+def _add_proof(
+    tasks: list[Task], derived: Sequence[Derived], cache: Cache, runner: Runner
+) -> None:
+    """Compare one of the trees that this run derives with a real build of it."""
+    tree, build = next_to_prove(cache, [(each.tree, each.build) for each in derived])
+    need = next(each.task for each in derived if each.tree is tree)
+
+    def work() -> Result:
+        equal = prove_equal(runner, cache, Store(cache), tree, build)
+        return Result(
+            tree.release.name,
+            DERIVED,
+            "build",
+            "passed",
+            equal.seconds,
+            summary=f"{need.step}: {equal.members} members as a real build has them",
+        )
+
+    proof = Task(tree.release.name, DERIVED, "build", work, needs=(need,))
+    tasks.insert(tasks.index(need) + 1, proof)

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tasks with needs, run in parallel; a broken one never stops the others."""
+
+import concurrent.futures
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from xpustack.checks.observer import Check, Observer
+from xpustack.checks.results import Kind, Result
+from xpustack.core.errors import EnvironmentProblem, StackError
+from xpustack.core.process import Runner, Stopped
+
+_TICK = 1.0
+_SHOWN = 20
+
+
+@dataclass
+class Task:
+    """One check to come: it starts when `after` have ended, and is blocked if
+    one of `needs` did not pass. A task that is not `shown` serves others."""
+
+    release: str
+    step: str
+    kind: Kind
+    work: Callable[[], Result]
+    needs: tuple["Task", ...] = ()
+    after: tuple["Task", ...] = ()
+    shown: bool = True
+    result: Result | None = field(default=None)
+
+    @property
+    def check(self) -> Check:
+        return Check(self.release, self.step, self.kind, self.shown)
+
+    def ready(self) -> bool:
+        return all(task.result is not None for task in (*self.needs, *self.after))
+
+    def blocker(self) -> "Task | None":
+        for task in self.needs:
+            if task.result is not None and task.result.status != "passed":
+                return task
+        return None
+
+
+def execute(
+    tasks: Sequence[Task], runner: Runner, jobs: int, observer: Observer
+) -> EnvironmentProblem | None:
+    """Give each task its result, at most `jobs` of them at the same time.
+
+    Returns:
+        The problem of the machine that ended the run early: nothing started after
+        it, what ran was killed, and those tasks have no result. None if every
+        task has one.
+
+    Raises:
+        KeyboardInterrupt: passed on after everything started was killed.
+    """
+    waiting = list(tasks)
+    running: dict[concurrent.futures.Future[Result], Task] = {}
+    problem: EnvironmentProblem | None = None
+    pool = concurrent.futures.ThreadPoolExecutor(max_workers=jobs)
+
+    def finish(task: Task, result: Result) -> None:
+        task.result = result
+        observer.finished(task.check, result)
+
+    def start_ready() -> None:
+        for task in [task for task in waiting if task.ready()]:
+            blocker = task.blocker()
+            if blocker is None and len(running) >= jobs:
+                continue
+            waiting.remove(task)
+            if blocker is not None:
+                why = f"{blocker.step} {blocker.kind} did not pass"
+                finish(
+                    task,
+                    Result(task.release, task.step, task.kind, "blocked", summary=why),
+                )
+            else:
+                observer.started(task.check)
+                running[pool.submit(_safely, task)] = task
+
+    try:
+        while running or (waiting and problem is None):
+            if problem is None:
+                start_ready()
+            if not running:
+                continue
+            ended, _ = concurrent.futures.wait(
+                running,
+                timeout=_TICK,
+                return_when=concurrent.futures.FIRST_COMPLETED,
+            )
+            for future in ended:
+                task = running.pop(future)
+                try:
+                    finish(task, future.result())
+                except EnvironmentProblem as error:
+                    problem = problem or error
+                    runner.stop()
+                except Stopped:
+                    if problem is None:
+                        raise
+            observer.waiting()
+    except BaseException:
+        runner.stop()
+        raise
+    finally:
+        pool.shutdown(wait=True, cancel_futures=True)
+    return problem
+
+
+def _safely(task: Task) -> Result:
+    """The task's result; whatever it raises is its failure, not the run's.
+
+    Raises:
+        EnvironmentProblem: the machine's failure is not the task's.
+        Stopped: the run was stopped.
+    """
+    try:
+        return task.work()
+    except (EnvironmentProblem, Stopped):
+        raise
+    except StackError as error:
+        summary, detail = error.message, tuple(str(error).splitlines()[1:])
+    except Exception as error:
+        summary = f"{type(error).__name__}: {error}"
+        detail = tuple(traceback.format_exc().splitlines()[-_SHOWN:])
+    return Result(
+        task.release, task.step, task.kind, "failed", summary=summary, detail=detail
+    )

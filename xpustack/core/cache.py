@@ -1,0 +1,359 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The content-addressed cache that every run, also at the same time, shares.
+
+Whatever appears under its final name is complete: it was written under a
+temporary name beside and renamed. The writer holds a lock on the temporary
+entry, which the kernel drops when the writer dies, so that the next writer can
+tell a leftover from work in progress and sweeps it.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import secrets
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from filelock import FileLock, Timeout
+
+from xpustack.core.contents import Contents, Looked
+from xpustack.core.errors import EnvironmentProblem, UsageError, command
+from xpustack.core.exchange import exchange
+from xpustack.core.progress import Progress, silent
+
+_NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_TEMPORARY = re.compile(r"\.xpustack-[0-9a-f]{16}\.part")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A cache rooted at a directory, which need not exist yet.
+
+    One object serves one run: `looked` knows what the run has verified.
+    """
+
+    root: Path
+    looked: Looked = field(default_factory=Looked, compare=False, repr=False)
+
+    @classmethod
+    def default(cls) -> "Cache":
+        """`$XPUSTACK_CACHE`, else `xpustack` in the XDG cache directory."""
+        chosen = os.environ.get("XPUSTACK_CACHE")
+        if chosen:
+            return cls(Path(chosen).expanduser().absolute())
+        xdg = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG specification tells programs to ignore a relative value.
+        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
+        return cls(base / "xpustack")
+
+    @property
+    def sdists(self) -> Path:
+        """Verified archives, as `<sha256>/<file>`."""
+        return self.root / "sdists"
+
+    @property
+    def objects(self) -> Path:
+        """The bare git store that holds every base and tree."""
+        return self.root / "objects"
+
+    @property
+    def builds(self) -> Path:
+        """Installed trees, as `<key>/site`, with what each holds beside it."""
+        return self.root / "builds"
+
+    @property
+    def contents(self) -> Contents:
+        """What the installed trees hold, once each."""
+        return Contents(self.root / "files", self.looked)
+
+    @property
+    def bytecode(self) -> Path:
+        """What Python compiled the contents to, by their sha256."""
+        return self.root / "bytecode"
+
+    @property
+    def results(self) -> Path:
+        return self.root / "results"
+
+    @contextlib.contextmanager
+    def lock(self, name: str, progress: Progress | None = None) -> Iterator[None]:
+        """Hold the lock `name` against every other thread and process.
+
+        Not re-entrant: a caller that holds it must not ask for it again.
+        `progress` is told when another run has it.
+        """
+        path = self.root / "locks" / f"{_checked(name)}.lock"
+        with writing(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            held = FileLock(path)
+            try:
+                held.acquire(timeout=0)
+            except Timeout:
+                (progress or silent)(f"waiting for another run to release {name}")
+                held.acquire()
+        try:
+            yield
+        finally:
+            held.release()
+
+    @contextlib.contextmanager
+    def scratch(self) -> Iterator[Path]:
+        """A directory on the cache's own disk that is gone after the block.
+
+        A killed run's is swept by the next one.
+
+        Raises:
+            EnvironmentProblem: no room, or no right, to write it.
+        """
+        parent = self.root / "scratch"
+        with writing(parent):
+            directory, handle = _begin(parent, directory=True)
+            try:
+                yield directory
+            finally:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(handle)
+
+    def sweep(self) -> list[Path]:
+        """Remove what killed runs left anywhere in the cache; return what was removed.
+
+        Raises:
+            EnvironmentProblem: no right to remove it.
+        """
+        removed = []
+        with writing(self.root):
+            for folder in (self.root, *self.root.glob("*/"), *self.root.glob("*/*/")):
+                # Git's own folders and installed trees hold no temporary entries.
+                if not folder.is_relative_to(self.objects) and folder.is_dir():
+                    removed += sweep(folder)
+        return removed
+
+    def results_get(self, key: str) -> dict[str, Any] | None:
+        """The result stored under `key`; None if there is none or it is damaged."""
+        try:
+            value = json.loads(self._result(key).read_bytes())
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            return None
+        return value if isinstance(value, dict) else None
+
+    def results_put(self, key: str, value: Mapping[str, Any]) -> None:
+        """Store a JSON-able mapping; the last writer of a key wins."""
+        with atomic_file(self._result(key)) as file:
+            file.write(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
+
+    def results_time(self, key: str) -> float | None:
+        """When the result was stored, in seconds since 1970; None if there is none."""
+        try:
+            return self._result(key).stat().st_mtime
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def _result(self, key: str) -> Path:
+        return self.results / _checked(key)[:2] / f"{key}.json"
+
+
+@contextlib.contextmanager
+def atomic_file(target: Path) -> Iterator[BinaryIO]:
+    """A new file, renamed to `target` and synced when the block ends well.
+
+    An existing `target` is replaced. After an exception nothing is left.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write it.
+    """
+    with writing(target):
+        temporary, handle = _begin(target.parent, directory=False)
+        try:
+            with open(handle, "wb", closefd=False) as file:
+                yield file
+                file.flush()
+                os.fsync(handle)
+            os.replace(temporary, target)
+            _sync(target.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def atomic_dir(target: Path) -> Iterator[Path]:
+    """A new empty directory, renamed to `target` when the block ends well.
+
+    If `target` exists and is not empty by then, another run was faster and its
+    directory stays. Contents are not synced one by one: a directory in the
+    cache holds what can be derived again.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write it.
+    """
+    with writing(target):
+        temporary, handle = _begin(target.parent, directory=True)
+        try:
+            yield temporary
+            try:
+                os.rename(temporary, target)
+            except OSError as error:
+                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                    raise
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            os.close(handle)
+
+
+@contextlib.contextmanager
+def replace_dir(target: Path) -> Iterator[Path]:
+    """A new empty directory that takes the place of `target` when the block ends
+    well. Until then, and after an exception, `target` stays as it was.
+
+    Whenever the run is killed, the old or the new directory is whole. Where the
+    file system cannot exchange two names, the next `recover_dir` brings it back.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write it.
+    """
+    recover_dir(target)
+    with writing(target):
+        temporary, handle = _begin(target.parent, directory=True)
+        try:
+            yield temporary
+            if not exchange(temporary, target):
+                os.rename(target, _backup(target))
+                os.rename(temporary, target)
+            _sync(target.parent)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+            if target.exists():
+                shutil.rmtree(_backup(target), ignore_errors=True)
+            os.close(handle)
+
+
+def recover_dir(target: Path) -> None:
+    """Bring back what a killed `replace_dir` had moved out of the way of `target`.
+
+    Raises:
+        EnvironmentProblem: no right to write it.
+    """
+    backup = _backup(target)
+    with writing(target):
+        if backup.is_dir():
+            if target.exists():
+                shutil.rmtree(backup)
+            else:
+                os.rename(backup, target)
+
+
+def _backup(target: Path) -> Path:
+    return target.parent / f".xpustack-old-{target.name}"
+
+
+def sweep(directory: Path) -> list[Path]:
+    """Remove what killed writers left in `directory`; return what was removed.
+
+    Entries that a living writer holds are left alone.
+    """
+    removed = []
+    for name in os.listdir(directory):
+        if not _TEMPORARY.fullmatch(name):
+            continue
+        path = directory / name
+        try:
+            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
+        except FileNotFoundError:
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if path.is_dir():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+            removed.append(path)
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(handle)
+    return removed
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn the system's refusals to write at or below `path` into one error.
+
+    Raises:
+        EnvironmentProblem: the disk or quota is full, access is denied, or a file
+            stands where a folder belongs, or the other way round.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _NO_ROOM:
+            message, hint = "no room left to write", command("df", "-h", path.parent)
+        elif error.errno in _NOT_ALLOWED:
+            message, hint = "not allowed to write", command("ls", "-ld", path.parent)
+        elif error.errno == errno.ENOTDIR or (
+            error.errno == errno.EEXIST and not path.is_dir()
+        ):
+            message, path = "a file is where a directory must be", _file_above(path)
+            hint = command("mv", path) + " NEW_NAME"
+        else:
+            raise
+        raise EnvironmentProblem(
+            message,
+            path=path,
+            detail=[
+                error.strerror or str(error),
+                "XPUSTACK_CACHE=DIR moves the cache to another disk",
+            ],
+            hint=hint,
+        ) from error
+
+
+def _file_above(path: Path) -> Path:
+    """The file because of which `path` cannot be a directory, or lie in one."""
+    places = (path, *path.parents)
+    return next((place for place in places if place.is_file()), path)
+
+
+def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:
+    """A temporary entry in `parent` and the handle that holds its lock.
+
+    A sweeper may remove an entry before it is opened or locked: then another one.
+    """
+    parent.mkdir(parents=True, exist_ok=True)
+    sweep(parent)
+    while True:
+        path = parent / f".xpustack-{secrets.token_hex(8)}.part"
+        if directory:
+            path.mkdir()
+            try:
+                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+            except FileNotFoundError:
+                continue
+        else:
+            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        if path.exists():
+            return path, handle
+        os.close(handle)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name an entry of the cache")
+    return name

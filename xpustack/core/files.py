@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stack's own files, read as plain files or refused with their name.
+
+No link is followed: what is built would depend on files outside the repository,
+which no commit records.
+"""
+
+import os
+import shlex
+from pathlib import Path
+
+from xpustack.core.errors import EnvironmentProblem, StackError
+
+
+def link_in(path: Path, root: Path) -> Path | None:
+    """The first symbolic link on the way from the directory `root` down to `path`,
+    which is below it; None if there is none. `root` itself may be a link."""
+    place = root
+    for part in path.relative_to(root).parts:
+        place /= part
+        if place.is_symlink():
+            return place
+    return None
+
+
+def without_link(link: Path) -> str:
+    """The command that puts what a link points to in the link's place."""
+    place = shlex.quote(str(link))
+    if not link.exists():
+        return f"rm {place}"
+    target = shlex.quote(os.path.realpath(link))
+    return f"rm {place} && cp -rL {target} {place}"
+
+
+def read(
+    path: Path,
+    root: Path,
+    kind: type[StackError],
+    *,
+    release: str | None = None,
+    step: str | None = None,
+) -> bytes:
+    """The bytes of a plain file below `root`.
+
+    Raises:
+        FileNotFoundError: there is none; the caller knows what that means.
+        kind: the file, or a folder above it, is a link, or no file or folder.
+        EnvironmentProblem: the system does not let it be read.
+    """
+    if link := link_in(path, root):
+        raise kind(
+            "a symbolic link stands there, and links are not followed",
+            release=release,
+            step=step,
+            path=link,
+            hint=without_link(link),
+        )
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        raise
+    except (IsADirectoryError, NotADirectoryError):
+        folder = path.is_dir()
+        raise kind(
+            "a folder stands where a file belongs"
+            if folder
+            else "a file stands where a folder belongs",
+            release=release,
+            step=step,
+            path=path if folder else _file_above(path),
+            hint="move it away, then: "
+            f"git -C {shlex.quote(str(root))} checkout -- {path.relative_to(root)}",
+        ) from None
+    except OSError as error:
+        raise EnvironmentProblem(
+            f"the file cannot be read: {error.strerror or error}",
+            release=release,
+            step=step,
+            path=path,
+            hint=f"ls -ld {shlex.quote(str(path))}",
+        ) from error
+
+
+def _file_above(path: Path) -> Path:
+    """The lowest entry above `path` that exists: the one that is no folder."""
+    return next(parent for parent in path.parents if parent.exists())
+
+
+def links_below(folder: Path) -> list[Path]:
+    """Every symbolic link in a folder, itself included, sorted."""
+    below = (folder, *sorted(folder.rglob("*")))
+    return [path for path in below if path.is_symlink()]

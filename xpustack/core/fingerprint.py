@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a result depends on beside the tree: programs, packages, code, files."""
+
+import ast
+import hashlib
+import platform
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+
+from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.syntax import parse
+
+_IGNORED = frozenset({"__pycache__"})
+_PACKAGE = Path(__file__).parents[1]
+BESIDE_THE_POINT = frozenset(
+    {
+        # Their whole effect is the tree's id, which every key has.
+        *("base.archive", "base.download", "base.index", "base.pin", "base.releases"),
+        *("base.store", "core.project", "series.apply", "series.diff", "series.fit"),
+        *("series.overlay", "series.patch", "series.rederive"),
+        # They say what happened and decide nothing.
+        *("core.errors", "core.progress", "terminal.console", "terminal.report"),
+    }
+)
+"""Modules that a recipe may import without depending on them."""
+
+
+@cache
+def lock() -> str:
+    """Digest of the interpreter, the C library and every installed distribution's
+    version; the machine's kernel decides nothing."""
+    packages = sorted(
+        {
+            f"{(dist.metadata['Name'] or '').lower()}=={dist.version}"
+            for dist in metadata.distributions()
+        }
+    )
+    return digest(
+        interpreter=sys.version,
+        machine=[sys.platform, platform.machine(), *platform.libc_ver()],
+        packages=packages,
+    )
+
+
+@cache
+def tool(*modules: str) -> str:
+    """Digest of the code behind a result: the named modules of xpustack and all of
+    xpustack that they import, directly or not, but for `BESIDE_THE_POINT`.
+
+    Comments, docstrings and layout do not count.
+    """
+    return digest(**{name: _code(_file(name)) for name in closure(modules)})
+
+
+def closure(modules: Iterable[str]) -> tuple[str, ...]:
+    """The modules behind a result, by dotted name within xpustack, sorted."""
+    names: set[str] = set()
+    queue = list(modules)
+    while queue:
+        name = queue.pop()
+        if name not in names and name not in BESIDE_THE_POINT:
+            names.add(name)
+            queue += _imported(_file(name))
+    return tuple(sorted(names))
+
+
+def _imported(path: Path) -> Iterator[str]:
+    """The modules of xpustack that a file imports, at its top or within."""
+    for node in ast.walk(parse(path.read_bytes(), str(path))):
+        if isinstance(node, ast.Import):
+            dotted = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
+            dotted.append(node.module)
+        else:
+            continue
+        for module in dotted:
+            package, _, name = module.partition(".")
+            if package == _PACKAGE.name and name and _file(name).is_file():
+                yield name
+
+
+def _file(name: str) -> Path:
+    return _PACKAGE.joinpath(*name.split(".")).with_suffix(".py")
+
+
+def _code(path: Path) -> str:
+    """A module without what does not run: its comments, docstrings and layout."""
+    module = parse(path.read_bytes(), str(path))
+    for node in ast.walk(module):
+        if isinstance(
+            node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+        ) and ast.get_docstring(node, clean=False):
+            node.body = [*node.body[1:], ast.Pass()]
+    return ast.dump(module)
+
+
+def digest(**parts: str | Iterable[str]) -> str:
+    """One sha256 over named parts; order within a sequence counts."""
+    total = hashlib.sha256()
+    for name in sorted(parts):
+        part = parts[name]
+        values = [part] if isinstance(part, str) else list(part)
+        for text in (name, str(len(values)), *values):
+            data = text.encode()
+            total.update(len(data).to_bytes(8, "big") + data)
+    return total.hexdigest()
+
+
+def files_digest(files: Mapping[str, Path]) -> str:
+    """Digest of files' contents under the names that they are to have."""
+    return digest(
+        **{
+            name: hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
+        }
+    )
+
+
+def folder_files(folder: Path) -> dict[str, Path]:
+    """A folder's regular files by their path relative to its parent; no caches."""
+    return {
+        path.relative_to(folder.parent).as_posix(): path
+        for path in sorted(folder.rglob("*"))
+        if path.is_file() and not _IGNORED & set(path.parts)
+    }
+
+
+def version_of(distribution: str) -> str | None:
+    """The installed version, None if it is not installed."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def require(distribution: str, version: str, because: str) -> None:
+    """Insist on one version of an installed tool.
+
+    Raises:
+        EnvironmentProblem: another version, or none, is installed.
+    """
+    installed = version_of(distribution)
+    if installed != version:
+        raise EnvironmentProblem(
+            f"{distribution}=={version} is needed, "
+            + (f"{installed} is installed" if installed else "none is installed"),
+            detail=[because],
+            hint="tox -e apply-and-test",
+        )

@@ -1,0 +1,342 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Git as a deterministic tool: no user or system configuration, fixed identity.
+
+Every repository that the tool makes carries an `info/attributes` that wins over
+any `.gitattributes` inside a base, so bytes go in and come out as they are.
+"""
+
+import functools
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpustack.core.errors import EnvironmentProblem, SeriesError
+
+OLDEST = (2, 38)
+"""The oldest git that has `git merge-tree --write-tree`, which `refresh` needs."""
+
+IDENTITY = "xpustack <xpustack@localhost>"
+DATE = "1767225600 +0000"
+"""The date of every commit: 2026-01-01, in git's own format."""
+
+PLAIN_ATTRIBUTES = (
+    "* !text !eol !crlf !ident !filter !diff !merge !whitespace"
+    " !working-tree-encoding !export-ignore !export-subst\n"
+)
+DIFF_OPTIONS = (
+    "--full-index",
+    "--binary",
+    "--no-renames",
+    "--no-color",
+    "--no-ext-diff",
+    "--no-textconv",
+    "--diff-algorithm=myers",
+    "--indent-heuristic",
+    "--unified=3",
+    "--inter-hunk-context=0",
+    "--src-prefix=a/",
+    "--dst-prefix=b/",
+)
+"""How a step's diff is made, whatever the person at the keyboard prefers."""
+
+_SETTINGS = {
+    "core.autocrlf": "false",
+    "core.safecrlf": "false",
+    "core.fileMode": "true",
+    "core.symlinks": "true",
+    "core.quotePath": "true",
+    "core.attributesFile": "/dev/null",
+    "core.excludesFile": "/dev/null",
+    "core.hooksPath": "/dev/null",
+    "core.fsmonitor": "false",
+    "core.compression": "1",
+    "gc.auto": "0",
+    "maintenance.auto": "false",
+    "apply.whitespace": "nowarn",
+    "apply.ignoreWhitespace": "no",
+    "commit.gpgSign": "false",
+    "diff.orderFile": "/dev/null",
+    "init.defaultBranch": "series",
+    "fastimport.unpackLimit": "0",
+    "fetch.unpackLimit": "0",
+    "safe.directory": "*",
+    "protocol.file.allow": "always",
+}
+
+_SHOWN = 10
+_COMMAND = 200
+"""Lines of git's words, and characters of its command line, that an error shows."""
+
+_NO_ROOM = (
+    "No space left on device",
+    "Out of diskspace",
+    "Disk quota exceeded",
+    "File too large",
+)
+"""What git says of a full disk; its index writer has words of its own."""
+
+
+class GitFailed(EnvironmentProblem):
+    """A git command ended with a status that its caller has to judge. Where none
+    does, the repository is damaged, and this error says so.
+
+    Attributes:
+        status: the exit status.
+        stderr: what git said, decoded.
+        stdout: what it printed nevertheless.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        arguments: Iterable[str],
+        status: int,
+        stderr: str,
+        stdout: bytes = b"",
+    ) -> None:
+        command = shlex.join(("git", *arguments))
+        self.status = status
+        self.stderr = stderr
+        self.stdout = stdout
+        super().__init__(
+            "git cannot work with the repository: is it damaged?",
+            path=directory,
+            detail=[
+                *stderr.strip().splitlines()[:_SHOWN],
+                f"exit status {status} of {command[:_COMMAND]}",
+            ],
+            hint=_way_out(directory),
+        )
+
+    @property
+    def no_such_path(self) -> bool:
+        """Whether git looked for a path that the tree does not have."""
+        return "does not exist in" in self.stderr
+
+
+def _way_out(directory: Path) -> str:
+    """What to do about a damaged repository: the store can be made anew, a work
+    repository may hold work."""
+    place = shlex.quote(str(directory))
+    if directory.name == ".git":
+        place = shlex.quote(str(directory.parent))
+        return f"git -C {place} fsck; or xpustack apply RELEASE --to a new directory"
+    return f"rm -rf {place}, then the same command again makes it anew"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A file of a tree: its mode (such as `100644`) and blob id."""
+
+    mode: str
+    blob: str
+
+
+@dataclass(frozen=True)
+class Git:
+    """One git directory, with or without a work tree.
+
+    Args:
+        directory: the git directory itself (`store`, or `work/.git`).
+        work_tree: the checked-out files, if there are any.
+        index: a private index file in place of the repository's own.
+    """
+
+    directory: Path
+    work_tree: Path | None = None
+    index: Path | None = None
+
+    def run(
+        self,
+        *arguments: str,
+        data: bytes | None = None,
+        cwd: Path | None = None,
+        handles: Sequence[int] = (),
+    ) -> bytes:
+        """Run one git command and return its standard output. It inherits the open
+        files `handles`.
+
+        Raises:
+            GitFailed: the command exits with a status other than 0.
+            EnvironmentProblem: git is not installed or too old, or the disk is full.
+        """
+        program = _program(os.environ.get("PATH", os.defpath))
+        environment = neutral_environment(os.environ)
+        environment["GIT_DIR"] = str(self.directory)
+        if self.work_tree is not None:
+            environment["GIT_WORK_TREE"] = str(self.work_tree)
+        if self.index is not None:
+            environment["GIT_INDEX_FILE"] = str(self.index)
+        done = subprocess.run(
+            [program, *arguments],
+            input=data,
+            stdin=subprocess.DEVNULL if data is None else None,
+            capture_output=True,
+            env=environment,
+            cwd=cwd or self.work_tree or self.directory,
+            pass_fds=handles,
+        )
+        if done.returncode:
+            stderr = done.stderr.decode("utf-8", "replace")
+            if any(words in stderr for words in _NO_ROOM) or self._full():
+                raise EnvironmentProblem(
+                    "no room left to write",
+                    path=self.directory,
+                    detail=stderr,
+                    hint=f"df -h {shlex.quote(str(self.directory))}",
+                )
+            raise GitFailed(
+                self.directory, arguments, done.returncode, stderr, done.stdout
+            )
+        return done.stdout
+
+    def _full(self) -> bool:
+        """Whether the disk is full: writing a ref, git does not say why it failed."""
+        try:
+            return shutil.disk_usage(self.directory).free == 0
+        except OSError:
+            return False
+
+    def text(self, *arguments: str, data: bytes | None = None) -> str:
+        """As `run`, decoded from UTF-8 and without the final line feed.
+
+        Raises:
+            SeriesError: a message or a file name is in another encoding.
+        """
+        output = self.run(*arguments, data=data)
+        try:
+            return output.decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            line = output[output.rfind(b"\n", 0, error.start) + 1 :].splitlines()[0]
+            raise SeriesError(
+                "a message or a file name in the repository is not UTF-8",
+                path=self.work_tree or self.directory,
+                detail=[f"the line {line.decode('utf-8', 'backslashreplace')}"],
+                hint="git rebase -i base there, and write it in UTF-8",
+            ) from None
+
+    def with_index(self, index: Path) -> "Git":
+        """The same repository seen through another index file."""
+        return Git(self.directory, self.work_tree, index)
+
+    def blobs(self, ids: Iterable[str]) -> dict[str, bytes]:
+        """The contents of the given blobs, read by one process.
+
+        Raises:
+            EnvironmentProblem: the repository lacks one of them.
+        """
+        wanted = list(dict.fromkeys(ids))
+        output = self.run(
+            "cat-file", "--batch", data="\n".join(wanted).encode() + b"\n"
+        )
+        found, position = {}, 0
+        for name in wanted:
+            end = output.index(b"\n", position)
+            header = output[position:end].decode().split()
+            if header[-1] == "missing":
+                raise EnvironmentProblem(
+                    f"the repository is damaged: it lacks the object {name}",
+                    path=self.directory,
+                    hint=_way_out(self.directory),
+                )
+            size = int(header[2])
+            found[name] = output[end + 1 : end + 1 + size]
+            position = end + size + 2
+        return found
+
+
+@functools.cache
+def _program(path: str) -> str:
+    """The git on the search path `path`, known to be new enough.
+
+    Raises:
+        EnvironmentProblem: there is none, or it is older than `OLDEST`.
+    """
+    oldest = ".".join(map(str, OLDEST))
+    program = shutil.which("git", path=path)
+    if program is None:
+        raise EnvironmentProblem(
+            "git is not installed", hint=f"install git {oldest} or newer"
+        )
+    done = subprocess.run([program, "version"], capture_output=True, check=False)
+    said = done.stdout.decode("utf-8", "replace").strip()
+    version = re.search(r"(\d+)\.(\d+)", said)
+    if version is None or (int(version[1]), int(version[2])) < OLDEST:
+        raise EnvironmentProblem(
+            f"git {oldest} or newer is needed",
+            path=program,
+            detail=[said or done.stderr.decode("utf-8", "replace").strip()],
+            hint=f"install git {oldest} or newer, first on PATH",
+        )
+    return program
+
+
+def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
+    """The environment of every git process: nothing of the user's but PATH and
+    the temporary directory, so that results depend on the input alone."""
+    name, _, address = IDENTITY.rstrip(">").partition(" <")
+    environment = {
+        "PATH": outer.get("PATH", os.defpath),
+        "HOME": os.devnull,
+        "LC_ALL": "C",
+        "TZ": "UTC",
+        "GIT_CONFIG_NOSYSTEM": "1",
+        "GIT_CONFIG_GLOBAL": os.devnull,
+        "GIT_ATTR_NOSYSTEM": "1",
+        "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
+    }
+    for role in ("AUTHOR", "COMMITTER"):
+        environment[f"GIT_{role}_NAME"] = name
+        environment[f"GIT_{role}_EMAIL"] = address
+        environment[f"GIT_{role}_DATE"] = DATE
+    for number, (key, value) in enumerate(_SETTINGS.items()):
+        environment[f"GIT_CONFIG_KEY_{number}"] = key
+        environment[f"GIT_CONFIG_VALUE_{number}"] = value
+    if "TMPDIR" in outer:
+        environment["TMPDIR"] = outer["TMPDIR"]
+    return environment
+
+
+def create(directory: Path, *, bare: bool) -> Git:
+    """Make an empty repository: `directory` itself if bare, else `directory/.git`."""
+    git_dir = directory if bare else directory / ".git"
+    git_dir.mkdir(parents=True, exist_ok=True)
+    arguments = ["init", "--quiet", "--template=", "--initial-branch=series"]
+    if bare:
+        Git(git_dir).run(*arguments, "--bare")
+    else:
+        Git(git_dir, directory).run(*arguments)
+    info = git_dir / "info"
+    info.mkdir(exist_ok=True)
+    (info / "attributes").write_text(PLAIN_ATTRIBUTES, encoding="utf-8")
+    return Git(git_dir, None if bare else directory)
+
+
+def mailinfo(mail: bytes) -> tuple[str, str]:
+    """Subject and body of a mail, as `git mailinfo -b` reads them.
+
+    Raises:
+        GitFailed: it is no mail.
+    """
+    # A file without a name is gone with its process, however that ends.
+    with tempfile.TemporaryFile() as message:
+        place = f"/dev/fd/{message.fileno()}"
+        output = Git(Path(tempfile.gettempdir())).run(
+            *("mailinfo", "-b", "--no-scissors", "--encoding=UTF-8", place, os.devnull),
+            data=mail,
+            handles=[message.fileno()],
+        )
+        message.seek(0)
+        text = message.read().decode("utf-8")
+    headers = dict(
+        line.split(": ", 1) for line in output.decode().splitlines() if ": " in line
+    )
+    return headers.get("Subject", ""), text

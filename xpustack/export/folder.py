@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of an export: what it held before, and how it is written.
+
+It is made beside its place and renamed, and never takes the place of something
+that a person changed.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.core.cache import recover_dir, replace_dir
+from xpustack.core.errors import UsageError
+from xpustack.core.git import Git, GitFailed, create
+from xpustack.export.pull_request import TEMPLATE, Request, Template, cover, describe
+from xpustack.export.upstream_trees import Person
+from xpustack.series.apply import Tree
+
+REPOSITORY = "repository"
+MAILS = "mails"
+TEXTS = "pull-requests"
+COVER = "cover.md"
+RANGE_DIFF = "range-diff.txt"
+_STATE = "export.json"
+_BASE = "refs/tags/base"
+
+
+class Made(msgspec.Struct, frozen=True):
+    """What `export.json` says: the export's number, its base and branches as
+    commits, oldest first, and the sha256 of every file that was written."""
+
+    release: str
+    number: int
+    base: str
+    branches: dict[str, str]
+    files: dict[str, str]
+
+
+def previous_export(directory: Path, release: Release) -> Made | None:
+    """The export that `directory` holds; None if it is new or empty.
+
+    Raises:
+        UsageError: it holds something else, or what a person changed.
+    """
+    recover_dir(directory)
+    if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
+        return None
+    try:
+        made = msgspec.json.decode((directory / _STATE).read_bytes(), type=Made)
+    except (OSError, msgspec.DecodeError):
+        raise UsageError(
+            "the directory is not empty and was not made by xpustack export",
+            release=release.name,
+            path=directory,
+            hint="choose a new directory",
+        ) from None
+    if made.release != release.name:
+        raise UsageError(
+            f"the directory holds an export of {made.release}",
+            release=release.name,
+            path=directory,
+            hint="choose a new directory",
+        )
+    if changes := list(_changes(directory, made)):
+        raise UsageError(
+            "the directory holds work that exporting again would lose",
+            release=release.name,
+            path=directory,
+            detail=changes[:10],
+            hint=f"bring it into patches/{release.name}, or choose another directory",
+        )
+    return made
+
+
+def write_export(
+    store: Store,
+    final: Sequence[Tree],
+    requests: Sequence[Request],
+    person: Person,
+    directory: Path,
+    previous: Made | None,
+) -> Made:
+    """Write an export to `directory`, in the place of the previous one.
+
+    Args:
+        final: the exported trees, base first.
+        requests: one for each of them but the base.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write; nothing changed then.
+    """
+    number = previous.number + 1 if previous else 1
+    with replace_dir(directory) as temporary:
+        git = _repository(store, temporary / REPOSITORY, final, requests, person)
+        if previous is not None:
+            _range_diff(git, directory, temporary, previous, final)
+        _mails(git, temporary / MAILS, requests)
+        _texts(store, final[0], requests, person, temporary, number)
+        made = Made(
+            final[0].release.name,
+            number,
+            final[0].commit,
+            {
+                request.branch: tree.commit
+                for request, tree in zip(requests, final[1:], strict=True)
+            },
+            dict(_hashes(temporary)),
+        )
+        (temporary / _STATE).write_bytes(msgspec.json.encode(made) + b"\n")
+    return made
+
+
+def _repository(
+    store: Store,
+    directory: Path,
+    final: Sequence[Tree],
+    requests: Sequence[Request],
+    person: Person,
+) -> Git:
+    """A repository with the base, one branch a step, and the last checked out."""
+    git = create(directory, bare=False)
+    tip = final[-1].commit
+    pack = store.git.run(
+        "pack-objects", "--revs", "-q", "--stdout", data=f"{tip}\n".encode()
+    )
+    git.run("index-pack", "--stdin", data=pack)
+    for key, value in (("user.name", person.name), ("user.email", person.email)):
+        git.run("config", key, value)
+    git.run("update-ref", _BASE, final[0].commit)
+    for request, tree in zip(requests, final[1:], strict=True):
+        git.run("update-ref", f"refs/heads/{request.branch}", tree.commit)
+    git.run("symbolic-ref", "HEAD", f"refs/heads/{requests[-1].branch}")
+    git.run("read-tree", tip)
+    git.run("checkout-index", "--all", "--quiet", "--index")
+    return git
+
+
+def _range_diff(
+    git: Git, directory: Path, temporary: Path, previous: Made, final: Sequence[Tree]
+) -> None:
+    """Keep the previous export's branches, and say what changed since."""
+    kept = f"refs/exports/{previous.number}"
+    git.run(
+        *("fetch", "--quiet", "--no-tags", str(directory / REPOSITORY / ".git")),
+        *("+refs/exports/*:refs/exports/*", f"+refs/heads/*:{kept}/*"),
+    )
+    tip = list(previous.branches.values())[-1]
+    text = git.run(
+        *("range-diff", "--no-color", f"{previous.base}..{tip}"),
+        f"{final[0].commit}..{final[-1].commit}",
+    )
+    (temporary / RANGE_DIFF).write_bytes(text)
+
+
+def _mails(git: Git, directory: Path, requests: Sequence[Request]) -> None:
+    directory.mkdir()
+    log = git.run(
+        *("format-patch", "--quiet", "--numbered", "--no-signature", "--full-index"),
+        *("--binary", "--no-renames", "--output-directory", str(directory)),
+        f"{_BASE}..HEAD",
+    )
+    assert log == b""
+    for path, request in zip(sorted(directory.iterdir()), requests, strict=True):
+        path.rename(directory / request.mail)
+
+
+def _texts(
+    store: Store,
+    base: Tree,
+    requests: Sequence[Request],
+    person: Person,
+    directory: Path,
+    number: int,
+) -> None:
+    try:
+        text = store.git.text("cat-file", "blob", f"{base.tree_id}:{TEMPLATE}")
+    except GitFailed as error:
+        if not error.no_such_path:
+            raise
+        text = ""
+    template = Template.read(text)
+    (directory / TEXTS).mkdir()
+    name = base.release.name
+    for request in requests:
+        if request.for_upstream:
+            path = directory / TEXTS / f"{request.step.slug}.md"
+            path.write_text(describe(request, template, name), encoding="utf-8")
+    (directory / COVER).write_text(
+        cover(requests, name, number, str(person)), encoding="utf-8"
+    )
+
+
+def _hashes(directory: Path) -> Iterator[tuple[str, str]]:
+    """The written files beside repository and state, with their sha256."""
+    for path in sorted(directory.rglob("*")):
+        name = path.relative_to(directory)
+        if path.is_file() and name.parts[0] not in (REPOSITORY, _STATE):
+            yield name.as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _changes(directory: Path, made: Made) -> Iterator[str]:
+    """What differs from what was written, one line each."""
+    found = dict(_hashes(directory))
+    for name in sorted(found.keys() | made.files.keys()):
+        if found.get(name) != made.files.get(name):
+            yield f"changed: {name}"
+    work_tree = directory / REPOSITORY
+    git = Git(work_tree / ".git", work_tree)
+    yield from git.text("status", "--porcelain", "--untracked-files=all").splitlines()
+    refs = git.text(
+        "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/heads"
+    )
+    expected = {f"{branch} {commit}" for branch, commit in made.branches.items()}
+    for line in sorted(set(refs.splitlines()) ^ expected):
+        yield f"branch: {line}"

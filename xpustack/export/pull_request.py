@@ -1,0 +1,257 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The texts of an export: one description a pull request, and a cover letter.
+
+A description has the sections that the base's own template asks for, and its
+checklist. Nothing is claimed that a check of this stack did not show.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePosixPath
+
+from xpustack.checks.proof import Proof
+from xpustack.checks.results import Result
+from xpustack.export.upstream_form import TEST_HOME
+from xpustack.series.patch import Step
+
+TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
+_DEFAULT = ("Purpose", "Test Plan", "Test Result")
+_TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
+_AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
+
+
+@dataclass(frozen=True)
+class Request:
+    """One pull request to be.
+
+    `needs` are the slugs of the steps that must be there first, `lines` the changed
+    lines outside kernels and tests, `alone` the result of the exported commit's own
+    test run, None where it was not asked for.
+    """
+
+    step: Step
+    proof: Proof
+    branch: str
+    mail: str
+    lines: int
+    needs: tuple[str, ...]
+    alone: Result | None = None
+
+    @property
+    def for_upstream(self) -> bool:
+        status = self.step.trailers.upstream_status
+        return not status.startswith(("Inappropriate", "Backport"))
+
+    @property
+    def test(self) -> str:
+        """The test's path upstream."""
+        return f"{TEST_HOME}/{PurePosixPath(self.step.trailers.test or '').name}"
+
+
+@dataclass(frozen=True)
+class Template:
+    """What the base asks of a description: its headings and its checklist."""
+
+    headings: tuple[str, ...] = _DEFAULT
+    checklist: str = field(default="")
+
+    @classmethod
+    def read(cls, text: str) -> "Template":
+        """From the base's own template; unknown headings fall back to the three
+        that every reviewer knows."""
+        headings = tuple(re.findall(r"(?m)^## (.+?)\s*$", text))
+        known = set(_SECTIONS)
+        if not headings or not set(headings) <= known:
+            headings = _DEFAULT
+        box = re.search(r"(?s)<details>.*?</details>", text)
+        return cls(headings, _AI_BOX.sub("- [x] ", box[0]) if box else "")
+
+
+def title_problem(step: Step) -> str | None:
+    """Why a subject cannot be a title upstream; None if it can."""
+    if _TITLE.match(step.subject):
+        return None
+    return f"the subject {step.subject!r} does not start with a tag such as [XPU]"
+
+
+def describe(request: Request, template: Template, release: str) -> str:
+    """The Markdown text of one pull request; its first line is the title."""
+    lines = [f"# {request.step.subject}", ""]
+    for heading in template.headings:
+        lines += [f"## {heading}", "", *_SECTIONS[heading](request, release), ""]
+    lines += ["## AI assistance", "", *_DISCLOSURE, ""]
+    lines += ["## Not a duplicate", "", *_duplicate(request, release), ""]
+    if template.checklist:
+        lines += ["---", "", template.checklist, ""]
+    return "\n".join(lines)
+
+
+def cover(requests: Sequence[Request], release: str, number: int, person: str) -> str:
+    """The cover letter: what there is, in which order, and what is left to do."""
+    lines = [
+        f"# {release} as pull requests, export {number}",
+        "",
+        "| # | title | branch | needs | lines |",
+        "|---|---|---|---|---|",
+    ]
+    for place, one in enumerate(requests, start=1):
+        needs = ", ".join(f"`{slug}`" for slug in one.needs) or "nothing"
+        note = "" if one.for_upstream else f" ({one.step.trailers.upstream_status})"
+        lines.append(
+            f"| {place} | {one.step.subject}{note} | `{one.branch}` | {needs}"
+            f" | {one.lines} |"
+        )
+    lines += [
+        "",
+        "Lines are those outside kernels and tests; above 500 upstream asks for an"
+        " RFC first.",
+        "Each branch holds the commits before it. The first one also brings the test"
+        f" package `{TEST_HOME}`, with what its test imports, and the CI job that runs"
+        " it; later ones add to it.",
+        "",
+        "## Order",
+        "",
+        *(f"{index}. {line}" for index, line in enumerate(_waves(requests), start=1)),
+        "",
+        "## Apply",
+        "",
+        f"On an unpacked source archive of vLLM {release.removeprefix('v')} that is a"
+        " git repository, or on a clone at that tag:",
+        "",
+        "```sh",
+        "git am --keep-non-patch mails/*.patch",
+        "```",
+        "",
+        "Plain `git am` gives the same trees and drops the tags from the titles.",
+        "",
+        "## Before sending",
+        "",
+        f"- Every commit is signed off by {person}, who certifies its origin (DCO).",
+        "- Read every changed line; upstream refuses what no person answers for.",
+        "- Rebase onto upstream's main branch; this was made on a release.",
+        "- Search for open requests that do the same (the text of each has the"
+        " command).",
+        "- Run the tests, and an accuracy evaluation, on an Intel GPU. Nothing here"
+        " was run on one.",
+        "- `range-diff.txt`, if it exists, says what changed since the last export.",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _waves(requests: Sequence[Request]) -> list[str]:
+    """Slugs that can be sent at the same time, wave by wave."""
+    depth: dict[str, int] = {}
+    for one in requests:
+        depth[one.step.slug] = 1 + max((depth[slug] for slug in one.needs), default=-1)
+    waves: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
+    for slug, level in depth.items():
+        waves[level].append(f"`{slug}`")
+    return [", ".join(wave) for wave in waves]
+
+
+def _paragraphs(request: Request) -> list[str]:
+    return request.step.message.split("\n\n")
+
+
+def _purpose(request: Request, release: str) -> list[str]:
+    lines = [request.step.message]
+    if request.needs:
+        lines += ["", _needs(request)]
+    return lines
+
+
+def _overview(request: Request, release: str) -> list[str]:
+    lines = [_paragraphs(request)[0]]
+    if request.needs:
+        lines += ["", _needs(request)]
+    return lines
+
+
+def _claims(request: Request, release: str) -> list[str]:
+    lines = [f"- {request.step.subject.rpartition(']')[2].strip()}."]
+    if failure := request.step.trailers.failure:
+        lines.append(
+            f"- `{request.test}` fails on {release} with a message that matches"
+            f" `{failure}`, and passes with this change."
+        )
+    lines.append(
+        "- The platforms that it does not name keep their behaviour, where the tests"
+        " cover it."
+    )
+    return lines
+
+
+def _details(request: Request, release: str) -> list[str]:
+    rest = _paragraphs(request)[1:]
+    lines = ["\n\n".join(rest)] if rest else []
+    size = f"{request.lines} changed lines outside kernels and tests."
+    return [*lines, "", size] if lines else [size]
+
+
+def _plan(request: Request, release: str) -> list[str]:
+    return ["```sh", f"cd tests && pytest {request.test.removeprefix('tests/')}", "```"]
+
+
+def _result(request: Request, release: str) -> list[str]:
+    tested, linted = request.proof.test, request.proof.lint
+    assert tested is not None and linted is not None
+    lines = [
+        f"On {release}, on a CPU with the XPU platform emulated and Triton"
+        " interpreted:",
+        "",
+        f"- tests: passed ({tested.summary}) in {tested.seconds:.0f} s, both trees"
+        " together",
+        f"- the repository's own hooks on the touched files: {linted.summary}",
+    ]
+    lines += [
+        f"- `{figure.test}`: before {figure.before}; after {figure.after}"
+        for figure in tested.figures
+    ]
+    if request.alone is not None:
+        lines.append(
+            f"- this commit alone, its test run from `tests/`: {request.alone.summary}"
+        )
+    lines += ["", "Not run on an Intel GPU; no accuracy evaluation of a full model."]
+    return lines
+
+
+def _validation(request: Request, release: str) -> list[str]:
+    return [*_plan(request, release), "", *_result(request, release)]
+
+
+def _needs(request: Request) -> str:
+    return "Needs " + ", ".join(f"`{slug}`" for slug in request.needs) + " first."
+
+
+def _duplicate(request: Request, release: str) -> list[str]:
+    status = request.step.trailers.upstream_status
+    words = " ".join(re.findall(r"[A-Za-z0-9_]{4,}", request.step.subject)[:6])
+    lines = [f"{release} lacks it: see the test result."]
+    if status.startswith("Submitted"):
+        lines = [f"This is {status.removeprefix('Submitted ').strip('[]')}."]
+    return [
+        *lines,
+        "Open requests as of sending:",
+        "",
+        "```sh",
+        f"gh pr list --repo vllm-project/vllm --state open --search '{words}'",
+        "```",
+    ]
+
+
+_DISCLOSURE = (
+    "AI assistance was used to write this change, its tests and this text.",
+    "",
+    "- [ ] The submitter has reviewed every changed line, has run the tests and"
+    " answers for the change.",
+)
+_SECTIONS = {
+    "Purpose": _purpose,
+    "Test Plan": _plan,
+    "Test Result": _result,
+    "Overview": _overview,
+    "Claims": _claims,
+    "Validation": _validation,
+    "Details": _details,
+}

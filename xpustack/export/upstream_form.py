@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A step's files as upstream would keep them.
+
+Kernels take Triton from `vllm.triton_utils` themselves, without the module in
+between. Tests and the files beside them that they import become one package next
+to upstream's tests of the same model; this repository's marker goes. Imports are
+then sorted by the base's own ruff. Nothing else changes, which is verified on the
+syntax trees.
+"""
+
+import ast
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from xpustack.core.errors import SeriesError
+from xpustack.core.process import Runner, clean_environment
+from xpustack.core.syntax import parse
+from xpustack.series.overlay import KERNEL_HOME, TRITON
+
+TEST_HOME = "tests/models/deepseek_v4/xpu"
+SPDX = b"# SPDX-License-Identifier: Apache-2.0\n"
+HEADER = SPDX + (
+    b"# SPDX-FileCopyrightText: Copyright contributors to the vLLM project\n"
+)
+ONLY_XPU = (
+    HEADER
+    + b'''\
+"""These tests need an XPU; elsewhere they are not collected."""
+
+from vllm.platforms import current_platform
+
+if not current_platform.is_xpu():
+    collect_ignore_glob = ["test_*.py"]
+'''
+)
+_TRITON = re.compile(rb"^from \._triton import ", re.MULTILINE)
+_MARKER = re.compile(rb"^@pytest\.mark\.unchanged\n", re.MULTILINE)
+_OWN_FILES = ("conftest.py",)
+
+
+def kernel(content: bytes) -> bytes:
+    """A kernel module without this repository's `_triton`."""
+    return _TRITON.sub(b"from vllm.triton_utils import ", content)
+
+
+def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
+    """The package of a test and what it imports, by paths in the tree.
+
+    Args:
+        closure: the files by their names beside the test, as `step_test.closure`.
+    """
+    names = {PurePosixPath(name).stem for name in closure if name.endswith(".py")}
+    found = {f"{TEST_HOME}/conftest.py": ONLY_XPU}
+    folder = PurePosixPath(TEST_HOME)
+    while str(folder) != "tests":
+        found[f"{folder}/__init__.py"] = HEADER
+        folder = folder.parent
+    for name, path in closure.items():
+        if name not in _OWN_FILES:
+            found[f"{TEST_HOME}/{name}"] = _test(path.read_bytes(), names)
+    return found
+
+
+def tidy(
+    files: Mapping[str, bytes],
+    configuration: bytes,
+    modules: Iterable[str],
+    folder: Path,
+    runner: Runner,
+    *,
+    release: str,
+) -> dict[str, bytes]:
+    """Sort imports and format files as the base's `pyproject.toml` says.
+
+    Args:
+        files: Python files by their paths in the tree.
+        configuration: the base's `pyproject.toml`.
+        modules: the paths of the tree's own Python files.
+        folder: an empty directory to work in.
+
+    Raises:
+        SeriesError: ruff refuses a file, or changed more than its imports.
+    """
+    (folder / "pyproject.toml").write_bytes(configuration)
+    for path in modules:
+        # ruff knows a first-party import by the file that it names.
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).touch()
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content)
+    ruff = [sys.executable, "-m", "ruff"]
+    for words in (
+        ["check", "--select", "I,F401,D413", "--fix", "--no-cache", "--", *files],
+        ["format", "--no-cache", "--", *files],
+    ):
+        done = runner.run(
+            [*ruff, *words], cwd=folder, env=clean_environment(), timeout=120
+        )
+        if done.returncode:
+            raise SeriesError(
+                "ruff refuses what is to be exported",
+                release=release,
+                path=shlex.join(["ruff", *words[: -len(files)]]),
+                detail=done.last_lines(10),
+                hint="xpustack check " + release,
+            )
+    tidied = {path: (folder / path).read_bytes() for path in files}
+    for path, content in files.items():
+        if _program(content) != _program(tidied[path]):
+            raise SeriesError(
+                "the exported file would not be the program that was tested",
+                release=release,
+                path=path,
+                hint=f"xpustack check {release}",
+            )
+    return tidied
+
+
+def is_kernel(path: str) -> bool:
+    """Whether a file of a tree is one of this stack's kernels."""
+    return path.startswith(KERNEL_HOME + "/")
+
+
+def is_shim(path: str) -> bool:
+    """Whether it is the module that stands for Triton among the kernels."""
+    return path == f"{KERNEL_HOME}/{TRITON}.py"
+
+
+def _test(content: bytes, names: set[str]) -> bytes:
+    """One file of the package: header, no marker, siblings by relative imports."""
+    if content.startswith(SPDX) and not content.startswith(HEADER):
+        content = HEADER + content.removeprefix(SPDX)
+    content = _MARKER.sub(b"", content)
+    lines = content.decode().splitlines(keepends=True)
+    for node in ast.walk(parse(content)):
+        if isinstance(node, ast.Import):
+            own = [alias for alias in node.names if alias.name in names]
+            if own and len(node.names) == 1:
+                line = lines[node.lineno - 1]
+                lines[node.lineno - 1] = line.replace("import ", "from . import ", 1)
+        elif isinstance(node, ast.ImportFrom) and node.module in names:
+            if node.level == 0:
+                line = lines[node.lineno - 1]
+                lines[node.lineno - 1] = line.replace("from ", "from .", 1)
+    return "".join(lines).encode()
+
+
+def _program(content: bytes) -> str:
+    """A file's syntax tree without its imports and the ends of its docstrings."""
+
+    class Imports(ast.NodeTransformer):
+        def visit_Import(self, node: ast.Import) -> None:
+            return None
+
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+            return None
+
+        def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+            if isinstance(node.value, str):
+                node.value = node.value.rstrip()
+            return node
+
+    return ast.dump(Imports().visit(parse(content)))

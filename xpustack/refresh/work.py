@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The repository in which a refresh happens, and what it remembers there."""
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from xpustack.base import releases
+from xpustack.base.pin import add
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.core.cache import Cache, atomic_dir, atomic_file
+from xpustack.core.errors import UsageError, relocated
+from xpustack.core.git import GitFailed
+from xpustack.core.progress import Progress
+from xpustack.core.project import RELEASES_FILE, Project
+from xpustack.refresh.carry import MERGE, Clash, Touched
+from xpustack.series.apply import Tree, trees
+from xpustack.series.commits import STEP_LINE, quoted
+from xpustack.series.overlay import KERNEL_HOME, closure
+from xpustack.series.patch import Step, read_order
+from xpustack.series.worktree import (
+    BASE,
+    BRANCH,
+    State,
+    Work,
+    fill,
+    link_objects,
+    open_work,
+    pending,
+)
+
+NOTE = "xpustack-refresh.json"
+_SHARED = ("kernels", "emulated_xpu", "tests", "pyproject.toml")
+
+Outcome = Literal[
+    "present",
+    "clean",
+    "merged",
+    "resolved",
+    "upstream",
+    "obsolete",
+    "dropped",
+    "conflict",
+    "waits",
+]
+OPEN: tuple[Outcome, ...] = ("conflict", "waits")
+"""Outcomes that leave a step without its place on the new release."""
+
+
+class Moved(msgspec.Struct, frozen=True):
+    """What became of one step.
+
+    `tentative` marks what was judged after a conflict, without the conflicting
+    step; `text` says why, `files` are those that the step's diff changes.
+    """
+
+    step: str
+    outcome: Outcome
+    text: str = ""
+    clashes: tuple[Clash, ...] = ()
+    files: tuple[Touched, ...] = ()
+    tentative: bool = False
+
+
+class Note(msgspec.Struct, frozen=True):
+    """What a work repository remembers of its refresh: the release that steps
+    come from, the steps that the new release had before, the outcome of those
+    that are done, and those that were left open."""
+
+    source: str
+    own: tuple[str, ...] = ()
+    done: tuple[Moved, ...] = ()
+    open: tuple[Moved, ...] = ()
+
+
+@contextmanager
+def staged(project: Project, cache: Cache, release: Release) -> Iterator[Project]:
+    """A copy of the project that pins `release` and may be written to."""
+    with cache.scratch() as root:
+        for source in (project.patches, project.overlay):
+            if source.is_dir():
+                shutil.copytree(source, root / source.name)
+        for name in _SHARED:
+            source = project.root / name
+            if source.is_dir():
+                shutil.copytree(
+                    source, root / name, ignore=shutil.ignore_patterns("__pycache__")
+                )
+            elif source.is_file():
+                shutil.copyfile(source, root / name)
+        shutil.copyfile(project.releases_file, root / RELEASES_FILE)
+        copy = Project(root)
+        if release.name not in releases.load(copy):
+            add(copy, release)
+        with relocated(root, project.root):
+            yield copy
+
+
+@contextmanager
+def working(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    origin: Release,
+    directory: Path | None,
+    *,
+    offline: bool,
+    progress: Progress,
+) -> Iterator[tuple[Work, Path]]:
+    """The work repository: an earlier one to go on with, or a new one."""
+    with cache.scratch() as scratch:
+        if directory is not None and (directory / ".git" / NOTE).is_file():
+            work = _resumed(directory, release, origin)
+            link_objects(Store(cache), work.git)
+            yield work, scratch
+            return
+        store = Store(cache)
+        base = store.base(release, offline=offline, progress=progress)
+        own = trees(store, project, release, offline=offline, progress=progress)
+        state = State(release.name, base.id, own[-1].commit)
+        with cache.scratch() as throwaway:
+            place = (directory or throwaway / "work").absolute()
+            if place.exists() and (not place.is_dir() or any(place.iterdir())):
+                raise UsageError(
+                    "the directory is not empty and was not made by xpustack refresh",
+                    release=release.name,
+                    path=place,
+                    hint="choose a new directory",
+                )
+            with atomic_dir(place) as temporary:
+                fill(store, temporary, state)
+                had = tuple(read_order(project, release.name))
+                (temporary / ".git" / NOTE).write_bytes(
+                    msgspec.json.encode(Note(origin.name, had)) + b"\n"
+                )
+            yield open_work(place), scratch
+
+
+def _resumed(directory: Path, release: Release, origin: Release) -> Work:
+    work = open_work(directory)
+    note = read_note(work)
+    if (work.state.release, note.source) != (release.name, origin.name):
+        raise UsageError(
+            "the directory belongs to another refresh",
+            release=release.name,
+            path=directory,
+            detail=[f"it carries {note.source} to {work.state.release}"],
+            hint="choose a new directory",
+        )
+    if changes := pending(work):
+        raise UsageError(
+            "the directory has changes that are not committed: resolve them first",
+            release=release.name,
+            path=directory,
+            detail=changes[:10],
+            hint=f"git -C {quoted(work)} status; then git add, and git cherry-pick"
+            " --continue (or --abort, and --drop STEP here)",
+        )
+    if marked := _markers(work):
+        raise UsageError(
+            "a commit in the directory holds conflict markers",
+            release=release.name,
+            path=directory,
+            detail=marked[:10],
+            hint=f"git -C {quoted(work)} rebase -i base, and resolve it there",
+        )
+    return work
+
+
+def _markers(work: Work) -> list[str]:
+    """Where the commits since the base have conflict markers, as `file:line`."""
+    try:
+        work.git.run("diff-tree", "-r", "--check", BASE, BRANCH)
+    except GitFailed as error:
+        lines = error.stdout.decode("utf-8", "replace").splitlines()
+        mark = ": leftover conflict marker"
+        return [line.removesuffix(mark) for line in lines if line.endswith(mark)]
+    return []
+
+
+def settled(note: Note, slug: str) -> Moved:
+    """The outcome of a step whose commit is there."""
+    for one in note.done:
+        if one.step == slug:
+            return one
+    if slug in note.own:
+        return Moved(slug, "present")
+    before = next((one for one in note.open if one.step == slug), Moved(slug, "waits"))
+    return Moved(slug, "resolved", "by hand", before.clashes, before.files)
+
+
+def remember(work: Work, source: str, moved: Sequence[Moved]) -> None:
+    """Note the outcomes that a later run must not judge again."""
+    judged_again = (*OPEN, "upstream", "present")
+    kept = tuple(
+        one for one in moved if not one.tentative and one.outcome not in judged_again
+    )
+    left = tuple(one for one in moved if one.outcome in OPEN)
+    note = Note(source, read_note(work).own, kept, left)
+    with atomic_file(work.git.directory / NOTE) as file:
+        file.write(msgspec.json.encode(note) + b"\n")
+
+
+def read_note(work: Work) -> Note:
+    """What `remember` noted last.
+
+    Raises:
+        UsageError: the note is damaged.
+    """
+    path = work.git.directory / NOTE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Note)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            "what xpustack refresh noted about the directory is damaged",
+            release=work.state.release,
+            path=path,
+            detail=[str(error)],
+            hint="the same command with a new --to DIR",
+        ) from None
+
+
+def commits_of(work: Work) -> list[tuple[str, str]]:
+    """The commits since the base, oldest first, each with its slug; a commit
+    without one has an empty slug."""
+    log = work.git.text("log", "--reverse", "--format=%H %B%x00", f"{BASE}..{BRANCH}")
+    commits = []
+    for entry in log.split("\0"):
+        commit, _, message = entry.strip().partition(" ")
+        if commit:
+            found = STEP_LINE.search(message)
+            commits.append((commit, found[1] if found else ""))
+    return commits
+
+
+def slugs_of(work: Work) -> list[str]:
+    """The slugs of the commits since the base, oldest first."""
+    return [slug for _, slug in commits_of(work) if slug]
+
+
+def advance(work: Work, commit: str) -> None:
+    """Move branch, index and files to `commit`, a descendant of the branch."""
+    work.git.run("reset", "--quiet", "--hard", commit)
+
+
+def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
+    """The kernels that a step needs, at their paths in the tree. It brings those
+    that the tree before it lacks: more, where an earlier step was not carried."""
+    if not step.trailers.kernels:
+        return {}
+    found = closure(project, step, step.trailers.kernels)
+    return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in found.items()}
+
+
+def leave_conflict(work: Work, tree: Tree, kernels: Mapping[str, bytes]) -> None:
+    """Leave the conflicting step as a cherry-pick in progress, with those of
+    `kernels` that are not there."""
+    try:
+        work.git.run(*MERGE, "cherry-pick", tree.commit)
+    except GitFailed as error:
+        if error.status != 1:
+            raise
+    assert work.git.work_tree is not None
+    for path, content in kernels.items():
+        target = work.git.work_tree / path
+        if not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content)
+            work.git.run("add", "--", path)

@@ -1,0 +1,252 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wheel is to be installed with: torch, Triton and vllm-xpu-kernels, exact,
+with the hashes that an index announces, and where the base says that they lie.
+
+Addresses are read from the base's own requirements and Dockerfile when a wheel is
+built; this repository names none.
+"""
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+import httpx2
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import Version
+from unearth import Link
+
+from xpustack.base.index import Index
+from xpustack.base.pin import DOCKERFILE, REQUIREMENTS
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.core.errors import EnvironmentProblem, SourceError
+from xpustack.core.git import GitFailed
+from xpustack.series.apply import Tree
+
+_LOCAL = "+xpu"
+_EXTRA_INDEX = re.compile(r"--extra-index-url[ =](\S+)")
+_RUNTIME = re.compile(r"^FROM\s+(\S+)\s+AS\s+vllm-base\s*$", re.MULTILINE)
+# The driver's packages; the same stage may download tools beside it.
+_DRIVER = re.compile(
+    r"\bwget\s+(\S+/(?:intel-|libigdgmm|libze|level-zero)[^/\s]*\.deb)\b"
+)
+
+
+@dataclass(frozen=True)
+class Pinned:
+    """A distribution in exactly one version.
+
+    `file` is where the base names it; `hashes` are the sha256 of its wheels for
+    Linux on x86-64, sorted, empty where no index announces any; `url` is where the
+    base takes it from when that is no index.
+    """
+
+    name: str
+    version: str
+    file: str
+    hashes: tuple[str, ...] = ()
+    url: str | None = None
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the base's own files say about the machine that it runs on: the image
+    it starts from, the driver's packages, the indexes besides the default one."""
+
+    image: str
+    drivers: tuple[str, ...]
+    indexes: tuple[str, ...]
+
+
+def pinned(release: Release, requirements: str) -> list[Pinned]:
+    """torch, Triton and vllm-xpu-kernels of a release, without hashes.
+
+    torch is always asked for in its XPU build, which the XPU index calls
+    `<version>+xpu`: some bases say `<version>` alone, which any build satisfies.
+
+    Args:
+        requirements: the text of the base's `requirements/xpu.txt`.
+    """
+    torch, triton, kernels = release.torch, release.triton, release.xpu_kernels
+    version = torch.version
+    return [
+        Pinned("torch", version if "+" in version else version + _LOCAL, torch.file),
+        Pinned(triton.name or "triton", triton.version, triton.file),
+        Pinned(
+            "vllm-xpu-kernels",
+            kernels.version,
+            kernels.file,
+            url=_direct(requirements, "vllm-xpu-kernels"),
+        ),
+    ]
+
+
+def with_hashes(pins: Iterable[Pinned], index: Index) -> list[Pinned]:
+    """The same with the hashes that pip's indexes announce for them.
+
+    Raises:
+        EnvironmentProblem: an index cannot be reached.
+    """
+    found = []
+    for pin in pins:
+        try:
+            packages = list(
+                index.finder.find_matches(
+                    pin.requirement, allow_yanked=True, allow_prereleases=True
+                )
+            )
+        except httpx2.HTTPError as error:
+            raise EnvironmentProblem(
+                f"cannot ask the package index for {pin.name}",
+                detail=str(error),
+                hint="python -m pip config list, or the same command with --offline",
+            ) from error
+        hashes = {
+            value
+            for package in packages
+            if _fits(package.link.filename, pin.version)
+            for value in _announced(package.link)
+        }
+        found.append(replace(pin, hashes=tuple(sorted(hashes))))
+    return found
+
+
+def constraints(release: Release, version: str, pins: Iterable[Pinned]) -> str:
+    """The text of `constraints.txt`, for `pip install -c`."""
+    lines = [
+        f"# What vllm {version} runs with, as vLLM {release.version} names it.",
+        "# pip obeys hashes only where it has one for everything that it installs:",
+        "# they stand in pins.txt, to be installed first.",
+    ]
+    for pin in pins:
+        lines += [f"# {pin.file}", pin.requirement]
+    return "\n".join(lines) + "\n"
+
+
+def pins_with_hashes(pins: Iterable[Pinned]) -> str:
+    """The text of `pins.txt`, for `pip install --no-deps --require-hashes -r`: the
+    pins for which an index announces hashes; the others are comments."""
+    lines = ["# pip install --no-deps --require-hashes -r pins.txt"]
+    for pin in pins:
+        if pin.hashes:
+            lines.append(" \\\n    ".join([pin.requirement, *_options(pin)]))
+        else:
+            lines.append(f"# no index announces a hash: {pin.requirement}")
+    return "\n".join(lines) + "\n"
+
+
+def runtime(requirements: str, dockerfile: str, release: Release) -> Runtime:
+    """Read the base's XPU requirements and Dockerfile.
+
+    Raises:
+        SourceError: the Dockerfile has no stage `vllm-base`.
+    """
+    image = _RUNTIME.search(dockerfile)
+    if image is None:
+        raise SourceError(
+            "the base's Dockerfile has no stage vllm-base to take the image from",
+            release=release.name,
+            path=DOCKERFILE,
+            hint=f"xpustack apply {release.name} --to DIR",
+        )
+    following = dockerfile[image.end() :]
+    stage = following.partition("\nFROM ")[0]
+    lines = (line for line in requirements.splitlines() if not line.startswith("#"))
+    return Runtime(
+        image=image[1],
+        drivers=tuple(dict.fromkeys(_DRIVER.findall(stage))),
+        indexes=tuple(
+            dict.fromkeys(
+                found[1].rstrip("/") for line in lines if (found := _match(line))
+            )
+        ),
+    )
+
+
+def build_arguments(wheel: str, pins: Iterable[Pinned], here: Runtime) -> str:
+    """The text of `container.args`: what `deploy/Containerfile` is built with."""
+    triton = next(pin for pin in pins if pin.name.startswith("triton"))
+    arguments = {
+        "BASE_IMAGE": here.image,
+        "DRIVER_URLS": ",".join(here.drivers),
+        "INDEX_URLS": ",".join(here.indexes),
+        "TRITON": triton.requirement,
+        "WHEEL": wheel,
+    }
+    return "".join(f"{name}={value}\n" for name, value in arguments.items())
+
+
+def base_file(store: Store, base: Tree, path: str) -> str:
+    """The text of a file of the base.
+
+    Raises:
+        SourceError: the base has no such file.
+    """
+    try:
+        return store.git.run("cat-file", "blob", f"{base.tree_id}:{path}").decode()
+    except GitFailed as error:
+        if not error.no_such_path:
+            raise
+        name = base.release.name
+        raise SourceError(
+            f"the base has no {path}",
+            release=name,
+            detail=error.stderr,
+            hint=f"xpustack apply {name} --upto base --to DIR, and look for it there",
+        ) from None
+
+
+def base_texts(store: Store, base: Tree) -> tuple[str, str]:
+    """The base's XPU requirements and its XPU Dockerfile.
+
+    Raises:
+        SourceError: the base lacks one of them.
+    """
+    return base_file(store, base, REQUIREMENTS), base_file(store, base, DOCKERFILE)
+
+
+def _options(pin: Pinned) -> list[str]:
+    return [f"--hash=sha256:{value}" for value in pin.hashes]
+
+
+def _match(line: str) -> re.Match[str] | None:
+    return _EXTRA_INDEX.search(line)
+
+
+def _direct(requirements: str, name: str) -> str | None:
+    for line in requirements.splitlines():
+        try:
+            requirement = Requirement(line.partition(" #")[0].strip())
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(requirement.name) == name:
+            return requirement.url
+    return None
+
+
+def _fits(filename: str, version: str) -> bool:
+    """Whether a file is a wheel of exactly this version that an x86-64 Linux can
+    take; a version without a local part is not satisfied by one that has it."""
+    try:
+        _, actual, _, tags = parse_wheel_filename(filename)
+    except InvalidWheelFilename:
+        return False
+    return actual == Version(version) and any(
+        tag.platform == "any"
+        or ("linux" in tag.platform and tag.platform.endswith("x86_64"))
+        for tag in tags
+    )
+
+
+def _announced(link: Link) -> list[str]:
+    options: Mapping[str, list[str]] = link.hash_option or {}
+    return options.get("sha256", [])

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Everything that a wheel is made of: files of the base and of this repository,
+programs of this machine. Each by its hash or its version."""
+
+import hashlib
+import os
+import platform
+import shlex
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from xpustack.base.releases import Release
+from xpustack.core import fingerprint
+from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.process import Runner, clean_environment
+from xpustack.core.project import Project
+from xpustack.series.overlay import KERNEL_HOME, TRITON, brought
+from xpustack.series.patch import ORDER, Step, format_patch
+
+Kind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
+TOOL = (
+    *("base/archive", "base/store", "builds/build", "builds/wheel", "core/git"),
+    *("core/process", "release/inputs", "release/ship", "series/apply"),
+    *("series/diff", "series/fit", "series/overlay", "series/patch"),
+    "series/worktree",
+)
+"""The modules that decide what a wheel holds."""
+PROGRAMS = (
+    *("cmake", "jinja2", "ninja", "packaging", "pip", "setuptools"),
+    *("setuptools-rust", "setuptools-scm", "torch", "wheel"),
+)
+"""The distributions that take part in a build."""
+
+
+@dataclass(frozen=True)
+class Input:
+    """A file that goes into a wheel.
+
+    `name` is its path in this repository, the archive's file name for a base, or
+    its path in the tree for what the tool generates. `lands` is the path in the
+    tree of a file that arrives whole; `step` the slug that brings it.
+    """
+
+    kind: Kind
+    name: str
+    sha256: str
+    step: str | None = None
+    lands: str | None = None
+
+
+def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Input]:
+    """The base, the order of the series, and step by step the patch and what the
+    step brings.
+
+    Raises:
+        SeriesError: an overlay file or a kernel is missing or malformed.
+    """
+    order = project.series_dir(release.name) / ORDER
+    found = [
+        Input("base", release.sdist, release.sha256),
+        Input("series", _inside(project, order), sha256_of(order.read_bytes())),
+    ]
+    for index, step in enumerate(steps):
+        patch = sha256_of(format_patch(step))
+        found.append(Input("patch", _inside(project, step.path), patch, step.slug))
+        for path, file in sorted(brought(project, steps[:index], step).items()):
+            name = _inside(project, file.source)
+            kind: Kind = "kernel" if path.startswith(KERNEL_HOME + "/") else "overlay"
+            if path == f"{KERNEL_HOME}/{TRITON}.py":
+                kind, name = "generated", path
+            found.append(Input(kind, name, sha256_of(file.content), step.slug, path))
+    return found
+
+
+def tool() -> dict[str, str]:
+    """What stands for this tool: the sha256 of each module that takes part."""
+    here = Path(__file__).parents[1]
+    return {
+        f"xpustack/{name}.py": sha256_of((here / f"{name}.py").read_bytes())
+        for name in TOOL
+    }
+
+
+def machine(runner: Runner) -> dict[str, str]:
+    """The programs of this machine that can change a wheel's bytes, by version."""
+    libc = " ".join(platform.libc_ver()).strip()
+    versions = {
+        "python": f"{sys.implementation.name} {platform.python_version()}",
+        "machine": f"{sys.platform} {platform.machine()}",
+        "libc": libc or "unknown",
+        "zlib": zlib.ZLIB_RUNTIME_VERSION,
+        "compiler": _compiler(runner),
+    }
+    for name in PROGRAMS:
+        versions[name] = fingerprint.version_of(name) or "not installed"
+    return versions
+
+
+def sha256_of(data: bytes) -> str:
+    """The sha256 of `data`, 64 hexadecimal digits."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def _compiler(runner: Runner) -> str:
+    """The first line that the C++ compiler says of itself; bases without an
+    extension need none. `$CXX` may hold arguments; no shell reads it."""
+    try:
+        command = [*shlex.split(os.environ.get("CXX", "c++")), "--version"]
+        done = runner.run(command, cwd=Path("/"), env=clean_environment(), timeout=60.0)
+    except (EnvironmentProblem, OSError, ValueError):
+        return "none"
+    lines = done.stdout.splitlines()
+    return lines[0] if done.returncode == 0 and lines else "none"
+
+
+def _inside(project: Project, path: Path) -> str:
+    return path.relative_to(project.root).as_posix()

@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wheel's bill of materials in CycloneDX 1.6 JSON.
+
+The wheel is the main component. Its pedigree names the base as ancestor and every
+patch; the files of this repository that went into it are components with their
+hashes. It carries no time, so that equal wheels have equal bills.
+"""
+
+import json
+import uuid
+from collections.abc import Iterable, Sequence
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from xpustack import __name__ as TOOL_NAME
+from xpustack.base.releases import Release
+from xpustack.release.constraints import Pinned
+from xpustack.release.inputs import Input
+from xpustack.series.apply import Tree
+from xpustack.series.patch import Step
+
+SPECIFICATION = "1.6"
+_NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "xpustack sbom")
+_MAIN = "wheel"
+
+
+def sbom(
+    release: Release,
+    version: str,
+    wheel: tuple[str, str],
+    tip: Tree,
+    steps: Sequence[Step],
+    parts: Sequence[Input],
+    pins: Sequence[Pinned],
+    requires: Iterable[str],
+) -> str:
+    """The bill as JSON text.
+
+    Args:
+        wheel: the wheel's file name and its sha256.
+        tip: the tree that was built.
+        parts: as `inputs` gives them.
+        requires: the wheel's own `Requires-Dist` lines.
+    """
+    name, digest = wheel
+    files = [_file(part) for part in parts if part.kind not in ("base", "series")]
+    needed = _required(requires, pins)
+    bill = {
+        "$schema": f"http://cyclonedx.org/schema/bom-{SPECIFICATION}.schema.json",
+        "bomFormat": "CycloneDX",
+        "specVersion": SPECIFICATION,
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, digest)}",
+        "version": 1,
+        "metadata": {
+            "tools": {"components": [{"type": "application", "name": TOOL_NAME}]},
+            "component": {
+                "type": "library",
+                "bom-ref": _MAIN,
+                "name": "vllm",
+                "version": version,
+                "purl": f"pkg:pypi/vllm@{_quoted(version)}?file_name={_quoted(name)}",
+                "hashes": [_sha256(digest)],
+                "licenses": [{"license": {"id": "Apache-2.0"}}],
+                "pedigree": {
+                    "ancestors": [_ancestor(release)],
+                    "commits": [
+                        {
+                            "uid": tip.commit,
+                            "message": f"{tip.name}: tree {tip.tree_id}",
+                        }
+                    ],
+                    "patches": _patches(steps, parts),
+                    "notes": "The patches apply to the ancestor in this order."
+                    " The fragment of a patch's address is its sha256.",
+                },
+                "properties": [{"name": "xpustack:tree", "value": tip.tree_id}],
+            },
+        },
+        "components": [*files, *needed],
+        "dependencies": [
+            {
+                "ref": _MAIN,
+                "dependsOn": sorted(str(each["bom-ref"]) for each in needed),
+            }
+        ],
+    }
+    return json.dumps(bill, indent=1) + "\n"
+
+
+def _ancestor(release: Release) -> dict[str, object]:
+    return {
+        "type": "library",
+        "bom-ref": "base",
+        "name": "vllm",
+        "version": release.version,
+        "purl": f"pkg:pypi/vllm@{release.version}?file_name={_quoted(release.sdist)}",
+        "hashes": [_sha256(release.sha256)],
+        "licenses": [{"license": {"id": "Apache-2.0"}}],
+    }
+
+
+def _patches(steps: Sequence[Step], parts: Sequence[Input]) -> list[dict[str, object]]:
+    """`backport` and `unofficial` are CycloneDX's words for a change that upstream
+    has, and for one that it does not have."""
+    kinds = {
+        step.slug: "backport"
+        if step.trailers.upstream_status.startswith("Backport")
+        else "unofficial"
+        for step in steps
+    }
+    return [
+        {
+            "type": kinds[part.step or ""],
+            "diff": {"url": f"{part.name}#sha256={part.sha256}"},
+        }
+        for part in parts
+        if part.kind == "patch"
+    ]
+
+
+def _file(part: Input) -> dict[str, object]:
+    properties = [
+        {"name": "xpustack:kind", "value": part.kind},
+        {"name": "xpustack:step", "value": part.step or ""},
+    ]
+    if part.lands is not None:
+        properties.append({"name": "xpustack:lands", "value": part.lands})
+    return {
+        "type": "file",
+        "bom-ref": f"file:{part.step}:{part.name}",
+        "name": part.name,
+        "hashes": [_sha256(part.sha256)],
+        "properties": properties,
+    }
+
+
+def _required(
+    requires: Iterable[str], pins: Sequence[Pinned]
+) -> list[dict[str, object]]:
+    """The three pins, then what else the wheel asks for, by name; a dependency of
+    an extra is optional and left out."""
+    found: dict[str, dict[str, object]] = {}
+    for pin in pins:
+        component: dict[str, object] = {
+            "type": "library",
+            "bom-ref": f"pypi:{pin.name}",
+            "name": pin.name,
+            "version": pin.version,
+            "purl": f"pkg:pypi/{pin.name}@{_quoted(pin.version)}",
+            "properties": [{"name": "xpustack:named-in", "value": pin.file}],
+        }
+        if pin.hashes or pin.url:
+            component["externalReferences"] = [
+                {
+                    "type": "distribution",
+                    "url": pin.url or component["purl"],
+                    "hashes": [_sha256(value) for value in pin.hashes],
+                }
+            ]
+        found[pin.name] = component
+    for line in sorted(requires, key=str.lower):
+        requirement = Requirement(line)
+        name = canonicalize_name(requirement.name)
+        if name in found or "extra" in str(requirement.marker or ""):
+            continue
+        found[name] = {
+            "type": "library",
+            "bom-ref": f"pypi:{name}",
+            "name": name,
+            "purl": f"pkg:pypi/{name}",
+            "properties": [{"name": "xpustack:requirement", "value": line}],
+        }
+    return list(found.values())
+
+
+def _sha256(value: str) -> dict[str, str]:
+    return {"alg": "SHA-256", "content": value}
+
+
+def _quoted(text: str) -> str:
+    return text.replace("+", "%2B")

@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From a release and its series to trees: one deterministic commit a step.
+
+A step's commit is known by the content that goes into it, so that a series whose
+steps are all in the store costs one git process. Nothing needs a work tree.
+"""
+
+import hashlib
+import shlex
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Optional
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Commit, Store, Writer
+from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
+from xpustack.core.git import GitFailed
+from xpustack.core.progress import Progress, silent
+from xpustack.core.project import Project
+from xpustack.series.fit import check_fit, check_result
+from xpustack.series.overlay import Brought, brought
+from xpustack.series.patch import (
+    Step,
+    format_patch,
+    load_step,
+    position,
+    read_order,
+    redo,
+)
+
+_FORMAT = b"xpustack tree 1\n"
+_GENERATED = ("PKG-INFO", "setup.cfg")
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A base (index 0, no step) or a base with the first `index` steps.
+
+    `commit` and `tree_id` are git ids; `changed` lists, sorted, the files that
+    the step patches or brings; `added` those of them that it brings.
+    """
+
+    release: Release
+    index: int
+    step: Step | None
+    commit: str
+    tree_id: str
+    parent: Optional["Tree"]
+    changed: tuple[str, ...] = ()
+    added: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """`v0.22.1` for a base, else `v0.22.1 <slug>`."""
+        return f"{self.release.name} {self.step.slug if self.step else 'base'}"
+
+
+def trees(
+    store: Store,
+    project: Project,
+    release: Release,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+    upto: str | None = None,
+) -> list[Tree]:
+    """The base and every tree of a release's series, base first.
+
+    Args:
+        upto: the last step to apply, by its slug, or `base` for none; None for the
+            whole series.
+
+    Raises:
+        SourceError: the base cannot be had.
+        SeriesError: a patch, a trailer, an overlay file or a kernel is malformed.
+        ApplyError: a step does not fit the tree before it.
+        UsageError: there is no step `upto`.
+    """
+    made, problem = grow(
+        store, project, release, offline=offline, progress=progress, upto=upto
+    )
+    if problem is not None:
+        raise problem
+    return made
+
+
+def grow(
+    store: Store,
+    project: Project,
+    release: Release,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+    upto: str | None = None,
+) -> tuple[list[Tree], StackError | None]:
+    """As `trees`, but with the trees before the first failure and that failure.
+
+    Raises:
+        EnvironmentProblem: the machine, and no step, is to blame.
+    """
+    made: list[Tree] = []
+    try:
+        steps, unreadable = _readable(project, release.name, upto)
+        base = store.base(release, offline=offline, progress=progress)
+        made.append(Tree(release, 0, None, base.id, base.tree, None))
+        known = store.refs()
+        for index, step in enumerate(steps):
+            files = brought(project, steps[:index], step)
+            ref = _ref(made[-1].commit, step, files)
+            commit = known.get(ref)
+            if commit is None:
+                progress(f"applying {release.name} {step.slug}")
+                with (
+                    store.writing(progress) as writer,
+                    store.cache.scratch() as scratch,
+                ):
+                    commit = _apply(writer, made[-1], step, files, scratch)
+                    writer.keep(ref, commit)
+            changed = tuple(sorted({*step.touched, *files}))
+            made.append(
+                Tree(
+                    release,
+                    index + 1,
+                    step,
+                    commit.id,
+                    commit.tree,
+                    made[-1],
+                    changed,
+                    tuple(sorted(files)),
+                )
+            )
+    except EnvironmentProblem:
+        raise
+    except StackError as error:
+        return made, error
+    return made, unreadable
+
+
+def _readable(
+    project: Project, release: str, upto: str | None
+) -> tuple[list[Step], StackError | None]:
+    """The steps of a series before the first that is malformed, and that fault."""
+    slugs = read_order(project, release)
+    if upto is not None:
+        slugs = slugs[: position(slugs, upto, release)]
+    steps: list[Step] = []
+    for slug in slugs:
+        try:
+            steps.append(load_step(project, release, slug))
+        except SeriesError as error:
+            return steps, error
+    return steps, None
+
+
+def commit_message(step: Step) -> str:
+    """A step's mail message with the slug, which in patches the file name is."""
+    return f"{step.text}Step: {step.slug}\n"
+
+
+def _ref(parent: str, step: Step, files: dict[str, Brought]) -> str:
+    """The name of a step's commit, from everything that goes into it."""
+    digest = hashlib.sha256(_FORMAT)
+    parts = [parent.encode(), step.slug.encode(), format_patch(step)]
+    for path, file in sorted(files.items()):
+        parts += [path.encode(), file.content]
+    for part in parts:
+        digest.update(b"%d\n" % len(part) + part)
+    return f"refs/steps/{digest.hexdigest()}"
+
+
+def _apply(
+    writer: Writer,
+    parent: Tree,
+    step: Step,
+    files: dict[str, Brought],
+    scratch: Path,
+) -> Commit:
+    writer.read_tree(parent.tree_id)
+    entries = writer.entries()
+    for file in step.files:
+        _check_allowed(step, file.path)
+    contents = writer.git.blobs(
+        entries[file.path].blob for file in step.files if file.path in entries
+    )
+    for file in step.files:
+        entry = entries.get(file.path)
+        check_fit(step, file, entry, contents[entry.blob] if entry else b"")
+    if step.diff:
+        _apply_diff(writer, step)
+        after = writer.entries()
+        for file in step.files:
+            check_result(step, file, after.get(file.path))
+    for path, brings in files.items():
+        _check_allowed(step, path)
+        parents = (str(parent) for parent in PurePosixPath(path).parents)
+        if taken := next((name for name in (path, *parents) if name in entries), None):
+            raise ApplyError(
+                f"the tree already has {taken}: there the change is a patch",
+                release=step.release,
+                step=step.slug,
+                path=brings.source,
+                hint=f"take {path} out of the trailers in {step.path},"
+                f" rm {shlex.quote(str(brings.source))}, and change the file in a"
+                " commit: CONTRIBUTING.md, change a step",
+            )
+    if files:
+        writer.add({path: file.content for path, file in files.items()}, scratch)
+    return writer.commit(parent.commit, commit_message(step))
+
+
+def _apply_diff(writer: Writer, step: Step) -> None:
+    try:
+        writer.git.run("apply", "--cached", "--whitespace=nowarn", "-", data=step.diff)
+    except GitFailed as error:
+        raise ApplyError(
+            "git refuses the patch",
+            release=step.release,
+            step=step.slug,
+            path=step.path,
+            detail=error.stderr,
+            hint=redo(step.release, step.path),
+        ) from None
+
+
+def _check_allowed(step: Step, path: str) -> None:
+    if problem := forbidden(path):
+        raise SeriesError(
+            problem,
+            release=step.release,
+            step=step.slug,
+            path=path,
+            hint=redo(step.release, step.path),
+        )
+
+
+def forbidden(path: str) -> str | None:
+    """Why no step may change or bring the file `path`; None if one may."""
+    parts = path.split("/")
+    if path in _GENERATED or any(part.endswith(".egg-info") for part in parts):
+        return "the file is generated when an sdist is made: no step may change it"
+    return None

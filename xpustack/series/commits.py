@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commits of a work repository, taken apart into steps.
+
+A file that a commit adds is overlay or kernel; one that it changes or deletes is
+patch.
+"""
+
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from xpustack.core.errors import SeriesError, UsageError
+from xpustack.core.git import DIFF_OPTIONS, GitFailed
+from xpustack.core.project import Project
+from xpustack.series.apply import forbidden
+from xpustack.series.diff import DiffError, parse_diff
+from xpustack.series.overlay import KERNEL_HOME
+from xpustack.series.patch import SLUG, SUFFIX, Step, split_text, trailer_problems
+from xpustack.series.worktree import BASE, BRANCH, Work
+
+STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
+"""How a commit names its step; a patch is named by its file."""
+
+
+@dataclass(frozen=True)
+class Saved:
+    """One commit of a work repository, taken apart."""
+
+    commit: str
+    tree: str
+    step: Step
+    added: Mapping[str, bytes]
+
+
+def quoted(work: Work) -> str:
+    """The work tree's path, as a shell reads it."""
+    return shlex.quote(str(work.git.work_tree))
+
+
+def require_end(work: Work) -> None:
+    """Insist that what is checked out is the whole series.
+
+    Raises:
+        UsageError: HEAD is not the branch `series`, or the tag `base` was moved.
+    """
+    place = quoted(work)
+    try:
+        head = work.git.text("symbolic-ref", "HEAD")
+    except GitFailed:
+        head = "no branch"
+    if head != BRANCH:
+        raise UsageError(
+            "what is checked out is not the end of the series: the steps after it"
+            " would be lost",
+            release=work.state.release,
+            path=work.git.work_tree,
+            detail=[f"HEAD is on {head}, not on {BRANCH}"],
+            hint=f"git -C {place} checkout series; or, if the series is to end here,"
+            f" git -C {place} checkout -B series",
+        )
+    try:
+        base = work.git.text("rev-parse", "--verify", f"{BASE}^{{commit}}")
+    except GitFailed:
+        base = "missing"
+    if base != work.state.base:
+        raise UsageError(
+            "the tag base does not name the base any more: the steps before it would"
+            " be lost",
+            release=work.state.release,
+            path=work.git.work_tree,
+            detail=[f"the base is {work.state.base}", f"the tag is {base}"],
+            hint=f"git -C {place} tag -f base {work.state.base}",
+        )
+
+
+def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
+    """The commits since the commit `base`, oldest first, as steps.
+
+    Raises:
+        SeriesError: a commit cannot be a step.
+    """
+    git, release = work.git, work.state.release
+    log = git.text(
+        "log", "--reverse", "--topo-order", "--format=%H %T %P%n%B%x00", f"{base}..HEAD"
+    )
+    saved: list[Saved] = []
+    parent = base
+    for record in log.split("\0")[:-1]:
+        identity, _, message = record.lstrip("\n").partition("\n")
+        commit, tree, *parents = identity.split()
+        subject = message.partition("\n")[0]
+
+        def refuse(
+            problem: str, commit: str = commit, subject: str = subject
+        ) -> SeriesError:
+            return SeriesError(
+                problem,
+                release=release,
+                path=git.work_tree,
+                detail=[f"commit {commit[:12]} {subject}"],
+                hint=f"git -C {quoted(work)} rebase -i base",
+            )
+
+        if parents != [parent]:
+            raise refuse("the commits since the tag base are not one straight line")
+        slug = STEP_LINE.search(message)
+        if slug is None or not SLUG.fullmatch(slug[1]):
+            raise refuse("the message lacks a line such as `Step: swa-rope`")
+        if any(one.step.slug == slug[1] for one in saved):
+            raise refuse(f"two commits are the step {slug[1]}")
+        try:
+            subject, text, trailers = split_text(STEP_LINE.sub("", message))
+        except ValueError as error:
+            raise refuse(str(error)) from None
+        patched, added = _changes(work, parent, commit)
+        diff = b""
+        if patched:
+            diff = git.run(
+                "--literal-pathspecs",
+                *("diff-tree", "-r", "-p", *DIFF_OPTIONS, parent, commit),
+                *("--", *patched),
+            )
+        overlay = [path for path in added if not path.startswith(KERNEL_HOME + "/")]
+        known = [path for path in trailers.overlay if path in overlay]
+        new = [path for path in overlay if path not in known]
+        trailers = replace(trailers, overlay=(*known, *new))
+        path = project.series_dir(release) / (slug[1] + SUFFIX)
+        try:
+            files = parse_diff(diff)
+        except DiffError as error:
+            raise refuse(f"{error.message} ({error.path})") from None
+        step = Step(release, slug[1], path, subject, text, trailers, diff, files)
+        problems = trailer_problems(step)
+        problems += [f"{name}: {why}" for name in patched if (why := forbidden(name))]
+        problems += [
+            f"{name} is a kernel: change it in the commit that adds it"
+            for name in patched
+            if name.startswith(KERNEL_HOME + "/")
+        ]
+        if not patched and not added:
+            problems.append("the commit changes nothing")
+        if problems:
+            raise refuse("; ".join(problems))
+        blobs = git.blobs(added.values()) if added else {}
+        contents = {name: blobs[blob] for name, blob in added.items()}
+        saved.append(Saved(commit, tree, step, contents))
+        parent = commit
+    return saved
+
+
+def _changes(work: Work, parent: str, commit: str) -> tuple[list[str], dict[str, str]]:
+    """The files that a commit changes or deletes, and those that it adds with
+    their blob ids."""
+    fields = (
+        work.git.run(
+            *("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev"),
+            *(parent, commit),
+        )
+        .decode("utf-8", "replace")
+        .split("\0")[:-1]
+    )
+    patched, added = [], {}
+    for properties, path in zip(fields[::2], fields[1::2], strict=True):
+        _, mode, _, blob, status = properties.split(" ")
+        if status != "A":
+            patched.append(path)
+        elif mode != "100644":
+            raise SeriesError(
+                "a step may add plain files only (mode 100644)",
+                release=work.state.release,
+                path=path,
+                hint=f"git -C {quoted(work)} rebase -i base",
+            )
+        else:
+            added[path] = blob
+    return patched, added

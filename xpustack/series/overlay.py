@@ -1,0 +1,221 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a step brings beside its diff: overlay files and kernels, whole and final.
+
+Kernels import each other relatively. Inside vLLM they stand together in
+`vllm/v1/attention/ops/xpu_dsv4/`, with the package's `__init__.py` and a
+`_triton.py` that takes Triton from vLLM.
+"""
+
+import ast
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpustack.core.errors import SeriesError
+from xpustack.core.files import link_in, read, without_link
+from xpustack.core.project import Project
+from xpustack.core.syntax import parse
+from xpustack.series.diff import path_problem
+from xpustack.series.patch import Step
+
+KERNEL_HOME = "vllm/v1/attention/ops/xpu_dsv4"
+COMMON = "common"
+PACKAGE = "__init__"
+TRITON = "_triton"
+TRITON_IN_VLLM = b"""\
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+from vllm.triton_utils import tl, triton
+
+__all__ = ["tl", "triton"]
+"""
+
+
+@dataclass(frozen=True)
+class Brought:
+    """One file that a step adds: its contents, and where they come from."""
+
+    content: bytes
+    source: Path
+
+
+def brought(project: Project, before: Iterable[Step], step: Step) -> dict[str, Brought]:
+    """The files that a step adds, by their path in the tree.
+
+    Args:
+        before: the steps of the series before `step`; what they bring is left out
+            of a kernel's closure.
+
+    Raises:
+        SeriesError: an overlay file or kernel is missing or a link, a path leaves
+            the tree, or a kernel imports what cannot come along.
+    """
+    files = overlay_files(project, step)
+    for path, file in kernel_files(project, before, step).items():
+        if path in files:
+            raise _refuse(step, f"{path} comes as overlay and as kernel", file.source)
+        files[path] = file
+    return files
+
+
+def overlay_source(project: Project, release: str, path: str) -> Path | None:
+    """The overlay file for `path`: that of the release, else the common one."""
+    for source in _overlay_places(project, release, path):
+        if source.is_file() and not source.is_symlink():
+            return source
+    return None
+
+
+def _overlay_places(project: Project, release: str, path: str) -> list[Path]:
+    return [project.overlay / folder / path for folder in (release, COMMON)]
+
+
+def overlay_files(project: Project, step: Step) -> dict[str, Brought]:
+    """The overlay files that a step's trailers name.
+
+    Raises:
+        SeriesError: as `brought`.
+    """
+    files = {}
+    for path in step.trailers.overlay:
+        if problem := path_problem(path):
+            raise _refuse(step, f"Overlay {path!r}: {problem}", step.path)
+        if path.startswith(KERNEL_HOME + "/"):
+            raise _refuse(step, f"{path} is the kernels' place", step.path)
+        for place in _overlay_places(project, step.release, path):
+            if link := link_in(place, project.root):
+                raise _refuse(
+                    step,
+                    f"the overlay file {path} is behind a link, and links are not"
+                    " followed",
+                    link,
+                    without_link(link),
+                )
+        source = overlay_source(project, step.release, path)
+        if source is None:
+            raise _refuse(
+                step,
+                f"the overlay has no {path}",
+                step.path,
+                f"create {project.overlay / COMMON / path}",
+            )
+        files[path] = _brought(project, step, source)
+    return files
+
+
+def kernel_files(
+    project: Project, before: Iterable[Step], step: Step
+) -> dict[str, Brought]:
+    """The kernels that a step's trailers name, with what they import and the
+    series lacks so far, at their paths in the tree.
+
+    Raises:
+        SeriesError: as `brought`.
+    """
+    if not step.trailers.kernels:
+        return {}
+    earlier = [name for other in before for name in other.trailers.kernels]
+    present = closure(project, step, earlier) if earlier else {}
+    return {
+        f"{KERNEL_HOME}/{name}.py": file
+        for name, file in closure(project, step, step.trailers.kernels).items()
+        if name not in present
+    }
+
+
+def closure(
+    project: Project, step: Step, entries: Iterable[str]
+) -> Mapping[str, Brought]:
+    """The modules that the given kernels need, themselves included, by name in
+    sorted order: the package's `__init__`, `_triton`, relative imports.
+
+    Raises:
+        SeriesError: a module is missing, unreadable, or imports from outside its
+            own package other than by an absolute name.
+    """
+    found: dict[str, Brought] = {}
+    waiting = [PACKAGE, TRITON, *entries]
+    while waiting:
+        name = waiting.pop()
+        if name in found:
+            continue
+        source = kernel_source(project, name)
+        if not source.is_file():
+            raise _refuse(
+                step, f"there is no kernel module {name}", step.path, f"create {source}"
+            )
+        file = _brought(project, step, source)
+        if name == TRITON:
+            found[name] = Brought(TRITON_IN_VLLM, source)
+            continue
+        found[name] = file
+        waiting += _relative_imports(project, step, file)
+    return dict(sorted(found.items()))
+
+
+def kernel_source(project: Project, name: str) -> Path:
+    """Where the kernel module `name` lies in this repository."""
+    return project.kernels / "xpu_dsv4" / f"{name}.py"
+
+
+def _brought(project: Project, step: Step, source: Path) -> Brought:
+    place = {"release": step.release, "step": step.slug}
+    return Brought(read(source, project.root, SeriesError, **place), source)
+
+
+@functools.cache
+def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
+    """The imports of a module; each step of each release asks for the same few.
+
+    Raises:
+        SyntaxError, ValueError: it is no Python.
+    """
+    nodes = ast.walk(parse(source))
+    return tuple(
+        node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)
+    )
+
+
+def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:
+    try:
+        imports = _imports(file.content)
+    except (SyntaxError, ValueError) as error:
+        raise _refuse(step, f"the kernel is not Python: {error}", file.source) from None
+    names = []
+    for node in imports:
+        if isinstance(node, ast.Import):
+            absolute = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            absolute = [node.module or ""]
+        elif isinstance(node, ast.ImportFrom) and node.level == 1:
+            absolute = []
+            inside = node.module
+            names += [inside] if inside else [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            raise _refuse(
+                step,
+                "a kernel imports from above its package",
+                f"{file.source}:{node.lineno}",
+            )
+        else:
+            continue
+        if any(name.split(".")[0] in ("kernels", "vllm") for name in absolute):
+            raise _refuse(
+                step,
+                "a kernel imports by an absolute name what must come along",
+                f"{file.source}:{node.lineno}",
+            )
+    return names
+
+
+def _refuse(
+    step: Step, message: str, path: Path | str, hint: str | None = None
+) -> SeriesError:
+    return SeriesError(
+        message,
+        release=step.release,
+        step=step.slug,
+        path=path,
+        hint=hint or f"correct {path}, then run xpustack check --static",
+    )

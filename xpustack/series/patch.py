@@ -1,0 +1,376 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A release's series: its order file, its steps, and the one writer of mails.
+
+A step is a file `patches/<release>/<slug>.patch`: `Subject: [PATCH] ...`, the
+message, the trailers, a line `---`, and `git diff --full-index --binary`, which
+may be empty. Files that `format_patch` would have written otherwise are refused,
+so that a refresh shows only what changed.
+"""
+
+import difflib
+import re
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpustack.core.errors import SeriesError, UsageError
+from xpustack.core.files import read
+from xpustack.core.git import GitFailed, mailinfo
+from xpustack.core.project import Project
+from xpustack.series.diff import DiffError, FileDiff, parse_diff
+
+ORDER = "series"
+SUFFIX = ".patch"
+SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
+BASE_ALONE = "base"
+"""Stands for the tree without steps where a step's slug is asked for."""
+
+_TRAILER = re.compile(
+    r"(Upstream-Status|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
+)
+_STATUS = re.compile(
+    r"Pending|(?:Submitted|Backport) \[vllm-project/vllm#[1-9]\d*\]"
+    r"|Inappropriate \[\S[^\]]*\]"
+)
+_NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
+_TEST = re.compile(r"tests/steps/test_[a-z0-9_]+\.py")
+
+
+@dataclass(frozen=True)
+class Trailers:
+    """What a step says about itself, in the order in which it is written.
+
+    `test` and `fails_before` are None where the trailer is missing.
+    `fails_before` keeps its text; `failure` is the regular expression in it.
+    """
+
+    upstream_status: str = ""
+    removal: str = ""
+    overlay: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    test: str | None = None
+    fails_before: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """The pattern that the failure on the tree before must match; None for
+        `none [why]`, which only a step without a diff may say."""
+        text = self.fails_before
+        return None if text is None or _NOTHING_FAILS.fullmatch(text) else text
+
+    def lines(self) -> list[str]:
+        """The trailers as the mail has them."""
+        pairs: list[tuple[str, str | None]] = [
+            ("Upstream-Status", self.upstream_status or None),
+            ("Removal", self.removal or None),
+            *(("Overlay", path) for path in self.overlay),
+            *(("Kernels", name) for name in self.kernels),
+            ("Test", self.test),
+            ("Fails-before", self.fails_before),
+        ]
+        return [f"{key}: {value}" for key, value in pairs if value is not None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the size of one upstream pull request.
+
+    `path` is its patch; `message` is the text between subject and trailers;
+    `diff` starts with `diff --git` or is empty; `files` is the diff, read.
+    """
+
+    release: str
+    slug: str
+    path: Path
+    subject: str
+    message: str
+    trailers: Trailers
+    diff: bytes
+    files: tuple[FileDiff, ...] = ()
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The files that the diff changes, in its order; not what is brought."""
+        return tuple(file.path for file in self.files)
+
+    @property
+    def text(self) -> str:
+        """Subject, message and trailers, as a commit message has them."""
+        parts = [self.subject, self.message, "\n".join(self.trailers.lines())]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def format_patch(step: Step) -> bytes:
+    """The mail of a step: the only writer of patch files."""
+    return f"Subject: [PATCH] {step.text}---\n".encode() + step.diff
+
+
+def split_text(text: str) -> tuple[str, str, Trailers]:
+    """Subject, message and trailers of a commit message.
+
+    The subject has single spaces: git reads no others from a mail.
+
+    Raises:
+        ValueError: the last paragraph mixes trailers with other lines, or says a
+            trailer twice that may stand once.
+    """
+    first, _, rest = text.strip("\n").partition("\n")
+    subject = " ".join(first.split())
+    paragraphs = rest.strip("\n").split("\n\n") if rest.strip() else []
+    last = paragraphs[-1].splitlines() if paragraphs else []
+    if not any(_TRAILER.match(line) for line in last):
+        return subject, "\n\n".join(paragraphs), Trailers()
+    found: dict[str, list[str]] = {}
+    for line in last:
+        match = _TRAILER.fullmatch(line)
+        if match is None:
+            raise ValueError(f"not a trailer of a step: {line!r}")
+        found.setdefault(match[1], []).append((match[2] or "").strip())
+    for key, values in found.items():
+        if key not in ("Overlay", "Kernels") and len(values) > 1:
+            raise ValueError(f"the trailer {key} stands twice")
+    trailers = Trailers(
+        upstream_status=found.get("Upstream-Status", [""])[0],
+        removal=found.get("Removal", [""])[0],
+        overlay=tuple(found.get("Overlay", ())),
+        kernels=tuple(found.get("Kernels", ())),
+        test=found.get("Test", [None])[0],
+        fails_before=found.get("Fails-before", [None])[0],
+    )
+    return subject, "\n\n".join(paragraphs[:-1]), trailers
+
+
+def trailer_problems(step: Step) -> list[str]:
+    """What is missing or malformed in a step's trailers, one sentence each."""
+    trailers = step.trailers
+    problems = []
+    if not trailers.upstream_status:
+        problems.append("the trailer Upstream-Status is missing")
+    elif not _STATUS.fullmatch(trailers.upstream_status):
+        problems.append(
+            f"Upstream-Status {trailers.upstream_status!r} is none of: Pending,"
+            " Submitted [vllm-project/vllm#N], Backport [vllm-project/vllm#N],"
+            " Inappropriate [why]"
+        )
+    if not trailers.removal:
+        problems.append("the trailer Removal is missing")
+    if not trailers.test:
+        problems.append("the trailer Test is missing")
+    elif not _TEST.fullmatch(trailers.test):
+        problems.append(f"Test {trailers.test!r} is not tests/steps/test_NAME.py")
+    if not trailers.fails_before:
+        problems.append("the trailer Fails-before is missing")
+    elif trailers.failure is not None:
+        try:
+            re.compile(trailers.failure)
+        except re.error as error:
+            problems.append(f"Fails-before is not a regular expression: {error}")
+    elif step.diff:
+        problems.append(
+            "Fails-before may say none only in a step that has no diff: this one"
+            " changes " + ", ".join(step.touched)
+        )
+    for name in trailers.kernels:
+        if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
+            problems.append(f"Kernels {name!r} is not one module name")
+    return problems
+
+
+def redo(release: str, path: Path) -> str:
+    """What to do about a step whose patch cannot be read or does not fit: the steps
+    before it can still be applied, and the step made anew on top of them."""
+    slug = path.name.removesuffix(SUFFIX)
+    try:
+        order = (path.parent / ORDER).read_text("utf-8", "replace").splitlines()
+    except OSError:
+        order = []
+    at = order.index(path.name) if path.name in order else 0
+    before = order[at - 1].removesuffix(SUFFIX) if at else BASE_ALONE
+    return (
+        f"git checkout -- {shlex.quote(str(path))} takes back an edit of the file;"
+        f" else xpustack apply {release} --upto {before} --to DIR, commit the change"
+        f" there with the step's message and the line `Step: {slug}`,"
+        " xpustack save DIR"
+    )
+
+
+def read_patch(release: str, path: Path) -> Step:
+    """Read a step's mail with `git mailinfo -b`, trailers unjudged.
+
+    Raises:
+        SeriesError: the file is missing, is not a mail of this tool's making, or
+            its diff is malformed; `path` is `<file>:<line>` where known.
+        EnvironmentProblem: the file cannot be read.
+    """
+    slug = path.name.removesuffix(SUFFIX)
+
+    def refuse(message: str, line: int | None = None, detail: str = "") -> SeriesError:
+        return SeriesError(
+            message,
+            release=release,
+            step=slug,
+            path=path if line is None else f"{path}:{line}",
+            detail=detail,
+            hint=redo(release, path),
+        )
+
+    try:
+        mail = read(path, path.parents[2], SeriesError, release=release, step=slug)
+    except FileNotFoundError:
+        raise refuse("the series names a patch that does not exist") from None
+    if b"\r" in mail:
+        line = mail[: mail.index(b"\r")].count(b"\n") + 1
+        raise refuse("the patch has carriage returns: lines end with LF alone", line)
+    head, mark, diff = mail.partition(b"\n---\n")
+    offset = head.count(b"\n") + 2
+    if not mark:
+        raise refuse("the line `---` between message and diff is missing")
+    try:
+        head.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = head[: error.start].count(b"\n") + 1
+        raise refuse("the message is not UTF-8", line) from None
+    if diff and not diff.startswith(b"diff --git "):
+        raise refuse("the diff does not follow the line `---`", offset + 1)
+    try:
+        files = parse_diff(diff)
+    except DiffError as error:
+        named = f" (in {error.path})" if error.path else ""
+        raise refuse(error.message + named, offset + error.line) from None
+    try:
+        subject, text = mailinfo(head + b"\n---\n")
+        _, message, trailers = split_text(f"{subject}\n\n{text}")
+    except GitFailed as error:
+        raise refuse("git cannot read the mail", detail=error.stderr) from None
+    except ValueError as error:
+        raise refuse(str(error), offset - 1) from None
+    step = Step(release, slug, path, subject, message, trailers, diff, files)
+    written = format_patch(step)
+    if written != mail:
+        changes = difflib.unified_diff(
+            mail.decode("utf-8", "replace").splitlines(),
+            written.decode("utf-8", "replace").splitlines(),
+            "the file",
+            "as xpustack writes it",
+            lineterm="",
+            n=0,
+        )
+        raise refuse(
+            "the patch is not as xpustack writes it", detail="\n".join(changes)
+        )
+    return step
+
+
+def read_order(project: Project, release: str) -> list[str]:
+    """The slugs of a release, oldest first; empty if it has no series yet.
+
+    Raises:
+        SeriesError: a line is not `<slug>.patch`, stands twice, or the file does
+            not end with LF, or is no plain file.
+        EnvironmentProblem: the file cannot be read.
+    """
+    path = project.series_dir(release) / ORDER
+    try:
+        content = read(path, project.root, SeriesError, release=release)
+    except FileNotFoundError:
+        return []
+    text = content.decode("utf-8", "replace")
+    slugs: list[str] = []
+    for number, line in enumerate(text.split("\n")[:-1], start=1):
+        slug = line.removesuffix(SUFFIX)
+        if slug + SUFFIX != line or not SLUG.fullmatch(slug):
+            problem = f"{line!r} is not a patch name such as swa-rope.patch"
+        elif slug == BASE_ALONE:
+            problem = f"{line!r}: {slug} stands for the tree without steps"
+        elif slug in slugs:
+            problem = f"{line} stands twice"
+        else:
+            slugs.append(slug)
+            continue
+        raise SeriesError(
+            problem,
+            release=release,
+            path=f"{path}:{number}",
+            hint=f"correct line {number} of {path}",
+        )
+    if text and not text.endswith("\n"):
+        raise SeriesError(
+            "the last line does not end with a line feed",
+            release=release,
+            path=path,
+            hint=f"echo >> {shlex.quote(str(path))}",
+        )
+    return slugs
+
+
+def format_order(slugs: Sequence[str]) -> bytes:
+    """The order file of the given slugs."""
+    return "".join(f"{slug}{SUFFIX}\n" for slug in slugs).encode()
+
+
+def load_series(project: Project, release: str) -> list[Step]:
+    """The steps of a release, oldest first.
+
+    Raises:
+        SeriesError: the first thing wrong with the order file, a mail or a
+            trailer. `static.check_static` lists all of them.
+    """
+    return [load_step(project, release, slug) for slug in read_order(project, release)]
+
+
+def load_step(project: Project, release: str, slug: str) -> Step:
+    """One step of a release, its trailers judged.
+
+    Raises:
+        SeriesError: the mail or a trailer is malformed.
+    """
+    step = read_patch(release, project.series_dir(release) / (slug + SUFFIX))
+    if problems := trailer_problems(step):
+        raise SeriesError(
+            problems[0],
+            release=release,
+            step=slug,
+            path=step.path,
+            detail=problems[1:],
+            hint=f"correct it in {step.path}, then xpustack check --static",
+        )
+    return step
+
+
+def position(slugs: Sequence[str], slug: str, release: str | None) -> int:
+    """How many steps the series has up to and with `slug`; 0 for `base`.
+
+    Raises:
+        UsageError: the series has no such step; the nearest is suggested.
+    """
+    if slug == BASE_ALONE:
+        return 0
+    if slug not in slugs:
+        raise no_step(slugs, slug, release)
+    return slugs.index(slug) + 1
+
+
+def no_step(slugs: Sequence[str], slug: str, release: str | None) -> UsageError:
+    """The error about a step that a series does not have; the nearest is suggested."""
+    near = difflib.get_close_matches(slug, slugs, n=1, cutoff=0.4)
+    return UsageError(
+        f"the series has no step {slug!r}"
+        + (f"; did you mean {near[0]}?" if near else ""),
+        release=release,
+        detail=[f"steps: {', '.join(slugs) or 'none'}"],
+        hint="xpustack status",
+    )
+
+
+def get_step(steps: Sequence[Step], slug: str) -> Step:
+    """The step called `slug`.
+
+    Raises:
+        UsageError: the series has no such step; the nearest is suggested.
+    """
+    for step in steps:
+        if step.slug == slug:
+            return step
+    release = steps[0].release if steps else None
+    raise no_step([step.slug for step in steps], slug, release)

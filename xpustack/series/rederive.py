@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Moving steps onto a changed tree without merging.
+
+A hunk may have moved, its context may not have changed: `git apply` with full
+context and no fuzz. Where more is needed a person rebases, or `refresh` merges.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from xpustack.base.store import Store
+from xpustack.core.errors import ApplyError
+from xpustack.core.git import DIFF_OPTIONS, GitFailed
+from xpustack.core.project import Project
+from xpustack.series.apply import Tree
+from xpustack.series.diff import parse_diff
+from xpustack.series.overlay import brought
+from xpustack.series.patch import Step
+
+
+def rederive(
+    store: Store, project: Project, tip: Tree, before: Sequence[Step], later: list[Step]
+) -> list[Step]:
+    """The steps `later` as they must read on top of `tip`.
+
+    Args:
+        project: where overlay and kernels of the steps are read.
+        before: the steps that led to `tip`.
+
+    Raises:
+        ApplyError: a hunk's context is gone, or a file that a step brings exists.
+        SeriesError: an overlay file or kernel is missing.
+    """
+    done: list[Step] = []
+    parent = tip.tree_id
+    with store.writing() as writer, store.cache.scratch() as scratch:
+        writer.read_tree(parent)
+        for step in later:
+            if step.diff:
+                try:
+                    writer.git.run("apply", "--cached", "-", data=step.diff)
+                except GitFailed as error:
+                    raise ApplyError(
+                        "the step does not fit the changed steps before it",
+                        release=step.release,
+                        step=step.slug,
+                        path=step.path,
+                        detail=error.stderr,
+                        hint=f"xpustack apply {step.release} --to NEW (without --upto),"
+                        " change the early step there with git rebase -i base,"
+                        " xpustack save NEW",
+                    ) from None
+            tree = writer.git.text("write-tree")
+            diff = writer.git.run("diff-tree", "-r", "-p", *DIFF_OPTIONS, parent, tree)
+            moved = replace(step, diff=diff, files=parse_diff(diff))
+            files = brought(project, [*before, *done], moved)
+            if files:
+                writer.add(
+                    {path: file.content for path, file in files.items()}, scratch
+                )
+            parent = writer.git.text("write-tree")
+            done.append(moved)
+    return done

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From the commits of a work repository back to patches, overlay and kernels.
+
+Nothing is written before the result was applied again and gave the very
+trees that the commits have.
+"""
+
+import re
+import shutil
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from xpustack.base import releases
+from xpustack.base.store import Store
+from xpustack.core.cache import Cache, atomic_file
+from xpustack.core.errors import SeriesError, UsageError, relocated
+from xpustack.core.files import links_below, without_link
+from xpustack.core.progress import Progress, silent
+from xpustack.core.project import RELEASES_FILE, Project
+from xpustack.series.apply import Tree, trees
+from xpustack.series.commits import Saved, commits_since, quoted, require_end
+from xpustack.series.overlay import (
+    COMMON,
+    KERNEL_HOME,
+    TRITON,
+    TRITON_IN_VLLM,
+    kernel_source,
+)
+from xpustack.series.patch import (
+    ORDER,
+    SUFFIX,
+    Step,
+    format_order,
+    format_patch,
+    load_step,
+    no_step,
+    position,
+    read_order,
+)
+from xpustack.series.rederive import rederive
+from xpustack.series.worktree import (
+    Work,
+    link_objects,
+    open_work,
+    pending,
+    start_over,
+)
+
+
+@dataclass(frozen=True)
+class Stale:
+    """A file of the project that differs from what the commits say.
+
+    `path` is relative to the project's root.
+    """
+
+    path: Path
+    kind: Literal["new", "changed", "removed"]
+
+
+def save(
+    project: Project,
+    cache: Cache,
+    directory: Path,
+    dry_run: bool = False,
+    *,
+    drop: Collection[str] = (),
+    progress: Progress = silent,
+) -> list[Stale]:
+    """Write a release's series back from the commits in `directory`.
+
+    After `apply --upto`, the steps that are not in `directory` follow, re-derived.
+
+    Args:
+        drop: the slugs of the steps that vanish from the series, no other vanishes.
+
+    Returns:
+        The files that were stale, sorted; `dry_run` writes none of them.
+
+    Raises:
+        UsageError: `directory` was not made by `apply_to`, has changes that are
+            not committed, or does not stand at the end of its series; or a step
+            would vanish that `drop` does not name, or `drop` names one that stays.
+        SeriesError: a commit cannot be a step.
+        ApplyError: a step after the last commit does not fit any more.
+    """
+    work = open_work(directory)
+    pinned = releases.load(project)
+    if work.state.release not in pinned:
+        raise UsageError(
+            "the directory was made for a release that is not pinned any more",
+            release=work.state.release,
+            path=directory,
+            detail=[f"pinned: {', '.join(pinned.names)}"],
+            hint="git log -p releases.toml, then put the pin back",
+        )
+    release = pinned[work.state.release]
+    if changes := pending(work):
+        raise UsageError(
+            "the directory has changes that are not committed",
+            release=release.name,
+            path=directory,
+            detail=changes[:10],
+            hint=f"git -C {quoted(work)} status",
+        )
+    require_end(work)
+    store = Store(cache)
+    base = store.base(release, offline=False, progress=progress)
+    if base.id != work.state.base:
+        raise UsageError(
+            "the directory was made from another base of this release",
+            release=release.name,
+            path=directory,
+            hint=start_over(release.name, directory),
+        )
+    saved = commits_since(work, project, base.id)
+    with cache.scratch() as scratch:
+        staged = _stage(project, scratch)
+        steps = [one.step for one in saved]
+        later = _later(project, work, steps)
+        _require_dropped(project, work, [*steps, *later], drop)
+        with relocated(staged.root, project.root):
+            _put_steps(staged, release.name, steps)
+            for one in saved:
+                _put_added(project, staged, one)
+            made = trees(store, staged, release, progress=progress)
+            _require_same(store, work, saved, made)
+            steps += rederive(store, staged, made[-1], steps, later)
+            _put_steps(staged, release.name, steps)
+        _drop_unused(project, staged, release.name, steps)
+        stale = _compare(project, staged)
+        if not dry_run:
+            _write(project, staged, stale)
+    return stale
+
+
+def _later(project: Project, work: Work, saved: list[Step]) -> list[Step]:
+    """After `apply --upto`, the project's steps that are not in the directory. A step
+    that was committed there anew is not read: its patch may be what is at fault.
+
+    Raises:
+        UsageError: the series lost the step up to which the directory was made.
+        SeriesError: a later step is malformed.
+    """
+    release, upto = work.state.release, work.state.upto
+    if upto is None:
+        return []
+    order = read_order(project, release)
+    try:
+        begin = position(order, upto, release)
+    except UsageError:
+        raise UsageError(
+            f"the series lost the step {upto} since the directory was made",
+            release=release,
+            path=project.series_dir(release) / ORDER,
+            hint=start_over(release, work.git.work_tree or work.git.directory),
+        ) from None
+    here = {step.slug for step in saved}
+    return [
+        load_step(project, release, slug) for slug in order[begin:] if slug not in here
+    ]
+
+
+def _require_dropped(
+    project: Project, work: Work, steps: Iterable[Step], drop: Collection[str]
+) -> None:
+    """Insist that no step vanishes by oversight.
+
+    Raises:
+        UsageError: one vanishes that `drop` does not name, or the other way round.
+    """
+    release, place = work.state.release, quoted(work)
+    before, after = read_order(project, release), {step.slug for step in steps}
+    for slug in drop:
+        if slug in after:
+            raise UsageError(
+                f"the step {slug} is to be dropped, and its commit is still there",
+                release=release,
+                step=slug,
+                path=work.git.work_tree,
+                hint=f"git -C {place} rebase -i base, and delete the step's line",
+            )
+        if slug not in before:
+            raise no_step(before, slug, release)
+    if gone := [slug for slug in before if slug not in after and slug not in drop]:
+        options = " ".join(f"--drop {slug}" for slug in (*drop, *gone))
+        raise UsageError(
+            "steps of the series have no commit in the directory and would be lost:"
+            f" {', '.join(gone)}",
+            release=release,
+            step=gone[0],
+            path=work.git.work_tree,
+            hint=f"xpustack save {place} {options} if they are to go;"
+            f" git -C {place} reflog shows the commits that were there",
+        )
+
+
+def _stage(project: Project, scratch: Path) -> Project:
+    """A copy of what `save` may write, to be changed first.
+
+    Raises:
+        SeriesError: there is a link in it.
+    """
+    for folder in (project.patches, project.overlay, project.kernels):
+        for link in links_below(folder):
+            raise SeriesError(
+                "a symbolic link stands there, and links are not followed",
+                path=link,
+                hint=without_link(link),
+            )
+    staged = Project(scratch)
+    shutil.copyfile(project.releases_file, scratch / RELEASES_FILE)
+    for source in (project.patches, project.overlay, project.kernels):
+        if source.is_dir():
+            shutil.copytree(
+                source,
+                scratch / source.relative_to(project.root),
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+    return staged
+
+
+def _put_steps(staged: Project, release: str, steps: Iterable[Step]) -> None:
+    """Write a series, and leave other files in its folder alone."""
+    directory = staged.series_dir(release)
+    for slug in read_order(staged, release):
+        (directory / (slug + SUFFIX)).unlink(missing_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    slugs = []
+    for step in steps:
+        (directory / (step.slug + SUFFIX)).write_bytes(format_patch(step))
+        slugs.append(step.slug)
+    (directory / ORDER).write_bytes(format_order(slugs))
+
+
+def _put_added(project: Project, staged: Project, one: Saved) -> None:
+    """Write a commit's new files to the staged overlay and kernels."""
+    for path, content in one.added.items():
+        if not path.startswith(KERNEL_HOME + "/"):
+            target = _overlay_target(staged, one.step.release, path, content)
+        else:
+            name = path.removeprefix(KERNEL_HOME + "/").removesuffix(".py")
+            target = kernel_source(staged, name)
+            if name == TRITON and content == TRITON_IN_VLLM:
+                continue
+            if name == TRITON or "/" in name or not path.endswith(".py"):
+                raise SeriesError(
+                    "this kernel file is generated or is no module",
+                    release=one.step.release,
+                    step=one.step.slug,
+                    path=path,
+                    hint="git rebase -i base in the directory, and take the file out"
+                    " of the commit",
+                )
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(content)
+
+
+def _overlay_target(staged: Project, release: str, path: str, content: bytes) -> Path:
+    """Where an overlay file goes: to the release's folder if it has the file or
+    if another release relies on a different common one, else to `common`."""
+    own, common = staged.overlay / release / path, staged.overlay / COMMON / path
+    if own.is_file():
+        return own
+    if common.is_file() and common.read_bytes() != content:
+        for other in staged.patches.iterdir():
+            relies = not (staged.overlay / other.name / path).is_file()
+            if other.name != release and relies and path in _overlaid(other):
+                return own
+    return common
+
+
+def _drop_unused(
+    project: Project, staged: Project, release: str, steps: Iterable[Step]
+) -> None:
+    """Remove staged overlay files that the release brought before and no series
+    brings now."""
+    before = _overlaid(project.series_dir(release))
+    now = {path for step in steps for path in step.trailers.overlay}
+    for path in before - now:
+        (staged.overlay / release / path).unlink(missing_ok=True)
+        if not any(path in _overlaid(other) for other in staged.patches.iterdir()):
+            (staged.overlay / COMMON / path).unlink(missing_ok=True)
+
+
+def _overlaid(series: Path) -> set[str]:
+    """The overlay paths that the patches of a folder name, well-formed or not."""
+    found: set[str] = set()
+    for patch in series.glob("*" + SUFFIX):
+        head = patch.read_bytes().partition(b"\n---\n")[0].decode("utf-8", "replace")
+        found.update(re.findall(r"^Overlay: (.+)$", head, re.MULTILINE))
+    return found
+
+
+def _require_same(
+    store: Store, work: Work, saved: list[Saved], made: list[Tree]
+) -> None:
+    for one, tree in zip(saved, made[1:], strict=True):
+        if one.tree == tree.tree_id:
+            continue
+        link_objects(store, work.git)
+        names = work.git.text(
+            *("diff-tree", "-r", "--no-renames", "--name-status"),
+            *(one.commit, tree.tree_id),
+        )
+        raise SeriesError(
+            "applying the saved step would not give the commit's tree",
+            release=one.step.release,
+            step=one.step.slug,
+            path=work.git.work_tree,
+            detail=[
+                "D: the commit has it, no Kernels: trailer reaches it;"
+                " A: the trailers bring it, the commit lacks it; M: they differ",
+                *names.splitlines()[:10],
+            ],
+            hint=f"git -C {quoted(work)} show --stat {one.commit[:12]}",
+        )
+
+
+def _compare(project: Project, staged: Project) -> list[Stale]:
+    stale = []
+    for folder in (project.patches, project.overlay, project.kernels):
+        relative = folder.relative_to(project.root)
+        before, after = _files(project.root, relative), _files(staged.root, relative)
+        for path in sorted(before.keys() | after.keys()):
+            if path not in after:
+                stale.append(Stale(path, "removed"))
+            elif path not in before:
+                stale.append(Stale(path, "new"))
+            elif before[path] != after[path]:
+                stale.append(Stale(path, "changed"))
+    return stale
+
+
+def _files(root: Path, relative: Path) -> dict[Path, bytes]:
+    return {
+        path.relative_to(root): path.read_bytes()
+        for path in (root / relative).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def _write(project: Project, staged: Project, stale: list[Stale]) -> None:
+    """Bring the project to the staged state. New content comes first, then the order
+    file, then what goes: a kill between two of them loses nothing."""
+    for one in sorted(stale, key=lambda one: (one.path.name == ORDER, one.path)):
+        target = project.root / one.path
+        if one.kind == "removed":
+            continue
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
+        with atomic_file(target) as file:
+            file.write((staged.root / one.path).read_bytes())
+        target.chmod(mode)
+    for one in stale:
+        if one.kind == "removed":
+            (project.root / one.path).unlink()

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees on disk: as plain files to build and test, as a repository to work in."""
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.core.cache import Cache, atomic_dir, recover_dir, replace_dir
+from xpustack.core.errors import UsageError
+from xpustack.core.git import Git, create
+from xpustack.core.progress import Progress, silent
+from xpustack.core.project import Project
+from xpustack.series.apply import Tree, trees
+from xpustack.series.patch import SLUG, read_order
+
+BRANCH = "refs/heads/series"
+BASE = "refs/tags/base"
+_STATE = "xpustack.json"
+
+_Name = Annotated[str, msgspec.Meta(pattern=r"^v[0-9][A-Za-z0-9.+!_-]*$")]
+_Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
+_Slug = Annotated[str, msgspec.Meta(pattern=f"^{SLUG.pattern}$")]
+
+
+class State(msgspec.Struct, frozen=True):
+    """What `apply_to` notes in `.git/xpustack.json`.
+
+    `base` and `tip` are commit ids; `upto` is the last applied step's slug where
+    the series goes on (`base` for none), None where all of it was applied.
+    """
+
+    release: _Name
+    base: _Commit
+    tip: _Commit
+    upto: _Slug | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """A repository that `apply_to` made."""
+
+    git: Git
+    state: State
+
+
+def checkout(store: Store, tree: Tree, directory: Path) -> None:
+    """Write a tree's files to `directory`, which appears only when whole.
+
+    Raises:
+        UsageError: `directory` exists and is not empty.
+        EnvironmentProblem: no room, or no right, to write.
+    """
+    _require_new(directory, tree.release.name)
+    with atomic_dir(directory) as temporary, store.cache.scratch() as scratch:
+        git = Git(store.cache.objects, temporary, Path(scratch, "index"))
+        git.run("read-tree", tree.tree_id)
+        git.run("checkout-index", "--all", "--quiet")
+
+
+def checkout_paths(
+    store: Store, tree: Tree, directory: Path, paths: Sequence[str]
+) -> None:
+    """Make `paths` in a checked-out directory what they are in `tree`.
+
+    The thousands of files that did not change are not written again.
+
+    Raises:
+        EnvironmentProblem: no room, or no right, to write.
+    """
+    if not paths:
+        return
+    for path in paths:
+        (directory / path).unlink(missing_ok=True)
+    with store.cache.scratch() as scratch:
+        git = Git(store.cache.objects, directory, Path(scratch, "index"))
+        git.run("read-tree", tree.tree_id)
+        literal = [f":(literal){path}" for path in paths]
+        present = git.run("ls-files", "-z", "--", *literal)
+        git.run("checkout-index", "--quiet", "-z", "--stdin", data=present)
+
+
+def apply_to(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    directory: Path,
+    upto: str | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> list[Tree]:
+    """Make `directory` a git repository of base and steps, one commit each.
+
+    It stands alone: objects are linked or copied out of the cache. Branch
+    `series` is checked out, tag `base` names the base.
+
+    Args:
+        directory: new or empty, or an unchanged result of this function.
+        upto: the last step to apply, by its slug, or `base` for none; None for the
+            whole series.
+
+    Raises:
+        UsageError: `directory` holds something else, or there is no step `upto`.
+        StackError: as `trees`. `directory` is then as it was.
+    """
+    directory = directory.absolute()
+    recover_dir(directory)
+    store = Store(cache)
+    replaced = _replaceable(directory, release.name)
+    made = trees(store, project, release, offline=offline, progress=progress, upto=upto)
+    whole = upto is None or read_order(project, release.name)[-1:] == [upto]
+    state = State(
+        release.name, made[0].commit, made[-1].commit, None if whole else upto
+    )
+    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
+        progress(f"writing {release.name} to {directory}")
+        fill(store, temporary, state)
+    return made
+
+
+def open_work(directory: Path) -> Work:
+    """The repository that `apply_to` made in `directory`.
+
+    Raises:
+        UsageError: it is none, or what it says of itself is damaged.
+    """
+    git_dir = directory / ".git"
+    try:
+        state = msgspec.json.decode((git_dir / _STATE).read_bytes(), type=State)
+    except OSError:
+        raise UsageError(
+            "the directory was not made by xpustack apply",
+            path=directory,
+            hint="xpustack apply RELEASE --to a new directory",
+        ) from None
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(
+            "what xpustack apply noted about the directory is damaged",
+            path=git_dir / _STATE,
+            detail=[str(error)],
+            hint=start_over("RELEASE", directory),
+        ) from None
+    return Work(Git(git_dir.absolute(), directory.absolute()), state)
+
+
+def start_over(release: str, directory: Path) -> str:
+    """The commands that bring the commits of a work repository which cannot be used
+    any more to a new one."""
+    return (
+        f"xpustack apply {release} --to NEW, then bring your commits along:"
+        f" git -C NEW fetch {shlex.quote(str(directory.absolute()))} HEAD,"
+        " and git -C NEW cherry-pick each of them"
+    )
+
+
+def fill(store: Store, directory: Path, state: State) -> None:
+    """Make a work repository in an empty directory, at the state's tip."""
+    git = create(directory, bare=False)
+    link_objects(store, git)
+    for key, value in (("core.autocrlf", "false"), ("core.fileMode", "true")):
+        git.run("config", key, value)
+    git.run("update-ref", BASE, state.base)
+    git.run("update-ref", BRANCH, state.tip)
+    git.run("read-tree", state.tip)
+    git.run("checkout-index", "--all", "--quiet", "--index")
+    (git.directory / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
+
+
+def link_objects(store: Store, git: Git) -> None:
+    """Give a repository the store's objects that it lacks."""
+    source = store.cache.objects / "objects"
+    with store.cache.lock("objects"):
+        for folder, _, names in os.walk(source):
+            target = git.directory / "objects" / Path(folder).relative_to(source)
+            target.mkdir(parents=True, exist_ok=True)
+            for name in names:
+                if not name.startswith("tmp_"):
+                    _link(os.path.join(folder, name), target / name)
+
+
+def _link(source: str, target: Path) -> None:
+    """A hard link where the file system can, else a copy. Objects never change."""
+    if target.exists():
+        return
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
+
+
+def _replaceable(directory: Path, release: str) -> bool:
+    """Whether `directory` is an unchanged result of ours; False if it is new.
+
+    Raises:
+        UsageError: it holds something that would be lost.
+    """
+    if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
+        return False
+    if not (directory / ".git" / _STATE).is_file():
+        _require_new(directory, release)
+    work = open_work(directory)
+    changes = pending(work, ignored=True)
+    refs = work.git.text(
+        "for-each-ref", "--format=%(refname) %(objectname)"
+    ).splitlines()
+    expected = {f"{BRANCH} {work.state.tip}", f"{BASE} {work.state.base}"}
+    changes += [f"commits: {ref}" for ref in refs if ref not in expected]
+    if changes:
+        raise UsageError(
+            "the directory holds work that applying again would lose",
+            release=work.state.release,
+            path=directory,
+            detail=changes[:10],
+            hint=f"xpustack save {shlex.quote(str(directory))}, or choose another"
+            " directory",
+        )
+    return True
+
+
+def pending(work: Work, *, ignored: bool = False) -> list[str]:
+    """What is not committed in a work repository, as `git status` words it."""
+    options = ["--porcelain", "--untracked-files=all"]
+    if ignored:
+        options.append("--ignored")
+    changes = work.git.text("status", *options).splitlines()
+    busy = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD")
+    return changes + [
+        f"in progress: {name}" for name in busy if (work.git.directory / name).exists()
+    ]
+
+
+def _require_new(directory: Path, release: str) -> None:
+    if directory.exists() and (not directory.is_dir() or os.listdir(directory)):
+        raise UsageError(
+            "the directory is not empty and was not made by xpustack apply",
+            release=release,
+            path=directory,
+            hint="choose a new directory",
+        )

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a step's test proves the step: the rules on its two runs."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import ClassVar
+
+import msgspec
+
+_RED = frozenset({"failed", "error"})
+
+
+class Test(msgspec.Struct, frozen=True):
+    """One test's outcome: passed, failed, error, skipped, xfailed or xpassed.
+    `text` is the exception or the reason of the skip; `seconds` is wall time;
+    `figure` is what it printed as its figure."""
+
+    __test__: ClassVar[bool] = False
+
+    id: str
+    outcome: str
+    unchanged: bool = False
+    may_skip: bool = False
+    import_error: bool = False
+    text: str = ""
+    seconds: float = 0.0
+    figure: str = ""
+
+    @property
+    def name(self) -> str:
+        return self.id.partition("::")[2] or self.id
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """What a test found on the tree before a step, where it failed, and after it."""
+
+    test: str
+    before: str
+    after: str
+
+
+class Uncollected(msgspec.Struct, frozen=True):
+    """A module that pytest could not read (`failed`) or that skipped itself."""
+
+    id: str
+    outcome: str
+    text: str
+
+
+class Run(msgspec.Struct, frozen=True):
+    """A test module on one tree. `crash` tells why pytest left no outcomes that
+    count, `output` is the end of what it printed, `notes` are for people."""
+
+    tests: tuple[Test, ...] = ()
+    collection: tuple[Uncollected, ...] = ()
+    crash: str = ""
+    output: tuple[str, ...] = ()
+    seconds: float = 0.0
+    notes: tuple[str, ...] = ()
+
+
+def judge(
+    before: Run, after: Run, failure: str | None, *, imports: bool
+) -> tuple[str, ...]:
+    """Everything that keeps the two runs from proving a step; empty if they do.
+
+    Args:
+        before: the run on the tree before the step.
+        after: the run on the tree after it.
+        failure: regular expression that a failure before must match; None if
+            the step only brings what nothing calls yet.
+        imports: an ImportError or collection error before counts as a failure.
+    """
+    lenient = imports or failure is None
+    problems = [*_after(after)]
+    problems += _before(before, after, lenient)
+    if failure is not None and not before.crash:
+        problems += _mismatch(before, failure, lenient)
+    return tuple(problems)
+
+
+def judge_alone(after: Run) -> tuple[str, ...]:
+    """As `judge`, for a run whose tree before is of no interest."""
+    return tuple(_after(after))
+
+
+def _after(run: Run) -> Iterator[str]:
+    yield from _unusable(run, "after")
+    if not run.tests and not run.crash and not run.collection:
+        yield "the module holds no test"
+    for test in run.tests:
+        if test.outcome in _RED:
+            yield f"{test.name} fails after the step: {_first(test.text)}"
+        yield from _skips(test, "after")
+
+
+def _before(run: Run, after: Run, lenient: bool) -> Iterator[str]:
+    if run.crash or not lenient:
+        yield from _unusable(run, "before")
+    if run.crash or any(entry.outcome == "failed" for entry in run.collection):
+        return
+    seen = {test.id: test for test in run.tests}
+    for test in after.tests:
+        earlier = seen.get(test.id)
+        if earlier is None:
+            yield f"{test.name} does not exist on the tree before the step"
+    for test in run.tests:
+        if test.outcome in _RED and test.unchanged:
+            yield (
+                f"{test.name} is marked unchanged but fails before the step:"
+                f" {_first(test.text)}"
+            )
+        if test.outcome == "passed" and not test.unchanged:
+            yield (
+                f"{test.name} passes before the step: it proves nothing"
+                " (mark it unchanged if that is its meaning)"
+            )
+        yield from _skips(test, "before")
+
+
+def _mismatch(run: Run, failure: str, lenient: bool) -> Iterator[str]:
+    texts = [
+        test.text
+        for test in run.tests
+        if test.outcome in _RED
+        and not test.unchanged
+        and (lenient or not test.import_error)
+    ]
+    if lenient:
+        texts += [entry.text for entry in run.collection if entry.outcome == "failed"]
+    if any(re.search(failure, text) for text in texts):
+        return
+    if texts:
+        yield f"no failure before the step matches Fails-before: {failure}"
+        yield from (f"  it was: {_first(text)}" for text in dict.fromkeys(texts))
+    elif any(test.import_error for test in run.tests):
+        yield (
+            "red before the step only by ImportError: at least one test must enter"
+            " through something that the tree before already has"
+        )
+    elif not run.collection:
+        yield f"nothing fails before the step; Fails-before: {failure}"
+
+
+def _unusable(run: Run, when: str) -> Iterator[str]:
+    if run.crash:
+        yield f"pytest gave no result {when} the step: {run.crash}"
+    for entry in run.collection:
+        text = _last(entry.text)
+        if entry.outcome == "skipped":
+            yield f"the module skips itself {when} the step: {text}"
+        elif when == "after":
+            yield f"the module cannot be collected after the step: {text}"
+        else:
+            yield (
+                "red before the step only because the module cannot be collected"
+                f" there, which proves nothing: {text}"
+            )
+
+
+def _skips(test: Test, when: str) -> Iterator[str]:
+    if test.outcome == "skipped" and not test.may_skip:
+        yield f"{test.name} is skipped {when} the step: {_first(test.text)}"
+    if test.outcome in ("xfailed", "xpassed"):
+        yield f"{test.name} is marked xfail: a step's test passes or fails"
+
+
+def _first(text: str) -> str:
+    return text.strip().partition("\n")[0] or "(no message)"
+
+
+def _last(text: str) -> str:
+    """The line of a traceback that names the exception."""
+    lines: Sequence[str] = [line for line in text.splitlines() if line.strip()]
+    marked = [line[1:].strip() for line in lines if line.startswith("E  ")]
+    return (marked or list(lines) or ["(no message)"])[-1]

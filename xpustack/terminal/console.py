@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all commands share: options, an answer as text or JSON, errors, progress.
+
+With `--json` a command prints exactly one document on stdout, however it ends:
+
+    {"schema": 1, "command": "check", "ok": false, "exit_code": 1,
+     "data": {...}, "errors": [{"error": "CheckFailed", "message": "...", ...}]}
+
+`data` is the command's own, null where it came to none; `errors` are those of
+`StackError.to_json`, empty where `data` alone says what is wrong.
+"""
+
+import contextlib
+import json
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from xpustack.checks.cache_contents import in_use
+from xpustack.core.cache import Cache
+from xpustack.core.errors import Interrupted, StackError, explained
+from xpustack.core.progress import Progress
+from xpustack.terminal.display import Display
+from xpustack.terminal.estimate import Estimate, past_seconds
+
+SCHEMA = 1
+EXIT_CODES = (
+    "Exit codes: 0 all well, 1 a check failed, 2 wrong usage, 3 a pin or its"
+    " archive, 4 a series or a patch that does not apply, 5 the machine (a missing"
+    " tool, a full disk, a damaged cache), 70 a fault of the tool itself,"
+    " 130 interrupted."
+)
+
+AsJson = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print one JSON document instead:"
+        " schema, command, ok, exit_code, data, errors.",
+    ),
+]
+Offline = Annotated[bool, typer.Option(help="Use the cache alone, no network.")]
+
+
+@dataclass
+class Answer:
+    """What a command says on stdout, and the exit code with which it ends.
+
+    Attributes:
+        data: what `--json` prints of the command itself.
+        exit_code: 0 unless set, or unless an error is added.
+    """
+
+    command: str
+    as_json: bool
+    data: object = None
+    exit_code: int = 0
+    errors: list[StackError] = field(default_factory=list)
+
+    def say(self, *lines: str) -> None:
+        """Print lines for people."""
+        if not self.as_json:
+            for line in lines:
+                print(line)
+
+    def table(self, rows: Iterable[dict[str, Any]], columns: Sequence[str]) -> None:
+        """Print the `columns` of `rows` as a table for people."""
+        if self.as_json:
+            return
+        table = Table()
+        for column in columns:
+            table.add_column(column, overflow="fold")
+        for row in rows:
+            table.add_row(*(str(row[column]) for column in columns))
+        stdout_console(140).print(table)
+
+    def fail(self, problem: StackError) -> None:
+        """Add an error; the first one decides the exit code."""
+        self.errors.append(problem)
+        self.exit_code = self.exit_code or problem.exit_code
+
+    def envelope(self) -> str:
+        """The document of `--json`."""
+        document = {
+            "schema": SCHEMA,
+            "command": self.command,
+            "ok": self.exit_code == 0,
+            "exit_code": self.exit_code,
+            "data": self.data,
+            "errors": [error.to_json() for error in self.errors],
+        }
+        return json.dumps(document, indent=1)
+
+
+@contextlib.contextmanager
+def answering(command: str, as_json: bool) -> Iterator[Answer]:
+    """Hold a command's work: at its end print the envelope, or what failed as
+    readable blocks on stderr, and leave with the exit code."""
+    answer = Answer(command, as_json)
+    try:
+        yield answer
+    except (typer.Exit, typer.Abort, BrokenPipeError):
+        raise
+    except StackError as error:
+        answer.exit_code = error.exit_code
+        answer.errors.append(error)
+    except KeyboardInterrupt:
+        interrupted = Interrupted("interrupted: nothing half-done is left")
+        answer.exit_code = interrupted.exit_code
+        answer.errors.append(interrupted)
+    except Exception as error:
+        problem = explained(error)
+        answer.exit_code = problem.exit_code
+        answer.errors.append(problem)
+    if as_json:
+        print(answer.envelope())
+    else:
+        for failure in answer.errors:
+            print(f"error: {failure}", file=sys.stderr)
+    if answer.exit_code:
+        raise typer.Exit(answer.exit_code)
+
+
+def stdout_console(width: int) -> Console:
+    """A console on stdout, `width` columns wide where that is no terminal."""
+    return Console(width=None if sys.stdout.isatty() else width)
+
+
+@contextlib.contextmanager
+def using_cache() -> Iterator[Cache]:
+    """The user's cache, of which `cache gc` removes nothing meanwhile."""
+    cache = Cache.default()
+    with in_use(cache):
+        yield cache
+
+
+@contextlib.contextmanager
+def showing_progress() -> Iterator[Progress]:
+    """A live line on a terminal, plain lines elsewhere; always on stderr."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda message: print(message, file=sys.stderr, flush=True)
+        return
+    with console.status("starting") as live:
+
+        def say(message: str) -> None:
+            console.print(message, markup=False, highlight=False)
+            live.update(message.replace("[", r"\["))
+
+        yield say
+
+
+@contextlib.contextmanager
+def showing_checks(cache: Cache, jobs: int) -> Iterator[Display]:
+    """The display of a run of checks, on stderr."""
+    console = Console(stderr=True)
+    display = Display(console, jobs, lambda: Estimate(past_seconds(cache)))
+    if not console.is_terminal:
+        yield display
+        return
+    with Live(display, console=console, transient=True):
+        yield display

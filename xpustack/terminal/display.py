@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A run of checks while it goes on, for a person: on a terminal lines above one live
+line, elsewhere the same lines and now and then what still runs."""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+
+from rich.console import Console
+from rich.text import Text
+
+from xpustack.checks.observer import Check
+from xpustack.checks.results import Result
+from xpustack.terminal.estimate import Estimate, about, in_words
+from xpustack.terminal.report import STYLE, failure
+
+_QUIET = 30.0
+
+
+class Display:
+    """An observer that prints to `console`; rendered, it is the live line.
+
+    Args:
+        estimate: called once, when a time left is first wanted.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        jobs: int,
+        estimate: Callable[[], Estimate],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._console, self._jobs, self._clock = console, jobs, clock
+        self._make_estimate = estimate
+        self._estimate: Estimate | None = None
+        self._begin = self._last_line = clock()
+        self._message = "starting"
+        self._planned: list[Check] = []
+        self._running: dict[Check, float] = {}
+        self._done: set[Check] = set()
+        self._open: Counter[str] = Counter()
+        self._cached: Counter[str] = Counter()
+        self._worked = False
+        self._failed = False
+
+    def message(self, text: str) -> None:
+        """A plain message of the work: on a terminal a state, until checks run."""
+        self._message = text
+        if self._planned or not self._console.is_terminal:
+            self._print(text)
+
+    def planned(self, checks: Sequence[Check]) -> None:
+        self._planned = list(checks)
+        self._open.update(check.release for check in checks)
+
+    def started(self, check: Check) -> None:
+        self._running[check] = self._clock()
+
+    def finished(self, check: Check, result: Result) -> None:
+        self._running.pop(check, None)
+        self._done.add(check)
+        self._open[check.release] -= 1
+        if result.cached:
+            self._cached[check.release] += check.shown
+        else:
+            self._print_result(check, result)
+        count = self._cached[check.release]
+        if count and not self._open[check.release]:
+            noun = "check" if count == 1 else "checks"
+            self._print(f"{check.release}: {count} {noun} from the cache")
+
+    def waiting(self) -> None:
+        now = self._clock()
+        if self._worked and self._estimate is None:
+            self._estimate = self._make_estimate()
+        if not self._console.is_terminal and now - self._last_line >= _QUIET:
+            running = ", ".join(
+                f"{check} ({in_words(now - since)})"
+                for check, since in self._running.items()
+            )
+            self._print(f"still running: {running}; {self._times()}")
+
+    def __rich__(self) -> Text:
+        """The live line: done and total, times, and what is running now."""
+        line = f"{self._times()}: {self._message}"
+        if self._planned:
+            running = ", ".join(map(str, list(self._running))) or "finishing"
+            line = f"{self._count()} checks, {self._times()}: {running}"
+        return Text(line, style="bold", no_wrap=True, overflow="ellipsis")
+
+    def _print_result(self, check: Check, result: Result) -> None:
+        if result.status != "blocked" and result.seconds:
+            self._worked = True
+            if self._estimate is not None:
+                self._estimate.add(check, result.seconds)
+        spent = f", {in_words(result.seconds)}" if result.seconds else ""
+        line = Text(f"[{self._count()}] {check}: ")
+        line.append(result.status, STYLE[result.status]).append(spent)
+        self._print(line)
+        if result.status == "failed" and not self._failed:
+            self._failed = True
+            self._print("\n".join(failure(result)))
+
+    def _count(self) -> str:
+        left = sum(self._open.values())
+        return f"{len(self._planned) - left}/{len(self._planned)}"
+
+    def _times(self) -> str:
+        now = self._clock()
+        elapsed = f"{in_words(now - self._begin)} elapsed"
+        if self._estimate is None:
+            return elapsed
+        unfinished = [
+            (check, now - self._running.get(check, now))
+            for check in self._planned
+            if check not in self._done
+        ]
+        left = self._estimate.time_left(unfinished, self._jobs)
+        return elapsed if left is None else f"{elapsed}, about {about(left)} left"
+
+    def _print(self, line: str | Text) -> None:
+        self._last_line = self._clock()
+        self._console.print(line, soft_wrap=True, markup=False, highlight=False)
