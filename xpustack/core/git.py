@@ -320,8 +320,10 @@ def create(directory: Path, *, bare: bool) -> Git:
     return Git(git_dir, None if bare else directory)
 
 
+@functools.cache
 def mailinfo(mail: bytes) -> tuple[str, str]:
-    """Subject and body of a mail, as `git mailinfo -b` reads them.
+    """Subject and body of a mail, as `git mailinfo -b` reads them. A run asks for
+    each patch more than once, and a process takes milliseconds.
 
     Raises:
         GitFailed: it is no mail.
