@@ -11,7 +11,7 @@ from xpustack.core.project import Project
 from xpustack.series.apply import trees
 from xpustack.series.patch import Step
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest
+from xpustack.steptest.step_test import StepTest, Support
 
 
 def passes_on(
@@ -39,7 +39,7 @@ def passes_on(
     try:
         progress(f"testing {step.slug} on {tree.name}")
         built = build(runner, cache, store, tree, version_of(tree, len(made) - 1))
-        test = StepTest.of(project, release, step, None, built)
+        test = StepTest.of(Support.of(project), release, step, None, built)
         with Server(runner) as server:
             done = test.run(server, cache)
     except BaseException:

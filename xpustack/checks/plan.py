@@ -24,7 +24,7 @@ from xpustack.lint.linter import Linter, touched
 from xpustack.series.apply import Tree, grow
 from xpustack.series.patch import Step, no_step, read_order
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Tested
+from xpustack.steptest.step_test import StepTest, Support, Tested
 
 _SHOWN = 20
 
@@ -50,11 +50,12 @@ class Planner:
         runner: Runner,
         server: Server,
         linter: Linter,
+        support: Support,
         progress: Progress,
     ) -> None:
         self._project, self._cache, self._store = project, cache, store
         self._release, self._runner, self._progress = release, runner, progress
-        self._server, self._linter = server, linter
+        self._server, self._linter, self._support = server, linter, support
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, Task] = {}
         self._origins: list[Task] = []
@@ -237,7 +238,7 @@ class Planner:
         def work() -> Result:
             old = self._builds[before.index] if before is not None else None
             new = self._builds[after.index]
-            test = StepTest.of(self._project, self._release, step, old, new)
+            test = StepTest.of(self._support, self._release, step, old, new)
 
             trees = [tree for tree in (old, new) if tree is not None]
 

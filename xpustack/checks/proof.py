@@ -14,7 +14,7 @@ from xpustack.core.project import Project
 from xpustack.lint import linter
 from xpustack.series.apply import Tree
 from xpustack.series.patch import Step
-from xpustack.steptest.step_test import StepTest
+from xpustack.steptest.step_test import StepTest, Support
 
 
 @dataclass(frozen=True)
@@ -50,11 +50,12 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
         SeriesError: a step names no test module, or one that does not exist.
     """
     builds = _builds(cache, made)
+    support = Support.of(project)
     found = []
     for before, after in itertools.pairwise(made):
         assert after.step is not None
         old, new = builds[before.index], builds[after.index]
-        test = StepTest.of(project, after.release, after.step, old, new)
+        test = StepTest.of(support, after.release, after.step, old, new)
         keys = (linted_key(before, after), test.key)
         linted = _result(cache, keys[0], "lint", after.step)
         tested = _result(cache, keys[1], "test", after.step)
@@ -79,6 +80,7 @@ def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozens
         SeriesError: a step names no test module, or one that does not exist.
     """
     builds = _builds(cache, made)
+    support = Support.of(project)
     keys = {linted_key(made[0], made[-1])} if len(made) > 1 else set()
     for before, after in itertools.pairwise(made):
         assert after.step is not None
@@ -86,7 +88,7 @@ def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozens
             (builds[before.index], builds[after.index]),
             (None, builds[-1]),
         ):
-            keys.add(StepTest.of(project, after.release, after.step, old, new).key)
+            keys.add(StepTest.of(support, after.release, after.step, old, new).key)
         keys.add(linted_key(before, after))
     return frozenset(keys)
 

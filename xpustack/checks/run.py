@@ -18,6 +18,7 @@ from xpustack.core.project import Project
 from xpustack.lint.linter import Linter
 from xpustack.series.static import check_static
 from xpustack.steptest.server import Server
+from xpustack.steptest.step_test import Support
 
 
 def run(
@@ -56,13 +57,22 @@ def run(
     runner = Runner()
     server = Server(runner)
     linter = Linter(runner, cache, Store(cache))
+    support = Support.of(project)
     early = _static(project, chosen, step)
     cache.sweep()
     tasks: list[Task] = []
     derived: list[Derived] = []
     for release in chosen:
         planner = Planner(
-            project, cache, Store(cache), release, runner, server, linter, progress
+            project,
+            cache,
+            Store(cache),
+            release,
+            runner,
+            server,
+            linter,
+            support,
+            progress,
         )
         errors, planned = planner.plan(step, only, release.name in tips, offline)
         early += errors

@@ -20,9 +20,8 @@ from xpustack.core.project import Project
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.lint import linter
 from xpustack.series.apply import Tree
-from xpustack.steptest import step_test
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import Material, StepTest
+from xpustack.steptest.step_test import Material, StepTest, Support
 
 
 def require_checked(release: Release, found: Sequence[Proof]) -> None:
@@ -151,7 +150,7 @@ def _material(project: Project, git: Git, tree: Tree, scratch: Path) -> Material
     """The exported test package out of the tree itself, with this repository's
     emulation beside it in place of a GPU."""
     assert tree.step is not None and tree.step.trailers.test is not None
-    stuff = step_test.material(project, tree.step)
+    support = Support.of(project)
     listing = git.run("ls-tree", "-r", "-z", tree.tree_id, "--", TEST_HOME)
     rows = listing.decode().split("\0")[:-1]
     blobs = {row.partition("\t")[2]: row.split()[2] for row in rows}
@@ -165,4 +164,4 @@ def _material(project: Project, git: Git, tree: Tree, scratch: Path) -> Material
     for folder in list(Path(TEST_HOME).parents)[:-1]:
         files[f"{folder}/__init__.py"] = empty
     module = f"{TEST_HOME}/{Path(tree.step.trailers.test).name}"
-    return Material(module, files, stuff.support, stuff.entry_points)
+    return Material(module, files, support)

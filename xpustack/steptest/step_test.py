@@ -2,9 +2,10 @@
 """A step's test module on the emulated XPU, against one installed wheel."""
 
 import ast
+import functools
 import shutil
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -62,14 +63,35 @@ class Tested:
 
 
 @dataclass(frozen=True)
+class Support:
+    """What every step test of a project needs beside its own files: the emulation,
+    and the kernels that the emulation repairs. One of these serves one run."""
+
+    project: Project
+    files: Mapping[str, Path]
+    digest: str
+    entry_points: str
+
+    @classmethod
+    def of(cls, project: Project) -> "Support":
+        """The project's files as they are now."""
+        files = {
+            name: file
+            for folder in (project.emulation, project.kernels)
+            for name, file in fingerprint.folder_files(folder).items()
+        }
+        digest = fingerprint.files_digest(files)
+        return cls(project, files, digest, _entry_points(project))
+
+
+@dataclass(frozen=True)
 class Material:
     """The files of a run by the names they get there: the test with its local
-    closure, the emulation, and the kernels that the emulation repairs."""
+    closure, and what every step test needs."""
 
     module: str
     tests: Mapping[str, Path]
-    support: Mapping[str, Path]
-    entry_points: str
+    support: Support
 
     @property
     def compiled(self) -> bool:
@@ -86,18 +108,19 @@ class Material:
         return fingerprint.digest(
             module=self.module,
             tests=fingerprint.files_digest(self.tests),
-            support=fingerprint.files_digest(self.support),
-            entry_points=self.entry_points,
+            support=self.support.digest,
+            entry_points=self.support.entry_points,
         )
 
 
-def material(project: Project, step: Step) -> Material:
+def material(support: Support, step: Step) -> Material:
     """Collect what the step's test needs.
 
     Raises:
         SeriesError: the step names no test module, or one that does not exist.
     """
-    path = project.root / step.trailers.test if step.trailers.test else None
+    root = support.project.root
+    path = root / step.trailers.test if step.trailers.test else None
     if path is None or not path.is_file():
         raise SeriesError(
             "the step's test module does not exist" if path else "no trailer Test",
@@ -106,17 +129,7 @@ def material(project: Project, step: Step) -> Material:
             path=path or step.path,
             hint="xpustack check --static",
         )
-    support = {
-        name: file
-        for folder in (project.emulation, project.kernels)
-        for name, file in fingerprint.folder_files(folder).items()
-    }
-    return Material(
-        module=path.name,
-        tests=closure(path),
-        support=support,
-        entry_points=_entry_points(project),
-    )
+    return Material(path.name, closure(path), support)
 
 
 def closure(module: Path) -> dict[str, Path]:
@@ -132,7 +145,7 @@ def closure(module: Path) -> dict[str, Path]:
             continue
         found[name] = path
         if path.suffix == ".py":
-            for imported in _imports(path):
+            for imported in _imports(path.read_bytes(), str(path)):
                 top = folder / imported.partition(".")[0]
                 queue.append(top.with_suffix(".py"))
                 if top.is_dir():
@@ -158,7 +171,7 @@ class StepTest:
     @classmethod
     def of(
         cls,
-        project: Project,
+        support: Support,
         release: Release,
         step: Step,
         before: Build | None,
@@ -170,7 +183,7 @@ class StepTest:
             SeriesError: the step names no test module, or one that does not exist.
         """
         kernels = release.xpu_kernels.version
-        return cls(step, material(project, step), before, after, kernels)
+        return cls(step, material(support, step), before, after, kernels)
 
     @property
     def key(self) -> str:
@@ -311,7 +324,7 @@ def _figures(before: Run, after: Run) -> tuple[Figure, ...]:
 
 def _lay_out(work: Path, stuff: Material) -> None:
     copies = {f"tests/{name}": path for name, path in stuff.tests.items()}
-    copies |= {f"support/{name}": path for name, path in stuff.support.items()}
+    copies |= {f"support/{name}": path for name, path in stuff.support.files.items()}
     copies[f"support/{_PLUGIN}.py"] = Path(__file__).with_name("outcomes.py")
     for name, path in copies.items():
         target = work / name
@@ -322,20 +335,22 @@ def _lay_out(work: Path, stuff: Material) -> None:
     (distribution / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
     )
-    (distribution / "entry_points.txt").write_text(stuff.entry_points)
+    (distribution / "entry_points.txt").write_text(stuff.support.entry_points)
     (work / "tests" / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
 
 
-def _imports(path: Path) -> Iterable[str]:
-    """The modules that a file imports, relative ones without their dots."""
-    for node in ast.walk(parse(path.read_bytes(), str(path))):
+@functools.cache
+def _imports(source: bytes, name: str) -> tuple[str, ...]:
+    """The modules that a file imports, relative ones without their dots. Many step
+    tests import the same files, and parsing takes milliseconds."""
+    modules: list[str] = []
+    for node in ast.walk(parse(source, name)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            if node.module:
-                yield node.module
-            if node.level:
-                yield from (alias.name for alias in node.names)
+            modules += [node.module] if node.module else []
+            modules += [alias.name for alias in node.names if node.level]
+    return tuple(modules)
 
 
 def _entry_points(project: Project) -> str:

@@ -13,7 +13,7 @@ from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, closure, material
+from xpustack.steptest.step_test import StepTest, Support, closure, material
 
 KERNELS = "2.11.0"
 IN_BODY = (
@@ -35,7 +35,7 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     step = replace(step, trailers=replace(step.trailers, fails_before=failure))
     runner = Runner()
     before, after = tiny.builds(runner)
-    stuff = material(Project(root), step)
+    stuff = material(Support.of(Project(root)), step)
     with Server(runner) as server:
         return StepTest(step, stuff, before, after, KERNELS).run(server, tiny.cache)
 
@@ -114,7 +114,7 @@ def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
 def test_the_key_depends_on_the_pinned_kernels(tiny):
     before, after = tiny.builds(Runner())
     step = tiny.trees()[1].step
-    stuff = material(tiny.project, step)
+    stuff = material(Support.of(tiny.project), step)
     one, two, again = (
         StepTest(step, stuff, before, after, kernels).key
         for kernels in ("2.11.0", "2.11.1", "2.11.0")
@@ -157,5 +157,5 @@ def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
 def test_a_missing_module_is_named(tiny, tmp_path):
     step = tiny.trees()[1].step
     with pytest.raises(SeriesError, match="does not exist") as caught:
-        material(Project(tmp_path), step)
+        material(Support.of(Project(tmp_path)), step)
     assert caught.value.step == "raise-value"
