@@ -19,7 +19,6 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
-from xpustack.core.project import Project
 from xpustack.lint.linter import Linter, touched
 from xpustack.series.apply import Tree, grow
 from xpustack.series.patch import Step, no_step, read_order
@@ -43,19 +42,19 @@ class Planner:
 
     def __init__(
         self,
-        project: Project,
+        support: Support,
         cache: Cache,
         store: Store,
         release: Release,
         runner: Runner,
         server: Server,
         linter: Linter,
-        support: Support,
         progress: Progress,
     ) -> None:
-        self._project, self._cache, self._store = project, cache, store
+        self._support, self._project = support, support.project
+        self._cache, self._store = cache, store
         self._release, self._runner, self._progress = release, runner, progress
-        self._server, self._linter, self._support = server, linter, support
+        self._server, self._linter = server, linter
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, Task] = {}
         self._origins: list[Task] = []

@@ -64,14 +64,13 @@ def run(
     derived: list[Derived] = []
     for release in chosen:
         planner = Planner(
-            project,
+            support,
             cache,
             Store(cache),
             release,
             runner,
             server,
             linter,
-            support,
             progress,
         )
         errors, planned = planner.plan(step, only, release.name in tips, offline)
