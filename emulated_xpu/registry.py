@@ -1,37 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Op stand-ins under their true schemas."""
+"""Defines the ops of a vllm-xpu-kernels version, with stand-ins that compute them."""
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
+import emulated_xpu.ops  # noqa: F401  (its modules register what computes the ops)
+from emulated_xpu.implementations import IMPLEMENTATIONS, Implementation
 from emulated_xpu.pins import kernels_version, schemas
 
-Implementation = Callable[..., Any]
-
-_implementations: dict[str, Implementation] = {}
 _libraries: dict[str, torch.library.Library] = {}
 _defined: dict[str, str] = {}
 calls: Counter[str] = Counter()
 """How often each op ran, by qualified name."""
-
-
-def implements(name: str) -> Callable[[Implementation], Implementation]:
-    """Give the op `name` ("namespace::op") its computation in torch.
-
-    The function takes the arguments of the schema. Where pins differ in a schema
-    the later arguments have defaults.
-    """
-
-    def register(function: Implementation) -> Implementation:
-        if name in _implementations:
-            raise ValueError(f"{name} is implemented twice")
-        _implementations[name] = function
-        return function
-
-    return register
 
 
 def define_ops(version: str | None = None) -> None:
@@ -52,8 +34,6 @@ def define_ops(version: str | None = None) -> None:
                 f" {version} was asked for"
             )
         return
-    import emulated_xpu.ops  # noqa: F401  (registers the implementations)
-
     for name, schema in schemas(version).items():
         namespace = name.partition("::")[0]
         library = _libraries.get(namespace)
@@ -70,7 +50,7 @@ def define_ops(version: str | None = None) -> None:
 
 
 def _stand_in(name: str, schema: str) -> Implementation:
-    implementation = _implementations.get(name)
+    implementation = IMPLEMENTATIONS.get(name)
     tensors = [
         (position, argument.name)
         for position, argument in enumerate(torch._C.parse_schema(schema).arguments)

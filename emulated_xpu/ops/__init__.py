@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Computations of the stand-ins, one op family a module."""
+"""What computes the ops, one family a module. A new module is listed here."""
 
 from emulated_xpu.ops import (
     device,

@@ -3,7 +3,7 @@
 
 import torch
 
-from emulated_xpu.registry import implements
+from emulated_xpu.implementations import implements
 
 
 @implements("_xpu_C::is_xe2_arch")

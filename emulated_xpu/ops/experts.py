@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
+from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version, schemas
-from emulated_xpu.registry import implements
 
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 

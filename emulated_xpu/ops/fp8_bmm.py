@@ -3,7 +3,7 @@
 
 import torch
 
-from emulated_xpu.registry import implements
+from emulated_xpu.implementations import implements
 
 
 def expanded(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:

@@ -3,9 +3,9 @@
 
 import torch
 
+from emulated_xpu.implementations import implements
 from emulated_xpu.ops.fp8_bmm import expanded
 from emulated_xpu.pins import kernels_version
-from emulated_xpu.registry import implements
 
 MX_GROUP = 32
 BLOCKS_SINCE = (0, 1, 9)

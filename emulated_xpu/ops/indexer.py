@@ -3,8 +3,8 @@
 
 import torch
 
+from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version
-from emulated_xpu.registry import implements
 
 INT32_STRIDES = ("0.1.8", "0.1.9")
 """Versions whose paged logits kernel computes page offsets in 32 bits."""

@@ -3,7 +3,7 @@
 
 import torch
 
-from emulated_xpu.registry import implements
+from emulated_xpu.implementations import implements
 
 
 def next_power_of_two(value: torch.Tensor) -> torch.Tensor:

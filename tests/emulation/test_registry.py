@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from emulated_xpu import pins, registry
+from emulated_xpu import implementations, pins, registry
 
 VERSIONS = sorted(path.stem for path in pins.SCHEMAS.glob("*.txt"))
 UNIMPLEMENTED = "_C::fatrelu_and_mul"
@@ -130,7 +130,7 @@ def test_two_versions_do_not_mix() -> None:
 
 
 def counted() -> tuple[list[float], dict[str, int]]:
-    @registry.implements(UNIMPLEMENTED)
+    @implementations.implements(UNIMPLEMENTED)
     def write(out: torch.Tensor, input: torch.Tensor, threshold: float) -> None:
         out.copy_(input + threshold)
 
@@ -147,7 +147,7 @@ def test_an_implementation_runs_and_is_counted() -> None:
 
 def implement_twice() -> None:
     for _ in range(2):
-        registry.implements(UNIMPLEMENTED)(print)
+        implementations.implements(UNIMPLEMENTED)(print)
 
 
 def test_an_op_has_one_implementation() -> None:
