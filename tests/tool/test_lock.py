@@ -12,12 +12,14 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -132,6 +134,20 @@ def test_the_lock_names_one_version_of_each_package_that_is_asked_for() -> None:
             if path != LOCK and line and not line.startswith(("#", "-r ")):
                 name = canonicalize_name(Requirement(line).name)
                 assert name in pins, f"{path.name}: {line}"
+
+
+def test_the_project_and_the_hooks_ask_for_what_the_tool_and_the_lock_name() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    tool = (ROOT / "requirements/tool.txt").read_text().splitlines()
+    assert project["dependencies"] == [line for line in tool if line[:1] != "#"]
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
+    pins = pinned()
+    for hook in hooks["repos"][0]["hooks"]:
+        for line in hook["additional_dependencies"]:
+            name, _, version = line.partition("==")
+            # Two mypys: the hook's own, and the one that the bases' hooks ask for.
+            if name != "mypy":
+                assert pins.get(canonicalize_name(name), version) == version, line
 
 
 @pytest.mark.parametrize(("name", "python"), CASES)

@@ -3,7 +3,9 @@
 
 Only plain files and links that stay inside come out, relative to the archive's
 one top folder. Everything is counted before it is read, so that a small
-archive cannot become a large tree.
+archive cannot become a large tree. Beneath these rules lies tarfile's data filter,
+which is less strict: it knows no top folder, no `.git`, no limits and no second
+content under one path, and it follows a link only where the tree is on a disk.
 """
 
 import gzip
@@ -46,6 +48,8 @@ class Limits:
 
 
 LIMITS = Limits()
+# Nothing may lie there: the filter would follow links that it finds on this machine.
+_NOWHERE = "/nonexistent"
 
 
 class _Hostile(Exception):
@@ -130,7 +134,7 @@ class _Reader:
         self.top: str | None = None
         self.digests: dict[str, tuple[int, bytes]] = {}
         self.folders: set[str] = set()
-        self.targets: dict[str, str] = {}
+        self.targets: dict[str, tarfile.TarInfo] = {}
 
     def member(self, tar: tarfile.TarFile, info: tarfile.TarInfo) -> Member | None:
         """The next member; None for a folder, a link or an equal repetition."""
@@ -148,15 +152,17 @@ class _Reader:
         path = self._inside_top(info)
         if info.isdir():
             self._folder(path)
+            _filter(info)
             return None
         if not path:
             raise _Hostile(f"{info.name!r} is not inside a top folder")
         if info.issym():
             self._new(path, LINK, os.fsencode(info.linkname))
-            self.targets[path] = info.linkname
+            self.targets[path] = info
             return None
         if not info.isreg() or info.issparse():
             raise _Hostile(f"{info.name!r} is {_kind(info)}")
+        _filter(info)
         file = tar.extractfile(info)
         assert file is not None, "tarfile gives every regular member a file"
         data = file.read()
@@ -164,9 +170,10 @@ class _Reader:
         return Member(path, mode, data) if self._new(path, mode, data) else None
 
     def links(self) -> Iterator[Member]:
-        for path, target in self.targets.items():
-            self._judge(path, target)
-            yield Member(path, LINK, os.fsencode(target))
+        for path, info in self.targets.items():
+            self._judge(path, info.linkname)
+            _filter(info)
+            yield Member(path, LINK, os.fsencode(info.linkname))
 
     def _inside_top(self, info: tarfile.TarInfo) -> str:
         """The member's path below the top folder; empty for that folder."""
@@ -235,6 +242,15 @@ class _Counted(gzip.GzipFile):
         if self.left < 0:
             raise _Hostile("its headers hide more data than any archive needs")
         return data
+
+
+def _filter(info: tarfile.TarInfo) -> None:
+    """Ask tarfile's data filter, which Python has since 3.11.4, as well."""
+    if hasattr(tarfile, "data_filter"):
+        try:
+            tarfile.data_filter(info, _NOWHERE)
+        except (tarfile.FilterError, OSError) as error:
+            raise _Hostile(f"tarfile's own filter says {error}") from None
 
 
 def _kind(info: tarfile.TarInfo) -> str:

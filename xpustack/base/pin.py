@@ -16,6 +16,7 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from xpustack.base.archive import members
+from xpustack.base.dockerfile import instructions
 from xpustack.base.download import download, keep
 from xpustack.base.index import PROJECT, Index, PipConfiguration, described
 from xpustack.base.releases import Pin, Release, load, parse
@@ -130,12 +131,10 @@ def named(texts: Mapping[str, str], names: tuple[str, ...]) -> Pin | None:
             return Pin(version, REQUIREMENTS, "" if name == names[0] else name)
     alternatives = "|".join(map(re.escape, names))
     install = re.compile(rf"(?<![\w.-])({alternatives})==([\w.+]+)")
-    for line in texts.get(DOCKERFILE, "").splitlines():
-        place = install.search(line)
-        if place and not line.lstrip().startswith("#"):
-            name = "" if place[1] == names[0] else place[1]
-            return Pin(place[2], DOCKERFILE, name)
-    return None
+    place = install.search(instructions(texts.get(DOCKERFILE, "")))
+    if place is None:
+        return None
+    return Pin(place[2], DOCKERFILE, "" if place[1] == names[0] else place[1])
 
 
 def inserted(text: str, release: Release) -> str:

@@ -3,6 +3,8 @@
 
 Two builds of one tree may differ in the order, the times and the modes of the
 archive's members and in nothing else. The canonical form fixes these.
+
+RECORD not by `installer`: it sorts the metadata first, and reads `a\\b` as `a/b`.
 """
 
 import base64

@@ -94,12 +94,12 @@ class Planner:
         for task in self._origins:
             task.shown = False
         tasks = [*self._origins, *tasks]
-        needed = {id(task) for task in tasks if task.shown}
+        needed = {task for task in tasks if task.shown}
         # What a task needs comes before it.
         for task in reversed(tasks):
-            if id(task) in needed:
-                needed |= {id(need) for need in task.needs}
-        return errors, [task for task in tasks if id(task) in needed]
+            if task in needed:
+                needed.update(task.needs)
+        return errors, [task for task in tasks if task in needed]
 
     def to_derive(self) -> list[Derived]:
         """The trees of the plan that are to be derived, and are not yet there."""

@@ -5,6 +5,7 @@ import concurrent.futures
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from graphlib import TopologicalSorter
 
 from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Kind, Result
@@ -15,7 +16,7 @@ _TICK = 1.0
 _SHOWN = 20
 
 
-@dataclass
+@dataclass(eq=False)
 class Task:
     """One check to come: it starts when `after` have ended, and is blocked if
     one of `needs` did not pass. A task that is not `shown` serves others."""
@@ -32,9 +33,6 @@ class Task:
     @property
     def check(self) -> Check:
         return Check(self.release, self.step, self.kind, self.shown)
-
-    def ready(self) -> bool:
-        return all(task.result is not None for task in (*self.needs, *self.after))
 
     def blocker(self) -> "Task | None":
         for task in self.needs:
@@ -54,23 +52,30 @@ def execute(
         task has one.
 
     Raises:
+        CycleError: tasks wait for each other.
         KeyboardInterrupt: passed on after everything started was killed.
     """
-    waiting = list(tasks)
+    place = {task: number for number, task in enumerate(tasks)}
+    graph = TopologicalSorter({task: (*task.needs, *task.after) for task in tasks})
+    graph.prepare()
+    ready: list[Task] = []
     running: dict[concurrent.futures.Future[Result], Task] = {}
     problem: EnvironmentProblem | None = None
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=jobs)
 
     def finish(task: Task, result: Result) -> None:
         task.result = result
+        graph.done(task)
         observer.finished(task.check, result)
 
     def start_ready() -> None:
-        for task in [task for task in waiting if task.ready()]:
+        ready.extend(graph.get_ready())
+        ready.sort(key=place.__getitem__)
+        for task in list(ready):
             blocker = task.blocker()
             if blocker is None and len(running) >= jobs:
                 continue
-            waiting.remove(task)
+            ready.remove(task)
             if blocker is not None:
                 why = f"{blocker.step} {blocker.kind} did not pass"
                 finish(
@@ -82,7 +87,7 @@ def execute(
                 running[pool.submit(_safely, task)] = task
 
     try:
-        while running or (waiting and problem is None):
+        while running or (graph.is_active() and problem is None):
             if problem is None:
                 start_ready()
             if not running:

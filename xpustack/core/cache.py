@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
+from platformdirs import user_cache_path
 
 from xpustack.core.contents import Contents, Looked
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
@@ -49,10 +50,7 @@ class Cache:
         chosen = os.environ.get("XPUSTACK_CACHE")
         if chosen:
             return cls(Path(chosen).expanduser().absolute())
-        xdg = os.environ.get("XDG_CACHE_HOME", "")
-        # The XDG specification tells programs to ignore a relative value.
-        base = Path(xdg) if os.path.isabs(xdg) else Path.home() / ".cache"
-        return cls(base / "xpustack")
+        return cls(user_cache_path("xpustack"))
 
     @property
     def sdists(self) -> Path:

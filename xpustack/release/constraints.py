@@ -20,6 +20,7 @@ from packaging.utils import (
 from packaging.version import Version
 from unearth import Link
 
+from xpustack.base.dockerfile import stages
 from xpustack.base.index import Index
 from xpustack.base.pin import DOCKERFILE, REQUIREMENTS
 from xpustack.base.releases import Release
@@ -30,7 +31,8 @@ from xpustack.series.apply import Tree
 
 _LOCAL = "+xpu"
 _EXTRA_INDEX = re.compile(r"--extra-index-url[ =](\S+)")
-_RUNTIME = re.compile(r"^FROM\s+(\S+)\s+AS\s+vllm-base\s*$", re.MULTILINE)
+_RUNTIME = "vllm-base"
+_IMAGE = re.compile(r"[\w./:@-]+")
 # The driver's packages; the same stage may download tools beside it.
 _DRIVER = re.compile(
     r"\bwget\s+(\S+/(?:intel-|libigdgmm|libze|level-zero)[^/\s]*\.deb)\b"
@@ -148,22 +150,20 @@ def runtime(requirements: str, dockerfile: str, release: Release) -> Runtime:
     """Read the base's XPU requirements and Dockerfile.
 
     Raises:
-        SourceError: the Dockerfile has no stage `vllm-base`.
+        SourceError: the Dockerfile has no stage `vllm-base`, or that one no image.
     """
-    image = _RUNTIME.search(dockerfile)
-    if image is None:
+    stage = stages(dockerfile).get(_RUNTIME)
+    if stage is None or not _IMAGE.fullmatch(stage.image):
         raise SourceError(
-            "the base's Dockerfile has no stage vllm-base to take the image from",
+            f"the base's Dockerfile has no stage {_RUNTIME} to take the image from",
             release=release.name,
             path=DOCKERFILE,
             hint=f"xpustack apply {release.name} --to DIR",
         )
-    following = dockerfile[image.end() :]
-    stage = following.partition("\nFROM ")[0]
     lines = (line for line in requirements.splitlines() if not line.startswith("#"))
     return Runtime(
-        image=image[1],
-        drivers=tuple(dict.fromkeys(_DRIVER.findall(stage))),
+        image=stage.image,
+        drivers=tuple(dict.fromkeys(_DRIVER.findall(stage.text))),
         indexes=tuple(
             dict.fromkeys(
                 found[1].rstrip("/") for line in lines if (found := _match(line))

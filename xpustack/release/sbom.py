@@ -4,6 +4,8 @@
 The wheel is the main component. Its pedigree names the base as ancestor and every
 patch; the files of this repository that went into it are components with their
 hashes. It carries no time, so that equal wheels have equal bills.
+
+Not by cyclonedx-python-lib: it sorts a pedigree's patches, and states the present time.
 """
 
 import json
@@ -59,7 +61,7 @@ def sbom(
                 "bom-ref": _MAIN,
                 "name": "vllm",
                 "version": version,
-                "purl": f"pkg:pypi/vllm@{_quoted(version)}?file_name={_quoted(name)}",
+                "purl": _purl("vllm", version, name),
                 "hashes": [_sha256(digest)],
                 "licenses": [{"license": {"id": "Apache-2.0"}}],
                 "pedigree": {
@@ -94,7 +96,7 @@ def _ancestor(release: Release) -> dict[str, object]:
         "bom-ref": "base",
         "name": "vllm",
         "version": release.version,
-        "purl": f"pkg:pypi/vllm@{release.version}?file_name={_quoted(release.sdist)}",
+        "purl": _purl("vllm", release.version, release.sdist),
         "hashes": [_sha256(release.sha256)],
         "licenses": [{"license": {"id": "Apache-2.0"}}],
     }
@@ -147,7 +149,7 @@ def _required(
             "bom-ref": f"pypi:{pin.name}",
             "name": pin.name,
             "version": pin.version,
-            "purl": f"pkg:pypi/{pin.name}@{_quoted(pin.version)}",
+            "purl": _purl(pin.name, pin.version),
             "properties": [{"name": "xpustack:named-in", "value": pin.file}],
         }
         if pin.hashes or pin.url:
@@ -168,7 +170,7 @@ def _required(
             "type": "library",
             "bom-ref": f"pypi:{name}",
             "name": name,
-            "purl": f"pkg:pypi/{name}",
+            "purl": _purl(name),
             "properties": [{"name": "xpustack:requirement", "value": line}],
         }
     return list(found.values())
@@ -178,5 +180,9 @@ def _sha256(value: str) -> dict[str, str]:
     return {"alg": "SHA-256", "content": value}
 
 
-def _quoted(text: str) -> str:
-    return text.replace("+", "%2B")
+def _purl(name: str, version: str | None = None, file: str | None = None) -> str:
+    # Most commands write no bill, and start without the library.
+    from packageurl import PackageURL
+
+    qualifiers = {"file_name": file} if file else None
+    return PackageURL("pypi", None, name, version, qualifiers).to_string()

@@ -3,6 +3,9 @@
 
 The format is the one that `git diff` documents under "Generating patch text".
 Only what a step may contain is accepted; everything else is a `DiffError`.
+
+Not by unidiff (it drops blob ids and reads text alone) or whatthepatch (it drops modes
+and hunk headers): both accept hunks that overlap, and anything after the last one.
 """
 
 import re

@@ -103,6 +103,40 @@ def test_a_hostile_member_is_refused_and_nothing_stays(
     assert set(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.skipif(
+    not hasattr(tarfile, "data_filter"), reason="this Python has no data filter"
+)
+@pytest.mark.parametrize(
+    "entry",
+    [
+        plain("top/../../x"),
+        special("top/../..", tarfile.DIRTYPE),
+        link("top/l", "/etc"),
+        link("top/a/l", "../../../x"),
+    ],
+    ids=["file", "folder", "absolute-link", "link"],
+)
+def test_tarfile_s_own_filter_lies_beneath_our_rules(
+    entry: tuple[tarfile.TarInfo, bytes],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for rule in ("_inside_top", "_judge"):
+        monkeypatch.setattr(archive._Reader, rule, lambda *arguments: "x")
+    path = pack(tmp_path / "vllm-9.1.0.tar.gz", entry)
+    with pytest.raises(SourceError, match="refused: tarfile's own filter says"):
+        list(members(path))
+
+
+def test_a_python_without_the_filter_reads_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = pack(tmp_path / "a.tar.gz", plain("top/x"), link("top/l", "x"))
+    expected = list(members(path))
+    monkeypatch.delattr(tarfile, "data_filter", raising=False)
+    assert list(members(path)) == expected
+
+
 @pytest.mark.parametrize(
     ("limits", "reason"),
     [
