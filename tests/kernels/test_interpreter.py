@@ -229,7 +229,7 @@ def test_bf16_arithmetic_rounds_once_from_float32() -> None:
     ids=lambda value: value.replace(" ", "-") if "\n" not in value else "",
 )
 def test_the_fault_is_still_in_triton(fault: str, body: str) -> None:
-    """When one fails, Triton has mended `fault`: drop that part of the repair."""
+    """When one fails, Triton has fixed `fault`: drop that part of the repair."""
     interpret(body, repaired=False)
 
 

@@ -121,9 +121,9 @@ def _alone(
     progress(f"testing the exported {step.slug}")
     built = build(runner, cache, store, tree, version_of(tree, last), progress=progress)
     with cache.scratch() as scratch:
-        stuff = _material(project, store.git, tree, scratch)
+        material = _material(project, store.git, tree, scratch)
         kernels = tree.release.xpu_kernels.version
-        test = StepTest(step, stuff, None, built, kernels)
+        test = StepTest(step, material, None, built, kernels)
         key = f"export-{test.key}"
         known = stored_pass(cache.results_get(key), "test", name, step.slug)
         if known is not None:
@@ -134,7 +134,7 @@ def _alone(
             "the exported commit fails its own test",
             release=name,
             step=step.slug,
-            path=stuff.module,
+            path=material.module,
             detail=[*done.problems, "", *done.output],
             hint=f"xpustack check {name} {step.slug}",
         )

@@ -28,7 +28,7 @@ from xpustack.export.upstream_form import (
 )
 from xpustack.series.apply import Tree
 from xpustack.series.patch import Step
-from xpustack.steptest.step_test import Support, material
+from xpustack.steptest.step_test import Support, material_of
 
 CI_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
@@ -169,7 +169,7 @@ class _Forms:
         support = Support.of(project)
         for tree in made[1:]:
             assert tree.step is not None
-            own = package(material(support, tree.step).tests)
+            own = package(material_of(support, tree.step).tests)
             files |= own
             tests[tree.step.slug] = tuple(own)
         writer.read_tree(made[-1].tree_id)

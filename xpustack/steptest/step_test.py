@@ -113,7 +113,7 @@ class Material:
         )
 
 
-def material(support: Support, step: Step) -> Material:
+def material_of(support: Support, step: Step) -> Material:
     """Collect what the step's test needs.
 
     Raises:
@@ -183,7 +183,7 @@ class StepTest:
             SeriesError: the step names no test module, or one that does not exist.
         """
         kernels = release.xpu_kernels.version
-        return cls(step, material(support, step), before, after, kernels)
+        return cls(step, material_of(support, step), before, after, kernels)
 
     @property
     def key(self) -> str:
@@ -322,9 +322,9 @@ def _figures(before: Run, after: Run) -> tuple[Figure, ...]:
     )
 
 
-def _lay_out(work: Path, stuff: Material) -> None:
-    copies = {f"tests/{name}": path for name, path in stuff.tests.items()}
-    copies |= {f"support/{name}": path for name, path in stuff.support.files.items()}
+def _lay_out(work: Path, material: Material) -> None:
+    copies = {f"tests/{name}": path for name, path in material.tests.items()}
+    copies |= {f"support/{name}": path for name, path in material.support.files.items()}
     copies[f"support/{_PLUGIN}.py"] = Path(__file__).with_name("outcomes.py")
     for name, path in copies.items():
         target = work / name
@@ -335,7 +335,7 @@ def _lay_out(work: Path, stuff: Material) -> None:
     (distribution / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
     )
-    (distribution / "entry_points.txt").write_text(stuff.support.entry_points)
+    (distribution / "entry_points.txt").write_text(material.support.entry_points)
     (work / "tests" / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
 
 

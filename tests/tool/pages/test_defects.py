@@ -55,9 +55,9 @@ def test_a_step_that_was_not_checked_has_no_figures(stack: FakeStack) -> None:
         one for one in listed(stack, text.format(slug)) if one.release == "v1.0"
     ]
     assert (row.before, row.after) == (defects.UNPROVEN, defects.UNPROVEN)
-    elsewhere = text.format("none") + '[defect.elsewhere]\n"v1.0" = "mended"\n'
+    elsewhere = text.format("none") + '[defect.elsewhere]\n"v1.0" = "fixed"\n'
     (row, *_) = [one for one in listed(stack, elsewhere) if one.release == "v1.0"]
-    assert (row.before, row.after) == ("mended", "")
+    assert (row.before, row.after) == ("fixed", "")
 
 
 def test_figures_come_from_the_tests_that_the_entry_names(

@@ -13,7 +13,7 @@ from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Support, closure, material
+from xpustack.steptest.step_test import StepTest, Support, closure, material_of
 
 KERNELS = "2.11.0"
 IN_BODY = (
@@ -35,9 +35,9 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     step = replace(step, trailers=replace(step.trailers, fails_before=failure))
     runner = Runner()
     before, after = tiny.builds(runner)
-    stuff = material(Support.of(Project(root)), step)
+    material = material_of(Support.of(Project(root)), step)
     with Server(runner) as server:
-        return StepTest(step, stuff, before, after, KERNELS).run(server, tiny.cache)
+        return StepTest(step, material, before, after, KERNELS).run(server, tiny.cache)
 
 
 def test_red_before_and_green_after_proves_the_step(tiny, tmp_path):
@@ -114,9 +114,9 @@ def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
 def test_the_key_depends_on_the_pinned_kernels(tiny):
     before, after = tiny.builds(Runner())
     step = tiny.trees()[1].step
-    stuff = material(Support.of(tiny.project), step)
+    material = material_of(Support.of(tiny.project), step)
     one, two, again = (
-        StepTest(step, stuff, before, after, kernels).key
+        StepTest(step, material, before, after, kernels).key
         for kernels in ("2.11.0", "2.11.1", "2.11.0")
     )
     assert one == again != two
@@ -157,5 +157,5 @@ def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
 def test_a_missing_module_is_named(tiny, tmp_path):
     step = tiny.trees()[1].step
     with pytest.raises(SeriesError, match="does not exist") as caught:
-        material(Support.of(Project(tmp_path)), step)
+        material_of(Support.of(Project(tmp_path)), step)
     assert caught.value.step == "raise-value"
