@@ -162,9 +162,20 @@ def test_the_runtime_is_read_from_its_stage_alone(release: Release):
     assert here.indexes == ("https://wheels.example.org/xpu",)
 
 
-def test_a_base_without_that_stage_is_refused(release: Release):
+@pytest.mark.parametrize(
+    "dockerfile",
+    [
+        "FROM x:1\n",
+        "# FROM x:1 AS vllm-base\n",
+        "ARG IMAGE\nFROM ${IMAGE} AS vllm-base\n",
+        "ARG IMAGE=x:1\nFROM ${IMAGE:-y} AS vllm-base\n",
+    ],
+)
+def test_a_base_without_that_stage_or_its_image_is_refused(
+    release: Release, dockerfile: str
+):
     with pytest.raises(SourceError, match="no stage vllm-base"):
-        constraints.runtime(XPU_TXT, "FROM x:1\n", release)
+        constraints.runtime(XPU_TXT, dockerfile, release)
 
 
 def test_every_pinned_release_names_all_of_it(real_project: Project, real_cache: Cache):
