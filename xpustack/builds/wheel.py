@@ -4,7 +4,7 @@
 Two builds of one tree may differ in the order, the times and the modes of the
 archive's members and in nothing else. The canonical form fixes these.
 
-RECORD not by `installer`: it sorts the metadata first, and reads `a\\b` as `a/b`.
+Without `installer`, which sorts a RECORD's metadata first and reads `a\\b` as `a/b`.
 """
 
 import base64

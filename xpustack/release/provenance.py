@@ -4,7 +4,7 @@
 It names the base, every step, the tool and the programs of the machine, each by
 hash or version, and no time and no directory: two builds of one thing say the same.
 
-Not by in-toto-attestation: its protobuf maps come in another order in each process.
+Written without in-toto-attestation, whose maps have another order in each process.
 """
 
 import json

@@ -5,7 +5,7 @@ The wheel is the main component. Its pedigree names the base as ancestor and eve
 patch; the files of this repository that went into it are components with their
 hashes. It carries no time, so that equal wheels have equal bills.
 
-Not by cyclonedx-python-lib: it sorts a pedigree's patches, and states the present time.
+Written without cyclonedx-python-lib, which sorts a pedigree's patches and adds a time.
 """
 
 import json

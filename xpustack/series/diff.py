@@ -4,8 +4,8 @@
 The format is the one that `git diff` documents under "Generating patch text".
 Only what a step may contain is accepted; everything else is a `DiffError`.
 
-Not by unidiff (it drops blob ids and reads text alone) or whatthepatch (it drops modes
-and hunk headers): both accept hunks that overlap, and anything after the last one.
+Without unidiff, which drops blob ids and reads text alone, and whatthepatch, which
+drops modes and hunk headers: both accept hunks that overlap, and lines after the last.
 """
 
 import re
