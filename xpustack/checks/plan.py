@@ -21,7 +21,8 @@ from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.lint.linter import Linter, touched
 from xpustack.series.apply import Tree, grow
-from xpustack.series.patch import Step, no_step, read_order
+from xpustack.series.order import read_order, require_step
+from xpustack.series.patch import Step
 from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import StepTest, Support, Tested
 
@@ -67,8 +68,7 @@ class Planner:
     ) -> tuple[list[Result], list[Task]]:
         if step is not None:
             slugs = read_order(self._project, self._release.name)
-            if step not in slugs:
-                raise no_step(slugs, step, self._release.name)
+            require_step(slugs, step, self._release.name)
         made, problem = grow(
             self._store,
             self._project,

@@ -17,7 +17,8 @@ from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.series.apply import grow
-from xpustack.series.patch import SUFFIX, load_series
+from xpustack.series.order import SUFFIX
+from xpustack.series.patch import load_series
 from xpustack.series.static import brought_lines, changed_lines
 
 README = "README.md"

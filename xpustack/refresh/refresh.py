@@ -41,7 +41,8 @@ from xpustack.refresh.work import (
     working,
 )
 from xpustack.series.apply import Tree, trees
-from xpustack.series.patch import get_step, load_series, read_order
+from xpustack.series.order import read_order, require_step
+from xpustack.series.patch import load_series
 from xpustack.series.save import Stale, save
 from xpustack.series.worktree import BASE, BRANCH, Work
 
@@ -139,16 +140,15 @@ def refresh(
             release=release.name,
             hint="xpustack refresh --help",
         )
-    steps = load_series(project, origin.name)
+    slugs = [step.slug for step in load_series(project, origin.name)]
     for slug in (*drop, *test):
-        get_step(steps, slug)
+        require_step(slugs, slug, origin.name)
     made = trees(Store(cache), project, origin, offline=offline, progress=progress)
     with working(
         project, cache, release, origin, directory, offline=offline, progress=progress
     ) as (work, scratch):
         run = _Run(project, cache, release, work, made, set(drop), progress)
-        judged = [step.slug for step in steps] if tests else test
-        run.go(scratch, frozenset(judged))
+        run.go(scratch, frozenset(slugs if tests else test))
         stale = None
         if write and not run.open:
             stale = _write(project, cache, release, run, progress)

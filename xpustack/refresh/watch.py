@@ -17,7 +17,7 @@ from xpustack.core.project import Project
 from xpustack.refresh.carry import carrier
 from xpustack.refresh.refresh import target_release
 from xpustack.series.apply import Tree, grow
-from xpustack.series.patch import read_order
+from xpustack.series.order import read_order
 
 KNOWN = "Backport"
 

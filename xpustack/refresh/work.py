@@ -21,8 +21,9 @@ from xpustack.core.project import RELEASES_FILE, Project
 from xpustack.refresh.carry import MERGE, Clash, Touched
 from xpustack.series.apply import Tree, trees
 from xpustack.series.commits import STEP_LINE, quoted
+from xpustack.series.order import read_order
 from xpustack.series.overlay import KERNEL_HOME, closure
-from xpustack.series.patch import Step, read_order
+from xpustack.series.patch import Step
 from xpustack.series.worktree import (
     BASE,
     BRANCH,

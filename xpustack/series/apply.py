@@ -18,15 +18,9 @@ from xpustack.core.git import GitFailed
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.series.fit import check_fit, check_result
+from xpustack.series.order import position, read_order, redo
 from xpustack.series.overlay import Brought, brought
-from xpustack.series.patch import (
-    Step,
-    format_patch,
-    load_step,
-    position,
-    read_order,
-    redo,
-)
+from xpustack.series.patch import Step, format_patch, load_step
 
 _FORMAT = b"xpustack tree 1\n"
 _GENERATED = ("PKG-INFO", "setup.cfg")

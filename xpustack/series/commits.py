@@ -15,8 +15,9 @@ from xpustack.core.git import DIFF_OPTIONS, GitFailed
 from xpustack.core.project import Project
 from xpustack.series.apply import forbidden
 from xpustack.series.diff import DiffError, parse_diff
+from xpustack.series.order import SLUG, SUFFIX
 from xpustack.series.overlay import KERNEL_HOME
-from xpustack.series.patch import SLUG, SUFFIX, Step, split_text, trailer_problems
+from xpustack.series.patch import Step, split_text, trailer_problems
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)

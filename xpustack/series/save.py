@@ -21,6 +21,14 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import RELEASES_FILE, Project
 from xpustack.series.apply import Tree, trees
 from xpustack.series.commits import Saved, commits_since, quoted, require_end
+from xpustack.series.order import (
+    ORDER,
+    SUFFIX,
+    format_order,
+    position,
+    read_order,
+    require_step,
+)
 from xpustack.series.overlay import (
     COMMON,
     KERNEL_HOME,
@@ -28,17 +36,7 @@ from xpustack.series.overlay import (
     TRITON_IN_VLLM,
     kernel_source,
 )
-from xpustack.series.patch import (
-    ORDER,
-    SUFFIX,
-    Step,
-    format_order,
-    format_patch,
-    load_step,
-    no_step,
-    position,
-    read_order,
-)
+from xpustack.series.patch import Step, format_patch, load_step
 from xpustack.series.rederive import rederive
 from xpustack.series.worktree import (
     Work,
@@ -182,8 +180,7 @@ def _require_dropped(
                 path=work.git.work_tree,
                 hint=f"git -C {place} rebase -i base, and delete the step's line",
             )
-        if slug not in before:
-            raise no_step(before, slug, release)
+        require_step(before, slug, release)
     if gone := [slug for slug in before if slug not in after and slug not in drop]:
         options = " ".join(f"--drop {slug}" for slug in (*drop, *gone))
         raise UsageError(

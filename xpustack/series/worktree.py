@@ -19,7 +19,7 @@ from xpustack.core.git import Git, create
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.series.apply import Tree, trees
-from xpustack.series.patch import SLUG, read_order
+from xpustack.series.order import SLUG, read_order
 
 BRANCH = "refs/heads/series"
 BASE = "refs/tags/base"
