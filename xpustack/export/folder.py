@@ -6,7 +6,6 @@ that a person changed.
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import recover_dir, replace_dir
 from xpustack.core.errors import UsageError
+from xpustack.core.folders import not_ours, vacant
 from xpustack.core.git import Git, GitFailed, create
 from xpustack.export.pull_request import TEMPLATE, Request, Template, cover, describe
 from xpustack.export.upstream_trees import Person
@@ -48,17 +48,12 @@ def previous_export(directory: Path, release: Release) -> Made | None:
         UsageError: it holds something else, or what a person changed.
     """
     recover_dir(directory)
-    if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
+    if vacant(directory):
         return None
     try:
         made = msgspec.json.decode((directory / _STATE).read_bytes(), type=Made)
     except (OSError, msgspec.DecodeError):
-        raise UsageError(
-            "the directory is not empty and was not made by xpustack export",
-            release=release.name,
-            path=directory,
-            hint="choose a new directory",
-        ) from None
+        raise not_ours(directory, release.name, "export") from None
     if made.release != release.name:
         raise UsageError(
             f"the directory holds an export of {made.release}",

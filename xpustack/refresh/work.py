@@ -15,6 +15,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
 from xpustack.core.errors import UsageError, relocated
+from xpustack.core.folders import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.progress import Progress
 from xpustack.core.project import RELEASES_FILE, Project
@@ -126,13 +127,8 @@ def working(
         state = State(release.name, base.id, own[-1].commit)
         with cache.scratch() as throwaway:
             place = (directory or throwaway / "work").absolute()
-            if place.exists() and (not place.is_dir() or any(place.iterdir())):
-                raise UsageError(
-                    "the directory is not empty and was not made by xpustack refresh",
-                    release=release.name,
-                    path=place,
-                    hint="choose a new directory",
-                )
+            if not vacant(place):
+                raise not_ours(place, release.name, "refresh")
             with atomic_dir(place) as temporary:
                 fill(store, temporary, state)
                 had = tuple(read_order(project, release.name))

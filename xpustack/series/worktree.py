@@ -15,6 +15,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, recover_dir, replace_dir
 from xpustack.core.errors import UsageError
+from xpustack.core.folders import not_ours, vacant
 from xpustack.core.git import Git, create
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
@@ -58,7 +59,8 @@ def checkout(store: Store, tree: Tree, directory: Path) -> None:
         UsageError: `directory` exists and is not empty.
         EnvironmentProblem: no room, or no right, to write.
     """
-    _require_new(directory, tree.release.name)
+    if not vacant(directory):
+        raise not_ours(directory, tree.release.name, "apply")
     with atomic_dir(directory) as temporary, store.cache.scratch() as scratch:
         git = Git(store.cache.objects, temporary, Path(scratch, "index"))
         git.run("read-tree", tree.tree_id)
@@ -202,10 +204,10 @@ def _replaceable(directory: Path, release: str) -> bool:
     Raises:
         UsageError: it holds something that would be lost.
     """
-    if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
+    if vacant(directory):
         return False
     if not (directory / ".git" / _STATE).is_file():
-        _require_new(directory, release)
+        raise not_ours(directory, release, "apply")
     work = open_work(directory)
     changes = pending(work, ignored=True)
     refs = work.git.text(
@@ -235,13 +237,3 @@ def pending(work: Work, *, ignored: bool = False) -> list[str]:
     return changes + [
         f"in progress: {name}" for name in busy if (work.git.directory / name).exists()
     ]
-
-
-def _require_new(directory: Path, release: str) -> None:
-    if directory.exists() and (not directory.is_dir() or os.listdir(directory)):
-        raise UsageError(
-            "the directory is not empty and was not made by xpustack apply",
-            release=release,
-            path=directory,
-            hint="choose a new directory",
-        )
