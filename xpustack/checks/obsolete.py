@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a release does without a step: its test passes on a tree without it."""
 
+from contextlib import closing
+
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import build, version_of
@@ -35,14 +37,9 @@ def passes_on(
     made = trees(store, project, release, progress=progress)
     slugs = [tree.step.slug if tree.step else "" for tree in made]
     tree = made[-1 if at is None else slugs.index(at)]
-    runner = Runner()
-    try:
-        progress(f"testing {step.slug} on {tree.name}")
+    progress(f"testing {step.slug} on {tree.name}")
+    with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
         built = build(runner, cache, store, tree, version_of(tree, len(made) - 1))
         test = StepTest.of(Support.of(project), release, step, None, built)
-        with Server(runner) as server:
-            done = test.run(server, cache)
-    except BaseException:
-        runner.stop()
-        raise
+        done = test.run(server, cache)
     return not done.problems

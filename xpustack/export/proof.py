@@ -2,6 +2,7 @@
 """What an export must show before it is written: checks, hooks, single commits."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -53,12 +54,8 @@ def require_clean(
     if cache.results_get(key) is not None:
         return
     progress("running the base's own hooks on the exported tip")
-    runner = Runner()
-    try:
+    with Runner().stop_on_error() as runner:
         done = linter.lint(runner, cache, store, base, tip)
-    except BaseException:
-        runner.stop()
-        raise
     if done.new:
         raise CheckFailed(
             "the exported tip fails the base's own hooks",
@@ -85,24 +82,19 @@ def run_alone(
         CheckFailed: a commit cannot be built, or fails its test.
     """
     found = {}
-    runner = Runner()
-    try:
-        with Server(runner) as server:
-            for tree in final[1:]:
-                assert tree.step is not None
-                found[tree.step.slug] = _alone(
-                    project,
-                    runner,
-                    server,
-                    cache,
-                    store,
-                    tree,
-                    len(final) - 1,
-                    progress,
-                )
-    except BaseException:
-        runner.stop()
-        raise
+    with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
+        for tree in final[1:]:
+            assert tree.step is not None
+            found[tree.step.slug] = _alone(
+                project,
+                runner,
+                server,
+                cache,
+                store,
+                tree,
+                len(final) - 1,
+                progress,
+            )
     return found
 
 

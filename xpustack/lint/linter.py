@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
@@ -74,17 +72,6 @@ class Linter:
         self._scratch: Path | None = None
         self._count = 0
         self._benches: dict[str, _Bench] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._guard:
@@ -188,7 +175,7 @@ class _Bench:
 
 def lint(runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree) -> Lint:
     """One lint alone, as `Linter.lint`."""
-    with Linter(runner, cache, store) as linter:
+    with contextlib.closing(Linter(runner, cache, store)) as linter:
         return linter.lint(before, after)
 
 

@@ -2,6 +2,7 @@
 """A step's test in real runs of pytest, on two wheels of a small release."""
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -36,7 +37,7 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     runner = Runner()
     before, after = tiny.builds(runner)
     stuff = material(Support.of(Project(root)), step)
-    with Server(runner) as server:
+    with closing(Server(runner)) as server:
         return StepTest(step, stuff, before, after, KERNELS).run(server, tiny.cache)
 
 
