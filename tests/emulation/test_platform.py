@@ -48,7 +48,7 @@ class Probes:
         for folder in (self.project.emulation, self.project.kernels):
             (self.work / folder.name).symlink_to(folder)
         for name in ("layout.py", "model_configs.py", "model_layers.py"):
-            (self.work / name).symlink_to(self.project.step_tests / name)
+            (self.work / name).symlink_to(self.project.root / "tests/steps" / name)
         described = tomllib.loads((self.project.root / "pyproject.toml").read_text())
         (point,) = described["project"]["entry-points"]["vllm.platform_plugins"].items()
         distribution = self.work / "emulated_xpu-0.dist-info"

@@ -56,7 +56,7 @@ def prove_equal(
     """
     begin = time.monotonic()
     with cache.scratch() as work:
-        path, _ = make(runner, store, tree, build.version, work)
+        path = make(runner, store, tree, build.version, work)
         members = members_of(wheel.read(path), tree)
     real = {
         name: Content.of(member.data, member.executable)

@@ -150,7 +150,7 @@ def derive(
     version = version_of(made[-1], len(steps))
     progress(f"building vllm {version}")
     with cache.scratch() as work:
-        built, _ = make(runner, store, made[-1], version, work)
+        built = make(runner, store, made[-1], version, work)
         found = wheel.read(built)
         leaking = wheel.leaks(found, [place for place, _ in private_places(work)])
     if leaking:
