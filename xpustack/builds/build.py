@@ -28,8 +28,8 @@ from xpustack.series.worktree import checkout
 TIMEOUT = 900.0
 RECIPE = (
     *("builds.build", "builds.derive", "builds.site", "builds.torch_config"),
-    *("builds.wheel", "core.contents", "core.fingerprint", "core.git"),
-    *("core.process", "series.worktree"),
+    *("builds.wheel", "core.checkout", "core.contents", "core.fingerprint"),
+    *("core.git", "core.process", "core.repository", "series.worktree"),
 )
 _SITE = "site"
 _MANIFEST = "manifest.json"

@@ -14,10 +14,10 @@ from xpustack.checks.proof import Proof, linted_key
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
-from xpustack.core.git import Git
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
+from xpustack.core.repository import Repository
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.lint import linter
 from xpustack.series.apply import Tree
@@ -138,19 +138,17 @@ def _alone(
     return result
 
 
-def _material(project: Project, git: Git, tree: Tree, scratch: Path) -> Material:
+def _material(project: Project, git: Repository, tree: Tree, scratch: Path) -> Material:
     """The exported test package out of the tree itself, with this repository's
     emulation beside it in place of a GPU."""
     assert tree.step is not None and tree.step.trailers.test is not None
     support = Support.of(project)
-    listing = git.run("ls-tree", "-r", "-z", tree.tree_id, "--", TEST_HOME)
-    rows = listing.decode().split("\0")[:-1]
-    blobs = {row.partition("\t")[2]: row.split()[2] for row in rows}
-    contents = git.blobs(blobs.values())
+    entries = git.files(tree.tree_id, [TEST_HOME])
+    contents = git.blobs(entry.blob for entry in entries.values())
     files = {}
-    for number, (path, blob) in enumerate(blobs.items()):
+    for number, (path, entry) in enumerate(entries.items()):
         files[path] = scratch / str(number)
-        files[path].write_bytes(contents[blob])
+        files[path].write_bytes(contents[entry.blob])
     empty = scratch / "empty"
     empty.touch()
     for folder in list(Path(TEST_HOME).parents)[:-1]:

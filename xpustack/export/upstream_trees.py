@@ -14,10 +14,10 @@ from pathlib import Path
 from xpustack.base.store import Store, Writer
 from xpustack.core import history
 from xpustack.core.errors import UsageError
-from xpustack.core.git import Entry
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
+from xpustack.core.repository import Entry
 from xpustack.export.upstream_form import (
     TEST_HOME,
     is_kernel,
@@ -99,12 +99,11 @@ def upstream_trees(
             before = found[-1]
             writer.read_tree(tree.tree_id)
             forms.put(writer, tree, scratch)
-            tree_id = writer.git.text("write-tree")
+            tree_id = writer.write_tree()
             text = message(tree.step, person, assistant)
             date = history.changed(project, tree.step.path)
-            commit = _commit(writer, tree_id, before.commit, text, person, date)
-            changed = _names(writer, before.commit, commit, "ACDMT")
-            added = _names(writer, before.commit, commit, "A")
+            commit = writer.commit_by(str(person), date, tree_id, before.commit, text)
+            changes = writer.changes(before.commit, commit)
             found.append(
                 Tree(
                     tree.release,
@@ -113,8 +112,8 @@ def upstream_trees(
                     commit,
                     tree_id,
                     before,
-                    changed,
-                    added,
+                    tuple(sorted(change.path for change in changes)),
+                    tuple(sorted(one.path for one in changes if one.old is None)),
                 )
             )
     return found
@@ -207,9 +206,7 @@ class _Forms:
         if self.jobs is not None:
             put[CI_JOBS] = self.jobs
         writer.add(put, scratch)
-        gone = "".join(f"0 {'0' * 40}\t{path}\0" for path in entries if is_shim(path))
-        if gone:
-            writer.git.run("update-index", "-z", "--index-info", data=gone.encode())
+        writer.remove(path for path in entries if is_shim(path))
 
 
 def _read(
@@ -218,28 +215,7 @@ def _read(
     """A tree's kernels without the shim, ruff's configuration, and the CI jobs."""
     paths = [path for path in entries if is_kernel(path) and not is_shim(path)]
     others = [path for path in ("pyproject.toml", CI_JOBS) if path in entries]
-    blobs = writer.git.blobs(entries[path].blob for path in [*paths, *others])
+    blobs = writer.blobs(entries[path].blob for path in [*paths, *others])
     contents = {path: blobs[entries[path].blob] for path in [*paths, *others]}
     kernels = {path: contents[path] for path in paths}
     return kernels, contents.get("pyproject.toml", b""), contents.get(CI_JOBS, b"")
-
-
-def _commit(
-    writer: Writer, tree: str, parent: str, text: str, person: Person, date: str
-) -> str:
-    """Write a commit object; its id depends on nothing but the arguments."""
-    content = (
-        f"tree {tree}\nparent {parent}\n"
-        f"author {person} {date}\ncommitter {person} {date}\n\n{text}"
-    )
-    return writer.git.text(
-        "hash-object", "-t", "commit", "-w", "--stdin", data=content.encode()
-    )
-
-
-def _names(writer: Writer, old: str, new: str, kinds: str) -> tuple[str, ...]:
-    listing = writer.git.run(
-        *("diff-tree", "-r", "-z", "--no-renames", "--name-only"),
-        *(f"--diff-filter={kinds}", old, new),
-    )
-    return tuple(sorted(listing.decode("utf-8", "replace").split("\0")[:-1]))

@@ -29,7 +29,6 @@ from xpustack.refresh.work import (
     OPEN,
     Moved,
     Outcome,
-    advance,
     commits_of,
     leave_conflict,
     needed_kernels,
@@ -188,7 +187,7 @@ class _Run:
         carry = carrier(
             self.work.git.directory, scratch, self.made[0].commit, state.base
         )
-        head = self.work.git.text("rev-parse", BRANCH)
+        head = self.work.git.commit_of(BRANCH)
         here = slugs_of(self.work)
         stopped: Tree | None = None
         waiting: set[str] = set()
@@ -225,7 +224,7 @@ class _Run:
                     whole = carry.with_files(found.tree, kernels)
                     head = carry.commit(tree, whole, head)
                     if not later:
-                        advance(self.work, head)
+                        self.work.git.reset(head)
                         self._remember()
                 continue
             waiting |= set(tree.changed)
@@ -307,7 +306,7 @@ class _Run:
             if moved is None:
                 break
             head = moved
-        advance(self.work, head)
+        self.work.git.reset(head)
         self.moved = [
             Moved(one.step, "obsolete", _WITHOUT) if one.step in gone else one
             for one in self.moved
@@ -347,11 +346,7 @@ def _save(
     """Save, and let those of the steps `gone` leave that an earlier run wrote."""
     left = set(read_order(project, work.state.release)) - set(slugs_of(work))
     drop = [slug for slug in gone if slug in left]
-    return save(project, cache, _place(work), dry_run, drop=drop)
-
-
-def _place(work: Work) -> Path:
-    return work.git.work_tree or work.git.directory
+    return save(project, cache, work.git.work_tree, dry_run, drop=drop)
 
 
 def _write(

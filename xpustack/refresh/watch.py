@@ -119,7 +119,7 @@ def _landed(
     `carried` are the steps that this stack has on it, None if it is not pinned."""
     if not trees:
         return
-    carry = carrier(writer.git.directory, scratch, trees[0].commit, onto)
+    carry = carrier(writer.directory, scratch, trees[0].commit, onto)
     for tree in trees[1:]:
         assert tree.step is not None
         found = carry.carry(tree, onto)

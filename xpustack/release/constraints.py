@@ -25,7 +25,7 @@ from xpustack.base.pin import DOCKERFILE, REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
-from xpustack.core.git import GitFailed
+from xpustack.core.repository import NoSuchPath
 from xpustack.series.apply import Tree
 
 _LOCAL = "+xpu"
@@ -192,10 +192,8 @@ def base_file(store: Store, base: Tree, path: str) -> str:
         SourceError: the base has no such file.
     """
     try:
-        return store.git.run("cat-file", "blob", f"{base.tree_id}:{path}").decode()
-    except GitFailed as error:
-        if not error.no_such_path:
-            raise
+        return store.git.file(base.tree_id, path).decode()
+    except NoSuchPath as error:
         name = base.release.name
         raise SourceError(
             f"the base has no {path}",

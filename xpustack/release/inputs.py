@@ -24,8 +24,9 @@ from xpustack.series.patch import Step, format_patch
 
 Kind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
 TOOL = (
-    *("base/archive", "base/store", "builds/build", "builds/wheel", "core/git"),
-    *("core/process", "release/inputs", "release/ship", "series/apply"),
+    *("base/archive", "base/store", "builds/build", "builds/wheel"),
+    *("core/checkout", "core/git", "core/process", "core/repository"),
+    *("release/inputs", "release/ship", "series/apply"),
     *("series/diff", "series/fit", "series/order", "series/overlay"),
     *("series/patch", "series/worktree"),
 )

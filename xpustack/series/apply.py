@@ -12,11 +12,12 @@ from pathlib import Path, PurePosixPath
 from typing import Optional
 
 from xpustack.base.releases import Release
-from xpustack.base.store import Commit, Store, Writer
+from xpustack.base.store import Store, Writer
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.git import GitFailed
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
+from xpustack.core.repository import Commit
 from xpustack.series.fit import check_fit, check_result
 from xpustack.series.order import position, read_order, redo
 from xpustack.series.overlay import Brought, brought
@@ -173,7 +174,7 @@ def _apply(
     entries = writer.entries()
     for file in step.files:
         _check_allowed(step, file.path)
-    contents = writer.git.blobs(
+    contents = writer.blobs(
         entries[file.path].blob for file in step.files if file.path in entries
     )
     for file in step.files:
@@ -204,7 +205,7 @@ def _apply(
 
 def _apply_diff(writer: Writer, step: Step) -> None:
     try:
-        writer.git.run("apply", "--cached", "--whitespace=nowarn", "-", data=step.diff)
+        writer.apply(step.diff)
     except GitFailed as error:
         raise ApplyError(
             "git refuses the patch",

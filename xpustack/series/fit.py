@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 
 from xpustack.core.errors import ApplyError
-from xpustack.core.git import Entry
+from xpustack.core.repository import Entry
 from xpustack.series.diff import FileDiff, Hunk
 from xpustack.series.order import redo
 from xpustack.series.patch import Step

@@ -153,7 +153,7 @@ def _later(project: Project, work: Work, saved: list[Step]) -> list[Step]:
             f"the series lost the step {upto} since the directory was made",
             release=release,
             path=project.series_dir(release) / ORDER,
-            hint=start_over(release, work.git.work_tree or work.git.directory),
+            hint=start_over(release, work.git.work_tree),
         ) from None
     here = {step.slug for step in saved}
     return [
@@ -298,10 +298,7 @@ def _require_same(
         if one.tree == tree.tree_id:
             continue
         link_objects(store, work.git)
-        names = work.git.text(
-            *("diff-tree", "-r", "--no-renames", "--name-status"),
-            *(one.commit, tree.tree_id),
-        )
+        changes = work.git.changes(one.commit, tree.tree_id)
         raise SeriesError(
             "applying the saved step would not give the commit's tree",
             release=one.step.release,
@@ -310,7 +307,7 @@ def _require_same(
             detail=[
                 "D: the commit has it, no Kernels: trailer reaches it;"
                 " A: the trailers bring it, the commit lacks it; M: they differ",
-                *names.splitlines()[:10],
+                *(f"{change.status}\t{change.path}" for change in changes[:10]),
             ],
             hint=f"git -C {quoted(work)} show --stat {one.commit[:12]}",
         )

@@ -113,7 +113,7 @@ def test_a_deleted_file_that_stays_is_found(
     real = derive_module._changes
 
     def forgetful(*trees):
-        return [change for change in real(*trees) if change.blob is not None]
+        return [change for change in real(*trees) if change.new is not None]
 
     # Derived from a tree that has the file.
     monkeypatch.setattr(derive_module, "_changes", forgetful)
