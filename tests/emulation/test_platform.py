@@ -62,9 +62,8 @@ class Probes:
         """Where the wheel of the base, or of the tree after `upto`, is installed."""
         store, pinned = Store(self.cache), load(self.project)[release]
         grown = trees(store, self.project, pinned)
-        slugs = [tree.step.slug if tree.step else None for tree in grown]
-        tree = grown[slugs.index(upto)]
-        version = version_of(tree, len(grown) - 1)
+        tree = next(tree for tree in grown.trees if tree.slug == upto)
+        version = version_of(tree, len(grown.steps))
         return build(Runner(), self.cache, store, tree, version).installed
 
     def _ask(self, site: Path, by: str) -> dict[str, Any]:

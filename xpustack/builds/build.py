@@ -22,7 +22,7 @@ from xpustack.core.cache import Cache, recover_dir, replace_dir, writing
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.progress import Progress, silent
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 from xpustack.series.worktree import checkout
 
 TIMEOUT = 900.0
@@ -149,7 +149,7 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
         raise CheckFailed(
             "the build yields a wheel that cannot be installed",
             release=tree.release.name,
-            step=tree.step.slug if tree.step else None,
+            step=tree.slug,
             detail=[f"{name}: {problem}" for name, problem in problems.items()],
         )
     return wheel.canonical_members(archive)
@@ -336,7 +336,7 @@ def _pip(
         raise CheckFailed(
             f"pip {arguments[0]} failed with exit status {done.returncode}",
             release=tree.release.name,
-            step=tree.step.slug if tree.step else None,
+            step=tree.slug,
             detail=done.last_lines(40),
         )
 
@@ -352,6 +352,6 @@ def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
     raise CheckFailed(
         f"the build did not yield one wheel of version {version}",
         release=tree.release.name,
-        step=tree.step.slug if tree.step else None,
+        step=tree.slug,
         detail=[f"found: {wheel.name}" for wheel in wheels] or ["found: none"],
     )

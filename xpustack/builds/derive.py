@@ -13,7 +13,7 @@ from pathlib import PurePosixPath
 from xpustack.builds.site import Manifest, with_record
 from xpustack.core.contents import Content, Contents
 from xpustack.core.repository import EXECUTABLE, PLAIN, Change, Repository
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 
 MODULE = re.compile(r"vllm/(?:[^/]+/)*[^/]+\.py")
 BUILD_SCRIPTS = ("CMakeLists.txt", "MANIFEST.in", "pyproject.toml", "setup.py")
@@ -34,16 +34,13 @@ def origin_of(git: Repository, tree: Tree, version: str) -> Tree | None:
     """
     if not re.search(r"\.step\d+$", version):
         return None
-    base = tree
-    while base.parent is not None:
-        base = base.parent
-    scripts = build_scripts(git, base.tree_id)
-    candidate = tree
-    while candidate.parent is not None and not any(
-        takes_part(path, scripts) for path in candidate.changed
-    ):
-        candidate = candidate.parent
-    return None if candidate is tree else candidate
+    scripts = build_scripts(git, tree.base.tree_id)
+    origin = tree
+    for one in tree.applied:
+        if any(takes_part(path, scripts) for path in one.changed):
+            break
+        origin = one.parent
+    return None if origin is tree else origin
 
 
 @cache

@@ -107,10 +107,10 @@ def reached(project: Project, cache: Cache, progress: Progress = silent) -> Reac
             continue
         progress(f"reading {release.name}")
         grown = trees(store, project, release, offline=True, progress=progress)
-        last = len(grown) - 1
-        known.commits |= {tree.commit for tree in grown}
+        last = len(grown.steps)
+        known.commits |= {tree.commit for tree in grown.trees}
         known.builds |= {
-            build.key_of(store, tree, version_of(tree, last)) for tree in grown
+            build.key_of(store, tree, version_of(tree, last)) for tree in grown.trees
         }
         known.results |= result_keys(project, cache, grown)
     return known

@@ -21,6 +21,7 @@ BESIDE_THE_POINT = frozenset(
         *("base.archive", "base.download", "base.index", "base.pin", "base.releases"),
         *("base.store", "core.project", "series.apply", "series.diff", "series.fit"),
         *("series.order", "series.overlay", "series.patch", "series.rederive"),
+        "series.tree",
         # They say what happened and decide nothing.
         *("core.errors", "core.progress", "terminal.console", "terminal.report"),
     }

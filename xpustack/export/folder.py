@@ -20,7 +20,7 @@ from xpustack.core.folders import not_ours, vacant
 from xpustack.core.repository import HEADS, NoSuchPath
 from xpustack.export.pull_request import TEMPLATE, Request, Template, cover, describe
 from xpustack.export.upstream_trees import Person
-from xpustack.series.apply import Tree
+from xpustack.series.tree import BaseTree, Series
 from xpustack.series.worktree import BASE
 
 REPOSITORY = "repository"
@@ -75,7 +75,7 @@ def previous_export(directory: Path, release: Release) -> Made | None:
 
 def write_export(
     store: Store,
-    final: Sequence[Tree],
+    final: Series,
     requests: Sequence[Request],
     person: Person,
     directory: Path,
@@ -84,8 +84,8 @@ def write_export(
     """Write an export to `directory`, in the place of the previous one.
 
     Args:
-        final: the exported trees, base first.
-        requests: one for each of them but the base.
+        final: the exported trees.
+        requests: one for each step.
 
     Raises:
         EnvironmentProblem: no room, or no right, to write; nothing changed then.
@@ -96,14 +96,14 @@ def write_export(
         if previous is not None:
             _range_diff(git, directory, temporary, previous, final)
         _mails(git, temporary / MAILS, requests)
-        _texts(store, final[0], requests, person, temporary, number)
+        _texts(store, final.base, requests, person, temporary, number)
         made = Made(
-            final[0].release.name,
+            final.base.release.name,
             number,
-            final[0].commit,
+            final.base.commit,
             {
                 request.branch: tree.commit
-                for request, tree in zip(requests, final[1:], strict=True)
+                for request, tree in zip(requests, final.steps, strict=True)
             },
             dict(_hashes(temporary)),
         )
@@ -114,20 +114,20 @@ def write_export(
 def _repository(
     store: Store,
     directory: Path,
-    final: Sequence[Tree],
+    final: Series,
     requests: Sequence[Request],
     person: Person,
 ) -> Checkout:
     """A repository with the base, one branch a step, and the last checked out."""
     git = Checkout.of(directory)
     git.initialize()
-    git.copy_history(store.git, final[-1].commit)
+    git.copy_history(store.git, final.tip.commit)
     git.configure({"user.name": person.name, "user.email": person.email})
-    git.set_ref(BASE, final[0].commit)
-    for request, tree in zip(requests, final[1:], strict=True):
+    git.set_ref(BASE, final.base.commit)
+    for request, tree in zip(requests, final.steps, strict=True):
         git.set_ref(HEADS + request.branch, tree.commit)
     git.set_head(HEADS + requests[-1].branch)
-    git.check_out(final[-1].commit)
+    git.check_out(final.tip.commit)
     return git
 
 
@@ -136,7 +136,7 @@ def _range_diff(
     directory: Path,
     temporary: Path,
     previous: Made,
-    final: Sequence[Tree],
+    final: Series,
 ) -> None:
     """Keep the previous export's branches, and say what changed since."""
     kept = f"refs/exports/{previous.number}"
@@ -145,7 +145,7 @@ def _range_diff(
         *("+refs/exports/*:refs/exports/*", f"+{HEADS}*:{kept}/*"),
     )
     tip = list(previous.branches.values())[-1]
-    text = git.range_diff((previous.base, tip), (final[0].commit, final[-1].commit))
+    text = git.range_diff((previous.base, tip), (final.base.commit, final.tip.commit))
     (temporary / RANGE_DIFF).write_bytes(text)
 
 
@@ -158,7 +158,7 @@ def _mails(git: Checkout, directory: Path, requests: Sequence[Request]) -> None:
 
 def _texts(
     store: Store,
-    base: Tree,
+    base: BaseTree,
     requests: Sequence[Request],
     person: Person,
     directory: Path,

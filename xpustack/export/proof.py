@@ -18,9 +18,9 @@ from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
-from xpustack.export.upstream_form import TEST_HOME
+from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.lint import linter
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import Material, StepTest, Support
 
@@ -42,14 +42,14 @@ def require_checked(release: Release, found: Sequence[Proof]) -> None:
 
 
 def require_clean(
-    cache: Cache, store: Store, final: Sequence[Tree], progress: Progress
+    cache: Cache, store: Store, final: Series, progress: Progress
 ) -> None:
     """Run the base's own hooks on everything that the exported tip changes.
 
     Raises:
         CheckFailed: they find something that they do not find in the base.
     """
-    base, tip = final[0], final[-1]
+    base, tip = final.base, final.tip
     key = linted_key(base, tip)
     if cache.results_get(key) is not None:
         return
@@ -73,7 +73,7 @@ def run_alone(
     project: Project,
     cache: Cache,
     store: Store,
-    final: Sequence[Tree],
+    final: Series,
     progress: Progress,
 ) -> dict[str, Result]:
     """Build each exported commit and run its own test from its own files.
@@ -83,16 +83,15 @@ def run_alone(
     """
     found = {}
     with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
-        for tree in final[1:]:
-            assert tree.step is not None
-            found[tree.step.slug] = _alone(
+        for tree in final.steps:
+            found[tree.slug] = _alone(
                 project,
                 runner,
                 server,
                 cache,
                 store,
                 tree,
-                len(final) - 1,
+                len(final.steps),
                 progress,
             )
     return found
@@ -104,12 +103,11 @@ def _alone(
     server: Server,
     cache: Cache,
     store: Store,
-    tree: Tree,
+    tree: StepTree,
     last: int,
     progress: Progress,
 ) -> Result:
     step, name = tree.step, tree.release.name
-    assert step is not None
     progress(f"testing the exported {step.slug}")
     built = build(runner, cache, store, tree, version_of(tree, last), progress=progress)
     with cache.scratch() as scratch:
@@ -138,10 +136,11 @@ def _alone(
     return result
 
 
-def _material(project: Project, git: Repository, tree: Tree, scratch: Path) -> Material:
+def _material(
+    project: Project, git: Repository, tree: StepTree, scratch: Path
+) -> Material:
     """The exported test package out of the tree itself, with this repository's
     emulation beside it in place of a GPU."""
-    assert tree.step is not None and tree.step.trailers.test is not None
     support = Support.of(project)
     entries = git.files(tree.tree_id, [TEST_HOME])
     contents = git.blobs(entry.blob for entry in entries.values())
@@ -153,5 +152,4 @@ def _material(project: Project, git: Repository, tree: Tree, scratch: Path) -> M
     empty.touch()
     for folder in list(Path(TEST_HOME).parents)[:-1]:
         files[f"{folder}/__init__.py"] = empty
-    module = f"{TEST_HOME}/{Path(tree.step.trailers.test).name}"
-    return Material(module, files, support)
+    return Material(upstream_test(tree.step), files, support)

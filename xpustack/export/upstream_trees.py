@@ -7,7 +7,7 @@ exporter's name and sign-off in place of this stack's trailers.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,8 +26,8 @@ from xpustack.export.upstream_form import (
     package,
     tidy,
 )
-from xpustack.series.apply import Tree
 from xpustack.series.patch import Step
+from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.step_test import Support, material
 
 CI_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
@@ -76,27 +76,26 @@ class Person:
 def upstream_trees(
     project: Project,
     store: Store,
-    made: Sequence[Tree],
+    made: Series,
     person: Person,
     assistant: str,
     progress: Progress = silent,
-) -> list[Tree]:
-    """The base and the exported tree of each step, base first.
+) -> Series:
+    """The base and the exported tree of each step.
 
     Args:
-        made: the checked trees of the series, base first.
+        made: the checked trees of the series.
         assistant: the AI tool that commits name as co-author.
 
     Raises:
         SeriesError: a file cannot be brought into upstream's form.
     """
-    found = [made[0]]
+    found = Series(made.base)
     with store.writing(progress) as writer, store.cache.scratch() as scratch:
         forms = _Forms.of(project, writer, made, scratch)
-        for tree in made[1:]:
-            assert tree.step is not None
-            progress(f"exporting {tree.step.slug}")
-            before = found[-1]
+        for tree in made.steps:
+            progress(f"exporting {tree.slug}")
+            before = found.tip
             writer.read_tree(tree.tree_id)
             forms.put(writer, tree, scratch)
             tree_id = writer.write_tree()
@@ -104,18 +103,10 @@ def upstream_trees(
             date = history.changed(project, tree.step.path)
             commit = writer.commit_by(str(person), date, tree_id, before.commit, text)
             changes = writer.changes(before.commit, commit)
-            found.append(
-                Tree(
-                    tree.release,
-                    tree.index,
-                    tree.step,
-                    commit,
-                    tree_id,
-                    before,
-                    tuple(sorted(change.path for change in changes)),
-                    tuple(sorted(one.path for one in changes if one.old is None)),
-                )
-            )
+            changed = tuple(sorted(one.path for one in changes))
+            added = tuple(sorted(one.path for one in changes if one.old is None))
+            exported = StepTree(tree.step, commit, tree_id, before, changed, added)
+            found = found.followed_by(exported)
     return found
 
 
@@ -161,17 +152,16 @@ class _Forms:
 
     @classmethod
     def of(
-        cls, project: Project, writer: Writer, made: Sequence[Tree], scratch: Path
+        cls, project: Project, writer: Writer, made: Series, scratch: Path
     ) -> "_Forms":
         files: dict[str, bytes] = {}
         tests: dict[str, tuple[str, ...]] = {}
         support = Support.of(project)
-        for tree in made[1:]:
-            assert tree.step is not None
+        for tree in made.steps:
             own = package(material(support, tree.step).tests)
             files |= own
-            tests[tree.step.slug] = tuple(own)
-        writer.read_tree(made[-1].tree_id)
+            tests[tree.slug] = tuple(own)
+        writer.read_tree(made.tip.tree_id)
         entries = writer.entries()
         kernels, configuration, jobs = _read(writer, entries)
         files |= {path: kernel(content) for path, content in kernels.items()}
@@ -183,19 +173,17 @@ class _Forms:
             (path for path in entries if path.endswith(".py")),
             folder,
             Runner(),
-            release=made[0].release.name,
+            release=made.base.release.name,
         )
         wired = ci_job(jobs.decode()) if jobs else None
         return cls(files, tests, wired.encode() if wired else None)
 
-    def put(self, writer: Writer, tree: Tree, scratch: Path) -> None:
+    def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
         """Bring the private index, which holds `tree`, into upstream's form."""
         entries = writer.entries()
         wanted = {path for path in self.files if path in entries and is_kernel(path)}
-        ancestor: Tree | None = tree
-        while ancestor is not None and ancestor.step is not None:
-            wanted |= set(self.tests[ancestor.step.slug])
-            ancestor = ancestor.parent
+        for one in tree.applied:
+            wanted |= set(self.tests[one.slug])
         # An empty package file that the base has stays as it is.
         put = {
             path: self.files[path]

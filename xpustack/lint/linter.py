@@ -18,7 +18,7 @@ from xpustack.lint.base_tools import TIMEOUT, Linters, base_environment
 from xpustack.lint.finding import Finding
 from xpustack.lint.moving_tree import MovingTree
 from xpustack.lint.warm_mypy import WarmMypy
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 
 RECIPE = ("lint.linter", "lint.mypy_program", "lint.script_host")
 """What takes part beside what this module imports: programs of their own."""
@@ -49,12 +49,8 @@ def key_of(before: Tree, after: Tree) -> str:
 
 def touched(before: Tree, after: Tree) -> tuple[str, ...]:
     """The paths in which `after` differs from its ancestor `before`, sorted."""
-    paths: set[str] = set()
-    tree: Tree | None = after
-    while tree is not None and tree.index > before.index:
-        paths.update(tree.changed)
-        tree = tree.parent
-    return tuple(sorted(paths))
+    later = [tree for tree in after.applied if tree.index > before.index]
+    return tuple(sorted({path for tree in later for path in tree.changed}))
 
 
 class Linter:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from xpustack.base.store import Store
 from xpustack.core.checkout import Checkout
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 
 
 class MovingTree:

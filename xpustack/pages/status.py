@@ -125,10 +125,10 @@ def judged(
 def _checks(
     project: Project, cache: Cache, store: Store, release: Release
 ) -> dict[str, str]:
-    made, problem = grow(store, project, release, offline=True)
+    series, problem = grow(store, project, release, offline=True)
     words = {
         proof.step.slug: "not " + ", ".join(proof.missing) if proof.missing else "green"
-        for proof in proofs(project, cache, made)
+        for proof in (proofs(project, cache, series) if series is not None else ())
     }
     if problem is not None and problem.step is not None:
         words[problem.step] = "does not apply"

@@ -14,8 +14,9 @@ from typing import Literal
 import msgspec
 
 from xpustack.core.repository import Conflict, Repository
-from xpustack.series.apply import Tree, commit_message
+from xpustack.series.apply import commit_message
 from xpustack.series.diff import FileDiff, Hunk, parse_diff
+from xpustack.series.tree import StepTree
 
 Verdict = Literal["clean", "merged", "conflict", "upstream"]
 SHOWN = 12
@@ -74,10 +75,9 @@ class Carrier:
     old_base: str
     new_base: str
 
-    def carry(self, made: Tree, onto: str) -> Carried:
+    def carry(self, made: StepTree, onto: str) -> Carried:
         """Judge the step of `made` on top of the commit `onto`; nothing moves."""
         step, before = made.step, made.parent
-        assert step is not None and before is not None
         files = self._upstream_changes(step.touched)
         here = self.git.tree_of(onto)
         merged, conflicts = self._merge(before.commit, made.commit, here)
@@ -85,18 +85,17 @@ class Carrier:
             text = "nothing is left of it after the merge"
             return Carried("upstream", here, text, (), files)
         if merged is None:
-            if evidence := self._upstream_evidence(made, before, here):
+            if evidence := self._upstream_evidence(made, here):
                 return Carried("upstream", here, evidence, (), files)
-            found = tuple(self._explained(made, before, here, conflicts))
+            found = tuple(self._explained(made, here, conflicts))
             return Carried("conflict", None, "", found, files)
         if self._applies(step.diff, here, reverse=False):
             return Carried("clean", merged, "", (), files)
         text = "its context changed: merged with the upstream changes around it"
         return Carried("merged", merged, text, (), files)
 
-    def commit(self, made: Tree, tree: str, parent: str) -> str:
+    def commit(self, made: StepTree, tree: str, parent: str) -> str:
         """The carried step as a commit: same names, same text."""
-        assert made.step is not None
         message = commit_message(made.step).encode()
         return self.git.commit_tree(tree, parent, message)
 
@@ -131,14 +130,13 @@ class Carrier:
         self.git.read_tree(tree)
         return self.git.applies(diff, reverse=reverse)
 
-    def _upstream_evidence(self, made: Tree, before: Tree, here: str) -> str:
+    def _upstream_evidence(self, made: StepTree, here: str) -> str:
         """Why the step's diff counts as upstream's own; empty if it does not."""
-        assert made.step is not None
         if self.git.files(here, made.added).keys() != set(made.added):
             return ""
         if self._applies(made.step.diff, here, reverse=True):
             return "its diff applies in reverse"
-        mine = self._plain(before.commit, made.commit, made.step.touched)
+        mine = self._plain(made.parent.commit, made.commit, made.step.touched)
         theirs = self._plain(self.old_base, self.new_base, made.step.touched)
         known = {file.path: file.hunks for file in theirs}
         wanted = [(file.path, hunk) for file in mine for hunk in file.hunks]
@@ -150,9 +148,10 @@ class Carrier:
         return ""
 
     def _explained(
-        self, made: Tree, before: Tree, here: str, conflicts: Iterable[Conflict]
+        self, made: StepTree, here: str, conflicts: Iterable[Conflict]
     ) -> Iterator[Clash]:
         """Each conflict with both sides and the upstream change behind it."""
+        before = made.parent
         for conflict in conflicts:
             mine = self._plain(before.commit, made.commit, [conflict.path])
             theirs = self._plain(before.commit, here, [conflict.path])

@@ -39,10 +39,11 @@ from xpustack.refresh.work import (
     staged,
     working,
 )
-from xpustack.series.apply import Tree, trees
-from xpustack.series.order import read_order, require_step
+from xpustack.series.apply import trees
+from xpustack.series.order import BASE_ALONE, read_order, require_step
 from xpustack.series.patch import load_series
 from xpustack.series.save import Stale, save
+from xpustack.series.tree import Series, StepTree
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 _WITHOUT = "its test passes without it"
@@ -163,7 +164,7 @@ class _Run:
     cache: Cache
     release: Release
     work: Work
-    made: list[Tree]
+    made: Series
     drop: set[str]
     progress: Progress
     moved: list[Moved] = field(default_factory=list)
@@ -185,15 +186,14 @@ class _Run:
         }
         state = self.work.state
         carry = carrier(
-            self.work.git.directory, scratch, self.made[0].commit, state.base
+            self.work.git.directory, scratch, self.made.base.commit, state.base
         )
         head = self.work.git.commit_of(BRANCH)
         here = slugs_of(self.work)
-        stopped: Tree | None = None
+        stopped: StepTree | None = None
         waiting: set[str] = set()
-        for tree in self.made[1:]:
-            assert tree.step is not None
-            slug = tree.step.slug
+        for tree in self.made.steps:
+            slug = tree.slug
             if slug in here:
                 self.moved.append(settled(note, slug))
                 continue
@@ -205,8 +205,7 @@ class _Run:
                 continue
             self.progress(f"carrying {slug} to {self.release.name}")
             found = carry.carry(tree, head)
-            conflict = found.verdict == "conflict"
-            ask = conflict and slug in judged and stopped is None
+            ask = found.tree is None and slug in judged and stopped is None
             if ask and self._passes_without(tree):
                 self._add(slug, found, "obsolete", _WITHOUT)
                 continue
@@ -214,12 +213,11 @@ class _Run:
             if waiting & set(tree.changed):
                 text = "it changes files of a step that is open"
                 self._add(slug, found, "waits", text, tentative=True)
-            elif conflict:
+            elif found.tree is None:
                 self._add(slug, found, "conflict", tentative=later)
             else:
                 self._add(slug, found, found.verdict, tentative=later)
                 if found.verdict != "upstream":
-                    assert found.tree is not None
                     kernels = needed_kernels(self.project, tree.step)
                     whole = carry.with_files(found.tree, kernels)
                     head = carry.commit(tree, whole, head)
@@ -231,7 +229,6 @@ class _Run:
             stopped = stopped or tree
         self._remember()
         if stopped is not None:
-            assert stopped.step is not None
             kernels = needed_kernels(self.project, stopped.step)
             leave_conflict(self.work, stopped, kernels)
         elif useless := self._obsolete(judged):
@@ -256,11 +253,10 @@ class _Run:
         )
 
     def _remember(self) -> None:
-        remember(self.work, self.made[0].release.name, self.moved)
+        remember(self.work, self.made.base.release.name, self.moved)
 
-    def _passes_without(self, tree: Tree) -> bool:
+    def _passes_without(self, tree: StepTree) -> bool:
         """Whether the test of a step passes on what has been carried so far."""
-        assert tree.step is not None
         with staged(self.project, self.cache, self.release) as project:
             _save(project, self.cache, self.work, self.gone)
             step = replace(tree.step, release=self.release.name)
@@ -277,7 +273,7 @@ class _Run:
         }
         if not fresh:
             return set()
-        slugs = ["", *slugs_of(self.work)]
+        slugs = [BASE_ALONE, *slugs_of(self.work)]
         with staged(self.project, self.cache, self.release) as project:
             _save(project, self.cache, self.work, self.gone)
             return {

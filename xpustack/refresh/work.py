@@ -19,11 +19,12 @@ from xpustack.core.folders import not_ours, vacant
 from xpustack.core.progress import Progress
 from xpustack.core.project import RELEASES_FILE, Project
 from xpustack.refresh.carry import Clash, Touched
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
 from xpustack.series.order import read_order
 from xpustack.series.overlay import KERNEL_HOME, closure
 from xpustack.series.patch import Step
+from xpustack.series.tree import StepTree
 from xpustack.series.worktree import (
     BASE,
     BRANCH,
@@ -123,7 +124,7 @@ def working(
         store = Store(cache)
         base = store.base(release, offline=offline, progress=progress)
         own = trees(store, project, release, offline=offline, progress=progress)
-        state = State(release.name, base.id, own[-1].commit)
+        state = State(release.name, base.id, own.tip.commit)
         with cache.scratch() as throwaway:
             place = (directory or throwaway / "work").absolute()
             if not vacant(place):
@@ -234,7 +235,7 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in found.items()}
 
 
-def leave_conflict(work: Work, tree: Tree, kernels: Mapping[str, bytes]) -> None:
+def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:
     """Leave the conflicting step as a cherry-pick in progress, with those of
     `kernels` that are not there."""
     work.git.cherry_pick(tree.commit)

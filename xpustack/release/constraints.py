@@ -26,7 +26,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
 from xpustack.core.repository import NoSuchPath
-from xpustack.series.apply import Tree
+from xpustack.series.tree import BaseTree
 
 _LOCAL = "+xpu"
 _EXTRA_INDEX = re.compile(r"--extra-index-url[ =](\S+)")
@@ -185,7 +185,7 @@ def build_arguments(wheel: str, pins: Iterable[Pinned], here: Runtime) -> str:
     return "".join(f"{name}={value}\n" for name, value in arguments.items())
 
 
-def base_file(store: Store, base: Tree, path: str) -> str:
+def base_file(store: Store, base: BaseTree, path: str) -> str:
     """The text of a file of the base.
 
     Raises:
@@ -203,7 +203,7 @@ def base_file(store: Store, base: Tree, path: str) -> str:
         ) from None
 
 
-def base_texts(store: Store, base: Tree) -> tuple[str, str]:
+def base_texts(store: Store, base: BaseTree) -> tuple[str, str]:
     """The base's XPU requirements and its XPU Dockerfile.
 
     Raises:

@@ -28,7 +28,7 @@ TOOL = (
     *("core/checkout", "core/git", "core/process", "core/repository"),
     *("release/inputs", "release/ship", "series/apply"),
     *("series/diff", "series/fit", "series/order", "series/overlay"),
-    *("series/patch", "series/worktree"),
+    *("series/patch", "series/tree", "series/worktree"),
 )
 """The modules that decide what a wheel holds."""
 PROGRAMS = (

@@ -7,9 +7,7 @@ steps are all in the store costs one git process. Nothing needs a work tree.
 
 import hashlib
 import shlex
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Optional
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
@@ -22,32 +20,10 @@ from xpustack.series.fit import check_fit, check_result
 from xpustack.series.order import position, read_order, redo
 from xpustack.series.overlay import Brought, brought
 from xpustack.series.patch import Step, format_patch, load_step
+from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 
 _FORMAT = b"xpustack tree 1\n"
 _GENERATED = ("PKG-INFO", "setup.cfg")
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A base (index 0, no step) or a base with the first `index` steps.
-
-    `commit` and `tree_id` are git ids; `changed` lists, sorted, the files that
-    the step patches or brings; `added` those of them that it brings.
-    """
-
-    release: Release
-    index: int
-    step: Step | None
-    commit: str
-    tree_id: str
-    parent: Optional["Tree"]
-    changed: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """`v0.22.1` for a base, else `v0.22.1 <slug>`."""
-        return f"{self.release.name} {self.step.slug if self.step else 'base'}"
 
 
 def trees(
@@ -58,8 +34,8 @@ def trees(
     offline: bool = False,
     progress: Progress = silent,
     upto: str | None = None,
-) -> list[Tree]:
-    """The base and every tree of a release's series, base first.
+) -> Series:
+    """The base and every tree of a release's series.
 
     Args:
         upto: the last step to apply, by its slug, or `base` for none; None for the
@@ -71,12 +47,13 @@ def trees(
         ApplyError: a step does not fit the tree before it.
         UsageError: there is no step `upto`.
     """
-    made, problem = grow(
+    series, problem = grow(
         store, project, release, offline=offline, progress=progress, upto=upto
     )
     if problem is not None:
         raise problem
-    return made
+    assert series is not None, "what has no base has a problem"
+    return series
 
 
 def grow(
@@ -87,21 +64,22 @@ def grow(
     offline: bool = False,
     progress: Progress = silent,
     upto: str | None = None,
-) -> tuple[list[Tree], StackError | None]:
-    """As `trees`, but with the trees before the first failure and that failure.
+) -> tuple[Series | None, StackError | None]:
+    """As `trees`, but with the trees before the first failure and that failure; no
+    series where not even the base can be had.
 
     Raises:
         EnvironmentProblem: the machine, and no step, is to blame.
     """
-    made: list[Tree] = []
+    series: Series | None = None
     try:
         steps, unreadable = _readable(project, release.name, upto)
         base = store.base(release, offline=offline, progress=progress)
-        made.append(Tree(release, 0, None, base.id, base.tree, None))
+        series = Series(BaseTree(release, base.id, base.tree))
         known = store.refs()
         for index, step in enumerate(steps):
             files = brought(project, steps[:index], step)
-            ref = _ref(made[-1].commit, step, files)
+            ref = _ref(series.tip.commit, step, files)
             commit = known.get(ref)
             if commit is None:
                 progress(f"applying {release.name} {step.slug}")
@@ -109,26 +87,17 @@ def grow(
                     store.writing(progress) as writer,
                     store.cache.scratch() as scratch,
                 ):
-                    commit = _apply(writer, made[-1], step, files, scratch)
+                    commit = _apply(writer, series.tip, step, files, scratch)
                     writer.keep(ref, commit)
             changed = tuple(sorted({*step.touched, *files}))
-            made.append(
-                Tree(
-                    release,
-                    index + 1,
-                    step,
-                    commit.id,
-                    commit.tree,
-                    made[-1],
-                    changed,
-                    tuple(sorted(files)),
-                )
-            )
+            added = tuple(sorted(files))
+            tree = StepTree(step, *commit, series.tip, changed, added)
+            series = series.followed_by(tree)
     except EnvironmentProblem:
         raise
     except StackError as error:
-        return made, error
-    return made, unreadable
+        return series, error
+    return series, unreadable
 
 
 def _readable(

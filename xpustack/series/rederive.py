@@ -12,10 +12,10 @@ from xpustack.base.store import Store
 from xpustack.core.errors import ApplyError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
-from xpustack.series.apply import Tree
 from xpustack.series.diff import parse_diff
 from xpustack.series.overlay import brought
 from xpustack.series.patch import Step
+from xpustack.series.tree import Tree
 
 
 def rederive(

@@ -19,7 +19,7 @@ from xpustack.core.errors import SeriesError, UsageError, relocated
 from xpustack.core.files import links_below, without_link
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import RELEASES_FILE, Project
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
 from xpustack.series.commits import Saved, commits_since, quoted, require_end
 from xpustack.series.order import (
     ORDER,
@@ -38,6 +38,7 @@ from xpustack.series.overlay import (
 )
 from xpustack.series.patch import Step, format_patch, load_step
 from xpustack.series.rederive import rederive
+from xpustack.series.tree import Series
 from xpustack.series.worktree import (
     Work,
     link_objects,
@@ -125,7 +126,7 @@ def save(
                 _put_added(project, staged, one)
             made = trees(store, staged, release, progress=progress)
             _require_same(store, work, saved, made)
-            steps += rederive(store, staged, made[-1], steps, later)
+            steps += rederive(store, staged, made.tip, steps, later)
             _put_steps(staged, release.name, steps)
         _drop_unused(project, staged, release.name, steps)
         stale = _compare(project, staged)
@@ -291,10 +292,8 @@ def _overlaid(series: Path) -> set[str]:
     return found
 
 
-def _require_same(
-    store: Store, work: Work, saved: list[Saved], made: list[Tree]
-) -> None:
-    for one, tree in zip(saved, made[1:], strict=True):
+def _require_same(store: Store, work: Work, saved: list[Saved], made: Series) -> None:
+    for one, tree in zip(saved, made.steps, strict=True):
         if one.tree == tree.tree_id:
             continue
         link_objects(store, work.git)

@@ -19,8 +19,9 @@ from xpustack.core.folders import not_ours, vacant
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import HEADS
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
 from xpustack.series.order import SLUG, read_order
+from xpustack.series.tree import Series, Tree
 
 BRANCH = HEADS + "series"
 BASE = "refs/tags/base"
@@ -75,7 +76,7 @@ def apply_to(
     *,
     offline: bool = False,
     progress: Progress = silent,
-) -> list[Tree]:
+) -> Series:
     """Make `directory` a git repository of base and steps, one commit each.
 
     It stands alone: objects are linked or copied out of the cache. Branch
@@ -97,7 +98,7 @@ def apply_to(
     made = trees(store, project, release, offline=offline, progress=progress, upto=upto)
     whole = upto is None or read_order(project, release.name)[-1:] == [upto]
     state = State(
-        release.name, made[0].commit, made[-1].commit, None if whole else upto
+        release.name, made.base.commit, made.tip.commit, None if whole else upto
     )
     with (replace_dir if replaced else atomic_dir)(directory) as temporary:
         progress(f"writing {release.name} to {directory}")

@@ -17,7 +17,7 @@ from xpustack.builds.equality import next_to_prove, prove_equal
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 
 EXTRA = "vllm/extra.py"
 
@@ -46,7 +46,7 @@ def builds(stack: TinyStack) -> dict[str, tuple[Tree, Build]]:
     """Each tree of v1.0 and its build, by slug, as a new run finds or makes them."""
     trees = stack.trees()
     made = stack.builds(Runner())
-    slugs = [tree.step.slug if tree.step else "base" for tree in trees]
+    slugs = [tree.label for tree in trees]
     return dict(zip(slugs, zip(trees, made, strict=True), strict=True))
 
 
@@ -192,7 +192,7 @@ def again(stack: TinyStack, slug: str) -> tuple[Build, list[str]]:
     """The build of a tree as a new run finds or makes it, and what it says."""
     cache = Cache(stack.cache.root)
     trees = stack.trees()
-    tree = next(tree for tree in trees if tree.step and tree.step.slug == slug)
+    tree = next(tree for tree in trees if tree.slug == slug)
     said: list[str] = []
     version = version_of(tree, len(trees) - 1)
     made = build(Runner(), cache, Store(cache), tree, version, progress=said.append)

@@ -23,8 +23,9 @@ def test_a_checked_out_tree_becomes_another(
     three_steps: FakeStack, tmp_path: Path
 ) -> None:
     store = Store(three_steps.cache)
-    base, *_, last = three_steps.trees()
-    changed = {path for tree in three_steps.trees() for path in tree.changed}
+    series = three_steps.series()
+    base, last = series.base, series.tip
+    changed = {path for tree in series.steps for path in tree.changed}
     moving = MovingTree(store, tmp_path / "tree", tmp_path / "index")
     assert moving.move(base) == frozenset()
     for tree in (last, base):
