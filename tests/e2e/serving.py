@@ -178,8 +178,8 @@ class Kitchen:
     def _installed(self, pinned: Release, patched: bool) -> Path:
         store = Store(self.cache)
         grown = trees(store, self.project, pinned)
-        tree = grown[-1] if patched else grown[0]
-        version = version_of(tree, len(grown) - 1)
+        tree = grown.tip if patched else grown.base
+        version = version_of(tree, len(grown.steps))
         return build(Runner(), self.cache, store, tree, version).installed
 
     def _environment(self, pinned: Release, site: Path, own: Path) -> dict[str, str]:

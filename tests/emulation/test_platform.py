@@ -48,7 +48,7 @@ class Probes:
         for folder in (self.project.emulation, self.project.kernels):
             (self.work / folder.name).symlink_to(folder)
         for name in ("layout.py", "model_configs.py", "model_layers.py"):
-            (self.work / name).symlink_to(self.project.step_tests / name)
+            (self.work / name).symlink_to(self.project.root / "tests/steps" / name)
         described = tomllib.loads((self.project.root / "pyproject.toml").read_text())
         (point,) = described["project"]["entry-points"]["vllm.platform_plugins"].items()
         distribution = self.work / "emulated_xpu-0.dist-info"
@@ -62,9 +62,8 @@ class Probes:
         """Where the wheel of the base, or of the tree after `upto`, is installed."""
         store, pinned = Store(self.cache), load(self.project)[release]
         grown = trees(store, self.project, pinned)
-        slugs = [tree.step.slug if tree.step else None for tree in grown]
-        tree = grown[slugs.index(upto)]
-        version = version_of(tree, len(grown) - 1)
+        tree = next(tree for tree in grown.trees if tree.slug == upto)
+        version = version_of(tree, len(grown.steps))
         return build(Runner(), self.cache, store, tree, version).installed
 
     def _ask(self, site: Path, by: str) -> dict[str, Any]:

@@ -13,10 +13,11 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
 from xpustack.series.overlay import TRITON_IN_VLLM
 from xpustack.series.patch import load_series
 from xpustack.series.save import save
+from xpustack.series.tree import Series, Tree
 from xpustack.series.worktree import apply_to
 
 ATTENTION = "".join(f"attention line {number}\n" for number in range(1, 41))
@@ -103,10 +104,13 @@ class FakeStack:
     def patch(self, slug: str, release: str = "v1.0") -> Path:
         return self.project.series_dir(release) / f"{slug}.patch"
 
-    def trees(self, release: str = "v1.0") -> list[Tree]:
+    def series(self, release: str = "v1.0") -> Series:
         return trees(
             Store(self.cache), self.project, self.releases[release], offline=True
         )
+
+    def trees(self, release: str = "v1.0") -> list[Tree]:
+        return list(self.series(release).trees)
 
     def apply(self, name: str = "work", release: str = "v1.0", **options) -> Path:
         directory = self.root / name

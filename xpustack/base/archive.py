@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
-from xpustack.core.cache import atomic_dir
-from xpustack.core.errors import SourceError, UsageError, command
+from xpustack.core.errors import SourceError
 
 PLAIN, EXECUTABLE, LINK = 0o100644, 0o100755, 0o120000
 
@@ -90,38 +89,6 @@ def members(
         raise _refusal(f"the archive is damaged: {error}", sdist, release) from error
     except FileNotFoundError:
         raise _refusal("the archive is missing", sdist, release) from None
-
-
-def unpack(
-    sdist: Path,
-    directory: Path,
-    *,
-    release: str | None = None,
-    limits: Limits = LIMITS,
-) -> None:
-    """Write the archive's files to `directory`, which appears only when whole.
-
-    Raises:
-        SourceError: as `members`.
-        UsageError: `directory` exists and is not empty.
-        EnvironmentProblem: no room, or no right, to write.
-    """
-    if directory.exists() and any(directory.iterdir()):
-        raise UsageError(
-            "the directory to unpack into is not empty",
-            release=release,
-            path=directory,
-            hint=command("ls", "-A", directory),
-        )
-    with atomic_dir(directory) as temporary:
-        for member in members(sdist, release=release, limits=limits):
-            path = temporary / member.path
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if member.mode == LINK:
-                os.symlink(os.fsdecode(member.data), path)
-            else:
-                path.write_bytes(member.data)
-                path.chmod(member.mode & 0o777)
 
 
 class _Reader:

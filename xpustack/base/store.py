@@ -7,25 +7,20 @@ sweeps. Refs are `refs/bases/<sha256 of the sdist>` and `refs/steps/<key>`.
 """
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
 
 from xpustack.base.archive import members
 from xpustack.base.download import fetch
 from xpustack.base.releases import Release
 from xpustack.core.cache import Cache, atomic_dir
 from xpustack.core.errors import SourceError
-from xpustack.core.git import DATE, IDENTITY, Entry, Git, create
+from xpustack.core.git import DATE, IDENTITY
 from xpustack.core.progress import Progress, silent
+from xpustack.core.repository import Commit, Repository
 
-
-class Commit(NamedTuple):
-    """A commit and the tree that it holds, both as 40-hex ids."""
-
-    id: str
-    tree: str
+_BASES = "refs/bases/"
 
 
 @dataclass(frozen=True)
@@ -35,18 +30,14 @@ class Store:
     cache: Cache
 
     @property
-    def git(self) -> Git:
-        return Git(self.cache.objects)
+    def git(self) -> Repository:
+        return Repository(self.cache.objects)
 
     def refs(self) -> dict[str, Commit]:
         """Every known base and step by its ref, read by one process."""
         if not self.cache.objects.is_dir():
             return {}
-        listing = self.git.text(
-            "for-each-ref", "--format=%(refname) %(objectname) %(tree)", "refs/"
-        )
-        rows = (line.split() for line in listing.splitlines())
-        return {ref: Commit(commit, tree) for ref, commit, tree in rows}
+        return self.git.refs()
 
     @contextlib.contextmanager
     def writing(self, progress: Progress = silent) -> Iterator["Writer"]:
@@ -54,9 +45,10 @@ class Store:
         with self.cache.lock("objects", progress):
             if not self.cache.objects.is_dir():
                 with atomic_dir(self.cache.objects) as temporary:
-                    create(temporary, bare=True)
+                    Repository(temporary).initialize()
             _sweep(self.cache.objects)
-            yield Writer(self.git.with_index(self.cache.objects / "private-index"))
+            index = self.cache.objects / "private-index"
+            yield Writer(self.cache.objects, index=index)
 
     def base(
         self, release: Release, *, offline: bool = False, progress: Progress = silent
@@ -80,14 +72,12 @@ class Store:
 
 def base_ref(release: Release) -> str:
     """The ref under which the store keeps a release's base."""
-    return f"refs/bases/{release.sha256}"
+    return _BASES + release.sha256
 
 
 @dataclass(frozen=True)
-class Writer:
-    """The store while its lock is held; `git` has a private index."""
-
-    git: Git
+class Writer(Repository):
+    """The store while its lock is held, with a private index."""
 
     def import_base(self, release: Release, archive: Path) -> None:
         """Import an archive byte for byte, without a work tree, as one commit."""
@@ -106,52 +96,23 @@ class Writer:
                 "the archive is empty", release=release.name, path=archive
             )
         chunks.append(b"done\n")
-        self.git.run(
-            "fast-import", "--quiet", "--done", "--depth=0", data=b"".join(chunks)
-        )
-
-    def read_tree(self, tree: str) -> None:
-        """Set the private index to a tree."""
-        self.git.run("read-tree", tree)
-
-    def entries(self) -> dict[str, Entry]:
-        """The private index, by path."""
-        listing = self.git.run("ls-files", "--stage", "-z").decode("utf-8", "replace")
-        entries = {}
-        for row in listing.split("\0")[:-1]:
-            properties, _, path = row.partition("\t")
-            mode, blob, _ = properties.split(" ")
-            entries[path] = Entry(mode, blob)
-        return entries
-
-    def add(self, files: Mapping[str, bytes], scratch: Path) -> None:
-        """Add plain files to the private index, by path, through `scratch`."""
-        names = [scratch / str(number) for number in range(len(files))]
-        for name, content in zip(names, files.values(), strict=True):
-            name.write_bytes(content)
-        ids = self.git.text(
-            "hash-object",
-            "-w",
-            "--no-filters",
-            "--stdin-paths",
-            data="".join(f"{name}\n" for name in names).encode(),
-        ).split()
-        info = "".join(
-            f"100644 {blob}\t{path}\0" for path, blob in zip(files, ids, strict=True)
-        )
-        self.git.run("update-index", "-z", "--index-info", data=info.encode())
+        self.fast_import(b"".join(chunks))
 
     def commit(self, parent: str, message: str) -> Commit:
         """Commit the private index; no ref names it yet."""
-        tree = self.git.text("write-tree")
-        commit = self.git.text(
-            "commit-tree", tree, "-p", parent, data=message.encode("utf-8")
-        )
-        return Commit(commit, tree)
+        tree = self.write_tree()
+        return Commit(self.commit_tree(tree, parent, message.encode()), tree)
 
     def keep(self, ref: str, commit: Commit) -> None:
         """Name a commit by a ref: the last thing that a writer does."""
-        self.git.run("update-ref", ref, commit.id)
+        self.set_ref(ref, commit.id)
+
+    def drop(self, refs: Iterable[str]) -> None:
+        """Delete refs, and the objects that no other ref reaches."""
+        gone = list(refs)
+        self.delete_refs(gone)
+        # A base lies in a pack.
+        self.prune(packs=any(ref.startswith(_BASES) for ref in gone))
 
 
 def _data(content: bytes) -> bytes:

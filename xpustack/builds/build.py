@@ -20,16 +20,16 @@ from xpustack.builds.site import Manifest, damage, install, load_manifest, save_
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, recover_dir, replace_dir, writing
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
-from xpustack.core.process import Completed, Runner, clean_environment
+from xpustack.core.process import Runner, clean_environment
 from xpustack.core.progress import Progress, silent
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 from xpustack.series.worktree import checkout
 
 TIMEOUT = 900.0
 RECIPE = (
     *("builds.build", "builds.derive", "builds.site", "builds.torch_config"),
-    *("builds.wheel", "core.contents", "core.fingerprint", "core.git"),
-    *("core.process", "series.worktree"),
+    *("builds.wheel", "core.checkout", "core.contents", "core.fingerprint"),
+    *("core.git", "core.process", "core.repository", "series.worktree"),
 )
 _SITE = "site"
 _MANIFEST = "manifest.json"
@@ -50,7 +50,7 @@ class Build:
     """A tree's installed files.
 
     `key` names everything that made them, `digest` what they hold; `cached` says
-    that nothing was done, `derived` that another tree's build was changed.
+    that nothing was done.
     """
 
     key: str
@@ -59,7 +59,6 @@ class Build:
     digest: str
     seconds: float
     cached: bool
-    derived: bool
 
 
 def version_of(tree: Tree, last: int) -> str:
@@ -85,8 +84,7 @@ def expected(cache: Cache, store: Store, tree: Tree, version: str) -> Build:
     """The build of a tree as it would be: `installed` need not exist, and what is
     there is not verified."""
     key = key_of(store, tree, version)
-    derived = origin_of(store.git, tree, version) is not None
-    return Build(key, version, cache.builds / key / _SITE, "", 0.0, True, derived)
+    return Build(key, version, cache.builds / key / _SITE, "", 0.0, True)
 
 
 def build(
@@ -151,7 +149,7 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
         raise CheckFailed(
             "the build yields a wheel that cannot be installed",
             release=tree.release.name,
-            step=tree.step.slug if tree.step else None,
+            step=tree.slug,
             detail=[f"{name}: {problem}" for name, problem in problems.items()],
         )
     return wheel.canonical_members(archive)
@@ -187,7 +185,6 @@ def _as_build(
         manifest.digest,
         seconds,
         cached,
-        manifest.origin is not None,
     )
 
 
@@ -216,8 +213,7 @@ def _built(
 ) -> Manifest:
     """What `tree` installs by the build backend's word."""
     with cache.scratch() as work:
-        path, _ = make(runner, store, tree, version, work)
-        members = members_of(wheel.read(path), tree)
+        members = members_of(wheel.read(make(runner, store, tree, version, work)), tree)
     contents = cache.contents
     return Manifest(
         version,
@@ -230,12 +226,10 @@ def _built(
     )
 
 
-def make(
-    runner: Runner, store: Store, tree: Tree, version: str, work: Path
-) -> tuple[Path, float]:
-    """Build `tree` anew in the empty directory `work`; the wheel in it, and the
-    seconds that pip took. What the compiler would note of `work` and of this
-    environment's own directories is left out of what it writes.
+def make(runner: Runner, store: Store, tree: Tree, version: str, work: Path) -> Path:
+    """Build `tree` anew in the empty directory `work`, and return the wheel in it.
+    What the compiler would note of `work` and of this environment's own directories
+    is left out of what it writes.
 
     Raises:
         As `build`.
@@ -243,8 +237,8 @@ def make(
     source = work / "vllm"
     checkout(store, tree, source)
     torch_config.write(work)
-    made = _wheel(runner, tree, source, work, version)
-    return _only_wheel(tree, work / "dist", version), made.seconds
+    _wheel(runner, tree, source, work, version)
+    return _only_wheel(tree, work / "dist", version)
 
 
 def recipe(work: Path, version: str) -> dict[str, str]:
@@ -299,10 +293,8 @@ def private_places(work: Path) -> list[tuple[str, str]]:
     return sorted(private.items(), key=lambda item: (len(item[0]), item[0]))
 
 
-def _wheel(
-    runner: Runner, tree: Tree, source: Path, work: Path, version: str
-) -> Completed:
-    return _pip(
+def _wheel(runner: Runner, tree: Tree, source: Path, work: Path, version: str) -> None:
+    _pip(
         runner,
         tree,
         [
@@ -322,7 +314,7 @@ def _pip(
     *,
     cwd: Path,
     extra: Mapping[str, str],
-) -> Completed:
+) -> None:
     """pip with no configuration and no network; what it builds lies in `cwd`."""
     done = runner.run(
         [
@@ -344,10 +336,9 @@ def _pip(
         raise CheckFailed(
             f"pip {arguments[0]} failed with exit status {done.returncode}",
             release=tree.release.name,
-            step=tree.step.slug if tree.step else None,
+            step=tree.slug,
             detail=done.last_lines(40),
         )
-    return done
 
 
 def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
@@ -361,6 +352,6 @@ def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
     raise CheckFailed(
         f"the build did not yield one wheel of version {version}",
         release=tree.release.name,
-        step=tree.step.slug if tree.step else None,
+        step=tree.slug,
         detail=[f"found: {wheel.name}" for wheel in wheels] or ["found: none"],
     )

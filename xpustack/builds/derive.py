@@ -7,37 +7,23 @@ earlier tree: its members that name its version. Everything else is linked.
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 from pathlib import PurePosixPath
 
 from xpustack.builds.site import Manifest, with_record
 from xpustack.core.contents import Content, Contents
-from xpustack.core.git import Git
-from xpustack.series.apply import Tree
+from xpustack.core.repository import EXECUTABLE, PLAIN, Change, Repository
+from xpustack.series.tree import Tree
 
 MODULE = re.compile(r"vllm/(?:[^/]+/)*[^/]+\.py")
 BUILD_SCRIPTS = ("CMakeLists.txt", "MANIFEST.in", "pyproject.toml", "setup.py")
-_PLAIN = "100644"
-_EXECUTABLE = "100755"
-_ABSENT = "000000"
 
 
 class NotDerivable(Exception):
     """Only the build backend knows what the tree's wheel holds; says why."""
 
 
-@dataclass(frozen=True)
-class Change:
-    """How a path differs between two trees: its blob in the newer one, None if it
-    is gone, and whether the older one lacks it."""
-
-    path: str
-    blob: str | None
-    added: bool
-
-
-def origin_of(git: Git, tree: Tree, version: str) -> Tree | None:
+def origin_of(git: Repository, tree: Tree, version: str) -> Tree | None:
     """The tree whose wheel `tree` is derived from; None if it is built itself.
 
     The build backend makes the base, the whole series, and each tree whose step
@@ -48,16 +34,13 @@ def origin_of(git: Git, tree: Tree, version: str) -> Tree | None:
     """
     if not re.search(r"\.step\d+$", version):
         return None
-    base = tree
-    while base.parent is not None:
-        base = base.parent
-    scripts = build_scripts(git, base.tree_id)
-    candidate = tree
-    while candidate.parent is not None and not any(
-        takes_part(path, scripts) for path in candidate.changed
-    ):
-        candidate = candidate.parent
-    return None if candidate is tree else candidate
+    scripts = build_scripts(git, tree.base.tree_id)
+    origin = tree
+    for one in tree.applied:
+        if any(takes_part(path, scripts) for path in one.changed):
+            break
+        origin = one.parent
+    return None if origin is tree else origin
 
 
 @cache
@@ -78,17 +61,16 @@ def takes_part(path: str, scripts: str) -> bool:
 
 
 @cache
-def build_scripts(git: Git, tree_id: str) -> str:
+def build_scripts(git: Repository, tree_id: str) -> str:
     """The text of the files of a tree that may name a module which takes part in
     the build itself."""
-    listing = git.run("ls-tree", "-z", tree_id, "--", *BUILD_SCRIPTS).decode()
-    blobs = [row.split()[2] for row in listing.split("\0")[:-1]]
+    blobs = [entry.blob for entry in git.files(tree_id, BUILD_SCRIPTS).values()]
     contents = git.blobs(blobs) if blobs else {}
     return "\n".join(contents[blob].decode("utf-8", "replace") for blob in blobs)
 
 
 def derive(
-    git: Git,
+    git: Repository,
     contents: Contents,
     old: Tree,
     source: Manifest,
@@ -108,12 +90,12 @@ def derive(
     changes = list(_changes(git, old, new))
     _require_modules(git, source, old, changes)
     members = dict(source.members)
-    blobs = git.blobs(change.blob for change in changes if change.blob)
+    blobs = git.blobs(change.new.blob for change in changes if change.new)
     for change in changes:
-        if change.blob is None:
+        if change.new is None:
             del members[change.path]
         else:
-            members[change.path] = contents.add(blobs[change.blob])
+            members[change.path] = contents.add(blobs[change.new.blob])
     for path in source.embedding:
         members[path] = _with_version(contents, members[path], source.version, version)
     home = next(path for path in members if path.endswith(".dist-info/METADATA"))
@@ -162,40 +144,35 @@ def _with_version(contents: Contents, content: Content, old: str, new: str) -> C
     return contents.add(text.encode(), executable=content.executable)
 
 
-def _changes(git: Git, old: Tree, new: Tree) -> Iterator[Change]:
+def _changes(git: Repository, old: Tree, new: Tree) -> Iterator[Change]:
     """Every path at which two trees differ.
 
     Raises:
         NotDerivable: one is not a plain file in both.
     """
-    rows = git.run(
-        *("diff-tree", "-r", "-z", "--no-renames", old.tree_id, new.tree_id)
-    ).decode()
-    fields = iter(rows.split("\0")[:-1])
-    for header in fields:
-        path = next(fields)
-        before, after, _, blob, _ = header.removeprefix(":").split(" ")
-        if not {before, after} <= {_PLAIN, _EXECUTABLE, _ABSENT}:
-            raise NotDerivable(f"{path} is not a plain file")
+    for change in git.changes(old.tree_id, new.tree_id):
+        modes = {entry.mode for entry in (change.old, change.new) if entry}
         # setuptools gives every module one mode, whatever the tree says.
-        yield Change(path, None if after == _ABSENT else blob, before == _ABSENT)
+        if not modes <= {PLAIN, EXECUTABLE}:
+            raise NotDerivable(f"{change.path} is not a plain file")
+        yield change
 
 
 def _require_modules(
-    git: Git, source: Manifest, old: Tree, changes: list[Change]
+    git: Repository, source: Manifest, old: Tree, changes: list[Change]
 ) -> None:
     scripts = build_scripts(git, old.tree_id)
     folders = {str(PurePosixPath(path).parent) for path in source.members}
     packages = {
         str(PurePosixPath(change.path).parent)
         for change in changes
-        if change.added and change.path.endswith("/__init__.py")
+        if change.old is None and change.path.endswith("/__init__.py")
     }
     for change in changes:
         path = PurePosixPath(change.path)
         if change.path in source.embedding or takes_part(change.path, scripts):
             raise NotDerivable(f"{path} takes part in the build")
-        if change.added:
+        if change.old is None:
             folder = path.parent
             while str(folder) not in folders:
                 if str(folder) not in packages:

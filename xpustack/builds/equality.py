@@ -13,7 +13,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.contents import Content
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def prove_equal(
     """
     begin = time.monotonic()
     with cache.scratch() as work:
-        path, _ = make(runner, store, tree, build.version, work)
+        path = make(runner, store, tree, build.version, work)
         members = members_of(wheel.read(path), tree)
     real = {
         name: Content.of(member.data, member.executable)
@@ -68,7 +68,7 @@ def prove_equal(
         raise CheckFailed(
             "the tree that was derived is not what a real build installs",
             release=tree.release.name,
-            step=tree.step.slug if tree.step else None,
+            step=tree.slug,
             path=build.installed,
             detail=differing,
             hint="report it as a fault of xpustack/derive.py",
@@ -95,5 +95,5 @@ def _differences(real: dict[str, Content], derived: dict[str, Content]) -> list[
 
 def _key(tree: Tree) -> str:
     """Where it is noted that a release's step was proven, whatever its tree was."""
-    step = tree.step.slug if tree.step else ""
-    return f"equal-{fingerprint.digest(release=tree.release.name, step=step)}"
+    key = fingerprint.digest(release=tree.release.name, step=tree.slug or "")
+    return f"equal-{key}"

@@ -46,10 +46,11 @@ class Area:
 
 @dataclass
 class Reached:
-    """Names of what a checkout needs: archives by sha256, builds and results by
-    key, releases by name, commits by id."""
+    """Names of what a checkout needs: archives by sha256, bases by ref, builds and
+    results by key, releases by name, commits by id."""
 
     sdists: set[str] = field(default_factory=set)
+    bases: set[str] = field(default_factory=set)
     builds: set[str] = field(default_factory=set)
     results: set[str] = field(default_factory=set)
     releases: set[str] = field(default_factory=set)
@@ -100,15 +101,16 @@ def reached(project: Project, cache: Cache, progress: Progress = silent) -> Reac
     known = Reached()
     for release in releases.load(project):
         known.sdists.add(release.sha256)
+        known.bases.add(base_ref(release))
         known.releases.add(release.name)
         if base_ref(release) not in store.refs():
             continue
         progress(f"reading {release.name}")
         grown = trees(store, project, release, offline=True, progress=progress)
-        last = len(grown) - 1
-        known.commits |= {tree.commit for tree in grown}
+        last = len(grown.steps)
+        known.commits |= {tree.commit for tree in grown.trees}
         known.builds |= {
-            build.key_of(store, tree, version_of(tree, last)) for tree in grown
+            build.key_of(store, tree, version_of(tree, last)) for tree in grown.trees
         }
         known.results |= result_keys(project, cache, grown)
     return known
@@ -208,23 +210,17 @@ def _freed(unneeded: Iterable[tuple[str, Path]]) -> list[Area]:
 def _refs(cache: Cache, needed: Reached, dry_run: bool) -> list[Area]:
     """Drop the refs of commits that are not needed, and their objects."""
     store = Store(cache)
-    bases = {f"refs/bases/{sha256}" for sha256 in needed.sdists}
     stale = [
         ref
         for ref, commit in store.refs().items()
-        if commit.id not in needed.commits and ref not in bases
+        if commit.id not in needed.commits and ref not in needed.bases
     ]
     if not stale:
         return []
     before = sum(status.st_blocks for status in _statuses(cache.objects))
     if not dry_run:
         with store.writing() as writer:
-            orders = "".join(f"delete {ref}\n" for ref in stale)
-            writer.git.run("update-ref", "--stdin", data=orders.encode())
-            if any(ref.startswith("refs/bases/") for ref in stale):
-                # A base lies in a pack, which only a new pack replaces.
-                writer.git.run("repack", "-a", "-d", "-q", "--window=0")
-            writer.git.run("prune", "--expire=now")
+            writer.drop(stale)
     after = sum(status.st_blocks for status in _statuses(cache.objects))
     return [Area(cache.objects.name, len(stale), (before - after) * _BLOCK)]
 

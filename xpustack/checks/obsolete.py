@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a release does without a step: its test passes on a tree without it."""
 
+from contextlib import closing
+
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import build, version_of
@@ -25,7 +27,7 @@ def passes_on(
     """Run a step's test on a tree of `release` and say whether all of it passes.
 
     Args:
-        at: the last step of the tree, empty for the base, None for the tip.
+        at: the last step of the tree, `base` for none, None for the tip.
 
     Raises:
         CheckFailed: the tree cannot be built.
@@ -33,16 +35,11 @@ def passes_on(
     """
     store = Store(cache)
     made = trees(store, project, release, progress=progress)
-    slugs = [tree.step.slug if tree.step else "" for tree in made]
-    tree = made[-1 if at is None else slugs.index(at)]
-    runner = Runner()
-    try:
-        progress(f"testing {step.slug} on {tree.name}")
-        built = build(runner, cache, store, tree, version_of(tree, len(made) - 1))
+    by_label = {tree.label: tree for tree in made.trees}
+    tree = made.tip if at is None else by_label[at]
+    progress(f"testing {step.slug} on {tree.name}")
+    with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
+        built = build(runner, cache, store, tree, version_of(tree, len(made.steps)))
         test = StepTest.of(Support.of(project), release, step, None, built)
-        with Server(runner) as server:
-            done = test.run(server, cache)
-    except BaseException:
-        runner.stop()
-        raise
+        done = test.run(server, cache)
     return not done.problems

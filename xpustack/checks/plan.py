@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is to be checked of one release: its trees as tasks."""
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -20,8 +19,10 @@ from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.lint.linter import Linter, touched
-from xpustack.series.apply import Tree, grow
-from xpustack.series.patch import Step, no_step, read_order
+from xpustack.series.apply import grow
+from xpustack.series.order import read_order, require_step
+from xpustack.series.patch import Step
+from xpustack.series.tree import Series, StepTree, Tree
 from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import StepTest, Support, Tested
 
@@ -67,9 +68,8 @@ class Planner:
     ) -> tuple[list[Result], list[Task]]:
         if step is not None:
             slugs = read_order(self._project, self._release.name)
-            if step not in slugs:
-                raise no_step(slugs, step, self._release.name)
-        made, problem = grow(
+            require_step(slugs, step, self._release.name)
+        series, problem = grow(
             self._store,
             self._project,
             self._release,
@@ -78,16 +78,18 @@ class Planner:
         )
         if isinstance(problem, EnvironmentProblem):
             raise problem
-        slugs = read_order(self._project, self._release.name) if made else []
+        if series is None:
+            return self._broken((), [], problem, step), []
+        slugs = read_order(self._project, self._release.name)
         self._last = len(slugs)
-        errors = self._broken(made, slugs, problem, step)
-        whole = len(made) == self._last + 1
-        if made and not tip and step is None:
-            self._later = touched(made[0], made[-1])
+        errors = self._broken(series.steps, slugs, problem, step)
+        whole = len(series.steps) == self._last
+        if not tip and step is None:
+            self._later = touched(series.base, series.tip)
         if tip:
-            tasks = self._tip(made, step) if whole else []
+            tasks = self._tip(series, step) if whole else []
         else:
-            tasks = self._steps(made, step)
+            tasks = self._steps(series, step)
         kinds = {only} if only else {"build", "lint", "test"}
         for task in tasks:
             task.shown = task.kind in kinds
@@ -107,7 +109,7 @@ class Planner:
 
     def _broken(
         self,
-        made: list[Tree],
+        made: Sequence[StepTree],
         slugs: list[str],
         problem: StackError | None,
         step: str | None,
@@ -116,7 +118,7 @@ class Planner:
         if problem is None:
             return []
         name = self._release.name
-        at = slugs[len(made) - 1] if made else (problem.step or "-")
+        at, *rest = slugs[len(made) :] or [problem.step or "-"]
         results = [
             Result(
                 name,
@@ -127,20 +129,20 @@ class Planner:
                 detail=tuple(str(problem).splitlines()[1:]),
             )
         ]
-        for slug in slugs[len(made) :]:
+        for slug in rest:
             text = f"{at} does not apply"
             results.append(Result(name, slug, "apply", "blocked", summary=text))
         # A step before the break is not concerned by it.
-        done = {tree.step.slug for tree in made if tree.step}
+        done = {tree.slug for tree in made}
         return [] if step in done else results
 
-    def _steps(self, made: list[Tree], step: str | None) -> list[Task]:
+    def _steps(self, series: Series, step: str | None) -> list[Task]:
         tasks: list[Task] = []
         lints: tuple[Task, ...] = ()
-        for before, after in itertools.pairwise(made):
-            if after.step is None or step not in (None, after.step.slug):
+        for after in series.steps:
+            before, slug = after.parent, after.slug
+            if step not in (None, slug):
                 continue
-            slug = after.step.slug
             # A release's lints follow each other: each goes on from what the one
             # before left. The first one takes longest of all, so it starts first.
             lint = self._lint_task(slug, before, after, lints)
@@ -154,19 +156,19 @@ class Planner:
             tasks.append(self._test_task(after.step, before, after, first, second))
         return tasks
 
-    def _tip(self, made: list[Tree], step: str | None) -> list[Task]:
-        base, tip = made[0], made[-1]
+    def _tip(self, series: Series, step: str | None) -> list[Task]:
+        base, tip = series.base, series.tip
         built = self._build_task(tip, "tip")
         tasks = [built]
         if step is None:
             tasks.append(self._lint_task("tip", base, tip, ()))
-        for tree in made:
-            if tree.step is not None and step in (None, tree.step.slug):
+        for tree in series.steps:
+            if step in (None, tree.slug):
                 tasks.append(self._test_task(tree.step, None, tip, None, built))
         return tasks
 
     def _build_task(self, tree: Tree, name: str | None = None) -> Task:
-        label = name or (tree.step.slug if tree.step else "base")
+        label = name or tree.label
         version = version_of(tree, self._last)
         origin = origin_of(self._store.git, tree, version)
         if origin is not None and origin.index not in self._build_tasks:

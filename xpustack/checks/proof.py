@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the checks have proven of a series, looked up without doing anything."""
 
-import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xpustack.base.store import Store
@@ -12,8 +10,8 @@ from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.lint import linter
-from xpustack.series.apply import Tree
 from xpustack.series.patch import Step
+from xpustack.series.tree import Series, Tree
 from xpustack.steptest.step_test import StepTest, Support
 
 
@@ -43,8 +41,8 @@ def linted_key(before: Tree, after: Tree) -> str:
     return f"lint-{linter.key_of(before, after)}"
 
 
-def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
-    """What is proven of each step of a series, by its trees, base first.
+def proofs(project: Project, cache: Cache, made: Series) -> list[Proof]:
+    """What is proven of each step of a series, by its trees.
 
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
@@ -52,8 +50,8 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     builds = _builds(cache, made)
     support = Support.of(project)
     found = []
-    for before, after in itertools.pairwise(made):
-        assert after.step is not None
+    for after in made.steps:
+        before = after.parent
         old, new = builds[before.index], builds[after.index]
         test = StepTest.of(support, after.release, after.step, old, new)
         keys = (linted_key(before, after), test.key)
@@ -72,18 +70,18 @@ def proofs(project: Project, cache: Cache, made: Sequence[Tree]) -> list[Proof]:
     return found
 
 
-def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozenset[str]:
+def result_keys(project: Project, cache: Cache, made: Series) -> frozenset[str]:
     """Where the cache keeps every result of a series as it is now, step by step and
-    at its tip, by its trees, base first.
+    at its tip, by its trees.
 
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
     """
     builds = _builds(cache, made)
     support = Support.of(project)
-    keys = {linted_key(made[0], made[-1])} if len(made) > 1 else set()
-    for before, after in itertools.pairwise(made):
-        assert after.step is not None
+    keys = {linted_key(made.base, made.tip)} if made.steps else set()
+    for after in made.steps:
+        before = after.parent
         for old, new in (
             (builds[before.index], builds[after.index]),
             (None, builds[-1]),
@@ -93,10 +91,13 @@ def result_keys(project: Project, cache: Cache, made: Sequence[Tree]) -> frozens
     return frozenset(keys)
 
 
-def _builds(cache: Cache, made: Sequence[Tree]) -> list[Build]:
+def _builds(cache: Cache, made: Series) -> list[Build]:
     """The builds of a series as they would be, whether they exist or not."""
-    store, last = Store(cache), len(made) - 1
-    return [build.expected(cache, store, tree, version_of(tree, last)) for tree in made]
+    store, last = Store(cache), len(made.steps)
+    return [
+        build.expected(cache, store, tree, version_of(tree, last))
+        for tree in made.trees
+    ]
 
 
 def _result(cache: Cache, key: str, kind: Kind, step: Step) -> Result | None:

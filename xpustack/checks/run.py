@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import closing
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
@@ -86,7 +87,7 @@ def run(
     observer.planned([*(check for check, _ in known), *(task.check for task in tasks)])
     for check, result in known:
         observer.finished(check, result)
-    with server, linter:
+    with closing(server), closing(linter):
         problem = execute(tasks, runner, jobs, observer)
     done = [
         task.result

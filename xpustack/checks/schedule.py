@@ -87,30 +87,28 @@ def execute(
                 running[pool.submit(_safely, task)] = task
 
     try:
-        while running or (graph.is_active() and problem is None):
-            if problem is None:
-                start_ready()
-            if not running:
-                continue
-            ended, _ = concurrent.futures.wait(
-                running,
-                timeout=_TICK,
-                return_when=concurrent.futures.FIRST_COMPLETED,
-            )
-            for future in ended:
-                task = running.pop(future)
-                try:
-                    finish(task, future.result())
-                except EnvironmentProblem as error:
-                    problem = problem or error
-                    runner.stop()
-                except Stopped:
-                    if problem is None:
-                        raise
-            observer.waiting()
-    except BaseException:
-        runner.stop()
-        raise
+        with runner.stop_on_error():
+            while running or (graph.is_active() and problem is None):
+                if problem is None:
+                    start_ready()
+                if not running:
+                    continue
+                ended, _ = concurrent.futures.wait(
+                    running,
+                    timeout=_TICK,
+                    return_when=concurrent.futures.FIRST_COMPLETED,
+                )
+                for future in ended:
+                    task = running.pop(future)
+                    try:
+                        finish(task, future.result())
+                    except EnvironmentProblem as error:
+                        problem = problem or error
+                        runner.stop()
+                    except Stopped:
+                        if problem is None:
+                            raise
+                observer.waiting()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
     return problem

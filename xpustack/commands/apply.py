@@ -13,7 +13,8 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError, UsageError
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
-from xpustack.series.apply import Tree, grow
+from xpustack.series.apply import grow
+from xpustack.series.tree import Series, Tree
 from xpustack.series.worktree import apply_to
 from xpustack.terminal.console import (
     AsJson,
@@ -50,18 +51,18 @@ def apply(
             for chosen in list(pinned) if release is None else [pinned[release]]:
                 directory = to / chosen.name if to and all_ else to
                 try:
-                    trees, problem = _apply(
+                    series, problem = _apply(
                         project, cache, chosen, directory, upto, offline, progress
                     )
                 except StackError as error:
-                    trees, problem = [], error
-                grown += trees
+                    series, problem = None, error
+                grown += series.trees if series is not None else ()
                 if problem is not None:
                     answer.fail(problem)
         rows = [
             {
                 "release": tree.release.name,
-                "step": tree.step.slug if tree.step else "base",
+                "step": tree.label,
                 "commit": tree.commit,
                 "tree": tree.tree_id,
             }
@@ -79,7 +80,7 @@ def _apply(
     upto: str | None,
     offline: bool,
     progress: Progress,
-) -> tuple[list[Tree], StackError | None]:
+) -> tuple[Series | None, StackError | None]:
     """The release's trees, and the failure that kept further ones away."""
     if directory is None:
         return grow(
@@ -90,7 +91,7 @@ def _apply(
             progress=progress,
             upto=upto,
         )
-    trees = apply_to(
+    series = apply_to(
         project, cache, release, directory, upto, offline=offline, progress=progress
     )
-    return trees, None
+    return series, None

@@ -14,7 +14,7 @@ from xpustack.core import cpus
 from xpustack.core.errors import CheckFailed, SeriesError
 from xpustack.core.project import Project
 from xpustack.series import static
-from xpustack.series.patch import no_step, read_order
+from xpustack.series.order import read_order, require_step
 from xpustack.series.static import Finding
 from xpustack.terminal import report
 from xpustack.terminal.console import (
@@ -124,9 +124,7 @@ def _static(project: Project, release: str | None, step: str | None) -> list[Fin
     if release is not None:
         release = releases.load(project)[release].name
         if step is not None:
-            slugs = read_order(project, release)
-            if step not in slugs:
-                raise no_step(slugs, step, release)
+            require_step(read_order(project, release), step, release)
     return [
         finding
         for finding in static.check_static(project)

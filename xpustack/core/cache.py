@@ -112,13 +112,8 @@ class Cache:
             EnvironmentProblem: no room, or no right, to write it.
         """
         parent = self.root / "scratch"
-        with writing(parent):
-            directory, handle = _begin(parent, directory=True)
-            try:
-                yield directory
-            finally:
-                shutil.rmtree(directory, ignore_errors=True)
-                os.close(handle)
+        with writing(parent), _new_dir(parent) as directory:
+            yield directory
 
     def sweep(self) -> list[Path]:
         """Remove what killed runs left anywhere in the cache; return what was removed.
@@ -192,19 +187,14 @@ def atomic_dir(target: Path) -> Iterator[Path]:
     Raises:
         EnvironmentProblem: no room, or no right, to write it.
     """
-    with writing(target):
-        temporary, handle = _begin(target.parent, directory=True)
+    with writing(target), _new_dir(target.parent) as temporary:
+        yield temporary
         try:
-            yield temporary
-            try:
-                os.rename(temporary, target)
-            except OSError as error:
-                if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                    raise
-            _sync(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            os.close(handle)
+            os.rename(temporary, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -219,19 +209,15 @@ def replace_dir(target: Path) -> Iterator[Path]:
         EnvironmentProblem: no room, or no right, to write it.
     """
     recover_dir(target)
-    with writing(target):
-        temporary, handle = _begin(target.parent, directory=True)
-        try:
-            yield temporary
-            if not exchange(temporary, target):
-                os.rename(target, _backup(target))
-                os.rename(temporary, target)
-            _sync(target.parent)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-            if target.exists():
-                shutil.rmtree(_backup(target), ignore_errors=True)
-            os.close(handle)
+    with writing(target), _new_dir(target.parent) as temporary:
+        yield temporary
+        if not target.exists():
+            os.rename(temporary, target)
+        elif not exchange(temporary, target):
+            os.rename(target, _backup(target))
+            os.rename(temporary, target)
+            shutil.rmtree(_backup(target), ignore_errors=True)
+        _sync(target.parent)
 
 
 def recover_dir(target: Path) -> None:
@@ -318,6 +304,18 @@ def _file_above(path: Path) -> Path:
     """The file because of which `path` cannot be a directory, or lie in one."""
     places = (path, *path.parents)
     return next((place for place in places if place.is_file()), path)
+
+
+@contextlib.contextmanager
+def _new_dir(parent: Path) -> Iterator[Path]:
+    """A new empty directory in `parent`. What has its name after the block is
+    removed."""
+    directory, handle = _begin(parent, directory=True)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        os.close(handle)
 
 
 def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:

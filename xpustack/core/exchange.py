@@ -14,29 +14,25 @@ _CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP})
 """What file systems and kernels say that do not know the exchange."""
 
 
-def exchange(new: Path, target: Path) -> bool:
-    """Give `new` the name `target`; what had that name is then called `new`.
+def exchange(one: Path, other: Path) -> bool:
+    """Give each of two directories the name of the other.
 
     Returns:
-        False where an existing `target` cannot be exchanged in one step: nothing
-        was done then.
+        False where that cannot be done in one step: nothing was done then.
 
     Raises:
         OSError: no right to do it.
     """
-    if not target.exists():
-        os.rename(new, target)
-        return True
     rename = _renameat2()
     if rename is None:
         return False
-    names = (os.fsencode(new), os.fsencode(target))
+    names = (os.fsencode(one), os.fsencode(other))
     if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in _CANNOT:
         return False
-    raise OSError(number, os.strerror(number), str(target))
+    raise OSError(number, os.strerror(number), str(other))
 
 
 @cache

@@ -20,7 +20,8 @@ BESIDE_THE_POINT = frozenset(
         # Their whole effect is the tree's id, which every key has.
         *("base.archive", "base.download", "base.index", "base.pin", "base.releases"),
         *("base.store", "core.project", "series.apply", "series.diff", "series.fit"),
-        *("series.overlay", "series.patch", "series.rederive"),
+        *("series.order", "series.overlay", "series.patch", "series.rederive"),
+        "series.tree",
         # They say what happened and decide nothing.
         *("core.errors", "core.progress", "terminal.console", "terminal.report"),
     }

@@ -13,7 +13,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from xpustack.core.errors import EnvironmentProblem, SeriesError
@@ -29,22 +29,6 @@ PLAIN_ATTRIBUTES = (
     "* !text !eol !crlf !ident !filter !diff !merge !whitespace"
     " !working-tree-encoding !export-ignore !export-subst\n"
 )
-DIFF_OPTIONS = (
-    "--full-index",
-    "--binary",
-    "--no-renames",
-    "--no-color",
-    "--no-ext-diff",
-    "--no-textconv",
-    "--diff-algorithm=myers",
-    "--indent-heuristic",
-    "--unified=3",
-    "--inter-hunk-context=0",
-    "--src-prefix=a/",
-    "--dst-prefix=b/",
-)
-"""How a step's diff is made, whatever the person at the keyboard prefers."""
-
 _SETTINGS = {
     "core.autocrlf": "false",
     "core.safecrlf": "false",
@@ -111,16 +95,11 @@ class GitFailed(EnvironmentProblem):
                 *stderr.strip().splitlines()[:_SHOWN],
                 f"exit status {status} of {command[:_COMMAND]}",
             ],
-            hint=_way_out(directory),
+            hint=way_out(directory),
         )
 
-    @property
-    def no_such_path(self) -> bool:
-        """Whether git looked for a path that the tree does not have."""
-        return "does not exist in" in self.stderr
 
-
-def _way_out(directory: Path) -> str:
+def way_out(directory: Path) -> str:
     """What to do about a damaged repository: the store can be made anew, a work
     repository may hold work."""
     place = shlex.quote(str(directory))
@@ -131,16 +110,8 @@ def _way_out(directory: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Entry:
-    """A file of a tree: its mode (such as `100644`) and blob id."""
-
-    mode: str
-    blob: str
-
-
-@dataclass(frozen=True)
 class Git:
-    """One git directory, with or without a work tree.
+    """Git, started on one git directory, with or without a work tree.
 
     Args:
         directory: the git directory itself (`store`, or `work/.git`).
@@ -149,8 +120,8 @@ class Git:
     """
 
     directory: Path
-    work_tree: Path | None = None
-    index: Path | None = None
+    work_tree: Path | None = field(default=None, kw_only=True)
+    index: Path | None = field(default=None, kw_only=True)
 
     def run(
         self,
@@ -221,35 +192,6 @@ class Git:
                 hint="git rebase -i base there, and write it in UTF-8",
             ) from None
 
-    def with_index(self, index: Path) -> "Git":
-        """The same repository seen through another index file."""
-        return Git(self.directory, self.work_tree, index)
-
-    def blobs(self, ids: Iterable[str]) -> dict[str, bytes]:
-        """The contents of the given blobs, read by one process.
-
-        Raises:
-            EnvironmentProblem: the repository lacks one of them.
-        """
-        wanted = list(dict.fromkeys(ids))
-        output = self.run(
-            "cat-file", "--batch", data="\n".join(wanted).encode() + b"\n"
-        )
-        found, position = {}, 0
-        for name in wanted:
-            end = output.index(b"\n", position)
-            header = output[position:end].decode().split()
-            if header[-1] == "missing":
-                raise EnvironmentProblem(
-                    f"the repository is damaged: it lacks the object {name}",
-                    path=self.directory,
-                    hint=_way_out(self.directory),
-                )
-            size = int(header[2])
-            found[name] = output[end + 1 : end + 1 + size]
-            position = end + size + 2
-        return found
-
 
 @functools.cache
 def _program(path: str) -> str:
@@ -290,6 +232,7 @@ def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
         "GIT_CONFIG_GLOBAL": os.devnull,
         "GIT_ATTR_NOSYSTEM": "1",
         "GIT_NO_REPLACE_OBJECTS": "1",
+        "GIT_LITERAL_PATHSPECS": "1",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_CONFIG_COUNT": str(len(_SETTINGS)),
     }
@@ -303,21 +246,6 @@ def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
     if "TMPDIR" in outer:
         environment["TMPDIR"] = outer["TMPDIR"]
     return environment
-
-
-def create(directory: Path, *, bare: bool) -> Git:
-    """Make an empty repository: `directory` itself if bare, else `directory/.git`."""
-    git_dir = directory if bare else directory / ".git"
-    git_dir.mkdir(parents=True, exist_ok=True)
-    arguments = ["init", "--quiet", "--template=", "--initial-branch=series"]
-    if bare:
-        Git(git_dir).run(*arguments, "--bare")
-    else:
-        Git(git_dir, directory).run(*arguments)
-    info = git_dir / "info"
-    info.mkdir(exist_ok=True)
-    (info / "attributes").write_text(PLAIN_ATTRIBUTES, encoding="utf-8")
-    return Git(git_dir, None if bare else directory)
 
 
 @functools.cache

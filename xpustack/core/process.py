@@ -13,11 +13,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from xpustack.core import warden
 from xpustack.core.errors import EnvironmentProblem
@@ -149,6 +149,15 @@ class Runner:
                     detail=[str(error)],
                     hint="tox -e apply-and-test",
                 ) from error
+
+    @contextlib.contextmanager
+    def stop_on_error(self) -> Iterator[Self]:
+        """Stop everything if the block ends by an exception, be it an interrupt."""
+        try:
+            yield self
+        except BaseException:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         """Kill what runs, and refuse to start anything more."""

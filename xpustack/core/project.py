@@ -49,10 +49,6 @@ class Project:
         return self.root / "kernels"
 
     @property
-    def step_tests(self) -> Path:
-        return self.root / "tests" / "steps"
-
-    @property
     def emulation(self) -> Path:
         return self.root / "emulated_xpu"
 

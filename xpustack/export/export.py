@@ -22,10 +22,11 @@ from xpustack.export.folder import Made, previous_export, write_export
 from xpustack.export.proof import require_checked, require_clean, run_alone
 from xpustack.export.pull_request import Request, title_problem
 from xpustack.export.upstream_trees import Person, upstream_trees
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
 from xpustack.series.overlay import KERNEL_HOME, closure, overlay_files
 from xpustack.series.patch import Step
 from xpustack.series.static import brought_lines, changed_lines
+from xpustack.series.tree import Series, StepTree
 
 ASSISTANT = "an AI coding agent"
 PREFIX = "xpu-dsv4"
@@ -70,19 +71,18 @@ def export(
     previous = previous_export(directory, release)
     store = Store(cache)
     made = trees(store, project, release, offline=offline, progress=progress)
-    if len(made) == 1:
+    if not made.steps:
         raise UsageError(
             "the release has no steps", release=release.name, hint="xpustack status"
         )
     found = proofs(project, cache, made)
     require_checked(release, found)
-    for tree in made[1:]:
-        assert tree.step is not None
+    for tree in made.steps:
         if problem := title_problem(tree.step):
             raise SeriesError(
                 problem,
                 release=release.name,
-                step=tree.step.slug,
+                step=tree.slug,
                 path=tree.step.path,
                 hint="CONTRIBUTING.md: change a step",
             )
@@ -92,7 +92,7 @@ def export(
     requests = _requests(project, final, found, alone)
     branches = {
         request.branch: tree.commit
-        for request, tree in zip(requests, final[1:], strict=True)
+        for request, tree in zip(requests, final.steps, strict=True)
     }
     if previous is not None and list(previous.branches.items()) == list(
         branches.items()
@@ -105,13 +105,13 @@ def export(
 
 def _requests(
     project: Project,
-    final: Sequence[Tree],
+    final: Series,
     found: Sequence[Proof],
     alone: Mapping[str, Result],
 ) -> tuple[Request, ...]:
     before: list[Step] = []
     requests = []
-    for number, (tree, proof) in enumerate(zip(final[1:], found, strict=True), 1):
+    for number, (tree, proof) in enumerate(zip(final.steps, found, strict=True), 1):
         step = proof.step
         lines = changed_lines(step) + brought_lines(project, before, step)
         requests.append(
@@ -121,7 +121,7 @@ def _requests(
                 f"{PREFIX}/{step.slug}",
                 f"{number:04}-{step.slug}.patch",
                 lines,
-                tuple(_needs(project, final[1 : tree.index], tree)),
+                tuple(_needs(project, tree)),
                 alone.get(step.slug),
             )
         )
@@ -129,11 +129,10 @@ def _requests(
     return tuple(requests)
 
 
-def _needs(project: Project, earlier: Sequence[Tree], tree: Tree) -> Iterator[str]:
+def _needs(project: Project, tree: StepTree) -> Iterator[str]:
     """The earlier steps that a step changes the files of, or whose new modules its
     own new files, patches or kernels name."""
     step = tree.step
-    assert step is not None
     text = step.diff.decode("utf-8", "replace") + "\n".join(
         file.content.decode("utf-8", "replace")
         for file in overlay_files(project, step).values()
@@ -142,15 +141,14 @@ def _needs(project: Project, earlier: Sequence[Tree], tree: Tree) -> Iterator[st
     if step.trailers.kernels:
         modules = closure(project, step, step.trailers.kernels)
         own |= {f"{KERNEL_HOME}/{name}.py" for name in modules}
-    for other in earlier:
-        assert other.step is not None
+    for other in reversed(tree.parent.applied):
         names = (
             path.removesuffix(".py").replace("/", ".")
             for path in other.added
             if path.startswith("vllm/") and not path.endswith("/__init__.py")
         )
         if own & set(_code(other.changed)) or any(name in text for name in names):
-            yield other.step.slug
+            yield other.slug
 
 
 def _code(paths: Iterable[str]) -> Iterator[str]:

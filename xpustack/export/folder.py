@@ -6,7 +6,6 @@ that a person changed.
 """
 
 import hashlib
-import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -15,11 +14,14 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import recover_dir, replace_dir
+from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
-from xpustack.core.git import Git, GitFailed, create
+from xpustack.core.folders import not_ours, vacant
+from xpustack.core.repository import HEADS, NoSuchPath
 from xpustack.export.pull_request import TEMPLATE, Request, Template, cover, describe
 from xpustack.export.upstream_trees import Person
-from xpustack.series.apply import Tree
+from xpustack.series.tree import BaseTree, Series
+from xpustack.series.worktree import BASE
 
 REPOSITORY = "repository"
 MAILS = "mails"
@@ -27,7 +29,6 @@ TEXTS = "pull-requests"
 COVER = "cover.md"
 RANGE_DIFF = "range-diff.txt"
 _STATE = "export.json"
-_BASE = "refs/tags/base"
 
 
 class Made(msgspec.Struct, frozen=True):
@@ -48,17 +49,12 @@ def previous_export(directory: Path, release: Release) -> Made | None:
         UsageError: it holds something else, or what a person changed.
     """
     recover_dir(directory)
-    if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
+    if vacant(directory):
         return None
     try:
         made = msgspec.json.decode((directory / _STATE).read_bytes(), type=Made)
     except (OSError, msgspec.DecodeError):
-        raise UsageError(
-            "the directory is not empty and was not made by xpustack export",
-            release=release.name,
-            path=directory,
-            hint="choose a new directory",
-        ) from None
+        raise not_ours(directory, release.name, "export") from None
     if made.release != release.name:
         raise UsageError(
             f"the directory holds an export of {made.release}",
@@ -79,7 +75,7 @@ def previous_export(directory: Path, release: Release) -> Made | None:
 
 def write_export(
     store: Store,
-    final: Sequence[Tree],
+    final: Series,
     requests: Sequence[Request],
     person: Person,
     directory: Path,
@@ -88,8 +84,8 @@ def write_export(
     """Write an export to `directory`, in the place of the previous one.
 
     Args:
-        final: the exported trees, base first.
-        requests: one for each of them but the base.
+        final: the exported trees.
+        requests: one for each step.
 
     Raises:
         EnvironmentProblem: no room, or no right, to write; nothing changed then.
@@ -100,14 +96,14 @@ def write_export(
         if previous is not None:
             _range_diff(git, directory, temporary, previous, final)
         _mails(git, temporary / MAILS, requests)
-        _texts(store, final[0], requests, person, temporary, number)
+        _texts(store, final.base, requests, person, temporary, number)
         made = Made(
-            final[0].release.name,
+            final.base.release.name,
             number,
-            final[0].commit,
+            final.base.commit,
             {
                 request.branch: tree.commit
-                for request, tree in zip(requests, final[1:], strict=True)
+                for request, tree in zip(requests, final.steps, strict=True)
             },
             dict(_hashes(temporary)),
         )
@@ -118,70 +114,59 @@ def write_export(
 def _repository(
     store: Store,
     directory: Path,
-    final: Sequence[Tree],
+    final: Series,
     requests: Sequence[Request],
     person: Person,
-) -> Git:
+) -> Checkout:
     """A repository with the base, one branch a step, and the last checked out."""
-    git = create(directory, bare=False)
-    tip = final[-1].commit
-    pack = store.git.run(
-        "pack-objects", "--revs", "-q", "--stdout", data=f"{tip}\n".encode()
-    )
-    git.run("index-pack", "--stdin", data=pack)
-    for key, value in (("user.name", person.name), ("user.email", person.email)):
-        git.run("config", key, value)
-    git.run("update-ref", _BASE, final[0].commit)
-    for request, tree in zip(requests, final[1:], strict=True):
-        git.run("update-ref", f"refs/heads/{request.branch}", tree.commit)
-    git.run("symbolic-ref", "HEAD", f"refs/heads/{requests[-1].branch}")
-    git.run("read-tree", tip)
-    git.run("checkout-index", "--all", "--quiet", "--index")
+    git = Checkout.of(directory)
+    git.initialize()
+    git.copy_history(store.git, final.tip.commit)
+    git.configure({"user.name": person.name, "user.email": person.email})
+    git.set_ref(BASE, final.base.commit)
+    for request, tree in zip(requests, final.steps, strict=True):
+        git.set_ref(HEADS + request.branch, tree.commit)
+    git.set_head(HEADS + requests[-1].branch)
+    git.check_out(final.tip.commit)
     return git
 
 
 def _range_diff(
-    git: Git, directory: Path, temporary: Path, previous: Made, final: Sequence[Tree]
+    git: Checkout,
+    directory: Path,
+    temporary: Path,
+    previous: Made,
+    final: Series,
 ) -> None:
     """Keep the previous export's branches, and say what changed since."""
     kept = f"refs/exports/{previous.number}"
-    git.run(
-        *("fetch", "--quiet", "--no-tags", str(directory / REPOSITORY / ".git")),
-        *("+refs/exports/*:refs/exports/*", f"+refs/heads/*:{kept}/*"),
+    git.fetch(
+        directory / REPOSITORY / ".git",
+        *("+refs/exports/*:refs/exports/*", f"+{HEADS}*:{kept}/*"),
     )
     tip = list(previous.branches.values())[-1]
-    text = git.run(
-        *("range-diff", "--no-color", f"{previous.base}..{tip}"),
-        f"{final[0].commit}..{final[-1].commit}",
-    )
+    text = git.range_diff((previous.base, tip), (final.base.commit, final.tip.commit))
     (temporary / RANGE_DIFF).write_bytes(text)
 
 
-def _mails(git: Git, directory: Path, requests: Sequence[Request]) -> None:
+def _mails(git: Checkout, directory: Path, requests: Sequence[Request]) -> None:
     directory.mkdir()
-    log = git.run(
-        *("format-patch", "--quiet", "--numbered", "--no-signature", "--full-index"),
-        *("--binary", "--no-renames", "--output-directory", str(directory)),
-        f"{_BASE}..HEAD",
-    )
-    assert log == b""
+    git.format_patches(BASE, directory)
     for path, request in zip(sorted(directory.iterdir()), requests, strict=True):
         path.rename(directory / request.mail)
 
 
 def _texts(
     store: Store,
-    base: Tree,
+    base: BaseTree,
     requests: Sequence[Request],
     person: Person,
     directory: Path,
     number: int,
 ) -> None:
     try:
-        text = store.git.text("cat-file", "blob", f"{base.tree_id}:{TEMPLATE}")
-    except GitFailed as error:
-        if not error.no_such_path:
-            raise
+        text = store.git.file(base.tree_id, TEMPLATE).decode("utf-8", "replace")
+    except NoSuchPath:
         text = ""
     template = Template.read(text)
     (directory / TEXTS).mkdir()
@@ -209,12 +194,10 @@ def _changes(directory: Path, made: Made) -> Iterator[str]:
     for name in sorted(found.keys() | made.files.keys()):
         if found.get(name) != made.files.get(name):
             yield f"changed: {name}"
-    work_tree = directory / REPOSITORY
-    git = Git(work_tree / ".git", work_tree)
-    yield from git.text("status", "--porcelain", "--untracked-files=all").splitlines()
-    refs = git.text(
-        "for-each-ref", "--format=%(refname:short) %(objectname)", "refs/heads"
-    )
-    expected = {f"{branch} {commit}" for branch, commit in made.branches.items()}
-    for line in sorted(set(refs.splitlines()) ^ expected):
-        yield f"branch: {line}"
+    git = Checkout.of(directory / REPOSITORY)
+    yield from git.status()
+    there = {
+        (ref.removeprefix(HEADS), commit.id) for ref, commit in git.refs(HEADS).items()
+    }
+    for branch, tip in sorted(there ^ set(made.branches.items())):
+        yield f"branch: {branch} {tip}"

@@ -2,6 +2,7 @@
 """What an export must show before it is written: checks, hooks, single commits."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -13,13 +14,13 @@ from xpustack.checks.proof import Proof, linted_key
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
-from xpustack.core.git import Git
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
-from xpustack.export.upstream_form import TEST_HOME
+from xpustack.core.repository import Repository
+from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.lint import linter
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import Material, StepTest, Support
 
@@ -41,24 +42,20 @@ def require_checked(release: Release, found: Sequence[Proof]) -> None:
 
 
 def require_clean(
-    cache: Cache, store: Store, final: Sequence[Tree], progress: Progress
+    cache: Cache, store: Store, final: Series, progress: Progress
 ) -> None:
     """Run the base's own hooks on everything that the exported tip changes.
 
     Raises:
         CheckFailed: they find something that they do not find in the base.
     """
-    base, tip = final[0], final[-1]
+    base, tip = final.base, final.tip
     key = linted_key(base, tip)
     if cache.results_get(key) is not None:
         return
     progress("running the base's own hooks on the exported tip")
-    runner = Runner()
-    try:
+    with Runner().stop_on_error() as runner:
         done = linter.lint(runner, cache, store, base, tip)
-    except BaseException:
-        runner.stop()
-        raise
     if done.new:
         raise CheckFailed(
             "the exported tip fails the base's own hooks",
@@ -76,7 +73,7 @@ def run_alone(
     project: Project,
     cache: Cache,
     store: Store,
-    final: Sequence[Tree],
+    final: Series,
     progress: Progress,
 ) -> dict[str, Result]:
     """Build each exported commit and run its own test from its own files.
@@ -85,24 +82,18 @@ def run_alone(
         CheckFailed: a commit cannot be built, or fails its test.
     """
     found = {}
-    runner = Runner()
-    try:
-        with Server(runner) as server:
-            for tree in final[1:]:
-                assert tree.step is not None
-                found[tree.step.slug] = _alone(
-                    project,
-                    runner,
-                    server,
-                    cache,
-                    store,
-                    tree,
-                    len(final) - 1,
-                    progress,
-                )
-    except BaseException:
-        runner.stop()
-        raise
+    with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
+        for tree in final.steps:
+            found[tree.slug] = _alone(
+                project,
+                runner,
+                server,
+                cache,
+                store,
+                tree,
+                len(final.steps),
+                progress,
+            )
     return found
 
 
@@ -112,12 +103,11 @@ def _alone(
     server: Server,
     cache: Cache,
     store: Store,
-    tree: Tree,
+    tree: StepTree,
     last: int,
     progress: Progress,
 ) -> Result:
     step, name = tree.step, tree.release.name
-    assert step is not None
     progress(f"testing the exported {step.slug}")
     built = build(runner, cache, store, tree, version_of(tree, last), progress=progress)
     with cache.scratch() as scratch:
@@ -146,22 +136,20 @@ def _alone(
     return result
 
 
-def _material(project: Project, git: Git, tree: Tree, scratch: Path) -> Material:
+def _material(
+    project: Project, git: Repository, tree: StepTree, scratch: Path
+) -> Material:
     """The exported test package out of the tree itself, with this repository's
     emulation beside it in place of a GPU."""
-    assert tree.step is not None and tree.step.trailers.test is not None
     support = Support.of(project)
-    listing = git.run("ls-tree", "-r", "-z", tree.tree_id, "--", TEST_HOME)
-    rows = listing.decode().split("\0")[:-1]
-    blobs = {row.partition("\t")[2]: row.split()[2] for row in rows}
-    contents = git.blobs(blobs.values())
+    entries = git.files(tree.tree_id, [TEST_HOME])
+    contents = git.blobs(entry.blob for entry in entries.values())
     files = {}
-    for number, (path, blob) in enumerate(blobs.items()):
+    for number, (path, entry) in enumerate(entries.items()):
         files[path] = scratch / str(number)
-        files[path].write_bytes(contents[blob])
+        files[path].write_bytes(contents[entry.blob])
     empty = scratch / "empty"
     empty.touch()
     for folder in list(Path(TEST_HOME).parents)[:-1]:
         files[f"{folder}/__init__.py"] = empty
-    module = f"{TEST_HOME}/{Path(tree.step.trailers.test).name}"
-    return Material(module, files, support)
+    return Material(upstream_test(tree.step), files, support)

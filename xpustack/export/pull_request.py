@@ -8,11 +8,10 @@ checklist. Nothing is claimed that a check of this stack did not show.
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
 
 from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result
-from xpustack.export.upstream_form import TEST_HOME
+from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.series.patch import Step
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
@@ -46,7 +45,7 @@ class Request:
     @property
     def test(self) -> str:
         """The test's path upstream."""
-        return f"{TEST_HOME}/{PurePosixPath(self.step.trailers.test or '').name}"
+        return upstream_test(self.step)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.syntax import parse
 from xpustack.series.overlay import KERNEL_HOME, TRITON
+from xpustack.series.patch import Step
 
 TEST_HOME = "tests/models/deepseek_v4/xpu"
 SPDX = b"# SPDX-License-Identifier: Apache-2.0\n"
@@ -62,6 +63,11 @@ def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
         if name not in _OWN_FILES:
             found[f"{TEST_HOME}/{name}"] = _test(path.read_bytes(), names)
     return found
+
+
+def upstream_test(step: Step) -> str:
+    """The path of a step's test upstream."""
+    return f"{TEST_HOME}/{PurePosixPath(step.trailers.test or '').name}"
 
 
 def tidy(

@@ -7,17 +7,17 @@ exporter's name and sign-off in place of this stack's trailers.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base.store import Store, Writer
 from xpustack.core import history
 from xpustack.core.errors import UsageError
-from xpustack.core.git import Entry
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
+from xpustack.core.repository import Entry
 from xpustack.export.upstream_form import (
     TEST_HOME,
     is_kernel,
@@ -26,8 +26,8 @@ from xpustack.export.upstream_form import (
     package,
     tidy,
 )
-from xpustack.series.apply import Tree
 from xpustack.series.patch import Step
+from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.step_test import Support, material_of
 
 CI_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
@@ -76,47 +76,37 @@ class Person:
 def upstream_trees(
     project: Project,
     store: Store,
-    made: Sequence[Tree],
+    made: Series,
     person: Person,
     assistant: str,
     progress: Progress = silent,
-) -> list[Tree]:
-    """The base and the exported tree of each step, base first.
+) -> Series:
+    """The base and the exported tree of each step.
 
     Args:
-        made: the checked trees of the series, base first.
+        made: the checked trees of the series.
         assistant: the AI tool that commits name as co-author.
 
     Raises:
         SeriesError: a file cannot be brought into upstream's form.
     """
-    found = [made[0]]
+    found = Series(made.base)
     with store.writing(progress) as writer, store.cache.scratch() as scratch:
         forms = _Forms.of(project, writer, made, scratch)
-        for tree in made[1:]:
-            assert tree.step is not None
-            progress(f"exporting {tree.step.slug}")
-            before = found[-1]
+        for tree in made.steps:
+            progress(f"exporting {tree.slug}")
+            before = found.tip
             writer.read_tree(tree.tree_id)
             forms.put(writer, tree, scratch)
-            tree_id = writer.git.text("write-tree")
+            tree_id = writer.write_tree()
             text = message(tree.step, person, assistant)
             date = history.changed(project, tree.step.path)
-            commit = _commit(writer, tree_id, before.commit, text, person, date)
-            changed = _names(writer, before.commit, commit, "ACDMT")
-            added = _names(writer, before.commit, commit, "A")
-            found.append(
-                Tree(
-                    tree.release,
-                    tree.index,
-                    tree.step,
-                    commit,
-                    tree_id,
-                    before,
-                    changed,
-                    added,
-                )
-            )
+            commit = writer.commit_by(str(person), date, tree_id, before.commit, text)
+            changes = writer.changes(before.commit, commit)
+            changed = tuple(sorted(one.path for one in changes))
+            added = tuple(sorted(one.path for one in changes if one.old is None))
+            exported = StepTree(tree.step, commit, tree_id, before, changed, added)
+            found = found.followed_by(exported)
     return found
 
 
@@ -162,17 +152,16 @@ class _Forms:
 
     @classmethod
     def of(
-        cls, project: Project, writer: Writer, made: Sequence[Tree], scratch: Path
+        cls, project: Project, writer: Writer, made: Series, scratch: Path
     ) -> "_Forms":
         files: dict[str, bytes] = {}
         tests: dict[str, tuple[str, ...]] = {}
         support = Support.of(project)
-        for tree in made[1:]:
-            assert tree.step is not None
+        for tree in made.steps:
             own = package(material_of(support, tree.step).tests)
             files |= own
-            tests[tree.step.slug] = tuple(own)
-        writer.read_tree(made[-1].tree_id)
+            tests[tree.slug] = tuple(own)
+        writer.read_tree(made.tip.tree_id)
         entries = writer.entries()
         kernels, configuration, jobs = _read(writer, entries)
         files |= {path: kernel(content) for path, content in kernels.items()}
@@ -184,19 +173,17 @@ class _Forms:
             (path for path in entries if path.endswith(".py")),
             folder,
             Runner(),
-            release=made[0].release.name,
+            release=made.base.release.name,
         )
         wired = ci_job(jobs.decode()) if jobs else None
         return cls(files, tests, wired.encode() if wired else None)
 
-    def put(self, writer: Writer, tree: Tree, scratch: Path) -> None:
+    def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
         """Bring the private index, which holds `tree`, into upstream's form."""
         entries = writer.entries()
         wanted = {path for path in self.files if path in entries and is_kernel(path)}
-        ancestor: Tree | None = tree
-        while ancestor is not None and ancestor.step is not None:
-            wanted |= set(self.tests[ancestor.step.slug])
-            ancestor = ancestor.parent
+        for one in tree.applied:
+            wanted |= set(self.tests[one.slug])
         # An empty package file that the base has stays as it is.
         put = {
             path: self.files[path]
@@ -207,9 +194,7 @@ class _Forms:
         if self.jobs is not None:
             put[CI_JOBS] = self.jobs
         writer.add(put, scratch)
-        gone = "".join(f"0 {'0' * 40}\t{path}\0" for path in entries if is_shim(path))
-        if gone:
-            writer.git.run("update-index", "-z", "--index-info", data=gone.encode())
+        writer.remove(path for path in entries if is_shim(path))
 
 
 def _read(
@@ -218,28 +203,7 @@ def _read(
     """A tree's kernels without the shim, ruff's configuration, and the CI jobs."""
     paths = [path for path in entries if is_kernel(path) and not is_shim(path)]
     others = [path for path in ("pyproject.toml", CI_JOBS) if path in entries]
-    blobs = writer.git.blobs(entries[path].blob for path in [*paths, *others])
+    blobs = writer.blobs(entries[path].blob for path in [*paths, *others])
     contents = {path: blobs[entries[path].blob] for path in [*paths, *others]}
     kernels = {path: contents[path] for path in paths}
     return kernels, contents.get("pyproject.toml", b""), contents.get(CI_JOBS, b"")
-
-
-def _commit(
-    writer: Writer, tree: str, parent: str, text: str, person: Person, date: str
-) -> str:
-    """Write a commit object; its id depends on nothing but the arguments."""
-    content = (
-        f"tree {tree}\nparent {parent}\n"
-        f"author {person} {date}\ncommitter {person} {date}\n\n{text}"
-    )
-    return writer.git.text(
-        "hash-object", "-t", "commit", "-w", "--stdin", data=content.encode()
-    )
-
-
-def _names(writer: Writer, old: str, new: str, kinds: str) -> tuple[str, ...]:
-    listing = writer.git.run(
-        *("diff-tree", "-r", "-z", "--no-renames", "--name-only"),
-        *(f"--diff-filter={kinds}", old, new),
-    )
-    return tuple(sorted(listing.decode("utf-8", "replace").split("\0")[:-1]))

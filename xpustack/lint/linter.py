@@ -8,8 +8,6 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
@@ -20,7 +18,7 @@ from xpustack.lint.base_tools import TIMEOUT, Linters, base_environment
 from xpustack.lint.finding import Finding
 from xpustack.lint.moving_tree import MovingTree
 from xpustack.lint.warm_mypy import WarmMypy
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 
 RECIPE = ("lint.linter", "lint.mypy_program", "lint.script_host")
 """What takes part beside what this module imports: programs of their own."""
@@ -51,12 +49,8 @@ def key_of(before: Tree, after: Tree) -> str:
 
 def touched(before: Tree, after: Tree) -> tuple[str, ...]:
     """The paths in which `after` differs from its ancestor `before`, sorted."""
-    paths: set[str] = set()
-    tree: Tree | None = after
-    while tree is not None and tree.index > before.index:
-        paths.update(tree.changed)
-        tree = tree.parent
-    return tuple(sorted(paths))
+    later = [tree for tree in after.applied if tree.index > before.index]
+    return tuple(sorted({path for tree in later for path in tree.changed}))
 
 
 class Linter:
@@ -74,17 +68,6 @@ class Linter:
         self._scratch: Path | None = None
         self._count = 0
         self._benches: dict[str, _Bench] = {}
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._guard:
@@ -188,7 +171,7 @@ class _Bench:
 
 def lint(runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree) -> Lint:
     """One lint alone, as `Linter.lint`."""
-    with Linter(runner, cache, store) as linter:
+    with contextlib.closing(Linter(runner, cache, store)) as linter:
         return linter.lint(before, after)
 
 

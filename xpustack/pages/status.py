@@ -17,7 +17,8 @@ from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.series.apply import grow
-from xpustack.series.patch import SUFFIX, load_series
+from xpustack.series.order import SUFFIX
+from xpustack.series.patch import load_series
 from xpustack.series.static import brought_lines, changed_lines
 
 README = "README.md"
@@ -124,10 +125,10 @@ def judged(
 def _checks(
     project: Project, cache: Cache, store: Store, release: Release
 ) -> dict[str, str]:
-    made, problem = grow(store, project, release, offline=True)
+    series, problem = grow(store, project, release, offline=True)
     words = {
         proof.step.slug: "not " + ", ".join(proof.missing) if proof.missing else "green"
-        for proof in proofs(project, cache, made)
+        for proof in (proofs(project, cache, series) if series is not None else ())
     }
     if problem is not None and problem.step is not None:
         words[problem.step] = "does not apply"

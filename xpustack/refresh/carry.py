@@ -6,7 +6,6 @@ that tree with the step, the other the tree it is to land on. `refresh` alone ma
 merge; everywhere else a patch fits exactly or not at all.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,19 +13,14 @@ from typing import Literal
 
 import msgspec
 
-from xpustack.core.git import DIFF_OPTIONS, Git, GitFailed
-from xpustack.series.apply import Tree, commit_message
+from xpustack.core.repository import Conflict, Repository
+from xpustack.series.apply import commit_message
 from xpustack.series.diff import FileDiff, Hunk, parse_diff
+from xpustack.series.tree import StepTree
 
 Verdict = Literal["clean", "merged", "conflict", "upstream"]
 SHOWN = 12
 """Lines of one side of a conflict that a report shows at most."""
-
-_KIND = re.compile(r"CONFLICT.*\nCONFLICT \(([^)]+)\)")
-MERGE = (
-    *("-c", "merge.conflictStyle=diff3", "-c", "merge.directoryRenames=false"),
-    *("-c", "merge.renames=true"),
-)
 
 
 class Clash(msgspec.Struct, frozen=True):
@@ -72,95 +66,77 @@ class Carrier:
 
     Args:
         git: the repository, with a private index.
+        scratch: a folder to write in.
         old_base, new_base: the two releases' bases, as commits.
     """
 
-    git: Git
+    git: Repository
+    scratch: Path
     old_base: str
     new_base: str
 
-    def carry(self, made: Tree, onto: str) -> Carried:
+    def carry(self, made: StepTree, onto: str) -> Carried:
         """Judge the step of `made` on top of the commit `onto`; nothing moves."""
         step, before = made.step, made.parent
-        assert step is not None and before is not None
         files = self._upstream_changes(step.touched)
-        here = self.git.text("rev-parse", f"{onto}^{{tree}}")
-        merged, clashes = self._merge(before.commit, made.commit, here)
+        here = self.git.tree_of(onto)
+        merged, conflicts = self._merge(before.commit, made.commit, here)
         if merged == here and made.changed:
             text = "nothing is left of it after the merge"
             return Carried("upstream", here, text, (), files)
         if merged is None:
-            if evidence := self._upstream_evidence(made, before, here):
+            if evidence := self._upstream_evidence(made, here):
                 return Carried("upstream", here, evidence, (), files)
-            found = tuple(self._explained(made, before, here, clashes))
+            found = tuple(self._explained(made, here, conflicts))
             return Carried("conflict", None, "", found, files)
         if self._applies(step.diff, here, reverse=False):
             return Carried("clean", merged, "", (), files)
         text = "its context changed: merged with the upstream changes around it"
         return Carried("merged", merged, text, (), files)
 
-    def commit(self, made: Tree, tree: str, parent: str) -> str:
+    def commit(self, made: StepTree, tree: str, parent: str) -> str:
         """The carried step as a commit: same names, same text."""
-        assert made.step is not None
         message = commit_message(made.step).encode()
-        return self.git.text("commit-tree", tree, "-p", parent, data=message)
+        return self.git.commit_tree(tree, parent, message)
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """`tree` and those of `files` that it lacks."""
-        lacking = sorted(set(files) - self._listed(tree, tuple(files)))
+        lacking = files.keys() - self.git.files(tree, files).keys()
         if not lacking:
             return tree
-        entries = []
-        for path in lacking:
-            blob = self.git.text("hash-object", "-w", "--stdin", data=files[path])
-            entries.append(f"100644 {blob}\t{path}\n")
-        self.git.run("read-tree", tree)
-        self.git.run("update-index", "--index-info", data="".join(entries).encode())
-        return self.git.text("write-tree")
+        self.git.read_tree(tree)
+        self.git.add({path: files[path] for path in lacking}, self.scratch)
+        return self.git.write_tree()
 
     def again(self, commit: str, onto: str) -> str | None:
         """The commit `commit` with another parent; None if they conflict."""
-        here = self.git.text("rev-parse", f"{onto}^{{tree}}")
-        before = self.git.text("rev-parse", f"{commit}^")
-        tree, _ = self._merge(before, commit, here)
+        before = self.git.commit_of(f"{commit}^")
+        tree, _ = self._merge(before, commit, self.git.tree_of(onto))
         if tree is None:
             return None
-        message = self.git.run("show", "--no-patch", "--format=%B", commit)
-        return self.git.text("commit-tree", tree, "-p", onto, data=message)
+        return self.git.commit_tree(tree, onto, self.git.message(commit))
 
     def _merge(
         self, ancestor: str, step: str, here: str
-    ) -> tuple[str | None, list[tuple[str, str]]]:
-        """The merged tree, or None with (path, kind of conflict)."""
-        ours = self.git.text("commit-tree", here, "-p", ancestor, data=b"upstream\n")
-        command = [*MERGE, "merge-tree", "--write-tree", "-z", ours, step]
-        try:
-            return self.git.text(*command).split("\0")[0], []
-        except GitFailed as error:
-            if error.status != 1:
-                raise
-            return None, list(_conflicts(error.stdout.decode("utf-8", "replace")))
+    ) -> tuple[str | None, list[Conflict]]:
+        """The merged tree, or None and what conflicts."""
+        ours = self.git.commit_tree(here, ancestor, b"upstream\n")
+        return self.git.merge(ours, step)
 
     def _applies(self, diff: bytes, tree: str, *, reverse: bool) -> bool:
         """Whether a diff applies with its full context, moved lines allowed."""
         if not diff:
             return True
-        self.git.run("read-tree", tree)
-        options = ["--cached", "--check", *(["--reverse"] if reverse else [])]
-        try:
-            self.git.run("apply", *options, "-", data=diff)
-        except GitFailed:
-            return False
-        return True
+        self.git.read_tree(tree)
+        return self.git.applies(diff, reverse=reverse)
 
-    def _upstream_evidence(self, made: Tree, before: Tree, here: str) -> str:
+    def _upstream_evidence(self, made: StepTree, here: str) -> str:
         """Why the step's diff counts as upstream's own; empty if it does not."""
-        assert made.step is not None
-        if not self._has(here, made.added):
+        if self.git.files(here, made.added).keys() != set(made.added):
             return ""
         if self._applies(made.step.diff, here, reverse=True):
             return "its diff applies in reverse"
-        mine = self._plain(before.commit, made.commit, made.step.touched)
+        mine = self._plain(made.parent.commit, made.commit, made.step.touched)
         theirs = self._plain(self.old_base, self.new_base, made.step.touched)
         known = {file.path: file.hunks for file in theirs}
         wanted = [(file.path, hunk) for file in mine for hunk in file.hunks]
@@ -172,12 +148,13 @@ class Carrier:
         return ""
 
     def _explained(
-        self, made: Tree, before: Tree, here: str, clashes: list[tuple[str, str]]
+        self, made: StepTree, here: str, conflicts: Iterable[Conflict]
     ) -> Iterator[Clash]:
         """Each conflict with both sides and the upstream change behind it."""
-        for path, kind in clashes:
-            mine = self._plain(before.commit, made.commit, [path])
-            theirs = self._plain(before.commit, here, [path])
+        before = made.parent
+        for conflict in conflicts:
+            mine = self._plain(before.commit, made.commit, [conflict.path])
+            theirs = self._plain(before.commit, here, [conflict.path])
             pairs = [
                 (one, other)
                 for file in mine
@@ -187,11 +164,11 @@ class Carrier:
                 if _collide(one, other)
             ]
             if not pairs:
-                yield Clash(path, kind)
+                yield Clash(conflict.path, conflict.kind)
             for one, other in pairs:
                 yield Clash(
-                    path,
-                    kind,
+                    conflict.path,
+                    conflict.kind,
                     one.header,
                     _shown(one),
                     other.header,
@@ -200,16 +177,11 @@ class Carrier:
 
     def _plain(self, old: str, new: str, paths: Iterable[str]) -> tuple[FileDiff, ...]:
         """The difference of two trees in some files, without context."""
-        wanted = list(paths)
-        if not wanted:
-            return ()
-        command = ["diff-tree", "-r", "-p", *DIFF_OPTIONS, "--unified=0", old, new]
-        diff = self.git.run("--literal-pathspecs", *command, "--", *wanted)
-        return parse_diff(diff)
+        return parse_diff(self.git.diff(old, new, paths, context=0))
 
     def _upstream_changes(self, paths: Iterable[str]) -> tuple[Touched, ...]:
         wanted = tuple(paths)
-        present = self._listed(self.new_base, wanted)
+        present = self.git.files(self.new_base, wanted)
         changed = {
             file.path: file.changed
             for file in self._plain(self.old_base, self.new_base, wanted)
@@ -219,38 +191,11 @@ class Carrier:
             for path in wanted
         )
 
-    def _has(self, tree: str, paths: Iterable[str]) -> bool:
-        wanted = tuple(paths)
-        return self._listed(tree, wanted) == set(wanted)
-
-    def _listed(self, tree: str, paths: tuple[str, ...]) -> set[str]:
-        if not paths:
-            return set()
-        command = ["ls-tree", "-r", "-z", "--name-only", tree, "--", *paths]
-        listing = self.git.run("--literal-pathspecs", *command)
-        return set(listing.decode("utf-8", "replace").split("\0")[:-1])
-
 
 def carrier(directory: Path, scratch: Path, old_base: str, new_base: str) -> Carrier:
     """A carrier in the git directory `directory`; `scratch` holds its index."""
-    return Carrier(Git(directory, None, scratch / "carry-index"), old_base, new_base)
-
-
-def _conflicts(output: str) -> Iterator[tuple[str, str]]:
-    """What `git merge-tree -z` says about conflicts, one pair a file."""
-    fields = iter(output.split("\0")[1:])
-    for field in fields:
-        if not field:
-            break
-    seen = set()
-    for count in fields:
-        if not count:
-            return
-        paths = [next(fields) for _ in range(int(count))]
-        kind = _KIND.match(next(fields) + "\n" + next(fields))
-        if kind is not None and paths[0] not in seen:
-            seen.add(paths[0])
-            yield paths[0], kind[1]
+    git = Repository(directory, index=scratch / "carry-index")
+    return Carrier(git, scratch, old_base, new_base)
 
 
 def _contains(other: Hunk, hunk: Hunk) -> bool:

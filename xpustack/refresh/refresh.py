@@ -29,7 +29,6 @@ from xpustack.refresh.work import (
     OPEN,
     Moved,
     Outcome,
-    advance,
     commits_of,
     leave_conflict,
     needed_kernels,
@@ -40,9 +39,11 @@ from xpustack.refresh.work import (
     staged,
     working,
 )
-from xpustack.series.apply import Tree, trees
-from xpustack.series.patch import get_step, load_series, read_order
+from xpustack.series.apply import trees
+from xpustack.series.order import BASE_ALONE, read_order, require_step
+from xpustack.series.patch import load_series
 from xpustack.series.save import Stale, save
+from xpustack.series.tree import Series, StepTree
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 _WITHOUT = "its test passes without it"
@@ -139,16 +140,15 @@ def refresh(
             release=release.name,
             hint="xpustack refresh --help",
         )
-    steps = load_series(project, origin.name)
+    slugs = [step.slug for step in load_series(project, origin.name)]
     for slug in (*drop, *test):
-        get_step(steps, slug)
+        require_step(slugs, slug, origin.name)
     made = trees(Store(cache), project, origin, offline=offline, progress=progress)
     with working(
         project, cache, release, origin, directory, offline=offline, progress=progress
     ) as (work, scratch):
         run = _Run(project, cache, release, work, made, set(drop), progress)
-        judged = [step.slug for step in steps] if tests else test
-        run.go(scratch, frozenset(judged))
+        run.go(scratch, frozenset(slugs if tests else test))
         stale = None
         if write and not run.open:
             stale = _write(project, cache, release, run, progress)
@@ -164,7 +164,7 @@ class _Run:
     cache: Cache
     release: Release
     work: Work
-    made: list[Tree]
+    made: Series
     drop: set[str]
     progress: Progress
     moved: list[Moved] = field(default_factory=list)
@@ -186,15 +186,14 @@ class _Run:
         }
         state = self.work.state
         carry = carrier(
-            self.work.git.directory, scratch, self.made[0].commit, state.base
+            self.work.git.directory, scratch, self.made.base.commit, state.base
         )
-        head = self.work.git.text("rev-parse", BRANCH)
+        head = self.work.git.commit_of(BRANCH)
         here = slugs_of(self.work)
-        stopped: Tree | None = None
+        stopped: StepTree | None = None
         waiting: set[str] = set()
-        for tree in self.made[1:]:
-            assert tree.step is not None
-            slug = tree.step.slug
+        for tree in self.made.steps:
+            slug = tree.slug
             if slug in here:
                 self.moved.append(settled(note, slug))
                 continue
@@ -206,8 +205,7 @@ class _Run:
                 continue
             self.progress(f"carrying {slug} to {self.release.name}")
             found = carry.carry(tree, head)
-            conflict = found.verdict == "conflict"
-            ask = conflict and slug in judged and stopped is None
+            ask = found.tree is None and slug in judged and stopped is None
             if ask and self._passes_without(tree):
                 self._add(slug, found, "obsolete", _WITHOUT)
                 continue
@@ -215,24 +213,22 @@ class _Run:
             if waiting & set(tree.changed):
                 text = "it changes files of a step that is open"
                 self._add(slug, found, "waits", text, tentative=True)
-            elif conflict:
+            elif found.tree is None:
                 self._add(slug, found, "conflict", tentative=later)
             else:
                 self._add(slug, found, found.verdict, tentative=later)
                 if found.verdict != "upstream":
-                    assert found.tree is not None
                     kernels = needed_kernels(self.project, tree.step)
                     whole = carry.with_files(found.tree, kernels)
                     head = carry.commit(tree, whole, head)
                     if not later:
-                        advance(self.work, head)
+                        self.work.git.reset(head)
                         self._remember()
                 continue
             waiting |= set(tree.changed)
             stopped = stopped or tree
         self._remember()
         if stopped is not None:
-            assert stopped.step is not None
             kernels = needed_kernels(self.project, stopped.step)
             leave_conflict(self.work, stopped, kernels)
         elif useless := self._obsolete(judged):
@@ -257,11 +253,10 @@ class _Run:
         )
 
     def _remember(self) -> None:
-        remember(self.work, self.made[0].release.name, self.moved)
+        remember(self.work, self.made.base.release.name, self.moved)
 
-    def _passes_without(self, tree: Tree) -> bool:
+    def _passes_without(self, tree: StepTree) -> bool:
         """Whether the test of a step passes on what has been carried so far."""
-        assert tree.step is not None
         with staged(self.project, self.cache, self.release) as project:
             _save(project, self.cache, self.work, self.gone)
             step = replace(tree.step, release=self.release.name)
@@ -278,7 +273,7 @@ class _Run:
         }
         if not fresh:
             return set()
-        slugs = ["", *slugs_of(self.work)]
+        slugs = [BASE_ALONE, *slugs_of(self.work)]
         with staged(self.project, self.cache, self.release) as project:
             _save(project, self.cache, self.work, self.gone)
             return {
@@ -307,7 +302,7 @@ class _Run:
             if moved is None:
                 break
             head = moved
-        advance(self.work, head)
+        self.work.git.reset(head)
         self.moved = [
             Moved(one.step, "obsolete", _WITHOUT) if one.step in gone else one
             for one in self.moved
@@ -347,11 +342,7 @@ def _save(
     """Save, and let those of the steps `gone` leave that an earlier run wrote."""
     left = set(read_order(project, work.state.release)) - set(slugs_of(work))
     drop = [slug for slug in gone if slug in left]
-    return save(project, cache, _place(work), dry_run, drop=drop)
-
-
-def _place(work: Work) -> Path:
-    return work.git.work_tree or work.git.directory
+    return save(project, cache, work.git.work_tree, dry_run, drop=drop)
 
 
 def _write(

@@ -16,8 +16,9 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import carrier
 from xpustack.refresh.refresh import target_release
-from xpustack.series.apply import Tree, grow
-from xpustack.series.patch import read_order
+from xpustack.series.apply import grow
+from xpustack.series.order import read_order
+from xpustack.series.tree import Series
 
 KNOWN = "Backport"
 
@@ -88,9 +89,10 @@ def watch(
     if other in pinned:
         carried = read_order(project, other.name)
     with store.writing(progress) as writer, store.cache.scratch() as scratch:
-        for name, (trees, _) in made.items():
+        for name, (series, _) in made.items():
             progress(f"comparing {name} with {other.name}")
-            landed += _landed(writer, trees, base.id, other.name, carried, scratch)
+            if series is not None:
+                landed += _landed(writer, series, base.id, other.name, carried, scratch)
     return Watched(newest.name, tuple(newer), other.name, tuple(landed))
 
 
@@ -109,7 +111,7 @@ def _newer(newest: Release, progress: Progress) -> Iterator[str]:
 
 def _landed(
     writer: Writer,
-    trees: list[Tree],
+    series: Series,
     onto: str,
     newer: str,
     carried: list[str] | None,
@@ -117,16 +119,11 @@ def _landed(
 ) -> Iterator[Landed]:
     """The steps of a series that the base `onto` has, each judged for itself;
     `carried` are the steps that this stack has on it, None if it is not pinned."""
-    if not trees:
-        return
-    carry = carrier(writer.git.directory, scratch, trees[0].commit, onto)
-    for tree in trees[1:]:
-        assert tree.step is not None
+    carry = carrier(writer.directory, scratch, series.base.commit, onto)
+    for tree in series.steps:
         found = carry.carry(tree, onto)
         if found.verdict == "upstream":
             known = tree.step.trailers.upstream_status.startswith(KNOWN) or (
-                carried is not None and tree.step.slug not in carried
+                carried is not None and tree.slug not in carried
             )
-            yield Landed(
-                tree.release.name, tree.step.slug, newer, found.evidence, known
-            )
+            yield Landed(tree.release.name, tree.slug, newer, found.evidence, known)

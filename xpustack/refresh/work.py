@@ -15,14 +15,16 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
 from xpustack.core.errors import UsageError, relocated
-from xpustack.core.git import GitFailed
+from xpustack.core.folders import not_ours, vacant
 from xpustack.core.progress import Progress
 from xpustack.core.project import RELEASES_FILE, Project
-from xpustack.refresh.carry import MERGE, Clash, Touched
-from xpustack.series.apply import Tree, trees
+from xpustack.refresh.carry import Clash, Touched
+from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
+from xpustack.series.order import read_order
 from xpustack.series.overlay import KERNEL_HOME, closure
-from xpustack.series.patch import Step, read_order
+from xpustack.series.patch import Step
+from xpustack.series.tree import StepTree
 from xpustack.series.worktree import (
     BASE,
     BRANCH,
@@ -122,16 +124,11 @@ def working(
         store = Store(cache)
         base = store.base(release, offline=offline, progress=progress)
         own = trees(store, project, release, offline=offline, progress=progress)
-        state = State(release.name, base.id, own[-1].commit)
+        state = State(release.name, base.id, own.tip.commit)
         with cache.scratch() as throwaway:
             place = (directory or throwaway / "work").absolute()
-            if place.exists() and (not place.is_dir() or any(place.iterdir())):
-                raise UsageError(
-                    "the directory is not empty and was not made by xpustack refresh",
-                    release=release.name,
-                    path=place,
-                    hint="choose a new directory",
-                )
+            if not vacant(place):
+                raise not_ours(place, release.name, "refresh")
             with atomic_dir(place) as temporary:
                 fill(store, temporary, state)
                 had = tuple(read_order(project, release.name))
@@ -161,7 +158,7 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             hint=f"git -C {quoted(work)} status; then git add, and git cherry-pick"
             " --continue (or --abort, and --drop STEP here)",
         )
-    if marked := _markers(work):
+    if marked := work.git.conflict_markers(BASE, BRANCH):
         raise UsageError(
             "a commit in the directory holds conflict markers",
             release=release.name,
@@ -170,17 +167,6 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             hint=f"git -C {quoted(work)} rebase -i base, and resolve it there",
         )
     return work
-
-
-def _markers(work: Work) -> list[str]:
-    """Where the commits since the base have conflict markers, as `file:line`."""
-    try:
-        work.git.run("diff-tree", "-r", "--check", BASE, BRANCH)
-    except GitFailed as error:
-        lines = error.stdout.decode("utf-8", "replace").splitlines()
-        mark = ": leftover conflict marker"
-        return [line.removesuffix(mark) for line in lines if line.endswith(mark)]
-    return []
 
 
 def settled(note: Note, slug: str) -> Moved:
@@ -228,24 +214,16 @@ def read_note(work: Work) -> Note:
 def commits_of(work: Work) -> list[tuple[str, str]]:
     """The commits since the base, oldest first, each with its slug; a commit
     without one has an empty slug."""
-    log = work.git.text("log", "--reverse", "--format=%H %B%x00", f"{BASE}..{BRANCH}")
     commits = []
-    for entry in log.split("\0"):
-        commit, _, message = entry.strip().partition(" ")
-        if commit:
-            found = STEP_LINE.search(message)
-            commits.append((commit, found[1] if found else ""))
+    for commit in work.git.log(BASE, BRANCH):
+        found = STEP_LINE.search(commit.message)
+        commits.append((commit.id, found[1] if found else ""))
     return commits
 
 
 def slugs_of(work: Work) -> list[str]:
     """The slugs of the commits since the base, oldest first."""
     return [slug for _, slug in commits_of(work) if slug]
-
-
-def advance(work: Work, commit: str) -> None:
-    """Move branch, index and files to `commit`, a descendant of the branch."""
-    work.git.run("reset", "--quiet", "--hard", commit)
 
 
 def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
@@ -257,18 +235,13 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in found.items()}
 
 
-def leave_conflict(work: Work, tree: Tree, kernels: Mapping[str, bytes]) -> None:
+def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:
     """Leave the conflicting step as a cherry-pick in progress, with those of
     `kernels` that are not there."""
-    try:
-        work.git.run(*MERGE, "cherry-pick", tree.commit)
-    except GitFailed as error:
-        if error.status != 1:
-            raise
-    assert work.git.work_tree is not None
+    work.git.cherry_pick(tree.commit)
     for path, content in kernels.items():
         target = work.git.work_tree / path
         if not target.exists():
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-            work.git.run("add", "--", path)
+            work.git.stage(path)

@@ -26,8 +26,8 @@ from xpustack.base.pin import DOCKERFILE, REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
-from xpustack.core.git import GitFailed
-from xpustack.series.apply import Tree
+from xpustack.core.repository import NoSuchPath
+from xpustack.series.tree import BaseTree
 
 _LOCAL = "+xpu"
 _EXTRA_INDEX = re.compile(r"--extra-index-url[ =](\S+)")
@@ -185,17 +185,15 @@ def build_arguments(wheel: str, pins: Iterable[Pinned], here: Runtime) -> str:
     return "".join(f"{name}={value}\n" for name, value in arguments.items())
 
 
-def base_file(store: Store, base: Tree, path: str) -> str:
+def base_file(store: Store, base: BaseTree, path: str) -> str:
     """The text of a file of the base.
 
     Raises:
         SourceError: the base has no such file.
     """
     try:
-        return store.git.run("cat-file", "blob", f"{base.tree_id}:{path}").decode()
-    except GitFailed as error:
-        if not error.no_such_path:
-            raise
+        return store.git.file(base.tree_id, path).decode()
+    except NoSuchPath as error:
         name = base.release.name
         raise SourceError(
             f"the base has no {path}",
@@ -205,7 +203,7 @@ def base_file(store: Store, base: Tree, path: str) -> str:
         ) from None
 
 
-def base_texts(store: Store, base: Tree) -> tuple[str, str]:
+def base_texts(store: Store, base: BaseTree) -> tuple[str, str]:
     """The base's XPU requirements and its XPU Dockerfile.
 
     Raises:

@@ -18,15 +18,17 @@ from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
+from xpustack.series.order import ORDER
 from xpustack.series.overlay import KERNEL_HOME, TRITON, brought
-from xpustack.series.patch import ORDER, Step, format_patch
+from xpustack.series.patch import Step, format_patch
 
 Kind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
 TOOL = (
-    *("base/archive", "base/store", "builds/build", "builds/wheel", "core/git"),
-    *("core/process", "release/inputs", "release/ship", "series/apply"),
-    *("series/diff", "series/fit", "series/overlay", "series/patch"),
-    "series/worktree",
+    *("base/archive", "base/store", "builds/build", "builds/wheel"),
+    *("core/checkout", "core/git", "core/process", "core/repository"),
+    *("release/inputs", "release/ship", "series/apply"),
+    *("series/diff", "series/fit", "series/order", "series/overlay"),
+    *("series/patch", "series/tree", "series/worktree"),
 )
 """The modules that decide what a wheel holds."""
 PROGRAMS = (

@@ -15,8 +15,8 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed
 from xpustack.release.inputs import Input
-from xpustack.series.apply import Tree
 from xpustack.series.patch import Step
+from xpustack.series.tree import Tree
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

@@ -19,8 +19,8 @@ from xpustack import __name__ as TOOL_NAME
 from xpustack.base.releases import Release
 from xpustack.release.constraints import Pinned
 from xpustack.release.inputs import Input
-from xpustack.series.apply import Tree
 from xpustack.series.patch import Step
+from xpustack.series.tree import Tree
 
 SPECIFICATION = "1.6"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "xpustack sbom")

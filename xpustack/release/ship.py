@@ -29,8 +29,9 @@ from xpustack.release.constraints import (
     with_hashes,
 )
 from xpustack.release.inputs import Input
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
 from xpustack.series.patch import Step
+from xpustack.series.tree import Tree
 
 CONSTRAINTS = "constraints.txt"
 PINS = "pins.txt"
@@ -137,7 +138,7 @@ def derive(
     """
     store = Store(cache)
     made = trees(store, project, release, offline=offline, progress=progress)
-    steps = tuple(tree.step for tree in made if tree.step is not None)
+    steps = tuple(tree.step for tree in made.steps)
     if not steps:
         raise UsageError(
             "the release has no steps yet: its wheel would be upstream's own",
@@ -146,11 +147,11 @@ def derive(
             hint="xpustack status",
         )
     parts = tuple(inputs.inputs(project, release, steps))
-    requirements, dockerfile = base_texts(store, made[0])
-    version = version_of(made[-1], len(steps))
+    requirements, dockerfile = base_texts(store, made.base)
+    version = version_of(made.tip, len(steps))
     progress(f"building vllm {version}")
     with cache.scratch() as work:
-        built, _ = make(runner, store, made[-1], version, work)
+        built = make(runner, store, made.tip, version, work)
         found = wheel.read(built)
         leaking = wheel.leaks(found, [place for place, _ in private_places(work)])
     if leaking:
@@ -165,7 +166,7 @@ def derive(
         built.name,
         wheel.canonical(found),
         found,
-        made[-1],
+        made.tip,
         steps,
         parts,
         tuple(pinned(release, requirements)),

@@ -7,52 +7,23 @@ steps are all in the store costs one git process. Nothing needs a work tree.
 
 import hashlib
 import shlex
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Optional
 
 from xpustack.base.releases import Release
-from xpustack.base.store import Commit, Store, Writer
+from xpustack.base.store import Store, Writer
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.git import GitFailed
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
+from xpustack.core.repository import Commit
 from xpustack.series.fit import check_fit, check_result
+from xpustack.series.order import position, read_order, redo
 from xpustack.series.overlay import Brought, brought
-from xpustack.series.patch import (
-    Step,
-    format_patch,
-    load_step,
-    position,
-    read_order,
-    redo,
-)
+from xpustack.series.patch import Step, format_patch, load_step
+from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 
 _FORMAT = b"xpustack tree 1\n"
 _GENERATED = ("PKG-INFO", "setup.cfg")
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A base (index 0, no step) or a base with the first `index` steps.
-
-    `commit` and `tree_id` are git ids; `changed` lists, sorted, the files that
-    the step patches or brings; `added` those of them that it brings.
-    """
-
-    release: Release
-    index: int
-    step: Step | None
-    commit: str
-    tree_id: str
-    parent: Optional["Tree"]
-    changed: tuple[str, ...] = ()
-    added: tuple[str, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """`v0.22.1` for a base, else `v0.22.1 <slug>`."""
-        return f"{self.release.name} {self.step.slug if self.step else 'base'}"
 
 
 def trees(
@@ -63,8 +34,8 @@ def trees(
     offline: bool = False,
     progress: Progress = silent,
     upto: str | None = None,
-) -> list[Tree]:
-    """The base and every tree of a release's series, base first.
+) -> Series:
+    """The base and every tree of a release's series.
 
     Args:
         upto: the last step to apply, by its slug, or `base` for none; None for the
@@ -76,12 +47,13 @@ def trees(
         ApplyError: a step does not fit the tree before it.
         UsageError: there is no step `upto`.
     """
-    made, problem = grow(
+    series, problem = grow(
         store, project, release, offline=offline, progress=progress, upto=upto
     )
     if problem is not None:
         raise problem
-    return made
+    assert series is not None, "what has no base has a problem"
+    return series
 
 
 def grow(
@@ -92,21 +64,22 @@ def grow(
     offline: bool = False,
     progress: Progress = silent,
     upto: str | None = None,
-) -> tuple[list[Tree], StackError | None]:
-    """As `trees`, but with the trees before the first failure and that failure.
+) -> tuple[Series | None, StackError | None]:
+    """As `trees`, but with the trees before the first failure and that failure; no
+    series where not even the base can be had.
 
     Raises:
         EnvironmentProblem: the machine, and no step, is to blame.
     """
-    made: list[Tree] = []
+    series: Series | None = None
     try:
         steps, unreadable = _readable(project, release.name, upto)
         base = store.base(release, offline=offline, progress=progress)
-        made.append(Tree(release, 0, None, base.id, base.tree, None))
+        series = Series(BaseTree(release, base.id, base.tree))
         known = store.refs()
         for index, step in enumerate(steps):
             files = brought(project, steps[:index], step)
-            ref = _ref(made[-1].commit, step, files)
+            ref = _ref(series.tip.commit, step, files)
             commit = known.get(ref)
             if commit is None:
                 progress(f"applying {release.name} {step.slug}")
@@ -114,26 +87,17 @@ def grow(
                     store.writing(progress) as writer,
                     store.cache.scratch() as scratch,
                 ):
-                    commit = _apply(writer, made[-1], step, files, scratch)
+                    commit = _apply(writer, series.tip, step, files, scratch)
                     writer.keep(ref, commit)
             changed = tuple(sorted({*step.touched, *files}))
-            made.append(
-                Tree(
-                    release,
-                    index + 1,
-                    step,
-                    commit.id,
-                    commit.tree,
-                    made[-1],
-                    changed,
-                    tuple(sorted(files)),
-                )
-            )
+            added = tuple(sorted(files))
+            tree = StepTree(step, *commit, series.tip, changed, added)
+            series = series.followed_by(tree)
     except EnvironmentProblem:
         raise
     except StackError as error:
-        return made, error
-    return made, unreadable
+        return series, error
+    return series, unreadable
 
 
 def _readable(
@@ -179,7 +143,7 @@ def _apply(
     entries = writer.entries()
     for file in step.files:
         _check_allowed(step, file.path)
-    contents = writer.git.blobs(
+    contents = writer.blobs(
         entries[file.path].blob for file in step.files if file.path in entries
     )
     for file in step.files:
@@ -210,7 +174,7 @@ def _apply(
 
 def _apply_diff(writer: Writer, step: Step) -> None:
     try:
-        writer.git.run("apply", "--cached", "--whitespace=nowarn", "-", data=step.diff)
+        writer.apply(step.diff)
     except GitFailed as error:
         raise ApplyError(
             "git refuses the patch",

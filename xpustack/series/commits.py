@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from xpustack.core.errors import SeriesError, UsageError
-from xpustack.core.git import DIFF_OPTIONS, GitFailed
+from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
+from xpustack.core.repository import PLAIN, Logged
 from xpustack.series.apply import forbidden
 from xpustack.series.diff import DiffError, parse_diff
+from xpustack.series.order import SLUG, SUFFIX
 from xpustack.series.overlay import KERNEL_HOME
-from xpustack.series.patch import SLUG, SUFFIX, Step, split_text, trailer_problems
+from xpustack.series.patch import Step, split_text, trailer_problems
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
@@ -45,10 +47,7 @@ def require_end(work: Work) -> None:
         UsageError: HEAD is not the branch `series`, or the tag `base` was moved.
     """
     place = quoted(work)
-    try:
-        head = work.git.text("symbolic-ref", "HEAD")
-    except GitFailed:
-        head = "no branch"
+    head = work.git.head() or "no branch"
     if head != BRANCH:
         raise UsageError(
             "what is checked out is not the end of the series: the steps after it"
@@ -60,7 +59,7 @@ def require_end(work: Work) -> None:
             f" git -C {place} checkout -B series",
         )
     try:
-        base = work.git.text("rev-parse", "--verify", f"{BASE}^{{commit}}")
+        base = work.git.commit_of(BASE)
     except GitFailed:
         base = "missing"
     if base != work.state.base:
@@ -81,46 +80,35 @@ def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
         SeriesError: a commit cannot be a step.
     """
     git, release = work.git, work.state.release
-    log = git.text(
-        "log", "--reverse", "--topo-order", "--format=%H %T %P%n%B%x00", f"{base}..HEAD"
-    )
     saved: list[Saved] = []
     parent = base
-    for record in log.split("\0")[:-1]:
-        identity, _, message = record.lstrip("\n").partition("\n")
-        commit, tree, *parents = identity.split()
-        subject = message.partition("\n")[0]
+    for commit in git.log(base, "HEAD"):
+        subject = commit.message.partition("\n")[0]
 
         def refuse(
-            problem: str, commit: str = commit, subject: str = subject
+            problem: str, commit: Logged = commit, subject: str = subject
         ) -> SeriesError:
             return SeriesError(
                 problem,
                 release=release,
                 path=git.work_tree,
-                detail=[f"commit {commit[:12]} {subject}"],
+                detail=[f"commit {commit.id[:12]} {subject}"],
                 hint=f"git -C {quoted(work)} rebase -i base",
             )
 
-        if parents != [parent]:
+        if commit.parents != (parent,):
             raise refuse("the commits since the tag base are not one straight line")
-        slug = STEP_LINE.search(message)
+        slug = STEP_LINE.search(commit.message)
         if slug is None or not SLUG.fullmatch(slug[1]):
             raise refuse("the message lacks a line such as `Step: swa-rope`")
         if any(one.step.slug == slug[1] for one in saved):
             raise refuse(f"two commits are the step {slug[1]}")
         try:
-            subject, text, trailers = split_text(STEP_LINE.sub("", message))
+            subject, text, trailers = split_text(STEP_LINE.sub("", commit.message))
         except ValueError as error:
             raise refuse(str(error)) from None
-        patched, added = _changes(work, parent, commit)
-        diff = b""
-        if patched:
-            diff = git.run(
-                "--literal-pathspecs",
-                *("diff-tree", "-r", "-p", *DIFF_OPTIONS, parent, commit),
-                *("--", *patched),
-            )
+        patched, added = _changes(work, parent, commit.id)
+        diff = git.diff(parent, commit.id, patched)
         overlay = [path for path in added if not path.startswith(KERNEL_HOME + "/")]
         known = [path for path in trailers.overlay if path in overlay]
         new = [path for path in overlay if path not in known]
@@ -144,34 +132,25 @@ def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
             raise refuse("; ".join(problems))
         blobs = git.blobs(added.values()) if added else {}
         contents = {name: blobs[blob] for name, blob in added.items()}
-        saved.append(Saved(commit, tree, step, contents))
-        parent = commit
+        saved.append(Saved(commit.id, commit.tree, step, contents))
+        parent = commit.id
     return saved
 
 
 def _changes(work: Work, parent: str, commit: str) -> tuple[list[str], dict[str, str]]:
     """The files that a commit changes or deletes, and those that it adds with
     their blob ids."""
-    fields = (
-        work.git.run(
-            *("diff-tree", "-r", "-z", "--raw", "--no-renames", "--no-abbrev"),
-            *(parent, commit),
-        )
-        .decode("utf-8", "replace")
-        .split("\0")[:-1]
-    )
     patched, added = [], {}
-    for properties, path in zip(fields[::2], fields[1::2], strict=True):
-        _, mode, _, blob, status = properties.split(" ")
-        if status != "A":
-            patched.append(path)
-        elif mode != "100644":
+    for change in work.git.changes(parent, commit):
+        if change.old is not None or change.new is None:
+            patched.append(change.path)
+        elif change.new.mode != PLAIN:
             raise SeriesError(
-                "a step may add plain files only (mode 100644)",
+                f"a step may add plain files only (mode {PLAIN})",
                 release=work.state.release,
-                path=path,
+                path=change.path,
                 hint=f"git -C {quoted(work)} rebase -i base",
             )
         else:
-            added[path] = blob
+            added[change.path] = change.new.blob
     return patched, added

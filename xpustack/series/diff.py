@@ -73,7 +73,6 @@ class FileDiff:
     old_mode: str
     new_mode: str
     hunks: tuple[Hunk, ...]
-    binary: bool
 
     @property
     def creates(self) -> bool:
@@ -180,12 +179,12 @@ def _file(reader: _Reader) -> FileDiff:
         raise DiffError("the index line is missing", reader.number, path)
     if reader.peek() == b"GIT binary patch":
         _skip_binary(reader)
-        return FileDiff(path, *ids, old_mode, new_mode, (), True)
+        return FileDiff(path, *ids, old_mode, new_mode, ())
     _names(reader, path, absent=(not old_mode, not new_mode))
     hunks = _hunks(reader, path)
     if ids != ("", "") and not hunks and old_mode and new_mode:
         raise DiffError("the file has no hunk", reader.number, path)
-    return FileDiff(path, *ids, old_mode, new_mode, hunks, False)
+    return FileDiff(path, *ids, old_mode, new_mode, hunks)
 
 
 def _modes(reader: _Reader) -> tuple[str, str]:

@@ -5,9 +5,10 @@ import difflib
 from collections.abc import Sequence
 
 from xpustack.core.errors import ApplyError
-from xpustack.core.git import Entry
+from xpustack.core.repository import Entry
 from xpustack.series.diff import FileDiff, Hunk
-from xpustack.series.patch import Step, redo
+from xpustack.series.order import redo
+from xpustack.series.patch import Step
 
 SHOWN = 16
 """Lines of a mismatch that an error shows at most."""

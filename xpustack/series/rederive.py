@@ -10,12 +10,12 @@ from dataclasses import replace
 
 from xpustack.base.store import Store
 from xpustack.core.errors import ApplyError
-from xpustack.core.git import DIFF_OPTIONS, GitFailed
+from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
-from xpustack.series.apply import Tree
 from xpustack.series.diff import parse_diff
 from xpustack.series.overlay import brought
 from xpustack.series.patch import Step
+from xpustack.series.tree import Tree
 
 
 def rederive(
@@ -38,7 +38,7 @@ def rederive(
         for step in later:
             if step.diff:
                 try:
-                    writer.git.run("apply", "--cached", "-", data=step.diff)
+                    writer.apply(step.diff)
                 except GitFailed as error:
                     raise ApplyError(
                         "the step does not fit the changed steps before it",
@@ -50,14 +50,13 @@ def rederive(
                         " change the early step there with git rebase -i base,"
                         " xpustack save NEW",
                     ) from None
-            tree = writer.git.text("write-tree")
-            diff = writer.git.run("diff-tree", "-r", "-p", *DIFF_OPTIONS, parent, tree)
+            diff = writer.diff(parent, writer.write_tree())
             moved = replace(step, diff=diff, files=parse_diff(diff))
             files = brought(project, [*before, *done], moved)
             if files:
                 writer.add(
                     {path: file.content for path, file in files.items()}, scratch
                 )
-            parent = writer.git.text("write-tree")
+            parent = writer.write_tree()
             done.append(moved)
     return done

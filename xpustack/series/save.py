@@ -19,8 +19,16 @@ from xpustack.core.errors import SeriesError, UsageError, relocated
 from xpustack.core.files import links_below, without_link
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import RELEASES_FILE, Project
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
 from xpustack.series.commits import Saved, commits_since, quoted, require_end
+from xpustack.series.order import (
+    ORDER,
+    SUFFIX,
+    format_order,
+    position,
+    read_order,
+    require_step,
+)
 from xpustack.series.overlay import (
     COMMON,
     KERNEL_HOME,
@@ -28,18 +36,9 @@ from xpustack.series.overlay import (
     TRITON_IN_VLLM,
     kernel_source,
 )
-from xpustack.series.patch import (
-    ORDER,
-    SUFFIX,
-    Step,
-    format_order,
-    format_patch,
-    load_step,
-    no_step,
-    position,
-    read_order,
-)
+from xpustack.series.patch import Step, format_patch, load_step
 from xpustack.series.rederive import rederive
+from xpustack.series.tree import Series
 from xpustack.series.worktree import (
     Work,
     link_objects,
@@ -127,7 +126,7 @@ def save(
                 _put_added(project, staged, one)
             made = trees(store, staged, release, progress=progress)
             _require_same(store, work, saved, made)
-            steps += rederive(store, staged, made[-1], steps, later)
+            steps += rederive(store, staged, made.tip, steps, later)
             _put_steps(staged, release.name, steps)
         _drop_unused(project, staged, release.name, steps)
         stale = _compare(project, staged)
@@ -155,7 +154,7 @@ def _later(project: Project, work: Work, saved: list[Step]) -> list[Step]:
             f"the series lost the step {upto} since the directory was made",
             release=release,
             path=project.series_dir(release) / ORDER,
-            hint=start_over(release, work.git.work_tree or work.git.directory),
+            hint=start_over(release, work.git.work_tree),
         ) from None
     here = {step.slug for step in saved}
     return [
@@ -182,8 +181,7 @@ def _require_dropped(
                 path=work.git.work_tree,
                 hint=f"git -C {place} rebase -i base, and delete the step's line",
             )
-        if slug not in before:
-            raise no_step(before, slug, release)
+        require_step(before, slug, release)
     if gone := [slug for slug in before if slug not in after and slug not in drop]:
         options = " ".join(f"--drop {slug}" for slug in (*drop, *gone))
         raise UsageError(
@@ -294,17 +292,12 @@ def _overlaid(series: Path) -> set[str]:
     return found
 
 
-def _require_same(
-    store: Store, work: Work, saved: list[Saved], made: list[Tree]
-) -> None:
-    for one, tree in zip(saved, made[1:], strict=True):
+def _require_same(store: Store, work: Work, saved: list[Saved], made: Series) -> None:
+    for one, tree in zip(saved, made.steps, strict=True):
         if one.tree == tree.tree_id:
             continue
         link_objects(store, work.git)
-        names = work.git.text(
-            *("diff-tree", "-r", "--no-renames", "--name-status"),
-            *(one.commit, tree.tree_id),
-        )
+        changes = work.git.changes(one.commit, tree.tree_id)
         raise SeriesError(
             "applying the saved step would not give the commit's tree",
             release=one.step.release,
@@ -313,7 +306,7 @@ def _require_same(
             detail=[
                 "D: the commit has it, no Kernels: trailer reaches it;"
                 " A: the trailers bring it, the commit lacks it; M: they differ",
-                *names.splitlines()[:10],
+                *(f"{change.status}\t{change.path}" for change in changes[:10]),
             ],
             hint=f"git -C {quoted(work)} show --stat {one.commit[:12]}",
         )

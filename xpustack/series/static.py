@@ -13,16 +13,9 @@ from xpustack.core.files import links_below, without_link
 from xpustack.core.project import Project
 from xpustack.series.apply import forbidden
 from xpustack.series.diff import NO_BLOB
+from xpustack.series.order import ORDER, SUFFIX, read_order, redo
 from xpustack.series.overlay import COMMON, KERNEL_HOME, brought
-from xpustack.series.patch import (
-    ORDER,
-    SUFFIX,
-    Step,
-    read_order,
-    read_patch,
-    redo,
-    trailer_problems,
-)
+from xpustack.series.patch import Step, read_patch, trailer_problems
 
 LARGE = 500
 """Changed lines outside kernels and tests beyond which upstream asks for an RFC."""

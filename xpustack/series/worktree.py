@@ -4,7 +4,6 @@
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -14,14 +13,17 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, recover_dir, replace_dir
+from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
-from xpustack.core.git import Git, create
+from xpustack.core.folders import not_ours, vacant
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.series.apply import Tree, trees
-from xpustack.series.patch import SLUG, read_order
+from xpustack.core.repository import HEADS
+from xpustack.series.apply import trees
+from xpustack.series.order import SLUG, read_order
+from xpustack.series.tree import Series, Tree
 
-BRANCH = "refs/heads/series"
+BRANCH = HEADS + "series"
 BASE = "refs/tags/base"
 _STATE = "xpustack.json"
 
@@ -47,7 +49,7 @@ class State(msgspec.Struct, frozen=True):
 class Work:
     """A repository that `apply_to` made."""
 
-    git: Git
+    git: Checkout
     state: State
 
 
@@ -58,33 +60,11 @@ def checkout(store: Store, tree: Tree, directory: Path) -> None:
         UsageError: `directory` exists and is not empty.
         EnvironmentProblem: no room, or no right, to write.
     """
-    _require_new(directory, tree.release.name)
+    if not vacant(directory):
+        raise not_ours(directory, tree.release.name, "apply")
     with atomic_dir(directory) as temporary, store.cache.scratch() as scratch:
-        git = Git(store.cache.objects, temporary, Path(scratch, "index"))
-        git.run("read-tree", tree.tree_id)
-        git.run("checkout-index", "--all", "--quiet")
-
-
-def checkout_paths(
-    store: Store, tree: Tree, directory: Path, paths: Sequence[str]
-) -> None:
-    """Make `paths` in a checked-out directory what they are in `tree`.
-
-    The thousands of files that did not change are not written again.
-
-    Raises:
-        EnvironmentProblem: no room, or no right, to write.
-    """
-    if not paths:
-        return
-    for path in paths:
-        (directory / path).unlink(missing_ok=True)
-    with store.cache.scratch() as scratch:
-        git = Git(store.cache.objects, directory, Path(scratch, "index"))
-        git.run("read-tree", tree.tree_id)
-        literal = [f":(literal){path}" for path in paths]
-        present = git.run("ls-files", "-z", "--", *literal)
-        git.run("checkout-index", "--quiet", "-z", "--stdin", data=present)
+        place, index = store.cache.objects, scratch / "index"
+        Checkout(place, work_tree=temporary, index=index).check_out(tree.tree_id)
 
 
 def apply_to(
@@ -96,7 +76,7 @@ def apply_to(
     *,
     offline: bool = False,
     progress: Progress = silent,
-) -> list[Tree]:
+) -> Series:
     """Make `directory` a git repository of base and steps, one commit each.
 
     It stands alone: objects are linked or copied out of the cache. Branch
@@ -118,7 +98,7 @@ def apply_to(
     made = trees(store, project, release, offline=offline, progress=progress, upto=upto)
     whole = upto is None or read_order(project, release.name)[-1:] == [upto]
     state = State(
-        release.name, made[0].commit, made[-1].commit, None if whole else upto
+        release.name, made.base.commit, made.tip.commit, None if whole else upto
     )
     with (replace_dir if replaced else atomic_dir)(directory) as temporary:
         progress(f"writing {release.name} to {directory}")
@@ -148,7 +128,7 @@ def open_work(directory: Path) -> Work:
             detail=[str(error)],
             hint=start_over("RELEASE", directory),
         ) from None
-    return Work(Git(git_dir.absolute(), directory.absolute()), state)
+    return Work(Checkout.of(directory.absolute()), state)
 
 
 def start_over(release: str, directory: Path) -> str:
@@ -163,18 +143,17 @@ def start_over(release: str, directory: Path) -> str:
 
 def fill(store: Store, directory: Path, state: State) -> None:
     """Make a work repository in an empty directory, at the state's tip."""
-    git = create(directory, bare=False)
+    git = Checkout.of(directory)
+    git.initialize()
     link_objects(store, git)
-    for key, value in (("core.autocrlf", "false"), ("core.fileMode", "true")):
-        git.run("config", key, value)
-    git.run("update-ref", BASE, state.base)
-    git.run("update-ref", BRANCH, state.tip)
-    git.run("read-tree", state.tip)
-    git.run("checkout-index", "--all", "--quiet", "--index")
+    git.configure({"core.autocrlf": "false", "core.fileMode": "true"})
+    git.set_ref(BASE, state.base)
+    git.set_ref(BRANCH, state.tip)
+    git.check_out(state.tip)
     (git.directory / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
 
 
-def link_objects(store: Store, git: Git) -> None:
+def link_objects(store: Store, git: Checkout) -> None:
     """Give a repository the store's objects that it lacks."""
     source = store.cache.objects / "objects"
     with store.cache.lock("objects"):
@@ -202,17 +181,18 @@ def _replaceable(directory: Path, release: str) -> bool:
     Raises:
         UsageError: it holds something that would be lost.
     """
-    if not directory.exists() or (directory.is_dir() and not os.listdir(directory)):
+    if vacant(directory):
         return False
     if not (directory / ".git" / _STATE).is_file():
-        _require_new(directory, release)
+        raise not_ours(directory, release, "apply")
     work = open_work(directory)
     changes = pending(work, ignored=True)
-    refs = work.git.text(
-        "for-each-ref", "--format=%(refname) %(objectname)"
-    ).splitlines()
-    expected = {f"{BRANCH} {work.state.tip}", f"{BASE} {work.state.base}"}
-    changes += [f"commits: {ref}" for ref in refs if ref not in expected]
+    expected = {BRANCH: work.state.tip, BASE: work.state.base}
+    changes += [
+        f"commits: {ref} {commit.id}"
+        for ref, commit in work.git.refs().items()
+        if commit.id != expected.get(ref)
+    ]
     if changes:
         raise UsageError(
             "the directory holds work that applying again would lose",
@@ -227,21 +207,5 @@ def _replaceable(directory: Path, release: str) -> bool:
 
 def pending(work: Work, *, ignored: bool = False) -> list[str]:
     """What is not committed in a work repository, as `git status` words it."""
-    options = ["--porcelain", "--untracked-files=all"]
-    if ignored:
-        options.append("--ignored")
-    changes = work.git.text("status", *options).splitlines()
-    busy = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD")
-    return changes + [
-        f"in progress: {name}" for name in busy if (work.git.directory / name).exists()
-    ]
-
-
-def _require_new(directory: Path, release: str) -> None:
-    if directory.exists() and (not directory.is_dir() or os.listdir(directory)):
-        raise UsageError(
-            "the directory is not empty and was not made by xpustack apply",
-            release=release,
-            path=directory,
-            hint="choose a new directory",
-        )
+    busy = [f"in progress: {name}" for name in work.git.unfinished()]
+    return work.git.status(ignored=ignored) + busy

@@ -10,8 +10,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
 import msgspec
 
@@ -82,7 +81,7 @@ GRACE = 30.0
 @dataclass(frozen=True)
 class Ended:
     """How a run of pytest ended: its exit status (negative: the signal that killed
-    it), whether it was killed at its limit, and wall and processor seconds.
+    it), whether it was killed at its limit, and wall seconds.
 
     `died` tells how the server itself ended if it did so twice under this run;
     `notes` say that it had to be started again.
@@ -91,7 +90,6 @@ class Ended:
     status: int = 0
     late: bool = False
     seconds: float = 0.0
-    cpu: float = 0.0
     died: str = ""
     notes: tuple[str, ...] = ()
 
@@ -100,7 +98,6 @@ class _Answer(msgspec.Struct):
     status: int = 0
     late: bool = False
     seconds: float = 0.0
-    cpu: float = 0.0
     error: str = ""
 
 
@@ -128,17 +125,6 @@ class Server:
         self._runner = runner
         self._guard = threading.Lock()
         self._process: _Process | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         with self._guard:
@@ -200,9 +186,7 @@ class Server:
                     detail=[answer.error],
                     hint="free -h; ulimit -u",
                 )
-            return Ended(
-                answer.status, answer.late, answer.seconds, answer.cpu, "", tuple(notes)
-            )
+            return Ended(answer.status, answer.late, answer.seconds, notes=tuple(notes))
         return Ended(died=notes[-1].removesuffix(" and was started again"))
 
     def _started(self) -> "_Process":

@@ -16,9 +16,9 @@ answer is sent:
 - `arguments`: those of pytest; `output`: the file that gets what it prints;
 - `limit`: the seconds after which its whole session is killed.
 
-The answer has `status` (negative: the signal), `late` (killed at the limit),
-`seconds` and `cpu`, or `error` alone if no process could be made. A run whose socket
-is closed is killed, and all of them are when the first socket is.
+The answer has `status` (negative: the signal), `late` (killed at the limit) and
+`seconds`, or `error` alone if no process could be made. A run whose socket is closed
+is killed, and all of them are when the first socket is.
 """
 
 import contextlib
@@ -150,14 +150,13 @@ class Server:
             return
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(run.process, signal.SIGKILL)
-        _, status, usage = os.wait4(run.process, 0)
+        _, status = os.waitpid(run.process, 0)
         del self._runs[run.process]
         self._selector.unregister(run.answer)
         answer = {
             "status": os.waitstatus_to_exitcode(status),
             "late": run.late,
             "seconds": time.monotonic() - run.begin,
-            "cpu": usage.ru_utime + usage.ru_stime,
         }
         with run.answer, contextlib.suppress(OSError):
             run.answer.send(json.dumps(answer).encode())

@@ -14,7 +14,6 @@ from children import killed, read_until, start
 from sdists import FILES, pinned, write_sdist
 from server import IndexServer, serving
 
-from xpustack.base.archive import unpack
 from xpustack.base.download import ATTEMPTS, fetch
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
@@ -207,34 +206,6 @@ def test_a_limit_on_file_size_is_an_environment_problem(
         limit=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (size, size)),
     )
     no_room(child, tmp_path / "disk")
-
-
-def test_a_run_killed_while_unpacking_leaves_no_directory(
-    sdist: Path, tmp_path: Path
-) -> None:
-    out = tmp_path / "out" / "base"
-    child = start(
-        """
-from xpustack.base import archive
-real = archive.members
-def slow(*arguments, **options):
-    for member in real(*arguments, **options):
-        yield member
-        say("half")
-        time.sleep(60)
-archive.members = slow
-archive.unpack(Path(sys.argv[1]), Path(sys.argv[2]))
-""",
-        sdist,
-        out,
-    )
-    read_until(child, "half")
-    killed(child)
-    assert not out.exists()
-    assert len(list(out.parent.iterdir())) == 1
-    unpack(sdist, out)
-    assert list(out.parent.iterdir()) == [out]
-    assert {str(path.relative_to(out)) for path in out.rglob("*.*")} == set(FILES)
 
 
 def test_pip_s_settings_are_ranked_as_pip_ranks_them() -> None:

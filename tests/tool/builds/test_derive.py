@@ -17,7 +17,7 @@ from xpustack.builds.equality import next_to_prove, prove_equal
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
-from xpustack.series.apply import Tree
+from xpustack.series.tree import Tree
 
 EXTRA = "vllm/extra.py"
 
@@ -46,13 +46,19 @@ def builds(stack: TinyStack) -> dict[str, tuple[Tree, Build]]:
     """Each tree of v1.0 and its build, by slug, as a new run finds or makes them."""
     trees = stack.trees()
     made = stack.builds(Runner())
-    slugs = [tree.step.slug if tree.step else "base" for tree in trees]
+    slugs = [tree.label for tree in trees]
     return dict(zip(slugs, zip(trees, made, strict=True), strict=True))
+
+
+def derived(stack: TinyStack, one: Build) -> bool:
+    """Whether a build was made from another tree's."""
+    manifest = manifest_of(stack.cache, one.key)
+    return manifest is not None and manifest.origin is not None
 
 
 def test_only_modules_are_derived(stack: TinyStack):
     made = builds(stack)
-    assert {slug: one.derived for slug, (_, one) in made.items()} == {
+    assert {slug: derived(stack, one) for slug, (_, one) in made.items()} == {
         "base": False,
         "raise-value": True,
         "add-extra": True,
@@ -66,7 +72,7 @@ def test_only_modules_are_derived(stack: TinyStack):
 
 def test_every_derived_tree_is_what_a_real_build_installs(stack: TinyStack):
     for tree, one in builds(stack).values():
-        if one.derived:
+        if derived(stack, one):
             done = prove_equal(Runner(), stack.cache, Store(stack.cache), tree, one)
             assert done.members > 5
 
@@ -94,7 +100,7 @@ def damaged_after(stack: TinyStack, slug: str) -> CheckFailed:
     """What proves, after a faulty derivation, that a tree is not a real build's."""
     shutil.rmtree(stack.cache.builds)
     tree, one = builds(stack)[slug]
-    assert one.derived
+    assert derived(stack, one)
     with pytest.raises(CheckFailed, match="not what a real build") as caught:
         prove_equal(Runner(), stack.cache, Store(stack.cache), tree, one)
     assert caught.value.step == slug
@@ -107,7 +113,7 @@ def test_a_deleted_file_that_stays_is_found(
     real = derive_module._changes
 
     def forgetful(*trees):
-        return [change for change in real(*trees) if change.blob is not None]
+        return [change for change in real(*trees) if change.new is not None]
 
     # Derived from a tree that has the file.
     monkeypatch.setattr(derive_module, "_changes", forgetful)
@@ -135,7 +141,7 @@ def test_a_step_of_setup_py_that_is_derived_is_found(
 
 def test_what_was_never_proven_or_longest_ago_is_next(stack: TinyStack):
     store = Store(stack.cache)
-    made = [pair for pair in builds(stack).values() if pair[1].derived]
+    made = [pair for pair in builds(stack).values() if derived(stack, pair[1])]
     proven = []
     for _ in range(5):
         chosen = next_to_prove(stack.cache, made)
@@ -186,7 +192,7 @@ def again(stack: TinyStack, slug: str) -> tuple[Build, list[str]]:
     """The build of a tree as a new run finds or makes it, and what it says."""
     cache = Cache(stack.cache.root)
     trees = stack.trees()
-    tree = next(tree for tree in trees if tree.step and tree.step.slug == slug)
+    tree = next(tree for tree in trees if tree.slug == slug)
     said: list[str] = []
     version = version_of(tree, len(trees) - 1)
     made = build(Runner(), cache, Store(cache), tree, version, progress=said.append)

@@ -57,7 +57,7 @@ def test_what_the_series_reach_stays(stack: FakeStack):
     needed = reached(stack.project, stack.cache)
     trees = stack.trees()
     builds = [key_of(Store(stack.cache), tree, version_of(tree, 3)) for tree in trees]
-    results = sorted(result_keys(stack.project, stack.cache, trees))
+    results = sorted(result_keys(stack.project, stack.cache, stack.series()))
     for key in builds:
         write(stack.cache.root / "builds" / key / "site" / "a.py")
     for key in results:

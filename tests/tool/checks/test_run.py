@@ -65,7 +65,7 @@ def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
 
 def test_a_change_of_the_test_repeats_the_test_alone(mine):
     check(mine)
-    path = mine.project.step_tests / "test_value.py"
+    path = mine.project.root / "tests/steps" / "test_value.py"
     path.write_text(path.read_text() + "# another look\n")
     again = check(mine, "v1.0")
     assert [r.kind for r in again.results if not r.cached] == ["test"]
@@ -148,7 +148,7 @@ def test_a_hook_that_breaks_on_a_step_is_that_step_s_failure(mine):
 
 
 def test_a_failure_is_looked_at_again_and_its_command_works(mine):
-    path = mine.project.step_tests / "test_value.py"
+    path = mine.project.root / "tests/steps" / "test_value.py"
     path.write_text(path.read_text().replace("== 2", "> 0"))
     report = check(mine, "v1.0", only="test")
     (result,) = report.results
@@ -168,7 +168,7 @@ def start_hanging(
     """Start checks whose test hangs with a child in a session of its own: the tool's
     process, the test's number and its child's."""
     note = tmp_path / "numbers"
-    (stack.project.step_tests / "test_value.py").write_text(
+    (stack.project.root / "tests/steps" / "test_value.py").write_text(
         "import os, pathlib, subprocess, time\n\n\ndef test_long():\n"
         "    words = ['sleep', '120']\n"
         "    child = subprocess.Popen(words, start_new_session=True)\n"
@@ -193,7 +193,7 @@ def test_kill_9_leaves_no_test_behind(mine, tmp_path):
     while not (ended(test) and ended(grandchild)):
         assert time.monotonic() < limit
         time.sleep(0.05)
-    (mine.project.step_tests / "test_value.py").write_text(PROVES)
+    (mine.project.root / "tests/steps" / "test_value.py").write_text(PROVES)
     assert check(mine, "v1.0").failed == 0
 
 

@@ -216,7 +216,7 @@ def test_a_folder_is_replaced_and_stays_on_failure(
     exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if not exchanges:
-        monkeypatch.setattr(cache_module, "exchange", _cannot)
+        monkeypatch.setattr(cache_module, "exchange", lambda *names: False)
     target = tmp_path / "target"
     for text in ("old", "new"):
         with replace_dir(target) as part:
@@ -226,13 +226,6 @@ def test_a_folder_is_replaced_and_stays_on_failure(
             raise RuntimeError
         assert [path.name for path in target.iterdir()] == [text]
         assert list(tmp_path.iterdir()) == [target]
-
-
-def _cannot(new: Path, target: Path) -> bool:
-    if not target.exists():
-        new.rename(target)
-        return True
-    return False
 
 
 LEFT = """

@@ -223,7 +223,7 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert caught.value.detail == ("raise-again: test",)
     assert caught.value.hint == "xpustack check v1.0"
     assert not (stack.root / "out").exists()
-    found = proofs(stack.project, stack.cache, stack.trees())
+    found = proofs(stack.project, stack.cache, stack.series())
     assert [proof.missing for proof in found] == [(), ("test",)]
     assert found[0].when is not None and found[0].test is not None
 

@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
 import children
@@ -157,7 +158,7 @@ def outcome(done) -> tuple[object, ...]:
 
 def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
     trees = typed.trees()
-    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
         pairs = list(itertools.pairwise(trees))
         # Forward, the tip at once, then back: no order is assumed.
         for before, after in [*pairs, (trees[0], trees[-1]), *pairs[::-2]]:
@@ -167,7 +168,7 @@ def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
 
 def test_errors_of_types_count_where_their_file_is_touched(typed):
     trees = typed.trees()
-    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
         found = [linter.lint(*pair, later=TYPED) for pair in itertools.pairwise(trees)]
     counts = [
         (sum(one.tool.startswith("mypy") for one in done.new), done.old)
@@ -182,14 +183,14 @@ def test_errors_of_types_count_where_their_file_is_touched(typed):
 
 def test_a_hook_that_edits_a_file_edits_no_tree(typed):
     before, after = typed.trees()[-2:]
-    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
         first = linter.lint(before, after, later=TYPED)
         assert outcome(linter.lint(before, after, later=TYPED)) == outcome(first)
         assert [one for one in first.new if "header" in one.tool] == []
 
 
 def test_nothing_stays_behind_a_linter(typed):
-    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
         linter.lint(*typed.trees()[:2], later=TYPED)
         (bench,) = linter._benches.values()
         (process,) = bench.mypy._processes.values()
@@ -234,7 +235,7 @@ time.sleep(60)
 
 
 def test_at_most_two_releases_keep_their_mypy(typed):
-    with Linter(Runner(), typed.cache, Store(typed.cache)) as linter:
+    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
         for name in ("v1.0", "v2.0", "v3.0"):
             with linter._bench(name):
                 pass

@@ -20,7 +20,8 @@ from xpustack.lint.base_tools import TIMEOUT, base_environment
 from xpustack.lint.linter import touched
 from xpustack.lint.moving_tree import MovingTree
 from xpustack.lint.warm_mypy import WarmMypy
-from xpustack.series.apply import Tree, trees
+from xpustack.series.apply import trees
+from xpustack.series.tree import Tree
 
 RELEASE = os.environ.get("XPUSTACK_REAL_MYPY", "")
 FLAGS = ("--python-version", f"{sys.version_info.major}.{sys.version_info.minor}")
@@ -58,7 +59,7 @@ class Bench:
     def __init__(self, project: Project, cache: Cache, work: Path) -> None:
         store = Store(cache)
         release = releases.load(project)[RELEASE]
-        self.trees: list[Tree] = trees(store, project, release)
+        self.trees = trees(store, project, release).trees
         self.tree = MovingTree(store, work / "tree", work / "index")
         self.folder = self.tree.folder
         self._mypy = (Runner(), cache, self.folder, work, base_environment(work))

@@ -22,6 +22,7 @@ from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, St
 from xpustack.core.project import Project
 from xpustack.series.apply import grow, trees
 from xpustack.series.patch import Trailers, format_patch, load_series
+from xpustack.series.tree import Series
 
 
 @pytest.fixture
@@ -42,12 +43,10 @@ def failure(stack: FakeStack) -> StackError:
 
 def contents(store: Store, tree: str) -> dict[str, tuple[int, bytes]]:
     """Every file of a tree: mode and bytes by path."""
-    listing = store.git.run("ls-tree", "-r", "-z", tree).decode().split("\0")[:-1]
-    rows = [row.partition("\t")[::2] for row in listing]
-    blobs = store.git.blobs(properties.split()[2] for properties, _ in rows)
+    files = store.git.files(tree)
+    blobs = store.git.blobs(entry.blob for entry in files.values())
     return {
-        path: (int(properties.split()[0], 8), blobs[properties.split()[2]])
-        for properties, path in rows
+        path: (int(entry.mode, 8), blobs[entry.blob]) for path, entry in files.items()
     }
 
 
@@ -93,7 +92,18 @@ def test_steps_give_the_expected_files(stack: FakeStack) -> None:
     assert third.changed == tuple(sorted({"vllm/rope.py", *new}))
     assert b"from vllm.triton_utils import" in after[f"{home}/_triton.py"][1]
     assert [first.index, second.index, third.index] == [1, 2, 3]
-    assert third.parent is second and base.parent is None
+    assert third.parent is second and first.parent == base
+
+
+def test_a_tree_knows_what_it_is_made_of(stack: FakeStack) -> None:
+    series = stack.series()
+    first, second, third = series.steps
+    assert [tree.label for tree in series.trees] == ["base", "first", "second", "third"]
+    assert (series.base.slug, first.slug) == (None, "first")
+    assert (series.base.name, third.name) == ("v1.0 base", "v1.0 third")
+    assert third.applied == (third, second, first) and series.base.applied == ()
+    assert third.base is series.base and third.release == stack.release
+    assert (series.tip, Series(series.base).tip) == (third, series.base)
 
 
 def test_ids_depend_on_content_alone(
@@ -126,7 +136,7 @@ def test_real_series_have_the_same_ids_from_two_fresh_caches(
             place = cache.sdists / release.sha256 / release.sdist
             place.parent.mkdir(parents=True)
             place.symlink_to(archive)
-            tips.append(trees(Store(cache), real_project, release, offline=True)[-1])
+            tips.append(trees(Store(cache), real_project, release, offline=True).tip)
         found.append([tip.commit for tip in tips])
     assert found[0] == found[1]
 
@@ -225,10 +235,11 @@ def test_a_broken_release_leaves_the_others_alone(stack: FakeStack) -> None:
         for release in stack.releases
     }
     made, problem = results["v1.0"]
-    assert [tree.index for tree in made] == [0, 1]
+    assert made is not None and [tree.slug for tree in made.steps] == ["first"]
     assert problem is not None and problem.step == "third"
     made, problem = results["v2.0"]
-    assert [tree.index for tree in made] == [0, 1] and problem is None
+    assert made is not None and [tree.index for tree in made.trees] == [0, 1]
+    assert problem is None
 
 
 RUN = """
@@ -243,12 +254,13 @@ project, cache, stop = Project(Path(sys.argv[1])), Cache(Path(sys.argv[2])), sys
 if stop:
     import time
     def wait(self, *arguments):
-        (self.git.directory / "private-index.lock").touch()
+        (self.directory / "private-index.lock").touch()
         print("reached", flush=True)
         time.sleep(60)
     setattr(Writer, stop, wait)
 release = next(iter(releases.load(project)))
-print(*(tree.commit for tree in trees(Store(cache), project, release, offline=True)))
+made = trees(Store(cache), project, release, offline=True)
+print(*(tree.commit for tree in made.trees))
 """
 
 

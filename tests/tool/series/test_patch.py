@@ -9,13 +9,11 @@ from fake_stack import FakeStack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from xpustack.core.errors import SeriesError, UsageError
+from xpustack.core.errors import SeriesError
 from xpustack.series.patch import (
     Step,
     Trailers,
-    format_order,
     format_patch,
-    get_step,
     load_series,
     read_patch,
     split_text,
@@ -52,10 +50,6 @@ def test_git_reads_the_same_from_every_mail(stack: FakeStack, tmp_path: Path) ->
         text = (tmp_path / "message").read_text()
         assert f"{step.subject}\n\n{text}" == step.text
         assert (tmp_path / "patch").read_bytes() == b"---\n" + step.diff
-
-
-def test_quilt_can_follow_the_order_file() -> None:
-    assert format_order(["a", "b-c"]) == b"a.patch\nb-c.patch\n"
 
 
 @settings(deadline=None, max_examples=15, derandomize=True)
@@ -129,13 +123,6 @@ def test_a_truncated_patch_is_refused(stack: FakeStack) -> None:
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:-1]))
     with pytest.raises(SeriesError, match="does not count its lines"):
         load_series(stack.project, "v1.0")
-
-
-def test_the_nearest_step_is_suggested(stack: FakeStack) -> None:
-    steps = load_series(stack.project, "v1.0")
-    assert get_step(steps, "second").slug == "second"
-    with pytest.raises(UsageError, match="did you mean second"):
-        get_step(steps, "secnod")
 
 
 def test_trailers_are_the_last_paragraph_alone() -> None:

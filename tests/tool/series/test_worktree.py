@@ -10,7 +10,7 @@ from fake_stack import BASE, FakeStack, commit, git
 from xpustack.base.store import Store
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.series import worktree as checkout_module
-from xpustack.series.worktree import checkout, checkout_paths
+from xpustack.series.worktree import checkout
 
 
 @pytest.fixture
@@ -32,28 +32,6 @@ def test_a_tree_as_plain_files(stack: FakeStack) -> None:
     assert (target / "README").is_symlink()
     with pytest.raises(UsageError, match="not empty"):
         checkout(Store(stack.cache), stack.trees()[0], target)
-
-
-def test_a_checked_out_tree_becomes_another(stack: FakeStack) -> None:
-    base, *_, last = stack.trees()
-    store, moved, fresh = Store(stack.cache), stack.root / "a", stack.root / "b"
-    changed = sorted({path for tree in stack.trees() for path in tree.changed})
-    for start, end in ((base, last), (last, base)):
-        checkout(store, start, moved)
-        (moved / changed[0]).write_text("what a tool wrote")
-        checkout_paths(store, end, moved, changed)
-        checkout(store, end, fresh)
-        found, expected = (
-            {
-                path.relative_to(root): path.read_bytes()
-                for path in root.rglob("*")
-                if path.is_file()
-            }
-            for root in (moved, fresh)
-        )
-        assert found == expected
-        shutil.rmtree(moved)
-        shutil.rmtree(fresh)
 
 
 def test_a_repository_of_base_and_steps(stack: FakeStack) -> None:

@@ -2,6 +2,7 @@
 """A step's test in real runs of pytest, on two wheels of a small release."""
 
 import os
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,13 +31,12 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
             (root / name / path.name).write_bytes(path.read_bytes())
     (root / "tests/steps").mkdir(parents=True)
     (root / "tests/steps/test_value.py").write_text(source)
-    step = tiny.trees()[1].step
-    assert step is not None
+    step = tiny.series().steps[0].step
     step = replace(step, trailers=replace(step.trailers, fails_before=failure))
     runner = Runner()
     before, after = tiny.builds(runner)
     material = material_of(Support.of(Project(root)), step)
-    with Server(runner) as server:
+    with closing(Server(runner)) as server:
         return StepTest(step, material, before, after, KERNELS).run(server, tiny.cache)
 
 
@@ -113,7 +113,7 @@ def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
 
 def test_the_key_depends_on_the_pinned_kernels(tiny):
     before, after = tiny.builds(Runner())
-    step = tiny.trees()[1].step
+    step = tiny.series().steps[0].step
     material = material_of(Support.of(tiny.project), step)
     one, two, again = (
         StepTest(step, material, before, after, kernels).key
@@ -155,7 +155,7 @@ def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
 
 
 def test_a_missing_module_is_named(tiny, tmp_path):
-    step = tiny.trees()[1].step
+    step = tiny.series().steps[0].step
     with pytest.raises(SeriesError, match="does not exist") as caught:
         material_of(Support.of(Project(tmp_path)), step)
     assert caught.value.step == "raise-value"

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -74,7 +75,7 @@ def test_look():
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with Server(Runner()) as server:
+    with closing(Server(Runner())) as server:
         yield server
 
 
@@ -105,7 +106,7 @@ def run(
 
 def test_nothing_passes_from_a_run_to_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module, "PRELOADED", ("numpy", "torch", "pytest"))
-    with Server(Runner()) as server:
+    with closing(Server(Runner())) as server:
         done, said = run(server, tmp_path / "first", PLANTS)
         assert done.status == 0, said
         drawn = set()
@@ -233,7 +234,7 @@ def test_a_server_with_a_second_thread_does_not_fork(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module, "PRELOADED", ("threading_at_import",))
     monkeypatch.setitem(server_module.ENVIRONMENT, "PYTHONPATH", str(tmp_path))
     with (
-        Server(Runner()) as server,
+        closing(Server(Runner())) as server,
         pytest.raises(EnvironmentProblem, match="has 2 threads"),
     ):
         run(server, tmp_path / "a", "def test_it(): pass\n")
@@ -247,7 +248,10 @@ def test_stop_ends_a_run_and_its_server(tmp_path):
         "    time.sleep(60)\n"
     )
     note = tmp_path / "a/pids"
-    with concurrent.futures.ThreadPoolExecutor() as pool, Server(runner) as server:
+    with (
+        concurrent.futures.ThreadPoolExecutor() as pool,
+        closing(Server(runner)) as server,
+    ):
         future = pool.submit(run, server, tmp_path / "a", source)
         while not (note.exists() and note.read_text().endswith(".")):
             time.sleep(0.02)
@@ -261,6 +265,6 @@ def test_stop_ends_a_run_and_its_server(tmp_path):
 
 def test_all_that_is_imported_ahead_exists_and_starts_no_thread(monkeypatch):
     monkeypatch.setattr(server_module, "PRELOADED", PRELOADED)
-    with Server(Runner()) as server:
+    with closing(Server(Runner())) as server:
         assert server.ready().missing == []
         assert server.ready().threads == 1

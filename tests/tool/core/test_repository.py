@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What git is asked and what it says, as values."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from xpustack.core.checkout import Checkout
+from xpustack.core.git import GitFailed
+from xpustack.core.repository import Change, Commit, NoSuchPath, Repository
+
+PACKAGE = Path(__file__).parents[3] / "xpustack"
+
+
+class Places:
+    """An empty repository, and commits of whole trees in it."""
+
+    def __init__(self, root: Path) -> None:
+        self.git = Repository(root / "git", index=root / "index")
+        self.git.initialize()
+        self.scratch = root / "scratch"
+        self.scratch.mkdir()
+        empty = self.git.text("hash-object", "-t", "tree", "-w", "--stdin", data=b"")
+        self.root = self.git.text("commit-tree", empty, data=b"root\n")
+
+    def commit(self, files: dict[str, str], parent: str = "", said: str = "x") -> str:
+        self.git.run("read-tree", "--empty")
+        contents = {path: text.encode() for path, text in files.items()}
+        self.git.add(contents, self.scratch)
+        tree = self.git.write_tree()
+        return self.git.commit_tree(tree, parent or self.root, said.encode())
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path)
+
+
+def test_git_is_started_in_core_alone() -> None:
+    """`run` and `text` of a repository take git's own words; nobody else says them."""
+    for path in PACKAGE.rglob("*.py"):
+        if path.parent.name == "core":
+            continue
+        for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                raw = node.args[:1] and isinstance(
+                    node.args[0], ast.Starred | ast.Constant
+                )
+                place = f"{path}:{node.lineno}"
+                assert node.func.attr not in ("run", "text") or not raw, place
+
+
+def test_paths_are_literal(places: Places) -> None:
+    files = {"a/x.py": "1", "a/y.py": "2", "a/*.py": "3"}
+    old = places.commit(files)
+    new = places.commit({path: f"{text}+" for path, text in files.items()}, old)
+    assert list(places.git.files(new, ["a/*.py"])) == ["a/*.py"]
+    assert list(places.git.files(new, ["a"])) == sorted(files)
+    assert places.git.diff(old, new, ["a/*.py"]).count(b"diff --git") == 1
+
+
+def test_no_paths_are_no_files_and_none_are_all(places: Places) -> None:
+    old = places.commit({"a": "1\n"})
+    new = places.commit({"a": "2\n", "b": "3\n"}, old)
+    assert places.git.files(new, []) == {} and len(places.git.files(new)) == 2
+    assert places.git.diff(old, new, []) == b""
+    assert places.git.diff(old, new).count(b"diff --git") == 2
+
+
+def test_changes_have_both_sides(places: Places) -> None:
+    old = places.commit({"changed": "1", "gone": "2"})
+    new = places.commit({"changed": "3", "caf\u00e9": "2"}, old)
+    before, after = places.git.files(old), places.git.files(new)
+    assert places.git.changes(old, new) == [
+        Change("caf\u00e9", "A", None, after["caf\u00e9"]),
+        Change("changed", "M", before["changed"], after["changed"]),
+        Change("gone", "D", before["gone"], None),
+    ]
+
+
+def test_a_missing_file_has_an_error_of_its_own(places: Places) -> None:
+    commit = places.commit({"a": "1"})
+    assert places.git.file(commit, "a") == b"1"
+    with pytest.raises(NoSuchPath) as caught:
+        places.git.file(commit, "b")
+    assert "path 'b' does not exist" in caught.value.stderr
+
+
+def test_the_log_is_the_commits_with_their_words(places: Places) -> None:
+    first = places.commit({"a": "1"}, said="One\n\n  indented\n")
+    second = places.commit({"a": "2"}, first, "Two\n")
+    one, two = places.git.log(places.root, second)
+    assert (one.id, one.parents) == (first, (places.root,))
+    assert (two.id, two.tree) == (second, places.git.tree_of(second))
+    assert one.message == "One\n\n  indented\n"
+    assert places.git.log(second, second) == []
+
+
+def test_a_merge_gives_a_tree_or_its_conflicts(places: Places) -> None:
+    base = places.commit({"a": "1\n", "b": "1\n"})
+    ours = places.commit({"a": "2\n", "b": "1\n"}, base)
+    theirs = places.commit({"a": "1\n", "b": "2\n"}, base)
+    other = places.commit({"b": "1\n"}, base)
+    merged, conflicts = places.git.merge(ours, theirs)
+    assert merged is not None and conflicts == []
+    assert places.git.file(merged, "a") + places.git.file(merged, "b") == b"2\n2\n"
+    nothing, (conflict,) = places.git.merge(ours, other)
+    assert (nothing, conflict.path, conflict.kind) == (None, "a", "modify/delete")
+
+
+def test_refs_and_what_no_ref_reaches(places: Places) -> None:
+    kept, gone = places.commit({"a": "1"}), places.commit({"a": "2"})
+    places.git.set_ref("refs/steps/kept", kept)
+    places.git.set_ref("refs/steps/gone", gone)
+    commits = [Commit(one, places.git.tree_of(one)) for one in (gone, kept)]
+    assert list(places.git.refs("refs/steps/").values()) == commits
+    places.git.delete_refs(["refs/steps/gone"])
+    places.git.prune(packs=True)
+    assert places.git.refs() == {"refs/steps/kept": commits[1]}
+    with pytest.raises(GitFailed):
+        places.git.tree_of(gone)
+
+
+def test_a_checkout_of_a_copied_history(places: Places, tmp_path: Path) -> None:
+    commit = places.commit({"a": "1", "folder/b": "2"})
+    work = Checkout.of(tmp_path / "work")
+    work.initialize()
+    work.copy_history(places.git, commit)
+    work.set_ref("refs/heads/mine", commit)
+    work.set_head("refs/heads/mine")
+    work.check_out(commit)
+    assert (work.head(), work.commit_of("HEAD"), work.status()) == (
+        *("refs/heads/mine", commit),
+        [],
+    )
+    (work.work_tree / "a").write_text("changed")
+    (work.work_tree / "new").write_text("")
+    assert work.status() == [" M a", "?? new"]
+    work.restore()
+    assert work.status() == [] and not (work.work_tree / "new").exists()
+    work.run("checkout", "--quiet", "--detach")
+    assert work.head() is None

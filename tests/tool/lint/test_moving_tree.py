@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checked-out tree that becomes another one: always the one that it says."""
+
+import shutil
+from pathlib import Path
+
+from fake_stack import FakeStack
+
+from xpustack.base.store import Store
+from xpustack.lint.moving_tree import MovingTree
+from xpustack.series.worktree import checkout
+
+
+def files(folder: Path) -> dict[Path, bytes]:
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_a_checked_out_tree_becomes_another(
+    three_steps: FakeStack, tmp_path: Path
+) -> None:
+    store = Store(three_steps.cache)
+    series = three_steps.series()
+    base, last = series.base, series.tip
+    changed = {path for tree in series.steps for path in tree.changed}
+    moving = MovingTree(store, tmp_path / "tree", tmp_path / "index")
+    assert moving.move(base) == frozenset()
+    for tree in (last, base):
+        (moving.folder / "vllm/rope.py").write_text("what a tool wrote")
+        (moving.folder / "caf\udce9").write_text("what a tool left")
+        assert moving.move(tree) == changed
+        checkout(store, tree, tmp_path / "fresh")
+        assert files(moving.folder) == files(tmp_path / "fresh")
+        shutil.rmtree(tmp_path / "fresh")

@@ -1,0 +1,19 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The order file: one patch a line, and help with a step's name."""
+
+import pytest
+from fake_stack import FakeStack
+
+from xpustack.core.errors import UsageError
+from xpustack.series.order import format_order, position, read_order, require_step
+
+
+def test_quilt_can_follow_the_order_file() -> None:
+    assert format_order(["a", "b-c"]) == b"a.patch\nb-c.patch\n"
+
+
+def test_the_nearest_step_is_suggested(three_steps: FakeStack) -> None:
+    slugs = read_order(three_steps.project, "v1.0")
+    assert position(slugs, "second", "v1.0") == 2
+    with pytest.raises(UsageError, match="did you mean second"):
+        require_step(slugs, "secnod", "v1.0")

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A repository with its files on disk: the tool's own, or one that people work in."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Self
+
+from xpustack.core.git import GitFailed
+from xpustack.core.repository import MERGE, Repository
+
+_UNFINISHED = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD")
+
+
+@dataclass(frozen=True)
+class Checkout(Repository):
+    """As a repository; `work_tree` is the folder of its files."""
+
+    work_tree: Path = field(kw_only=True)
+
+    @classmethod
+    def of(cls, folder: Path) -> Self:
+        """The repository of its own that `folder` is, or is to be."""
+        return cls(folder / ".git", work_tree=folder)
+
+    def configure(self, settings: Mapping[str, str]) -> None:
+        """Set what git is to do here, whoever calls it."""
+        for key, value in settings.items():
+            self.run("config", key, value)
+
+    # Files.
+
+    def check_out(self, tree: str) -> None:
+        """Set the index to a tree, and write its files to the empty work tree."""
+        self.read_tree(tree)
+        self.run("checkout-index", "--all", "--quiet", "--index")
+
+    def switch(self, old: str, new: str) -> None:
+        """Make index and files, which are those of `old`, what they are in `new`.
+        Files in which the trees do not differ are not written."""
+        self.run("read-tree", "-m", "-u", old, new)
+
+    def restore(self) -> None:
+        """Make the files what the index says: write those that differ, and remove
+        those that it lacks."""
+        differing = self.run("diff-files", "-z", "--name-only")
+        if differing:
+            self.run(
+                *("checkout-index", "--quiet", "--force", "--index", "-z", "--stdin"),
+                data=differing,
+            )
+        for name in self.run("ls-files", "-z", "--others").split(b"\0")[:-1]:
+            (self.work_tree / os.fsdecode(name)).unlink()
+
+    def status(self, *, ignored: bool = False) -> list[str]:
+        """What is not committed, as `git status` words it, one line a path."""
+        options = ["--ignored"] if ignored else []
+        return self.text(
+            "status", "--porcelain", "--untracked-files=all", *options
+        ).splitlines()
+
+    def unfinished(self) -> list[str]:
+        """What a person began here and did not end, such as a rebase, by the names
+        that git gives to its notes about it."""
+        return [name for name in _UNFINISHED if (self.directory / name).exists()]
+
+    def stage(self, path: str) -> None:
+        """Take a file as it is into the index."""
+        self.run("add", "--", path)
+
+    # The branch that is checked out.
+
+    def head(self) -> str | None:
+        """The ref of the branch that is checked out; None if none is."""
+        try:
+            return self.text("symbolic-ref", "HEAD")
+        except GitFailed:
+            return None
+
+    def set_head(self, ref: str) -> None:
+        """Make a branch the one that is checked out; index and files stay."""
+        self.run("symbolic-ref", "HEAD", ref)
+
+    def reset(self, commit: str) -> None:
+        """Make branch, index and files those of a commit."""
+        self.run("reset", "--quiet", "--hard", commit)
+
+    def cherry_pick(self, commit: str) -> None:
+        """Commit what a commit changed on top of the branch; where that conflicts,
+        leave it in progress."""
+        try:
+            self.run(*MERGE, "cherry-pick", commit)
+        except GitFailed as error:
+            if error.status != 1:
+                raise
+
+    # Series of commits.
+
+    def fetch(self, source: Path, *refspecs: str) -> None:
+        """Copy refs, and what they reach, from the git directory `source`."""
+        self.run("fetch", "--quiet", "--no-tags", str(source), *refspecs)
+
+    def range_diff(self, old: tuple[str, str], new: tuple[str, str]) -> bytes:
+        """How two series of commits differ, each given by its base and its tip."""
+        ranges = ("..".join(one) for one in (old, new))
+        return self.run("range-diff", "--no-color", *ranges)
+
+    def format_patches(self, base: str, directory: Path) -> None:
+        """Write each commit since `base` as a mail for `git am` into `directory`;
+        their names sort as the commits follow each other."""
+        self.run(
+            *("format-patch", "--quiet", "--numbered", "--no-signature"),
+            *("--full-index", "--binary", "--no-renames"),
+            *("--output-directory", str(directory), f"{base}..HEAD"),
+        )
