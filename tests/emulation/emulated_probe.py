@@ -37,7 +37,7 @@ def probe() -> dict[str, Any]:
         "is_xpu": current_platform.is_xpu(),
         "device_type": current_platform.device_type,
     }
-    import layout
+    from helpers import layout
 
     found["layout"] = {"new": layout.NEW, "xpu_folder": layout.WITH_XPU_FOLDER}
     found["imports"] = {
@@ -52,8 +52,7 @@ def probe() -> dict[str, Any]:
 
 def check_layer(ratio: int) -> None:
     """Build one layer and look whether it is of the kind that was asked for."""
-    import model_configs
-    import model_layers
+    from helpers import model_configs, model_layers
 
     layer = model_layers.attention_layer(model_configs.vllm_config(), ratio)
     assert layer.compress_ratio == max(ratio, 1), layer.compress_ratio

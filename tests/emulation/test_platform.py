@@ -47,8 +47,8 @@ class Probes:
         """A folder in which emulated_xpu is installed, without the repository."""
         for folder in (self.project.emulation, self.project.kernels):
             (self.work / folder.name).symlink_to(folder)
-        for name in ("layout.py", "model_configs.py", "model_layers.py"):
-            (self.work / name).symlink_to(self.project.root / "tests/steps" / name)
+        helpers = self.project.root / "tests/steps/helpers"
+        (self.work / "helpers").symlink_to(helpers)
         described = tomllib.loads((self.project.root / "pyproject.toml").read_text())
         (point,) = described["project"]["entry-points"]["vllm.platform_plugins"].items()
         distribution = self.work / "emulated_xpu-0.dist-info"

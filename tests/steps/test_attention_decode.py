@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Decode attends to the pages with the sink, in memory reserved beforehand."""
 
-import attention_batch
-import kernel_trace
-import layout
 import pytest
-import reference_attention as reference
-from attention_batch import Batch, random_sinks, sink_report
+from helpers import attention_batch, kernel_trace, layout
+from helpers import reference_attention as reference
+from helpers.attention_batch import Batch, random_sinks, sink_report
 
 TOLERANCE = 4e-3
 

@@ -3,16 +3,12 @@
 
 from typing import Any
 
-import kernel_trace
-import layer_parts
-import layout
-import model_configs
-import model_layers
 import pytest
-import reference_attention as reference
 import torch
-from attention_batch import Batch, random_sinks, sink_report
-from decode_layer import DecodeLayer
+from helpers import kernel_trace, layer_parts, layout, model_configs, model_layers
+from helpers import reference_attention as reference
+from helpers.attention_batch import Batch, random_sinks, sink_report
+from helpers.decode_layer import DecodeLayer
 
 TOLERANCE = 4e-3
 

@@ -3,12 +3,11 @@
 
 from typing import Any
 
-import attention_batch
-import layout
 import pytest
-import reference_attention as reference
 import torch
-from attention_batch import NO_SINKS, Batch, random_sinks, sink_report
+from helpers import attention_batch, layout
+from helpers import reference_attention as reference
+from helpers.attention_batch import NO_SINKS, Batch, random_sinks, sink_report
 
 TOLERANCE = 4e-3
 

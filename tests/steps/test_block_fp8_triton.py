@@ -4,10 +4,10 @@
 import sys
 from types import SimpleNamespace
 
-import layout
 import pytest
 import torch
-from block_fp8 import BLOCK
+from helpers import layout
+from helpers.block_fp8 import BLOCK
 
 UTILITIES = f"{layout.LAYER_QUANTIZATION}.utils.fp8_utils"
 ROWS, INPUTS, OUTPUTS = 3, 256, 384

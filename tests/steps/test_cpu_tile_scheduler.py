@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The CPU backend plans no tiles, for whichever kinds of layer there are."""
 
-import batch_metadata
-import model_configs
 import pytest
+from helpers import batch_metadata, model_configs
 
 
 def test_window_metadata_is_built() -> None:

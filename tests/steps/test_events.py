@@ -3,11 +3,9 @@
 
 from typing import Any
 
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
+from helpers import layout, model_configs, model_layers
 
 
 class Event:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routed experts on ranks that do not divide them are those that vLLM put there."""
 
-import moe_layers
 import pytest
 import torch
-from mxfp4_experts import dequantized, weights
+from helpers import moe_layers
+from helpers.mxfp4_experts import dequantized, weights
 
 TOKENS, TOPK, HIDDEN, INTER = 9, 2, 128, 64
 EXPONENTS = (118, 121)

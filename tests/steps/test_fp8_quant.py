@@ -4,13 +4,9 @@
 from types import SimpleNamespace
 from typing import Any
 
-import block_fp8
-import kernel_trace
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
+from helpers import block_fp8, kernel_trace, layout, model_configs, model_layers
 
 TOKENS = 5
 # Inputs, outputs: whole blocks, then the last block of both partial.

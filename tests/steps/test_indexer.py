@@ -5,13 +5,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import attention_batch
-import layout
 import pytest
-import reference_attention as reference
 import torch
-from indexer_batch import RATIO, TOPK, Batch
-from kernel_trace import traced
+from helpers import attention_batch, layout
+from helpers import reference_attention as reference
+from helpers.indexer_batch import RATIO, TOPK, Batch
+from helpers.kernel_trace import traced
 
 # Pages of 64 keys take 8,640 bytes: this one lies beyond 2^31.
 FAR = 2**31 // 8640 + 1

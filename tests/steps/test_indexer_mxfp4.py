@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sparse indexer with queries and keys in MXFP4."""
 
-import compressor_run
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
-from indexer_batch import RATIO, Batch, e2m1_values, mxfp4, quarter_turns, turned
+from helpers import compressor_run, layout, model_configs, model_layers
+from helpers.indexer_batch import (
+    RATIO,
+    Batch,
+    e2m1_values,
+    mxfp4,
+    quarter_turns,
+    turned,
+)
 
 DIM = 128
 FAR = 2**31 // (64 * 68) + 1

@@ -3,11 +3,9 @@
 
 from typing import Any
 
-import batch_metadata
-import layout
-import model_configs
 import pytest
 import torch
+from helpers import batch_metadata, layout, model_configs
 
 RATIO = 4
 # Token t sees t + 1 tokens, so (t + 1) // 4 compressed entries: the two last tokens

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The inverse RoPE of the shared ops launches where there is no PDL."""
 
-import layout
-import reference_ops as reference
 import torch
-from common_ops import HEAD, normal, on_device, table
+from helpers import layout
+from helpers import reference_ops as reference
+from helpers.common_ops import HEAD, normal, on_device, table
 
 
 def test_it_launches() -> None:

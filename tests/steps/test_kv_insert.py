@@ -3,15 +3,17 @@
 
 from types import SimpleNamespace
 
-import attention_batch
-import kernel_trace
-import layer_parts
-import layout
-import model_configs
-import model_layers
 import pytest
-import reference_attention as reference
 import torch
+from helpers import (
+    attention_batch,
+    kernel_trace,
+    layer_parts,
+    layout,
+    model_configs,
+    model_layers,
+)
+from helpers import reference_attention as reference
 
 TOLERANCE = 4e-3
 BLOCKS = 3

@@ -5,12 +5,9 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-import kernel_trace
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
+from helpers import kernel_trace, layout, model_configs, model_layers
 
 STREAMS, HIDDEN, TOKENS = 4, 512, 3
 ROUNDS = 20

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routed MXFP4 experts clamp gate and up projection at the model's swiglu_limit."""
 
-import layout
-import model_layers
 import pytest
 import torch
-from mxfp4_experts import dequantized, weights
+from helpers import layout, model_layers
+from helpers.mxfp4_experts import dequantized, weights
 
 EXPERTS, TOPK, HIDDEN, INTER = 4, 2, 128, 64
 LIMIT = 10.0

@@ -1,13 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The draft model's layer runs on XPU: norms, hyper-connections, attention."""
 
-import kernel_trace
-import layer_parts
-import layout
 import pytest
-import reference_attention as reference
 import torch
-from decoder_layer import Decoder, Draft
+from helpers import kernel_trace, layer_parts, layout
+from helpers import reference_attention as reference
+from helpers.decoder_layer import Decoder, Draft
 
 TOLERANCE = 8e-3  # a dozen roundings to bf16 in a row
 LAUNCHES = {0: 12, 4: 19, 128: 14}

@@ -3,10 +3,9 @@
 
 from typing import Any
 
-import model_configs
-import model_layers
 import pytest
 import torch
+from helpers import model_configs, model_layers
 
 BLOCK = "mtp_block"
 # Of a checkpoint's `mtp.0.`: where the draft layer has it.

@@ -3,9 +3,9 @@
 
 from typing import Any
 
-import layout
 import pytest
 import torch
+from helpers import layout
 
 EXPERTS, HIDDEN, INTER = 4, 128, 64
 

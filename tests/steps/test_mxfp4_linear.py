@@ -3,12 +3,9 @@
 
 from typing import Any
 
-import layout
-import model_configs
-import model_layers
-import packed_formats
 import pytest
 import torch
+from helpers import layout, model_configs, model_layers, packed_formats
 
 TOKENS, OUTPUTS, INPUTS = 5, 96, 256
 MXFP4 = packed_formats.Mxfp4()

@@ -3,14 +3,10 @@
 
 from typing import Any
 
-import kernel_trace
-import layer_parts
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
-from block_fp8 import BLOCK, as_e4m3, load
+from helpers import kernel_trace, layer_parts, layout, model_configs, model_layers
+from helpers.block_fp8 import BLOCK, as_e4m3, load
 
 TOLERANCE = 5e-3
 

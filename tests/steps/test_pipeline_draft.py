@@ -6,10 +6,9 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import layout
-import model_configs
 import pytest
 import torch
+from helpers import layout, model_configs
 
 TOKENS, STAGES = 3, 2
 # After the first layer, which the first stage has, and after the last.

@@ -3,11 +3,9 @@
 
 from typing import Any
 
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
+from helpers import layout, model_configs, model_layers
 
 # The new layout came with some of the guards; there they only have to stay.
 missing_in_the_old_layout = pytest.mark.unchanged if layout.NEW else lambda test: test

@@ -6,13 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import layer_parts
-import layout
-import model_configs
-import model_layers
-import packed_formats
 import pytest
 import torch
+from helpers import layer_parts, layout, model_configs, model_layers, packed_formats
 
 HIDDEN, RANK, TOKENS = 256, 128, 5
 # Of each projection: its columns in the checkpoint and its rows' size.

@@ -3,10 +3,9 @@
 
 from typing import Any
 
-import model_configs
-import moe_layers
 import pytest
 import torch
+from helpers import model_configs, moe_layers
 
 HIDDEN, EXPERTS, TOPK, TOKENS = 256, 256, 6, 64
 

@@ -3,9 +3,9 @@
 
 from typing import Any
 
-import layout
 import pytest
 import torch
+from helpers import layout
 
 TOKENS, EXPERTS, TOPK, SCALE = 5, 8, 2, 1.5
 

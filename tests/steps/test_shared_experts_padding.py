@@ -5,11 +5,9 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
+from helpers import layout, model_configs, model_layers
 
 HIDDEN, BLOCK, LIMIT = 256, 128, 10.0
 # FP8 activations alone move the result by 4 to 5 per cent; a lost block by far more.

@@ -3,11 +3,9 @@
 
 import math
 
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
+from helpers import layout, model_configs, model_layers
 
 POSITIONS = 2048
 

@@ -9,14 +9,10 @@ of two may lie above the integer. `Log2` stands for such a GPU under the interpr
 
 from typing import Any
 
-import compressor_run
-import e2m1_assembly
-import layout
-import model_configs
-import model_layers
 import pytest
 import torch
-from common_ops import TestDraft, TestMixedIndices, TestSharedOps  # noqa: F401
+from helpers import compressor_run, e2m1_assembly, layout, model_configs, model_layers
+from helpers.common_ops import TestDraft, TestMixedIndices, TestSharedOps  # noqa: F401
 
 ops = layout.module(layout.OPS)
 E4M3, E2M1 = 448.0, 6.0

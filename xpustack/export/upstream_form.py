@@ -51,9 +51,9 @@ def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
     """The package of a test and what it imports, by paths in the tree.
 
     Args:
-        closure: the files by their names beside the test, as `step_test.closure`.
+        closure: the files by their names beside the test, as `steptest.closure`.
     """
-    names = {PurePosixPath(name).stem for name in closure if name.endswith(".py")}
+    names = {PurePosixPath(name).parts[0].removesuffix(".py") for name in closure}
     found = {f"{TEST_HOME}/conftest.py": ONLY_XPU}
     folder = PurePosixPath(TEST_HOME)
     while str(folder) != "tests":
@@ -148,8 +148,8 @@ def _test(content: bytes, names: set[str]) -> bytes:
             if own and len(node.names) == 1:
                 line = lines[node.lineno - 1]
                 lines[node.lineno - 1] = line.replace("import ", "from . import ", 1)
-        elif isinstance(node, ast.ImportFrom) and node.module in names:
-            if node.level == 0:
+        elif isinstance(node, ast.ImportFrom) and node.level == 0:
+            if (node.module or "").partition(".")[0] in names:
                 line = lines[node.lineno - 1]
                 lines[node.lineno - 1] = line.replace("from ", "from .", 1)
     return "".join(lines).encode()

@@ -2,7 +2,6 @@
 """A step's test module on the emulated XPU, against one installed wheel."""
 
 import ast
-import functools
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from xpustack.core.process import clean_environment
 from xpustack.core.project import Project
 from xpustack.core.syntax import parse
 from xpustack.series.patch import Step
+from xpustack.steptest.closure import closure
 from xpustack.steptest.server import ENVIRONMENT, Ended, Server, described
 from xpustack.steptest.verdict import Figure, Run, judge, judge_alone
 
@@ -33,7 +33,6 @@ PIN_VARIABLE = "EMULATED_XPU_KERNELS"
 """Tells the emulation which vllm-xpu-kernels it stands for."""
 IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
 _PLUGIN = "xpustack_outcomes"
-_ALWAYS = ("conftest.py", "layout.py")
 _ENTRY_POINTS = "vllm.platform_plugins"
 _COMPILED = "pytest.mark.compiled"
 _TO_THE_END = frozenset({0, 1, 5})
@@ -130,27 +129,6 @@ def material_of(support: Support, step: Step) -> Material:
             hint="xpustack check --static",
         )
     return Material(path.name, closure(path), support)
-
-
-def closure(module: Path) -> dict[str, Path]:
-    """`module` and the files beside it that it imports, directly or not, with
-    `layout.py` and `conftest.py`, by name relative to its folder."""
-    folder = module.parent
-    found: dict[str, Path] = {}
-    queue = [module, *(folder / name for name in _ALWAYS)]
-    while queue:
-        path = queue.pop()
-        name = path.relative_to(folder).as_posix()
-        if name in found or not path.is_file():
-            continue
-        found[name] = path
-        if path.suffix == ".py":
-            for imported in _imports(path.read_bytes(), str(path)):
-                top = folder / imported.partition(".")[0]
-                queue.append(top.with_suffix(".py"))
-                if top.is_dir():
-                    queue += fingerprint.folder_files(top).values()
-    return found
 
 
 @dataclass(frozen=True)
@@ -337,20 +315,6 @@ def _lay_out(work: Path, material: Material) -> None:
     )
     (distribution / "entry_points.txt").write_text(material.support.entry_points)
     (work / "tests" / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
-
-
-@functools.cache
-def _imports(source: bytes, name: str) -> tuple[str, ...]:
-    """The modules that a file imports, relative ones without their dots. Many step
-    tests import the same files, and parsing takes milliseconds."""
-    modules: list[str] = []
-    for node in ast.walk(parse(source, name)):
-        if isinstance(node, ast.Import):
-            modules += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            modules += [node.module] if node.module else []
-            modules += [alias.name for alias in node.names if node.level]
-    return tuple(modules)
 
 
 def _entry_points(project: Project) -> str:

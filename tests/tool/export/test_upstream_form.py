@@ -44,19 +44,27 @@ def test_a_file_that_ruff_would_rewrite_otherwise_is_refused(tmp_path: Path) -> 
 
 
 def test_siblings_are_imported_from_the_package(tmp_path: Path) -> None:
-    (tmp_path / "layout.py").write_text("import torch\n")
-    (tmp_path / "conftest.py").write_text("")
-    module = tmp_path / "test_a.py"
-    module.write_text(
-        "import layout\nfrom layout import one\nimport layout as other\n"
-        "def test():\n    import layout\n"
-    )
-    closure = {path.name: path for path in tmp_path.iterdir()}
-    found = package(closure)
+    files = {
+        "conftest.py": "",
+        "layout.py": "import torch\n",
+        "helpers/__init__.py": "",
+        "helpers/batch.py": "from . import layer\nfrom .layer import LAYER\n",
+        "test_a.py": "import layout\nfrom layout import one\nimport layout as other\n"
+        "from helpers import batch\nfrom helpers.batch import BATCH\n"
+        "def test():\n    import layout\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = package({name: tmp_path / name for name in files})
     assert found[f"{TEST_HOME}/test_a.py"].decode() == (
         "from . import layout\nfrom .layout import one\n"
-        "from . import layout as other\ndef test():\n    from . import layout\n"
+        "from . import layout as other\n"
+        "from .helpers import batch\nfrom .helpers.batch import BATCH\n"
+        "def test():\n    from . import layout\n"
     )
+    helper = found[f"{TEST_HOME}/helpers/batch.py"].decode()
+    assert helper == files["helpers/batch.py"]
     assert b"is_xpu()" in found[f"{TEST_HOME}/conftest.py"]
 
 

@@ -13,8 +13,9 @@ from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
+from xpustack.steptest.closure import closure
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Support, closure, material_of
+from xpustack.steptest.step_test import StepTest, Support, material_of
 
 KERNELS = "2.11.0"
 IN_BODY = (
@@ -137,21 +138,22 @@ def test_the_run_sees_the_wheel_and_nothing_of_the_caller(tiny, tmp_path, monkey
 def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
     files = {
         "test_a.py": "import torch\nfrom reference_a import x\n",
-        "reference_a.py": "from shared import y\nimport data.more\n",
+        "reference_a.py": "from shared import y\nfrom helpers import batch\n",
         "shared.py": "import reference_a\n",
-        "data/more.py": "",
-        "layout.py": "",
+        "helpers/__init__.py": "",
+        "helpers/batch.py": "from . import layer\nfrom .formats import FP8\n",
+        "helpers/layer.py": "from helpers.parts.norm import norm\n",
+        "helpers/layout.py": "",
+        "helpers/formats.py": "",
+        "helpers/parts/__init__.py": "",
+        "helpers/parts/norm.py": "from .. import batch\nfrom ..formats import FP8\n",
         "conftest.py": "",
-        "test_b.py": "",
-        "reference_b.py": "",
     }
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    others = ["test_b.py", "reference_b.py", "helpers/other.py", "helpers/parts/b.py"]
+    for name, text in {**files, **dict.fromkeys(others, "")}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert sorted(closure(tmp_path / "test_a.py")) == [
-        *("conftest.py", "data/more.py", "layout.py", "reference_a.py", "shared.py"),
-        "test_a.py",
-    ]
+    assert sorted(closure(tmp_path / "test_a.py")) == sorted(files)
 
 
 def test_a_missing_module_is_named(tiny, tmp_path):

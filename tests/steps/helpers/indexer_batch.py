@@ -6,11 +6,9 @@ from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
 
-import batch_metadata
-import layout
-import model_configs
-import model_layers
 import torch
+
+from . import batch_metadata, layout, model_configs, model_layers
 
 RATIO = 4
 DIM, ROPE_DIM = 128, 64

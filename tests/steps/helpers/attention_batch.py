@@ -6,14 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import batch_metadata
-import layer_parts
-import layout
-import model_configs
-import model_layers
 import pytest
-import reference_attention as reference
 import torch
+
+from . import batch_metadata, layer_parts, layout, model_configs, model_layers
+from . import reference_attention as reference
 
 RATIOS = (0, 4, 128)
 SCALE = reference.HEAD_DIM**-0.5

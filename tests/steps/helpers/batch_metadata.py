@@ -5,10 +5,9 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import layout
-import model_configs
-import model_layers
 import torch
+
+from . import layout, model_configs, model_layers
 
 
 def cpu_window_builder(config: Any) -> Any:

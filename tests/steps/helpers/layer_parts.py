@@ -4,9 +4,10 @@
 from types import ModuleType
 from typing import Any
 
-import layout
 import pytest
 import torch
+
+from . import layout
 
 
 def open_ops(monkeypatch: pytest.MonkeyPatch) -> None:

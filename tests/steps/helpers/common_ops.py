@@ -7,15 +7,18 @@ imports these classes runs them too.
 
 from typing import Any
 
-import compressor_run
-import e2m1_assembly
-import layout
-import model_configs
-import model_layers
 import pytest
-import reference_attention
-import reference_ops as reference
 import torch
+
+from . import (
+    compressor_run,
+    e2m1_assembly,
+    layout,
+    model_configs,
+    model_layers,
+    reference_attention,
+)
+from . import reference_ops as reference
 
 BLOCK_SIZE = 64
 HEAD, INDEX_HEAD, ROPE = 512, 128, 64

@@ -6,10 +6,9 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
-import layout
-import model_configs
-import model_layers
 import torch
+
+from . import layout, model_configs, model_layers
 
 STATE_BLOCK = 8
 PAGE_TOKENS = 64

@@ -7,10 +7,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import layout
-import model_configs
 import pytest
 import torch
+
+from . import layout, model_configs
 
 GATE_LINEAR = f"{layout.FUSED_MOE}.router.gate_linear"
 

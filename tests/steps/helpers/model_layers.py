@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import layout
-import model_configs
 import pytest
 import torch
+
+from . import layout, model_configs
 
 
 def attention_class() -> type[torch.nn.Module]:

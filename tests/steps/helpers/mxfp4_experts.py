@@ -2,7 +2,8 @@
 """Random experts in MXFP4 and what their codes stand for."""
 
 import torch
-from indexer_batch import e2m1_values
+
+from .indexer_batch import e2m1_values
 
 
 def weights(

@@ -6,13 +6,12 @@ of their own."""
 from collections.abc import Sequence
 from typing import Any
 
-import decode_layer
-import layout
-import model_layers
-import reference_attention as reference
-import reference_hyper_connections as hyper
 import torch
-from decode_layer import bf16, matrix, weight
+
+from . import decode_layer, layout, model_layers
+from . import reference_attention as reference
+from . import reference_hyper_connections as hyper
+from .decode_layer import bf16, matrix, weight
 
 
 class Halving(torch.nn.Module):

@@ -7,9 +7,9 @@ what XPU's kernel sees of an activation.
 
 from typing import Any
 
-import indexer_batch
-import model_configs
 import torch
+
+from . import indexer_batch, model_configs
 
 
 class Nvfp4:

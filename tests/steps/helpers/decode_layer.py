@@ -8,14 +8,12 @@ the batch has chosen.
 from collections.abc import Sequence
 from typing import Any
 
-import batch_metadata
-import layer_parts
-import layout
-import model_configs
-import reference_attention as reference
 import torch
-from attention_batch import Batch, random_sinks
-from indexer_batch import fp8_keys
+
+from . import batch_metadata, layer_parts, layout, model_configs
+from . import reference_attention as reference
+from .attention_batch import Batch, random_sinks
+from .indexer_batch import fp8_keys
 
 
 class DecodeLayer:

@@ -9,9 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import layout
 import pytest
 import torch
+
+from . import layout
 
 
 def hf_config(heads: int = layout.HEADS) -> Any:
