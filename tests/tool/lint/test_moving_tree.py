@@ -30,7 +30,7 @@ def test_a_checked_out_tree_becomes_another(
     assert moving.move(base) == frozenset()
     for tree in (last, base):
         (moving.folder / "vllm/rope.py").write_text("what a tool wrote")
-        (moving.folder / "caf\udce9").write_text("what a tool left")
+        (moving.folder / "file\udce9").write_text("what a tool left")
         assert moving.move(tree) == changed
         checkout(store, tree, tmp_path / "fresh")
         assert files(moving.folder) == files(tmp_path / "fresh")
