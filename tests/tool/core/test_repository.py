@@ -70,10 +70,10 @@ def test_no_paths_are_no_files_and_none_are_all(places: Places) -> None:
 
 def test_changes_have_both_sides(places: Places) -> None:
     old = places.commit({"changed": "1", "gone": "2"})
-    new = places.commit({"changed": "3", "file\u00e9": "2"}, old)
+    new = places.commit({"changed": "3", "a\u00e9": "2"}, old)
     before, after = places.git.files(old), places.git.files(new)
     assert places.git.changes(old, new) == [
-        Change("file\u00e9", "A", None, after["file\u00e9"]),
+        Change("a\u00e9", "A", None, after["a\u00e9"]),
         Change("changed", "M", before["changed"], after["changed"]),
         Change("gone", "D", before["gone"], None),
     ]
