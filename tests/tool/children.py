@@ -19,7 +19,7 @@ small stacks need none of it."""
 _PRELUDE = f"""
 import sys, time
 from pathlib import Path
-sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests" / "stack")!r}]
+sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]
 from sdists import pinned
 from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError
