@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m aot`: says so and ends well where the front end cannot be had."""
+"""`python -m aot`: run it, or say why this Python cannot, and exit with 0."""
 
 import sys
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Calls of attention: decode, prefill, page insert and gather.
 
-Each calls the public wrapper as vLLM does, so the wrapper chooses the configuration.
+Each calls the public wrapper as vLLM does; the wrapper chooses the configuration.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ DECODE_LAYERS = (
     ("ratio 4, 256 a page", TOPK, 256),
     ("ratio 128", CONTEXT // 128, 2),
 )
-"""(name, compressed keys, compressed keys a page)."""
+"""(name, compressed keys, compressed keys per page)."""
 PREFILL_LAYERS = (
     ("window", WINDOW),
     ("ratio 4", TOPK + WINDOW),
@@ -61,7 +61,7 @@ def decode(q_heads: int, tokens: int, topk: int, block: int, sink: bool = True) 
 
 
 def decode_cases(sizes: Sizes) -> Iterator[Case]:
-    """Every kind of layer, with the sink that vLLM always passes; once without."""
+    """Every kind of layer with the sink, which vLLM always passes; one without."""
     for label, count in sizes.heads:
         for tokens in sizes.tokens:
             for kind, topk, block in DECODE_LAYERS:
@@ -101,7 +101,7 @@ def prefill(
 
 
 def prefill_cases(sizes: Sizes) -> Iterator[Case]:
-    """Every kind of layer; queries and keys of 576 dims; once without sink, lengths."""
+    """Every kind of layer; keys of 576 dims; one without sink and lengths."""
     for label, count in sizes.heads:
         for tokens in sizes.chunks:
             for kind, keys in PREFILL_LAYERS:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of the indexer: queries, scores, and what becomes of the chosen positions."""
+"""Calls of the indexer: queries, logits, and the indices of the selected keys."""
 
 from collections.abc import Iterator
 
@@ -25,7 +25,7 @@ from .shapes import (
 
 INDEX_PAGE = 64
 NEXT_N = (1, 2, 3, 4)
-"""Tokens a request in a decode batch: one, and up to three speculative ones."""
+"""Tokens per request in a decode batch: one, and up to three speculative ones."""
 IMAGE = 1024
 """Columns that an image adds in this report; any number compiles the same."""
 
@@ -40,7 +40,7 @@ def index_pages() -> torch.Tensor:
 
 
 def context_lens(requests: int, next_n: int, last: bool) -> torch.Tensor:
-    """One length a row, or only that of each request's last row."""
+    """One length per row, or only that of each request's last row."""
     return meta(requests, *(() if last else (next_n,)), dtype=i32)
 
 
@@ -122,7 +122,7 @@ def paged_logits_mxfp4(requests: int, next_n: int, last: bool = False) -> None:
 
 
 def logits_cases(sizes: Sizes) -> Iterator[Case]:
-    """Scores of prefill chunks and of decode batches, over FP8 and MXFP4 keys."""
+    """Logits of prefill chunks and of decode batches, over FP8 and MXFP4 keys."""
     for name, flat, paged in (
         ("FP8", logits, paged_logits),
         ("MXFP4", logits_mxfp4, paged_logits_mxfp4),
@@ -145,7 +145,7 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
 
 
 def global_topk(tokens: int, topk: int) -> None:
-    """Chosen positions to cache slots."""
+    """Convert selected positions to cache slots."""
     op("topk_indices", "compute_global_topk_indices_and_lens")(
         meta(tokens, topk, dtype=i32),
         meta(tokens, dtype=i32),
@@ -156,7 +156,7 @@ def global_topk(tokens: int, topk: int) -> None:
 
 
 def combine(requests: int, ratio: int, topk: int, image: int = 0) -> None:
-    """Chosen positions and the window to rows of the gathered buffer."""
+    """Convert selected positions and the window to rows of the gathered buffer."""
     visible = meta(2048, dtype=i32) if image else None
     op("topk_indices", "combine_topk_swa_indices")(
         meta(2048, topk, dtype=i32),
@@ -176,7 +176,7 @@ def combine(requests: int, ratio: int, topk: int, image: int = 0) -> None:
 
 
 def topk_cases(sizes: Sizes) -> Iterator[Case]:
-    """What becomes of the choice in decode and in prefill."""
+    """The conversions of decode and of prefill."""
     for model in MODELS:
         for tokens in (*sizes.tokens, *sizes.chunks):
             yield Case(

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a recorded launch to Intel machine code: Triton → SPIR-V → ocloc → counts.
+"""Compile a recorded launch to Intel machine code: Triton → SPIR-V → ocloc → counts.
 
-The front end is triton-xpu without its driver: the backend class is used with device
-properties that ocloc itself reports, so no device and no SYCL runtime are needed. Each
-launch compiles in a forked child, because the compiler aborts the process on some
-errors.
+The front end is triton-xpu without its driver. Its backend class gets the device
+properties that ocloc reports, so this needs no device and no SYCL runtime. Each launch
+compiles in a forked child, because some errors of the compiler abort the process.
 """
 
 import functools
@@ -16,9 +15,10 @@ import re
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.intel.compiler import XPUBackend
 from triton.compiler import ASTSource
 
-from . import machine
+from .machine import Machine, read
 from .ocloc import Ocloc, OclocError
 from .record import Launch
 
@@ -42,15 +42,16 @@ FLAGS = {
 FORMAT = 6
 """Version of the stored results; raise it when their content changes."""
 
-Result = dict[str, Any]
+CompileResult = dict[str, Any]
+"""What `compile_launch` returns, or {"error": text}."""
 Properties = dict[str, Any]
 
 
-class Store(Protocol):
+class ResultStore(Protocol):
     """Where results are kept between runs."""
 
-    def results_get(self, key: str) -> Result | None: ...
-    def results_put(self, key: str, value: Result) -> None: ...
+    def results_get(self, key: str) -> CompileResult | None: ...
+    def results_put(self, key: str, value: CompileResult) -> None: ...
 
 
 def front_end() -> str:
@@ -59,7 +60,7 @@ def front_end() -> str:
 
 
 class _Backend(XPUBackend):
-    """triton-xpu's backend without its architecture parser, which wants SYCL."""
+    """triton-xpu's backend without its architecture parser, which needs SYCL."""
 
     def __init__(self, target: GPUTarget) -> None:
         self.target = target
@@ -97,12 +98,27 @@ def properties(ocloc: Ocloc, device: str) -> Properties:
     }
 
 
-def to_spirv(launch: Launch, arch: Properties) -> tuple[bytes, str, str, Result]:
-    """Compile the front half.
+@dataclass(frozen=True)
+class SpirvModule:
+    """What the front end makes of a launch.
 
-    Returns:
-        (SPIR-V, kernel name, TTGIR text, metadata: sub-group size and the like).
+    Attributes:
+        binary: the SPIR-V.
+        kernel: name of the kernel in it.
+        ttgir: text of Triton's GPU dialect, from which it was made.
+        threads_per_warp: lanes of a sub-group.
+        slm: bytes of shared local memory per work-group.
     """
+
+    binary: bytes
+    kernel: str
+    ttgir: str
+    threads_per_warp: int
+    slm: int
+
+
+def to_spirv(launch: Launch, arch: Properties) -> SpirvModule:
+    """Run the front end on one launch for devices with these properties."""
     backend = _Backend(GPUTarget("xpu", arch, 32))
     grf = {"128": "small", "256": "large", "auto": "auto"}.get(launch.grf, "default")
     options = backend.parse_options(
@@ -124,18 +140,24 @@ def to_spirv(launch: Launch, arch: Properties) -> tuple[bytes, str, str, Result]
         backend.get_module_map(),
         context,
     )
-    metadata: Result = {"num_warps": launch.num_warps}
+    metadata: dict[str, Any] = {"num_warps": launch.num_warps}
     module = backend.make_ttir(module, metadata, options)
     module = backend.make_ttgir(module, metadata, options, backend.properties)
     ttgir = str(module)
     metadata["threads_per_warp"] = intel.get_threads_per_warp(module)
     llvm_ir = backend.make_llir(module, metadata, options)
-    spirv = backend.make_spv(llvm_ir, metadata, options)
-    return spirv, metadata["name"], ttgir, metadata
+    binary = backend.make_spv(llvm_ir, metadata, options)
+    return SpirvModule(
+        binary,
+        metadata["name"],
+        ttgir,
+        metadata["threads_per_warp"],
+        metadata["shared"],
+    )
 
 
-def dots(ttgir: str) -> list[Result]:
-    """The matrix products of a kernel and how their result is laid over sub-groups.
+def dots(ttgir: str) -> list[dict[str, Any]]:
+    """The matrix products of a kernel, and how the sub-groups share their results.
 
     Returns:
         For each `tt.dot`: `shape` of its result, `warps` along each axis of it (None
@@ -150,7 +172,7 @@ def dots(ttgir: str) -> list[Result]:
             re.M,
         )
     }
-    found: list[Result] = []
+    products: list[dict[str, Any]] = []
     scopes: list[dict[str, bool]] = [{}]
     for line in ttgir.splitlines():
         text = line.strip()
@@ -160,12 +182,13 @@ def dots(ttgir: str) -> list[Result]:
         if match:
             name, operation, rest = match.groups()
             operands = [
-                _look_up(scopes, operand) for operand in re.findall(r"%[\w-]+", rest)
+                _from_exponential(scopes, operand)
+                for operand in re.findall(r"%[\w-]+", rest)
             ]
             scopes[-1][name] = operation in EXPONENTIALS or any(operands)
             result = re.search(r"-> tensor<([\dx]+)x\w+, (#\w+)>", rest)
             if operation == "tt.dot" and result:
-                found.append(
+                products.append(
                     {
                         "shape": [int(n) for n in result[1].split("x")],
                         "warps": layouts.get(result[2]),
@@ -174,42 +197,46 @@ def dots(ttgir: str) -> list[Result]:
                 )
         if text.endswith("{"):
             scopes.append({})
-    return found
+    return products
 
 
-def _look_up(scopes: list[dict[str, bool]], name: str) -> bool:
-    """Names are unique in a region and those around it, not in a whole function."""
+def _from_exponential(scopes: list[dict[str, bool]], name: str) -> bool:
+    """Whether the value `name` comes from an exponential. A name is unique in its
+    region and those around it, not in the whole function."""
     for scope in reversed(scopes):
         if name in scope:
             return scope[name]
     return False
 
 
-def compile_launch(launch: Launch, devices: Sequence[str], ocloc: Ocloc) -> Result:
+def compile_launch(
+    launch: Launch, devices: Sequence[str], ocloc: Ocloc
+) -> CompileResult:
     """Compile one launch for `devices`.
 
     Returns:
         {"dots": …, "threads_per_warp": …, "devices": {device: resources}}.
     """
-    by_arch: dict[str, tuple[bytes, str, str, Result]] = {}
-    result: Result = {"devices": {}}
+    modules: dict[str, SpirvModule] = {}
+    result: CompileResult = {"devices": {}}
     for device in devices:
         arch = properties(ocloc, device)
         label = json.dumps(arch, sort_keys=True)
-        if label not in by_arch:
-            by_arch[label] = to_spirv(launch, arch)
-        spirv, name, ttgir, metadata = by_arch[label]
-        result["dots"] = dots(ttgir)
-        result["threads_per_warp"] = metadata["threads_per_warp"]
-        code = _native(spirv, name, device, launch.grf, ocloc)
-        result["devices"][device] = {**code, "slm": metadata["shared"]}
+        if label not in modules:
+            modules[label] = to_spirv(launch, arch)
+        module = modules[label]
+        result["dots"] = dots(module.ttgir)
+        result["threads_per_warp"] = module.threads_per_warp
+        code = asdict(_native(module, device, launch.grf, ocloc))
+        result["devices"][device] = {**code, "slm": module.slm}
     return result
 
 
-def _native(spirv: bytes, name: str, device: str, grf: str, ocloc: Ocloc) -> Result:
+def _native(module: SpirvModule, device: str, grf: str, ocloc: Ocloc) -> Machine:
+    """Compile a module for one device and count what its machine code does."""
     with tempfile.TemporaryDirectory() as folder:
         work = Path(folder)
-        (work / "kernel.spv").write_bytes(spirv)
+        (work / "kernel.spv").write_bytes(module.binary)
         arguments = ["-file", "kernel.spv", "-spirv_input", "-device", device]
         arguments += ["-output", "kernel", "-output_no_suffix", "-out_dir", "out"]
         if FLAGS[grf]:
@@ -227,22 +254,22 @@ def _native(spirv: bytes, name: str, device: str, grf: str, ocloc: Ocloc) -> Res
             device,
             cwd=work,
         )
-        return asdict(machine.read(work / "asm", name))
+        return read(work / "asm", module.kernel)
 
 
 def compile_all(
     launches: Sequence[Launch],
     devices: Sequence[str],
     ocloc: Ocloc,
-    store: Store,
+    store: ResultStore,
     *,
     jobs: int = 2,
     progress: Callable[[str], None] = print,
-) -> list[Result]:
-    """Compile launches, each kept by content, `jobs` at a time.
+) -> list[CompileResult]:
+    """Compile launches, `jobs` at a time; `store` keeps the results by content.
 
     Returns:
-        One result a launch, in order: that of `compile_launch` with `cached`, or
+        One result per launch, in order: that of `compile_launch` with `cached`, or
         {"error": text} where the compiler failed.
     """
     versions = f"{FORMAT} {front_end()} {ocloc.version} {' '.join(devices)}"
@@ -250,20 +277,35 @@ def compile_all(
         hashlib.sha256(f"{launch.key()} {versions}".encode()).hexdigest()
         for launch in launches
     ]
-    results: dict[str, Result] = {}
-    waiting: dict[str, Launch] = {}
+    results: dict[str, CompileResult] = {}
+    missing: dict[str, Launch] = {}
     for key, launch in zip(keys, launches, strict=True):
         stored = store.results_get(f"aot-{key}")
         if stored is not None:
-            results[key] = {**stored, "cached": True}
+            # A store may sort them, and reports show them in the order asked for.
+            codes = {device: stored["devices"][device] for device in devices}
+            results[key] = {**stored, "devices": codes, "cached": True}
         else:
-            waiting.setdefault(key, launch)
-    for device in devices if waiting else ():
+            missing.setdefault(key, launch)
+    compiled = _compiled(missing, devices, ocloc, jobs)
+    for count, (key, result, seconds) in enumerate(compiled, start=1):
+        progress(f"[{count}/{len(missing)}] {missing[key].name} {seconds:.1f} s")
+        if "error" not in result:
+            store.results_put(f"aot-{key}", result)
+        results[key] = {**result, "cached": False}
+    return [results[key] for key in keys]
+
+
+def _compiled(
+    launches: Mapping[str, Launch], devices: Sequence[str], ocloc: Ocloc, jobs: int
+) -> Iterator[tuple[str, CompileResult, float]]:
+    """Compile launches in children: the key, result and seconds of each as it ends."""
+    for device in devices if launches else ():
+        # Asked once here, not in every child.
         properties(ocloc, device)
-    total, done = len(waiting), 0
-    running: dict[Connection, tuple[str, Launch, Any, float]] = {}
+    running: dict[Connection, tuple[str, BaseProcess, float]] = {}
     fork = multiprocessing.get_context("fork")
-    queue = list(waiting.items())
+    queue = list(launches.items())
     while queue or running:
         while queue and len(running) < jobs:
             key, launch = queue.pop(0)
@@ -271,22 +313,17 @@ def compile_all(
             child = fork.Process(target=_child, args=(launch, devices, ocloc, theirs))
             child.start()
             theirs.close()
-            running[ours] = (key, launch, child, time.monotonic())
+            running[ours] = (key, child, time.monotonic())
         for ready in wait(list(running)):
-            key, launch, child, started = running.pop(ready)
+            assert isinstance(ready, Connection)
+            key, child, started = running.pop(ready)
             try:
                 result = ready.recv()
             except EOFError:
                 child.join()
                 result = {"error": f"the compiler ended with {child.exitcode}"}
             child.join()
-            done += 1
-            seconds = time.monotonic() - started
-            progress(f"[{done}/{total}] {launch.name} {seconds:.1f} s")
-            if "error" not in result:
-                store.results_put(f"aot-{key}", result)
-            results[key] = {**result, "cached": False}
-    return [results[key] for key in keys]
+            yield key, result, time.monotonic() - started
 
 
 def _child(

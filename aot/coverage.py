@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether everything that ships was compiled: kernels by name, and configurations.
+"""Check that everything that ships was compiled: kernels, and their configurations.
 
-A configuration is what the wrapper chooses of a kernel: its compile-time parameters,
-sub-groups, pipelining and registers. Which ones there are is found by recording, not
-compiling, every call over ranges that are far wider than what is compiled.
+A configuration is what a wrapper chooses for a kernel: compile-time parameters,
+sub-groups, pipelining depth and registers. To know which ones exist, aot records (and
+does not compile) every call over ranges far wider than those it compiles.
 """
 
 import ast
@@ -14,10 +14,9 @@ from .record import Launch
 
 
 def launched(folder: Path) -> dict[str, Path]:
-    """Name → file of every Triton kernel under `folder` that no other kernel calls.
+    """Name → file of every Triton kernel under `folder` that is launched.
 
-    A function that another kernel calls is compiled as a part of it; every other one
-    exists to be launched.
+    A function that another kernel calls is compiled as a part of that kernel.
     """
     kernels: dict[str, Path] = {}
     called: set[str] = set()
@@ -44,12 +43,16 @@ def configuration(launch: Launch) -> str:
 def uncompiled(
     compiled: Iterable[Launch], every: Iterable[tuple[str, Launch]]
 ) -> dict[str, str]:
-    """Configuration → label of the first call in `every` that needs it, uncompiled."""
-    have = {configuration(launch) for launch in compiled}
+    """The configurations that `every` call needs and nothing compiled.
+
+    Returns:
+        Configuration → label of the first call that needs it.
+    """
+    known = {configuration(launch) for launch in compiled}
     missing: dict[str, str] = {}
     for label, launch in every:
         name = configuration(launch)
-        if name not in have:
+        if name not in known:
             missing.setdefault(name, label)
     return missing
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the compiler's front end, triton-xpu, can be had for this Python."""
+"""Whether the compiler's front end, triton-xpu, has a wheel for this Python."""
 
 import sys
 

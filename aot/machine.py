@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read what `ocloc disasm` writes of a kernel: resources and instruction counts."""
+"""Read a kernel's resources and instruction counts from the output of ocloc disasm."""
 
 import re
 from dataclasses import dataclass
@@ -11,10 +11,10 @@ class Machine:
     """Resources of one kernel's machine code on one device.
 
     Attributes:
-        spill: bytes of scratch memory a hardware thread for spilled registers.
-        private: bytes of scratch memory a hardware thread for private arrays.
-        grf: registers a hardware thread.
-        simd: lanes an instruction stream.
+        spill: bytes of scratch memory per hardware thread for spilled registers.
+        private: bytes of scratch memory per hardware thread for private arrays.
+        grf: registers per hardware thread.
+        simd: lanes per instruction.
         barriers: named barriers.
         dpas: matrix instructions in the listing.
         sends: memory and message instructions in the listing.

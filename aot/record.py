@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Record what a kernel wrapper launches, instead of launching it.
 
-The shipped wrapper runs as it is, on tensors of the `meta` device, so what is compiled
-ahead of time cannot drift from what is launched: the recorder stands in for
-`JITFunction.run` only, after the wrapper has chosen its configuration.
+The shipped wrapper runs unchanged on tensors of the `meta` device and chooses its own
+configuration; only `JITFunction.run` is replaced. So aot compiles exactly what the
+wrapper launches.
 """
 
 import hashlib
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +18,7 @@ from triton.backends.compiler import BaseBackend
 from triton.runtime.jit import JITFunction, create_function_from_signature
 
 from . import source
+from .shapes import Case
 
 
 @dataclass(frozen=True)
@@ -29,9 +30,9 @@ class Launch:
         signature: Triton type of every parameter, `constexpr` for compile-time ones.
         constants: position of every compile-time parameter → its value.
         attributes: position → attributes such as divisibility by 16.
-        num_warps: sub-groups a work-group.
+        num_warps: sub-groups per work-group.
         num_stages: pipelining depth.
-        grf: registers a hardware thread: "128", "256", "auto" or "" (not chosen).
+        grf: registers per hardware thread: "128", "256", "auto" or "" (not chosen).
         grid: number of work-groups along each axis.
     """
 
@@ -71,8 +72,24 @@ class Launch:
         return hashlib.sha256(repr(parts).encode()).hexdigest()
 
 
+@dataclass(frozen=True)
+class LaunchRecord:
+    """A launch and the call that it comes from.
+
+    Attributes:
+        origin: "ours", or the release that the kernel comes from.
+        op: group of the call.
+        label: name of the call in its group.
+    """
+
+    origin: str
+    op: str
+    label: str
+    launch: Launch
+
+
 class _Specialization(BaseBackend):
-    """Triton's own rule for divisibility, made to see the offset of meta tensors."""
+    """Triton's own rule for divisibility, applied to the offset of meta tensors."""
 
     @staticmethod
     def get_arg_specialization(arg: Any, ty: str, **kwargs: Any) -> str:
@@ -106,6 +123,20 @@ def recording() -> Iterator[list[Launch]]:
         yield launches
     finally:
         JITFunction.run = original
+
+
+def record_cases(origin: str, cases: Iterable[Case]) -> list[LaunchRecord]:
+    """Run the calls of `cases` under the recorder: every launch, in order."""
+    records: list[LaunchRecord] = []
+    with recording() as launches:
+        for case in cases:
+            count = len(launches)
+            case.call()
+            records += [
+                LaunchRecord(origin, case.op, case.label, launch)
+                for launch in launches[count:]
+            ]
+    return records
 
 
 KNOWN_OPTIONS = frozenset(

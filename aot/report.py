@@ -7,14 +7,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .compile import Result
+from xpustack.core.markdown import table
+
+from .compile import CompileResult
 from .record import Launch
 
 DPAS_ROWS = 8
-"""Rows of one matrix instruction: more sub-groups than that over rows repeat work."""
+"""Rows of one matrix instruction: sub-groups that share fewer rows repeat work."""
 MOST_ITEMS, MOST_SLM = 1024, 131072
 """Work-items and bytes of shared local memory that a work-group may have."""
-COLUMNS = ("spill", "grf", "simd", "slm", "dpas", "sends", "instructions")
+FIGURES = ("spill", "grf", "simd", "slm", "dpas", "sends", "instructions")
+"""The figures of a device's machine code that the report shows."""
+HEADS = (
+    "op",
+    "kernel",
+    "calls",
+    "warps",
+    "GRF asked",
+    "spill",
+    "GRF",
+    "SIMD",
+    "SLM",
+    "dpas",
+    "sends",
+    "instructions",
+    "products",
+)
 
 
 @dataclass(frozen=True)
@@ -35,33 +53,33 @@ class Row:
     kernel: str
     calls: tuple[str, ...]
     launch: Launch
-    result: Result
+    result: CompileResult
 
     def faults(self) -> list[str]:
         """Why this row must not ship; empty if it may."""
         if "error" in self.result:
             return [f"does not compile: {self.result['error'].strip()[-300:]}"]
-        found = []
+        faults = []
         dots = self.result["dots"]
         for device, code in self.result["devices"].items():
             if code["spill"]:
-                found.append(f"{device}: {code['spill']} bytes of spill a thread")
+                faults.append(f"{device}: {code['spill']} bytes of spill per thread")
             if dots and not code["dpas"]:
-                found.append(f"{device}: a matrix product without dpas")
+                faults.append(f"{device}: a matrix product without dpas")
             if code["slm"] > MOST_SLM:
-                found.append(f"{device}: {code['slm']} bytes of SLM a work-group")
+                faults.append(f"{device}: {code['slm']} bytes of SLM per work-group")
         if self.result["threads_per_warp"] * self.launch.num_warps > MOST_ITEMS:
-            found.append(f"more than {MOST_ITEMS} work-items a work-group")
+            faults.append(f"more than {MOST_ITEMS} work-items per work-group")
         for dot in dots:
             shape, warps = dot["shape"], dot["warps"]
             if warps is None:
-                found.append(f"product {shape} is not on the matrix unit")
+                faults.append(f"product {shape} is not on the matrix unit")
             elif dot["of_probabilities"] and not self._over_columns(shape, warps):
-                found.append(f"PV product {shape} has sub-groups {warps}")
-        return list(dict.fromkeys(found))
+                faults.append(f"PV product {shape} has sub-groups {warps}")
+        return list(dict.fromkeys(faults))
 
     def _over_columns(self, shape: list[int], warps: list[int]) -> bool:
-        """Whether sub-groups share a product's columns and none repeats its rows."""
+        """Whether the sub-groups share a product's columns and none repeats rows."""
         if self.launch.num_warps == 1:
             return True
         return warps[-1] > 1 and warps[-2] * DPAS_ROWS <= max(shape[-2], DPAS_ROWS)
@@ -83,7 +101,8 @@ class Row:
 
 
 def products(row: Row) -> str:
-    """The matrix products of a row: count, shape and sub-groups, probabilities as P."""
+    """The matrix products of a row: count, shape and sub-groups; `P` marks a product
+    of probabilities and values."""
     counts = Counter(
         f"{'P ' if dot['of_probabilities'] else ''}"
         f"{'x'.join(map(str, dot['shape']))} over {dot['warps']}"
@@ -93,12 +112,12 @@ def products(row: Row) -> str:
 
 
 def line(row: Row) -> str:
-    """One terminal line: worst figures over the devices, then the faults."""
+    """A row for a terminal: worst figures over the devices, then the faults."""
     if "error" in row.result:
         return f"{row.kernel}: {row.faults()[0]}"
     codes = row.result["devices"]
     figures = " ".join(
-        f"{column}={max(code[column] for code in codes.values())}" for column in COLUMNS
+        f"{name}={max(code[name] for code in codes.values())}" for name in FIGURES
     )
     dots = products(row)
     constants = {
@@ -108,8 +127,7 @@ def line(row: Row) -> str:
     }
     text = (
         f"{row.kernel} warps={row.launch.num_warps} grf={row.launch.grf or 'default'} "
-        f"{constants}\n    {figures}  dots {dots or 'none'}  [{row.calls[0]}"
-        f"{f' and {len(row.calls) - 1} more' if len(row.calls) > 1 else ''}]"
+        f"{constants}\n    {figures}  dots {dots or 'none'}  [{_calls(row)}]"
     )
     for fault in row.faults():
         text += f"\n    FAULT {fault}"
@@ -122,7 +140,7 @@ def to_json(rows: Sequence[Row], compilers: str) -> str:
     return json.dumps(report, indent=1) + "\n"
 
 
-def table(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
+def tables(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
     """The whole report as Markdown; a figure that differs is given per device."""
     lines = [
         f"Compiled with {compilers}, for {', '.join(devices)}. The front end is older "
@@ -133,29 +151,31 @@ def table(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
     ]
     for origin in sorted({row.origin for row in rows}, key=lambda o: (o == "ours", o)):
         title = "This stack" if origin == "ours" else f"Upstream {origin}, not judged"
-        lines += [
-            "",
-            f"### {title}",
-            "",
-            "| op | kernel | calls | warps | GRF asked | spill | GRF | SIMD | SLM | "
-            "dpas | sends | instructions | products |",
-            "|---|---|---|---|---|---|---|---|---|---|---|---|---|",
-        ]
-        lines += [_table_line(row) for row in rows if row.origin == origin]
+        cells = (_cells(row) for row in rows if row.origin == origin)
+        lines += ["", f"### {title}", "", table(HEADS, cells)]
     return "\n".join(lines)
 
 
-def _table_line(row: Row) -> str:
-    calls = row.calls[0]
-    if len(row.calls) > 1:
-        calls += f" and {len(row.calls) - 1} more"
-    start = f"| {row.op} | `{row.kernel}` | {calls} | {row.launch.num_warps} | "
-    start += f"{row.launch.grf or '-'} | "
+def _cells(row: Row) -> list[str]:
+    launch = row.launch
+    cells = [
+        row.op,
+        f"`{row.kernel}`",
+        _calls(row),
+        str(launch.num_warps),
+        launch.grf or "-",
+    ]
     if "error" in row.result:
-        reason = row.result["error"].strip().splitlines()[-1].replace("|", "/")[:120]
-        return start + f"does not compile: {reason} | | | | | | | |"
-    figures = []
-    for column in COLUMNS:
-        values = [str(code[column]) for code in row.result["devices"].values()]
-        figures.append(values[0] if len(set(values)) == 1 else " / ".join(values))
-    return start + " | ".join(figures) + f" | {products(row) or '-'} |"
+        reason = row.result["error"].strip().splitlines()[-1][:120]
+        cells.append(f"does not compile: {reason}")
+        return cells + [""] * (len(HEADS) - len(cells))
+    for name in FIGURES:
+        values = [str(code[name]) for code in row.result["devices"].values()]
+        cells.append(values[0] if len(set(values)) == 1 else " / ".join(values))
+    return [*cells, products(row) or "-"]
+
+
+def _calls(row: Row) -> str:
+    """The first call, and how many more launch the same code."""
+    more = len(row.calls) - 1
+    return row.calls[0] + (f" and {more} more" if more else "")

@@ -5,51 +5,40 @@ import argparse
 import runpy
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import kernels.xpu_dsv4
 from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError
+from xpustack.core.markdown import with_section
 
 from . import compile as compiler
 from . import report, upstream
 from .cases import cases
 from .coverage import launched, uncompiled
 from .ocloc import OclocError, find
-from .record import Launch, recording
-from .shapes import EVERY
+from .record import LaunchRecord, record_cases
+from .shapes import EVERY, Case
 
-BEGIN, END = "<!-- aot: begin -->", "<!-- aot: end -->"
-Recorded = tuple[str, str, str, Launch]
-
-
-def record(
-    origin: str, calls: Sequence[tuple[str, str, Callable[[], Any]]]
-) -> list[Recorded]:
-    """Run calls under the recorder: (origin, op, label, launch) of every launch."""
-    found: list[Recorded] = []
-    with recording() as launches:
-        for op, label, call in calls:
-            before = len(launches)
-            call()
-            found += [(origin, op, label, launch) for launch in launches[before:]]
-    return found
+SECTION = "aot"
+"""The generated section of the page that `--docs` names."""
 
 
 def rows(
-    launches: Sequence[Recorded], results: Sequence[compiler.Result]
+    records: Sequence[LaunchRecord], results: Sequence[compiler.CompileResult]
 ) -> list[report.Row]:
     """Join launches with their results; launches of the same code share a row."""
     merged: dict[tuple[str, str, str], report.Row] = {}
-    for (origin, op, label, launch), result in zip(launches, results, strict=True):
-        key = (origin, op, launch.key())
+    for record, result in zip(records, results, strict=True):
+        launch = record.launch
+        key = (record.origin, record.op, launch.key())
         before = merged.get(key)
-        calls = (*before.calls, label) if before else (label,)
+        labels = (*before.calls, record.label) if before else (record.label,)
+        calls = tuple(dict.fromkeys(labels))
         merged[key] = report.Row(
-            origin, op, launch.name, tuple(dict.fromkeys(calls)), launch, result
+            record.origin, record.op, launch.name, calls, launch, result
         )
     return list(merged.values())
 
@@ -71,91 +60,102 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     return parser.parse_args(arguments)
 
 
-def recorded(chosen: argparse.Namespace, cache: Cache) -> list[Recorded]:
-    """What the arguments choose: one file's launches, some calls, or everything."""
-    if chosen.call:
-        run = partial(runpy.run_path, str(chosen.call))
-        return record("ours", [("call", chosen.call.name, run)])
-    wanted = [
-        (case.op, case.label, case.call)
-        for case in cases()
-        if (not chosen.op or case.op in chosen.op) and chosen.label in case.label
-    ]
-    ours = record("ours", wanted)
-    if chosen.op or chosen.label:
+def selected(options: argparse.Namespace, cache: Cache) -> list[LaunchRecord]:
+    """The launches that the options ask for: of one file, of some calls, or all."""
+    if options.call:
+        run = partial(runpy.run_path, str(options.call))
+        return record_cases("ours", [Case("call", options.call.name, run)])
+    ours = record_cases(
+        "ours",
+        (
+            case
+            for case in cases()
+            if (not options.op or case.op in options.op) and options.label in case.label
+        ),
+    )
+    if options.op or options.label:
         return ours
-    return [*upstream.record(cache), *ours]
+    return [*upstream.record_releases(cache), *ours]
 
 
-def gaps(ours: Sequence[Recorded]) -> list[str]:
+def gaps(ours: Sequence[LaunchRecord]) -> list[str]:
     """What ships but is not among `ours`: kernels, and configurations."""
-    names = {launch.name for *_, launch in ours}
+    names = {record.launch.name for record in ours}
     shipped = launched(Path(kernels.xpu_dsv4.__path__[0]))
-    found = [
+    lines = [
         f"{name} ({file}): no call of aot/cases*.py launches it"
         for name, file in shipped.items()
         if name not in names
     ]
-    every = record("ours", [(case.op, case.label, case.call) for case in cases(EVERY)])
     missing = uncompiled(
-        (launch for *_, launch in ours),
-        ((f"{op} {label}", launch) for _, op, label, launch in every),
+        (record.launch for record in ours),
+        (
+            (f"{record.op} {record.label}", record.launch)
+            for record in record_cases("ours", cases(EVERY))
+        ),
     )
-    found += [
+    lines += [
         f"{name}: [{label}] needs it and SHIPPED in aot/shapes.py does not compile it"
         for name, label in missing.items()
     ]
-    return found
-
-
-def write_table(docs: Path, table: str) -> None:
-    """Replace what stands between the markers in `docs`."""
-    before, begin, rest = docs.read_text().partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        raise SystemExit(f"{docs} lacks {BEGIN} or {END}")
-    docs.write_text(f"{before}{BEGIN}\n{table}\n{END}{after}")
+    return lines
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    chosen = parse(arguments)
-    cache = Cache.default()
-    started = time.monotonic()
+    options = parse(arguments)
     try:
-        ocloc = find(cache.root / "ocloc", refresh=chosen.refresh_ocloc)
-        found_launches = recorded(chosen, cache)
+        return check(options)
     except (OclocError, StackError) as error:
         print(error, file=sys.stderr)
         return 5
-    devices = chosen.device.split(",")
+
+
+def check(options: argparse.Namespace) -> int:
+    """Compile, report and judge; 1 if a kernel of ours must not ship.
+
+    Raises:
+        OclocError, StackError: the compiler, an archive or the page cannot be had.
+    """
+    if options.docs:
+        # Known before minutes of compilation.
+        with_section(options.docs, SECTION, "")
+    cache = Cache.default()
+    started = time.monotonic()
+    ocloc = find(cache.root / "ocloc", refresh=options.refresh_ocloc)
+    records = selected(options, cache)
+    devices = options.device.split(",")
     with upstream.newer_softmax():
         results = compiler.compile_all(
-            [launch for *_, launch in found_launches],
+            [record.launch for record in records],
             devices,
             ocloc,
             cache,
-            jobs=chosen.jobs,
+            jobs=options.jobs,
         )
-    found = rows(found_launches, results)
-    for row in found:
+    every = rows(records, results)
+    for row in every:
         print(f"{row.origin} {report.line(row)}")
     compilers = f"{compiler.front_end()} and ocloc {ocloc.version}"
-    chosen.json.parent.mkdir(parents=True, exist_ok=True)
-    chosen.json.write_text(report.to_json(found, compilers))
-    if chosen.docs:
-        write_table(chosen.docs, report.table(found, compilers, devices))
-    ours = [row for row in found if row.origin == "ours"]
-    part = chosen.call or chosen.op or chosen.label
-    mine = [recorded for recorded in found_launches if recorded[0] == "ours"]
-    unseen = [] if part else gaps(mine)
-    for gap in unseen:
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(report.to_json(every, compilers))
+    if options.docs:
+        tables = report.tables(every, compilers, devices)
+        options.docs.write_text(with_section(options.docs, SECTION, tables))
+    ours = [row for row in every if row.origin == "ours"]
+    partial_run = options.call or options.op or options.label
+    missing = (
+        []
+        if partial_run
+        else gaps([record for record in records if record.origin == "ours"])
+    )
+    for gap in missing:
         print(f"FAILED {gap}")
-    bad = [row for row in ours if row.faults()]
-    for row in bad:
+    faulty = [row for row in ours if row.faults()]
+    for row in faulty:
         print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
     print(
-        f"{compilers}: {len(found) - len(ours)} of upstream's configurations reported, "
-        f"{len(ours)} of ours judged, {len(bad)} with faults, {len(unseen)} gaps, "
-        f"{time.monotonic() - started:.0f} s; {chosen.json}"
+        f"{compilers}: {len(every) - len(ours)} of upstream's configurations reported, "
+        f"{len(ours)} of ours judged, {len(faulty)} with faults, {len(missing)} gaps, "
+        f"{time.monotonic() - started:.0f} s; {options.json}"
     )
-    return 1 if bad or unseen else 0
+    return 1 if faulty or missing else 0

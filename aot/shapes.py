@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """DeepSeek-V4's shapes, and `meta` tensors of them.
 
-Flash has 64 attention heads and hidden size 4096, Pro 128 and 7168; tensor parallelism
-of 1, 2, 4 or 8 divides the heads, and nothing else that a kernel sees.
+Flash has 64 attention heads and hidden size 4096, Pro 128 and 7168. Of what a kernel
+sees, tensor parallelism of 1, 2, 4 or 8 divides only the heads.
 """
 
 from collections.abc import Callable
@@ -18,7 +18,7 @@ WINDOW = 128
 INDEX_HEADS, INDEX_DIM = 64, 128
 CONTEXT = 1 << 20
 PAGE_BYTES = {2: 1728, 64: 37440, 256: 149760}
-"""Bytes from one page to the next by tokens a page: 584 a token, padded."""
+"""Tokens per page → bytes from one page to the next: 584 per token, padded."""
 PACKAGE = "kernels.xpu_dsv4"
 
 bf16, f32, u8 = torch.bfloat16, torch.float32, torch.uint8
@@ -33,7 +33,7 @@ class Model:
         name: of the model.
         heads: attention heads.
         hidden: hidden size.
-        topk: compressed entries that the indexer selects a token.
+        topk: compressed entries that the indexer selects per token.
         groups: output projection groups.
     """
 
@@ -84,7 +84,7 @@ EVERY = Sizes(
     chunks=(1, 17, 256, 2048, 8192),
     requests=(1, 3, 64, 256, 1024),
 )
-"""What is recorded only, to see that nothing in these ranges is left uncompiled."""
+"""What is only recorded, to check that `SHIPPED` compiles all that these need."""
 
 
 @dataclass(frozen=True)

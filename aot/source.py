@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Triton function says, wherever it stands in its file.
+"""The code of a Triton function, wherever it stands in its file.
 
-Triton's own cache key counts the line at which a kernel and each of its helpers begin,
-so that debug information stays right; here a moved line must not compile anew.
+Triton's own cache key contains the line at which a kernel and each helper begins, so
+that debug information stays right. Here a moved function must not compile again.
 """
 
 import ast
@@ -17,29 +17,29 @@ from triton.runtime.jit import JITFunction
 def parts(function: JITFunction) -> tuple[str, ...]:
     """The code of `function` and of every function it calls, and constants they read.
 
-    Triton's own library is left out: its version stands for it. Comments and layout do
-    not count.
+    Triton's own library is left out, because the compiler's version stands for it.
+    Comments and layout do not count.
     """
-    found: dict[str, str] = {}
-    _collect(function, found)
-    return tuple(f"{name} {text}" for name, text in sorted(found.items()))
+    texts: dict[str, str] = {}
+    _collect(function, texts)
+    return tuple(f"{name} {text}" for name, text in sorted(texts.items()))
 
 
-def _collect(function: JITFunction, found: dict[str, str]) -> None:
+def _collect(function: JITFunction, texts: dict[str, str]) -> None:
     name = f"{function.fn.__module__}.{function.fn.__qualname__}"
-    if name in found:
+    if name in texts:
         return
     tree = _syntax(function.src)
-    found[name] = ast.unparse(tree)
+    texts[name] = ast.unparse(tree)
     for node in ast.walk(tree):
         if not isinstance(node, ast.Name | ast.Attribute):
             continue
         value = _value(node, function.fn.__globals__)
         if isinstance(value, JITFunction):
             if not value.fn.__module__.startswith("triton."):
-                _collect(value, found)
+                _collect(value, texts)
         elif isinstance(value, constexpr | bool | int | float | str):
-            found[f"{name} {ast.unparse(node)}"] = repr(value)
+            texts[f"{name} {ast.unparse(node)}"] = repr(value)
 
 
 @lru_cache

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's own kernels and common ops of the pinned releases, reported beside ours.
+"""Record upstream's own kernels of the pinned releases, to be reported beside ours.
 
-Their files come from the pinned source archives and run behind stand-ins for the rest
-of vLLM. Their rows show what a deployment without this stack compiles; they are never
-judged.
+The kernel files come from the pinned source archives; stand-ins replace the rest of
+vLLM. The report shows what a deployment without this stack compiles, and does not judge
+it.
 """
 
 from collections.abc import Callable, Iterator
@@ -20,7 +20,7 @@ from benchmarks.prepare import upstream
 from benchmarks.upstream import importing
 from xpustack.core.cache import Cache, atomic_dir
 
-from .record import Launch, recording
+from .record import LaunchRecord, record_cases
 from .shapes import (
     CONTEXT,
     HEAD_DIM,
@@ -29,6 +29,7 @@ from .shapes import (
     PAGE_BYTES,
     ROPE_DIM,
     WINDOW,
+    Case,
     f32,
     i32,
     i64,
@@ -39,7 +40,6 @@ from .shapes import (
 
 RELEASES = ("0.21.0", "0.22.1", "0.23.0", "0.33.0")
 Load = Callable[[str], ModuleType]
-Call = tuple[str, str, Callable[[], Any]]
 
 
 @triton.jit
@@ -50,21 +50,18 @@ def softmax(x, dim: tl.constexpr = 0):
     return weight / tl.sum(weight, 0)
 
 
-def record(cache: Cache) -> list[tuple[str, str, str, Launch]]:
-    """Record upstream's launches: (release, op, label, launch)."""
-    found = []
+def record_releases(cache: Cache) -> list[LaunchRecord]:
+    """Record the launches of upstream's kernels in every release."""
+    records = []
     for release in RELEASES:
         with importing(files(cache, release)) as load, newer_softmax():
-            for op, label, call in calls(release, load):
-                with recording() as launches:
-                    call()
-                found += [(f"v{release}", op, label, launch) for launch in launches]
-    return found
+            records += record_cases(f"v{release}", cases(release, load))
+    return records
 
 
 @contextmanager
 def newer_softmax() -> Iterator[None]:
-    """Make `tl.softmax` be `softmax` while kernels are recorded and compiled."""
+    """Replace `tl.softmax` by `softmax` while kernels are recorded and compiled."""
     original = tl.softmax
     tl.softmax = softmax
     try:
@@ -82,11 +79,11 @@ def files(cache: Cache, release: str) -> Path:
     return target
 
 
-def calls(release: str, load: Load) -> Iterator[Call]:
-    """(op, label, call) of what XPU runs of a release.
+def cases(release: str, load: Load) -> Iterator[Case]:
+    """What XPU runs of a release.
 
-    v0.21.0 launches its compressor from the model; the kernels are v0.22.1's, word
-    for word. In v0.33.0 XPU takes the indexer's queries from vllm-xpu-kernels.
+    v0.21.0 launches its compressor from the model, with the same kernels as v0.22.1.
+    In v0.33.0 XPU takes the indexer's queries from vllm-xpu-kernels.
     """
 
     def op(name: str) -> ModuleType:
@@ -106,10 +103,10 @@ def calls(release: str, load: Load) -> Iterator[Call]:
         yield from draft_norms(op)
 
 
-def attention(load: Load) -> Iterator[Call]:
+def attention(load: Load) -> Iterator[Case]:
     """Sparse attention, its gather, and the insert."""
     for label, heads, keys in (("Flash TP1", 64, 640), ("Flash TP8", 8, 640)):
-        yield (
+        yield Case(
             "prefill",
             label,
             lambda h=heads, k=keys: load(ATTENTION).triton_bf16_mla_sparse_interface(
@@ -120,14 +117,14 @@ def attention(load: Load) -> Iterator[Call]:
                 block_dpe=0,
             ),
         )
-    yield (
+    yield Case(
         "gather",
         "slots",
         lambda: load(DECODE).dequant_gather_slots(
             meta(10240, HEAD_DIM), pages(64), meta(10240, dtype=i32), 64
         ),
     )
-    yield (
+    yield Case(
         "insert",
         "Flash TP1",
         lambda: load(INSERT).xpu_qnorm_rope_kv_fp8_insert(
@@ -143,18 +140,18 @@ def attention(load: Load) -> Iterator[Call]:
     )
 
 
-def common(op: Load) -> Iterator[Call]:
+def common(op: Load) -> Iterator[Case]:
     """Insert, gather by request, indices, inverse RoPE."""
     table = meta(16, 4096, dtype=i32)
     rows = meta(16, dtype=i32)
-    yield (
+    yield Case(
         "insert",
         "keys alone",
         lambda: op("cache_utils").quantize_and_insert_k_cache(
             meta(16, HEAD_DIM), pages(64), meta(16, dtype=i64), 64
         ),
     )
-    yield (
+    yield Case(
         "gather",
         "by request",
         lambda: op("cache_utils").dequantize_and_gather_k_cache(
@@ -162,7 +159,7 @@ def common(op: Load) -> Iterator[Call]:
         ),
     )
     tokens, topk = 2048, 512
-    yield (
+    yield Case(
         "topk",
         "global",
         lambda: op("cache_utils").compute_global_topk_indices_and_lens(
@@ -173,7 +170,7 @@ def common(op: Load) -> Iterator[Call]:
             meta(tokens, dtype=u8),
         ),
     )
-    yield (
+    yield Case(
         "topk",
         "combine",
         lambda: op("cache_utils").combine_topk_swa_indices(
@@ -188,7 +185,7 @@ def common(op: Load) -> Iterator[Call]:
             4096,
         ),
     )
-    yield (
+    yield Case(
         "inv_rope",
         "FP8",
         lambda: op("fused_inv_rope_fp8_quant").fused_inv_rope_fp8_quant(
@@ -201,12 +198,12 @@ def common(op: Load) -> Iterator[Call]:
     )
 
 
-def mixed(op: Load) -> Iterator[Call]:
+def mixed(op: Load) -> Iterator[Case]:
     """The indices of a batch with decode and prefill, from v0.23.0 on."""
     table = meta(16, 4096, dtype=i32)
     rows = meta(16, dtype=i32)
     tokens, topk = 2048, 512
-    yield (
+    yield Case(
         "topk",
         "mixed",
         lambda: op("cache_utils").build_flashinfer_mixed_sparse_indices(
@@ -228,9 +225,9 @@ def mixed(op: Load) -> Iterator[Call]:
     )
 
 
-def queries(op: Load) -> Iterator[Call]:
+def queries(op: Load) -> Iterator[Case]:
     """The indexer's queries."""
-    yield (
+    yield Case(
         "indexer_q",
         "FP8",
         lambda: op("fused_indexer_q").fused_indexer_q_rope_quant(
@@ -244,11 +241,11 @@ def queries(op: Load) -> Iterator[Call]:
     )
 
 
-def compressor(op: Load) -> Iterator[Call]:
+def compressor(op: Load) -> Iterator[Case]:
     """Partial states, and compress + norm + RoPE + insert for both caches."""
     for ratio, overlap in ((4, True), (128, False)):
         width = HEAD_DIM * (2 if overlap else 1)
-        yield (
+        yield Case(
             "compressor",
             f"partial states, ratio {ratio}",
             lambda w=width, r=ratio: launcher(
@@ -265,14 +262,14 @@ def compressor(op: Load) -> Iterator[Call]:
                 r,
             ),
         )
-        yield (
+        yield Case(
             "compressor",
             f"compress and insert, ratio {ratio}",
             lambda w=width, r=ratio, o=overlap: compress(
                 op, HEAD_DIM, w, r, o, pages(64), 64, 576, 8
             ),
         )
-    yield (
+    yield Case(
         "compressor",
         "compress and insert, indexer",
         lambda: compress(
@@ -327,10 +324,10 @@ def compress(
     )
 
 
-def norms(op: Load) -> Iterator[Call]:
+def norms(op: Load) -> Iterator[Case]:
     """The RMS norms of attention's projections."""
     for name, rank in (("Flash", 1024), ("Pro", 1536)):
-        yield (
+        yield Case(
             "norm",
             f"{name} q and kv",
             lambda r=rank: op("fused_qk_rmsnorm").fused_q_kv_rmsnorm(
@@ -339,10 +336,10 @@ def norms(op: Load) -> Iterator[Call]:
         )
 
 
-def draft_norms(op: Load) -> Iterator[Call]:
+def draft_norms(op: Load) -> Iterator[Case]:
     """The RMS norms of the draft model, from v0.23.0 on."""
     for name, hidden in (("Flash", 4096), ("Pro", 7168)):
-        yield (
+        yield Case(
             "norm",
             f"{name} draft input",
             lambda h=hidden: launcher(
@@ -357,7 +354,7 @@ def draft_norms(op: Load) -> Iterator[Call]:
                 4,
             ),
         )
-        yield (
+        yield Case(
             "norm",
             f"{name} draft head",
             lambda h=hidden: launcher(
@@ -367,6 +364,6 @@ def draft_norms(op: Load) -> Iterator[Call]:
 
 
 def launcher(module: ModuleType, name: str) -> Callable[..., Any]:
-    """The function `name`, or the launcher object that took its place in v0.33.0."""
+    """The function `name`, or the launcher object that replaces it in v0.33.0."""
     function = getattr(module, name, None)
     return function or getattr(module, f"_{name.upper()}_KERNEL")

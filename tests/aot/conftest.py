@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without the compiler's front end, what needs it is left out, and says so."""
+"""Leave out, with the reason, the tests that need the missing front end."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ _NEED_NONE = {"test_front_end.py"}
 
 def pytest_report_header() -> str | None:
     reason = missing()
-    return f"skipped but for {sorted(_NEED_NONE)}: {reason}" if reason else None
+    return f"only {sorted(_NEED_NONE)} run: {reason}" if reason else None
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:

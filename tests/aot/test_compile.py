@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The whole way to machine code, and that nothing shipped is left out."""
+"""Compilation to machine code, and the check that it leaves out nothing shipped."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,8 +12,8 @@ from aot.cases import cases
 from aot.compile import compile_all
 from aot.coverage import launched
 from aot.ocloc import Ocloc, find
-from aot.record import Launch, recording
-from aot.run import gaps, record
+from aot.record import Launch, record_cases, recording
+from aot.run import gaps
 from xpustack.core.cache import Cache
 
 
@@ -39,16 +38,10 @@ def ocloc() -> Ocloc:
     return find(Cache.default().root / "ocloc")
 
 
-class Memory(dict[str, Any]):
-    def results_get(self, key: str) -> dict[str, Any] | None:
-        return self.get(key)
-
-    def results_put(self, key: str, value: dict[str, Any]) -> None:
-        self[key] = value
-
-
-def test_a_small_product_fits_and_a_large_one_spills(ocloc: Ocloc) -> None:
-    store = Memory()
+def test_a_small_product_fits_and_a_large_one_spills(
+    ocloc: Ocloc, tmp_path: Path
+) -> None:
+    store = Cache(tmp_path)
     launches = [launch(32, 4), launch(64, 1)]
     small, large = compile_all(launches, ["pvc", "ptl"], ocloc, store)
     for device in ("pvc", "ptl"):
@@ -60,37 +53,37 @@ def test_a_small_product_fits_and_a_large_one_spills(ocloc: Ocloc) -> None:
     assert small["dots"][0]["shape"] == [32, 32]
     again = compile_all(launches, ["pvc", "ptl"], ocloc, store)
     assert [result["cached"] for result in again] == [True, True]
+    assert [list(result["devices"]) for result in again] == [["pvc", "ptl"]] * 2
 
 
-def test_a_compiler_failure_is_a_result(ocloc: Ocloc) -> None:
+def test_a_compiler_failure_is_a_result(ocloc: Ocloc, tmp_path: Path) -> None:
     bad = launch(32, 4)
     bad.constants[(3,)] = 24
-    store = Memory()
-    (result,) = compile_all([bad], ["pvc"], ocloc, store)
+    (result,) = compile_all([bad], ["pvc"], ocloc, Cache(tmp_path))
     assert "power of 2" in result["error"]
-    assert not store
+    assert not list(tmp_path.rglob("*.json"))
 
 
 def test_nothing_that_ships_is_left_uncompiled() -> None:
-    ours = record("ours", [(c.op, c.label, c.call) for c in cases()])
-    assert {label for _, _, label, _ in ours} == {case.label for case in cases()}
+    ours = record_cases("ours", cases())
+    assert {record.label for record in ours} == {case.label for case in cases()}
     assert not gaps(ours)
 
 
 def test_a_configuration_that_no_case_compiles_is_found() -> None:
-    ours = record("ours", [(c.op, c.label, c.call) for c in cases()])
+    ours = record_cases("ours", cases())
     kept = [
-        recorded
-        for recorded in ours
-        if not recorded[3].constexprs().get("FUSE_POST")
-        and recorded[3].constexprs().get("EXTRA") != 64
-        and recorded[3].name != "norm_kernel"
+        record
+        for record in ours
+        if not record.launch.constexprs().get("FUSE_POST")
+        and record.launch.constexprs().get("EXTRA") != 64
+        and record.launch.name != "norm_kernel"
     ]
-    found = "\n".join(gaps(kept))
-    assert "norm_kernel (" in found
-    assert "project_kernel GATES=24" in found
-    assert "_prefill_kernel EXTRA=64" in found
-    assert "[prefill H1 H1 576 dims T1] needs it" in found
+    text = "\n".join(gaps(kept))
+    assert "norm_kernel (" in text
+    assert "project_kernel GATES=24" in text
+    assert "_prefill_kernel EXTRA=64" in text
+    assert "[prefill H1 H1 576 dims T1] needs it" in text
 
 
 def test_a_kernel_that_nobody_launches_is_found(tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The check is left out, with its reason, only where no front end exists."""
+"""aot is skipped, with its reason, only where no front end exists."""
 
 import pytest
 

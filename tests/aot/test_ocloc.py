@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding ocloc: the mirror from apt's own configuration, the order, clear errors."""
+"""The search for ocloc: its order, apt's own mirror, and clear errors."""
 
 from pathlib import Path
 
 import pytest
 
-from aot.ocloc import OclocError, find, mirror
+from aot.debian import FetchError, mirror
+from aot.ocloc import OclocError, find
 
 RING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 SOURCES = f"""\
@@ -64,7 +65,7 @@ def test_mirror_from_one_line_list(tmp_path: Path) -> None:
     ids=["disabled", "sources only", "no main", "empty"],
 )
 def test_no_archive_is_an_error(tmp_path: Path, text: str) -> None:
-    with pytest.raises(OclocError, match="no Debian archive"):
+    with pytest.raises(FetchError, match="no Debian archive"):
         mirror(apt(tmp_path, "debian.sources", text))
 
 
@@ -75,15 +76,15 @@ def test_named_binary_must_run(tmp_path: Path) -> None:
 
 def test_named_binary_wins(tmp_path: Path) -> None:
     named = script(tmp_path / "mine", "echo 30.1.2.3")
-    found = find(tmp_path, environ={"OCLOC": str(named)}, apt=tmp_path)
-    assert found.command == (str(named),)
-    assert found.version == "30.1.2.3"
+    ocloc = find(tmp_path, environ={"OCLOC": str(named)}, apt=tmp_path)
+    assert ocloc.command == (str(named),)
+    assert ocloc.version == "30.1.2.3"
 
 
 def test_recent_one_on_path_is_used(tmp_path: Path) -> None:
     script(tmp_path / "ocloc", "echo 26.9.1")
-    found = find(tmp_path / "cache", environ={"PATH": str(tmp_path)}, apt=tmp_path)
-    assert found.version == "26.9.1"
+    ocloc = find(tmp_path / "cache", environ={"PATH": str(tmp_path)}, apt=tmp_path)
+    assert ocloc.version == "26.9.1"
 
 
 def test_old_one_on_path_is_refused_with_the_reason(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def launch(offset: int = 0, size: int = 100, **options: object) -> Launch:
 
 
 def test_signature_and_constants() -> None:
-    found = launch(num_warps=8, grf_mode="256")
-    assert found.name == "add"
-    assert list(found.signature.values()) == [
+    recorded = launch(num_warps=8, grf_mode="256")
+    assert recorded.name == "add"
+    assert list(recorded.signature.values()) == [
         "*bf16",
         "*fp32",
         "i32",
@@ -41,9 +41,9 @@ def test_signature_and_constants() -> None:
         "constexpr",
         "constexpr",
     ]
-    assert found.constants == {(4,): 1, (5,): 32}
-    assert found.constexprs() == {"BLOCK": 32}
-    assert (found.num_warps, found.grf, found.grid) == (8, "256", (4, 2))
+    assert recorded.constants == {(4,): 1, (5,): 32}
+    assert recorded.constexprs() == {"BLOCK": 32}
+    assert (recorded.num_warps, recorded.grf, recorded.grid) == (8, "256", (4, 2))
 
 
 def test_divisibility_follows_the_offset_of_a_view() -> None:
@@ -90,8 +90,8 @@ def whole(x_ptr, SIDE: tl.constexpr):
 """
 
 
-def written(folder: Path, text: str) -> str:
-    """The key of one launch of `whole` from a module of that text."""
+def key_of(folder: Path, text: str) -> str:
+    """The key of one launch of `whole` from a module with this text."""
     file = folder / f"m{abs(hash(text))}.py"
     file.write_text(text)
     spec = importlib.util.spec_from_file_location("module", file)
@@ -104,17 +104,17 @@ def written(folder: Path, text: str) -> str:
 
 
 def test_key_does_not_depend_on_lines(tmp_path: Path) -> None:
-    key = written(tmp_path, HELPER + KERNEL)
-    assert written(tmp_path, "# moved\n\n" + HELPER + "\n\n\n" + KERNEL) == key
+    key = key_of(tmp_path, HELPER + KERNEL)
+    assert key_of(tmp_path, "# moved\n\n" + HELPER + "\n\n\n" + KERNEL) == key
     assert (
-        written(tmp_path, HELPER + KERNEL.replace("    at", "    # at\n    at")) == key
+        key_of(tmp_path, HELPER + KERNEL.replace("    at", "    # at\n    at")) == key
     )
 
 
 def test_key_sees_the_text_of_a_helper(tmp_path: Path) -> None:
-    key = written(tmp_path, HELPER + KERNEL)
-    assert written(tmp_path, HELPER.replace("* 2", "* 3") + KERNEL) != key
-    assert written(tmp_path, HELPER + KERNEL.replace("(0, SIDE)", "(1, SIDE)")) != key
+    key = key_of(tmp_path, HELPER + KERNEL)
+    assert key_of(tmp_path, HELPER.replace("* 2", "* 3") + KERNEL) != key
+    assert key_of(tmp_path, HELPER + KERNEL.replace("(0, SIDE)", "(1, SIDE)")) != key
 
 
 def test_unknown_launch_option_is_an_error() -> None:

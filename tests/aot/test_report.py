@@ -45,10 +45,10 @@ def test_a_sound_row_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("bad", "fault"),
     [
-        (row({"spill": 64}), "bmg: 64 bytes of spill a thread"),
+        (row({"spill": 64}), "bmg: 64 bytes of spill per thread"),
         (row({"dpas": 0}), "bmg: a matrix product without dpas"),
-        (row({"slm": 131073}), "bmg: 131073 bytes of SLM a work-group"),
-        (row(threads_per_warp=128), "more than 1024 work-items a work-group"),
+        (row({"slm": 131073}), "bmg: 131073 bytes of SLM per work-group"),
+        (row(threads_per_warp=128), "more than 1024 work-items per work-group"),
         (
             row(dots=[QK, {**PV, "warps": [16, 1]}]),
             "PV product [16, 512] has sub-groups [16, 1]",
@@ -122,8 +122,9 @@ def test_machine_code_is_read(tmp_path: Path) -> None:
         "(f0.0)  dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
         "        dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
     )
-    found = read(tmp_path, "mine")
-    assert (found.spill, found.grf, found.simd, found.barriers) == (640, 256, 16, 1)
-    assert (found.dpas, found.sends, found.instructions) == (2, 1, 4)
+    machine = read(tmp_path, "mine")
+    assert (machine.spill, machine.grf, machine.simd) == (640, 256, 16)
+    assert (machine.barriers, machine.dpas) == (1, 2)
+    assert (machine.sends, machine.instructions) == (1, 4)
     with pytest.raises(ValueError, match="names no kernel nobody"):
         read(tmp_path, "nobody")

@@ -10,6 +10,8 @@ from serving import Job, Kitchen
 from test_engine import MIXED, SPECULATING
 from twin import Roundings, Twin
 
+from xpustack.core.markdown import table
+
 pytestmark = pytest.mark.full
 
 STOPS = {
@@ -37,12 +39,9 @@ def errors_of(
     return attention_errors(answer, twin, Roundings.of(answer["ops"]))
 
 
-def table(untouched: list[Error], patched: list[Error]) -> list[str]:
-    """Markdown rows: untouched, then patched, for each layer of each request."""
-    lines = [
-        "| tokens | ratio | float32 | rounding twin | core | output | overlap |",
-        "|---|---|---|---|---|---|---|",
-    ]
+def side_by_side(untouched: list[Error], patched: list[Error]) -> str:
+    """A Markdown table: untouched, then patched, for each layer of each request."""
+    rows = []
     for before, after in zip(untouched, patched, strict=True):
         cells = [str(before.tokens), str(before.ratio)]
         for name in ("plain", "rounded", "core", "output"):
@@ -50,8 +49,9 @@ def table(untouched: list[Error], patched: list[Error]) -> list[str]:
             cells.append(" → ".join(f"{100 * figure:.2f} %" for figure in figures))
         shares = (before.overlap, after.overlap)
         cells.append(" → ".join("-" if x is None else f"{x:.3f}" for x in shares))
-        lines.append("| " + " | ".join(cells) + " |")
-    return lines
+        rows.append(cells)
+    heads = ("tokens", "ratio", "float32", "rounding twin", "core", "output", "overlap")
+    return table(heads, rows)
 
 
 @pytest.mark.serves(MIXED, SPECULATING, untouched=startable)
@@ -66,7 +66,7 @@ def test_side_by_side(served: Kitchen, twin: Twin, release: str) -> None:
         before = errors_of(served, twin, release, job, patched=False)
         after = errors_of(served, twin, release, job, patched=True)
         print(f"{release} {job.name}")
-        print("\n".join(table(before, after)))
+        print(side_by_side(before, after))
         for patched in (False, True):
             tokens = served.serve(release, job, patched).new_tokens()
             print("patched:" if patched else "untouched:", tokens)

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tarfile
 from pathlib import Path
+from typing import Self
 
 from xpustack.base import releases
 from xpustack.base.releases import Release
@@ -78,14 +79,19 @@ class FakeStack:
                 f"torch = {pin}\ntriton = {pin}\nxpu_kernels = {pin}\n"
             )
 
-    def copy(self, root: Path) -> "FakeStack":
-        """The same stack elsewhere, to be changed."""
+    @classmethod
+    def at(cls, root: Path) -> Self:
+        """The stack that lies at `root` already."""
+        stack = cls.__new__(cls)
+        stack.root = root
+        stack.project = Project(root / "project")
+        stack.cache = Cache(root / "cache")
+        return stack
+
+    def copy(self, root: Path) -> Self:
+        """A copy of the stack and of its cache, to be changed."""
         shutil.copytree(self.root, root, dirs_exist_ok=True)
-        other = object.__new__(FakeStack)
-        other.root = root
-        other.project = Project(root / "project")
-        other.cache = Cache(root / "cache")
-        return other
+        return self.at(root)
 
     @property
     def releases(self) -> releases.Releases:

@@ -40,12 +40,6 @@ class ShippedStack(TinyStack):
         layer = {LAYER: HEADER + "LAYER = 1\n"}
         self.step("bring-kernel", {**landed, **layer}, "Kernels: decode\n")
 
-    def elsewhere(self, root: Path) -> "ShippedStack":
-        """The same stack with its own copy of the cache, to be changed."""
-        other = ShippedStack.__new__(ShippedStack)
-        other.__dict__.update(self.copy(root).__dict__)
-        return other
-
     def with_extension(self) -> None:
         """Add a step that compiles an extension which notes where it was built."""
         extension = textwrap.dedent(

@@ -152,12 +152,6 @@ class TinyStack(FakeStack):
         self.save(work)
         shutil.rmtree(work)
 
-    def elsewhere(self, root: Path) -> "TinyStack":
-        """The same stack with its own copy of the cache, to be changed."""
-        other = TinyStack.__new__(TinyStack)
-        other.__dict__.update(self.copy(root).__dict__)
-        return other
-
     def builds(self, runner: Runner) -> list[Build]:
         """Every tree of v1.0, built."""
         made = self.trees()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack defects`."""
+"""`xpustack defects`: what the tests observe of upstream's defects."""
 
 import dataclasses
 from typing import Annotated, Any
@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from xpustack.core.project import Project
-from xpustack.pages import defects as core
+from xpustack.pages import defects as page
 from xpustack.series.patch import load_series
 from xpustack.terminal.console import (
     AsJson,
@@ -20,7 +20,7 @@ from xpustack.terminal.console import (
 
 def defects(
     write: Annotated[
-        bool, typer.Option("--write", help=f"Refresh the tables in {core.PAGE}.")
+        bool, typer.Option("--write", help=f"Refresh the tables in {page.PAGE}.")
     ] = False,
     compare: Annotated[
         tuple[str, str], typer.Option(help="Two releases whose patches to compare.")
@@ -35,12 +35,14 @@ def defects(
     with answering("defects", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
             project = Project.find()
-            found = core.rows(project, cache, offline=offline, progress=progress)
-            series = [load_series(project, name) for name in compare]
-            alike = core.alike(*series)
+            observed = page.observations(
+                project, cache, offline=offline, progress=progress
+            )
+            first, second = (load_series(project, name) for name in compare)
+            overlaps = page.overlaps(first, second)
             if write:
-                section = core.markdown(found, alike, " and ".join(compare))
-                core.write(project, section)
+                content = page.section(observed, overlaps, " and ".join(compare))
+                page.write_section(project, content)
         rows: list[dict[str, Any]] = [
             {
                 "defect": row.defect.id,
@@ -48,10 +50,10 @@ def defects(
                 "before": row.before,
                 "after": row.after,
             }
-            for row in found
+            for row in observed
         ]
         answer.data = {
             "defects": rows,
-            "alike": [dataclasses.asdict(slug) for slug in alike],
+            "alike": [dataclasses.asdict(overlap) for overlap in overlaps],
         }
         answer.table(rows, ("defect", "release", "before", "after"))

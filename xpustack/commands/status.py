@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack status`."""
+"""`xpustack status`: the matrix of releases and steps, and the pages that show it."""
 
 from typing import Annotated
 
@@ -8,8 +8,7 @@ import typer
 
 from xpustack.base import releases
 from xpustack.core.project import Project
-from xpustack.pages import status as core
-from xpustack.pages.status import Entry
+from xpustack.pages import status as page
 from xpustack.terminal.console import AsJson, answering, using_cache
 
 
@@ -31,23 +30,20 @@ def status(
         project = Project.find()
         pinned = releases.load(project)
         if check_readme:
-            core.require_fresh(project, pinned)
+            page.require_fresh(project, pinned)
         elif write_readme:
-            core.write_readme(project, pinned)
+            page.write_pages(project, pinned)
         elif markdown:
-            entries = core.entries(project, pinned)
-            answer.data = msgspec.to_builtins(entries)
-            answer.say(core.markdown(entries, pinned.names).removesuffix("\n"))
+            statuses = page.step_statuses(project, pinned)
+            answer.data = msgspec.to_builtins(statuses)
+            answer.say(page.matrix_table(statuses, pinned.names))
         else:
-            entries = core.judged(project, cache, pinned)
-            answer.data = msgspec.to_builtins(entries)
-            columns = ("step", *pinned.names)
-            rows = [
-                dict(zip(columns, _row(slug, row), strict=True))
-                for slug, row in core.matrix(entries, pinned.names)
-            ]
-            answer.table(rows, columns)
-
-
-def _row(slug: str, row: list[Entry | None]) -> list[str]:
-    return [slug, *(core.long_cell(entry) if entry else "-" for entry in row)]
+            statuses = page.checked_statuses(project, cache, pinned)
+            answer.data = msgspec.to_builtins(statuses)
+            rows = []
+            for slug, row in page.matrix(statuses, pinned.names):
+                cells = (page.long_cell(step) if step else "-" for step in row)
+                rows.append(
+                    {"step": slug, **dict(zip(pinned.names, cells, strict=True))}
+                )
+            answer.table(rows, ("step", *pinned.names))

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result
+from xpustack.core.markdown import table
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.series.patch import Step
 
@@ -88,20 +89,16 @@ def describe(request: Request, template: Template, release: str) -> str:
 
 def cover(requests: Sequence[Request], release: str, number: int, person: str) -> str:
     """The cover letter: what there is, in which order, and what is left to do."""
-    lines = [
-        f"# {release} as pull requests, export {number}",
-        "",
-        "| # | title | branch | needs | lines |",
-        "|---|---|---|---|---|",
-    ]
+    rows = []
     for place, one in enumerate(requests, start=1):
         needs = ", ".join(f"`{slug}`" for slug in one.needs) or "nothing"
         note = "" if one.for_upstream else f" ({one.step.trailers.upstream_status})"
-        lines.append(
-            f"| {place} | {one.step.subject}{note} | `{one.branch}` | {needs}"
-            f" | {one.lines} |"
-        )
-    lines += [
+        title = f"{one.step.subject}{note}"
+        rows.append((place, title, f"`{one.branch}`", needs, one.lines))
+    lines = [
+        f"# {release} as pull requests, export {number}",
+        "",
+        table(("#", "title", "branch", "needs", "lines"), rows),
         "",
         "Lines are those outside kernels and tests; above 500 upstream asks for an"
         " RFC first.",

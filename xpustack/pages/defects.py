@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defects of upstream by release: what a step's tests found before it and after it,
-and how alike two releases' patches of one slug are."""
+"""Defects of upstream by release: what a step's tests observe before and after it,
+and how much two releases' patches of one slug have in common."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import msgspec
 
 from xpustack.base.releases import load
 from xpustack.base.store import Store
-from xpustack.checks.proof import proofs
+from xpustack.checks.proof import Proof, proofs
+from xpustack.core import markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
@@ -23,12 +23,22 @@ from xpustack.steptest.verdict import Figure
 
 LIST = "tests/steps/defects.toml"
 PAGE = "docs/defects.md"
+SECTION = "defects"
+"""The page's generated section."""
 UNPROVEN = "not checked on this machine"
+_LONGEST = 160
+"""Characters of a failure that the page shows."""
 
 
 class Defect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One entry of the list. `tests` is a regular expression of test names; `elsewhere`
-    says, by release, why its series has no such step."""
+    """A defect of the list.
+
+    Attributes:
+        what: the defect in a few words.
+        step: the slug of the step that fixes it.
+        tests: a regular expression of the names of the tests that show it.
+        elsewhere: by release, why its series has no such step.
+    """
 
     id: str
     what: str
@@ -42,8 +52,8 @@ class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True)
-class Row:
-    """A defect in a release: what was found before the step, and after it."""
+class Observation:
+    """What the tests observe of a defect in a release, before the step and after it."""
 
     defect: Defect
     release: str
@@ -52,7 +62,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Alike:
+class Overlap:
     """Changed lines of two patches of one slug: in both, and in one of them."""
 
     slug: str
@@ -74,69 +84,77 @@ def defects(project: Project) -> tuple[Defect, ...]:
         raise UsageError(str(error), path=LIST) from error
 
 
-def rows(
+def observations(
     project: Project,
     cache: Cache,
     *,
     offline: bool = False,
     progress: Progress = silent,
-) -> list[Row]:
+) -> list[Observation]:
     """Each defect, in the order of the list, in each release, oldest first, from the
     results that `check` left in the cache."""
-    listed = defects(project)
     store = Store(cache)
-    found = []
+    proofs_by_step: dict[str, dict[str, Proof]] = {}
     for release in load(project):
-        made = trees(store, project, release, offline=offline, progress=progress)
-        known = {proof.step.slug: proof.test for proof in proofs(project, cache, made)}
-        for defect in listed:
-            if defect.step not in known:
-                why = defect.elsewhere.get(release.name, "no such step")
-                found.append(Row(defect, release.name, why, ""))
-                continue
-            result = known[defect.step]
-            figures = result.figures if result is not None else ()
-            picked = [one for one in figures if re.search(defect.tests, one.test)]
-            before = _joined((one.test, _shortened(one)) for one in picked)
-            after = _joined((one.test, one.after) for one in picked if one.after)
-            found.append(
-                Row(
-                    defect,
-                    release.name,
-                    before or UNPROVEN,
-                    after or ("the tests pass" if picked else UNPROVEN),
-                )
-            )
-    found.sort(key=lambda row: listed.index(row.defect))
-    return found
+        series = trees(store, project, release, offline=offline, progress=progress)
+        proofs_by_step[release.name] = {
+            proof.step.slug: proof for proof in proofs(project, cache, series)
+        }
+    return [
+        _observation(defect, release, steps.get(defect.step))
+        for defect in defects(project)
+        for release, steps in proofs_by_step.items()
+    ]
 
 
-def _joined(said: Iterable[tuple[str, str]]) -> str:
-    """What tests said, each with its parameters, the same words once."""
+def _observation(defect: Defect, release: str, proof: Proof | None) -> Observation:
+    """What the tests of a step observed; `proof` is None where there is no step."""
+    if proof is None:
+        why = defect.elsewhere.get(release, "no such step")
+        return Observation(defect, release, why, "")
+    figures = [
+        figure
+        for figure in (proof.test.figures if proof.test is not None else ())
+        if re.search(defect.tests, figure.test)
+    ]
+    before = _joined((figure.test, _shortened(figure)) for figure in figures)
+    after = _joined((figure.test, figure.after) for figure in figures if figure.after)
+    passed = "the tests pass" if figures else UNPROVEN
+    return Observation(defect, release, before or UNPROVEN, after or passed)
+
+
+def _joined(messages: Iterable[tuple[str, str]]) -> str:
+    """The messages of tests, each with the test's parameters, without repetition."""
     texts = []
-    for test, text in said:
+    for test, message in messages:
         parameters = test.partition("[")[2]
-        texts.append(f"[{parameters} {text}" if parameters else text)
+        texts.append(f"[{parameters} {message}" if parameters else message)
     return "; ".join(dict.fromkeys(texts))
 
 
 def _shortened(figure: Figure) -> str:
     """The failure without the words of Python around it."""
     text = figure.before.removeprefix("AssertionError: ").partition("\nassert ")[0]
-    return text if len(text) < 160 else f"{text[:156]} ..."
+    return text if len(text) < _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def alike(first: Sequence[Step], second: Sequence[Step]) -> list[Alike]:
+def overlaps(first: Sequence[Step], second: Sequence[Step]) -> list[Overlap]:
     """The slugs of both series, with the changed lines of their patches compared."""
     others = {step.slug: step for step in second}
-    found = []
+    counts = []
     for step in first:
         if step.slug in others:
-            left, right = (_changed(one.diff) for one in (step, others[step.slug]))
+            left, right = _changed(step.diff), _changed(others[step.slug].diff)
             both = left & right
-            counts = (both.total(), (left - both).total(), (right - both).total())
-            found.append(Alike(step.slug, *counts))
-    return found
+            counts.append(
+                Overlap(
+                    step.slug,
+                    both.total(),
+                    (left - both).total(),
+                    (right - both).total(),
+                )
+            )
+    return counts
 
 
 def _changed(diff: bytes) -> Counter[bytes]:
@@ -147,50 +165,49 @@ def _changed(diff: bytes) -> Counter[bytes]:
     )
 
 
-def markdown(found: Sequence[Row], compared: Sequence[Alike], names: str) -> str:
-    """Both as Markdown tables. Releases that have no figure here are named below."""
-    figured = {row.release for row in found if row.after not in ("", UNPROVEN)}
-    unknown = dict.fromkeys(row.release for row in found if row.release not in figured)
-    lines = ["| defect | release | before the step | after it | step |"]
-    lines.append("|---|---|---|---|---|")
-    for row in found:
-        if row.release in unknown:
-            continue
-        cells = (
+def section(
+    observed: Sequence[Observation], compared: Sequence[Overlap], names: str
+) -> str:
+    """Both as Markdown tables; a release without any figure is only named below.
+
+    Args:
+        names: the two releases whose patches are compared.
+    """
+    releases = dict.fromkeys(row.release for row in observed)
+    checked = {row.release for row in observed if row.after not in ("", UNPROVEN)}
+    unchecked = [release for release in releases if release not in checked]
+    rows = (
+        (
             f"**{row.defect.id}** {row.defect.what}",
             row.release,
             row.before,
             row.after,
             f"`{row.defect.step}`" if row.after else "",
         )
-        lines.append(f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |")
-    if unknown:
+        for row in observed
+        if row.release in checked
+    )
+    heads = ("defect", "release", "before the step", "after it", "step")
+    lines = [markdown.table(heads, rows), ""]
+    if unchecked:
         lines += [
+            f"Not checked step by step where this was written: {', '.join(unchecked)}.",
             "",
-            f"Not checked step by step where this was written: {', '.join(unknown)}.",
         ]
-    lines += ["", f"Changed lines of one slug in {names}:", ""]
-    lines += ["| slug | in both | in the first only | in the second only |"]
-    lines += ["|---|---|---|---|"]
-    lines += [
-        f"| `{one.slug}` | {one.both} | {one.first} | {one.second} |"
-        for one in compared
-    ]
+    counts = ((f"`{row.slug}`", row.both, row.first, row.second) for row in compared)
+    heads = ("slug", "in both", "in the first only", "in the second only")
+    lines += [f"Changed lines of one slug in {names}:", ""]
+    lines.append(markdown.table(heads, counts))
     return "\n".join(lines)
 
 
-def write(project: Project, section: str) -> Path:
-    """Put `section` between the marks of the page, and return the page.
+def write_section(project: Project, content: str) -> None:
+    """Write the page's generated section.
 
     Raises:
-        UsageError: the page lacks its marks.
+        UsageError: the page has no such section.
     """
     path = project.root / PAGE
-    begin, end = "<!-- defects: begin -->\n", "\n<!-- defects: end -->"
-    text = path.read_text(encoding="utf-8")
-    if begin not in text or end not in text:
-        raise UsageError(f"{PAGE} lacks the marks of its table", path=PAGE)
-    head, tail = text.partition(begin)[0], text.partition(end)[2]
+    text = markdown.with_section(path, SECTION, content)
     with atomic_file(path) as file:
-        file.write(f"{head}{begin}{section}{end}{tail}".encode())
-    return path
+        file.write(text.encode())

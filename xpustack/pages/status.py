@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The matrix release by step: how large each step is and where upstream stands."""
 
-import re
 import time
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
@@ -12,7 +11,7 @@ import msgspec
 from xpustack.base.releases import Release, Releases
 from xpustack.base.store import Store, base_ref
 from xpustack.checks.proof import proofs
-from xpustack.core import history
+from xpustack.core import history, markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
@@ -23,7 +22,8 @@ from xpustack.series.static import brought_lines, changed_lines
 
 README = "README.md"
 STEPS = "docs/steps.md"
-BEGIN, END = "<!-- status -->", "<!-- /status -->"
+SECTION = "status"
+"""The README's generated section."""
 _DAY = 86_400
 _STEPS_HEAD = """\
 # Every step of every release
@@ -33,18 +33,22 @@ are those that its patch adds and removes, `new` those of the files and kernels 
 brings. `python -m xpustack status --write-readme` writes this page.
 
 """
-_SECTION = re.compile(f"{re.escape(BEGIN)}\n.*?{re.escape(END)}", re.DOTALL)
 
 
-class Entry(msgspec.Struct, frozen=True):
-    """One step of one release. `changed` counts added and removed lines of its
-    patch, `brought` the lines of the overlay files and kernels that it adds.
-    `removal` is the condition under which it is dropped.
+class StepStatus(msgspec.Struct, frozen=True):
+    """How one step of one release stands.
 
-    `checks` is `green`, or what is not proven of the step as it is now; None where
-    this machine does not have the release. `since` is the day on which its patch
-    was first committed, as `2026-11-21`, and `age` the days since then; None while
-    it is not committed.
+    Attributes:
+        position: of the step in the series, from 1.
+        changed: lines that its patch adds and removes.
+        brought: lines of the overlay files and kernels that it adds.
+        upstream: its `Upstream-Status`.
+        removal: the condition under which it is dropped.
+        checks: `green`, or what is not proven of the step as it is now; None where
+            this machine does not have the release.
+        since: the day on which its patch was first committed, such as `2026-11-21`;
+            None while it is not committed.
+        age: days since then.
     """
 
     release: str
@@ -60,18 +64,18 @@ class Entry(msgspec.Struct, frozen=True):
     age: int | None = None
 
 
-def entries(project: Project, releases: Releases) -> list[Entry]:
+def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
     """Every step of every release, oldest release first, in the series' order.
 
     Raises:
         SeriesError: a series cannot be read.
     """
-    found = []
+    statuses = []
     for release in releases:
         steps = load_series(project, release.name)
         for index, step in enumerate(steps):
-            found.append(
-                Entry(
+            statuses.append(
+                StepStatus(
                     release=release.name,
                     position=index + 1,
                     step=step.slug,
@@ -82,14 +86,15 @@ def entries(project: Project, releases: Releases) -> list[Entry]:
                     removal=step.trailers.removal,
                 )
             )
-    return found
+    return statuses
 
 
-def judged(
+def checked_statuses(
     project: Project, cache: Cache, releases: Releases, now: float | None = None
-) -> list[Entry]:
-    """As `entries`, with what this machine knows: checks from the cache, age from
-    git. Nothing is downloaded, applied or run.
+) -> list[StepStatus]:
+    """As `step_statuses`, with the checks from the cache and the age from git.
+
+    Nothing is downloaded, applied or run.
 
     Args:
         now: seconds since 1970; None for the clock.
@@ -98,33 +103,34 @@ def judged(
         SeriesError: a series cannot be read.
     """
     store = Store(cache)
-    here = store.refs()
-    proven = {
+    refs = store.refs()
+    checks = {
         (release.name, slug): word
         for release in releases
-        if base_ref(release) in here
+        if base_ref(release) in refs
         for slug, word in _checks(project, cache, store, release).items()
     }
-    born = history.added(project, project.patches)
+    first_commits = history.added(project, project.patches)
     today = int(now if now is not None else time.time()) // _DAY
-    found = []
-    for entry in entries(project, releases):
-        path = project.series_dir(entry.release) / (entry.step + SUFFIX)
-        when = born.get(path.relative_to(project.root).as_posix())
-        found.append(
+    statuses = []
+    for status in step_statuses(project, releases):
+        path = project.series_dir(status.release) / (status.step + SUFFIX)
+        committed = first_commits.get(path.relative_to(project.root).as_posix())
+        statuses.append(
             msgspec.structs.replace(
-                entry,
-                checks=proven.get((entry.release, entry.step)),
-                since=None if when is None else _date(when),
-                age=None if when is None else today - when // _DAY,
+                status,
+                checks=checks.get((status.release, status.step)),
+                since=None if committed is None else _date(committed),
+                age=None if committed is None else today - committed // _DAY,
             )
         )
-    return found
+    return statuses
 
 
 def _checks(
     project: Project, cache: Cache, store: Store, release: Release
 ) -> dict[str, str]:
+    """What is proven of each step, in a few words."""
     series, problem = grow(store, project, release, offline=True)
     words = {
         proof.step.slug: "not " + ", ".join(proof.missing) if proof.missing else "green"
@@ -139,29 +145,29 @@ def _date(seconds: int) -> str:
     return datetime.fromtimestamp(seconds, UTC).date().isoformat()
 
 
-def long_cell(entry: Entry) -> str:
-    """As `cell`, with checks and age as this machine knows them."""
-    age = "new" if entry.age is None else f"{entry.age} d"
-    return f"{cell(entry)}, {entry.checks or 'unknown'}, {age}"
+def cell(status: StepStatus) -> str:
+    """A step in the README's matrix, such as `120 lines + 30 new, Pending`."""
+    size = f"{status.changed} lines"
+    if status.brought:
+        size += f" + {status.brought} new"
+    return f"{size}, {status.upstream}"
 
 
-def cell(entry: Entry) -> str:
-    """One step in a matrix: `+120 -` brought lines are told apart by name."""
-    size = f"{entry.changed} lines"
-    if entry.brought:
-        size += f" + {entry.brought} new"
-    return f"{size}, {entry.upstream}"
+def long_cell(status: StepStatus) -> str:
+    """As `cell`, with the step's checks and age."""
+    age = "new" if status.age is None else f"{status.age} d"
+    return f"{cell(status)}, {status.checks or 'unknown'}, {age}"
 
 
 def matrix(
-    found: Iterable[Entry], names: Sequence[str]
-) -> list[tuple[str, list[Entry | None]]]:
+    statuses: Iterable[StepStatus], names: Sequence[str]
+) -> list[tuple[str, list[StepStatus | None]]]:
     """Rows of slugs, columns of releases. Slugs keep the order of the series: one
     stands before another if the first release that has both says so."""
-    columns: dict[str, dict[str, Entry]] = {name: {} for name in names}
+    columns: dict[str, dict[str, StepStatus]] = {name: {} for name in names}
     order: list[str] = []
-    for entry in found:
-        columns[entry.release][entry.step] = entry
+    for status in statuses:
+        columns[status.release][status.step] = status
     for steps in columns.values():
         place = 0
         for slug in steps:
@@ -173,74 +179,49 @@ def matrix(
     return [(slug, [columns[name].get(slug) for name in names]) for slug in order]
 
 
-def markdown(found: Iterable[Entry], names: Sequence[str]) -> str:
+def matrix_table(statuses: Iterable[StepStatus], names: Sequence[str]) -> str:
     """The matrix as a Markdown table."""
-    lines = [
-        "| step | " + " | ".join(names) + " |",
-        "|---" * (len(names) + 1) + "|",
-    ]
-    for slug, row in matrix(found, names):
-        cells = [cell(entry) if entry else "" for entry in row]
-        lines.append(f"| `{slug}` | " + " | ".join(cells) + " |")
-    return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
+    rows = (
+        [f"`{slug}`", *(cell(status) if status else "" for status in row)]
+        for slug, row in matrix(statuses, names)
+    )
+    return markdown.table(["step", *names], rows)
 
 
-def listing(found: Sequence[Entry], names: Sequence[str]) -> str:
+def steps_page(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
     """The page of all steps: a row for each step and release, steps in the matrix's
     order."""
+    rows = (
+        (
+            f"`{slug}`",
+            status.release,
+            status.changed,
+            status.brought,
+            status.upstream,
+            status.removal,
+        )
+        for slug, row in matrix(statuses, names)
+        for status in row
+        if status is not None
+    )
     heads = ("step", "release", "lines", "new", "upstream", "dropped when")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for slug, row in matrix(found, names):
-        for entry in filter(None, row):
-            cells = (
-                f"`{slug}`",
-                entry.release,
-                str(entry.changed),
-                str(entry.brought),
-                entry.upstream,
-                entry.removal,
-            )
-            lines.append("| " + " | ".join(cells).replace("|  |", "| |") + " |")
-    return _STEPS_HEAD + "\n".join(lines) + "\n"
+    return f"{_STEPS_HEAD}{markdown.table(heads, rows)}\n"
 
 
-def readme(project: Project, releases: Releases) -> tuple[str, str]:
-    """The README as it is, and as it would be with a fresh status section.
+def write_pages(project: Project, releases: Releases) -> bool:
+    """Refresh the README's section and the page of all steps.
+
+    Returns:
+        Whether anything changed.
 
     Raises:
-        UsageError: there is no README, or it has no section.
+        UsageError: the README has no such section.
     """
-    path = project.root / README
-    text = path.read_text("utf-8") if path.is_file() else ""
-    if not _SECTION.search(text):
-        raise UsageError(
-            f"no section between {BEGIN} and {END}",
-            path=path,
-            hint=f"add the two lines to {README}",
-        )
-    table = markdown(entries(project, releases), releases.names)
-    section = f"{BEGIN}\n{table}{END}"
-    return text, _SECTION.sub(lambda _: section, text, count=1)
-
-
-def _pages(project: Project, releases: Releases) -> list[tuple[Path, str, str]]:
-    steps = project.root / STEPS
-    old = steps.read_text("utf-8") if steps.is_file() else ""
-    new = listing(entries(project, releases), releases.names)
-    return [
-        (project.root / README, *readme(project, releases)),
-        (steps, old, new),
-    ]
-
-
-def write_readme(project: Project, releases: Releases) -> bool:
-    """Refresh the README's section and the page of all steps; whether anything
-    changed."""
-    stale = [page for page in _pages(project, releases) if page[1] != page[2]]
-    for path, _, new in stale:
+    stale = list(_stale_pages(project, releases))
+    for path, text in stale:
         path.parent.mkdir(exist_ok=True)
         with atomic_file(path) as file:
-            file.write(new.encode())
+            file.write(text.encode())
     return bool(stale)
 
 
@@ -251,11 +232,25 @@ def require_fresh(project: Project, releases: Releases) -> None:
     Raises:
         UsageError: one of them does not.
     """
-    for path, old, new in _pages(project, releases):
-        if old != new:
-            name = path.relative_to(project.root)
-            raise UsageError(
-                f"the status in {name} is stale",
-                path=path,
-                hint="xpustack status --write-readme",
-            )
+    for path, _ in _stale_pages(project, releases):
+        raise UsageError(
+            f"the status in {path.relative_to(project.root)} is stale",
+            path=path,
+            hint="xpustack status --write-readme",
+        )
+
+
+def _stale_pages(project: Project, releases: Releases) -> list[tuple[Path, str]]:
+    """The pages that do not say what the series say, each with its fresh text."""
+    statuses, names = step_statuses(project, releases), releases.names
+    readme, steps = project.root / README, project.root / STEPS
+    table = matrix_table(statuses, names)
+    fresh = {
+        readme: markdown.with_section(readme, SECTION, table),
+        steps: steps_page(statuses, names),
+    }
+    return [
+        (path, text)
+        for path, text in fresh.items()
+        if not path.is_file() or path.read_text("utf-8") != text
+    ]

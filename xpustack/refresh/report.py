@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
+from xpustack.core.markdown import table
 from xpustack.refresh.carry import Clash
 from xpustack.refresh.refresh import Refreshed
 from xpustack.refresh.work import Moved
@@ -58,27 +59,27 @@ def markdown(done: Refreshed) -> str:
         f"Written by `xpustack refresh {done.release.name} --from {done.source}"
         " --report FILE`.",
         "",
-        "| step | outcome | why |",
-        "|---|---|---|",
-    ]
-    lines += [
-        f"| `{row['step']}` | {row['outcome']} | {row['why']} |" for row in rows(done)
-    ]
-    lines += [
+        table(
+            ("step", "outcome", "why"),
+            ((f"`{row['step']}`", row["outcome"], row["why"]) for row in rows(done)),
+        ),
         "",
-        "| file | lines changed upstream | step | outcome |",
-        "|---|---|---|---|",
+        table(
+            ("file", "lines changed upstream", "step", "outcome"),
+            (
+                (
+                    f"`{file.path}`",
+                    "the file is gone"
+                    if file.upstream_lines is None
+                    else file.upstream_lines,
+                    f"`{one.step}`",
+                    one.outcome,
+                )
+                for one in done.steps
+                for file in one.files
+            ),
+        ),
     ]
-    for one in done.steps:
-        for file in one.files:
-            changed = (
-                "the file is gone"
-                if file.upstream_lines is None
-                else str(file.upstream_lines)
-            )
-            lines.append(
-                f"| `{file.path}` | {changed} | `{one.step}` | {one.outcome} |"
-            )
     for one in done.steps:
         for clash in one.clashes:
             lines += [
@@ -88,7 +89,7 @@ def markdown(done: Refreshed) -> str:
                 "```diff",
             ]
             lines += [*_sides(done, clash), "```"]
-    return "\n".join(line.replace("|  |", "| |") for line in lines) + "\n"
+    return "\n".join(lines) + "\n"
 
 
 def _sides(done: Refreshed, clash: Clash) -> Iterator[str]:

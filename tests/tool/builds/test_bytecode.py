@@ -20,7 +20,7 @@ MODULES = ("__init__", "platforms", "value")
 
 @pytest.fixture
 def stack(tmp_path: Path, tiny: TinyStack) -> TinyStack:
-    other = tiny.elsewhere(tmp_path)
+    other = tiny.copy(tmp_path)
     for path in other.cache.builds.rglob("__pycache__/*"):
         path.unlink()
     shutil.rmtree(other.cache.bytecode, ignore_errors=True)

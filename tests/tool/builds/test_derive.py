@@ -39,7 +39,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
 
 @pytest.fixture
 def stack(tmp_path: Path, written: TinyStack) -> TinyStack:
-    return written.elsewhere(tmp_path)
+    return written.copy(tmp_path)
 
 
 def builds(stack: TinyStack) -> dict[str, tuple[Tree, Build]]:

@@ -155,7 +155,7 @@ def test_two_builds_in_two_places_are_one_wheel(shipped: ShippedStack, tmp_path:
     """With an extension that a compiler would tell where it was built."""
     made = []
     for name in ("here", "quite/far/away"):
-        stack = shipped.elsewhere(tmp_path / name)
+        stack = shipped.copy(tmp_path / name)
         stack.with_extension()
         made.append(stack.ship(stack.root / "dist"))
     assert dict(made[0].files) == dict(made[1].files)

@@ -7,8 +7,8 @@ import secrets
 from pathlib import Path
 
 import pytest
+from calls import calling
 from fake_stack import ATTENTION, FakeStack, edited
-from typer.testing import CliRunner
 
 from xpustack.base.store import Store
 from xpustack.builds import bytecode
@@ -16,7 +16,6 @@ from xpustack.builds.build import key_of, version_of
 from xpustack.builds.site import Manifest, save_manifest
 from xpustack.checks.cache_contents import Area, Reached, gc, in_use, info, reached
 from xpustack.checks.proof import result_keys
-from xpustack.cli import app
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, SeriesError
 
@@ -183,17 +182,15 @@ def test_a_series_that_cannot_be_read_forbids_it(stack: FakeStack):
 
 
 def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.chdir(stack.project.root)
-    monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
+    call = calling(stack, monkeypatch)
     stack.trees()
     write(stack.cache.root / "scratch" / secrets.token_hex(4), PAGE * 10)
-    call = CliRunner().invoke
-    done = call(app, ["cache", "info"])
+    done = call("cache", "info")
     assert done.exit_code == 0, done.output
     assert f"{stack.cache.root}: " in done.stdout
-    done = call(app, ["cache", "gc", "--dry-run"])
+    done = call("cache", "gc", "--dry-run")
     assert (done.exit_code, "would free 41 kB" in done.stdout) == (0, True), done.output
-    done = call(app, ["cache", "gc", "--json"])
+    done = call("cache", "gc", "--json")
     answer = json.loads(done.stdout)
     assert (answer["command"], answer["data"]["bytes"]) == ("cache gc", 40960)
-    assert "freed 0 B" in call(app, ["cache", "gc"]).stdout
+    assert "freed 0 B" in call("cache", "gc").stdout

@@ -11,20 +11,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from calls import calling
 from children import ended, killed, start_tool
 from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
-from typer.testing import CliRunner
 
 from xpustack.checks import run as checks
 from xpustack.checks.observer import Check, Unobserved
 from xpustack.checks.results import Report, Result
 from xpustack.checks.schedule import Task, execute
-from xpustack.cli import app
 from xpustack.core import cache as cache_module
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, UsageError
 from xpustack.core.process import Runner
-from xpustack.core.project import Project
 
 
 def check(stack: TinyStack, *names: str, **options) -> Report:
@@ -40,12 +38,7 @@ def states(report: Report) -> list[str]:
 @pytest.fixture
 def mine(tiny: TinyStack, tmp_path: Path) -> TinyStack:
     """A copy of `tiny` with what its cache holds."""
-    other = TinyStack.__new__(TinyStack)
-    shutil.copytree(tiny.root, tmp_path / "mine")
-    other.root = tmp_path / "mine"
-    other.project = Project(other.root / "project")
-    other.cache = Cache(other.root / "cache")
-    return other
+    return tiny.copy(tmp_path / "mine")
 
 
 def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
@@ -283,16 +276,13 @@ def test_a_read_only_cache_is_no_failed_check(mine, monkeypatch):
     assert (report.problem and report.problem.exit_code, report.not_run) == (5, 4)
     assert states(report) == []
     assert noted.events[-1] == "started v1.0 raise-value lint"
-    monkeypatch.chdir(mine.project.root)
-    monkeypatch.setenv("XPUSTACK_CACHE", str(mine.cache.root))
-    done = CliRunner().invoke(app, ["check", "v1.0", "--offline", "-j1"])
+    call = calling(mine, monkeypatch)
+    done = call("check", "v1.0", "--offline", "-j1")
     assert done.exit_code == 5, done.output
     assert done.stdout.endswith("\n0 passed, 0 failed\n")
     assert "stopped early: 4 not run" in done.stdout
     assert "error: not allowed to write" in done.stderr
-    answer = json.loads(
-        CliRunner().invoke(app, ["check", "v1.0", "--offline", "--json"]).stdout
-    )
+    answer = json.loads(call("check", "v1.0", "--offline", "--json").stdout)
     assert (answer["exit_code"], answer["data"]["failed"]) == (5, 0)
     assert [error["error"] for error in answer["errors"]] == ["EnvironmentProblem"]
 
@@ -342,8 +332,7 @@ def test_an_interrupt_is_one_envelope_under_json(mine, monkeypatch):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checks, "run", interrupted)
-    monkeypatch.chdir(mine.project.root)
-    done = CliRunner().invoke(app, ["check", "--offline", "--json"])
+    done = calling(mine, monkeypatch)("check", "--offline", "--json")
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["exit_code"], answer["ok"]) == (130, 130, False)
     assert [error["error"] for error in answer["errors"]] == ["Interrupted"]

@@ -86,7 +86,7 @@ def test_a_file_in_the_way(shipped: ShippedStack, tmp_path: Path):
 def test_a_release_without_steps_is_not_handed_out(
     shipped: ShippedStack, tmp_path: Path
 ):
-    stack = shipped.elsewhere(tmp_path / "stack")
+    stack = shipped.copy(tmp_path / "stack")
     shutil.rmtree(stack.project.series_dir("v2.0"))
     with pytest.raises(UsageError, match="no steps yet"):
         stack.ship(tmp_path / "dist", "v2.0")
@@ -114,7 +114,7 @@ def test_a_full_disk(shipped: ShippedStack, small_disk: Path):
 def test_an_interrupt_leaves_nothing_and_keeps_what_was(
     shipped: ShippedStack, tmp_path: Path, number: int
 ):
-    stack = shipped.elsewhere(tmp_path / "stack")
+    stack = shipped.copy(tmp_path / "stack")
     before = left(stack.root / "dist/v1.0")
     mark = tmp_path / "started"
     script = f"import time\nopen({str(mark)!r}, 'w').close()\ntime.sleep(60)\n"
@@ -135,7 +135,7 @@ def test_an_interrupt_leaves_nothing_and_keeps_what_was(
 def test_a_missing_compiler_is_named(
     shipped: ShippedStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    stack = shipped.elsewhere(tmp_path / "stack")
+    stack = shipped.copy(tmp_path / "stack")
     stack.with_extension()
     for name in ("CC", "CXX"):
         monkeypatch.setenv(name, str(tmp_path / "no-compiler"))
@@ -147,7 +147,7 @@ def test_a_missing_compiler_is_named(
 def test_a_wheel_that_names_this_machine_is_not_handed_out(
     shipped: ShippedStack, tmp_path: Path
 ):
-    stack = shipped.elsewhere(tmp_path / "stack")
+    stack = shipped.copy(tmp_path / "stack")
     script = "import os\nopen('vllm/leak.py', 'w').write(os.getcwd())\n"
     stack.step("leak", {"setup.py": script + BASE["setup.py"]})
     with pytest.raises(CheckFailed, match="directories of this machine") as caught:

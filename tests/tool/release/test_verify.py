@@ -207,7 +207,7 @@ def test_a_tampered_kernel_or_overlay_file(
     shipped: ShippedStack, tmp_path: Path, name: str, member: str
 ):
     """The wheel is as it was; this repository's file is not."""
-    stack = shipped.elsewhere(tmp_path / "stack")
+    stack = shipped.copy(tmp_path / "stack")
     [wheel_file] = (stack.root / "dist/v1.0").glob("*.whl")
     flip(stack.project.root / name, -2)
     problems = found(judge.verify(stack.project, stack.cache, wheel_file, offline=True))
@@ -218,7 +218,7 @@ def test_a_tampered_kernel_or_overlay_file(
 
 def test_a_tampered_patch(shipped: ShippedStack, tmp_path: Path):
     """In its text, where it still applies, and in its context, where it cannot."""
-    stack = shipped.elsewhere(tmp_path / "stack")
+    stack = shipped.copy(tmp_path / "stack")
     [wheel_file] = (stack.root / "dist/v1.0").glob("*.whl")
     patch = stack.patch("raise-value")
     before = patch.read_bytes()

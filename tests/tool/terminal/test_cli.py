@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from calls import Call, calling
 from tiny_stack import TinyStack
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
@@ -23,15 +24,9 @@ PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)
 
 
 @pytest.fixture
-def call(tiny: TinyStack, monkeypatch: pytest.MonkeyPatch):
+def call(tiny: TinyStack, monkeypatch: pytest.MonkeyPatch) -> Call:
     """A function that runs the command line in the small stack."""
-    monkeypatch.chdir(tiny.project.root)
-    monkeypatch.setenv("XPUSTACK_CACHE", str(tiny.cache.root))
-
-    def run(*words: str) -> Result:
-        return CliRunner().invoke(app, words)
-
-    return run
+    return calling(tiny, monkeypatch)
 
 
 def test_apply_all_and_save_back(call, tmp_path: Path):

@@ -5,29 +5,10 @@ followed, and works."""
 import json
 import re
 import subprocess
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
+from calls import Call
 from fake_stack import ATTENTION, FakeStack, commit, edited, git
-from typer.testing import CliRunner, Result
-
-from xpustack.cli import app
-
-Call = Callable[..., Result]
-
-
-@pytest.fixture
-def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
-    return three_steps.copy(tmp_path)
-
-
-@pytest.fixture
-def call(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """A function that runs the command line in the stack."""
-    monkeypatch.chdir(stack.project.root)
-    monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
-    return lambda *words: CliRunner().invoke(app, list(map(str, words)))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Markdown that programs write: tables, and the generated section of a page.
+
+tabulate writes such tables too, but does not escape a `|` in a cell: not worth a
+dependency.
+"""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from xpustack.core.errors import UsageError
+
+
+def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
+    """A table without a line feed at its end. What would end a cell is escaped."""
+    lines = [_line(heads), "|---" * len(heads) + "|"]
+    return "\n".join([*lines, *map(_line, rows)])
+
+
+def with_section(page: Path, name: str, content: str) -> str:
+    """The text of `page` with `content` as its section `name`: what lies between
+    the lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
+
+    Raises:
+        UsageError: there is no such page, or it has no such section.
+    """
+    begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
+    text = page.read_text("utf-8") if page.is_file() else ""
+    before, found_begin, rest = text.partition(begin)
+    _, found_end, after = rest.partition(end)
+    if not found_begin or not found_end:
+        raise UsageError(
+            f"the page has no section {name}",
+            path=page,
+            hint=f"add the lines {begin.strip()} and {end} to {page.name}",
+        )
+    return f"{before}{begin}{content}\n{end}{after}"
+
+
+def _line(cells: Iterable[object]) -> str:
+    texts = (str(cell).replace("|", r"\|").replace("\n", " ") for cell in cells)
+    return f"| {' | '.join(texts)} |"
