@@ -11,20 +11,19 @@ from xpustack.base.store import Store
 from xpustack.builds import bytecode
 from xpustack.builds.build import Build, build, expected, version_of
 from xpustack.builds.derive import origin_of
-from xpustack.checks.proof import linted_key
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
-from xpustack.lint.linter import Linter, touched
+from xpustack.lint.linter import Linter, lint_key, touched
 from xpustack.series.apply import grow
 from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Support, Tested
+from xpustack.steptest.step_test import StepTest, Tested, Support
 
 _SHOWN = 20
 
@@ -207,7 +206,7 @@ class Planner:
         self, label: str, before: Tree, after: Tree, previous: tuple[Task, ...]
     ) -> Task:
         def work() -> Result:
-            key = linted_key(before, after)
+            key = lint_key(before, after)
 
             def compute() -> Result:
                 found = self._linter.lint(before, after, later=self._later)

@@ -10,7 +10,7 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import build, version_of
-from xpustack.checks.proof import Proof, linted_key
+from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
@@ -19,7 +19,7 @@ from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
-from xpustack.lint import linter
+from xpustack.lint.linter import lint, lint_key
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import Material, StepTest, Support
@@ -50,12 +50,12 @@ def require_clean(
         CheckFailed: they find something that they do not find in the base.
     """
     base, tip = final.base, final.tip
-    key = linted_key(base, tip)
+    key = lint_key(base, tip)
     if cache.results_get(key) is not None:
         return
     progress("running the base's own hooks on the exported tip")
     with Runner().stop_on_error() as runner:
-        done = linter.lint(runner, cache, store, base, tip)
+        done = lint(runner, cache, store, base, tip)
     if done.new:
         raise CheckFailed(
             "the exported tip fails the base's own hooks",
