@@ -23,7 +23,7 @@ from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Tested, Support
+from xpustack.steptest.step_test import StepTest, StepTestReport, Support
 
 _SHOWN = 20
 
@@ -270,7 +270,7 @@ class Planner:
         return result
 
 
-def _test_result(release: str, step: Step, done: Tested, tip: bool) -> Result:
+def _test_result(release: str, step: Step, done: StepTestReport, tip: bool) -> Result:
     counts = done.counts
     summary = f"{counts['tests']} tests"
     if not tip:

@@ -115,11 +115,11 @@ def test_the_key_depends_on_the_pinned_kernels(tiny):
     before, after = tiny.builds(Runner())
     step = tiny.series().steps[0].step
     material = material_of(Support.of(tiny.project), step)
-    one, two, again = (
+    key, other_key, same_key = (
         StepTest(step, material, before, after, kernels).key
         for kernels in ("2.11.0", "2.11.1", "2.11.0")
     )
-    assert one == again != two
+    assert key == same_key != other_key
 
 
 def test_the_run_sees_the_wheel_and_nothing_of_the_caller(tiny, tmp_path, monkeypatch):
@@ -149,7 +149,11 @@ def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert sorted(closure(tmp_path / "test_a.py")) == [
-        *("conftest.py", "data/more.py", "layout.py", "reference_a.py", "shared.py"),
+        "conftest.py",
+        "data/more.py",
+        "layout.py",
+        "reference_a.py",
+        "shared.py",
         "test_a.py",
     ]
 
