@@ -52,12 +52,12 @@ def test_siblings_are_imported_from_the_package(tmp_path: Path) -> None:
         "def test():\n    import layout\n"
     )
     closure = {path.name: path for path in tmp_path.iterdir()}
-    found = package(closure)
-    assert found[f"{TEST_HOME}/test_a.py"].decode() == (
+    files = package(closure)
+    assert files[f"{TEST_HOME}/test_a.py"].decode() == (
         "from . import layout\nfrom .layout import one\n"
         "from . import layout as other\ndef test():\n    from . import layout\n"
     )
-    assert b"is_xpu()" in found[f"{TEST_HOME}/conftest.py"]
+    assert b"is_xpu()" in files[f"{TEST_HOME}/conftest.py"]
 
 
 def test_the_tests_get_a_job_of_their_own() -> None:
