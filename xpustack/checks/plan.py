@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is to be checked of one release: its trees as tasks."""
+"""The checks of one release as tasks."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,27 +11,26 @@ from xpustack.base.store import Store
 from xpustack.builds import bytecode
 from xpustack.builds.build import Build, build, expected, version_of
 from xpustack.builds.derive import origin_of
-from xpustack.checks.proof import linted_key
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
-from xpustack.lint.linter import Linter, touched
+from xpustack.lint.linter import Linter, lint_key, touched
 from xpustack.series.apply import grow
 from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Support, Tested
+from xpustack.steptest.step_test import StepTest, StepTestReport, Support
 
-_SHOWN = 20
+_FINDINGS_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class Derived:
-    """A tree that this run derives from another one, and the task that does it."""
+class DerivedTree:
+    """A tree whose build this run derives from another tree's, and its task."""
 
     tree: Tree
     build: Build
@@ -59,7 +58,7 @@ class Planner:
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, Task] = {}
         self._origins: list[Task] = []
-        self._derived: list[Derived] = []
+        self._derived: list[DerivedTree] = []
         self._last = 0
         self._later: tuple[str, ...] = ()
 
@@ -97,44 +96,45 @@ class Planner:
             task.shown = False
         tasks = [*self._origins, *tasks]
         needed = {task for task in tasks if task.shown}
-        # What a task needs comes before it.
+        # Tasks come after the tasks that they need.
         for task in reversed(tasks):
             if task in needed:
                 needed.update(task.needs)
         return errors, [task for task in tasks if task in needed]
 
-    def to_derive(self) -> list[Derived]:
-        """The trees of the plan that are to be derived, and are not yet there."""
-        return [each for each in self._derived if not each.build.installed.is_dir()]
+    def to_derive(self) -> list[DerivedTree]:
+        """The planned trees whose builds are derived and do not exist yet."""
+        return [
+            derived for derived in self._derived if not derived.build.installed.is_dir()
+        ]
 
     def _broken(
         self,
-        made: Sequence[StepTree],
+        applied: Sequence[StepTree],
         slugs: list[str],
         problem: StackError | None,
         step: str | None,
     ) -> list[Result]:
-        """The step at which the series stops, and those that it takes along."""
+        """Results for the step that does not apply and the steps that it blocks."""
         if problem is None:
             return []
         name = self._release.name
-        at, *rest = slugs[len(made) :] or [problem.step or "-"]
+        broken, *blocked = slugs[len(applied) :] or [problem.step or "-"]
         results = [
             Result(
                 name,
-                at,
+                broken,
                 "apply",
                 "failed",
                 summary=problem.message,
                 detail=tuple(str(problem).splitlines()[1:]),
             )
         ]
-        for slug in rest:
-            text = f"{at} does not apply"
+        for slug in blocked:
+            text = f"{broken} does not apply"
             results.append(Result(name, slug, "apply", "blocked", summary=text))
-        # A step before the break is not concerned by it.
-        done = {tree.slug for tree in made}
-        return [] if step in done else results
+        # A step before the broken one is not affected.
+        return [] if step in {tree.slug for tree in applied} else results
 
     def _steps(self, series: Series, step: str | None) -> list[Task]:
         tasks: list[Task] = []
@@ -143,8 +143,8 @@ class Planner:
             before, slug = after.parent, after.slug
             if step not in (None, slug):
                 continue
-            # A release's lints follow each other: each goes on from what the one
-            # before left. The first one takes longest of all, so it starts first.
+            # A release's lints run one after the other: each reuses what the one
+            # before left. The first lint takes longest of all, so it starts first.
             lint = self._lint_task(slug, before, after, lints)
             lints = (lint,)
             tasks.append(lint)
@@ -172,11 +172,11 @@ class Planner:
         version = version_of(tree, self._last)
         origin = origin_of(self._store.git, tree, version)
         if origin is not None and origin.index not in self._build_tasks:
-            # Nobody asked for it, but the tree is derived from it.
+            # The tree is derived from this build, which nobody asked for.
             self._origins.append(self._build_task(origin))
 
         def work() -> Result:
-            made = build(
+            result = build(
                 self._runner,
                 self._cache,
                 self._store,
@@ -184,15 +184,15 @@ class Planner:
                 version,
                 progress=self._progress,
             )
-            self._builds[tree.index] = made
+            self._builds[tree.index] = result
             return Result(
                 self._release.name,
                 label,
                 "build",
                 "passed",
-                made.seconds,
-                made.cached,
-                made.version,
+                result.seconds,
+                result.cached,
+                result.version,
             )
 
         needs = () if origin is None else (self._build_tasks[origin.index],)
@@ -200,28 +200,28 @@ class Planner:
         self._build_tasks[tree.index] = task
         if origin is not None:
             planned = expected(self._cache, self._store, tree, version)
-            self._derived.append(Derived(tree, planned, task))
+            self._derived.append(DerivedTree(tree, planned, task))
         return task
 
     def _lint_task(
         self, label: str, before: Tree, after: Tree, previous: tuple[Task, ...]
     ) -> Task:
         def work() -> Result:
-            key = linted_key(before, after)
+            key = lint_key(before, after)
 
             def compute() -> Result:
-                found = self._linter.lint(before, after, later=self._later)
-                lines = tuple(str(finding) for finding in found.new)
+                lint = self._linter.lint(before, after, later=self._later)
+                lines = tuple(str(finding) for finding in lint.new)
                 return Result(
                     self._release.name,
                     label,
                     "lint",
-                    "failed" if found.new else "passed",
-                    found.seconds,
-                    summary=f"{len(found.new)} new, {found.old} of the base;"
-                    f" {', '.join(found.tools) or 'no file to lint'}",
-                    detail=lines[:_SHOWN],
-                    notes=found.notes,
+                    "failed" if lint.new else "passed",
+                    lint.seconds,
+                    summary=f"{len(lint.new)} new, {lint.old} of the base;"
+                    f" {', '.join(lint.tools) or 'no file to lint'}",
+                    detail=lines[:_FINDINGS_SHOWN],
+                    notes=lint.notes,
                 )
 
             return self._cached(label, "lint", key, compute)
@@ -246,10 +246,10 @@ class Planner:
             def compute() -> Result:
                 for tree in trees:
                     bytecode.provide(self._cache, tree)
-                done = test.run(self._server, self._cache)
+                report = test.run(self._server, self._cache)
                 for tree in trees:
                     bytecode.collect(self._cache, tree)
-                return _test_result(self._release.name, step, done, before is None)
+                return _test_result(self._release.name, step, report, before is None)
 
             return self._cached(step.slug, "test", test.key, compute)
 
@@ -259,10 +259,10 @@ class Planner:
     def _cached(
         self, step: str, kind: Kind, key: str, compute: Callable[[], Result]
     ) -> Result:
-        """A stored pass, or a new result. A failure is never stored, so that a
-        second run looks again."""
-        known = self._cache.results_get(key)
-        result = stored_pass(known, kind, self._release.name, step)
+        """A stored pass, or a new result. Failures are not stored, so a second run
+        checks again."""
+        stored = self._cache.results_get(key)
+        result = stored_pass(stored, kind, self._release.name, step)
         if result is not None:
             return msgspec.structs.replace(result, cached=True)
         result = compute()
@@ -271,25 +271,25 @@ class Planner:
         return result
 
 
-def _test_result(release: str, step: Step, done: Tested, tip: bool) -> Result:
-    counts = done.counts
+def _test_result(release: str, step: Step, report: StepTestReport, tip: bool) -> Result:
+    counts = report.counts
     summary = f"{counts['tests']} tests"
     if not tip:
         summary += f", {counts['failed_before']} fail before"
     if counts["skipped"]:
         summary += f", {counts['skipped']} skipped"
     detail: tuple[str, ...] = ()
-    if done.problems:
-        detail = (*done.problems, "", *done.output)
+    if report.problems:
+        detail = (*report.problems, "", *report.output)
     return Result(
         release,
         step.slug,
         "test",
-        "failed" if done.problems else "passed",
-        done.seconds,
+        "failed" if report.problems else "passed",
+        report.seconds,
         summary=summary,
         detail=detail,
-        notes=(*done.warnings, *(f"skipped: {skip}" for skip in done.skips)),
+        notes=(*report.warnings, *(f"skipped: {skip}" for skip in report.skips)),
         tip=tip,
-        figures=done.figures,
+        figures=report.figures,
     )

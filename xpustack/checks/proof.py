@@ -9,9 +9,9 @@ from xpustack.builds.build import Build, version_of
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.lint import linter
+from xpustack.lint.linter import lint_key
 from xpustack.series.patch import Step
-from xpustack.series.tree import Series, Tree
+from xpustack.series.tree import Series
 from xpustack.steptest.step_test import StepTest, Support
 
 
@@ -36,11 +36,6 @@ class Proof:
         return tuple(kind for kind, proven in kinds if not proven)
 
 
-def linted_key(before: Tree, after: Tree) -> str:
-    """Where the cache keeps the lint result of one tree over another."""
-    return f"lint-{linter.key_of(before, after)}"
-
-
 def proofs(project: Project, cache: Cache, made: Series) -> list[Proof]:
     """What is proven of each step of a series, by its trees.
 
@@ -54,7 +49,7 @@ def proofs(project: Project, cache: Cache, made: Series) -> list[Proof]:
         before = after.parent
         old, new = builds[before.index], builds[after.index]
         test = StepTest.of(support, after.release, after.step, old, new)
-        keys = (linted_key(before, after), test.key)
+        keys = (lint_key(before, after), test.key)
         linted = _result(cache, keys[0], "lint", after.step)
         tested = _result(cache, keys[1], "test", after.step)
         times = [time for key in keys if (time := cache.results_time(key)) is not None]
@@ -79,7 +74,7 @@ def result_keys(project: Project, cache: Cache, made: Series) -> frozenset[str]:
     """
     builds = _builds(cache, made)
     support = Support.of(project)
-    keys = {linted_key(made.base, made.tip)} if made.steps else set()
+    keys = {lint_key(made.base, made.tip)} if made.steps else set()
     for after in made.steps:
         before = after.parent
         for old, new in (
@@ -87,7 +82,7 @@ def result_keys(project: Project, cache: Cache, made: Series) -> frozenset[str]:
             (None, builds[-1]),
         ):
             keys.add(StepTest.of(support, after.release, after.step, old, new).key)
-        keys.add(linted_key(before, after))
+        keys.add(lint_key(before, after))
     return frozenset(keys)
 
 

@@ -9,7 +9,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.equality import next_to_prove, prove_equal
 from xpustack.checks.observer import Check, Observer, Unobserved
-from xpustack.checks.plan import Derived, Planner
+from xpustack.checks.plan import DerivedTree, Planner
 from xpustack.checks.results import DERIVED, Kind, Report, Result
 from xpustack.checks.schedule import Task, execute
 from xpustack.core.cache import Cache
@@ -62,7 +62,7 @@ def run(
     early = _static(project, chosen, step)
     cache.sweep()
     tasks: list[Task] = []
-    derived: list[Derived] = []
+    derived: list[DerivedTree] = []
     for release in chosen:
         planner = Planner(
             support,
@@ -135,7 +135,7 @@ def _static(project: Project, chosen: list[Release], step: str | None) -> list[R
 
 
 def _add_proof(
-    tasks: list[Task], derived: Sequence[Derived], cache: Cache, runner: Runner
+    tasks: list[Task], derived: Sequence[DerivedTree], cache: Cache, runner: Runner
 ) -> None:
     """Compare one of the trees that this run derives with a real build of it."""
     tree, build = next_to_prove(cache, [(each.tree, each.build) for each in derived])

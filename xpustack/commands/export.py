@@ -58,20 +58,20 @@ def export(
             )
         rows = [
             {
-                "step": one.step.slug,
-                "branch": one.branch,
-                "needs": ", ".join(one.needs) or "-",
-                "lines": one.lines,
+                "step": request.step.slug,
+                "branch": request.branch,
+                "needs": ", ".join(request.needs) or "-",
+                "lines": request.lines,
             }
-            for one in done.requests
+            for request in done.requests
         ]
         answer.data = {
             "release": pinned.name,
             "directory": str(done.directory),
-            "number": done.made.number,
+            "number": done.state.number,
             "changed": done.changed,
             "requests": rows,
         }
         answer.table(rows, ("step", "branch", "needs", "lines"))
         word = "written to" if done.changed else "unchanged in"
-        answer.say(f"export {done.made.number} {word} {done.directory}")
+        answer.say(f"export {done.state.number} {word} {done.directory}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a checked series to pull requests.
+"""Export a checked series as pull requests.
 
 In: a series whose checks have passed. Out: branches, mails and texts for upstream.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A release's series as pull requests for upstream: branches, mails and texts.
 
-An export is a folder: `repository/` with one branch a step, `mails/` for `git am`,
-`pull-requests/`, `cover.md`, and `range-diff.txt` against the export that the
-folder held before.
+An export is a folder: `repository/` with one branch per step, `mails/` for `git am`,
+`pull-requests/`, `cover.md`, and `range-diff.txt` against the folder's previous
+export.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -18,9 +18,9 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.export.folder import Made, previous_export, write_export
-from xpustack.export.proof import require_checked, require_clean, run_alone
-from xpustack.export.pull_request import Request, title_problem
+from xpustack.export.folder import ExportState, previous_export, write_export
+from xpustack.export.preconditions import require_checked, require_clean, test_each
+from xpustack.export.pull_request import PullRequest, title_problem
 from xpustack.export.upstream_trees import Person, upstream_trees
 from xpustack.series.apply import trees
 from xpustack.series.overlay import KERNEL_HOME, closure, overlay_files
@@ -33,12 +33,12 @@ PREFIX = "xpu-dsv4"
 
 
 @dataclass(frozen=True)
-class Exported:
-    """The outcome. `changed` is False where the folder held the same already."""
+class ExportResult:
+    """The result. `changed` is False where the folder already held the same export."""
 
     directory: Path
-    made: Made
-    requests: tuple[Request, ...]
+    state: ExportState
+    requests: tuple[PullRequest, ...]
     changed: bool
 
 
@@ -53,31 +53,31 @@ def export(
     bisect: bool = False,
     offline: bool = False,
     progress: Progress = silent,
-) -> Exported:
+) -> ExportResult:
     """Export the series of `release` to `directory`.
 
     Args:
-        directory: new or empty, or an unchanged result of this function.
+        directory: new, empty, or an unchanged earlier export.
         assistant: the AI tool that every commit names as co-author.
-        bisect: build each exported commit and run its test in it, alone.
+        bisect: also build each exported commit and run its own test there.
 
     Raises:
         UsageError: the release has no steps, or `directory` holds something else.
-        CheckFailed: a step is not checked as it is now, or the exported tip fails
-            the base's own hooks, or with `bisect` a commit its test.
-        SeriesError: a subject is no title, or a file cannot be exported.
+        CheckFailed: a step lacks green checks of its current state, the exported tip
+            fails the base's own hooks, or with `bisect` a commit fails its test.
+        SeriesError: a subject cannot be a title, or a file cannot be exported.
     """
     directory = directory.absolute()
     previous = previous_export(directory, release)
     store = Store(cache)
-    made = trees(store, project, release, offline=offline, progress=progress)
-    if not made.steps:
+    series = trees(store, project, release, offline=offline, progress=progress)
+    if not series.steps:
         raise UsageError(
             "the release has no steps", release=release.name, hint="xpustack status"
         )
-    found = proofs(project, cache, made)
-    require_checked(release, found)
-    for tree in made.steps:
+    step_proofs = proofs(project, cache, series)
+    require_checked(release, step_proofs)
+    for tree in series.steps:
         if problem := title_problem(tree.step):
             raise SeriesError(
                 problem,
@@ -86,43 +86,44 @@ def export(
                 path=tree.step.path,
                 hint="CONTRIBUTING.md: change a step",
             )
-    final = upstream_trees(project, store, made, person, assistant, progress)
-    require_clean(cache, store, final, progress)
-    alone = run_alone(project, cache, store, final, progress) if bisect else {}
-    requests = _requests(project, final, found, alone)
+    exported = upstream_trees(project, store, series, person, assistant, progress)
+    require_clean(cache, store, exported, progress)
+    own_tests = test_each(project, cache, store, exported, progress) if bisect else {}
+    requests = _requests(project, exported, step_proofs, own_tests)
     branches = {
         request.branch: tree.commit
-        for request, tree in zip(requests, final.steps, strict=True)
+        for request, tree in zip(requests, exported.steps, strict=True)
     }
     if previous is not None and list(previous.branches.items()) == list(
         branches.items()
     ):
-        return Exported(directory, previous, requests, changed=False)
+        return ExportResult(directory, previous, requests, changed=False)
     progress(f"writing the export to {directory}")
-    written = write_export(store, final, requests, person, directory, previous)
-    return Exported(directory, written, requests, changed=True)
+    state = write_export(store, exported, requests, person, directory, previous)
+    return ExportResult(directory, state, requests, changed=True)
 
 
 def _requests(
     project: Project,
-    final: Series,
-    found: Sequence[Proof],
-    alone: Mapping[str, Result],
-) -> tuple[Request, ...]:
+    exported: Series,
+    step_proofs: Sequence[Proof],
+    own_tests: Mapping[str, Result],
+) -> tuple[PullRequest, ...]:
     before: list[Step] = []
     requests = []
-    for number, (tree, proof) in enumerate(zip(final.steps, found, strict=True), 1):
+    pairs = zip(exported.steps, step_proofs, strict=True)
+    for number, (tree, proof) in enumerate(pairs, start=1):
         step = proof.step
         lines = changed_lines(step) + brought_lines(project, before, step)
         requests.append(
-            Request(
+            PullRequest(
                 step,
                 proof,
                 f"{PREFIX}/{step.slug}",
                 f"{number:04}-{step.slug}.patch",
                 lines,
                 tuple(_needs(project, tree)),
-                alone.get(step.slug),
+                own_tests.get(step.slug),
             )
         )
         before.append(step)
@@ -130,25 +131,26 @@ def _requests(
 
 
 def _needs(project: Project, tree: StepTree) -> Iterator[str]:
-    """The earlier steps that a step changes the files of, or whose new modules its
-    own new files, patches or kernels name."""
+    """The earlier steps that a step builds on: it changes the same files, or its
+    patch or its new files name their new modules."""
     step = tree.step
     text = step.diff.decode("utf-8", "replace") + "\n".join(
         file.content.decode("utf-8", "replace")
         for file in overlay_files(project, step).values()
     )
-    own = set(_code(tree.changed))
+    own_paths = set(_code(tree.changed))
     if step.trailers.kernels:
         modules = closure(project, step, step.trailers.kernels)
-        own |= {f"{KERNEL_HOME}/{name}.py" for name in modules}
-    for other in reversed(tree.parent.applied):
-        names = (
+        own_paths |= {f"{KERNEL_HOME}/{name}.py" for name in modules}
+    for earlier in reversed(tree.parent.applied):
+        modules_added = (
             path.removesuffix(".py").replace("/", ".")
-            for path in other.added
+            for path in earlier.added
             if path.startswith("vllm/") and not path.endswith("/__init__.py")
         )
-        if own & set(_code(other.changed)) or any(name in text for name in names):
-            yield other.slug
+        shares_files = own_paths & set(_code(earlier.changed))
+        if shares_files or any(module in text for module in modules_added):
+            yield earlier.slug
 
 
 def _code(paths: Iterable[str]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of an export: what it held before, and how it is written.
 
-It is made beside its place and renamed, and never takes the place of something
-that a person changed.
+The new folder is written beside the old one and then takes its name. It never
+replaces something that a person changed.
 """
 
 import hashlib
@@ -18,7 +18,13 @@ from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
 from xpustack.core.folders import not_ours, vacant
 from xpustack.core.repository import HEADS, NoSuchPath
-from xpustack.export.pull_request import TEMPLATE, Request, Template, cover, describe
+from xpustack.export.pull_request import (
+    TEMPLATE,
+    PullRequest,
+    Template,
+    cover,
+    describe,
+)
 from xpustack.export.upstream_trees import Person
 from xpustack.series.tree import BaseTree, Series
 from xpustack.series.worktree import BASE
@@ -31,9 +37,9 @@ RANGE_DIFF = "range-diff.txt"
 _STATE = "export.json"
 
 
-class Made(msgspec.Struct, frozen=True):
-    """What `export.json` says: the export's number, its base and branches as
-    commits, oldest first, and the sha256 of every file that was written."""
+class ExportState(msgspec.Struct, frozen=True):
+    """The content of `export.json`: the export's number, its base and branches as
+    commits, oldest first, and the sha256 of every written file."""
 
     release: str
     number: int
@@ -42,27 +48,27 @@ class Made(msgspec.Struct, frozen=True):
     files: dict[str, str]
 
 
-def previous_export(directory: Path, release: Release) -> Made | None:
+def previous_export(directory: Path, release: Release) -> ExportState | None:
     """The export that `directory` holds; None if it is new or empty.
 
     Raises:
-        UsageError: it holds something else, or what a person changed.
+        UsageError: it holds something else, or a person changed it.
     """
     recover_dir(directory)
     if vacant(directory):
         return None
     try:
-        made = msgspec.json.decode((directory / _STATE).read_bytes(), type=Made)
+        state = msgspec.json.decode((directory / _STATE).read_bytes(), type=ExportState)
     except (OSError, msgspec.DecodeError):
         raise not_ours(directory, release.name, "export") from None
-    if made.release != release.name:
+    if state.release != release.name:
         raise UsageError(
-            f"the directory holds an export of {made.release}",
+            f"the directory holds an export of {state.release}",
             release=release.name,
             path=directory,
             hint="choose a new directory",
         )
-    if changes := list(_changes(directory, made)):
+    if changes := list(_changes(directory, state)):
         raise UsageError(
             "the directory holds work that exporting again would lose",
             release=release.name,
@@ -70,64 +76,64 @@ def previous_export(directory: Path, release: Release) -> Made | None:
             detail=changes[:10],
             hint=f"bring it into patches/{release.name}, or choose another directory",
         )
-    return made
+    return state
 
 
 def write_export(
     store: Store,
-    final: Series,
-    requests: Sequence[Request],
+    exported: Series,
+    requests: Sequence[PullRequest],
     person: Person,
     directory: Path,
-    previous: Made | None,
-) -> Made:
-    """Write an export to `directory`, in the place of the previous one.
+    previous: ExportState | None,
+) -> ExportState:
+    """Write an export to `directory` and replace the previous one.
 
     Args:
-        final: the exported trees.
-        requests: one for each step.
+        exported: the exported trees.
+        requests: one per step.
 
     Raises:
         EnvironmentProblem: no room, or no right, to write; nothing changed then.
     """
     number = previous.number + 1 if previous else 1
     with replace_dir(directory) as temporary:
-        git = _repository(store, temporary / REPOSITORY, final, requests, person)
+        git = _repository(store, temporary / REPOSITORY, exported, requests, person)
         if previous is not None:
-            _range_diff(git, directory, temporary, previous, final)
+            _range_diff(git, directory, temporary, previous, exported)
         _mails(git, temporary / MAILS, requests)
-        _texts(store, final.base, requests, person, temporary, number)
-        made = Made(
-            final.base.release.name,
+        _texts(store, exported.base, requests, person, temporary, number)
+        state = ExportState(
+            exported.base.release.name,
             number,
-            final.base.commit,
+            exported.base.commit,
             {
                 request.branch: tree.commit
-                for request, tree in zip(requests, final.steps, strict=True)
+                for request, tree in zip(requests, exported.steps, strict=True)
             },
             dict(_hashes(temporary)),
         )
-        (temporary / _STATE).write_bytes(msgspec.json.encode(made) + b"\n")
-    return made
+        (temporary / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
+    return state
 
 
 def _repository(
     store: Store,
     directory: Path,
-    final: Series,
-    requests: Sequence[Request],
+    exported: Series,
+    requests: Sequence[PullRequest],
     person: Person,
 ) -> Checkout:
-    """A repository with the base, one branch a step, and the last checked out."""
+    """A repository with the base, one branch per step, and the last one checked out."""
     git = Checkout.of(directory)
     git.initialize()
-    git.copy_history(store.git, final.tip.commit)
+    git.copy_history(store.git, exported.tip.commit)
     git.configure({"user.name": person.name, "user.email": person.email})
-    git.set_ref(BASE, final.base.commit)
-    for request, tree in zip(requests, final.steps, strict=True):
+    git.set_ref(BASE, exported.base.commit)
+    for request, tree in zip(requests, exported.steps, strict=True):
         git.set_ref(HEADS + request.branch, tree.commit)
     git.set_head(HEADS + requests[-1].branch)
-    git.check_out(final.tip.commit)
+    git.check_out(exported.tip.commit)
     return git
 
 
@@ -135,21 +141,24 @@ def _range_diff(
     git: Checkout,
     directory: Path,
     temporary: Path,
-    previous: Made,
-    final: Series,
+    previous: ExportState,
+    exported: Series,
 ) -> None:
-    """Keep the previous export's branches, and say what changed since."""
+    """Keep the previous export's branches, and write what changed since."""
     kept = f"refs/exports/{previous.number}"
     git.fetch(
         directory / REPOSITORY / ".git",
-        *("+refs/exports/*:refs/exports/*", f"+{HEADS}*:{kept}/*"),
+        "+refs/exports/*:refs/exports/*",
+        f"+{HEADS}*:{kept}/*",
     )
     tip = list(previous.branches.values())[-1]
-    text = git.range_diff((previous.base, tip), (final.base.commit, final.tip.commit))
+    text = git.range_diff(
+        (previous.base, tip), (exported.base.commit, exported.tip.commit)
+    )
     (temporary / RANGE_DIFF).write_bytes(text)
 
 
-def _mails(git: Checkout, directory: Path, requests: Sequence[Request]) -> None:
+def _mails(git: Checkout, directory: Path, requests: Sequence[PullRequest]) -> None:
     directory.mkdir()
     git.format_patches(BASE, directory)
     for path, request in zip(sorted(directory.iterdir()), requests, strict=True):
@@ -159,7 +168,7 @@ def _mails(git: Checkout, directory: Path, requests: Sequence[Request]) -> None:
 def _texts(
     store: Store,
     base: BaseTree,
-    requests: Sequence[Request],
+    requests: Sequence[PullRequest],
     person: Person,
     directory: Path,
     number: int,
@@ -181,23 +190,23 @@ def _texts(
 
 
 def _hashes(directory: Path) -> Iterator[tuple[str, str]]:
-    """The written files beside repository and state, with their sha256."""
+    """The sha256 of each written file, without the repository and the state."""
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
         if path.is_file() and name.parts[0] not in (REPOSITORY, _STATE):
             yield name.as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _changes(directory: Path, made: Made) -> Iterator[str]:
-    """What differs from what was written, one line each."""
-    found = dict(_hashes(directory))
-    for name in sorted(found.keys() | made.files.keys()):
-        if found.get(name) != made.files.get(name):
+def _changes(directory: Path, state: ExportState) -> Iterator[str]:
+    """The differences from the written export, one line per difference."""
+    hashes = dict(_hashes(directory))
+    for name in sorted(hashes.keys() | state.files.keys()):
+        if hashes.get(name) != state.files.get(name):
             yield f"changed: {name}"
     git = Checkout.of(directory / REPOSITORY)
     yield from git.status()
-    there = {
+    branches = {
         (ref.removeprefix(HEADS), commit.id) for ref, commit in git.refs(HEADS).items()
     }
-    for branch, tip in sorted(there ^ set(made.branches.items())):
+    for branch, tip in sorted(branches ^ set(state.branches.items())):
         yield f"branch: {branch} {tip}"

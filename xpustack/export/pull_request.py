@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of an export: one description a pull request, and a cover letter.
+"""The texts of an export: one description per pull request, and a cover letter.
 
 A description has the sections that the base's own template asks for, and its
-checklist. Nothing is claimed that a check of this stack did not show.
+checklist. It claims nothing that a check of this stack did not show.
 """
 
 import re
@@ -22,12 +22,12 @@ _AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
 
 
 @dataclass(frozen=True)
-class Request:
-    """One pull request to be.
+class PullRequest:
+    """One planned pull request.
 
-    `needs` are the slugs of the steps that must be there first, `lines` the changed
+    `needs` are the slugs of the steps that must be merged first, `lines` the changed
     lines outside kernels and tests, `alone` the result of the exported commit's own
-    test run, None where it was not asked for.
+    test run, None if that was not requested.
     """
 
     step: Step
@@ -58,24 +58,23 @@ class Template:
 
     @classmethod
     def read(cls, text: str) -> "Template":
-        """From the base's own template; unknown headings fall back to the three
-        that every reviewer knows."""
+        """From the base's own template. With unknown headings, use the three default
+        ones."""
         headings = tuple(re.findall(r"(?m)^## (.+?)\s*$", text))
-        known = set(_SECTIONS)
-        if not headings or not set(headings) <= known:
+        if not headings or not set(headings) <= set(_SECTIONS):
             headings = _DEFAULT
         box = re.search(r"(?s)<details>.*?</details>", text)
         return cls(headings, _AI_BOX.sub("- [x] ", box[0]) if box else "")
 
 
 def title_problem(step: Step) -> str | None:
-    """Why a subject cannot be a title upstream; None if it can."""
+    """The reason why a subject cannot be a title upstream; None if it can."""
     if _TITLE.match(step.subject):
         return None
     return f"the subject {step.subject!r} does not start with a tag such as [XPU]"
 
 
-def describe(request: Request, template: Template, release: str) -> str:
+def describe(request: PullRequest, template: Template, release: str) -> str:
     """The Markdown text of one pull request; its first line is the title."""
     lines = [f"# {request.step.subject}", ""]
     for heading in template.headings:
@@ -87,14 +86,17 @@ def describe(request: Request, template: Template, release: str) -> str:
     return "\n".join(lines)
 
 
-def cover(requests: Sequence[Request], release: str, number: int, person: str) -> str:
-    """The cover letter: what there is, in which order, and what is left to do."""
+def cover(
+    requests: Sequence[PullRequest], release: str, number: int, person: str
+) -> str:
+    """The cover letter: the pull requests, their order, and what is left to do."""
     rows = []
-    for place, one in enumerate(requests, start=1):
-        needs = ", ".join(f"`{slug}`" for slug in one.needs) or "nothing"
-        note = "" if one.for_upstream else f" ({one.step.trailers.upstream_status})"
-        title = f"{one.step.subject}{note}"
-        rows.append((place, title, f"`{one.branch}`", needs, one.lines))
+    for place, request in enumerate(requests, start=1):
+        needs = ", ".join(f"`{slug}`" for slug in request.needs) or "nothing"
+        status = request.step.trailers.upstream_status
+        note = "" if request.for_upstream else f" ({status})"
+        title = f"{request.step.subject}{note}"
+        rows.append((place, title, f"`{request.branch}`", needs, request.lines))
     lines = [
         f"# {release} as pull requests, export {number}",
         "",
@@ -135,36 +137,38 @@ def cover(requests: Sequence[Request], release: str, number: int, person: str) -
     return "\n".join(lines) + "\n"
 
 
-def _waves(requests: Sequence[Request]) -> list[str]:
-    """Slugs that can be sent at the same time, wave by wave."""
+def _waves(requests: Sequence[PullRequest]) -> list[str]:
+    """The slugs in waves; the pull requests of a wave can be sent together."""
     depth: dict[str, int] = {}
-    for one in requests:
-        depth[one.step.slug] = 1 + max((depth[slug] for slug in one.needs), default=-1)
+    for request in requests:
+        depth[request.step.slug] = 1 + max(
+            (depth[slug] for slug in request.needs), default=-1
+        )
     waves: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
     for slug, level in depth.items():
         waves[level].append(f"`{slug}`")
     return [", ".join(wave) for wave in waves]
 
 
-def _paragraphs(request: Request) -> list[str]:
+def _paragraphs(request: PullRequest) -> list[str]:
     return request.step.message.split("\n\n")
 
 
-def _purpose(request: Request, release: str) -> list[str]:
+def _purpose(request: PullRequest, release: str) -> list[str]:
     lines = [request.step.message]
     if request.needs:
         lines += ["", _needs(request)]
     return lines
 
 
-def _overview(request: Request, release: str) -> list[str]:
+def _overview(request: PullRequest, release: str) -> list[str]:
     lines = [_paragraphs(request)[0]]
     if request.needs:
         lines += ["", _needs(request)]
     return lines
 
 
-def _claims(request: Request, release: str) -> list[str]:
+def _claims(request: PullRequest, release: str) -> list[str]:
     lines = [f"- {request.step.subject.rpartition(']')[2].strip()}."]
     if failure := request.step.trailers.failure:
         lines.append(
@@ -178,31 +182,31 @@ def _claims(request: Request, release: str) -> list[str]:
     return lines
 
 
-def _details(request: Request, release: str) -> list[str]:
+def _details(request: PullRequest, release: str) -> list[str]:
     rest = _paragraphs(request)[1:]
     lines = ["\n\n".join(rest)] if rest else []
     size = f"{request.lines} changed lines outside kernels and tests."
     return [*lines, "", size] if lines else [size]
 
 
-def _plan(request: Request, release: str) -> list[str]:
+def _plan(request: PullRequest, release: str) -> list[str]:
     return ["```sh", f"cd tests && pytest {request.test.removeprefix('tests/')}", "```"]
 
 
-def _result(request: Request, release: str) -> list[str]:
-    tested, linted = request.proof.test, request.proof.lint
-    assert tested is not None and linted is not None
+def _result(request: PullRequest, release: str) -> list[str]:
+    test, lint = request.proof.test, request.proof.lint
+    assert test is not None and lint is not None
     lines = [
         f"On {release}, on a CPU with the XPU platform emulated and Triton"
         " interpreted:",
         "",
-        f"- tests: passed ({tested.summary}) in {tested.seconds:.0f} s, both trees"
+        f"- tests: passed ({test.summary}) in {test.seconds:.0f} s, both trees"
         " together",
-        f"- the repository's own hooks on the touched files: {linted.summary}",
+        f"- the repository's own hooks on the touched files: {lint.summary}",
     ]
     lines += [
         f"- `{figure.test}`: before {figure.before}; after {figure.after}"
-        for figure in tested.figures
+        for figure in test.figures
     ]
     if request.alone is not None:
         lines.append(
@@ -212,15 +216,15 @@ def _result(request: Request, release: str) -> list[str]:
     return lines
 
 
-def _validation(request: Request, release: str) -> list[str]:
+def _validation(request: PullRequest, release: str) -> list[str]:
     return [*_plan(request, release), "", *_result(request, release)]
 
 
-def _needs(request: Request) -> str:
+def _needs(request: PullRequest) -> str:
     return "Needs " + ", ".join(f"`{slug}`" for slug in request.needs) + " first."
 
 
-def _duplicate(request: Request, release: str) -> list[str]:
+def _duplicate(request: PullRequest, release: str) -> list[str]:
     status = request.step.trailers.upstream_status
     words = " ".join(re.findall(r"[A-Za-z0-9_]{4,}", request.step.subject)[:6])
     lines = [f"{release} lacks it: see the test result."]

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step's files as upstream would keep them.
+"""A step's files in the form that upstream uses.
 
-Kernels take Triton from `vllm.triton_utils` themselves, without the module in
-between. Tests and the files beside them that they import become one package next
-to upstream's tests of the same model; this repository's marker goes. Imports are
-then sorted by the base's own ruff. Nothing else changes, which is verified on the
-syntax trees.
+Kernels import Triton from `vllm.triton_utils`, not from the `_triton` module. Tests
+and the files beside them that they import become one package next to upstream's tests
+of the same model, without this repository's marker. The base's own ruff then sorts
+the imports. A comparison of syntax trees verifies that nothing else changes.
 """
 
 import ast
@@ -43,7 +42,7 @@ _OWN_FILES = ("conftest.py",)
 
 
 def kernel(content: bytes) -> bytes:
-    """A kernel module without this repository's `_triton`."""
+    """A kernel module that imports Triton from vLLM instead of `_triton`."""
     return _TRITON.sub(b"from vllm.triton_utils import ", content)
 
 
@@ -51,18 +50,19 @@ def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
     """The package of a test and what it imports, by paths in the tree.
 
     Args:
-        closure: the files by their names beside the test, as `steptest.closure`.
+        closure: the files by their names beside the test, as `steptest.closure`
+            returns them.
     """
     names = {PurePosixPath(name).parts[0].removesuffix(".py") for name in closure}
-    found = {f"{TEST_HOME}/conftest.py": ONLY_XPU}
+    files = {f"{TEST_HOME}/conftest.py": ONLY_XPU}
     folder = PurePosixPath(TEST_HOME)
     while str(folder) != "tests":
-        found[f"{folder}/__init__.py"] = HEADER
+        files[f"{folder}/__init__.py"] = HEADER
         folder = folder.parent
     for name, path in closure.items():
         if name not in _OWN_FILES:
-            found[f"{TEST_HOME}/{name}"] = _test(path.read_bytes(), names)
-    return found
+            files[f"{TEST_HOME}/{name}"] = _test(path.read_bytes(), names)
+    return files
 
 
 def upstream_test(step: Step) -> str:
@@ -88,29 +88,29 @@ def tidy(
         folder: an empty directory to work in.
 
     Raises:
-        SeriesError: ruff refuses a file, or changed more than its imports.
+        SeriesError: ruff refuses a file, or changes more than its imports.
     """
     (folder / "pyproject.toml").write_bytes(configuration)
     for path in modules:
-        # ruff knows a first-party import by the file that it names.
+        # ruff recognizes a first-party import by its file.
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).touch()
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     ruff = [sys.executable, "-m", "ruff"]
-    for words in (
+    for arguments in (
         ["check", "--select", "I,F401,D413", "--fix", "--no-cache", "--", *files],
         ["format", "--no-cache", "--", *files],
     ):
         done = runner.run(
-            [*ruff, *words], cwd=folder, env=clean_environment(), timeout=120
+            [*ruff, *arguments], cwd=folder, env=clean_environment(), timeout=120
         )
         if done.returncode:
             raise SeriesError(
-                "ruff refuses what is to be exported",
+                "ruff refuses the exported files",
                 release=release,
-                path=shlex.join(["ruff", *words[: -len(files)]]),
+                path=shlex.join(["ruff", *arguments[: -len(files)]]),
                 detail=done.last_lines(10),
                 hint="xpustack check " + release,
             )
@@ -118,7 +118,7 @@ def tidy(
     for path, content in files.items():
         if _program(content) != _program(tidied[path]):
             raise SeriesError(
-                "the exported file would not be the program that was tested",
+                "ruff would change more than the imports of the exported file",
                 release=release,
                 path=path,
                 hint=f"xpustack check {release}",
@@ -132,7 +132,7 @@ def is_kernel(path: str) -> bool:
 
 
 def is_shim(path: str) -> bool:
-    """Whether it is the module that stands for Triton among the kernels."""
+    """Whether a file is `_triton`, through which the kernels import Triton."""
     return path == f"{KERNEL_HOME}/{TRITON}.py"
 
 
@@ -144,8 +144,8 @@ def _test(content: bytes, names: set[str]) -> bytes:
     lines = content.decode().splitlines(keepends=True)
     for node in ast.walk(parse(content)):
         if isinstance(node, ast.Import):
-            own = [alias for alias in node.names if alias.name in names]
-            if own and len(node.names) == 1:
+            siblings = [alias for alias in node.names if alias.name in names]
+            if siblings and len(node.names) == 1:
                 line = lines[node.lineno - 1]
                 lines[node.lineno - 1] = line.replace("import ", "from . import ", 1)
         elif isinstance(node, ast.ImportFrom) and node.level == 0:

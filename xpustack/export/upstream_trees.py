@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trees of a series as upstream would get them: one commit a step.
+"""The trees of a series in upstream's form: one commit per step.
 
-Each is the checked tree of its step with the kernels in upstream's form, the
-tests of the steps so far, and the CI job that runs them. Commits carry the
+Each is its step's checked tree with the kernels in upstream's form, the tests of
+the steps so far, and the CI job that runs them. Commits carry the
 exporter's name and sign-off in place of this stack's trailers.
 """
 
@@ -38,7 +38,7 @@ _SOURCES = ("vllm/models/deepseek_v4/xpu", "vllm/v1/attention/ops/xpu_dsv4", TES
 
 @dataclass(frozen=True)
 class Person:
-    """Who exports, and thereby certifies the origin of every commit."""
+    """The person who exports, and thereby certifies the origin of every commit."""
 
     name: str
     email: str
@@ -51,7 +51,7 @@ class Person:
         """From `Name <address>`, else from git's configuration.
 
         Raises:
-            UsageError: neither names a person.
+            UsageError: neither gives a name and address.
         """
         if author is not None:
             match = _PERSON.fullmatch(author)
@@ -76,7 +76,7 @@ class Person:
 def upstream_trees(
     project: Project,
     store: Store,
-    made: Series,
+    checked: Series,
     person: Person,
     assistant: str,
     progress: Progress = silent,
@@ -84,18 +84,18 @@ def upstream_trees(
     """The base and the exported tree of each step.
 
     Args:
-        made: the checked trees of the series.
+        checked: the checked trees of the series.
         assistant: the AI tool that commits name as co-author.
 
     Raises:
         SeriesError: a file cannot be brought into upstream's form.
     """
-    found = Series(made.base)
+    series = Series(checked.base)
     with store.writing(progress) as writer, store.cache.scratch() as scratch:
-        forms = _Forms.of(project, writer, made, scratch)
-        for tree in made.steps:
+        forms = _UpstreamForms.of(project, writer, checked, scratch)
+        for tree in checked.steps:
             progress(f"exporting {tree.slug}")
-            before = found.tip
+            before = series.tip
             writer.read_tree(tree.tree_id)
             forms.put(writer, tree, scratch)
             tree_id = writer.write_tree()
@@ -103,24 +103,25 @@ def upstream_trees(
             date = history.changed(project, tree.step.path)
             commit = writer.commit_by(str(person), date, tree_id, before.commit, text)
             changes = writer.changes(before.commit, commit)
-            changed = tuple(sorted(one.path for one in changes))
-            added = tuple(sorted(one.path for one in changes if one.old is None))
+            changed = tuple(sorted(change.path for change in changes))
+            added = tuple(
+                sorted(change.path for change in changes if change.old is None)
+            )
             exported = StepTree(tree.step, commit, tree_id, before, changed, added)
-            found = found.followed_by(exported)
-    return found
+            series = series.followed_by(exported)
+    return series
 
 
 def message(step: Step, person: Person, assistant: str) -> str:
-    """A commit message for upstream: no trailer of ours, a sign-off."""
+    """A commit message for upstream: with a sign-off, without this stack's trailers."""
     trailers = f"Co-authored-by: {assistant}\nSigned-off-by: {person}\n"
     parts = [step.subject, step.message, trailers]
     return "\n\n".join(part for part in parts if part)
 
 
 def ci_job(jobs: str) -> str | None:
-    """A CI file of the base with one more job, which runs the exported tests. The
-    file's first job is its model; None if that is not the one that all releases
-    so far have."""
+    """The base's CI file with a new job, which runs the exported tests. The job is a
+    copy of the file's first job. None if that is not the job of all releases so far."""
     model = _BLOCK.search(jobs)
     if model is None:
         return None
@@ -140,7 +141,7 @@ def ci_job(jobs: str) -> str | None:
 
 
 @dataclass
-class _Forms:
+class _UpstreamForms:
     """Every file of the series in upstream's form, by its path in the tree.
 
     `tests` maps a step to the files of its test.
@@ -152,16 +153,16 @@ class _Forms:
 
     @classmethod
     def of(
-        cls, project: Project, writer: Writer, made: Series, scratch: Path
-    ) -> "_Forms":
+        cls, project: Project, writer: Writer, checked: Series, scratch: Path
+    ) -> "_UpstreamForms":
         files: dict[str, bytes] = {}
         tests: dict[str, tuple[str, ...]] = {}
         support = Support.of(project)
-        for tree in made.steps:
-            own = package(material_of(support, tree.step).tests)
-            files |= own
-            tests[tree.slug] = tuple(own)
-        writer.read_tree(made.tip.tree_id)
+        for tree in checked.steps:
+            test_files = package(material_of(support, tree.step).tests)
+            files |= test_files
+            tests[tree.slug] = tuple(test_files)
+        writer.read_tree(checked.tip.tree_id)
         entries = writer.entries()
         kernels, configuration, jobs = _read(writer, entries)
         files |= {path: kernel(content) for path, content in kernels.items()}
@@ -173,27 +174,27 @@ class _Forms:
             (path for path in entries if path.endswith(".py")),
             folder,
             Runner(),
-            release=made.base.release.name,
+            release=checked.base.release.name,
         )
-        wired = ci_job(jobs.decode()) if jobs else None
-        return cls(files, tests, wired.encode() if wired else None)
+        new_jobs = ci_job(jobs.decode()) if jobs else None
+        return cls(files, tests, new_jobs.encode() if new_jobs else None)
 
     def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
-        """Bring the private index, which holds `tree`, into upstream's form."""
+        """Convert the private index, which holds `tree`, to upstream's form."""
         entries = writer.entries()
         wanted = {path for path in self.files if path in entries and is_kernel(path)}
-        for one in tree.applied:
-            wanted |= set(self.tests[one.slug])
-        # An empty package file that the base has stays as it is.
-        put = {
+        for applied in tree.applied:
+            wanted |= set(self.tests[applied.slug])
+        # The base's own empty package files stay as they are.
+        changes = {
             path: self.files[path]
             for path in wanted
             if not (path.endswith("/__init__.py") and path in entries)
             or is_kernel(path)
         }
         if self.jobs is not None:
-            put[CI_JOBS] = self.jobs
-        writer.add(put, scratch)
+            changes[CI_JOBS] = self.jobs
+        writer.add(changes, scratch)
         writer.remove(path for path in entries if is_shim(path))
 
 

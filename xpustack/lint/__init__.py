@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From two neighbouring trees to what the base's linters newly complain of.
+"""Lint one tree against another with the base's own hooks.
 
-In: two trees and the configuration of pre-commit in them. Out: findings.
+In: two trees and their pre-commit configuration. Out: the new findings.
 """

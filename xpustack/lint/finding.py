@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a linter complains of, and how the same complaint is known again."""
+"""A linter's complaint, and how to recognize it in another tree."""
 
 import re
 from dataclasses import dataclass
@@ -8,9 +8,9 @@ _NUMBER = re.compile(r"\bline \d+")
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One complaint. `content` is the stripped source line, by which the same
-    complaint is known again on another line number; 0 is no line."""
+class LintFinding:
+    """One complaint. `content` is the stripped source line: it identifies the
+    complaint on another line number. `line` is 0 if it has no line."""
 
     tool: str
     path: str

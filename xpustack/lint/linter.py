@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base's own linters on what a step touches: nothing worse than before it."""
+"""Lint what a step touches with the base's own linters, before and after it."""
 
 import contextlib
 import shutil
@@ -13,38 +13,42 @@ from xpustack.base.store import Store
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
-from xpustack.lint import hooks
-from xpustack.lint.base_tools import TIMEOUT, Linters, base_environment
-from xpustack.lint.finding import Finding
+from xpustack.lint.finding import LintFinding
+from xpustack.lint.hook_configuration import read_hooks
+from xpustack.lint.hook_runner import TIMEOUT, HookRunner, base_environment
 from xpustack.lint.moving_tree import MovingTree
 from xpustack.lint.warm_mypy import WarmMypy
 from xpustack.series.tree import Tree
 
 RECIPE = ("lint.linter", "lint.mypy_program", "lint.script_host")
-"""What takes part beside what this module imports: programs of their own."""
-_ALIVE = 2
-"""Releases whose checked-out tree and mypy stay: two take turns near their ends."""
+"""Modules whose sources decide a lint, besides what they import: the two programs
+are started, not imported."""
+_RELEASES_KEPT = 2
+"""How many releases keep their checked-out tree and mypy: near its end, one
+release's lints alternate with the next one's."""
 
 
 @dataclass(frozen=True)
-class Lint:
+class LintResult:
     """New findings of a step, how many the base had in the same files, what was
     run, and notes on tools that could not run or differ in version."""
 
-    new: tuple[Finding, ...]
+    new: tuple[LintFinding, ...]
     old: int
     tools: tuple[str, ...]
     notes: tuple[str, ...]
     seconds: float
 
 
-def key_of(before: Tree, after: Tree) -> str:
-    return fingerprint.digest(
+def lint_key(before: Tree, after: Tree) -> str:
+    """Where the cache keeps the lint result of one tree over another."""
+    key = fingerprint.digest(
         before=before.tree_id,
         after=after.tree_id,
         tool=fingerprint.tool(*RECIPE),
         environment=fingerprint.lock(),
     )
+    return f"lint-{key}"
 
 
 def touched(before: Tree, after: Tree) -> tuple[str, ...]:
@@ -54,11 +58,11 @@ def touched(before: Tree, after: Tree) -> tuple[str, ...]:
 
 
 class Linter:
-    """Lints of one run, by what the lints before them left: for each release a
-    checked-out tree that moves from step to step, and a mypy that has read it.
+    """Lints trees, and reuses what earlier lints of the release left: a checked-out
+    tree that moves from step to step, and a mypy that has read it.
 
-    Any number of threads may ask. Nothing stays behind: it ends with `close`, its
-    processes also with `Runner.stop` and with the tool.
+    Any number of threads may call it. `close` removes everything; `Runner.stop` and
+    the end of the tool stop its processes as well.
     """
 
     def __init__(self, runner: Runner, cache: Cache, store: Store) -> None:
@@ -77,12 +81,14 @@ class Linter:
             self._stack.close()
             self._scratch = None
 
-    def lint(self, before: Tree, after: Tree, *, later: Collection[str] = ()) -> Lint:
+    def lint(
+        self, before: Tree, after: Tree, *, later: Collection[str] = ()
+    ) -> LintResult:
         """Lint the files in which the trees differ, inside each tree, and compare.
 
         Args:
-            later: the paths that all lints of the release ask about; without them
-                this is the only one, and nothing is prepared for another.
+            later: the paths that later lints of the release may check. Without
+                them this lint is the only one and prepares nothing for another.
 
         Raises:
             EnvironmentProblem: ruff is not of the base's version, or a tool broke.
@@ -93,25 +99,26 @@ class Linter:
         with self._bench(after.release.name) as bench:
             bench.mypy.later = frozenset(later)
             bench.mypy.moved(bench.tree.move(before))
-            asked = hooks.read(bench.tree.folder, after.release.name)
-            linters = Linters(self._runner, asked, bench.tree, bench.work, bench.mypy)
-            old = linters.findings(paths)
+            hooks = read_hooks(bench.tree.folder, after.release.name)
+            hook_runner = HookRunner(
+                self._runner, hooks, bench.tree, bench.work, bench.mypy
+            )
+            old = hook_runner.findings(paths)
             bench.mypy.moved(bench.tree.move(after))
-            new = linters.findings(paths)
+            new = hook_runner.findings(paths)
             notes, bench.mypy.notes = bench.mypy.notes, []
-        return Lint(
-            new=worse(old, new),
+        return LintResult(
+            new=new_findings(old, new),
             old=len(old),
-            tools=tuple(linters.tools),
-            notes=(*asked.notes, *notes),
-            seconds=linters.seconds,
+            tools=tuple(hook_runner.tools),
+            notes=(*hooks.notes, *notes),
+            seconds=hook_runner.seconds,
         )
 
     @contextlib.contextmanager
     def _bench(self, release: str) -> Iterator["_Bench"]:
-        """The release's bench, for one thread at a time. After an exception it is
-        not used again."""
-        bench = self._taken(release)
+        """The release's bench, for one thread at a time. An exception discards it."""
+        bench = self._acquire(release)
         try:
             yield bench
         except BaseException:
@@ -123,13 +130,13 @@ class Linter:
         finally:
             bench.busy.release()
 
-    def _taken(self, release: str) -> "_Bench":
+    def _acquire(self, release: str) -> "_Bench":
         while True:
             with self._guard:
                 bench = self._benches.pop(release, None) or self._new()
-                # The last one is the one used last.
+                # The dictionary is in the order of last use.
                 self._benches[release] = bench
-                self._discard()
+                self._close_oldest()
             bench.busy.acquire()
             with self._guard:
                 if self._benches.get(release) is bench:
@@ -146,9 +153,9 @@ class Linter:
         mypy = WarmMypy(self._runner, self._cache, tree.folder, work, env, TIMEOUT)
         return _Bench(work, tree, mypy)
 
-    def _discard(self) -> None:
+    def _close_oldest(self) -> None:
         for name, bench in list(self._benches.items())[:-1]:
-            if len(self._benches) <= _ALIVE:
+            if len(self._benches) <= _RELEASES_KEPT:
                 return
             if not bench.busy.locked():
                 del self._benches[name]
@@ -169,32 +176,36 @@ class _Bench:
         shutil.rmtree(self.work, ignore_errors=True)
 
 
-def lint(runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree) -> Lint:
-    """One lint alone, as `Linter.lint`."""
+def lint(
+    runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree
+) -> LintResult:
+    """Lint once, as `Linter.lint`."""
     with contextlib.closing(Linter(runner, cache, store)) as linter:
         return linter.lint(before, after)
 
 
-def worse(before: Sequence[Finding], after: Sequence[Finding]) -> tuple[Finding, ...]:
+def new_findings(
+    before: Sequence[LintFinding], after: Sequence[LintFinding]
+) -> tuple[LintFinding, ...]:
     """The findings of `after` that `before` does not have.
 
-    A complaint that moved with its line is the same one; a complaint of one kind
-    in one file whose line was edited takes the place of one that vanished.
+    A complaint that moved with its line is not new. Nor is a complaint on an edited
+    line, if one of the same kind vanished from the same file.
     """
-    known = Counter(finding.key for finding in before)
-    left = []
+    unmatched = Counter(finding.key for finding in before)
+    candidates = []
     for finding in after:
-        if known[finding.key]:
-            known[finding.key] -= 1
+        if unmatched[finding.key]:
+            unmatched[finding.key] -= 1
         else:
-            left.append(finding)
+            candidates.append(finding)
     vanished: Counter[tuple[str, str, str]] = Counter()
-    for key, count in known.items():
+    for key, count in unmatched.items():
         vanished[key[:3]] += count
-    fresh = []
-    for finding in left:
+    new = []
+    for finding in candidates:
         if vanished[finding.kind]:
             vanished[finding.kind] -= 1
         else:
-            fresh.append(finding)
-    return tuple(fresh)
+            new.append(finding)
+    return tuple(new)

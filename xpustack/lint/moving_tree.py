@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One checked-out tree that becomes another by writing only what differs."""
+"""A checked-out tree that moves to another one by writing only what differs."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from xpustack.series.tree import Tree
 
 
 class MovingTree:
-    """The files of one tree in `folder`, which is new; `index` is git's beside it."""
+    """The files of one tree in the new directory `folder`, with their git `index`."""
 
     def __init__(self, store: Store, folder: Path, index: Path) -> None:
         self.folder = folder
@@ -18,8 +18,8 @@ class MovingTree:
         self._tree: str | None = None
 
     def move(self, tree: Tree) -> frozenset[str]:
-        """Make the folder what it is in `tree`; return the paths that differ, which
-        are none the first time.
+        """Make the folder hold `tree`; return the paths that changed. The first call
+        returns none.
 
         Raises:
             EnvironmentProblem: no room, or no right, to write.

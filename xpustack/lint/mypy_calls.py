@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a base's script calls mypy, seen by a `mypy` that only writes it down."""
+"""Record how a base's script calls mypy, with a `mypy` that only logs its arguments."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,9 +11,9 @@ _PROGRAM = f"""\
 """
 
 
-class Recorder:
-    """The calls of `mypy` by a script that runs in `env`, none of which does its
-    work. `work` is a folder for its files."""
+class MypyCallRecorder:
+    """Records the calls of `mypy` by a script that runs in `env`; no call checks
+    anything. `work` is a folder for its files."""
 
     def __init__(self, work: Path) -> None:
         self._folder = work / "recorder"
@@ -26,7 +26,7 @@ class Recorder:
             program.chmod(0o755)
 
     def env(self, outer: Mapping[str, str]) -> dict[str, str]:
-        """What the script's environment has beside, or instead of, the outer one."""
+        """The variables that a script's environment has besides those of `outer`."""
         return {"PATH": f"{self._folder}:{outer['PATH']}", _CALLS: str(self._calls)}
 
     def calls(self) -> list[list[str]]:

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Keeps one build of mypy in memory and checks again only what changed.
 
-This file is a program of its own, started by `warm_mypy` in the folder that mypy is
-to see: it needs the standard library and mypy. Requests come on standard input and
+This file is a program of its own. `warm_mypy` starts it in the folder that mypy
+checks. It needs the standard library and mypy. Requests come on standard input and
 answers leave on standard output, one line of JSON each. A request has
 
-- `arguments`: what mypy is called with; those of the first request alone count;
+- `arguments`: mypy's own; only those of the first request count;
 - `files`: the files to check;
 - `touched`: the files that were written or removed since the last request.
 
-The answer has `messages`, those about the files, or `refused` alone:
-this program cannot tell what mypy would say, and ends.
+The answer has `messages`, mypy's messages about the files. Or it has only `refused`:
+this program cannot give mypy's answer, and ends.
 
-The build is an ordinary one, not that of mypy's daemon, which infers some types in
-another way (`--local-partial-types`). Later requests go through the daemon's own
+The build is an ordinary one, not the daemon's, which infers some types differently
+(`--local-partial-types`). Later requests go through the daemon's own
 updates of the changed parts.
 """
 
@@ -59,14 +59,14 @@ _Module: TypeAlias = tuple[str, str]
 
 
 class Refused(Exception):
-    """Only a new mypy can say what mypy would say."""
+    """Only a new mypy process can give mypy's answer."""
 
 
 class WarmBuild:
     """A build of mypy that follows the files in the current folder."""
 
     def __init__(self, arguments: Sequence[str]) -> None:
-        """Build what `arguments` ask for.
+        """Build as `arguments` say.
 
         Raises:
             Refused: the options, or an error that ends the build, do not allow it.
@@ -102,8 +102,8 @@ class WarmBuild:
             self._messages.clear()
         modules = self._modules(files)
         for _ in range(_ROUNDS):
-            # Each once more, after all that it depends on: its messages are those
-            # of one check of the whole file.
+            # Check each module once more after all that it depends on. That gives
+            # the messages of a check of the whole file.
             for module in modules:
                 if module[1] not in self._messages:
                     self._settle([module])
@@ -113,61 +113,61 @@ class WarmBuild:
 
     def _follow(self, touched: Collection[str]) -> None:
         """Bring the modules of the files, and all that depends on them, up to date."""
-        known = {
+        modules_by_path = {
             os.path.abspath(state.path): (state.id, state.path)
             for state in self._graph.values()
             if state.path
         }
-        modules, new = [], []
+        modules, new_files = [], []
         for path in sorted(touched):
-            module = known.get(os.path.abspath(path))
+            module = modules_by_path.get(os.path.abspath(path))
             if module is not None:
                 modules.append(module)
             elif path.endswith(_SUFFIXES) and os.path.isfile(path):
-                new.append(path)
-        self._settle([*self._modules(new), *modules])
+                new_files.append(path)
+        self._settle([*self._modules(new_files), *modules])
 
     def _settle(self, modules: Sequence[_Module]) -> None:
-        """Read modules again, and those that depend on what changes by that, until
-        nothing does."""
-        waiting = list(dict.fromkeys(modules))
+        """Read modules again, then the modules that depend on their changes, until
+        nothing changes."""
+        queue = list(dict.fromkeys(modules))
         times = Counter[str]()
-        while waiting:
-            module = waiting.pop(0)
-            done, imported, dependent = self._read_again(*module)
-            times[done] += 1
-            if times[done] > _ROUNDS:
-                raise Refused(f"the types of {done} do not settle")
+        while queue:
+            module = queue.pop(0)
+            name, imported, dependent = self._read_again(*module)
+            times[name] += 1
+            if times[name] > _ROUNDS:
+                raise Refused(f"the types of {name} do not settle")
             if imported or dependent:
                 self._messages.clear()
             if module in imported:
                 imported = [*(other for other in imported if other != module), module]
-            # The dependent ones wait, for they may depend on more that changes.
-            waiting = list(dict.fromkeys([*imported, *waiting, *dependent]))
+            # Dependent modules come last: they may depend on further changes.
+            queue = list(dict.fromkeys([*imported, *queue, *dependent]))
 
     def _read_again(
         self, name: str, path: str
     ) -> tuple[str, list[_Module], list[_Module]]:
-        """Check one whole module from its source: this one, or one that it imports and
-        that nobody had read before. Return its name, what then remains to be read
-        first (this module among it), and what depends on its changes.
+        """Check one whole module from its source: this one, or a new one that it
+        imports. Return its name, the modules to read next (this one among them), and
+        the modules that depend on its changes.
 
-        This is what mypy's daemon does for a changed file. The daemon checks single
-        functions of the files that depend on it, though, and sometimes forgets an
-        attribute that such a function defines. Here these files are read as a whole.
+        mypy's daemon does the same for a changed file. But of dependent files it
+        checks single functions, and sometimes forgets an attribute that such a
+        function defines. This program reads dependent files as a whole.
         """
         manager, graph = self._manager, self._graph
         manager.find_module_cache.clear()
         manager.ast_cache.clear()
         ensure_deps_loaded(name, self._dependencies, graph)
         ensure_trees_loaded(manager, graph, [name])
-        known = get_module_to_path_map(graph)
+        paths = get_module_to_path_map(graph)
         snapshots = {}
         if name in manager.modules:
             table = manager.modules[name].names
             snapshots[name] = snapshot_symbol_table(name, table)
         manager.errors.reset()
-        result = update_module_isolated(name, path, manager, known, graph, False, False)
+        result = update_module_isolated(name, path, manager, paths, graph, False, False)
         if isinstance(result, BlockedUpdate):
             raise Refused("\n".join(result.messages))
         messages = manager.errors.new_messages()
@@ -187,24 +187,24 @@ class WarmBuild:
         self._messages[result.path] = [
             text for text in messages if text.partition(":")[0] == result.path
         ]
-        others = [(module, graph[module].xpath) for module in sorted(dependent)]
-        return result.module, result.remaining, others
+        dependents = [(module, graph[module].xpath) for module in sorted(dependent)]
+        return result.module, result.remaining, dependents
 
     def _read(self, arguments: Sequence[str]) -> tuple[list[Any], Options]:
-        said = io.StringIO()
+        output = io.StringIO()
         try:
-            with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
                 sources, options = process_options(
                     list(arguments), fscache=self._fscache
                 )
         except SystemExit:
-            raise Refused(said.getvalue()) from None
+            raise Refused(output.getvalue()) from None
         follows = {options.follow_imports} | {
             str(changes["follow_imports"])
             for changes in options.per_module_options.values()
             if "follow_imports" in changes
         }
-        # Elsewhere it matters which files are asked for together.
+        # With other values, the answer depends on which files are checked together.
         if not follows <= _FOLLOWING:
             raise Refused("imports are not followed")
         return sources, options
@@ -220,7 +220,7 @@ class WarmBuild:
 
 
 def _answers() -> Iterator[dict[str, Any]]:
-    """The answer to each request; none follows one that was refused."""
+    """The answer to each request. The first refusal is the last answer."""
     warm: WarmBuild | None = None
     for line in sys.stdin:
         request = json.loads(line)
@@ -238,7 +238,7 @@ def _answers() -> Iterator[dict[str, Any]]:
 def main() -> None:
     """Answer until standard input ends."""
     gc.set_threshold(_COLLECT_AFTER, 30, 30)
-    # Where mypy, called by its name, would look for modules as well.
+    # The `mypy` command looks for modules there too.
     sys.path.insert(0, sysconfig.get_path("scripts"))
     with os.fdopen(os.dup(1), "w", encoding="utf-8") as output:
         os.dup2(2, 1)

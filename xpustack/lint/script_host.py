@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs Python scripts one after the other, each in a fork of this process.
+"""Run Python scripts one after the other, each in a fork of this process.
 
-This file is a program of its own, started by `lint`; it needs the standard library.
-What the scripts have in common is imported once. Its arguments are two files: the
-one it reads lists the commands, the one it writes has how each of them ended.
+This file is a program of its own, started by `hook_runner`; it needs only the
+standard library. It imports once what the scripts have in common. Its arguments are
+two files: it reads the commands from the first and writes their results to the second.
 """
 
 import contextlib
@@ -27,9 +27,9 @@ def main() -> None:
             importlib.import_module(name)
     with open(sys.argv[1], encoding="utf-8") as file:
         commands = json.load(file)
-    ended = [_run(command["arguments"], command["env"]) for command in commands]
+    results = [_run(command["arguments"], command["env"]) for command in commands]
     with open(sys.argv[2], "w", encoding="utf-8") as file:
-        json.dump(ended, file)
+        json.dump(results, file)
 
 
 def _run(arguments: list[str], env: dict[str, str]) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def _run(arguments: list[str], env: dict[str, str]) -> dict[str, Any]:
 
 
 def _become(arguments: list[str]) -> NoReturn:
-    """Be `python ARGUMENTS`, and end as it would."""
+    """Become `python ARGUMENTS`, and exit as it would."""
     sys.argv = list(arguments)
     sys.path.insert(0, os.path.abspath(os.path.dirname(arguments[0])))
     status = 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tool's side of the mypy that stays between two lints of a release."""
+"""The tool's side of the mypy server that keeps running between a release's lints."""
 
 import contextlib
 import itertools
@@ -14,25 +14,26 @@ import msgspec
 
 from xpustack.core.cache import Cache
 from xpustack.core.process import Completed, Runner, Stopped, program
-from xpustack.lint.mypy_sites import Sites
+from xpustack.lint.site_packages_cache import SitePackagesCache
 
 SERVER = Path(__file__).with_name("mypy_program.py")
-"""Not imported: the tool itself does not need mypy."""
-CONFIGURATION = frozenset({"mypy.ini", ".mypy.ini", "pyproject.toml", "setup.cfg"})
+"""A path, not an import: the tool itself does not need mypy."""
+OPTION_FILES = frozenset({"mypy.ini", ".mypy.ini", "pyproject.toml", "setup.cfg"})
 """Files in which mypy looks for its options."""
 
 
-class _Answer(msgspec.Struct):
+class _MypyAnswer(msgspec.Struct):
     messages: list[str] = []
     refused: str | None = None
 
 
 class WarmMypy:
-    """One mypy for each set of flags that a release's script uses.
+    """One mypy server for each set of flags that a release's script uses.
 
     Args:
         folder: the checked-out tree, which moves from one tree to another.
-        work: where it may write.
+        work: a folder to write in.
+        limit: seconds that one check may take.
         env: the environment of mypy, without a cache folder.
     """
 
@@ -47,56 +48,55 @@ class WarmMypy:
     ) -> None:
         self._runner, self._cache, self._folder = runner, cache, folder
         self._work, self._env, self._limit = work, env, limit
-        self._processes: dict[tuple[str, ...], _Process] = {}
-        self._memories: dict[tuple[str, ...], Path] = {}
+        self._servers: dict[tuple[str, ...], _MypyServer] = {}
+        self._cache_folders: dict[tuple[str, ...], Path] = {}
         self._count = 0
         self.later: frozenset[str] = frozenset()
-        """What is to be asked about before long; if that is nothing, starting a
-        process would not pay."""
+        """Files that later calls may check. If there are none, starting a server does
+        not pay."""
         self.notes: list[str] = []
 
     def close(self) -> None:
-        for process in self._processes.values():
-            process.end()
-        self._processes.clear()
+        for server in self._servers.values():
+            server.end()
+        self._servers.clear()
 
     def moved(self, touched: Collection[str]) -> None:
-        """Take note of files that were written or removed."""
-        if not CONFIGURATION.isdisjoint(touched):
+        """Tell the servers about files that were written or removed."""
+        if not OPTION_FILES.isdisjoint(touched):
             self.close()
-        for process in self._processes.values():
-            process.touched.update(touched)
+        for server in self._servers.values():
+            server.touched.update(touched)
 
     def check(self, flags: Sequence[str], files: Sequence[str]) -> Completed:
-        """Run `mypy FLAGS FILES`: what the process that stays says of the files, or
-        else a new one.
+        """Run `mypy FLAGS FILES` in a server, or else in a new process.
 
-        The first of all is a new one: it leaves what it learned of the installed
-        packages, without which the process that stays needs a minute and gigabytes
-        more. A process that dies is started again once; `notes` say so.
+        The very first call uses a new process, which leaves its cache of the installed
+        packages: without that, a server needs a minute and gigabytes more. A server
+        that dies is started again once, and `notes` say so.
 
         Raises:
             Stopped: the runner was stopped.
         """
         key = tuple(flags)
-        sites = Sites(self._cache, key)
-        unknown = not sites.path.is_file()
-        if key not in self._processes and (unknown or not self.later):
-            done = self._anew(key, files)
-            if unknown:
-                memory = self._memories[key] / _target(key)
-                sites.keep(memory / "cache.db", self._own())
-            return done
+        installed = SitePackagesCache(self._cache, key)
+        uncached = not installed.path.is_file()
+        if key not in self._servers and (uncached or not self.later):
+            result = self._run_new(key, files)
+            if uncached:
+                folder = self._cache_folders[key] / _target(key)
+                installed.keep(folder / "cache.db", self._own_modules())
+            return result
         begin = time.monotonic()
-        messages = self._told(key, files)
+        messages = self._ask_server(key, files)
         if messages is None:
-            return self._anew(key, files)
+            return self._run_new(key, files)
         output = "".join(f"{line}\n" for line in messages)
         return Completed(int(bool(messages)), output, "", time.monotonic() - begin)
 
     def _likely(self, files: Sequence[str]) -> list[str]:
-        """Other files of the same folders that are to be asked about: a process that
-        starts reads them with what they import, which is quicker than one by one."""
+        """Files of the same top folders that later calls may check. A server that
+        starts reads them all at once, which is quicker than one by one."""
         tops = {path.partition("/")[0] for path in files}
         return sorted(
             path
@@ -106,47 +106,51 @@ class WarmMypy:
             and (self._folder / path).is_file()
         )
 
-    def _own(self) -> set[str]:
+    def _own_modules(self) -> set[str]:
         """The names of the modules at the top of the tree."""
         return {path.name.partition(".")[0] for path in self._folder.iterdir()}
 
-    def _told(self, flags: tuple[str, ...], files: Sequence[str]) -> list[str] | None:
-        """The messages by the process that stays; None where only a new one can
-        tell."""
+    def _ask_server(
+        self, flags: tuple[str, ...], files: Sequence[str]
+    ) -> list[str] | None:
+        """The server's messages; None where only a new process can answer."""
         for _ in range(2):
-            process = self._processes.get(flags)
-            if process is None:
-                memory = self._memory(flags)
-                process = _Process(self._runner, flags, self._folder, memory, self._env)
-                self._processes[flags] = process
-            answer = process.ask(files, self._likely(files), self._limit)
+            server = self._servers.get(flags)
+            if server is None:
+                cache = self._new_cache_folder(flags)
+                server = _MypyServer(
+                    self._runner, flags, self._folder, cache, self._env
+                )
+                self._servers[flags] = server
+            answer = server.ask(files, self._likely(files), self._limit)
             if self._runner.stopped:
                 raise Stopped
             if answer is not None and answer.refused is None:
                 return answer.messages
-            process.end()
-            del self._processes[flags]
+            server.end()
+            del self._servers[flags]
             if answer is not None:
                 return None
-            self.notes.append(f"mypy's server ended: {process.printed()}")
+            self.notes.append(f"mypy's server ended: {server.printed()}")
         return None
 
-    def _anew(self, flags: tuple[str, ...], files: Sequence[str]) -> Completed:
-        if flags not in self._memories:
-            self._memories[flags] = self._memory(flags)
+    def _run_new(self, flags: tuple[str, ...], files: Sequence[str]) -> Completed:
+        if flags not in self._cache_folders:
+            self._cache_folders[flags] = self._new_cache_folder(flags)
         return self._runner.run(
             [*program("mypy"), *flags, *files],
             cwd=self._folder,
-            env={**self._env, "MYPY_CACHE_DIR": str(self._memories[flags])},
+            env={**self._env, "MYPY_CACHE_DIR": str(self._cache_folders[flags])},
             timeout=self._limit,
         )
 
-    def _memory(self, flags: tuple[str, ...]) -> Path:
-        """A new cache folder for mypy, with what is known of installed packages."""
+    def _new_cache_folder(self, flags: tuple[str, ...]) -> Path:
+        """A new cache folder for mypy, with the cache of the installed packages."""
         self._count += 1
         folder = self._work / f"mypy-{self._count}"
         folder.mkdir(parents=True)
-        Sites(self._cache, flags).copy_to(folder / _target(flags) / "cache.db")
+        database = folder / _target(flags) / "cache.db"
+        SitePackagesCache(self._cache, flags).copy_to(database)
         return folder
 
 
@@ -158,26 +162,26 @@ def _target(flags: Sequence[str]) -> str:
     return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-class _Process:
-    """The server's process, and the files that changed since it last looked."""
+class _MypyServer:
+    """A server process, and the files that changed since its last answer."""
 
     def __init__(
         self,
         runner: Runner,
         flags: tuple[str, ...],
         folder: Path,
-        memory: Path,
+        cache_folder: Path,
         env: Mapping[str, str],
     ) -> None:
         self.touched: set[str] = set()
         self._flags = flags
-        self._log = memory / "server.log"
+        self._log = cache_folder / "server.log"
         with self._log.open("wb") as log:
             self._child = runner.start(
-                # -P: the tool's own modules are not among those that mypy may find.
+                # -P: mypy must not find the tool's own modules.
                 [sys.executable, "-P", str(SERVER)],
                 cwd=folder,
-                env={**env, "MYPY_CACHE_DIR": str(memory)},
+                env={**env, "MYPY_CACHE_DIR": str(cache_folder)},
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -185,9 +189,9 @@ class _Process:
 
     def ask(
         self, files: Sequence[str], likely: Sequence[str], limit: float
-    ) -> _Answer | None:
-        """The answer about `files`; None if the process ended, or was ended after
-        `limit` s. The first time it reads those that are `likely` as well."""
+    ) -> _MypyAnswer | None:
+        """The answer about `files`; None if the server ended, or was killed after
+        `limit` seconds. For its first answer it also reads the `likely` files."""
         assert self._child.stdin is not None and self._child.stdout is not None
         request = {
             "arguments": [*self._flags, *files, *likely],
@@ -207,7 +211,7 @@ class _Process:
         if not line:
             return None
         self.touched.clear()
-        return msgspec.json.decode(line, type=_Answer)
+        return msgspec.json.decode(line, type=_MypyAnswer)
 
     def end(self) -> None:
         self._child.kill()

@@ -195,9 +195,9 @@ def section(
             "",
         ]
     counts = ((f"`{row.slug}`", row.both, row.first, row.second) for row in compared)
-    heads = ("slug", "in both", "in the first only", "in the second only")
     lines += [f"Changed lines of one slug in {names}:", ""]
-    lines.append(markdown.table(heads, counts))
+    sides = ("slug", "in both", "in the first only", "in the second only")
+    lines.append(markdown.table(sides, counts))
     return "\n".join(lines)
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a step's test module to its verdict.
+"""Run a step's test before and after the step, and judge whether it proves the step.
 
-In: the module and the builds before and after the step. Out: both runs' outcomes and
-whether they prove the step.
+In: the test module and the builds before and after the step. Out: both runs' outcomes
+and the verdict.
 """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin, copied beside a step's test, that writes what came out.
+"""A pytest plugin, copied beside a step's test, that writes the outcomes.
 
-It imports nothing of xpustack: inside the run only pytest and vLLM exist. The
-JSON file named by `XPUSTACK_OUTCOMES` gets a list `tests` and a list
-`collection`. A test's `figure` is what it printed after that word; a failure's
-`text` is the exception alone, with its causes, never the test's source, in
-which `Fails-before` could match itself.
+It imports nothing of xpustack: inside the run only pytest and vLLM exist. It writes
+the lists `tests` and `collection` to the JSON file that `XPUSTACK_OUTCOMES` names.
+A test's `figure` is what it printed after that word. A failure's `text` is the
+exception with its causes, never the test's source: there `Fails-before` could match
+itself.
 """
 
 import json
@@ -19,8 +19,8 @@ _FIGURE = "figure: "
 _RANK = {"passed": 0, "skipped": 1, "xpassed": 2, "xfailed": 3, "error": 4, "failed": 5}
 
 
-class Recorder:
-    """Keeps one entry a test: the worst of its set-up, call and tear-down."""
+class OutcomeRecorder:
+    """Keeps one outcome per test: the worst of its set-up, call and tear-down."""
 
     def __init__(self) -> None:
         self.tests: dict[str, dict[str, Any]] = {}
@@ -32,7 +32,7 @@ class Recorder:
             outcome = "xpassed" if report.outcome == "passed" else "xfailed"
         elif report.failed and report.when != "call":
             outcome = "error"
-        entry = self.tests.setdefault(
+        test = self.tests.setdefault(
             report.nodeid,
             {
                 "id": report.nodeid,
@@ -45,22 +45,22 @@ class Recorder:
                 "figure": "",
             },
         )
-        entry["seconds"] += report.duration
+        test["seconds"] += report.duration
         if report.when == "call":
             lines = report.capstdout.splitlines()
-            said = [line.removeprefix(_FIGURE) for line in lines if _FIGURE in line]
-            entry["figure"] = "; ".join(said)
-        if _RANK[outcome] > _RANK[entry["outcome"]]:
-            entry["outcome"], entry["text"] = outcome, _reason(report.longrepr)
+            figures = [line.removeprefix(_FIGURE) for line in lines if _FIGURE in line]
+            test["figure"] = "; ".join(figures)
+        if _RANK[outcome] > _RANK[test["outcome"]]:
+            test["outcome"], test["text"] = outcome, _reason(report.longrepr)
 
     def pytest_exception_interact(
         self, call: pytest.CallInfo[object], report: pytest.TestReport
     ) -> None:
-        """Called after the report of what neither skips nor is marked xfail."""
-        entry = self.tests.get(report.nodeid)
-        if entry is not None and call.excinfo is not None:
-            entry["text"] = describe(call.excinfo.value)
-            entry["import_error"] = isinstance(call.excinfo.value, ImportError)
+        """pytest calls this after the report of a failure, unless marked xfail."""
+        test = self.tests.get(report.nodeid)
+        if test is not None and call.excinfo is not None:
+            test["text"] = describe(call.excinfo.value)
+            test["import_error"] = isinstance(call.excinfo.value, ImportError)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         if report.outcome != "passed":
@@ -79,13 +79,13 @@ class Recorder:
 
 
 def _reason(longrepr: object) -> str:
-    """Why it skipped, or the whole traceback."""
+    """The reason of a skip, or the whole traceback."""
     text = str(longrepr[2]) if isinstance(longrepr, tuple) else str(longrepr)
     return text.removeprefix("Skipped: ")
 
 
 def describe(error: BaseException | None) -> str:
-    """An exception as `Type: message`, followed by what caused it."""
+    """An exception as `Type: message`, followed by its causes."""
     lines: list[str] = []
     while error is not None and len(lines) < 8:
         lines.append(f"{type(error).__name__}: {error}")
@@ -102,4 +102,4 @@ def pytest_configure(config: pytest.Config) -> None:
         "compiled: tests what torch.compile makes, so it is on for the module",
     ):
         config.addinivalue_line("markers", line)
-    config.pluginmanager.register(Recorder(), "xpustack-outcomes")
+    config.pluginmanager.register(OutcomeRecorder(), "xpustack-outcomes")

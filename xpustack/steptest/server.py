@@ -26,7 +26,7 @@ ENVIRONMENT = {
     "TRANSFORMERS_OFFLINE": "1",
     "TRITON_INTERPRET": "1",
 }
-"""What must be set before torch and the like are imported; each run has it too."""
+"""Variables that torch and the like read on import; each run has them too."""
 PRELOADED = (
     "numpy",
     "torch",
@@ -71,20 +71,20 @@ PRELOADED = (
     "xgrammar",
     "zmq",
 )
-"""What vLLM would spend a run's time on importing. One that is not installed, or
-cannot be imported, is left to the runs, which then meet the same."""
+"""Modules that vLLM would import in each run. If one cannot be imported here, the
+runs meet the same error themselves."""
 START = 300.0
 GRACE = 30.0
-"""Seconds that importing may take, and an answer after the limit of a run."""
+"""Seconds for the imports, and for an answer after a run's limit."""
 
 
 @dataclass(frozen=True)
-class Ended:
+class PytestExit:
     """How a run of pytest ended: its exit status (negative: the signal that killed
     it), whether it was killed at its limit, and wall seconds.
 
-    `died` tells how the server itself ended if it did so twice under this run;
-    `notes` say that it had to be started again.
+    `died` says how the server itself ended if that happened twice during this run;
+    `notes` say that it was started again.
     """
 
     status: int = 0
@@ -94,37 +94,37 @@ class Ended:
     notes: tuple[str, ...] = ()
 
 
-class _Answer(msgspec.Struct):
+class _RunAnswer(msgspec.Struct):
     status: int = 0
     late: bool = False
     seconds: float = 0.0
     error: str = ""
 
 
-class Ready(msgspec.Struct):
-    """How importing ahead went: what could not be imported and why, the threads
-    there are now, and wall seconds."""
+class PreloadReport(msgspec.Struct):
+    """The modules that could not be imported ahead and why, the number of threads
+    afterwards, and wall seconds."""
 
     missing: list[str]
     threads: int
     seconds: float
 
 
-class _Died(Exception):
-    """The server ended, or does not answer; its argument says how."""
+class _ServerDied(Exception):
+    """The server ended or does not answer; the argument says how."""
 
 
 class Server:
-    """One warm process for a whole run of checks, started by its first test.
+    """One warm process for a whole run of checks; the first test starts it.
 
-    Any number of threads may ask it at the same time. It ends with `close`, with
-    `Runner.stop`, and with the tool.
+    Any number of threads may use it at the same time. `close`, `Runner.stop` and the
+    end of the tool stop it.
     """
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
         self._guard = threading.Lock()
-        self._process: _Process | None = None
+        self._process: _ServerProcess | None = None
 
     def close(self) -> None:
         with self._guard:
@@ -132,9 +132,9 @@ class Server:
                 self._process.end()
             self._process = None
 
-    def ready(self) -> Ready:
-        """Start the server, if it does not run, and say how that went."""
-        return self._started().ready
+    def start(self) -> PreloadReport:
+        """Start the server if it does not run; report its imports."""
+        return self._running().preload
 
     def run(
         self,
@@ -145,17 +145,17 @@ class Server:
         env: Mapping[str, str],
         output: Path,
         limit: float,
-    ) -> Ended:
+    ) -> PytestExit:
         """Run pytest as `python -m pytest ARGUMENTS` would in a new process.
 
-        A server that dies meanwhile, which is another test's doing as likely as this
-        one's, is started again once.
+        If the server dies meanwhile, it is started again once: the cause may be
+        another test.
 
         Args:
-            path: folders that come before this environment's own.
+            path: folders that precede this environment's own in `sys.path`.
             env: the run's whole environment.
-            output: the file that gets what the run prints.
-            limit: seconds after which the run is killed with all that it started.
+            output: the file for what the run prints.
+            limit: seconds after which the run and all its processes are killed.
 
         Raises:
             EnvironmentProblem: no server or no process can be started.
@@ -171,10 +171,10 @@ class Server:
         }
         notes: list[str] = []
         for _ in range(2):
-            process = self._started()
+            process = self._running()
             try:
                 answer = process.ask(msgspec.json.encode(request), limit + GRACE)
-            except _Died as error:
+            except _ServerDied as error:
                 if self._runner.stopped:
                     raise Stopped from None
                 self._forget(process)
@@ -186,43 +186,47 @@ class Server:
                     detail=[answer.error],
                     hint="free -h; ulimit -u",
                 )
-            return Ended(answer.status, answer.late, answer.seconds, notes=tuple(notes))
-        return Ended(died=notes[-1].removesuffix(" and was started again"))
+            return PytestExit(
+                answer.status, answer.late, answer.seconds, notes=tuple(notes)
+            )
+        return PytestExit(died=notes[-1].removesuffix(" and was started again"))
 
-    def _started(self) -> "_Process":
+    def _running(self) -> "_ServerProcess":
         with self._guard:
             if self._process is None:
-                self._process = _Process(self._runner)
+                self._process = _ServerProcess(self._runner)
             return self._process
 
-    def _forget(self, process: "_Process") -> None:
+    def _forget(self, process: "_ServerProcess") -> None:
         with self._guard:
             process.end()
             if self._process is process:
                 self._process = None
 
 
-class _Process:
-    """The server's process, the socket to it and what it printed."""
+class _ServerProcess:
+    """The server's process, its control socket and its output."""
 
     def __init__(self, runner: Runner) -> None:
-        self._control, theirs = _socket_pair()
+        self._control, server_end = _socket_pair()
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
-        with theirs:
+        with server_end:
             self._child = runner.start(
-                [sys.executable, server_program.__file__, str(theirs.fileno())],
+                [sys.executable, server_program.__file__, str(server_end.fileno())],
                 cwd=Path("/"),
                 env=clean_environment(**ENVIRONMENT),
                 stdin=subprocess.DEVNULL,
                 stdout=self._log,
                 stderr=subprocess.STDOUT,
-                pass_fds=[theirs.fileno()],
+                pass_fds=[server_end.fileno()],
             )
         self._control.settimeout(START)
         try:
             self._control.send(msgspec.json.encode(PRELOADED))
-            self.ready = msgspec.json.decode(self._control.recv(MESSAGE), type=Ready)
-            threads = self.ready.threads
+            self.preload = msgspec.json.decode(
+                self._control.recv(MESSAGE), type=PreloadReport
+            )
+            threads = self.preload.threads
             problem = f"the test server has {threads} threads: it cannot fork"
         except (OSError, msgspec.DecodeError):
             threads, problem = 0, "cannot start the test server"
@@ -234,29 +238,30 @@ class _Process:
                 problem, detail=self._printed(), hint="tox -e apply-and-test"
             )
 
-    def ask(self, request: bytes, patience: float) -> _Answer:
+    def ask(self, request: bytes, patience: float) -> _RunAnswer:
         """Send a request and wait for its answer.
 
         Raises:
-            _Died: there will be none.
+            _ServerDied: the server will not answer.
         """
-        mine, theirs = _socket_pair()
-        with mine:
+        own_end, server_end = _socket_pair()
+        with own_end:
             try:
-                with theirs:
-                    socket.send_fds(self._control, [request], [theirs.fileno()])
-                mine.settimeout(patience)
-                answer = mine.recv(MESSAGE)
+                with server_end:
+                    socket.send_fds(self._control, [request], [server_end.fileno()])
+                own_end.settimeout(patience)
+                answer = own_end.recv(MESSAGE)
             except TimeoutError:
-                raise _Died("did not answer") from None
+                raise _ServerDied("did not answer") from None
             except OSError:
                 answer = b""
             if not answer:
-                raise _Died(self._how())
-            return msgspec.json.decode(answer, type=_Answer)
+                raise _ServerDied(self._exit_text())
+            return msgspec.json.decode(answer, type=_RunAnswer)
 
     def end(self) -> None:
-        """Let it kill what it runs and end, and make sure that it does."""
+        """Close the socket, which ends the server and its runs. Kill it if it does not
+        end."""
         self._control.close()
         try:
             self._child.wait(GRACE)
@@ -264,9 +269,9 @@ class _Process:
             self._child.kill()
             self._child.wait()
 
-    def _how(self) -> str:
+    def _exit_text(self) -> str:
         try:
-            return described(self._child.wait(GRACE))
+            return exit_text(self._child.wait(GRACE))
         except subprocess.TimeoutExpired:
             return "did not answer"
 
@@ -275,8 +280,8 @@ class _Process:
         return self._log.read().decode(errors="replace").splitlines()[-30:]
 
 
-def described(status: int) -> str:
-    """How a process ended, as the end of a sentence about it."""
+def exit_text(status: int) -> str:
+    """How a process ended, as the predicate of a sentence."""
     if status >= 0:
         return f"ended with exit status {status}"
     try:

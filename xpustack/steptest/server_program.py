@@ -1,24 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs pytest in forks of a process that has imported what vLLM imports.
+"""Run pytest in forks of a process that has already imported what vLLM imports.
 
-This file is a program of its own, started by `server`: it needs the standard
-library, pytest, and the packages that it imports ahead. Nothing of vLLM, of a test
-or of this repository is among them, so that a fork learns about those only from its
-own request.
+This file is a program of its own, started by `server`; it needs the standard
+library, pytest, and the packages that it imports ahead. It imports nothing of vLLM,
+of a test or of this repository: a fork learns about those only from its own request.
 
-Its argument is the number of a Unix socket that keeps the bounds of messages; each
-is JSON. The first one that comes lists the modules to import ahead, and is answered
-by how that went. Each further one is a request, with one more socket, on which its
-answer is sent:
+Its argument is the file descriptor of a Unix socket that preserves message
+boundaries. Each message is JSON. The first one lists the modules to import ahead; the
+answer says how that went. Each further message is a request and carries a socket for
+its answer:
 
 - `cwd`, `env`: the folder and the whole environment of the run;
 - `path`: folders that precede this process's own in `sys.path`;
-- `arguments`: those of pytest; `output`: the file that gets what it prints;
-- `limit`: the seconds after which its whole session is killed.
+- `arguments`: pytest's own; `output`: the file for what it prints;
+- `limit`: the seconds after which the run's whole session is killed.
 
 The answer has `status` (negative: the signal), `late` (killed at the limit) and
-`seconds`, or `error` alone if no process could be made. A run whose socket is closed
-is killed, and all of them are when the first socket is.
+`seconds`, or only `error` if no process could be started. Closing a run's socket kills
+that run; closing the first socket kills all runs.
 """
 
 import contextlib
@@ -43,8 +42,8 @@ _CANNOT_START = 70
 
 
 @dataclass
-class Run:
-    """A fork that runs: its process and session, and when its time is up."""
+class Fork:
+    """A running fork: its process and session, and when its time is up."""
 
     process: int
     answer: socket.socket
@@ -58,12 +57,12 @@ class Run:
             os.killpg(self.process, signal.SIGKILL)
 
 
-class Server:
+class ForkServer:
     """Takes requests, forks, and answers when a fork has ended."""
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
-        self._runs: dict[int, Run] = {}
+        self._runs: dict[int, Fork] = {}
         self._base = list(sys.path)
         self._libc = ctypes.CDLL(None)
         self._wake, self._waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
@@ -87,7 +86,7 @@ class Server:
                 elif key.fileobj == self._wake:
                     with contextlib.suppress(BlockingIOError):
                         os.read(self._wake, 4096)
-                elif isinstance(key.data, Run):
+                elif isinstance(key.data, Fork):
                     # Its caller has gone.
                     key.data.kill()
             for run in list(self._runs.values()):
@@ -113,18 +112,18 @@ class Server:
             return
         if process == 0:
             try:
-                self._let_go(parent, answer)
+                self._detach(parent, answer)
                 run_pytest(request, self._base)
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(_CANNOT_START)
-        run = Run(process, answer, begin, begin + request["limit"])
+        run = Fork(process, answer, begin, begin + request["limit"])
         self._runs[process] = run
         self._selector.register(answer, selectors.EVENT_READ, run)
 
-    def _let_go(self, parent: int, answer: socket.socket) -> None:
-        """In a fork: die with the server, and keep nothing of what it serves with."""
+    def _detach(self, parent: int, answer: socket.socket) -> None:
+        """In a fork: die with the server, and close the server's own descriptors."""
         os.setsid()
         self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
@@ -138,13 +137,13 @@ class Server:
         self._control.close()
         os.close(self._wake)
         os.close(self._waking)
-        # Where memory is short, the system is to take the test, not who judges it.
+        # If memory runs out, the kernel kills the test rather than the tool.
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as f:
             f.write("900")
 
-    def _end(self, run: Run) -> None:
-        """Answer if the run has ended; what it left behind in its session is killed
-        while its number cannot yet be another's."""
+    def _end(self, run: Fork) -> None:
+        """Answer if the run has ended. First kill the rest of its session, while
+        the kernel cannot yet reuse the process number."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         if os.waitid(os.P_PID, run.process, options) is None:
             return
@@ -163,14 +162,14 @@ class Server:
 
 
 def run_pytest(request: dict[str, Any], base: list[str]) -> NoReturn:
-    """Become what `python -m pytest` would be in a new process, and end without a
-    tear-down when it has said all."""
+    """Become what `python -m pytest` would be in a new process; exit without Python's
+    own tear-down."""
     output = os.open(request["output"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    for source, target in ((nothing, 0), (output, 1), (output, 2)):
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (output, 1), (output, 2)):
         os.dup2(source, target)
     os.close(output)
-    os.close(nothing)
+    os.close(null)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
@@ -180,7 +179,7 @@ def run_pytest(request: dict[str, Any], base: list[str]) -> NoReturn:
     sys.argv = [str(main.__file__), *request["arguments"]]
     importlib.invalidate_caches()
     tempfile.tempdir = None
-    # Each of the three begins anew in a new process; `random` does so in a fork too.
+    # A new process has new random states; in a fork only `random` reseeds itself.
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
@@ -193,7 +192,7 @@ def run_pytest(request: dict[str, Any], base: list[str]) -> NoReturn:
 
 
 def preload(names: list[str]) -> dict[str, Any]:
-    """Import ahead; say what could not be, and how many threads there are now."""
+    """Import the modules; return the failures and the number of threads afterwards."""
     begin = time.monotonic()
     missing = []
     for name in names:
@@ -202,7 +201,7 @@ def preload(names: list[str]) -> dict[str, Any]:
         except Exception as error:
             missing.append(f"{name}: {type(error).__name__}: {error}")
     gc.collect()
-    # A fork's collections then neither walk nor copy what is here.
+    # A fork's garbage collections then neither walk nor copy these objects.
     gc.freeze()
     return {
         "missing": missing,
@@ -214,11 +213,11 @@ def preload(names: list[str]) -> dict[str, Any]:
 def main() -> None:
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
-    # The folder of this program: xpustack is not to be seen by a test.
+    # This program's folder: tests must not find xpustack.
     del sys.path[0]
-    imported = preload(json.loads(control.recv(MESSAGE)))
-    control.send(json.dumps(imported).encode())
-    Server(control).serve()
+    report = preload(json.loads(control.recv(MESSAGE)))
+    control.send(json.dumps(report).encode())
+    ForkServer(control).serve()
     os._exit(0)
 
 

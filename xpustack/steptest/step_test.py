@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step's test module on the emulated XPU, against one installed wheel."""
+"""Run a step's test module on the emulated XPU against an installed wheel."""
 
 import ast
+import shlex
 import shutil
 import tomllib
 from collections.abc import Mapping
@@ -20,14 +21,19 @@ from xpustack.core.project import Project
 from xpustack.core.syntax import parse
 from xpustack.series.patch import Step
 from xpustack.steptest.closure import closure
-from xpustack.steptest.server import ENVIRONMENT, Ended, Server, described
-from xpustack.steptest.verdict import Figure, Run, judge, judge_alone
+from xpustack.steptest.server import ENVIRONMENT, PytestExit, Server, exit_text
+from xpustack.steptest.verdict import Figure, ModuleRun, judge, judge_alone
 
 TARGET = 20.0
 LIMIT = 300.0
 RECIPE = (
-    *("steptest.outcomes", "steptest.server", "steptest.server_program"),
-    *("steptest.step_test", "steptest.verdict", "core.fingerprint", "core.process"),
+    "core.fingerprint",
+    "core.process",
+    "steptest.outcomes",
+    "steptest.server",
+    "steptest.server_program",
+    "steptest.step_test",
+    "steptest.verdict",
 )
 PIN_VARIABLE = "EMULATED_XPU_KERNELS"
 """Tells the emulation which vllm-xpu-kernels it stands for."""
@@ -35,21 +41,25 @@ IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
 _PLUGIN = "xpustack_outcomes"
 _ENTRY_POINTS = "vllm.platform_plugins"
 _COMPILED = "pytest.mark.compiled"
-_TO_THE_END = frozenset({0, 1, 5})
+_FINISHED = frozenset({0, 1, 5})
 """pytest's exit statuses when all passed, when some failed, when there is no test."""
 _INTERRUPTED = 2
 """The one after a collection error, and after `pytest.exit`."""
+_PYTEST_OPTIONS = shlex.split(
+    f"-p no:cacheprovider -p {_PLUGIN} -p emulated_xpu.pytest_plugin"
+    " -c pytest.ini --rootdir . -q --tb=short --strict-markers --no-header"
+)
 _SHOWN = 30
 
 
 @dataclass(frozen=True)
-class Tested:
+class StepTestReport:
     """The verdict on a step's test.
 
     `problems` is empty if the step is proven; `counts` has `tests`,
-    `failed_before` and `skipped`; `warnings` and `skips` are for people;
-    `output` is the end of the run to look at; `seconds` is of both runs; `figures`
-    say what each test found that failed before.
+    `failed_before` and `skipped`; `warnings` and `skips` are for people to read;
+    `output` is the end of the run to look at; `seconds` adds up both runs; `figures`
+    compare the tests that failed before.
     """
 
     problems: tuple[str, ...]
@@ -64,7 +74,7 @@ class Tested:
 @dataclass(frozen=True)
 class Support:
     """What every step test of a project needs beside its own files: the emulation,
-    and the kernels that the emulation repairs. One of these serves one run."""
+    and the kernels that the emulation patches. Read once per run of checks."""
 
     project: Project
     files: Mapping[str, Path]
@@ -85,8 +95,8 @@ class Support:
 
 @dataclass(frozen=True)
 class Material:
-    """The files of a run by the names they get there: the test with its local
-    closure, and what every step test needs."""
+    """The files of a run by their names in the run's folder: the test module with what
+    it imports beside it, and what every step test needs."""
 
     module: str
     tests: Mapping[str, Path]
@@ -94,8 +104,8 @@ class Material:
 
     @property
     def compiled(self) -> bool:
-        """Whether the module says, with the marker `compiled`, that it tests what
-        torch.compile makes. All others run without it, in a fraction of the time."""
+        """Whether the module has the marker `compiled`: it tests what torch.compile
+        makes. Other modules run without compilation, in a fraction of the time."""
         path = self.tests[self.module]
         return any(
             isinstance(node, ast.Attribute) and ast.unparse(node) == _COMPILED
@@ -133,11 +143,11 @@ def material_of(support: Support, step: Step) -> Material:
 
 @dataclass(frozen=True)
 class StepTest:
-    """A step's test with all that its result depends on: the one way to look for a
-    stored result and to make a new one.
+    """A step's test with all that its result depends on: `key` finds a stored result,
+    `run` makes a new one.
 
-    `before` is None where the test is to pass on the tree `after` alone, `kernels`
-    is the version of vllm-xpu-kernels that the release pins.
+    `before` is None where the test only has to pass on the tree `after`; `kernels` is
+    the version of vllm-xpu-kernels that the release pins.
     """
 
     step: Step
@@ -155,7 +165,7 @@ class StepTest:
         before: Build | None,
         after: Build,
     ) -> "StepTest":
-        """The test as the project's files have it now.
+        """The test from the project's current files.
 
         Raises:
             SeriesError: the step names no test module, or one that does not exist.
@@ -179,7 +189,7 @@ class StepTest:
         )
         return f"test-{key}"
 
-    def run(self, server: Server, cache: Cache) -> Tested:
+    def run(self, server: Server, cache: Cache) -> StepTestReport:
         """Run the module on both trees, or on `after` alone, and judge.
 
         Raises:
@@ -188,8 +198,8 @@ class StepTest:
         """
         with cache.scratch() as work:
             _lay_out(work, self.material)
-            first = self._direction(server, work, self.before) if self.before else None
-            second = self._direction(server, work, self.after)
+            first = self._run_module(server, work, self.before) if self.before else None
+            second = self._run_module(server, work, self.after)
         if first is None:
             problems = judge_alone(second)
         else:
@@ -199,23 +209,21 @@ class StepTest:
                 self.step.trailers.failure,
                 imports=self.step.slug in IMPORT_IS_THE_DEFECT,
             )
-        return _tested(problems, first, second)
+        return _report(problems, first, second)
 
-    def _direction(self, server: Server, work: Path, build: Build) -> Run:
-        """One tree. Neither the repository nor the caller's folder is on the path, so
-        that `import vllm` can only mean the wheel."""
+    def _run_module(self, server: Server, work: Path, build: Build) -> ModuleRun:
+        """Run the module on one tree. Neither the repository nor the caller's folder is
+        on the path, so `import vllm` can only find the wheel."""
         outcomes, output = work / "outcomes.json", work / "output.txt"
         outcomes.unlink(missing_ok=True)
         path = [build.installed, work / "support"]
         extra = {PIN_VARIABLE: self.kernels}
         if not self.material.compiled:
             extra["TORCHDYNAMO_DISABLE"] = "1"
-        ended = server.run(
+        pytest_exit = server.run(
             [
-                *("-p", "no:cacheprovider"),
-                *("-p", _PLUGIN, "-p", "emulated_xpu.pytest_plugin"),
-                *("-c", "pytest.ini", "--rootdir", ".", "-q", "--tb=short"),
-                *("--strict-markers", "--no-header", self.material.module),
+                *_PYTEST_OPTIONS,
+                self.material.module,
             ],
             cwd=work / "tests",
             path=path,
@@ -235,44 +243,47 @@ class StepTest:
             limit=LIMIT,
         )
         try:
-            run = msgspec.json.decode(outcomes.read_bytes(), type=Run)
+            run = msgspec.json.decode(outcomes.read_bytes(), type=ModuleRun)
         except (FileNotFoundError, msgspec.DecodeError):
             run = None
-        crash = _crash(ended, run)
-        said = output.read_text("utf-8", "replace") if output.is_file() else ""
+        crash = _crash(pytest_exit, run)
+        printed = output.read_text("utf-8", "replace") if output.is_file() else ""
         return msgspec.structs.replace(
-            Run() if run is None or crash else run,
+            ModuleRun() if run is None or crash else run,
             crash=crash,
-            output=tuple(said.rstrip().splitlines()[-_SHOWN:]),
-            seconds=ended.seconds,
-            notes=ended.notes,
+            output=tuple(printed.rstrip().splitlines()[-_SHOWN:]),
+            seconds=pytest_exit.seconds,
+            notes=pytest_exit.notes,
         )
 
 
-def _crash(ended: Ended, run: Run | None) -> str:
+def _crash(pytest_exit: PytestExit, run: ModuleRun | None) -> str:
     """Why the outcomes of a run do not count, empty if they do."""
-    if ended.late:
+    if pytest_exit.late:
         return f"killed after {LIMIT:.0f} s"
-    if ended.died:
-        return ended.died
-    uncollected = run is not None and any(e.outcome == "failed" for e in run.collection)
-    to_the_end = ended.status in _TO_THE_END or (
-        ended.status == _INTERRUPTED and uncollected
+    if pytest_exit.died:
+        return pytest_exit.died
+    uncollected = run is not None and any(
+        problem.outcome == "failed" for problem in run.collection
     )
-    return "" if run is not None and to_the_end else f"it {described(ended.status)}"
+    finished = pytest_exit.status in _FINISHED or (
+        pytest_exit.status == _INTERRUPTED and uncollected
+    )
+    return "" if run is not None and finished else f"it {exit_text(pytest_exit.status)}"
 
 
-def _tested(problems: tuple[str, ...], first: Run | None, second: Run) -> Tested:
+def _report(
+    problems: tuple[str, ...], first: ModuleRun | None, second: ModuleRun
+) -> StepTestReport:
     runs = [("before", first), ("after", second)]
     skipped = [test for test in second.tests if test.outcome == "skipped"]
     before_matters = problems and first is not None and not judge_alone(second)
     slow = tuple(
-        f"{run.seconds:.0f} s {when} the step: a direction should take at most"
-        f" {TARGET:.0f} s"
+        f"{run.seconds:.0f} s {when} the step: a run should take at most {TARGET:.0f} s"
         for when, run in runs
         if run is not None and run.seconds > TARGET
     )
-    return Tested(
+    return StepTestReport(
         problems=problems,
         counts={
             "tests": len(second.tests),
@@ -290,13 +301,13 @@ def _tested(problems: tuple[str, ...], first: Run | None, second: Run) -> Tested
     )
 
 
-def _figures(before: Run, after: Run) -> tuple[Figure, ...]:
-    """What each test that failed before found then, and what it finds now."""
-    now = {test.id: test for test in after.tests}
+def _figures(before: ModuleRun, after: ModuleRun) -> tuple[Figure, ...]:
+    """The figures, before and after the step, of each test that failed before."""
+    later = {test.id: test for test in after.tests}
     return tuple(
-        Figure(test.name, test.text.partition("\n")[0], now[test.id].figure)
+        Figure(test.name, test.text.partition("\n")[0], later[test.id].figure)
         for test in before.tests
-        if test.outcome in ("failed", "error") and test.id in now
+        if test.outcome in ("failed", "error") and test.id in later
     )
 
 
@@ -318,9 +329,9 @@ def _lay_out(work: Path, material: Material) -> None:
 
 
 def _entry_points(project: Project) -> str:
-    """The plugins that the project registers, as installed metadata has them."""
+    """The project's vLLM plugins, in the form of installed metadata."""
     path = project.root / "pyproject.toml"
-    described = tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
-    groups = described.get("project", {}).get("entry-points", {})
+    configuration = tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
+    groups = configuration.get("project", {}).get("entry-points", {})
     lines = [f"{key} = {value}" for key, value in groups.get(_ENTRY_POINTS, {}).items()]
     return "\n".join([f"[{_ENTRY_POINTS}]", *lines, ""])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""When a step's test proves the step: the rules on its two runs."""
+"""The rules by which two runs of a step's test prove the step."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -32,14 +32,14 @@ class Test(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """What a test found on the tree before a step, where it failed, and after it."""
+    """A test's failure on the tree before a step, and its figure on the tree after."""
 
     test: str
     before: str
     after: str
 
 
-class Uncollected(msgspec.Struct, frozen=True):
+class CollectionProblem(msgspec.Struct, frozen=True):
     """A module that pytest could not read (`failed`) or that skipped itself."""
 
     id: str
@@ -47,12 +47,12 @@ class Uncollected(msgspec.Struct, frozen=True):
     text: str
 
 
-class Run(msgspec.Struct, frozen=True):
-    """A test module on one tree. `crash` tells why pytest left no outcomes that
-    count, `output` is the end of what it printed, `notes` are for people."""
+class ModuleRun(msgspec.Struct, frozen=True):
+    """A test module on one tree. `crash` says why pytest's outcomes do not count,
+    `output` is the end of what it printed, `notes` are for people to read."""
 
     tests: tuple[Test, ...] = ()
-    collection: tuple[Uncollected, ...] = ()
+    collection: tuple[CollectionProblem, ...] = ()
     crash: str = ""
     output: tuple[str, ...] = ()
     seconds: float = 0.0
@@ -60,15 +60,15 @@ class Run(msgspec.Struct, frozen=True):
 
 
 def judge(
-    before: Run, after: Run, failure: str | None, *, imports: bool
+    before: ModuleRun, after: ModuleRun, failure: str | None, *, imports: bool
 ) -> tuple[str, ...]:
-    """Everything that keeps the two runs from proving a step; empty if they do.
+    """The reasons why two runs do not prove a step; empty if they do.
 
     Args:
         before: the run on the tree before the step.
         after: the run on the tree after it.
         failure: regular expression that a failure before must match; None if
-            the step only brings what nothing calls yet.
+            the step only brings files that nothing calls yet.
         imports: an ImportError or collection error before counts as a failure.
     """
     lenient = imports or failure is None
@@ -79,12 +79,12 @@ def judge(
     return tuple(problems)
 
 
-def judge_alone(after: Run) -> tuple[str, ...]:
-    """As `judge`, for a run whose tree before is of no interest."""
+def judge_alone(after: ModuleRun) -> tuple[str, ...]:
+    """The reasons why one run alone does not pass; empty if it does."""
     return tuple(_after(after))
 
 
-def _after(run: Run) -> Iterator[str]:
+def _after(run: ModuleRun) -> Iterator[str]:
     yield from _unusable(run, "after")
     if not run.tests and not run.crash and not run.collection:
         yield "the module holds no test"
@@ -94,14 +94,14 @@ def _after(run: Run) -> Iterator[str]:
         yield from _skips(test, "after")
 
 
-def _before(run: Run, after: Run, lenient: bool) -> Iterator[str]:
+def _before(run: ModuleRun, after: ModuleRun, lenient: bool) -> Iterator[str]:
     if run.crash or not lenient:
         yield from _unusable(run, "before")
-    if run.crash or any(entry.outcome == "failed" for entry in run.collection):
+    if run.crash or any(problem.outcome == "failed" for problem in run.collection):
         return
-    seen = {test.id: test for test in run.tests}
+    earlier_tests = {test.id: test for test in run.tests}
     for test in after.tests:
-        earlier = seen.get(test.id)
+        earlier = earlier_tests.get(test.id)
         if earlier is None:
             yield f"{test.name} does not exist on the tree before the step"
     for test in run.tests:
@@ -118,7 +118,7 @@ def _before(run: Run, after: Run, lenient: bool) -> Iterator[str]:
         yield from _skips(test, "before")
 
 
-def _mismatch(run: Run, failure: str, lenient: bool) -> Iterator[str]:
+def _mismatch(run: ModuleRun, failure: str, lenient: bool) -> Iterator[str]:
     texts = [
         test.text
         for test in run.tests
@@ -127,7 +127,9 @@ def _mismatch(run: Run, failure: str, lenient: bool) -> Iterator[str]:
         and (lenient or not test.import_error)
     ]
     if lenient:
-        texts += [entry.text for entry in run.collection if entry.outcome == "failed"]
+        texts += [
+            problem.text for problem in run.collection if problem.outcome == "failed"
+        ]
     if any(re.search(failure, text) for text in texts):
         return
     if texts:
@@ -142,12 +144,12 @@ def _mismatch(run: Run, failure: str, lenient: bool) -> Iterator[str]:
         yield f"nothing fails before the step; Fails-before: {failure}"
 
 
-def _unusable(run: Run, when: str) -> Iterator[str]:
+def _unusable(run: ModuleRun, when: str) -> Iterator[str]:
     if run.crash:
         yield f"pytest gave no result {when} the step: {run.crash}"
-    for entry in run.collection:
-        text = _last(entry.text)
-        if entry.outcome == "skipped":
+    for problem in run.collection:
+        text = _last(problem.text)
+        if problem.outcome == "skipped":
             yield f"the module skips itself {when} the step: {text}"
         elif when == "after":
             yield f"the module cannot be collected after the step: {text}"

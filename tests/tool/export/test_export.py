@@ -19,7 +19,7 @@ from xpustack.core.errors import (
     SeriesError,
     UsageError,
 )
-from xpustack.export.export import Exported, export
+from xpustack.export.export import ExportResult, export
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
 
@@ -87,11 +87,11 @@ def stack(tmp_path: Path, checked: TinyStack) -> TinyStack:
 
 
 @pytest.fixture
-def exported(stack: TinyStack) -> Exported:
+def exported(stack: TinyStack) -> ExportResult:
     return written(stack)
 
 
-def written(stack: TinyStack, name: str = "out", **options) -> Exported:
+def written(stack: TinyStack, name: str = "out", **options) -> ExportResult:
     return export(
         stack.project,
         stack.cache,
@@ -110,7 +110,7 @@ def files(directory: Path) -> Iterator[str]:
             yield name.as_posix()
 
 
-def test_an_export_has_branches_mails_and_texts(exported: Exported) -> None:
+def test_an_export_has_branches_mails_and_texts(exported: ExportResult) -> None:
     place = exported.directory
     assert list(files(place)) == [
         "cover.md",
@@ -134,7 +134,9 @@ def test_an_export_has_branches_mails_and_texts(exported: Exported) -> None:
     assert git(work, "status", "--porcelain") == ""
 
 
-def test_tests_land_as_a_package_beside_what_they_import(exported: Exported) -> None:
+def test_tests_land_as_a_package_beside_what_they_import(
+    exported: ExportResult,
+) -> None:
     home = exported.directory / "repository" / TEST_HOME
     assert sorted(path.name for path in home.iterdir()) == [
         "__init__.py",
@@ -152,7 +154,7 @@ def test_tests_land_as_a_package_beside_what_they_import(exported: Exported) -> 
 
 
 def test_mails_apply_to_a_clean_archive_with_plain_git_am(
-    stack: TinyStack, exported: Exported
+    stack: TinyStack, exported: ExportResult
 ) -> None:
     clean = stack.root / "clean"
     shutil.copytree(exported.directory / "repository", clean)
@@ -173,7 +175,7 @@ def test_mails_apply_to_a_clean_archive_with_plain_git_am(
     assert git(clean, *messages) == git(ours, *messages)
 
 
-def test_a_description_says_what_was_shown(exported: Exported) -> None:
+def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
     text = (exported.directory / "pull-requests/raise-again.md").read_text()
     assert text.startswith("# [XPU] Do raise-again\n\n## Purpose\n\nWhy.\n")
     assert "Needs `raise-value` first." in text
@@ -188,7 +190,7 @@ def test_a_description_says_what_was_shown(exported: Exported) -> None:
 
 
 def test_exporting_again_changes_nothing_or_says_what_changed(
-    stack: TinyStack, exported: Exported
+    stack: TinyStack, exported: ExportResult
 ) -> None:
     before = (exported.directory / "export.json").read_bytes()
     again = written(stack)
@@ -198,7 +200,7 @@ def test_exporting_again_changes_nothing_or_says_what_changed(
     patch.write_text(patch.read_text().replace("\nWhy.\n", "\nWhy, and how.\n"))
     run(stack.project, stack.cache, [stack.release], offline=True)
     again = written(stack)
-    assert (again.changed, again.made.number) == (True, 2)
+    assert (again.changed, again.state.number) == (True, 2)
     text = (again.directory / "range-diff.txt").read_text()
     assert "-    Why." in text and "+    Why, and how." in text
     assert text.startswith("1:")
@@ -208,7 +210,8 @@ def test_exporting_again_changes_nothing_or_says_what_changed(
 
 def test_each_commit_passes_its_test_alone(stack: TinyStack) -> None:
     done = written(stack, bisect=True)
-    assert [one.alone and one.alone.summary for one in done.requests] == [
+    results = [request.alone for request in done.requests]
+    assert [result and result.summary for result in results] == [
         "1 tests passed",
         "2 tests passed",
     ]
@@ -223,9 +226,9 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert caught.value.detail == ("raise-again: test",)
     assert caught.value.hint == "xpustack check v1.0"
     assert not (stack.root / "out").exists()
-    found = proofs(stack.project, stack.cache, stack.series())
-    assert [proof.missing for proof in found] == [(), ("test",)]
-    assert found[0].when is not None and found[0].test is not None
+    first, second = proofs(stack.project, stack.cache, stack.series())
+    assert (first.missing, second.missing) == ((), ("test",))
+    assert first.when is not None and first.test is not None
 
 
 def test_a_subject_without_a_tag_is_refused(stack: TinyStack) -> None:
@@ -247,7 +250,7 @@ def test_the_base_hooks_judge_what_is_exported(stack: TinyStack) -> None:
 
 @pytest.mark.parametrize("kind", ["text", "new file", "work tree", "branch"])
 def test_a_folder_that_a_person_changed_is_kept(
-    stack: TinyStack, exported: Exported, kind: str
+    stack: TinyStack, exported: ExportResult, kind: str
 ) -> None:
     place = exported.directory
     if kind == "text":
@@ -264,7 +267,7 @@ def test_a_folder_that_a_person_changed_is_kept(
 
 
 def test_a_foreign_folder_and_another_release_are_refused(
-    stack: TinyStack, exported: Exported
+    stack: TinyStack, exported: ExportResult
 ) -> None:
     foreign = stack.root / "foreign"
     foreign.mkdir()
@@ -279,7 +282,7 @@ def test_a_foreign_folder_and_another_release_are_refused(
 
 
 def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
-    stack: TinyStack, exported: Exported, monkeypatch: pytest.MonkeyPatch
+    stack: TinyStack, exported: ExportResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = dict.fromkeys(files(exported.directory))
     patch = stack.patch("raise-again")
@@ -296,7 +299,7 @@ def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
     assert dict.fromkeys(files(exported.directory)) == before
     assert not list(stack.root.glob(".xpustack-*"))
     monkeypatch.undo()
-    assert written(stack).made.number == 2
+    assert written(stack).state.number == 2
 
 
 @pytest.mark.parametrize("spare", [0, 32, 64])

@@ -18,8 +18,8 @@ from xpustack.base.store import Store
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
-from xpustack.lint.finding import Finding
-from xpustack.lint.linter import Linter, lint, worse
+from xpustack.lint.finding import LintFinding
+from xpustack.lint.linter import Linter, lint, new_findings
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 MYPY_SCRIPT = """\
@@ -74,23 +74,23 @@ def linted(tmp_path_factory: pytest.TempPathFactory):
     return add
 
 
-def finding(line: int, content: str, text: str = "F401 unused") -> Finding:
-    return Finding("ruff check", "vllm/a.py", line, text, content)
+def finding(line: int, content: str, text: str = "F401 unused") -> LintFinding:
+    return LintFinding("ruff check", "vllm/a.py", line, text, content)
 
 
 def test_a_finding_that_only_moved_is_not_new():
-    assert worse([finding(3, "import os")], [finding(9, "import os")]) == ()
+    assert new_findings([finding(3, "import os")], [finding(9, "import os")]) == ()
 
 
 def test_a_finding_on_an_edited_line_takes_the_place_of_the_old_one():
-    assert worse([finding(3, "f(a)")], [finding(3, "f(a, b)")]) == ()
+    assert new_findings([finding(3, "f(a)")], [finding(3, "f(a, b)")]) == ()
 
 
-def test_one_more_of_the_same_kind_is_new():
+def test_another_finding_of_the_same_kind_is_new():
     second = finding(4, "import sys")
-    assert worse([finding(3, "import os")], [finding(3, "import os"), second]) == (
-        second,
-    )
+    assert new_findings(
+        [finding(3, "import os")], [finding(3, "import os"), second]
+    ) == (second,)
 
 
 def test_the_findings_of_the_base_do_not_count_and_new_ones_do(linted):
@@ -107,15 +107,15 @@ def test_the_findings_of_the_base_do_not_count_and_new_ones_do(linted):
         "vllm/new.py": "# the sentense\nY = 1\n",
         "vllm/fine.py": HEADER + "Y = 1\n",
     }
-    found = [str(one) for one in linted("bad", bad).new]
-    assert any("ruff check: E402" in text for text in found)
-    assert any("F401 `sys` imported" in text for text in found)
-    assert "vllm/value.py: ruff format: would be reformatted" in found
-    assert "vllm/new.py: check-spdx-header: refused" in found
+    findings = [str(new) for new in linted("bad", bad).new]
+    assert any("ruff check: E402" in text for text in findings)
+    assert any("F401 `sys` imported" in text for text in findings)
+    assert "vllm/value.py: ruff format: would be reformatted" in findings
+    assert "vllm/new.py: check-spdx-header: refused" in findings
     typo = "sentense"
-    assert f"vllm/new.py:1: typos: {typo} should be sentence" in found
-    assert not any("fine.py" in text for text in found)
-    assert "F401 `os`" not in "\n".join(found)
+    assert f"vllm/new.py:1: typos: {typo} should be sentence" in findings
+    assert not any("fine.py" in text for text in findings)
+    assert "F401 `os`" not in "\n".join(findings)
 
 
 def test_a_ruff_of_another_version_is_refused(linted, monkeypatch):
@@ -169,14 +169,14 @@ def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
 def test_errors_of_types_count_where_their_file_is_touched(typed):
     trees = typed.trees()
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        found = [linter.lint(*pair, later=TYPED) for pair in itertools.pairwise(trees)]
+        lints = [linter.lint(*pair, later=TYPED) for pair in itertools.pairwise(trees)]
     counts = [
-        (sum(one.tool.startswith("mypy") for one in done.new), done.old)
-        for done in found
+        (sum(new.tool.startswith("mypy") for new in done.new), done.old)
+        for done in lints
     ]
     # One finding of the base's own is ruff's, of the unused import in `VALUE`.
     assert counts == [(0, 1), (0, 1), (0, 1), (0, 2), (2, 0), (0, 2)]
-    bare = [str(one) for one in found[4].new if one.path == "vllm/bare.py"]
+    bare = [str(new) for new in lints[4].new if new.path == "vllm/bare.py"]
     assert "vllm/bare.py: check-spdx-header: refused" in bare
     assert f"vllm/bare.py:1: mypy-{VERSION}: error: " in "\n".join(bare)
 
@@ -186,14 +186,14 @@ def test_a_hook_that_edits_a_file_edits_no_tree(typed):
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
         first = linter.lint(before, after, later=TYPED)
         assert outcome(linter.lint(before, after, later=TYPED)) == outcome(first)
-        assert [one for one in first.new if "header" in one.tool] == []
+        assert [new for new in first.new if "header" in new.tool] == []
 
 
 def test_nothing_stays_behind_a_linter(typed):
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
         linter.lint(*typed.trees()[:2], later=TYPED)
         (bench,) = linter._benches.values()
-        (process,) = bench.mypy._processes.values()
+        (process,) = bench.mypy._servers.values()
         server = process._child.pid
         os.kill(server, 0)
     with pytest.raises(ProcessLookupError):
@@ -214,7 +214,7 @@ stack.cache, stack.project = Cache(Path(sys.argv[1])), Project(Path(sys.argv[2])
 linter = Linter(Runner(), stack.cache, Store(stack.cache))
 linter.lint(*stack.trees()[:2], later=["vllm/value.py"])
 (bench,) = linter._benches.values()
-(process,) = bench.mypy._processes.values()
+(process,) = bench.mypy._servers.values()
 say(f"server {process._child.pid}")
 time.sleep(60)
 """,

@@ -16,7 +16,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
-from xpustack.lint.base_tools import TIMEOUT, base_environment
+from xpustack.lint.hook_runner import TIMEOUT, base_environment
 from xpustack.lint.linter import touched
 from xpustack.lint.moving_tree import MovingTree
 from xpustack.lint.warm_mypy import WarmMypy
@@ -97,12 +97,12 @@ class Bench:
             and path.endswith(".py")
             and (self.folder / path).is_file()
         )
-        told = _errors(self.warm.check(FLAGS, files).stdout)
+        messages = _errors(self.warm.check(FLAGS, files).stdout)
         # The other one's caches are made for this comparison alone.
         new = WarmMypy(*self._mypy, TIMEOUT)
         new._work = self.folder.parent / f"new-{len(os.listdir(self.folder.parent))}"
-        assert told == _errors(new._anew(FLAGS, files).stdout)
-        return told
+        assert messages == _errors(new._run_new(FLAGS, files).stdout)
+        return messages
 
 
 def _errors(output: str) -> list[str]:
@@ -112,9 +112,9 @@ def _errors(output: str) -> list[str]:
 @pytest.fixture(scope="module")
 def bench(real_project: Project, real_cache: Cache) -> Iterator[Bench]:
     with real_cache.scratch() as work:
-        made = Bench(real_project, real_cache, work)
-        yield made
-        made.warm.close()
+        bench = Bench(real_project, real_cache, work)
+        yield bench
+        bench.warm.close()
 
 
 def test_every_third_step_forward_and_back(bench: Bench):

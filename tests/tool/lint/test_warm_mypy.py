@@ -112,10 +112,10 @@ class Checkout:
     def present(self, paths: list[str]) -> list[str]:
         return sorted(path for path in paths if self.now.get(path) is not None)
 
-    def told(self, files: list[str]) -> list[str]:
+    def messages(self, files: list[str]) -> list[str]:
         return errors(self.warm.check(FLAGS, files).stdout)
 
-    def cold(self, files: list[str]) -> list[str]:
+    def fresh_messages(self, files: list[str]) -> list[str]:
         done = subprocess.run(
             [*program("mypy"), "--cache-dir=/dev/null", *FLAGS, *files],
             cwd=self.folder,
@@ -133,19 +133,19 @@ def errors(output: str) -> list[str]:
 
 @pytest.fixture(scope="module")
 def sites(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cache that knows the installed packages."""
-    made = Checkout(tmp_path_factory.mktemp("sites"))
-    made.move(first())
-    made.told(["vllm/run.py"])
-    return made.cache.root
+    """A cache that has mypy's entries of the installed packages."""
+    checkout = Checkout(tmp_path_factory.mktemp("sites"))
+    checkout.move(first())
+    checkout.messages(["vllm/run.py"])
+    return checkout.cache.root
 
 
 @pytest.fixture
 def checkout(tmp_path: Path, sites: Path) -> Iterator[Checkout]:
-    made = Checkout(tmp_path)
-    shutil.copytree(sites, made.cache.root)
-    yield made
-    made.warm.close()
+    checkout = Checkout(tmp_path)
+    shutil.copytree(sites, checkout.cache.root)
+    yield checkout
+    checkout.warm.close()
 
 
 def first() -> dict[str, str | None]:
@@ -168,23 +168,23 @@ def test_it_says_what_a_new_one_says_over_a_walk_and_back(checkout: Checkout):
     for tree in [*trees, *trees[-2::-2]]:
         checkout.move(tree)
         files = checkout.present(chance.sample([*FILES], 4))
-        expected = checkout.cold(files)
-        assert checkout.told(files) == expected, f"XPUSTACK_MYPY_SEED={seed}"
+        expected = checkout.fresh_messages(files)
+        assert checkout.messages(files) == expected, f"XPUSTACK_MYPY_SEED={seed}"
         wrong += len(expected)
     assert checkout.warm.notes == []
 
 
-def test_an_error_in_a_caller_that_nobody_touched_is_told_when_asked_for(
+def test_an_error_in_a_caller_that_nobody_touched_is_reported_when_asked_for(
     checkout: Checkout,
 ):
     checkout.move(first())
-    assert checkout.told(["vllm/config.py"]) == []
+    assert checkout.messages(["vllm/config.py"]) == []
     rank = FILES["vllm/config.py"][1]
     checkout.move({"vllm/config.py": rank})
-    assert checkout.told(["vllm/config.py"]) == []
-    told = checkout.told(["vllm/config.py", "vllm/run.py"])
-    assert [line for line in told if 'incompatible type "str"' in line]
-    assert told == checkout.cold(["vllm/config.py", "vllm/run.py"])
+    assert checkout.messages(["vllm/config.py"]) == []
+    messages = checkout.messages(["vllm/config.py", "vllm/run.py"])
+    assert [line for line in messages if 'incompatible type "str"' in line]
+    assert messages == checkout.fresh_messages(["vllm/config.py", "vllm/run.py"])
 
 
 def test_a_module_that_appears_and_goes_again_changes_what_its_users_say(
@@ -193,13 +193,13 @@ def test_a_module_that_appears_and_goes_again_changes_what_its_users_say(
     user = {"vllm/run.py": FILES["vllm/run.py"][1], "vllm/kernels/decode.py": None}
     checkout.move({**first(), **user})
     files = ["vllm/run.py"]
-    assert checkout.told(files) == checkout.cold(files) == []
+    assert checkout.messages(files) == checkout.fresh_messages(files) == []
     checkout.move({"vllm/kernels/decode.py": FILES["vllm/kernels/decode.py"][0]})
-    told = checkout.told(files)
-    assert told == checkout.cold(files)
-    assert len(told) == 2
+    messages = checkout.messages(files)
+    assert messages == checkout.fresh_messages(files)
+    assert len(messages) == 2
     checkout.move({"vllm/kernels/decode.py": None})
-    assert checkout.told(files) == []
+    assert checkout.messages(files) == []
 
 
 def test_types_are_inferred_as_by_mypy_and_not_as_by_its_daemon(checkout: Checkout):
@@ -207,7 +207,7 @@ def test_types_are_inferred_as_by_mypy_and_not_as_by_its_daemon(checkout: Checko
     checkout.move({**first(), "vllm/platform.py": used})
     files = ["vllm/platform.py"]
     # The daemon would ask for an annotation of `items`.
-    assert checkout.told(files) == checkout.cold(files) == []
+    assert checkout.messages(files) == checkout.fresh_messages(files) == []
 
 
 def test_a_change_reaches_a_file_through_others_that_nobody_asks_about(
@@ -220,22 +220,26 @@ def test_a_change_reaches_a_file_through_others_that_nobody_asks_about(
         "vllm/run.py": "from vllm.config import Config\nrank: int = Config().rank\n",
     }
     checkout.move({**first(), **chain})
-    assert checkout.told(["vllm/run.py"]) == []
+    assert checkout.messages(["vllm/run.py"]) == []
     checkout.move({"vllm/platform.py": "def rank() -> str: ...\n"})
-    told = checkout.told(["vllm/run.py"])
-    assert told == checkout.cold(["vllm/run.py"])
-    assert len(told) == 1
+    messages = checkout.messages(["vllm/run.py"])
+    assert messages == checkout.fresh_messages(["vllm/run.py"])
+    assert len(messages) == 1
 
 
 def test_a_file_that_cannot_be_parsed_is_left_to_a_new_one(checkout: Checkout):
     checkout.move(first())
-    assert checkout.told(["vllm/config.py"]) == []
+    assert checkout.messages(["vllm/config.py"]) == []
     checkout.move({"vllm/config.py": "class Config(:\n"})
     done = checkout.warm.check(FLAGS, ["vllm/config.py"])
     assert done.returncode == 2
     assert "vllm/config.py:1: error: " in done.stdout
     checkout.move({"vllm/config.py": FILES["vllm/config.py"][3]})
-    assert checkout.told(["vllm/config.py"]) == checkout.cold(["vllm/config.py"]) != []
+    assert (
+        checkout.messages(["vllm/config.py"])
+        == checkout.fresh_messages(["vllm/config.py"])
+        != []
+    )
     assert checkout.warm.notes == []
 
 
@@ -253,23 +257,23 @@ def test_other_options_are_read_when_they_change(checkout: Checkout):
     checkout.move(first())
     untyped = "def broken():\n    return 1 + 'x'\n"
     checkout.move({"vllm/config.py": untyped})
-    assert len(checkout.told(["vllm/config.py"])) == 1
+    assert len(checkout.messages(["vllm/config.py"])) == 1
     checkout.move({"pyproject.toml": "[tool.mypy]\nfollow_imports = 'silent'\n"})
-    assert checkout.told(["vllm/config.py"]) == []
+    assert checkout.messages(["vllm/config.py"]) == []
 
 
 def server_of(checkout: Checkout) -> int:
-    (process,) = checkout.warm._processes.values()
+    (process,) = checkout.warm._servers.values()
     return process._child.pid
 
 
 def test_one_that_dies_is_started_again_once(checkout: Checkout):
     checkout.move(first())
-    checkout.told(["vllm/run.py"])
+    checkout.messages(["vllm/run.py"])
     os.kill(server_of(checkout), signal.SIGKILL)
     checkout.move({"vllm/config.py": FILES["vllm/config.py"][3]})
-    told = checkout.told(["vllm/config.py", "vllm/run.py"])
-    assert told == checkout.cold(["vllm/config.py", "vllm/run.py"]) != []
+    messages = checkout.messages(["vllm/config.py", "vllm/run.py"])
+    assert messages == checkout.fresh_messages(["vllm/config.py", "vllm/run.py"]) != []
     assert len(checkout.warm.notes) == 1
 
 
@@ -280,17 +284,21 @@ def test_one_that_dies_again_is_replaced_by_a_new_mypy(
     broken.write_text("raise SystemExit('no memory')\n")
     monkeypatch.setattr(warm_mypy, "SERVER", broken)
     checkout.move({**first(), "vllm/config.py": FILES["vllm/config.py"][3]})
-    assert checkout.told(["vllm/config.py"]) == checkout.cold(["vllm/config.py"]) != []
+    assert (
+        checkout.messages(["vllm/config.py"])
+        == checkout.fresh_messages(["vllm/config.py"])
+        != []
+    )
     assert checkout.warm.notes == ["mypy's server ended: no memory"] * 2
 
 
 def test_it_ends_with_the_runner(checkout: Checkout):
     checkout.move(first())
-    checkout.told(["vllm/run.py"])
+    checkout.messages(["vllm/run.py"])
     server = server_of(checkout)
     checkout.runner.stop()
     with pytest.raises(Stopped):
-        checkout.told(["vllm/run.py"])
+        checkout.messages(["vllm/run.py"])
     checkout.warm.close()
     with pytest.raises(ProcessLookupError):
         os.kill(server, 0)
@@ -303,13 +311,13 @@ def test_what_is_known_of_installed_packages_serves_the_next_release(
     files = ["vllm/run.py", "vllm/config.py"]
     assert list((checkout.cache.root / "mypy").iterdir()) != []
     shutil.rmtree(checkout.cache.root / "mypy")
-    told = checkout.told(files)
-    # A new mypy said that, and left what it knew.
-    assert checkout.warm._processes == {}
+    messages = checkout.messages(files)
+    # A new mypy gave these, and left its cache.
+    assert checkout.warm._servers == {}
     (kept,) = (checkout.cache.root / "mypy").iterdir()
     content = kept.read_bytes()
     assert b"builtins.meta" in content
     assert b"vllm/run.meta" not in content
-    assert checkout.told(files) == told == checkout.cold(files)
-    assert len(checkout.warm._processes) == 1
+    assert checkout.messages(files) == messages == checkout.fresh_messages(files)
+    assert len(checkout.warm._servers) == 1
     assert kept.read_bytes() == content

@@ -116,11 +116,11 @@ def test_the_key_depends_on_the_pinned_kernels(tiny):
     before, after = tiny.builds(Runner())
     step = tiny.series().steps[0].step
     material = material_of(Support.of(tiny.project), step)
-    one, two, again = (
+    key, other_key, same_key = (
         StepTest(step, material, before, after, kernels).key
         for kernels in ("2.11.0", "2.11.1", "2.11.0")
     )
-    assert one == again != two
+    assert key == same_key != other_key
 
 
 def test_the_run_sees_the_wheel_and_nothing_of_the_caller(tiny, tmp_path, monkeypatch):

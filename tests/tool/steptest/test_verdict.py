@@ -1,59 +1,83 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rules by which two runs prove a step, one by one."""
+"""The rules by which two runs prove a step, each on its own."""
 
 import pytest
 
-from xpustack.steptest.verdict import Run, Test, Uncollected, judge
+from xpustack.steptest.verdict import CollectionProblem, ModuleRun, Test, judge
 
 GREEN = Test("test_a.py::test_new", "passed")
 RED = Test("test_a.py::test_new", "failed", text="AssertionError: assert 1 == 2")
 SAME = Test("test_a.py::test_same", "passed", unchanged=True)
-MISSING = Uncollected("test_a.py", "failed", "E   ImportError: no module attention")
+MISSING = CollectionProblem(
+    "test_a.py", "failed", "E   ImportError: no module attention"
+)
 IMPORT = Test(
     "test_a.py::test_new", "error", import_error=True, text="ImportError: no attention"
 )
 
 
-def verdict(before: Run, after: Run, failure="assert 1 == 2", imports=False):
+def verdict(
+    before: ModuleRun, after: ModuleRun, failure="assert 1 == 2", imports=False
+):
     return "\n".join(judge(before, after, failure, imports=imports))
 
 
 def test_a_step_is_proven_by_red_then_green():
-    assert verdict(Run((RED, SAME)), Run((GREEN, SAME))) == ""
+    assert verdict(ModuleRun((RED, SAME)), ModuleRun((GREEN, SAME))) == ""
 
 
 @pytest.mark.parametrize(
     ("before", "after", "problem"),
     [
-        (Run((GREEN,)), Run((GREEN,)), "passes before the step"),
-        (Run((RED,)), Run((RED,)), "test_new fails after the step: AssertionError"),
+        (ModuleRun((GREEN,)), ModuleRun((GREEN,)), "passes before the step"),
         (
-            Run((RED, Test("t::test_same", "failed", unchanged=True))),
-            Run((GREEN, Test("t::test_same", "passed", unchanged=True))),
+            ModuleRun((RED,)),
+            ModuleRun((RED,)),
+            "test_new fails after the step: AssertionError",
+        ),
+        (
+            ModuleRun((RED, Test("t::test_same", "failed", unchanged=True))),
+            ModuleRun((GREEN, Test("t::test_same", "passed", unchanged=True))),
             "marked unchanged but fails before",
         ),
         (
-            Run((RED, SAME)),
-            Run((GREEN, Test(SAME.id, "failed", unchanged=True))),
+            ModuleRun((RED, SAME)),
+            ModuleRun((GREEN, Test(SAME.id, "failed", unchanged=True))),
             "test_same fails after",
         ),
-        (Run((IMPORT,)), Run((GREEN,)), "only by ImportError"),
-        (Run(collection=(MISSING,)), Run((GREEN,)), "cannot be collected there"),
-        (Run((RED,)), Run(collection=(MISSING,)), "cannot be collected after"),
-        (Run((RED,)), Run(), "holds no test"),
-        (Run((SAME,)), Run((SAME,)), "nothing fails before"),
-        (Run((SAME,)), Run((GREEN, SAME)), "does not exist on the tree before"),
-        (Run((RED,)), Run(crash="killed after 300 s"), "killed after 300 s"),
-        (Run(crash="killed"), Run((GREEN,)), "before the step: killed"),
+        (ModuleRun((IMPORT,)), ModuleRun((GREEN,)), "only by ImportError"),
         (
-            Run((RED,)),
-            Run((Test(GREEN.id, "skipped", text="no XPU"),)),
+            ModuleRun(collection=(MISSING,)),
+            ModuleRun((GREEN,)),
+            "cannot be collected there",
+        ),
+        (
+            ModuleRun((RED,)),
+            ModuleRun(collection=(MISSING,)),
+            "cannot be collected after",
+        ),
+        (ModuleRun((RED,)), ModuleRun(), "holds no test"),
+        (ModuleRun((SAME,)), ModuleRun((SAME,)), "nothing fails before"),
+        (
+            ModuleRun((SAME,)),
+            ModuleRun((GREEN, SAME)),
+            "does not exist on the tree before",
+        ),
+        (
+            ModuleRun((RED,)),
+            ModuleRun(crash="killed after 300 s"),
+            "killed after 300 s",
+        ),
+        (ModuleRun(crash="killed"), ModuleRun((GREEN,)), "before the step: killed"),
+        (
+            ModuleRun((RED,)),
+            ModuleRun((Test(GREEN.id, "skipped", text="no XPU"),)),
             "is skipped after the step: no XPU",
         ),
-        (Run((RED,)), Run((Test(GREEN.id, "xfailed"),)), "marked xfail"),
+        (ModuleRun((RED,)), ModuleRun((Test(GREEN.id, "xfailed"),)), "marked xfail"),
         (
-            Run(collection=(Uncollected("t", "skipped", "no torch"),)),
-            Run((GREEN,)),
+            ModuleRun(collection=(CollectionProblem("t", "skipped", "no torch"),)),
+            ModuleRun((GREEN,)),
             "the module skips itself before the step: no torch",
         ),
     ],
@@ -64,7 +88,7 @@ def test_what_proves_nothing_is_named(before, after, problem):
 
 def test_the_failure_must_be_the_one_that_the_step_names():
     other = Test(RED.id, "failed", text="TypeError: unexpected")
-    text = verdict(Run((other,)), Run((GREEN,)))
+    text = verdict(ModuleRun((other,)), ModuleRun((GREEN,)))
     assert "no failure before the step matches" in text
     assert "TypeError: unexpected" in text
 
@@ -72,21 +96,23 @@ def test_the_failure_must_be_the_one_that_the_step_names():
 def test_an_import_error_beside_a_real_failure_is_no_problem():
     second = Test("test_a.py::test_b", "passed")
     first = Test("test_a.py::test_b", "failed", import_error=True, text="ImportError")
-    assert verdict(Run((RED, first)), Run((GREEN, second))) == ""
+    assert verdict(ModuleRun((RED, first)), ModuleRun((GREEN, second))) == ""
 
 
 def test_a_marked_skip_is_no_failure():
     skip = Test("test_a.py::test_gpu", "skipped", may_skip=True, text="no XPU")
-    assert verdict(Run((RED, skip)), Run((GREEN, skip))) == ""
+    assert verdict(ModuleRun((RED, skip)), ModuleRun((GREEN, skip))) == ""
 
 
 def test_where_the_import_is_the_defect_it_counts_but_must_match():
-    before = Run(collection=(MISSING,))
-    assert verdict(before, Run((GREEN,)), "no module attention", imports=True) == ""
-    text = verdict(before, Run((GREEN,)), "no module rope", imports=True)
+    before = ModuleRun(collection=(MISSING,))
+    assert (
+        verdict(before, ModuleRun((GREEN,)), "no module attention", imports=True) == ""
+    )
+    text = verdict(before, ModuleRun((GREEN,)), "no module rope", imports=True)
     assert "no failure before the step matches" in text
 
 
 def test_a_step_whose_modules_nothing_calls_may_fail_by_import_but_not_pass():
-    assert verdict(Run((IMPORT,)), Run((GREEN,)), None) == ""
-    assert "passes before" in verdict(Run((GREEN,)), Run((GREEN,)), None)
+    assert verdict(ModuleRun((IMPORT,)), ModuleRun((GREEN,)), None) == ""
+    assert "passes before" in verdict(ModuleRun((GREEN,)), ModuleRun((GREEN,)), None)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server that forks: nothing passes from a run to the next, and nothing that a
-run does to itself or to the server is more than its own failure."""
+"""The server that forks: nothing leaks from one run to the next, and whatever a run
+does to itself or to the server fails only that run."""
 
 import concurrent.futures
 import subprocess
@@ -16,7 +16,7 @@ from children import ended
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, Stopped, clean_environment
 from xpustack.steptest import server as server_module
-from xpustack.steptest.server import ENVIRONMENT, Ended, Server
+from xpustack.steptest.server import ENVIRONMENT, PytestExit, Server
 
 PRELOADED = server_module.PRELOADED
 PLANTS = """
@@ -81,9 +81,9 @@ def server() -> Iterator[Server]:
 
 def run(
     server: Server, home: Path, source: str, limit: float = 60.0
-) -> tuple[Ended, str]:
-    """Run `source` as a test module in `home`, which holds a vllm of its name; how it
-    ended and what it printed."""
+) -> tuple[PytestExit, str]:
+    """Run `source` as a test module in `home`, which gets a vllm of that name; return
+    pytest's exit and its output."""
     site = home / "site"
     (home / "tests").mkdir(parents=True)
     (home / "tests/test_it.py").write_text(source)
@@ -93,7 +93,7 @@ def run(
     (site / "seen-1.dist-info/METADATA").write_text("Name: seen\nVersion: 1\n")
     points = f"[seen.here]\n{home.name} = vllm\n"
     (site / "seen-1.dist-info/entry_points.txt").write_text(points)
-    ended = server.run(
+    pytest_exit = server.run(
         ["-p", "no:cacheprovider", "-q", "test_it.py"],
         cwd=home / "tests",
         path=[site],
@@ -101,19 +101,19 @@ def run(
         output=home / "output.txt",
         limit=limit,
     )
-    return ended, (home / "output.txt").read_text()
+    return pytest_exit, (home / "output.txt").read_text()
 
 
 def test_nothing_passes_from_a_run_to_the_next(tmp_path, monkeypatch):
     monkeypatch.setattr(server_module, "PRELOADED", ("numpy", "torch", "pytest"))
     with closing(Server(Runner())) as server:
-        done, said = run(server, tmp_path / "first", PLANTS)
-        assert done.status == 0, said
+        done, printed = run(server, tmp_path / "first", PLANTS)
+        assert done.status == 0, printed
         drawn = set()
         for folder in ("a", "b"):
             home = tmp_path / folder / "second"
-            done, said = run(server, home, LOOKS)
-            assert done.status == 0, said
+            done, printed = run(server, home, LOOKS)
+            assert done.status == 0, printed
             drawn |= set((home / "tests/drawn").read_text().split())
         assert len(drawn) == 6, "two runs drew the same random numbers"
 
@@ -195,9 +195,9 @@ def test_two_runs_are_under_way_at_the_same_time(server, tmp_path):
     with concurrent.futures.ThreadPoolExecutor() as pool:
         runs = [
             pool.submit(
-                run, server, tmp_path / one, source.format(one + "!", two + "!")
+                run, server, tmp_path / own, source.format(own + "!", other + "!")
             )
-            for one, two in (("a", "b"), ("b", "a"))
+            for own, other in (("a", "b"), ("b", "a"))
         ]
         assert [future.result()[0].status for future in runs] == [0, 0]
 
@@ -266,5 +266,5 @@ def test_stop_ends_a_run_and_its_server(tmp_path):
 def test_all_that_is_imported_ahead_exists_and_starts_no_thread(monkeypatch):
     monkeypatch.setattr(server_module, "PRELOADED", PRELOADED)
     with closing(Server(Runner())) as server:
-        assert server.ready().missing == []
-        assert server.ready().threads == 1
+        assert server.start().missing == []
+        assert server.start().threads == 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What mypy knows of the installed packages, kept once for all releases.
+"""mypy's cache of the installed packages, shared by all releases.
 
-Three quarters of a first run are torch, transformers and the like, which are the
-same for every release. mypy itself verifies each entry: its source and its options.
+Three quarters of a first run go to torch, transformers and the like, which are the
+same for every release. mypy itself verifies each entry's source and options.
 """
 
 import contextlib
@@ -17,16 +17,16 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, writing
 
-_ROOM = 300 << 20
-"""Bytes for all that is kept: two environments of a usual size."""
+_SIZE_LIMIT = 300 << 20
+"""Bytes for all environments: two of a usual size fit."""
 _TABLE = "files2"
 _NO_DEPENDENCIES = ("@deps.meta.json", b'{"snapshot": {}, "deps_meta": {}}')
 """Without it mypy's fine-grained builds do not trust their cache."""
 
 
 @dataclass(frozen=True)
-class Sites:
-    """The kept entries of one environment under one set of mypy's flags."""
+class SitePackagesCache:
+    """mypy's cache entries for one environment and one set of mypy's flags."""
 
     cache: Cache
     flags: tuple[str, ...]
@@ -41,7 +41,7 @@ class Sites:
         with writing(target), contextlib.suppress(FileNotFoundError):
             target.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(self.path, target)
-            # The ones used last stay.
+            # `_prune` keeps the databases used last.
             os.utime(self.path)
             return True
         return False
@@ -66,12 +66,12 @@ class Sites:
 
 
 def _reduce(database: Path, copy: Path, own: Collection[str]) -> None:
-    def wanted(path: str) -> bool:
+    def is_installed(path: str) -> bool:
         module = path.partition("/")[0].partition(".")[0]
         return module not in own and not path.endswith(".deps.json")
 
     with contextlib.closing(sqlite3.connect(database)) as source:
-        source.create_function("wanted", 1, wanted)
+        source.create_function("is_installed", 1, is_installed)
         schema = source.execute(
             "SELECT sql FROM sqlite_master WHERE name = ?", (_TABLE,)
         ).fetchone()
@@ -82,7 +82,7 @@ def _reduce(database: Path, copy: Path, own: Collection[str]) -> None:
         source.execute("ATTACH ? AS kept", (str(copy),))
         source.execute(
             f"INSERT INTO kept.{_TABLE} SELECT * FROM main.{_TABLE}"
-            " WHERE wanted(path) AND path <> ?",
+            " WHERE is_installed(path) AND path <> ?",
             _NO_DEPENDENCIES[:1],
         )
         source.execute(
@@ -93,13 +93,13 @@ def _reduce(database: Path, copy: Path, own: Collection[str]) -> None:
 
 
 def _prune(folder: Path) -> None:
-    """Remove the caches of environments that were not used for the longest time."""
-    entries = sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime)
-    room = _ROOM
-    for number, path in enumerate(entries):
+    """Remove the databases used least recently, down to the size limit."""
+    paths = sorted(folder.iterdir(), key=lambda path: -path.stat().st_mtime)
+    free = _SIZE_LIMIT
+    for number, path in enumerate(paths):
         if path.is_dir():
             shutil.rmtree(path, ignore_errors=True)
             continue
-        room -= path.stat().st_size
-        if number and room < 0:
+        free -= path.stat().st_size
+        if number and free < 0:
             path.unlink(missing_ok=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The base's own linters, run on some files of a checked-out tree."""
+"""Run the base's own linters on some files of a checked-out tree."""
 
 import json
 import re
@@ -14,11 +14,11 @@ import msgspec
 from xpustack.core import fingerprint
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Completed, Runner, clean_environment, program
-from xpustack.lint import hooks, script_host
-from xpustack.lint.finding import Finding
-from xpustack.lint.hooks import Hooks, Script
+from xpustack.lint import script_host
+from xpustack.lint.finding import LintFinding
+from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hooks, Script
 from xpustack.lint.moving_tree import MovingTree
-from xpustack.lint.mypy_calls import Recorder
+from xpustack.lint.mypy_calls import MypyCallRecorder
 from xpustack.lint.warm_mypy import WarmMypy
 
 TIMEOUT = 600.0
@@ -36,37 +36,37 @@ def base_environment(work: Path) -> dict[str, str]:
     )
 
 
-class Linters:
-    """Runs what a base asks for in `tree`, and adds up what ran and how long."""
+class HookRunner:
+    """Runs a base's hooks in `tree`; keeps their names and the total time."""
 
     def __init__(
         self,
         runner: Runner,
-        asked: Hooks,
+        hooks: Hooks,
         tree: MovingTree,
         work: Path,
         mypy: WarmMypy,
     ) -> None:
-        self._runner, self._asked, self._tree = runner, asked, tree
+        self._runner, self._hooks, self._tree = runner, hooks, tree
         self._folder, self._work, self._mypy = tree.folder, work, mypy
         self._env = base_environment(work)
         self.tools: dict[str, None] = {}
         self.seconds = 0.0
 
-    def findings(self, paths: Iterable[str]) -> list[Finding]:
+    def findings(self, paths: Iterable[str]) -> list[LintFinding]:
         """All findings in those of `paths` that exist in the folder now."""
-        present = self._asked.visible(p for p in paths if (self._folder / p).is_file())
+        present = self._hooks.visible(p for p in paths if (self._folder / p).is_file())
         python = [p for p in present if p.endswith((".py", ".pyi"))]
-        found: list[Finding] = []
-        if self._asked.ruff and python:
+        findings: list[LintFinding] = []
+        if self._hooks.ruff and python:
             fingerprint.require(
-                "ruff", self._asked.ruff, f"the base's {hooks.CONFIGURATION} pins it"
+                "ruff", self._hooks.ruff, f"the base's {PRE_COMMIT_FILE} pins it"
             )
-            found += self._ruff_check(python)
-            found += self._ruff_format(python)
-        if self._asked.typos and present and fingerprint.version_of("typos"):
-            found += self._typos(present)
-        return found + self._scripts(present)
+            findings += self._ruff_check(python)
+            findings += self._ruff_format(python)
+        if self._hooks.typos and present and fingerprint.version_of("typos"):
+            findings += self._typos(present)
+        return findings + self._scripts(present)
 
     def _run(self, name: str, command: list[str]) -> Completed:
         done = self._runner.run(
@@ -76,15 +76,16 @@ class Linters:
         self.seconds += done.seconds
         return done
 
-    def _ruff_check(self, paths: list[str]) -> Iterator[Finding]:
+    def _ruff_check(self, paths: list[str]) -> Iterator[LintFinding]:
         options = ["--force-exclude", "--output-format=json", "--"]
         done = self._run("ruff check", [*program("ruff"), "check", *options, *paths])
-        for entry in _json(done, "ruff check", (0, 1)):
-            path = Path(entry["filename"]).relative_to(self._folder).as_posix()
-            text = f"{entry['code']} {entry['message']}"
-            yield self._finding("ruff check", path, entry["location"]["row"], text)
+        for violation in _json(done, "ruff check", (0, 1)):
+            path = Path(violation["filename"]).relative_to(self._folder).as_posix()
+            text = f"{violation['code']} {violation['message']}"
+            row = violation["location"]["row"]
+            yield self._finding("ruff check", path, row, text)
 
-    def _ruff_format(self, paths: list[str]) -> Iterator[Finding]:
+    def _ruff_format(self, paths: list[str]) -> Iterator[LintFinding]:
         options = ["--force-exclude", "--diff", "--"]
         done = self._run("ruff format", [*program("ruff"), "format", *options, *paths])
         if done.returncode not in (0, 1):
@@ -96,27 +97,30 @@ class Linters:
                 path = line.removeprefix("--- ")
             elif line.startswith("-"):
                 content = line[1:].strip()
-                yield Finding("ruff format", path, 0, "would be reformatted", content)
+                yield LintFinding(
+                    "ruff format", path, 0, "would be reformatted", content
+                )
 
-    def _typos(self, paths: list[str]) -> Iterator[Finding]:
+    def _typos(self, paths: list[str]) -> Iterator[LintFinding]:
         typos = shutil.which("typos", path=self._env["PATH"]) or "typos"
         done = self._run(
             "typos", [typos, "--force-exclude", "--format=json", "--", *paths]
         )
         for line in done.stdout.splitlines():
-            entry = json.loads(line)
-            if entry.get("type") == "typo":
-                better = ", ".join(entry["corrections"])
-                path = entry["path"].removeprefix("./")
-                text = f"{entry['typo']} should be {better}"
-                yield self._finding("typos", path, entry.get("line_num", 0), text)
+            message = json.loads(line)
+            if message.get("type") == "typo":
+                corrections = ", ".join(message["corrections"])
+                path = message["path"].removeprefix("./")
+                text = f"{message['typo']} should be {corrections}"
+                yield self._finding("typos", path, message.get("line_num", 0), text)
 
-    def _scripts(self, present: list[str]) -> list[Finding]:
-        """What mypy and the other scripts say. mypy's own only tells how to call it."""
-        recorder = Recorder(self._work)
-        mypy = self._asked.mypy
-        scripts = [*([mypy] if mypy else []), *self._asked.scripts]
-        chosen = [
+    def _scripts(self, present: list[str]) -> list[LintFinding]:
+        """The findings of mypy and of the other scripts. The base's mypy script only
+        tells how to call mypy."""
+        recorder = MypyCallRecorder(self._work)
+        mypy = self._hooks.mypy
+        scripts = [*([mypy] if mypy else []), *self._hooks.scripts]
+        runs = [
             (script, paths)
             for script in scripts
             if (paths := [path for path in present if script.wanted(path)])
@@ -126,15 +130,15 @@ class Linters:
                 "arguments": [*script.arguments, *paths],
                 "env": recorder.env(self._env) if script is mypy else {},
             }
-            for script, paths in chosen
+            for script, paths in runs
         ]
-        found: list[Finding] = []
-        ended = self._hosted(commands) if commands else []
+        findings: list[LintFinding] = []
+        results = self._run_scripts(commands) if commands else []
         calls = recorder.calls()
-        for (script, paths), done in zip(chosen, ended, strict=True):
+        for (script, paths), done in zip(runs, results, strict=True):
             self.tools[script.name] = None
             if script is not mypy or not calls:
-                found += self._judged(script, paths, done)
+                findings += self._script_findings(script, paths, done)
         # check_spdx_header.py adds a missing header to the file.
         self._tree.restore()
         for call in calls:
@@ -143,71 +147,73 @@ class Linters:
             flags = [argument for argument in call if argument not in files]
             done = self._mypy.check(flags, files)
             self.seconds += done.seconds
-            found += self._judged(mypy, files, done)
-        return found
+            findings += self._script_findings(mypy, files, done)
+        return findings
 
-    def _hosted(self, commands: list[dict[str, Any]]) -> list[Completed]:
-        """How the commands ended, which one process of Python ran in its forks."""
-        asked, told = self._work / "commands.json", self._work / "ended.json"
-        asked.write_bytes(msgspec.json.encode(commands))
-        told.unlink(missing_ok=True)
+    def _run_scripts(self, commands: list[dict[str, Any]]) -> list[Completed]:
+        """Run the commands in forks of one Python process; return their results."""
+        requests, results = self._work / "commands.json", self._work / "results.json"
+        requests.write_bytes(msgspec.json.encode(commands))
+        results.unlink(missing_ok=True)
         done = self._runner.run(
-            [sys.executable, "-P", script_host.__file__, str(asked), str(told)],
+            [sys.executable, "-P", script_host.__file__, str(requests), str(results)],
             cwd=self._folder,
             env=self._env,
             timeout=TIMEOUT,
         )
         self.seconds += done.seconds
         if done.returncode:
-            raise _broke("the base's hooks", done)
-        return msgspec.json.decode(told.read_bytes(), type=list[Completed])
+            raise _tool_failure("the base's hooks", done)
+        return msgspec.json.decode(results.read_bytes(), type=list[Completed])
 
-    def _judged(
+    def _script_findings(
         self, script: Script, paths: Sequence[str], done: Completed
-    ) -> Iterator[Finding]:
-        """The findings of a script, by its output."""
+    ) -> Iterator[LintFinding]:
+        """The findings in a script's output."""
         if done.returncode == 0:
             return
         lines = _COLOUR.sub("", done.output).splitlines()
-        placed = list(self._placed(script.name, lines, paths))
+        located = list(self._located(script.name, lines, paths))
         blocked = "errors prevented further checking" in done.output
         if "Traceback (most recent call last)" in done.stderr or (
-            blocked and not placed
+            blocked and not located
         ):
-            raise _broke(f"the base's hook {script.name}", done, script.arguments[0])
-        yield from placed
-        if not placed:
+            raise _tool_failure(
+                f"the base's hook {script.name}", done, script.arguments[0]
+            )
+        yield from located
+        if not located:
             for line in filter(None, (line.strip() for line in lines)):
-                yield Finding(script.name, script.arguments[0], 0, line, "")
+                yield LintFinding(script.name, script.arguments[0], 0, line, "")
 
-    def _placed(
+    def _located(
         self, name: str, lines: Iterable[str], paths: Sequence[str]
-    ) -> Iterator[Finding]:
+    ) -> Iterator[LintFinding]:
         for line in lines:
             place = _PLACE.match(line)
             if place is None:
                 if line.strip() in paths:
-                    yield Finding(name, line.strip(), 0, "refused", "")
+                    yield LintFinding(name, line.strip(), 0, "refused", "")
             elif place["path"] in paths and ": note:" not in line:
                 number = int(place["line"])
                 yield self._finding(name, place["path"], number, place["text"])
 
-    def _finding(self, tool: str, path: str, line: int, text: str) -> Finding:
+    def _finding(self, tool: str, path: str, line: int, text: str) -> LintFinding:
         lines = (self._folder / path).read_text("utf-8", "replace").splitlines()
         content = lines[line - 1].strip() if 0 < line <= len(lines) else ""
-        return Finding(tool, path, line, text, content)
+        return LintFinding(tool, path, line, text, content)
 
 
 def _json(
     done: Completed, name: str, expected: tuple[int, ...]
 ) -> list[dict[str, Any]]:
     if done.returncode in expected:
-        entries: list[dict[str, Any]] = json.loads(done.stdout)
-        return entries
-    raise _broke(name, done)
+        violations: list[dict[str, Any]] = json.loads(done.stdout)
+        return violations
+    raise _tool_failure(name, done)
 
 
-def _broke(what: str, done: Completed, path: str | None = None) -> CheckFailed:
+def _tool_failure(what: str, done: Completed, path: str | None = None) -> CheckFailed:
     return CheckFailed(
         f"{what} could not do its work: exit status {done.returncode}",
         path=path,

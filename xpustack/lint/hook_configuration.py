@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which of a base's own pre-commit hooks run here, read from its configuration."""
+"""Read from a base's configuration which of its pre-commit hooks run here."""
 
 import re
 import shlex
@@ -14,10 +14,10 @@ from packaging.requirements import Requirement
 from xpustack.core import fingerprint
 from xpustack.core.errors import SourceError
 
-CONFIGURATION = ".pre-commit-config.yaml"
+PRE_COMMIT_FILE = ".pre-commit-config.yaml"
 _SCRIPT = re.compile(r"python (tools/pre_commit/\S+\.py)\b")
 _MYPY_SCRIPT = "tools/pre_commit/mypy.py"
-# Stubs and optional speed-ups change nothing but what else mypy could know.
+# mypy runs without these: type stubs and optional packages.
 _OPTIONAL = re.compile(r"types-|pydantic$")
 _SUFFIXES = {
     "python": (".py",),
@@ -72,11 +72,11 @@ class Script:
 
 @dataclass(frozen=True)
 class Hooks:
-    """What a base asks of a change, as far as it can be asked here.
+    """The hooks of a base that can run here.
 
     `ruff` and `typos` are the versions that the base pins (None: not used),
-    `exclude` is its pattern of files that no hook sees, `notes` says what does
-    not run here, or runs with another version, and why.
+    `exclude` is its pattern of files that no hook sees, `notes` says which hooks do
+    not run here, or run with another version, and why.
     """
 
     ruff: str | None
@@ -90,22 +90,22 @@ class Hooks:
         return [path for path in paths if re.search(self.exclude, path) is None]
 
 
-def read(tree: Path, release: str) -> Hooks:
+def read_hooks(tree: Path, release: str) -> Hooks:
     """Read the hooks of the base that is checked out in `tree`.
 
     Raises:
         SourceError: the base's configuration is missing or not understood.
     """
-    path = tree / CONFIGURATION
+    path = tree / PRE_COMMIT_FILE
     try:
         document = msgspec.yaml.decode(path.read_bytes(), type=_Document)
     except (FileNotFoundError, msgspec.DecodeError) as error:
         raise SourceError(
             f"{release} has no readable lint configuration",
             release=release,
-            path=CONFIGURATION,
+            path=PRE_COMMIT_FILE,
             detail=[str(error)],
-            hint=f"xpustack apply {release} --to DIR, then read DIR/{CONFIGURATION}",
+            hint=f"xpustack apply {release} --to DIR, then read DIR/{PRE_COMMIT_FILE}",
         ) from error
     notes: list[str] = []
     pinned = {
@@ -117,7 +117,7 @@ def read(tree: Path, release: str) -> Hooks:
     typos = pinned.get("typos")
     if typos and fingerprint.version_of("typos") != typos:
         notes.append(f"typos {fingerprint.version_of('typos')} for the base's {typos}")
-    mypy: list[tuple[bool, bool, Script]] = []
+    mypy_scripts: list[tuple[bool, bool, Script]] = []
     scripts: list[Script] = []
     for hook in (h for r in document.repos if r.repo == "local" for h in r.hooks):
         script = _script(hook)
@@ -127,9 +127,9 @@ def read(tree: Path, release: str) -> Hooks:
         if missing:
             notes.append(f"{hook.id} not run: {', '.join(missing)} not installed")
         elif script.arguments[0] == _MYPY_SCRIPT:
-            here = f"{sys.version_info.major}.{sys.version_info.minor}"
-            mypy.append(
-                (here == script.arguments[-1], hook.stages == ["manual"], script)
+            python = f"{sys.version_info.major}.{sys.version_info.minor}"
+            mypy_scripts.append(
+                (python == script.arguments[-1], hook.stages == ["manual"], script)
             )
         else:
             scripts.append(script)
@@ -138,15 +138,19 @@ def read(tree: Path, release: str) -> Hooks:
         typos=typos,
         exclude=document.exclude,
         scripts=tuple(scripts),
-        # The one for this interpreter, and CI's (`manual`) before the local one.
-        mypy=max(mypy, key=lambda entry: entry[:2])[2] if mypy else None,
+        # Prefer the hook for this interpreter, then CI's (`manual`) to the local one.
+        mypy=(
+            max(mypy_scripts, key=lambda candidate: candidate[:2])[2]
+            if mypy_scripts
+            else None
+        ),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
 def _script(hook: _Hook) -> Script | None:
-    matched = _SCRIPT.match(hook.entry)
-    if hook.language != "python" or matched is None or not hook.pass_filenames:
+    match = _SCRIPT.match(hook.entry)
+    if hook.language != "python" or match is None or not hook.pass_filenames:
         return None
     types = hook.types + hook.types_or
     return Script(
@@ -154,12 +158,12 @@ def _script(hook: _Hook) -> Script | None:
         arguments=tuple(shlex.split(hook.entry)[1:]),
         files=hook.files,
         exclude=hook.exclude,
-        suffixes=tuple(end for name in types for end in _SUFFIXES.get(name, ())),
+        suffixes=tuple(suffix for name in types for suffix in _SUFFIXES.get(name, ())),
     )
 
 
 def _missing(hook: _Hook, notes: list[str]) -> list[str]:
-    """The hook's dependencies that are absent; another version is noted."""
+    """The hook's dependencies that are absent. A note names another version."""
     missing = []
     for text in hook.additional_dependencies:
         wanted = Requirement(text)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What an export must show before it is written: checks, hooks, single commits."""
+"""What must hold before an export is written: checks, hooks, single commits."""
 
 from collections.abc import Sequence
 from contextlib import closing
@@ -10,7 +10,7 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import build, version_of
-from xpustack.checks.proof import Proof, linted_key
+from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
@@ -19,61 +19,63 @@ from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
-from xpustack.lint import linter
+from xpustack.lint.linter import lint, lint_key
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import Material, StepTest, Support
 
 
-def require_checked(release: Release, found: Sequence[Proof]) -> None:
-    """Insist on green cached checks of every step as it is now.
+def require_checked(release: Release, step_proofs: Sequence[Proof]) -> None:
+    """Require green cached checks of every step's current state.
 
     Raises:
-        CheckFailed: there are none of some step.
+        CheckFailed: a step lacks them.
     """
-    open_ = [proof for proof in found if proof.missing]
-    if open_:
+    unproven = [proof for proof in step_proofs if proof.missing]
+    if unproven:
         raise CheckFailed(
             "the series is not checked as it is now: an export needs green checks",
             release=release.name,
-            detail=[f"{one.step.slug}: {', '.join(one.missing)}" for one in open_],
+            detail=[
+                f"{proof.step.slug}: {', '.join(proof.missing)}" for proof in unproven
+            ],
             hint=f"xpustack check {release.name}",
         )
 
 
 def require_clean(
-    cache: Cache, store: Store, final: Series, progress: Progress
+    cache: Cache, store: Store, exported: Series, progress: Progress
 ) -> None:
     """Run the base's own hooks on everything that the exported tip changes.
 
     Raises:
-        CheckFailed: they find something that they do not find in the base.
+        CheckFailed: they find something that is not in the base.
     """
-    base, tip = final.base, final.tip
-    key = linted_key(base, tip)
+    base, tip = exported.base, exported.tip
+    key = lint_key(base, tip)
     if cache.results_get(key) is not None:
         return
     progress("running the base's own hooks on the exported tip")
     with Runner().stop_on_error() as runner:
-        done = linter.lint(runner, cache, store, base, tip)
-    if done.new:
+        result = lint(runner, cache, store, base, tip)
+    if result.new:
         raise CheckFailed(
             "the exported tip fails the base's own hooks",
             release=base.release.name,
-            detail=[str(finding) for finding in done.new[:20]],
+            detail=[str(finding) for finding in result.new[:20]],
             hint=f"xpustack check {base.release.name} --tip --only lint",
         )
-    summary = f"0 new, {done.old} of the base; {', '.join(done.tools)}"
+    summary = f"0 new, {result.old} of the base; {', '.join(result.tools)}"
     name = base.release.name
-    passed = Result(name, "tip", "lint", "passed", done.seconds, summary=summary)
+    passed = Result(name, "tip", "lint", "passed", result.seconds, summary=summary)
     cache.results_put(key, msgspec.to_builtins(passed))
 
 
-def run_alone(
+def test_each(
     project: Project,
     cache: Cache,
     store: Store,
-    final: Series,
+    exported: Series,
     progress: Progress,
 ) -> dict[str, Result]:
     """Build each exported commit and run its own test from its own files.
@@ -81,23 +83,23 @@ def run_alone(
     Raises:
         CheckFailed: a commit cannot be built, or fails its test.
     """
-    found = {}
+    results = {}
     with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
-        for tree in final.steps:
-            found[tree.slug] = _alone(
+        for tree in exported.steps:
+            results[tree.slug] = _test_commit(
                 project,
                 runner,
                 server,
                 cache,
                 store,
                 tree,
-                len(final.steps),
+                len(exported.steps),
                 progress,
             )
-    return found
+    return results
 
 
-def _alone(
+def _test_commit(
     project: Project,
     runner: Runner,
     server: Server,
@@ -115,22 +117,22 @@ def _alone(
         kernels = tree.release.xpu_kernels.version
         test = StepTest(step, material, None, built, kernels)
         key = f"export-{test.key}"
-        known = stored_pass(cache.results_get(key), "test", name, step.slug)
-        if known is not None:
-            return known
-        done = test.run(server, cache)
-    if done.problems:
+        stored = stored_pass(cache.results_get(key), "test", name, step.slug)
+        if stored is not None:
+            return stored
+        report = test.run(server, cache)
+    if report.problems:
         raise CheckFailed(
             "the exported commit fails its own test",
             release=name,
             step=step.slug,
             path=material.module,
-            detail=[*done.problems, "", *done.output],
+            detail=[*report.problems, "", *report.output],
             hint=f"xpustack check {name} {step.slug}",
         )
-    summary = f"{done.counts['tests']} tests passed"
+    summary = f"{report.counts['tests']} tests passed"
     result = Result(
-        name, step.slug, "test", "passed", done.seconds, False, summary, tip=True
+        name, step.slug, "test", "passed", report.seconds, False, summary, tip=True
     )
     cache.results_put(key, msgspec.to_builtins(result))
     return result
@@ -139,8 +141,8 @@ def _alone(
 def _material(
     project: Project, git: Repository, tree: StepTree, scratch: Path
 ) -> Material:
-    """The exported test package out of the tree itself, with this repository's
-    emulation beside it in place of a GPU."""
+    """The test package from the exported tree itself, with this repository's emulation
+    in place of a GPU."""
     support = Support.of(project)
     entries = git.files(tree.tree_id, [TEST_HOME])
     contents = git.blobs(entry.blob for entry in entries.values())
