@@ -1,6 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's XPU code path on a CPU: a platform plugin and stand-ins for its ops.
 
-A stand-in exists because no Intel GPU is at hand. It carries the true schema of
-the op in the pinned vllm-xpu-kernels, and computes in plain torch or refuses.
+A stand-in exists because no Intel GPU is at hand. It has the true schema of the op in
+the pinned vllm-xpu-kernels. It computes in plain torch, or raises.
+
+| module | what it holds |
+|---|---|
+| `plugin`, `pytest_plugin` | the two ways in: vLLM's entry point, and pytest's `-p` |
+| `platform`, `worker` | vLLM's platform and worker classes, on the CPU |
+| `device_api` | the parts of `torch.xpu` and `torch.accelerator` that a CPU lacks |
+| `registry` | defines the ops of a version with torch, under their true schemas |
+| `implementations` | which function computes which op |
+| `ops` | those functions, one op family a module |
+| `formats` | power-of-two scales, e2m1 codes and MXFP4 values, for several ops |
+| `fused_experts` | the Python class around the ops of routed experts |
+| `pins`, `schemas` | which version is pinned, and the schemas of each version |
+| `wheel_schemas` | reads schemas out of a wheel |
+| `standins` | the package `vllm_xpu_kernels` that vLLM imports |
 """

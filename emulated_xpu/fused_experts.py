@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python side of the grouped GEMM: a class in vllm-xpu-kernels from 0.1.8 on, a
-function in 0.1.7."""
+"""Routed experts of vllm-xpu-kernels in Python, around the ops: a class from 0.1.8 on,
+a function in 0.1.7."""
 
 from typing import Any
 
@@ -19,11 +19,11 @@ ACTIVATIONS = {
 class XpuFusedMoe:
     """Permutation, grouped GEMM, activation, grouped GEMM, sum over a token's experts.
 
-    `act_func(out, gate_up)` is an attribute that its owner may replace, as in those
-    versions. `expert_map` holds the local number of each expert, or -1; a rank that is
-    given none takes experts for as many as it has itself to be on every rank. From
-    0.1.10 on it clamps the gate at `gemm1_clamp_limit`, and the other half on both
-    sides; from 0.1.11 on the weights' type says what they are. Only MXFP4 weights
+    `act_func(out, gate_up)` is an attribute that callers may replace, as in those
+    versions. `expert_map` holds the local number of each expert, or -1; a rank without
+    one assumes that every rank has as many experts as itself. From 0.1.10 on
+    `gemm1_clamp_limit` clamps the gate from above, and the other half on both sides.
+    From 0.1.11 on the dtype of the weights tells their format. Only MXFP4 weights
     without bias are emulated.
     """
 
@@ -48,13 +48,13 @@ class XpuFusedMoe:
         version = tuple(map(int, kernels_version().split(".")))
         if gemm1_clamp_limit is not None and version < (0, 1, 10):
             raise TypeError(f"XpuFusedMoe of {kernels_version()} takes no limit")
-        self.typed = version >= (0, 1, 11)
-        if self.typed:
+        self.format_from_dtype = version >= (0, 1, 11)
+        if self.format_from_dtype:
             is_mxfp4 = w13.dtype == torch.float4_e2m1fn_x2
-        asked = [name for name, value in others.items() if value not in (None, False)]
-        if asked or not is_mxfp4:
+        used = [name for name, value in others.items() if value not in (None, False)]
+        if used or not is_mxfp4:
             raise NotImplementedError(
-                f"XpuFusedMoe on the emulated XPU: MXFP4 only, got {asked}"
+                f"XpuFusedMoe on the emulated XPU: MXFP4 only, got {used}"
             )
         if expert_map is None and ep_size > 1:
             expert_map = torch.empty(num_experts * ep_size, dtype=torch.int32)
@@ -79,9 +79,9 @@ class XpuFusedMoe:
     ) -> None:
         """Write the weighted sum of the experts' rows into `output`, `[T, H]`.
 
-        `expert_map` takes the place of the constructor's. `a1q_scale` has the scales of
-        activations that come quantized, which are not emulated. Versions have both from
-        0.1.12.1 on at the latest.
+        `expert_map` replaces the one of the constructor. `a1q_scale` holds the scales
+        of quantized activations, which are not emulated. Versions have both arguments
+        from 0.1.12.1 on at the latest.
         """
         tokens, hidden = hidden_states.shape
         if expert_map is None:
@@ -114,18 +114,18 @@ class XpuFusedMoe:
         )
 
     def _grouped_gemm(
-        self, which: int, rows: torch.Tensor, rows_per_expert: torch.Tensor
+        self, product: int, rows: torch.Tensor, rows_per_expert: torch.Tensor
     ) -> torch.Tensor:
-        weight = self.weights[which]
+        weight = self.weights[product]
         out = rows.new_empty(len(rows), weight.shape[1])
-        scales = self.scales[which]
+        scales = self.scales[product]
         operands: tuple[Any, ...] = (rows, weight, scales)
         flags: tuple[bool, ...] = (False, True)
-        if self.typed:
+        if self.format_from_dtype:
             operands, flags = (rows, None, weight, scales), ()
         torch.ops._xpu_C.cutlass_grouped_gemm_interface(
             *operands,
-            self.biases[which],
+            self.biases[product],
             out,
             rows_per_expert,
             weight.shape[1],
@@ -157,7 +157,8 @@ def xpu_fused_moe(
     is_int4: bool = False,
     is_mxfp4: bool = False,
 ) -> torch.Tensor:
-    """The function of 0.1.7: all at once, without a limit. MXFP4 on one rank only."""
+    """The function of 0.1.7, which has no limit. Emulated for MXFP4 on one rank
+    only."""
     if is_fp8 or is_int4 or not is_mxfp4 or ep_size > 1 or expert_map is not None:
         raise NotImplementedError(
             "xpu_fused_moe on the emulated XPU: MXFP4 on one rank only"
@@ -182,33 +183,33 @@ def xpu_fused_moe(
         num_experts,
     )
 
-    def product(
-        left: torch.Tensor,
+    def grouped_gemm(
+        activations: torch.Tensor,
         weight: torch.Tensor,
         scales: torch.Tensor,
         bias: torch.Tensor | None,
     ) -> torch.Tensor:
-        out = left.new_empty(rows, weight.shape[1])
+        out = activations.new_empty(rows, weight.shape[1])
         torch.ops._xpu_C.cutlass_grouped_gemm_interface(
-            left,
+            activations,
             weight,
             scales,
             bias,
             out,
             offsets,
             weight.shape[1],
-            left.shape[1],
+            activations.shape[1],
             num_experts,
             False,
             True,
         )
         return out
 
-    gate_up = product(sorted_rows, w13, w13_scales, w13_bias)
+    gate_up = grouped_gemm(sorted_rows, w13, w13_scales, w13_bias)
     activated = gate_up.new_empty(rows, gate_up.shape[1] // 2)
     getattr(torch.ops._C, ACTIVATIONS[activation])(activated, gate_up)
-    each = product(activated, w2, w2_scales, w2_bias)
+    expert_rows = grouped_gemm(activated, w2, w2_scales, w2_bias)
     torch.ops._moe_C.moe_gather(
-        output, each, topk_weights, position, offsets, num_experts
+        output, expert_rows, topk_weights, position, offsets, num_experts
     )
     return output

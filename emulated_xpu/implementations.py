@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which function computes which op: the modules of `emulated_xpu.ops` say so here."""
+"""Which function computes which op. The modules of `emulated_xpu.ops` register here."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,17 +7,17 @@ from typing import Any
 Implementation = Callable[..., Any]
 
 IMPLEMENTATIONS: dict[str, Implementation] = {}
-"""By the op's qualified name, "namespace::op"."""
+"""Functions by the qualified name of their op, "namespace::op"."""
 
 
 def implements(name: str) -> Callable[[Implementation], Implementation]:
-    """Give the op `name` ("namespace::op") its computation in torch.
+    """Register the function that computes the op `name` ("namespace::op").
 
-    The function takes the arguments of the schema. Where pins differ in a schema
-    the later arguments have defaults.
+    The function takes the arguments of the schema. Arguments that only later pins have
+    need defaults.
 
     Raises:
-        ValueError: the op has one already.
+        ValueError: the op has a function already.
     """
 
     def register(function: Implementation) -> Implementation:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which vllm-xpu-kernels the installed vLLM pins."""
+"""Which version of vllm-xpu-kernels the installed vLLM pins, and its op schemas."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 
 SCHEMAS = Path(__file__).parent / "schemas"
 OVERRIDE = "EMULATED_XPU_KERNELS"
-"""Environment variable that names the version where no vLLM wheel is installed."""
+"""The environment variable that overrides the version of the installed wheel."""
 
 _REQUIREMENT = re.compile(r"vllm[-_]xpu[-_]kernels\b")
 _VERSION = re.compile(r"(?:==|vllm_xpu_kernels-)\s*(\d+(?:\.\d+)+)")
@@ -29,8 +29,8 @@ def kernels_version() -> str:
             f"vllm is not installed: install an XPU wheel or set {OVERRIDE}"
         ) from None
     for requirement in requirements:
-        if _REQUIREMENT.match(requirement) and (found := _VERSION.search(requirement)):
-            return found[1]
+        if _REQUIREMENT.match(requirement) and (match := _VERSION.search(requirement)):
+            return match[1]
     raise LookupError(
         f"vllm {metadata.version('vllm')} names no version of vllm_xpu_kernels:"
         f" it is no XPU wheel; set {OVERRIDE}"
@@ -40,19 +40,18 @@ def kernels_version() -> str:
 def schemas(version: str) -> dict[str, str]:
     """Schema text by qualified op name, `{"_C::silu_and_mul": "silu_and_mul(...)"}`.
 
-    An overload keeps its suffix in the name. A schema that stands twice counts
-    once.
+    An overload keeps its suffix in the name. A schema that is listed twice counts once.
 
     Raises:
-        LookupError: no schemas of that version are at hand.
+        LookupError: there is no file of that version's schemas.
     """
     path = SCHEMAS / f"{version}.txt"
     if not path.is_file():
         known = ", ".join(sorted(file.stem for file in SCHEMAS.glob("*.txt")))
         raise LookupError(f"no schemas of vllm_xpu_kernels {version}; known: {known}")
-    found: dict[str, str] = {}
+    by_name: dict[str, str] = {}
     for line in path.read_text("utf-8").splitlines():
         if line and not line.startswith("#"):
             namespace, schema = line.split("::", 1)
-            found[f"{namespace}::{schema.partition('(')[0]}"] = schema
-    return found
+            by_name[f"{namespace}::{schema.partition('(')[0]}"] = schema
+    return by_name

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`pytest -p emulated_xpu.pytest_plugin`: tests see an XPU where there is none.
 
-Must come before the first import of vllm and triton: vLLM chooses its platform,
-and whether Triton is real, when it is imported.
+Import it before vllm and triton: on import, vLLM chooses its platform and decides
+whether Triton is real.
 """
 
 import os
@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from emulated_xpu.platform import STANDINS
+from emulated_xpu.plugin import STANDINS
 
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 os.environ["TRITON_INTERPRET"] = "1"
 os.environ["VLLM_PLUGINS"] = "emulated_xpu"
 os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-# vLLM inspects models in a subprocess, which needs the stand-ins too.
+# vLLM inspects models in a subprocess, which needs the stand-ins as well.
 os.environ["PYTHONPATH"] = os.pathsep.join(
     part for part in (os.environ.get("PYTHONPATH", ""), str(STANDINS)) if part
 )
@@ -33,7 +33,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header(config: pytest.Config) -> str:
-    """Say what stands in for what."""
+    """Name the emulation, and the version of the kernels package that it stands for."""
     from emulated_xpu.pins import kernels_version
 
     return (

@@ -58,10 +58,10 @@ def _stand_in(name: str, schema: str) -> Implementation:
     ]
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        # torch takes None for any tensor; a kernel of a device would fail on it.
+        # torch accepts None for any tensor; the kernel of a device would fail on it.
         for position, argument in tensors:
-            given = args[position] if position < len(args) else kwargs[argument]
-            if given is None:
+            value = args[position] if position < len(args) else kwargs[argument]
+            if value is None:
                 raise TypeError(f"{name}: {argument} must be a tensor, it is None")
         calls[name] += 1
         if implementation is None:

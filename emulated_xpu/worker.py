@@ -14,15 +14,15 @@ from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
 
 
 class EmulatedXpuWorker(Worker):
-    """What XPUWorker does, without the questions to the device.
+    """Does what XPUWorker does, without queries to the device.
 
-    Its base class loads the model, reserves the workspace in a profile run, makes
+    The base class loads the model, reserves the workspace in a profile run, allocates
     the paged caches and runs the steps.
     """
 
     def init_device(self) -> None:
-        """One gloo rank, the workspace manager and the model runner that the release
-        chose."""
+        """Start one gloo rank, the workspace manager and the model runner that the
+        release chose."""
         self.device = torch.device("cpu")
         init_worker_distributed_environment(
             self.vllm_config,
@@ -38,7 +38,7 @@ class EmulatedXpuWorker(Worker):
         self.model_runner = runner(self.vllm_config, self.device)
 
     def compile_or_warm_up_model(self) -> Any:
-        """Warm-up compiles and tunes for a device; there is nothing to compile."""
+        """Skip the warm-up, which compiles and tunes for a device."""
         set_random_seed(self.model_config.seed)
         times = inspect.signature(super().compile_or_warm_up_model).return_annotation
         if times in (float, "float", inspect.Signature.empty):
@@ -48,15 +48,15 @@ class EmulatedXpuWorker(Worker):
         return CompilationTimes(language_model=0.0, encoder=0.0)
 
     def shutdown(self) -> None:
-        """Leave no process group behind, so that another engine can follow."""
+        """Destroy the process groups, so that another engine can follow."""
         super().shutdown()
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
 
 
 class _NoSamplingInProfile:
-    """Leaves random sampling out of a profile run: its Triton kernel is beyond the
-    interpreter, and XPU's own op asks a device for its generator."""
+    """Leaves random sampling out of a profile run: the interpreter cannot run its
+    Triton kernel, and XPU's own op needs the generator of a device."""
 
     def _dummy_sampler_run(self, hidden_states: torch.Tensor) -> torch.Tensor:
         return hidden_states
@@ -67,11 +67,11 @@ class _Runner(_NoSamplingInProfile, XPUModelRunner):
 
 
 class _RunnerV2(_NoSamplingInProfile, XPUModelRunnerV2):
-    """The release's second model runner. Host memory is not pinned here, so buffers
-    that a device shares with its host are copied, as vLLM does without such memory."""
+    """The release's second model runner. Host memory is not pinned here, so vLLM copies
+    the buffers that a device would share with its host."""
 
 
 class _NothingInUse:
-    """Memory figures for the one log line that prints them."""
+    """A memory snapshot for the one log line that prints it."""
 
     free_memory = 0

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What computes the ops, one family a module. A new module is listed here."""
+"""The functions that compute the ops, one op family per module.
+
+List a new module here: importing this package registers its functions.
+"""
 
 from emulated_xpu.ops import (
     device,

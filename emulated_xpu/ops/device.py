@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Questions about the device: it is an Xe2 GPU, for which every op is built."""
+"""Queries about the device: it is an Xe2 GPU, for which every op is built."""
 
 import torch
 
@@ -18,5 +18,5 @@ def is_xe3_arch(device_index: int = -1) -> bool:
 
 @implements("_C::weak_ref_tensor")
 def weak_ref_tensor(input: torch.Tensor) -> torch.Tensor:
-    """The same memory under another tensor."""
+    """Another tensor over the same memory."""
     return input.view_as(input)

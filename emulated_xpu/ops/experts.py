@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routed experts: permutation, grouped GEMM and activation.
 
-vllm-xpu-kernels count the rows of each expert from 0.1.8 on, in int32. 0.1.7 has the
-first row of each expert instead, and the end of the last, in int64.
+From 0.1.8 on vllm-xpu-kernels count the rows of each expert, in int32. 0.1.7 has
+offsets instead: the first row of each expert and the end of the last one, in int64.
 """
 
 from functools import cache
@@ -10,24 +10,9 @@ from typing import Any
 
 import torch
 
+from emulated_xpu.formats import mxfp4_to_float
 from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version, schemas
-
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
-
-
-def mxfp4_to_float(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """MXFP4 weights in fp32.
-
-    Args:
-        packed: `[N, K / 2]` bytes, the even column in the low nibble.
-        scales: `[N, K / 32]` UE8M0 bytes, or the same as float8_e8m0fnu.
-    """
-    codes = packed.view(torch.uint8)
-    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()
-    signed = torch.tensor([*E2M1, *(-value for value in E2M1)])
-    power = torch.exp2(scales.view(torch.uint8).float() - 127)
-    return signed[nibbles] * power.repeat_interleave(32, dim=-1)
 
 
 @implements("_C::silu_and_mul")
@@ -60,9 +45,9 @@ def remap_hidden_states(
 ) -> None:
     """Sort the rows by expert.
 
-    A row without an expert on this rank (-1, of a padded token, or by `expert_map`)
-    has the position -1. 0.1.7 calls `rows_per_expert` expert_first_token_offset and
-    makes it one longer.
+    A row whose expert is not on this rank (-1 for a padded token, or by `expert_map`)
+    gets the position -1. In 0.1.7 `rows_per_expert` is called
+    expert_first_token_offset and has one element more.
     """
     if hidden_states_scales is not None:
         raise NotImplementedError("remapping of scales")
@@ -86,8 +71,7 @@ def remap_hidden_states(
 def init_expert_map(
     expert_map: torch.Tensor, num_experts: int, ep_rank: int, ep_size: int
 ) -> None:
-    """Number the experts of this rank, `num_experts` from its first on; others are
-    -1."""
+    """Number the `num_experts` experts of this rank from 0; all others get -1."""
     expert_map.fill_(-1)
     first = ep_rank * num_experts
     expert_map[first : first + num_experts] = torch.arange(num_experts)
@@ -95,24 +79,24 @@ def init_expert_map(
 
 @implements("_xpu_C::cutlass_grouped_gemm_interface")
 def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """One product for each expert, with MXFP4 weights of shape `[E, N, K / 2]`.
+    """One product per expert, with MXFP4 weights of shape `[E, N, K / 2]`.
 
-    Up to 0.1.10 two flags name the weight's kind; later versions see it in the weight's
-    type and take a scale of the activations too.
+    Up to 0.1.10 two flags tell the format of the weights; later versions read it from
+    their dtype, and take a scale of the activations as well.
     """
     names = [argument.name for argument in _grouped_gemm_schema().arguments]
-    given = dict(zip(names, args, strict=False)) | kwargs
-    weights = given["ptr_B"]
+    arguments = dict(zip(names, args, strict=False)) | kwargs
+    weights = arguments["ptr_B"]
     if _has_offsets():
-        rows_per_expert = given["expert_first_token_offset"].diff()
+        rows_per_expert = arguments["expert_first_token_offset"].diff()
     else:
-        rows_per_expert = given["rows_per_expert"]
-    scales = given.get("ptr_B_scale", given.get("ptr_scales"))
-    is_mxfp4 = given.get("is_B_mxfp4", weights.dtype == torch.float4_e2m1fn_x2)
-    others = [given["ptr_bias"], given.get("ptr_A_scale")]
+        rows_per_expert = arguments["rows_per_expert"]
+    scales = arguments.get("ptr_B_scale", arguments.get("ptr_scales"))
+    is_mxfp4 = arguments.get("is_B_mxfp4", weights.dtype == torch.float4_e2m1fn_x2)
+    others = [arguments["ptr_bias"], arguments.get("ptr_A_scale")]
     if not is_mxfp4 or scales is None or any(other is not None for other in others):
         raise NotImplementedError("grouped GEMM of other than MXFP4 without bias")
-    rows, out = given["ptr_A"].float(), given["ptr_D"]
+    rows, out = arguments["ptr_A"].float(), arguments["ptr_D"]
     packed = weights.view(torch.uint8)
     start = 0
     for expert, count in enumerate(rows_per_expert.tolist()):

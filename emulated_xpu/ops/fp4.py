@@ -3,9 +3,13 @@
 
 import torch
 
+from emulated_xpu.formats import (
+    e2m1_codes,
+    mxfp4_to_float,
+    pack_nibbles,
+    power_of_two_exponent,
+)
 from emulated_xpu.implementations import implements
-from emulated_xpu.ops.experts import mxfp4_to_float
-from emulated_xpu.ops.indexer import e2m1_codes, pack_nibbles, power_of_two_exponent
 
 
 @implements("_C::per_token_group_quant_mxfp4")

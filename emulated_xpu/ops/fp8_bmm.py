@@ -3,17 +3,8 @@
 
 import torch
 
+from emulated_xpu.formats import expanded
 from emulated_xpu.implementations import implements
-
-
-def expanded(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """`scale` repeated to `shape`: each dimension holds one value for a block of equal
-    size, or one for all."""
-    for dim, (have, want) in enumerate(zip(scale.shape, shape, strict=True)):
-        if want % have:
-            raise ValueError(f"scales {tuple(scale.shape)} do not tile {tuple(shape)}")
-        scale = scale.repeat_interleave(want // have, dim)
-    return scale
 
 
 @implements("_xpu_C::fp8_bmm")
@@ -25,10 +16,10 @@ def fp8_bmm(
     B_scale_: torch.Tensor | None,
     bias_: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`[G, M, K] @ [G, K, N]` of FP8 values times scales (fp32 or e8m0), fp32 sums.
+    """`[G, M, K] @ [G, K, N]` of FP8 values times their scales, summed in fp32.
 
-    vLLM calls it with scales `[G, M, K / 128]` and `[G, K / 128, N / 128]`, which must
-    be contiguous; the values may be strided.
+    vLLM passes scales, fp32 or e8m0, of shapes `[G, M, K / 128]` and
+    `[G, K / 128, N / 128]`. They must be contiguous; the values may be strided.
     """
     if A_scale_ is None or B_scale_ is None or bias_ is not None:
         raise NotImplementedError("fp8_bmm without scales or with a bias")

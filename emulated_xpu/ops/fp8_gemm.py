@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Products with FP8 weights: both sides in FP8, or the weights alone."""
+"""Products with FP8 weights: both operands in FP8, or the weights alone."""
 
 import torch
 
+from emulated_xpu.formats import expanded
 from emulated_xpu.implementations import implements
-from emulated_xpu.ops.fp8_bmm import expanded
 from emulated_xpu.pins import kernels_version
 
 MX_GROUP = 32
 BLOCKS_SINCE = (0, 1, 9)
 MIXED_SINCE = (0, 1, 10)
-"""From here on vLLM hands over fp32 scales of rows with e8m0 scales of weights."""
+"""From this version on vLLM passes fp32 scales of rows with e8m0 scales of weights."""
 
 
 def _version() -> tuple[int, ...]:
@@ -20,7 +20,8 @@ def _version() -> tuple[int, ...]:
 def _check_blocks(
     a: torch.Tensor, a_scale: torch.Tensor, b: torch.Tensor, b_scale: torch.Tensor
 ) -> None:
-    """What the kernel takes where a row of `a` has more than one scale."""
+    """Raise unless the kernel takes these operands, where a row of `a` has more than
+    one scale."""
     mixed = (a_scale.dtype, b_scale.dtype) == (torch.float32, torch.float8_e8m0fnu)
     if a_scale.dtype != b_scale.dtype and not (mixed and _version() >= MIXED_SINCE):
         raise ValueError(
@@ -29,10 +30,10 @@ def _check_blocks(
         )
     microscaled = a_scale.dtype == torch.float8_e8m0fnu
     if microscaled:
-        wanted = [a.shape[1] // MX_GROUP, b.shape[1]]
-        if list(b_scale.shape) != wanted:
+        expected = [a.shape[1] // MX_GROUP, b.shape[1]]
+        if list(b_scale.shape) != expected:
             raise ValueError(
-                f"fp8_gemm: MXFP8 wants weight scales {wanted}, got"
+                f"fp8_gemm: MXFP8 wants weight scales {expected}, got"
                 f" {list(b_scale.shape)}"
             )
     elif _version() < BLOCKS_SINCE:
@@ -55,17 +56,17 @@ def fp8_gemm(
     B_scale_: torch.Tensor | None,
     bias_: torch.Tensor | None,
 ) -> torch.Tensor:
-    """`A @ B` of FP8 values times scales, summed in fp32, plus the bias.
+    """`A @ B` of FP8 values times their scales, summed in fp32, plus the bias.
 
     Args:
         A: `[M, K]`.
-        B: `[K, N]`, either way round in memory.
-        out_dtype: bf16 or fp16; None is bf16.
-        A_scale_: one value, `[M, 1]`, or groups of a row: `[M, K / 32]` e8m0, from
-            0.1.9 on also `[M, K / 128]` fp32.
+        B: `[K, N]`, row-major or column-major.
+        out_dtype: bf16 or fp16; None means bf16.
+        A_scale_: one value, `[M, 1]`, or one per group of a row: `[M, K / 32]` e8m0,
+            from 0.1.9 on also `[M, K / 128]` fp32.
         B_scale_: one value, `[N]` or `[1, N]`, or with groups `[K / 32, N]` e8m0 and
             `[K / 128, N / 128]` fp32.
-        bias_: `[N]`; an empty tensor is none.
+        bias_: `[N]`; an empty tensor means none.
     """
     if A_scale_ is None or B_scale_ is None:
         raise NotImplementedError("fp8_gemm without scales")
@@ -87,7 +88,7 @@ def fp8_gemm_w8a16(
 ) -> torch.Tensor:
     """`A @ B` of bf16 or fp16 rows `[..., K]` and FP8 weights `[K, N]`.
 
-    `B_scale_` is one value or one for each column, `[N]`, `[1, N]` or `[N, 1]`.
+    `B_scale_` is one value, or one per column: `[N]`, `[1, N]` or `[N, 1]`.
     """
     if B_scale_ is None:
         raise NotImplementedError("fp8_gemm_w8a16 without scales")

@@ -3,6 +3,7 @@
 
 import torch
 
+from emulated_xpu.formats import e2m1_codes, pack_nibbles, power_of_two_exponent
 from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version
 
@@ -10,39 +11,18 @@ INT32_STRIDES = ("0.1.8", "0.1.9")
 """Versions whose paged logits kernel computes page offsets in 32 bits."""
 
 
-def _turned(
+def _rotated(
     q: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
 ) -> torch.Tensor:
-    """`q`, `[T, H, D]`, with its last values rotated in pairs, in fp32 via bf16."""
+    """`q`, `[T, H, D]`, after interleaved RoPE on its last values, rounded to bf16, as
+    fp32."""
     half = table.shape[-1] // 2
     rows = table[positions].float()[:, None]
     cos, sin = rows[..., :half], rows[..., half:]
     x = q.float()
     even, odd = x[..., -2 * half :: 2], x[..., -2 * half + 1 :: 2]
-    turned = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
-    return torch.cat((x[..., : -2 * half], turned.flatten(-2)), -1).bfloat16().float()
-
-
-def power_of_two_exponent(ratio: torch.Tensor) -> torch.Tensor:
-    """ceil(log2(ratio)) of positive fp32, from its parts."""
-    mantissa, exponent = torch.frexp(ratio)
-    return exponent - (mantissa == 0.5).int()
-
-
-def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
-    """Nibbles of the nearest e2m1 values, ties to even, saturating at 6."""
-    size = x.abs()
-    code = torch.zeros(x.shape, dtype=torch.uint8)
-    bounds = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
-    for lower, bound in enumerate(bounds):
-        # the midpoint belongs to the even one of its neighbours
-        code += (size >= bound) if lower % 2 else (size > bound)
-    return code | (torch.signbit(x).to(torch.uint8) << 3)
-
-
-def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """`[..., D]` nibbles as `[..., D / 2]` bytes, the even one low."""
-    return codes[..., ::2] | (codes[..., 1::2] << 4)
+    pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
+    return torch.cat((x[..., : -2 * half], pairs.flatten(-2)), -1).bfloat16().float()
 
 
 @implements("_xpu_C::deepseek_fused_indexer_q_rope_fp8")
@@ -56,8 +36,9 @@ def deepseek_fused_indexer_q_rope_fp8(
     q_fp8: torch.Tensor,
     weights_out: torch.Tensor,
 ) -> None:
-    """One power-of-two scale a head, folded into the head's weight."""
-    x = _turned(q, positions, cos_sin_cache)
+    """Rotate and quantize the query, with one power-of-two scale per head, which is
+    folded into the weight of the head."""
+    x = _rotated(q, positions, cos_sin_cache)
     amax = x.abs().amax(-1).clamp(min=1e-4)
     exponent = power_of_two_exponent(amax / 448)
     scaled = torch.ldexp(x, -exponent[..., None])
@@ -78,8 +59,8 @@ def deepseek_fused_indexer_q_rope_mxfp4(
     scales_out: torch.Tensor,
     weights_out: torch.Tensor,
 ) -> None:
-    """One UE8M0 byte for each 32 values, kept beside them."""
-    x = _turned(q, positions, cos_sin_cache).unflatten(-1, (-1, 32))
+    """Rotate and quantize the query, with one UE8M0 byte per 32 values."""
+    x = _rotated(q, positions, cos_sin_cache).unflatten(-1, (-1, 32))
     amax = x.abs().amax(-1).clamp(min=6 * 2.0**-126)
     exponent = power_of_two_exponent(amax / 6)
     codes = e2m1_codes(torch.ldexp(x, -exponent[..., None])).flatten(-2)
@@ -96,14 +77,14 @@ def cp_gather_indexer_k_quant_cache(
     block_table: torch.Tensor,
     cu_seq_lens: torch.Tensor,
 ) -> None:
-    """Values and scales of each request's keys, in order; rows after the last key of
-    the last request stay as they are."""
+    """Gather values and scales of the keys, request by request. Rows after the last key
+    of the last request stay as they are."""
     pages = kv_cache.as_strided(
         (kv_cache.shape[0], kv_cache.shape[1] * kv_cache.shape[2]),
         (kv_cache.stride(0), 1),
     )
     block_size, width = kv_cache.shape[1], dst_k.shape[1]
-    per_key = dst_scale.shape[1]
+    scale_bytes = dst_scale.shape[1]
     lengths = cu_seq_lens.diff().tolist()
     row = 0
     for request, length in enumerate(lengths):
@@ -114,7 +95,7 @@ def cp_gather_indexer_k_quant_cache(
             values = page[: count * width].view(count, width)
             dst_k.view(torch.uint8)[rows] = values
             start = block_size * width
-            scales = page[start : start + count * per_key].view(count, per_key)
+            scales = page[start : start + count * scale_bytes].view(count, scale_bytes)
             dst_scale.view(torch.uint8)[rows] = scales
             row += count
 
@@ -134,7 +115,7 @@ def fp8_mqa_logits(
     cu_seqlen_ks: torch.Tensor,
     cu_seqlen_ke: torch.Tensor,
 ) -> torch.Tensor:
-    """Scores of each row's keys, -inf outside its bounds."""
+    """Scores of each row over all keys, -inf outside the bounds of the row."""
     scores = _scores(q, kv.float() * kv_scales[:, None], weights)
     key = torch.arange(kv.shape[0])
     inside = (key >= cu_seqlen_ks[:, None]) & (key < cu_seqlen_ke[:, None])
@@ -151,23 +132,23 @@ def fp8_paged_mqa_logits(
     schedule_metadata: torch.Tensor | None,
     max_model_len: int,
 ) -> torch.Tensor:
-    """Scores over pages; a request's length is that of its last row, and each row
+    """Scores over pages. The length of a request is that of its last row; each row
     before sees one key less.
 
     Raises:
-        IndexError: a page whose offset has left the 32 bits that the kernel of this
-            version computes in; a device reads foreign memory there.
+        IndexError: the offset of a page overflows the 32 bits in which the kernel of
+            this version computes it; a device would read foreign memory.
     """
     requests, next_n, _, dim = q_fp8.shape
     block_size, stride = kv_cache_fp8.shape[1], kv_cache_fp8.stride(0)
     pages = kv_cache_fp8.as_strided(
         (kv_cache_fp8.shape[0], block_size * (dim + 4)), (stride, 1)
     )
-    narrow = kernels_version() in INT32_STRIDES
+    overflows = kernels_version() in INT32_STRIDES
     scores = torch.full((requests * next_n, max_model_len), -torch.inf)
     for request, length in enumerate(context_lens.flatten().tolist()):
         blocks = block_tables[request, : -(-length // block_size)].long()
-        if narrow and len(blocks) and int(blocks.max()) * stride >= 2**31:
+        if overflows and len(blocks) and int(blocks.max()) * stride >= 2**31:
             raise IndexError(
                 f"fp8_paged_mqa_logits of {kernels_version()}: page {int(blocks.max())}"
                 f" of {stride} bytes lies beyond a 32-bit offset"
@@ -180,16 +161,16 @@ def fp8_paged_mqa_logits(
         rows = slice(request * next_n, (request + 1) * next_n)
         scores[rows, :length] = _scores(q_fp8[request], keys, weights[rows])
         for row in range(next_n):
-            seen = length - next_n + 1 + row
-            scores[request * next_n + row, max(seen, 0) :] = -torch.inf
+            visible = length - next_n + 1 + row
+            scores[request * next_n + row, max(visible, 0) :] = -torch.inf
     return scores
 
 
 def _top_k(row: torch.Tensor, indices: torch.Tensor, top_k: int) -> None:
-    """The places of the `top_k` largest values of `row`, -1 after them."""
+    """Write the indices of the `top_k` largest values of `row`, and -1 after them."""
     count = min(top_k, len(row))
-    chosen = row.topk(count).indices if top_k < len(row) else torch.arange(count)
-    indices[:count] = chosen.to(indices.dtype)
+    largest = row.topk(count).indices if top_k < len(row) else torch.arange(count)
+    indices[:count] = largest.to(indices.dtype)
     indices[count:top_k] = -1
 
 
@@ -204,7 +185,7 @@ def top_k_per_row_prefill(
     stride1: int,
     topK: int,
 ) -> None:
-    """The best keys of each row, counted from the row's first one."""
+    """The best keys of each row, as indices from the first key of the row."""
     bounds = zip(rowStarts.tolist(), rowEnds.tolist(), strict=True)
     for row, (start, end) in enumerate(bounds):
         _top_k(logits[row, start:end], indices[row], topK)
@@ -221,8 +202,8 @@ def top_k_per_row_decode(
     stride1: int,
     topK: int,
 ) -> None:
-    """The best keys of each row. The lengths are read as one a request, whatever their
-    shape; each row before a request's last one sees one key less."""
+    """The best keys of each row. Whatever the shape of the lengths, the op reads one
+    per request; each row before the last one of a request sees one key less."""
     lengths = seq_lens.flatten().tolist()
     for row in range(numRows):
         length = lengths[row // next_n] - next_n + row % next_n + 1

@@ -3,26 +3,27 @@
 
 import torch
 
+from emulated_xpu.formats import next_power_of_two
 from emulated_xpu.implementations import implements
 
 BLOCK = 128
 LARGEST = 448.0
 
 
-def undone(
+def inverse_rope(
     o: torch.Tensor,
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
     n_groups: int,
     rope_dim: int,
 ) -> torch.Tensor:
-    """`o`, `[T, H, D]`, with the interleaved rotation of its last `rope_dim` values
-    taken back, in fp32 and grouped as `[T, G, H / G * D]`."""
+    """Undo the interleaved RoPE on the last `rope_dim` values of `o`, `[T, H, D]`; the
+    result is fp32, grouped as `[T, G, H / G * D]`."""
     cos, sin = cos_sin_cache[positions].float()[:, None].chunk(2, dim=-1)
     plain, rope = o.float().split([o.shape[-1] - rope_dim, rope_dim], dim=-1)
     even, odd = rope[..., ::2], rope[..., 1::2]
-    turned = torch.stack((even * cos + odd * sin, odd * cos - even * sin), dim=-1)
-    return torch.cat((plain, turned.flatten(-2)), -1).view(len(o), n_groups, -1)
+    pairs = torch.stack((even * cos + odd * sin, odd * cos - even * sin), dim=-1)
+    return torch.cat((plain, pairs.flatten(-2)), -1).view(len(o), n_groups, -1)
 
 
 @implements("_xpu_C::deepseek_inv_rope_bf16")
@@ -36,7 +37,7 @@ def deepseek_inv_rope_bf16(
     rope_dim: int,
 ) -> torch.Tensor:
     """bf16 rows of shape `[T, G, heads_per_group * head size]`."""
-    rows = undone(attn_output, positions, cos_sin_cache, n_groups, rope_dim)
+    rows = inverse_rope(attn_output, positions, cos_sin_cache, n_groups, rope_dim)
     return rows.to(torch.bfloat16)
 
 
@@ -50,12 +51,10 @@ def deepseek_inv_rope_fp8_quant(
     nope_dim: int,
     rope_dim: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """(e4m3 rows, fp32 scales): a power of two for each 128 values, the least with
-    which they fit."""
-    rows = undone(attn_output, positions, cos_sin_cache, n_groups, rope_dim)
+    """e4m3 rows and fp32 scales: per 128 values the least power of two with which they
+    fit."""
+    rows = inverse_rope(attn_output, positions, cos_sin_cache, n_groups, rope_dim)
     blocks = rows.unflatten(-1, (-1, BLOCK))
-    mantissa, exponent = torch.frexp(blocks.abs().amax(-1).clamp(1e-10) / LARGEST)
-    exponent -= (mantissa == 0.5).to(exponent.dtype)
-    scales = torch.ldexp(torch.ones_like(mantissa), exponent)
+    scales = next_power_of_two(blocks.abs().amax(-1).clamp(1e-10) / LARGEST)
     values = (blocks / scales[..., None]).clamp(-LARGEST, LARGEST)
     return values.flatten(-2).to(torch.float8_e4m3fn), scales

@@ -15,10 +15,11 @@ def normalized_product(
 
 
 def doubly_stochastic(logits: torch.Tensor, eps: float, rounds: int) -> torch.Tensor:
-    """Sinkhorn's rounds on `[T, n, n]`: rows by softmax, then columns and rows."""
+    """Sinkhorn normalization of `[T, n, n]`: rows by softmax, then columns and rows in
+    turn."""
     comb = logits.softmax(-1) + eps
-    for turn in range(2 * rounds - 1):
-        comb = comb / (comb.sum(1 + turn % 2, keepdim=True) + eps)
+    for step in range(2 * rounds - 1):
+        comb = comb / (comb.sum(1 + step % 2, keepdim=True) + eps)
     return comb
 
 
@@ -39,8 +40,8 @@ def mhc_pre(
     outer, (n, hidden) = residual.shape[:-2], residual.shape[-2:]
     streams = residual.reshape(-1, n, hidden)
     mixes = normalized_product(streams, fn, rms_eps)
-    each = hc_scale.float().repeat_interleave(torch.tensor([n, n, n * n]))
-    pre, post, comb = (mixes * each + hc_base.float()).split([n, n, n * n], dim=1)
+    scale = hc_scale.float().repeat_interleave(torch.tensor([n, n, n * n]))
+    pre, post, comb = (mixes * scale + hc_base.float()).split([n, n, n * n], dim=1)
     gate = pre.sigmoid() + hc_pre_eps
     mixed = (gate[..., None] * streams.float()).sum(1).to(residual.dtype)
     square = doubly_stochastic(comb.view(-1, n, n), hc_sinkhorn_eps, sinkhorn_repeat)
@@ -59,9 +60,9 @@ def mhc_post(
     comb_res_mix: torch.Tensor,
 ) -> torch.Tensor:
     """Stream j of the result is `post_j x + sum_i comb_ij residual_i`."""
-    kept = comb_res_mix.float().transpose(-1, -2) @ residual.float()
-    new = post_layer_mix.float().view(*residual.shape[:-1], 1) * x.float()[..., None, :]
-    return (kept + new).to(residual.dtype)
+    mixed = comb_res_mix.float().transpose(-1, -2) @ residual.float()
+    gate = post_layer_mix.float().view(*residual.shape[:-1], 1)
+    return (mixed + gate * x.float()[..., None, :]).to(residual.dtype)
 
 
 @implements("_xpu_C::mhc_fused_post_pre")
@@ -79,7 +80,7 @@ def mhc_fused_post_pre(
     hc_post_mult_value: float,
     sinkhorn_repeat: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`mhc_post`, then `mhc_pre` of its result, which comes first."""
+    """`mhc_post`, then `mhc_pre` of its result; returns both, in this order."""
     streams = mhc_post(x, residual, post_layer_mix, comb_res_mix)
     eps = (rms_eps, hc_pre_eps, hc_sinkhorn_eps)
     weights = (fn, hc_scale, hc_base)
@@ -97,7 +98,7 @@ def hc_head_fused(
     rms_eps: float,
     hc_eps: float,
 ) -> None:
-    """Write the streams' sum under their gates, `[T, H]`, into `out`."""
+    """Write the gated sum of the streams, `[T, H]`, into `out`."""
     mixes = normalized_product(hs_flat, fn, rms_eps)
     gate = (mixes * hc_scale.float() + hc_base.float()).sigmoid() + hc_eps
     out.copy_((gate[..., None] * hs_flat.float()).sum(1))

@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization of activations to FP8, one scale for each group of a row."""
+"""Quantization of activations to FP8, with one scale per group of a row."""
 
 import torch
 
+from emulated_xpu.formats import next_power_of_two
 from emulated_xpu.implementations import implements
-
-
-def next_power_of_two(value: torch.Tensor) -> torch.Tensor:
-    """The least power of two that is not below a positive fp32 `value`."""
-    mantissa, exponent = torch.frexp(value)
-    return torch.ldexp(torch.ones_like(value), exponent - (mantissa == 0.5).int())
 
 
 @implements("_C::per_token_group_fp8_quant")
@@ -27,9 +22,9 @@ def per_token_group_fp8_quant(
 ) -> None:
     """Write `input / scale` to `output_q` and the fp32 scales to `output_s`.
 
-    The scale is `max(amax, eps) / fp8_max` of a group, with `scale_ue8m0` rounded up to
-    a power of two. 0.1.7 and 0.1.8 take eight arguments; later versions take two more,
-    which they ignore.
+    The scale of a group is `max(amax, eps) / fp8_max`; `scale_ue8m0` rounds it up to a
+    power of two. 0.1.7 and 0.1.8 take eight arguments; later versions take two more and
+    ignore them.
 
     Args:
         input: `[..., K]`, contiguous, K a multiple of `group_size`.

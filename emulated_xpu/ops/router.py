@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Choice of a token's experts, of vllm-xpu-kernels 0.1.15.4."""
+"""The router's choice of experts, of vllm-xpu-kernels 0.1.15.4."""
 
 import torch
 
@@ -21,9 +21,10 @@ def topk_softplus_sqrt(
     bias_vl: torch.Tensor | None = None,
     image_sentinel_lo: int = 0,
 ) -> None:
-    """Weights sqrt(softplus(logit)); experts by table, or by weight plus bias.
+    """The weights are sqrt(softplus(logit)). A table chooses the experts, or the
+    largest weight plus bias.
 
-    A padded token has no expert: -1 and weight 0.
+    A padded token gets no expert: index -1 and weight 0.
     """
     if bias_vl is not None:
         raise NotImplementedError("topk_softplus_sqrt of images")
@@ -31,8 +32,8 @@ def topk_softplus_sqrt(
     if tid2eid is not None and input_ids is not None:
         chosen = tid2eid[input_ids.long()].long()
     else:
-        wanted = scores if correction_bias is None else scores + correction_bias
-        chosen = wanted.topk(topk_indices.shape[1], dim=-1).indices
+        biased = scores if correction_bias is None else scores + correction_bias
+        chosen = biased.topk(topk_indices.shape[1], dim=-1).indices
     weights = scores.gather(1, chosen)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

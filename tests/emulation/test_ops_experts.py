@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from emulated_xpu.formats import mxfp4_to_float
 from emulated_xpu.fused_experts import XpuFusedMoe
 from emulated_xpu.ops import experts
 from emulated_xpu.pins import OVERRIDE
@@ -55,7 +56,7 @@ def test_rows_meet_their_experts(version: str) -> None:
     experts.moe_gather(out, product, weights, position, *rest)
 
     dense = [
-        experts.mxfp4_to_float(packed[number], scales[number]).double()
+        mxfp4_to_float(packed[number], scales[number]).double()
         for number in range(EXPERTS)
     ]
     wanted = torch.stack(

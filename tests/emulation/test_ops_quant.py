@@ -4,7 +4,8 @@
 import pytest
 import torch
 
-from emulated_xpu.ops.quant import next_power_of_two, per_token_group_fp8_quant
+from emulated_xpu.formats import next_power_of_two
+from emulated_xpu.ops.quant import per_token_group_fp8_quant
 
 GROUP, LARGEST = 32, 448.0
 

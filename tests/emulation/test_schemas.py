@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from emulated_xpu.pins import schemas
-from emulated_xpu.schema_text import canonical, schemas_by_library, schemas_in
+from emulated_xpu.wheel_schemas import canonical, schemas_by_library, schemas_in
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
 from xpustack.core.cache import Cache

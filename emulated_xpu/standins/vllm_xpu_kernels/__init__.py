@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stands in for vllm_xpu_kernels on a machine without an Intel GPU.
 
-`EMULATED_XPU_WRAPPERS` may name a folder with Python modules of the real package;
-they come before the stand-ins, so that only the ops are emulated.
+The environment variable `EMULATED_XPU_WRAPPERS` may name a folder with Python modules
+of the real package. They win over the stand-ins, so that only the ops are emulated.
 """
 
 import os

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FlashAttention is not on DeepSeek-V4's path: imported by vLLM, never called."""
+"""FlashAttention: vLLM imports it, and DeepSeek-V4 never calls it."""
 
 from typing import Any, NoReturn
 

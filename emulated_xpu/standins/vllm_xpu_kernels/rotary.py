@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rotary embedding of 0.1.10 and later: not on DeepSeek-V4's path."""
+"""Rotary embedding of 0.1.10 and later: vLLM imports it, and DeepSeek-V4 never calls
+it."""
 
 from typing import Any, NoReturn
 

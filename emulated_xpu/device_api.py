@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of torch's device surface that vLLM's XPU path uses and a CPU lacks."""
+"""The parts of torch's device API that vLLM's XPU path uses and a CPU lacks."""
 
 from typing import Any
 
@@ -7,7 +7,8 @@ import torch
 
 
 class Event:
-    """Stands for `torch.xpu.Event`: the CPU runs in order, so waiting is done."""
+    """Stands for `torch.xpu.Event`. The CPU runs in order, so every event has
+    passed."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         pass
@@ -26,7 +27,7 @@ class Event:
 
 
 class Stream:
-    """Stands for `torch.xpu.Stream`; work is done when its call returns."""
+    """Stands for `torch.xpu.Stream`. Work is finished when its call returns."""
 
     device = torch.device("cpu")
 
@@ -56,9 +57,9 @@ class Stream:
 
 
 def remove_cuda() -> None:
-    """Let a CUDA build of torch answer as an XPU or CPU build does, which has no CUDA.
+    """Make a CUDA build of torch answer like an XPU or CPU build, which has no CUDA.
 
-    vLLM's XPU path must fail alike, whichever build is installed.
+    vLLM's XPU path must fail in the same way, whichever build is installed.
     """
     if not hasattr(torch._C, "_cuda_getDeviceCount"):
         return
@@ -70,12 +71,12 @@ def remove_cuda() -> None:
 
 
 def provide_events() -> None:
-    """`torch.xpu.Event` of a torch without XPU raises when constructed."""
+    """Replace `torch.xpu.Event`, which raises in a torch without XPU."""
     torch.xpu.Event = Event
 
 
 def provide_streams() -> None:
-    """One stream, and the generator from which device random numbers come."""
+    """Provide one stream, and the generator of the device's random numbers."""
     current = Stream()
     torch.xpu.Stream = Stream
     torch.xpu.current_stream = lambda device=None: current
@@ -88,7 +89,7 @@ def provide_streams() -> None:
 
 
 def provide_memory_figures() -> None:
-    """No accelerator answers memory questions: nothing is in use."""
+    """Answer memory queries, for which there is no accelerator: nothing is in use."""
     for name in (
         "memory_allocated",
         "memory_reserved",
@@ -108,13 +109,13 @@ def provide_memory_figures() -> None:
 
 
 def provide_capture_state() -> None:
-    """Without a device there is no stream to ask whether it is being captured."""
+    """Answer that no stream is being captured into a graph."""
     torch.cuda.is_current_stream_capturing = lambda: False
     torch.xpu.is_current_stream_capturing = lambda: False
 
 
 def provide_pinning() -> None:
-    """Host memory is pinned for an accelerator, and there is none."""
+    """Leave host memory unpinned: pinning needs an accelerator."""
 
     def pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
         return tensor
@@ -123,11 +124,12 @@ def provide_pinning() -> None:
     torch.Tensor.record_stream = lambda tensor, stream: None
 
 
-_kept: list[torch.library.Library] = []
+_libraries: list[torch.library.Library] = []
+"""Kept, because torch removes an implementation together with its library."""
 
 
 def provide_matmul_with_dtype() -> None:
-    """`torch.mm(..., out_dtype=)` has a kernel on devices only."""
+    """Implement `torch.mm(..., out_dtype=)`, which torch has on devices only."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", "CPU"):
         return
 
@@ -136,11 +138,12 @@ def provide_matmul_with_dtype() -> None:
 
     library = torch.library.Library("aten", "IMPL")
     library.impl("mm.dtype", matmul, "CPU")
-    _kept.append(library)
+    _libraries.append(library)
 
 
 def provide() -> None:
-    """Provide all of it. Called when the platform is chosen, before any test runs."""
+    """Provide all of it. vLLM imports the platform, which calls this, before any
+    test runs."""
     remove_cuda()
     provide_events()
     provide_streams()

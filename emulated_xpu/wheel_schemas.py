@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Op schemas read out of the shared libraries of a vllm-xpu-kernels wheel.
 
-An extension registers its ops with schema strings, which stand NUL-terminated in
+An extension module registers its ops with schema strings, which lie NUL-terminated in
 its read-only data. Nothing is loaded or run, so no Intel runtime is needed.
 """
 
@@ -21,20 +21,20 @@ _CANDIDATE = re.compile(rb"(?<=\0)[A-Za-z_][\w.]*\([^\0]*\)\s*->\s*[^\0]{1,200}(
 def schemas_by_library(wheel: Path) -> dict[str, frozenset[str]]:
     """Canonical schemas by extension module, `{"_moe_C": {"topk_softmax(...)"}}`.
 
-    The text holds no namespace: a module registers one of its own name, and `_C`
-    also `_C_cache_ops`. An extension without ops is absent.
+    The strings hold no namespace: a module registers ops in the namespace of its own
+    name, and `_C` also in `_C_cache_ops`. An extension without ops is left out.
 
     Raises:
         zipfile.BadZipFile: `wheel` is no archive, or a member is damaged.
     """
-    found: dict[str, frozenset[str]] = {}
+    libraries: dict[str, frozenset[str]] = {}
     with zipfile.ZipFile(wheel) as archive:
         for name in archive.namelist():
             if name.endswith(EXTENSION):
                 ops = frozenset(schemas_in(archive.read(name)))
                 if ops:
-                    found[PurePosixPath(name).name.removesuffix(EXTENSION)] = ops
-    return found
+                    libraries[PurePosixPath(name).name.removesuffix(EXTENSION)] = ops
+    return libraries
 
 
 def schemas_in(library: bytes) -> Iterator[str]:
@@ -50,8 +50,8 @@ def canonical(schema: str) -> str:
     """The schema as torch prints it.
 
     Raises:
-        ValueError: torch cannot read it, or it returns something of no known type
-            (a message such as `desc() -> a_desc` is no schema).
+        ValueError: torch cannot read it, or it returns a value of no known type (a
+            message such as `desc() -> a_desc` is no schema).
     """
     try:
         parsed = torch._C.parse_schema(schema)

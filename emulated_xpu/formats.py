@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The quantized formats that several ops share: power-of-two scales, e2m1 codes, MXFP4
+values and block scales."""
+
+import torch
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+"""The values of the codes 0 to 7; the codes 8 to 15 are their negatives."""
+
+
+def power_of_two_exponent(ratio: torch.Tensor) -> torch.Tensor:
+    """ceil(log2(ratio)) of a positive fp32 value, exact: from its mantissa and
+    exponent."""
+    mantissa, exponent = torch.frexp(ratio)
+    return exponent - (mantissa == 0.5).int()
+
+
+def next_power_of_two(value: torch.Tensor) -> torch.Tensor:
+    """The least power of two that is not below a positive fp32 `value`."""
+    return torch.ldexp(torch.ones_like(value), power_of_two_exponent(value))
+
+
+def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
+    """Nibbles of the nearest e2m1 values, ties to even, saturating at 6."""
+    size = x.abs()
+    code = torch.zeros(x.shape, dtype=torch.uint8)
+    bounds = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
+    for lower, bound in enumerate(bounds):
+        # A midpoint goes to the neighbour with the even code.
+        code += (size >= bound) if lower % 2 else (size > bound)
+    return code | (torch.signbit(x).to(torch.uint8) << 3)
+
+
+def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
+    """`[..., D]` nibbles as `[..., D / 2]` bytes, the even index in the low nibble."""
+    return codes[..., ::2] | (codes[..., 1::2] << 4)
+
+
+def mxfp4_to_float(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """MXFP4 values in fp32.
+
+    Args:
+        packed: `[N, K / 2]` bytes, the even column in the low nibble.
+        scales: `[N, K / 32]` UE8M0, as uint8 or float8_e8m0fnu.
+    """
+    codes = packed.view(torch.uint8)
+    nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()
+    values = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    power = torch.exp2(scales.view(torch.uint8).float() - 127)
+    return values[nibbles] * power.repeat_interleave(32, dim=-1)
+
+
+def expanded(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """`scale` repeated to `shape`. Along each dimension a scale covers a block of equal
+    size, or everything.
+
+    Raises:
+        ValueError: the scales do not tile `shape`.
+    """
+    for dim, (blocks, size) in enumerate(zip(scale.shape, shape, strict=True)):
+        if size % blocks:
+            raise ValueError(f"scales {tuple(scale.shape)} do not tile {tuple(shape)}")
+        scale = scale.repeat_interleave(size // blocks, dim)
+    return scale

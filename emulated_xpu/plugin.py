@@ -1,0 +1,18 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The entry point of the group `vllm.platform_plugins`.
+
+vLLM calls it before it imports its platforms: it must not import vLLM.
+"""
+
+import sys
+from pathlib import Path
+
+STANDINS = Path(__file__).parent / "standins"
+"""The folder with the package `vllm_xpu_kernels` that vLLM imports."""
+
+
+def register() -> str:
+    """Put the stand-in packages on the path and name the platform's class to vLLM."""
+    if str(STANDINS) not in sys.path:
+        sys.path.insert(0, str(STANDINS))
+    return "emulated_xpu.platform.EmulatedXpuPlatform"
