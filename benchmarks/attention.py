@@ -13,7 +13,7 @@ from kernels.xpu_dsv4.sparse_decode import (
 from kernels.xpu_dsv4.sparse_prefill import triton_bf16_mla_sparse_interface
 
 from .files import ATTENTION, DECODE
-from .workload import FLASHMLA, OURS, TORCH, UPSTREAM, Candidate, Case, Others
+from .workload import FLASHMLA, OURS, TORCH, UPSTREAM, Candidate, Case, Competitors
 
 DIM, NOPE, ROPE = 512, 448, 64
 WINDOW, BLOCK, PAGE = 128, 64, 37440
@@ -72,7 +72,12 @@ def by_rows(
 
 
 def decode(
-    tokens: int, heads: int, topk: int, others: Others, device: torch.device, sets: int
+    tokens: int,
+    heads: int,
+    topk: int,
+    competitors: Competitors,
+    device: torch.device,
+    sets: int,
 ) -> list[Candidate]:
     """Candidates for one decode batch over a compressed and a window cache."""
     blocks = 4096 if device.type != "cpu" else 16
@@ -130,7 +135,7 @@ def decode(
 
     size = sparse_decode_workspace_size(tokens, heads, topk + WINDOW, device.type)
     workspace = torch.empty(max(size, 1), dtype=torch.float32, device=device)
-    found = [
+    candidates = [
         Candidate(
             OURS,
             [
@@ -141,9 +146,9 @@ def decode(
             lambda: reference(True),
         )
     ]
-    module = others.upstream(DECODE)
+    module = competitors.upstream(DECODE)
     if module is not None:
-        found.append(
+        candidates.append(
             Candidate(
                 UPSTREAM,
                 [
@@ -155,9 +160,9 @@ def decode(
                 note="no sink, checked without",
             )
         )
-    flashmla = others.flashmla()
+    flashmla = competitors.flashmla()
     if flashmla is not None:
-        found.append(
+        candidates.append(
             _flashmla_decode(
                 flashmla, q, main, window, indices, lens, sink, lambda: reference(True)
             )
@@ -167,7 +172,7 @@ def decode(
         kv = keys(slice(None), torch.bfloat16, i)
         out[i] = attend(q[i], kv, sink).bfloat16()
 
-    found.append(
+    candidates.append(
         Candidate(
             TORCH,
             [partial(baseline, i) for i in range(min(sets, 2))],
@@ -176,7 +181,7 @@ def decode(
             tolerance=1e-2,
         )
     )
-    return found
+    return candidates
 
 
 def _flashmla_decode(
@@ -228,7 +233,12 @@ def _flashmla_decode(
 
 
 def prefill(
-    tokens: int, heads: int, keys: int, others: Others, device: torch.device, sets: int
+    tokens: int,
+    heads: int,
+    keys: int,
+    competitors: Competitors,
+    device: torch.device,
+    sets: int,
 ) -> list[Candidate]:
     """Candidates for one prefill chunk over gathered keys."""
     rows = 16384 if device.type != "cpu" else 512
@@ -274,7 +284,7 @@ def prefill(
             note=note,
         )
 
-    found = [
+    candidates = [
         candidate(
             OURS,
             triton_bf16_mla_sparse_interface,
@@ -285,9 +295,9 @@ def prefill(
             topk_length=lens,
         )
     ]
-    module = others.upstream(ATTENTION)
+    module = competitors.upstream(ATTENTION)
     if module is not None:
-        found.append(
+        candidates.append(
             candidate(
                 UPSTREAM,
                 module.triton_bf16_mla_sparse_interface,
@@ -297,7 +307,7 @@ def prefill(
                 block_dpe=0,
             )
         )
-    flashmla = others.flashmla()
+    flashmla = competitors.flashmla()
     if flashmla is not None:
         padded = 64 if heads <= 64 else 128
         wide = torch.zeros(sets, tokens, padded, DIM, dtype=q.dtype, device=device)
@@ -316,7 +326,7 @@ def prefill(
                 topk_length=lens,
             )[0]
 
-        found.append(
+        candidates.append(
             Candidate(
                 FLASHMLA,
                 [partial(run, i) for i in range(sets)],
@@ -335,7 +345,7 @@ def prefill(
             256,
         )
 
-    found.append(
+    candidates.append(
         Candidate(
             TORCH,
             [partial(baseline, 0)],
@@ -344,14 +354,14 @@ def prefill(
             tolerance=1e-2,
         )
     )
-    return found
+    return candidates
 
 
 SHAPES = ((16, 512), (64, 512), (128, 1024))
 """(heads, compressed keys): Flash at TP 4 and 1, Pro."""
 
 
-def cases(others: Others, device: torch.device) -> Iterator[Case]:
+def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
     """Decode, then prefill, at the shapes that count."""
     dry = device.type == "cpu"
     sets = 1 if dry else 8
@@ -366,7 +376,7 @@ def cases(others: Others, device: torch.device) -> Iterator[Case]:
                 keys,
                 tokens * (keys * TOKEN_BYTES + heads * DIM * 4),
                 4 * tokens * heads * keys * DIM,
-                partial(decode, tokens, heads, topk, others, device, sets),
+                partial(decode, tokens, heads, topk, competitors, device, sets),
             )
     for heads, topk in shapes:
         for tokens in (2,) if dry else (256, 2048):
@@ -379,5 +389,7 @@ def cases(others: Others, device: torch.device) -> Iterator[Case]:
                 keys,
                 rows * DIM * 2 + tokens * (heads * DIM * 4 + keys * 4),
                 4 * tokens * heads * keys * DIM,
-                partial(prefill, tokens, heads, keys, others, device, min(sets, 2)),
+                partial(
+                    prefill, tokens, heads, keys, competitors, device, min(sets, 2)
+                ),
             )

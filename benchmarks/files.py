@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which kernel files of which release are compiled and measured against."""
+"""The kernel files of upstream's releases that aot compiles and benchmarks measure."""
 
 ATTENTION = "vllm/v1/attention/ops/xpu_mla_sparse.py"
 DECODE = "vllm/models/deepseek_v4/xpu/xpu_sparse_decode_fp8.py"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indexer logits over gathered and paged keys, in FP8 and in MXFP4.
 
-Upstream's releases compute neither in Triton, so ours stands beside torch.
+Upstream's releases compute neither in Triton, so ours is compared with torch.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +13,7 @@ from kernels.xpu_dsv4.mqa_logits import fp8_mqa_logits, fp8_paged_mqa_logits
 from kernels.xpu_dsv4.mqa_logits_mxfp4 import mxfp4_mqa_logits, mxfp4_paged_mqa_logits
 
 from .attention import BLOCK
-from .workload import OURS, TORCH, Candidate, Case, Others
+from .workload import OURS, TORCH, Candidate, Case, Competitors
 
 INDEX_HEADS, INDEX_DIM = 64, 128
 PAGE = 8640
@@ -113,7 +113,7 @@ def prefill(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candi
 
 
 def decode(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candidate]:
-    """Candidates for logits over paged keys, one row a request."""
+    """Candidates for logits over paged keys, one row per request."""
     weights = torch.randn(rows, INDEX_HEADS, device=device)
     width = keys // BLOCK
     blocks = rows * width
@@ -151,13 +151,13 @@ def decode(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candid
             )
 
     def gathered(row: int, dtype: torch.dtype) -> torch.Tensor:
-        chosen = table[row].long()
-        found = codes[chosen].view(keys, half)
+        page_ids = table[row].long()
+        data = codes[page_ids].view(keys, half)
         if fp4:
-            k = mxfp4_values(found, tail[chosen].reshape(keys, 4)).to(dtype)
+            k = mxfp4_values(data, tail[page_ids].reshape(keys, 4)).to(dtype)
         else:
-            k = found.view(torch.float8_e4m3fn).to(dtype)
-            k = k * tail[chosen].view(torch.float32).reshape(keys, 1).to(dtype)
+            k = data.view(torch.float8_e4m3fn).to(dtype)
+            k = k * tail[page_ids].view(torch.float32).reshape(keys, 1).to(dtype)
         return scores(values[row : row + 1], k, weights[row : row + 1])
 
     def reference() -> torch.Tensor:
@@ -176,7 +176,7 @@ def decode(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candid
     ]
 
 
-def cases(others: Others, device: torch.device) -> Iterator[Case]:
+def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
     """Decode and prefill in both formats."""
     dry = device.type == "cpu"
     decodes = ((2, 128),) if dry else ((1, 65536), (16, 65536), (128, 16384))

@@ -11,7 +11,7 @@ from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
 
 from .attention import BLOCK, DIM, NOPE, PAGE, ROPE, TOKEN_BYTES, dequantize
 from .files import INSERT, MHC
-from .workload import OURS, TORCH, UPSTREAM, Candidate, Case, Others
+from .workload import OURS, TORCH, UPSTREAM, Candidate, Case, Competitors
 
 EPS = 1e-6
 STREAMS, GATES, SINKHORN = 4, 24, 20
@@ -35,7 +35,7 @@ def normalized(q: torch.Tensor) -> torch.Tensor:
 
 
 def insert(
-    tokens: int, heads: int, others: Others, device: torch.device, sets: int
+    tokens: int, heads: int, competitors: Competitors, device: torch.device, sets: int
 ) -> list[Candidate]:
     """Candidates for q norm, RoPE and the FP8 insert of one batch."""
     q = torch.randn(sets, tokens, heads, DIM, device=device).bfloat16()
@@ -81,12 +81,12 @@ def insert(
             note="FP8 keys: loose bound",
         )
 
-    found = [candidate(OURS, xpu_qnorm_rope_kv_fp8_insert)]
-    module = others.upstream(INSERT)
+    candidates = [candidate(OURS, xpu_qnorm_rope_kv_fp8_insert)]
+    module = competitors.upstream(INSERT)
     if module is not None:
-        found.append(candidate(UPSTREAM, module.xpu_qnorm_rope_kv_fp8_insert))
-    found.append(candidate(TORCH, insert_by_torch))
-    return found
+        candidates.append(candidate(UPSTREAM, module.xpu_qnorm_rope_kv_fp8_insert))
+    candidates.append(candidate(TORCH, insert_by_torch))
+    return candidates
 
 
 def insert_by_torch(
@@ -116,7 +116,7 @@ def insert_by_torch(
 
 
 def mixing(
-    tokens: int, hidden: int, others: Others, device: torch.device
+    tokens: int, hidden: int, competitors: Competitors, device: torch.device
 ) -> list[Candidate]:
     """Candidates for MHC's pre and post parts of one layer."""
     streams = torch.randn(tokens, STREAMS, hidden, device=device).bfloat16()
@@ -161,18 +161,18 @@ def mixing(
             note=note,
         )
 
-    found = [candidate(OURS, mhc_pre, mhc_post)]
-    module = others.upstream(MHC)
+    candidates = [candidate(OURS, mhc_pre, mhc_post)]
+    module = competitors.upstream(MHC)
     if module is not None:
-        found.append(
+        candidates.append(
             candidate(
                 UPSTREAM, module.mhc_pre_torch, module.mhc_post_torch, "its torch path"
             )
         )
-    return found
+    return candidates
 
 
-def cases(others: Others, device: torch.device) -> Iterator[Case]:
+def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
     """Insert and MHC."""
     dry = device.type == "cpu"
     sets = 1 if dry else 8
@@ -185,7 +185,7 @@ def cases(others: Others, device: torch.device) -> Iterator[Case]:
                 0,
                 tokens * (heads * DIM * 4 + DIM * 2 + TOKEN_BYTES),
                 0,
-                partial(insert, tokens, heads, others, device, sets),
+                partial(insert, tokens, heads, competitors, device, sets),
             )
     for hidden in (256,) if dry else (4096, 7168):
         for tokens in (3,) if dry else (1, 16, 128, 2048):
@@ -197,5 +197,5 @@ def cases(others: Others, device: torch.device) -> Iterator[Case]:
                 0,
                 tokens * 3 * row + GATES * STREAMS * hidden * 4,
                 2 * tokens * GATES * STREAMS * hidden,
-                partial(mixing, tokens, hidden, others, device),
+                partial(mixing, tokens, hidden, competitors, device),
             )

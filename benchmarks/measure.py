@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Time calls on a device, and measure its roofline.
 
-Times are medians in microseconds a call. Graph capture removes the host from the
-measurement, so those figures count; without it, a short call is as slow as its
-launches. Calls come with several input sets, used in turn, so that data does not stay
-in the last-level cache from one call to the next.
+Times are medians in microseconds per call. Graph capture removes the host from the
+measurement, so captured times count; without it, a short call is as slow as its
+launches. Calls use several input sets in turn, so that no data stays in the last-level
+cache from one call to the next.
 """
 
 import statistics
@@ -25,9 +25,9 @@ class Roofline:
     """Measured ceilings of a device.
 
     Attributes:
-        bandwidth: bytes read and written by a large copy, in bytes a second.
+        bandwidth: bytes read and written by a large copy, in bytes per second.
         matrix: bf16 multiply-adds by a large product, in floating-point operations
-            a second.
+            per second.
     """
 
     bandwidth: float

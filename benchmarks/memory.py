@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much memory DeepSeek-V4 takes on each device, computed from its shapes.
+"""Compute from its shapes how much memory DeepSeek-V4 takes on each device.
 
-Weights are sharded as vLLM's model does it: heads, output groups, expert widths and
-the vocabulary over the ranks; what all ranks compute alike stands on each of them.
-The KV cache is not sharded, because there is one key-value head. `python -m
-benchmarks.memory` prints the tables of docs/deploying.md.
+Weights are sharded as vLLM shards them: heads, output groups, expert widths and the
+vocabulary over the ranks. Each rank holds a whole copy of the other weights, and of the
+KV cache, because there is one key-value head. `python -m benchmarks.memory` prints the
+tables of docs/deploying.md.
 """
 
 from dataclasses import dataclass
+
+from xpustack.core.markdown import table
 
 HEAD = 512
 INDEX_HEADS, INDEX_HEAD = 64, 128
@@ -16,7 +18,7 @@ BLOCK = 256
 WINDOW = 128
 GIB = 1 << 30
 MXFP4 = 0.5 + 1 / 32
-"""Bytes a weight: four bits, and one byte of scale for 32 weights."""
+"""Bytes per weight: four bits, and one byte of scale for 32 weights."""
 BLOCK_FP8 = 1 + 1 / (128 * 128)
 BF16, FP32 = 2.0, 4.0
 
@@ -25,8 +27,12 @@ BF16, FP32 = 2.0, 4.0
 class Model:
     """The shapes of a DeepSeek-V4 model.
 
-    `plain`, `by4` and `by128` count the layers without compressed keys, with one
-    for 4 tokens (and an indexer), and with one for 128 tokens.
+    Attributes:
+        plain: layers without compressed keys.
+        by4: layers with one compressed key for 4 tokens, and an indexer.
+        by128: layers with one compressed key for 128 tokens.
+        active: experts per token.
+        hashed: layers whose router looks tokens up in a table.
     """
 
     name: str
@@ -55,7 +61,7 @@ PRO = Model("Pro", 7168, 128, 1536, 16, 1024, 384, 3072, 0, 30, 31)
 
 @dataclass(frozen=True)
 class Device:
-    """What a driver shows as one device, and its memory in GiB."""
+    """What the driver shows as one device, and its memory in GiB."""
 
     name: str
     memory: float
@@ -70,13 +76,19 @@ DEVICES = (
 )
 
 SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 1), (8, 4), (16, 2))
-"""Tensor-parallel ranks and pipeline stages; the ranks divide the output groups."""
+"""Tensor-parallel ranks and pipeline stages; ranks must divide the output groups."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Weights that are stored and sharded alike: how many, the bytes of one, and
-    whether each rank holds only its part."""
+    """Weights that are stored and sharded in the same way.
+
+    Attributes:
+        count: how many.
+        size: bytes of one.
+        sharded: whether each rank holds only its part.
+        dense: linear layers in block FP8, which a release may widen to bf16.
+    """
 
     count: int
     size: float
@@ -85,12 +97,11 @@ class Group:
 
 
 def groups(model: Model) -> list[Group]:
-    """Every weight of the model, the draft layer excepted, in its stored form.
-    `dense` marks the linear layers in block FP8 that a release may widen to bf16."""
+    """Every weight of the model but the draft layer's, in its stored form."""
     hidden, layers = model.hidden, model.layers
     compressed = model.by4 + model.by128
     inner = HEAD * (2 * model.by4 + model.by128)
-    found = [
+    return [
         Group(3 * hidden * model.width * model.experts * layers, MXFP4, True),
         Group(3 * hidden * model.width * layers, BLOCK_FP8, True, True),
         Group(hidden * (model.q_lora + HEAD) * layers, BLOCK_FP8, False, True),
@@ -102,7 +113,9 @@ def groups(model: Model) -> list[Group]:
         Group(HEAD * compressed, BF16, False),
         Group(
             model.q_lora * INDEX_HEADS * INDEX_HEAD * model.by4,
-            *(BLOCK_FP8, False, True),
+            BLOCK_FP8,
+            False,
+            True,
         ),
         Group(hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * model.by4, BF16, False),
         Group((4 * 2 + 1) * INDEX_HEAD * model.by4, FP32, False),
@@ -115,13 +128,12 @@ def groups(model: Model) -> list[Group]:
         Group(model.heads * layers, FP32, True),
         Group(2 * model.vocabulary * hidden, BF16, True),
     ]
-    return found
 
 
 def parameters(model: Model) -> int:
-    """How many weights the model has; the table of hashed routes counts as none."""
-    table = model.vocabulary * model.active * model.hashed
-    return sum(group.count for group in groups(model)) - table
+    """How many weights the model has; the table of hashed routes does not count."""
+    routes = model.vocabulary * model.active * model.hashed
+    return sum(group.count for group in groups(model)) - routes
 
 
 def weights(
@@ -132,8 +144,8 @@ def weights(
     Args:
         stages: pipeline-parallel stages; the fullest one counts, and embedding and
             head are taken as spread like the layers.
-        widened: block-FP8 linear layers are held as bf16, as releases do that have
-            no block-FP8 product for XPU.
+        widened: block-FP8 linear layers are held as bf16. Releases without a
+            block-FP8 product for XPU do that.
     """
     whole = sum(
         group.count
@@ -145,7 +157,7 @@ def weights(
 
 
 def page(entries: int, size: int) -> int:
-    """Bytes of a cache page of `entries`, padded as vLLM pads it, to 576."""
+    """Bytes of a cache page of `entries`, padded to a multiple of 576 like vLLM's."""
     return -(-entries * size // 576) * 576
 
 
@@ -189,23 +201,29 @@ def room(
     return left / (cache_per_token(model) * _part(model, stages))
 
 
-def table(model: Model) -> str:
-    """Per split: weights a device in GiB, as stored and with the linear layers in
-    bf16, and for each device the tokens that fit beside the stored ones."""
+def split_table(model: Model) -> str:
+    """Per split: weights per device in GiB, as stored and with the linear layers in
+    bf16, and for each device the tokens that fit beside the stored weights."""
     heads = ["devices", "split", "weights", "in bf16"]
     heads += [device.name for device in DEVICES]
-    lines = ["| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    rows = []
     for ranks, stages in SPLITS:
         if model.groups % ranks:
             continue
-        cells = [str(ranks * stages), f"TP {ranks}" + f", PP {stages}" * (stages > 1)]
-        cells += [
-            f"{weights(model, ranks, stages, widened=wide) / GIB:.1f}"
-            for wide in (False, True)
-        ]
-        cells += [_cell(room(model, ranks, device, stages)) for device in DEVICES]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines) + "\n"
+        split = f"TP {ranks}, PP {stages}" if stages > 1 else f"TP {ranks}"
+        sizes = (
+            weights(model, ranks, stages, widened=wide) / GIB for wide in (False, True)
+        )
+        tokens = (room(model, ranks, device, stages) for device in DEVICES)
+        rows.append(
+            [
+                ranks * stages,
+                split,
+                *(f"{size:.1f}" for size in sizes),
+                *map(_cell, tokens),
+            ]
+        )
+    return table(heads, rows)
 
 
 def _part(model: Model, stages: int) -> float:
@@ -228,10 +246,10 @@ def main() -> None:
     for model in (FLASH, PRO):
         print(
             f"DeepSeek-V4-{model.name}: {parameters(model) / 1e9:.1f} billion weights,"
-            f" {cache_per_token(model):.0f} bytes of cache a token,"
-            f" {cache_per_sequence(model) / 1e6:.1f} MB a sequence\n"
+            f" {cache_per_token(model):.0f} bytes of cache per token,"
+            f" {cache_per_sequence(model) / 1e6:.1f} MB per sequence\n"
         )
-        print(table(model))
+        print(f"{split_table(model)}\n")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.plot`: the picture and the table of a finished run.
+"""`python -m benchmarks.plot`: draw a finished run and write its table.
 
-Reads `benchmark.json`; needs matplotlib for the picture and nothing for the table, so
-it runs where the results are brought to, not where they were measured.
+Reads `benchmark.json`. Needs matplotlib for the picture and no package for the table,
+so it runs on another machine than the one that measured.
 """
 
 import argparse
@@ -12,7 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from xpustack.core.errors import UsageError
+from xpustack.core.markdown import table, with_section
+
 Row = dict[str, Any]
+"""A `benchmarks.run.Measurement`, as the report has it."""
 MARKERS = {"ours": "o", "upstream 0.33.0": "s", "FlashMLA": "^", "torch": "x"}
 COLORS = {
     "ours": "#0060a9",
@@ -21,7 +25,27 @@ COLORS = {
     "torch": "#888888",
 }
 COLUMNS = 4
-BEGIN, END = "<!-- benchmark: begin -->", "<!-- benchmark: end -->"
+SECTION = "benchmark"
+"""The generated section of the page."""
+HEADS = (
+    "op",
+    "tokens",
+    "heads",
+    "keys",
+    "candidate",
+    "graph",
+    "direct",
+    "% of the roof",
+    "time / ours",
+    "note",
+)
+FIGURES = (
+    ("captured", 1),
+    ("direct", 1),
+    ("percent_of_roof", 0),
+    ("speedup_of_ours", 2),
+)
+"""The figures of the table and their decimals."""
 
 
 def best(row: Row) -> float | None:
@@ -31,27 +55,29 @@ def best(row: Row) -> float | None:
 
 def panels(rows: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]:
     """Rows by op, heads and keys, where more than one token count was measured."""
-    found: dict[tuple[str, int, int], list[Row]] = {}
+    shapes: dict[tuple[str, int, int], list[Row]] = {}
     for row in rows:
-        found.setdefault((row["op"], row["heads"], row["keys"]), []).append(row)
+        shapes.setdefault((row["op"], row["heads"], row["keys"]), []).append(row)
     return {
-        key: part for key, part in found.items() if len({r["tokens"] for r in part}) > 1
+        shape: part
+        for shape, part in shapes.items()
+        if len({row["tokens"] for row in part}) > 1
     }
 
 
 def draw(report: dict[str, Any], target: Path) -> None:
-    """Time over tokens, below it per cent of the roof, for each shape."""
+    """Draw time over tokens, and below it per cent of the roof, for each shape."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    found = panels(report["rows"])
-    bands = -(-len(found) // COLUMNS)
+    shapes = panels(report["rows"])
+    bands = -(-len(shapes) // COLUMNS)
     figure, axes = pyplot.subplots(
         2 * bands, COLUMNS, figsize=(3.2 * COLUMNS, 5.4 * bands), squeeze=False
     )
-    for index, ((op, heads, keys), part) in enumerate(found.items()):
+    for index, ((op, heads, keys), part) in enumerate(shapes.items()):
         band, column = divmod(index, COLUMNS)
         above, below = axes[2 * band][column], axes[2 * band + 1][column]
         title = op + (f" H{heads}" if heads else "") + (f" K{keys}" if keys else "")
@@ -75,7 +101,7 @@ def draw(report: dict[str, Any], target: Path) -> None:
         axis.set_ylabel("µs a call")
     for axis in axes.flat[COLUMNS :: COLUMNS * 2]:
         axis.set_ylabel("% of the roof")
-    for index in range(len(found), bands * COLUMNS):
+    for index in range(len(shapes), bands * COLUMNS):
         band, column = divmod(index, COLUMNS)
         axes[2 * band][column].set_axis_off()
         axes[2 * band + 1][column].set_axis_off()
@@ -88,35 +114,33 @@ def draw(report: dict[str, Any], target: Path) -> None:
     figure.savefig(target, metadata={"Date": None})
 
 
-def table(report: dict[str, Any]) -> str:
-    """The rows as a Markdown table."""
+def section(report: dict[str, Any]) -> str:
+    """The rows as a Markdown table, below what they were measured on."""
     facts, roof = report["environment"], report["roofline"]
     lines = [
         f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, "
         f"{facts['time']}: copy {roof['bandwidth'] / 1e12:.2f} TB/s, bf16 product "
         f"{roof['matrix'] / 1e12:.0f} TFLOP/s. Medians in µs.",
         "",
-        "| op | tokens | heads | keys | candidate | graph | direct | % of the roof | "
-        "time / ours | note |",
-        "|---|---|---|---|---|---|---|---|---|---|",
+        table(HEADS, map(_cells, report["rows"])),
     ]
-    for row in report["rows"]:
-        note = f"WRONG: {row['wrong']}" if row["wrong"] else row["note"]
-        figures = [
-            "-" if row[name] is None else f"{row[name]:.{digits}f}"
-            for name, digits in (
-                ("captured", 1),
-                ("direct", 1),
-                ("percent_of_roof", 0),
-                ("speedup_of_ours", 2),
-            )
-        ]
-        lines.append(
-            f"| {row['op']} | {row['tokens']} | {row['heads'] or '-'} | "
-            f"{row['keys'] or '-'} | {row['candidate']} | {' | '.join(figures)} | "
-            f"{note} |"
-        )
     return "\n".join(lines)
+
+
+def _cells(row: Row) -> list[object]:
+    figures = (
+        "-" if row[name] is None else f"{row[name]:.{digits}f}"
+        for name, digits in FIGURES
+    )
+    return [
+        row["op"],
+        row["tokens"],
+        row["heads"] or "-",
+        row["keys"] or "-",
+        row["candidate"],
+        *figures,
+        f"WRONG: {row['wrong']}" if row["wrong"] else row["note"],
+    ]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -128,17 +152,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--picture", type=Path, default=Path("docs/benchmark.svg"))
     parser.add_argument("--docs", type=Path, default=Path("docs/kernels.md"))
-    chosen = parser.parse_args(arguments)
-    report = json.loads(chosen.report.read_text())
-    text = chosen.docs.read_text()
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not begin or not end:
-        print(f"{chosen.docs} lacks {BEGIN} or {END}", file=sys.stderr)
-        return 4
-    chosen.docs.write_text(f"{before}{BEGIN}\n{table(report)}\n{END}{after}")
+    options = parser.parse_args(arguments)
+    report = json.loads(options.report.read_text())
+    try:
+        text = with_section(options.docs, SECTION, section(report))
+    except UsageError as error:
+        print(error, file=sys.stderr)
+        return error.exit_code
+    options.docs.write_text(text)
     if panels(report["rows"]):
-        draw(report, chosen.picture)
+        draw(report, options.picture)
     else:
         print("no shape was measured at two token counts: no picture", file=sys.stderr)
     return 0

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.prepare`: put what the benchmark compares with into `.bench/`.
+"""`python -m benchmarks.prepare`: fetch the other implementations into `.bench/`.
 
-Two things that are measured against and never committed: the kernel files of vLLM
-0.33.0, from its pinned and verified source archive, and FlashMLA's CUDA extension with
-its Python interface, from vLLM 0.23.0's CUDA wheel. Of that wheel only the wanted
-members are transferred, by range requests; zip's own checksums verify them.
+They are never committed: the kernel files of vLLM 0.33.0, from its pinned and verified
+source archive, and FlashMLA's CUDA extension with its Python interface, from vLLM
+0.23.0's CUDA wheel. Range requests transfer only the needed members of that wheel;
+zip's own checksums verify them.
 """
 
 import argparse
@@ -49,15 +49,15 @@ class RangeFile(io.RawIOBase):
         self._size = int(self._get(0, 0).headers["content-range"].rpartition("/")[2])
 
     def _get(self, first: int, last: int) -> httpx2.Response:
-        wanted = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
-        answer = self._client.get(self._address, headers=wanted)
-        answer.raise_for_status()
-        if answer.status_code != 206:
+        headers = {"Range": f"bytes={first}-{last}", "Accept-Encoding": "identity"}
+        response = self._client.get(self._address, headers=headers)
+        response.raise_for_status()
+        if response.status_code != 206:
             raise EnvironmentProblem(
                 "the index does not answer range requests, which this needs",
                 hint="python -m pip config list",
             )
-        return answer
+        return response
 
     def readable(self) -> bool:
         return True
@@ -135,11 +135,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m benchmarks.prepare", description=__doc__
     )
     parser.add_argument("--no-flashmla", action="store_true", help="upstream only")
-    chosen = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     folder = Project.find().root / FOLDER
     try:
         upstream(folder / UPSTREAM)
-        if not chosen.no_flashmla:
+        if not options.no_flashmla:
             flashmla(folder / "flashmla")
     except StackError as error:
         print(error, file=sys.stderr)

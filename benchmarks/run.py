@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.run`: correctness, then time, side by side on one GPU.
+"""`python -m benchmarks.run`: check, then time, candidates side by side on one GPU.
 
-Needs torch, Triton and this repository alone; upstream's kernels and FlashMLA are
-measured where `.bench/` has them. For each case every candidate is first checked on
-the inputs that are timed, and one that is wrong prints no figure. Rows are printed and
-written as they come, so a run that is cut short keeps what it had.
+Needs only torch, Triton and this repository; upstream's kernels and FlashMLA are
+measured where `.bench/` has them. Every candidate is first checked on the inputs that
+are timed, and a wrong one gets no figure. Measurements are printed and written one by
+one, so an interrupted run keeps those that it made.
 """
 
 import argparse
@@ -24,12 +24,20 @@ import triton
 
 if TYPE_CHECKING:
     from .measure import Clock, Roofline
-    from .workload import Candidate, Case, Others
+    from .workload import Candidate, Case, Competitors
 
 
 @dataclass(frozen=True)
-class Row:
-    """One figure: times in microseconds, medians; `roof` is what the device allows."""
+class Measurement:
+    """One candidate on one case: medians in microseconds.
+
+    Attributes:
+        captured: time within a graph; None where it was not captured.
+        direct: time when the host launches each call.
+        roof: the shortest time that the device allows.
+        speedup_of_ours: how many times as long as ours it takes.
+        wrong: why it gives no figure; empty if it is right.
+    """
 
     op: str
     tokens: int
@@ -45,15 +53,10 @@ class Row:
     note: str
 
 
-def best(row: Row) -> float | None:
-    """The figure that counts: captured where there is one."""
-    return row.direct if row.captured is None else row.captured
-
-
-def measure(case: "Case", clock: "Clock", roofline: "Roofline") -> list[Row]:
-    """Check and time every candidate of a case."""
+def measure(case: "Case", clock: "Clock", roofline: "Roofline") -> list[Measurement]:
+    """Check and time every candidate of a case; the first one is ours."""
     roof = roofline.microseconds(case.traffic, case.operations)
-    rows: list[Row] = []
+    rows: list[Measurement] = []
     ours: float | None = None
     for candidate in case.candidates():
         wrong, captured, direct = _attempt(candidate, clock)
@@ -61,7 +64,7 @@ def measure(case: "Case", clock: "Clock", roofline: "Roofline") -> list[Row]:
         if not rows:
             ours = figure
         rows.append(
-            Row(
+            Measurement(
                 case.op,
                 case.tokens,
                 case.heads,
@@ -82,6 +85,7 @@ def measure(case: "Case", clock: "Clock", roofline: "Roofline") -> list[Row]:
 def _attempt(
     candidate: "Candidate", clock: "Clock"
 ) -> tuple[str, float | None, float | None]:
+    """(what is wrong, time within a graph, time of direct calls)."""
     try:
         wrong = candidate.check()
         if wrong:
@@ -92,7 +96,7 @@ def _attempt(
         return f"{type(error).__name__}: {str(error)[:300]}", None, None
 
 
-def text(case: "Case", rows: Sequence[Row]) -> str:
+def text(case: "Case", rows: Sequence[Measurement]) -> str:
     """The lines of one case for a terminal."""
     lines = [f"{case.label}  roof {rows[0].roof:.1f} us" if rows else case.label]
     for row in rows:
@@ -123,13 +127,13 @@ def environment(device: torch.device) -> dict[str, str]:
 
 
 def all_cases(
-    others: "Others", device: torch.device, ops: Sequence[str]
+    competitors: "Competitors", device: torch.device, ops: Sequence[str]
 ) -> Iterator["Case"]:
-    """Decode and prefill first: they count most if time runs out."""
+    """The cases of the ops, decode and prefill first, in case time runs out."""
     from . import attention, indexer, layer
 
     for part in (attention, indexer, layer):
-        for case in part.cases(others, device):
+        for case in part.cases(competitors, device):
             if not ops or any(case.op.startswith(op) for op in ops):
                 yield case
 
@@ -149,10 +153,10 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    chosen = parse(arguments)
+    options = parse(arguments)
     started = time.monotonic()
     device = torch.device("cpu")
-    if chosen.dry_run:
+    if options.dry_run:
         if os.environ.get("TRITON_INTERPRET") != "1":
             print("set TRITON_INTERPRET=1 for a dry run", file=sys.stderr)
             return 2
@@ -166,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 5
         device = accelerator
     from .measure import Clock
-    from .workload import others_in
+    from .workload import competitors_in
 
     torch.manual_seed(0)
     clock = Clock(device)
@@ -178,32 +182,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
         f"{roofline.matrix / 1e12:.0f} TFLOP/s",
         flush=True,
     )
-    chosen.out.mkdir(parents=True, exist_ok=True)
-    rows: list[Row] = []
+    options.out.mkdir(parents=True, exist_ok=True)
+    rows: list[Measurement] = []
     skipped = 0
     with (
-        others_in(chosen.others) as others,
-        (chosen.out / "benchmark.csv").open("w", newline="") as file,
+        competitors_in(options.others) as competitors,
+        (options.out / "benchmark.csv").open("w", newline="") as file,
     ):
-        table = csv.DictWriter(file, [field.name for field in fields(Row)])
+        table = csv.DictWriter(file, [field.name for field in fields(Measurement)])
         table.writeheader()
-        for case in all_cases(others, device, chosen.op):
-            if time.monotonic() - started > chosen.seconds:
+        for case in all_cases(competitors, device, options.op):
+            if time.monotonic() - started > options.seconds:
                 skipped += 1
                 continue
-            found = measure(case, clock, roofline)
-            print(text(case, found), flush=True)
-            rows += found
-            table.writerows(asdict(row) for row in found)
+            new = measure(case, clock, roofline)
+            print(text(case, new), flush=True)
+            rows += new
+            table.writerows(asdict(row) for row in new)
             file.flush()
             report = {
                 "environment": facts,
                 "roofline": asdict(roofline),
                 "rows": [asdict(row) for row in rows],
             }
-            (chosen.out / "benchmark.json").write_text(json.dumps(report, indent=1))
+            (options.out / "benchmark.json").write_text(json.dumps(report, indent=1))
             gc.collect()
-    for line in sorted(set(others.missing)):
+    for line in sorted(set(competitors.missing)):
         print(f"not measured: {line}")
     wrong = sum(bool(row.wrong) for row in rows)
     print(

@@ -2,10 +2,10 @@
 """Import single kernel files of a vLLM release without vLLM.
 
 A folder holds the wanted files at their paths inside the release. While `importing` is
-active, `vllm` modules with a file there are those files; every other `vllm` module is a
-stand-in that knows Triton, a few helpers, and answers any further name with a value
-that is false and does nothing. Packages are stand-ins too, so that importing one
-kernel file does not run an `__init__` that wants the whole of vLLM.
+active, a `vllm` module that has a file there is imported from it. Every other `vllm`
+module is a stand-in: it has Triton and a few helpers, and any further name in it is a
+value that is false and does nothing. Packages are stand-ins too, so that importing one
+kernel file does not run an `__init__` that needs all of vLLM.
 """
 
 import importlib.abc
@@ -24,7 +24,7 @@ import triton.language as tl
 
 
 class Nothing:
-    """A value that is false, callable and has every attribute."""
+    """A value that is false, can be called and has every attribute."""
 
     def __bool__(self) -> bool:
         return False
@@ -45,7 +45,7 @@ class Nothing:
 
 
 class Platform(Nothing):
-    """The XPU platform, as far as kernel files ask."""
+    """The XPU platform, as far as kernel files ask for it."""
 
     def is_xpu(self) -> bool:
         return True
@@ -60,7 +60,7 @@ class Platform(Nothing):
 def register_op(
     op_name: str, op_func: Callable[..., Any], *args: Any, **kwargs: Any
 ) -> None:
-    """Make `torch.ops.vllm.<op_name>` be the plain function."""
+    """Let `torch.ops.vllm.<op_name>` be the plain function."""
     setattr(torch.ops.vllm, op_name, op_func)
 
 
@@ -92,7 +92,7 @@ def _known() -> dict[str, dict[str, Any]]:
     }
 
 
-class _Stand(types.ModuleType):
+class _StandIn(types.ModuleType):
     def __getattr__(self, name: str) -> Nothing:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -116,7 +116,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        return _Stand(spec.name)
+        return _StandIn(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         module.__dict__.update(self.known.get(module.__name__, {}))
@@ -127,8 +127,8 @@ def importing(*roots: Path) -> Iterator[Callable[[str], types.ModuleType]]:
     """Make the kernel files under `roots` importable; the first root wins.
 
     Yields:
-        A function from a path inside the release to the imported module. Modules stay
-        usable afterwards, as far as their functions import nothing when they run;
+        A function that imports the file at a path inside the release. Its modules stay
+        usable afterwards, unless their functions import something when they run;
         `sys.modules` holds none of them.
     """
     finder = _Finder(roots)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a benchmark case is made of: candidates, and the gate before any time."""
+"""The parts of a benchmark case: candidates, and the check before any is timed."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -21,11 +21,11 @@ class Candidate:
     """One implementation on the inputs of a case.
 
     Attributes:
-        name: who made it.
+        name: whose implementation it is.
         calls: the same work on each input set.
-        result: what the first input set's call left, as a tensor to compare.
+        result: the output of the call on the first input set.
         reference: what `result` should be, in float64.
-        tolerance: largest relative error, root mean square.
+        tolerance: largest allowed relative error, root mean square.
         capture: whether it can be captured in a graph.
         note: what a reader of the figure must know.
     """
@@ -41,15 +41,15 @@ class Candidate:
     def check(self) -> str:
         """Run once and compare; empty if right, else what is wrong."""
         self.calls[0]()
-        have, want = self.result().double(), self.reference().double()
-        if have.shape != want.shape:
-            return f"shape {list(have.shape)} instead of {list(want.shape)}"
-        finite = want.isfinite()
-        if not torch.equal(have.isfinite(), finite):
+        actual, expected = self.result().double(), self.reference().double()
+        if actual.shape != expected.shape:
+            return f"shape {list(actual.shape)} instead of {list(expected.shape)}"
+        finite = expected.isfinite()
+        if not torch.equal(actual.isfinite(), finite):
             return "infinite or undefined values at other places"
-        have, want = have[finite], want[finite]
-        scale = want.square().mean().sqrt().clamp(min=1e-30)
-        error = float((have - want).square().mean().sqrt() / scale)
+        actual, expected = actual[finite], expected[finite]
+        scale = expected.square().mean().sqrt().clamp(min=1e-30)
+        error = float((actual - expected).square().mean().sqrt() / scale)
         if not error <= self.tolerance:
             return f"relative error {error:.2e}, {self.tolerance:.0e} is allowed"
         return ""
@@ -62,11 +62,11 @@ class Case:
     Attributes:
         op: name of the op.
         tokens: queries.
-        heads: attention heads, or 0 where it means nothing.
-        keys: keys a query, or 0.
+        heads: attention heads; 0 where the op has none.
+        keys: keys per query; 0 where the op has none.
         traffic: bytes that must move.
         operations: multiply-adds on the matrix unit, counted twice.
-        candidates: made when the case runs, so that one case's memory is held at once.
+        candidates: makes them when the case runs, so that only one case holds memory.
     """
 
     op: str
@@ -79,7 +79,7 @@ class Case:
 
     @property
     def label(self) -> str:
-        """How the case is printed."""
+        """The case's name in the output."""
         parts = [f"T{self.tokens}"]
         parts += [f"H{self.heads}"] if self.heads else []
         parts += [f"K{self.keys}"] if self.keys else []
@@ -87,13 +87,13 @@ class Case:
 
 
 @dataclass
-class Others:
-    """Implementations to compare with, as far as the folder has them.
+class Competitors:
+    """The other implementations, as far as the folder has them.
 
     Attributes:
-        folder: what `benchmarks.prepare` filled.
+        folder: the one that `benchmarks.prepare` filled.
         load: imports a file by its path inside its release.
-        missing: what could not be had, and why.
+        missing: which ones are not there, and why.
     """
 
     folder: Path
@@ -121,8 +121,8 @@ class Others:
 
 
 @contextmanager
-def others_in(folder: Path) -> Iterator[Others]:
+def competitors_in(folder: Path) -> Iterator[Competitors]:
     """The implementations under `folder`, importable while the context lasts."""
     roots = (folder / UPSTREAM_FOLDER, folder / FLASHMLA_FOLDER)
     with importing(*roots) as load:
-        yield Others(folder, load)
+        yield Competitors(folder, load)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The memory arithmetic against Hugging Face's model and vLLM's page sizes."""
+"""The computed memory, compared with Hugging Face's model and vLLM's page sizes."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_the_totals_are_the_published_ones():
-    """DeepSeek names them 284 billion and 1.6 trillion."""
+    """DeepSeek publishes 284 billion and 1.6 trillion."""
     assert round(memory.parameters(FLASH) / 1e9) == 284
     assert round(memory.parameters(PRO) / 1e12, 1) == 1.6
 
@@ -26,7 +26,10 @@ def test_the_count_is_that_of_hugging_faces_model():
 
     model = Model("tiny", 256, 16, 64, 4, 32, 8, 96, 2, 3, 2, vocabulary=512)
     kinds = ["sliding_attention"] * 2 + [
-        *("compressed_sparse_attention", "heavily_compressed_attention") * 2,
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
         "compressed_sparse_attention",
     ]
     config = DeepseekV4Config(
@@ -42,8 +45,8 @@ def test_the_count_is_that_of_hugging_faces_model():
         layer_types=kinds,
     )
     with torch.device("meta"):
-        other = DeepseekV4ForCausalLM(config)
-    counted = sum(each.numel() for each in other.parameters())
+        theirs = DeepseekV4ForCausalLM(config)
+    counted = sum(parameter.numel() for parameter in theirs.parameters())
     # The correction biases of the router are buffers there.
     biases = model.experts * (model.layers - model.hashed)
     assert memory.parameters(model) - biases == counted
@@ -82,7 +85,7 @@ def test_stages_share_layers_by_the_fullest():
 @pytest.mark.parametrize("model", [FLASH, PRO], ids=["flash", "pro"])
 def test_the_documentation_shows_these_tables(model: Model):
     text = (ROOT / "docs" / "deploying.md").read_text()
-    assert memory.table(model) in text
+    assert memory.split_table(model) in text
     figures = re.escape(f"{memory.cache_per_token(model):.0f} bytes")
     assert re.search(figures, text)
 
@@ -91,4 +94,4 @@ def test_it_prints_both_models(capsys: pytest.CaptureFixture[str]):
     memory.main()
     printed = capsys.readouterr().out
     assert "DeepSeek-V4-Flash: 284.3 billion weights, 3915 bytes" in printed
-    assert memory.table(PRO) in printed
+    assert memory.split_table(PRO) in printed
