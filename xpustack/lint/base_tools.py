@@ -64,7 +64,7 @@ class Linters:
             )
             found += self._ruff_check(python)
             found += self._ruff_format(python)
-        if self._asked.typos and present and fingerprint.version_of("typos"):
+        if self._asked.typos and present and fingerprint.installed_version("typos"):
             found += self._typos(present)
         return found + self._scripts(present)
 

@@ -105,7 +105,7 @@ def judged(
         if base_ref(release) in here
         for slug, word in _checks(project, cache, store, release).items()
     }
-    born = history.added(project, project.patches)
+    born = history.addition_times(project, project.patches)
     today = int(now if now is not None else time.time()) // _DAY
     found = []
     for entry in entries(project, releases):

@@ -17,7 +17,7 @@ NESTED = b"x = " + b"(1 + " * 60 + b"1" + b")" * 60 + b"\n"
 
 @pytest.fixture
 def collections_switch_threads() -> Iterator[None]:
-    """Garbage is collected often, and another thread goes on meanwhile."""
+    """Collect garbage often, and switch threads during each collection."""
 
     def switch(*_: Any) -> None:
         time.sleep(1e-4)
