@@ -32,7 +32,7 @@ def without_link(link: Path) -> str:
     return f"rm {place} && cp -rL {target} {place}"
 
 
-def read(
+def read_file(
     path: Path,
     root: Path,
     kind: type[StackError],

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 
 _IGNORED = frozenset({"__pycache__"})
 _PACKAGE = Path(__file__).parents[1]
@@ -85,7 +85,7 @@ def module_closure(modules: Iterable[str]) -> tuple[str, ...]:
 
 def _imported(path: Path) -> Iterator[str]:
     """The modules of xpustack that a file imports, anywhere in its code."""
-    for node in ast.walk(parse(path.read_bytes(), str(path))):
+    for node in ast.walk(parse_python(path.read_bytes(), str(path))):
         if isinstance(node, ast.Import):
             dotted = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -105,7 +105,7 @@ def _file(name: str) -> Path:
 
 def _code(path: Path) -> str:
     """A module's code without its comments, docstrings and layout."""
-    module = parse(path.read_bytes(), str(path))
+    module = parse_python(path.read_bytes(), str(path))
     for node in ast.walk(module):
         if isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef

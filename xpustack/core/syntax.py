@@ -7,7 +7,7 @@ import threading
 _parsing = threading.Lock()
 
 
-def parse(source: bytes, name: str = "<unknown>") -> ast.Module:
+def parse_python(source: bytes, name: str = "<unknown>") -> ast.Module:
     """The syntax tree of `source`.
 
     CPython up to 3.11.7 keeps one depth counter for all trees under construction

@@ -18,7 +18,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import clean_environment
 from xpustack.core.project import Project
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 from xpustack.series.patch import Step
 from xpustack.steptest.server import ENVIRONMENT, Ended, Server, described
 from xpustack.steptest.verdict import Figure, Run, judge, judge_alone
@@ -100,7 +100,7 @@ class Material:
         path = self.tests[self.module]
         return any(
             isinstance(node, ast.Attribute) and ast.unparse(node) == _COMPILED
-            for node in ast.walk(parse(path.read_bytes(), str(path)))
+            for node in ast.walk(parse_python(path.read_bytes(), str(path)))
         )
 
     @property
@@ -344,7 +344,7 @@ def _imports(source: bytes, name: str) -> tuple[str, ...]:
     """The modules that a file imports, relative ones without their dots. Many step
     tests import the same files, and parsing takes milliseconds."""
     modules: list[str] = []
-    for node in ast.walk(parse(source, name)):
+    for node in ast.walk(parse_python(source, name)):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
