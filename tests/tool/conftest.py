@@ -12,7 +12,7 @@ from sdists import FILES, pinned, write_sdist
 from shipped_stack import ShippedStack
 from tiny_stack import TWO, VALUE, TinyStack
 
-from xpustack.base.pin import entry
+from xpustack.base.pin import release_entry
 from xpustack.base.releases import Release
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
@@ -73,7 +73,7 @@ def project(tmp_path: Path, release: Release) -> Project:
     """A project that pins `release` alone."""
     root = tmp_path / "project"
     root.mkdir()
-    (root / "releases.toml").write_text(entry(release))
+    (root / "releases.toml").write_text(release_entry(release))
     return Project(root)
 
 

@@ -12,7 +12,7 @@ from children import TOOL
 from fake_stack import FakeStack, git
 from sdists import pinned, write_sdist
 
-from xpustack.base.pin import entry
+from xpustack.base.pin import release_entry
 from xpustack.base.store import Store
 from xpustack.builds.build import Build, build, version_of
 from xpustack.core.cache import Cache
@@ -120,7 +120,7 @@ class TinyStack(FakeStack):
             place = self.cache.sdists / release.sha256 / sdist.name
             place.parent.mkdir(parents=True)
             shutil.copyfile(sdist, place)
-            rows.append(entry(release))
+            rows.append(release_entry(release))
         self.write("releases.toml", "\n".join(rows))
         self.write("emulated_xpu/__init__.py", "")
         self.write("emulated_xpu/pytest_plugin.py", EMULATION)

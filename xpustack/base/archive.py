@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a release's archive as if its author were hostile.
 
-Only plain files and links that stay inside come out, relative to the archive's
-one top folder. Everything is counted before it is read, so that a small
-archive cannot become a large tree. Beneath these rules lies tarfile's data filter,
-which is less strict: it knows no top folder, no `.git`, no limits and no second
-content under one path, and it follows a link only where the tree is on a disk.
+The reader yields only plain files and links that stay inside the tree, relative to
+the archive's one top folder. It checks each size before it reads, so a small archive
+cannot become a large tree. tarfile's data filter runs as well, but is less strict: it
+does not check the top folder, `.git`, limits or repeated paths, and it follows links
+only in a tree on disk.
 """
 
 import gzip
@@ -24,7 +24,7 @@ from xpustack.core.errors import SourceError
 PLAIN, EXECUTABLE, LINK = 0o100644, 0o100755, 0o120000
 
 
-class Member(NamedTuple):
+class ArchiveMember(NamedTuple):
     """A file as git would store it.
 
     `path` is POSIX, relative to the archive's top folder; `mode` is one of
@@ -38,8 +38,8 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Limits:
-    """What no honest archive exceeds; a pinned vLLM has 10 thousand members
-    and 140 MB at most. Sizes are in bytes and count what is unpacked."""
+    """Limits that no honest archive exceeds: a pinned vLLM has at most 10 thousand
+    members and 140 MB. Sizes are in bytes, unpacked."""
 
     members: int = 100_000
     member_size: int = 256 << 20
@@ -47,7 +47,7 @@ class Limits:
 
 
 LIMITS = Limits()
-# Nothing may lie there: the filter would follow links that it finds on this machine.
+# This folder must not exist: the filter would follow links in it.
 _NOWHERE = "/nonexistent"
 
 
@@ -57,11 +57,11 @@ class _Hostile(Exception):
 
 def members(
     sdist: Path, *, release: str | None = None, limits: Limits = LIMITS
-) -> Iterator[Member]:
+) -> Iterator[ArchiveMember]:
     """The archive's files in their order, then its links, each path once.
 
-    Nothing is written to disk. Links come last because a link is judged by all
-    others. Consume the iterator to its end: a refusal may come late.
+    Nothing is written to disk. Links come last because each is checked against all
+    others. Consume the iterator to its end: the last member may still be refused.
 
     Raises:
         SourceError: the archive is damaged, or has an absolute path, a `..`, a
@@ -72,14 +72,14 @@ def members(
     reader = _Reader(limits)
     try:
         with (
-            _Counted(sdist, limits) as plain,
+            _LimitedGzip(sdist, limits) as plain,
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
             for info in tar:
                 member = reader.member(tar, info)
                 if member is not None:
                     yield member
-            # The checksum of the whole stands at its end, behind the last member.
+            # gzip checks the checksum at the end of the file, after the last member.
             while plain.read(1 << 20):
                 pass
         yield from reader.links()
@@ -92,7 +92,7 @@ def members(
 
 
 class _Reader:
-    """What is known of an archive so far."""
+    """Checks members one by one, and remembers what the archive held so far."""
 
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
@@ -103,7 +103,9 @@ class _Reader:
         self.folders: set[str] = set()
         self.targets: dict[str, tarfile.TarInfo] = {}
 
-    def member(self, tar: tarfile.TarFile, info: tarfile.TarInfo) -> Member | None:
+    def member(
+        self, tar: tarfile.TarFile, info: tarfile.TarInfo
+    ) -> ArchiveMember | None:
         """The next member; None for a folder, a link or an equal repetition."""
         self.count += 1
         self.total += info.size
@@ -134,13 +136,13 @@ class _Reader:
         assert file is not None, "tarfile gives every regular member a file"
         data = file.read()
         mode = EXECUTABLE if info.mode & 0o100 else PLAIN
-        return Member(path, mode, data) if self._new(path, mode, data) else None
+        return ArchiveMember(path, mode, data) if self._new(path, mode, data) else None
 
-    def links(self) -> Iterator[Member]:
+    def links(self) -> Iterator[ArchiveMember]:
         for path, info in self.targets.items():
             self._judge(path, info.linkname)
             _filter(info)
-            yield Member(path, LINK, os.fsencode(info.linkname))
+            yield ArchiveMember(path, LINK, os.fsencode(info.linkname))
 
     def _inside_top(self, info: tarfile.TarInfo) -> str:
         """The member's path below the top folder; empty for that folder."""
@@ -165,54 +167,54 @@ class _Reader:
         self.folders.add(path)
 
     def _new(self, path: str, mode: int, data: bytes) -> bool:
-        """Whether `path` is new; False when the same was there before."""
+        """Whether `path` is new; False for an equal repetition."""
         if path in self.folders:
             raise _Hostile(f"{path!r} is both a file and a folder")
         for folder in PurePosixPath(path).parents[:-1]:
             self._folder(str(folder))
-        entry = (mode, hashlib.sha256(data).digest())
-        before = self.digests.setdefault(path, entry)
-        if before != entry:
+        digest = (mode, hashlib.sha256(data).digest())
+        first = self.digests.setdefault(path, digest)
+        if first != digest:
             raise _Hostile(f"{path!r} comes twice and differs")
-        return before is entry
+        return first is digest
 
     def _judge(self, path: str, target: str) -> None:
-        """Follow the link by its letters. It must not pass through another
-        link, because a `..` behind one leads elsewhere than it reads."""
+        """Check a link by its text alone. It must not pass through another link,
+        because a `..` after one leads to a different folder than the text says."""
         if target.startswith("/") or not target or "\0" in target:
             raise _Hostile(f"the link {path!r} leaves the tree: {target!r}")
-        at = list(PurePosixPath(path).parent.parts)
-        steps = target.split("/")
-        for position, part in enumerate(steps):
-            if part == ".." and not at:
+        folder = list(PurePosixPath(path).parent.parts)
+        parts = target.split("/")
+        for position, part in enumerate(parts):
+            if part == ".." and not folder:
                 raise _Hostile(f"the link {path!r} leaves the tree: {target!r}")
             if part == "..":
-                at.pop()
+                folder.pop()
             elif part not in ("", "."):
-                at.append(part)
-            last = position == len(steps) - 1
-            if not last and "/".join(at) in self.targets:
+                folder.append(part)
+            last = position == len(parts) - 1
+            if not last and "/".join(folder) in self.targets:
                 raise _Hostile(f"the link {path!r} passes through another link")
 
 
-class _Counted(gzip.GzipFile):
-    """Stops a stream that unpacks to more than its headers may admit to."""
+class _LimitedGzip(gzip.GzipFile):
+    """Stops a stream that unpacks to more than the limits allow for all members."""
 
     def __init__(self, path: Path, limits: Limits) -> None:
         super().__init__(path)
-        # Headers and padding take at most two blocks of 512 bytes a member.
-        self.left = limits.total_size + 1024 * limits.members
+        # Headers and padding take at most two blocks of 512 bytes per member.
+        self.remaining = limits.total_size + 1024 * limits.members
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
-        self.left -= len(data)
-        if self.left < 0:
+        self.remaining -= len(data)
+        if self.remaining < 0:
             raise _Hostile("its headers hide more data than any archive needs")
         return data
 
 
 def _filter(info: tarfile.TarInfo) -> None:
-    """Ask tarfile's data filter, which Python has since 3.11.4, as well."""
+    """Apply tarfile's data filter too, which Python has since 3.11.4."""
     if hasattr(tarfile, "data_filter"):
         try:
             tarfile.data_filter(info, _NOWHERE)

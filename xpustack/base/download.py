@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Brings a release's archive into the cache, and never returns an unverified one.
+"""Downloads a release's archive into the cache, and returns only verified archives.
 
 A download goes to a scratch directory, is hashed, and only then gets its final
-name. An archive in the cache is hashed again each time it is used. One that
-changed there is neither used nor replaced: what changed it is a question for a
-person.
+name. An archive in the cache is hashed again each time it is used. If it changed
+there, it is neither used nor replaced: a person must find out what changed it.
 """
 
 import hashlib
@@ -16,7 +15,7 @@ from pathlib import Path
 import httpx2
 from unearth import Link
 
-from xpustack.base.index import Index, PipConfiguration, described
+from xpustack.base.index import Index, PipConfiguration, link_label
 from xpustack.base.releases import Release
 from xpustack.core.cache import Cache, writing
 from xpustack.core.errors import EnvironmentProblem, SourceError, concerning
@@ -28,7 +27,7 @@ _MIB = 1 << 20
 
 
 class _Interrupted(Exception):
-    """A download that ended before its end."""
+    """A download that ended too early."""
 
 
 def fetch(
@@ -41,8 +40,8 @@ def fetch(
     """The release's archive in the cache, downloaded if need be.
 
     Raises:
-        SourceError: the cached archive was changed; or it is absent and
-            `offline`, not on the index, or another one than the pin says.
+        SourceError: the cached archive was changed; or there is none, and
+            `offline` is set, or the index does not have the pinned one.
         EnvironmentProblem: the index cannot be reached, or the disk is full.
     """
     target = _target(release.sha256, release.sdist, cache)
@@ -74,11 +73,11 @@ def download(
 ) -> tuple[Path, str]:
     """Download `link` into `directory`; return the file and its sha256.
 
-    Ends early only with an exception; the hash is not compared with anything.
+    The caller must compare the hash.
 
     Raises:
-        EnvironmentProblem: the server cannot be reached, or ended early, in
-            each of `ATTEMPTS` attempts; or the disk is full.
+        EnvironmentProblem: the server cannot be reached, or closes the connection
+            too early, in each of `ATTEMPTS` attempts; or the disk is full.
     """
     target = directory / link.filename
     report = at_most_every(1.0, progress or silent)
@@ -89,7 +88,7 @@ def download(
         except (httpx2.HTTPError, _Interrupted) as error:
             problem = error
     raise EnvironmentProblem(
-        f"cannot download {described(link)}",
+        f"cannot download {link_label(link)}",
         detail=[f"{ATTEMPTS} attempts, the last: {problem or 'no answer'}"],
         hint="python -m pip config list",
     ) from problem
@@ -125,29 +124,28 @@ def _verify(release: Release, target: Path) -> None:
 
 def _download_pinned(release: Release, cache: Cache, progress: Progress) -> None:
     index = PipConfiguration.of_this_machine().index()
-    others: list[str] = []
+    mismatches: list[str] = []
     with cache.scratch() as directory:
         for link in _links(index, release):
-            progress(f"downloading {described(link)}")
+            progress(f"downloading {link_label(link)}")
             file, actual = download(
                 link, directory, client=index.client, progress=progress
             )
             if actual == release.sha256:
                 keep(file, actual, cache)
                 return
-            others.append(f"actual sha256   {actual} ({described(link)})")
+            mismatches.append(f"actual sha256   {actual} ({link_label(link)})")
     raise SourceError(
         "the index serves another archive than the pinned one",
         release=release.name,
         path=release.sdist,
-        detail=[f"expected sha256 {release.sha256}", *others],
+        detail=[f"expected sha256 {release.sha256}", *mismatches],
         hint="git log -p releases.toml",
     )
 
 
 def _links(index: Index, release: Release) -> Sequence[Link]:
-    """Every place that offers the archive, places that announce the pinned
-    hash first."""
+    """All links to the archive; those that announce the pinned hash come first."""
     links = [
         package.link
         for package in index.archives(release.version)
@@ -167,11 +165,11 @@ def _links(index: Index, release: Release) -> Sequence[Link]:
 def _stream(link: Link, target: Path, client: httpx2.Client, progress: Progress) -> str:
     digest, received = hashlib.sha256(), 0
     # An encoded body would make Content-Length differ from the file's size.
-    plain = {"Accept-Encoding": "identity"}
+    headers = {"Accept-Encoding": "identity"}
     with (
         writing(target),
         open(target, "wb") as file,
-        client.stream("GET", link.normalized, headers=plain) as response,
+        client.stream("GET", link.normalized, headers=headers) as response,
     ):
         response.raise_for_status()
         announced = int(response.headers.get("Content-Length", 0))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where archives are looked for: exactly where this machine's pip would look.
+"""Searches for archives exactly where this machine's pip would search.
 
-unearth speaks the index protocols but reads no configuration, and pip cannot
-download a source archive without running its set-up code. So pip is asked for
-its configuration and unearth is built from it.
+unearth implements the index protocols but reads no configuration, and pip cannot
+download a source archive without running its set-up code. So this module asks pip
+for its configuration and sets unearth up with it.
 """
 
 import ast
@@ -31,7 +31,7 @@ _SOURCES = (":env:", "download", "global")
 
 @dataclass(frozen=True)
 class PipConfiguration:
-    """The settings of `pip download` that decide what is found and how.
+    """The settings of `pip download` that decide where and how it searches.
 
     `timeout` is in seconds. An empty `index_url` means pip's own default.
     """
@@ -48,19 +48,19 @@ class PipConfiguration:
 
     @classmethod
     def from_listing(cls, listing: str) -> "PipConfiguration":
-        """From what `pip config list` prints; PIP_* variables are in it. They
-        win over `[download]`, which wins over `[global]`."""
-        found: dict[tuple[str, str], str] = {}
+        """Parse the output of `pip config list`, which includes PIP_* variables.
+        They override `[download]`, which overrides `[global]`."""
+        settings: dict[tuple[str, str], str] = {}
         for line in listing.splitlines():
             name, equals, value = line.partition("=")
             section, _, key = name.strip().rpartition(".")
             if equals and section in _SOURCES:
-                found[section, key.removeprefix("default-")] = str(
+                settings[section, key.removeprefix("default-")] = str(
                     ast.literal_eval(value)
                 )
 
         def setting(key: str) -> str:
-            values = (found.get((section, key)) for section in _SOURCES)
+            values = (settings.get((section, key)) for section in _SOURCES)
             return next((value for value in values if value), "")
 
         return cls(
@@ -85,16 +85,16 @@ class PipConfiguration:
             EnvironmentProblem: this interpreter has no working pip.
         """
         command = [sys.executable, "-m", "pip", "config", "list"]
-        asked = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, env=environment, check=False
         )
-        if asked.returncode != 0:
+        if process.returncode != 0:
             raise EnvironmentProblem(
-                "pip does not tell its configuration",
-                detail=asked.stderr,
+                "pip cannot list its configuration",
+                detail=process.stderr,
                 hint=shlex.join(command),
             )
-        return cls.from_listing(asked.stdout)
+        return cls.from_listing(process.stdout)
 
     def index(self) -> "Index":
         """The indexes and find-links, ready to be searched."""
@@ -108,7 +108,7 @@ class PipConfiguration:
         )
         client.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
         finder = PackageFinder(
-            # unearth's own client is wider than the protocol that it declares.
+            # mypy: unearth's own client does not match the protocol it declares.
             cast(Fetcher, client),
             index_urls=urls,
             find_links=[place for place in self.find_links if _exists(place)],
@@ -138,23 +138,23 @@ class PipConfiguration:
 
 @dataclass(frozen=True)
 class Index:
-    """Every place where pip would look, and the client that it would use."""
+    """Every index that pip would search, and the HTTP client to use."""
 
     finder: PackageFinder
     client: httpx2.Client
 
     def archives(self, version: str | None = None) -> list[Package]:
-        """vLLM's source archives, newest first; yanked ones too, because a pin
-        must stay reachable. `version` narrows them to one.
+        """vLLM's source archives, newest first, of all versions or of one. Yanked
+        archives are included, because a pin must stay reachable.
 
         Raises:
             EnvironmentProblem: an index cannot be reached.
         """
-        wanted = PROJECT if version is None else f"{PROJECT}=={version}"
+        requirement = PROJECT if version is None else f"{PROJECT}=={version}"
         try:
-            found = list(
+            packages = list(
                 self.finder.find_matches(
-                    wanted, allow_yanked=True, allow_prereleases=True
+                    requirement, allow_yanked=True, allow_prereleases=True
                 )
             )
         except httpx2.HTTPError as error:
@@ -164,12 +164,12 @@ class Index:
                 hint="python -m pip config list",
             ) from error
         return [
-            package for package in found if package.link.filename.endswith(".tar.gz")
+            package for package in packages if package.link.filename.endswith(".tar.gz")
         ]
 
 
-def described(link: Link) -> str:
-    """The link for messages: its file name and host, no credentials."""
+def link_label(link: Link) -> str:
+    """The link for messages: its file name and host, without credentials."""
     host = urlsplit(link.redacted).hostname
     return f"{link.filename} from {host or link.redacted}"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Adds a vLLM release to `releases.toml` from what its own archive says."""
+"""Adds a vLLM release to `releases.toml`, with the dependencies that it names."""
 
 import bisect
 import re
@@ -18,8 +18,8 @@ from packaging.version import InvalidVersion, Version
 from xpustack.base.archive import members
 from xpustack.base.dockerfile import instructions
 from xpustack.base.download import download, keep
-from xpustack.base.index import PROJECT, Index, PipConfiguration, described
-from xpustack.base.releases import Pin, Release, load, parse
+from xpustack.base.index import PROJECT, Index, PipConfiguration, link_label
+from xpustack.base.releases import Pin, Release, load, parse_releases
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import SourceError, UsageError, concerning
 from xpustack.core.progress import Progress, silent
@@ -36,11 +36,12 @@ def pin(
     version: str,
     progress: Progress | None = None,
 ) -> Release:
-    """Find `version` on the index, hash it, read what it runs with, and write
-    the new entry into `releases.toml`, which is otherwise left as it is.
+    """Download the archive of `version`, hash it, read its dependencies, and write a
+    new entry into `releases.toml`. The rest of that file stays as it is.
 
     Raises:
-        UsageError: not a version, pinned already, or not on the index.
+        UsageError: `version` is no version, is pinned already, or is not on the
+            index.
         SourceError: the archive is not what its index announces, or it does not
             name torch, Triton and vllm-xpu-kernels.
         EnvironmentProblem: the index cannot be reached, or the disk is full.
@@ -59,8 +60,8 @@ def pin(
 
 
 def candidate(cache: Cache, version: str, progress: Progress | None = None) -> Release:
-    """The entry that `pin` would write for `version`; its archive is then in the
-    cache.
+    """The entry that `pin` would write for `version`. The archive is downloaded into
+    the cache.
 
     Raises:
         StackError: as `pin`.
@@ -82,10 +83,10 @@ def candidate(cache: Cache, version: str, progress: Progress | None = None) -> R
 
 
 def add(project: Project, release: Release) -> None:
-    """Write the entry of a release that is not pinned into `releases.toml`."""
+    """Write an entry for a new release into `releases.toml`."""
     before = project.releases_file.read_text(encoding="utf-8")
-    after = inserted(before, release)
-    parse(after, project.releases_file)
+    after = with_entry(before, release)
+    parse_releases(after, project.releases_file)
     with atomic_file(project.releases_file) as file:
         file.write(after.encode())
 
@@ -101,14 +102,14 @@ def dependencies(sdist: Path, release: str) -> tuple[Pin, Pin, Pin]:
         for member in members(sdist, release=release)
         if member.path in (REQUIREMENTS, DOCKERFILE)
     }
-    wanted = {
+    names_by_title = {
         "torch": ("torch",),
         "Triton": ("triton", "triton-xpu"),
         "vllm-xpu-kernels": ("vllm-xpu-kernels",),
     }
-    found = {title: named(texts, names) for title, names in wanted.items()}
-    missing = [title for title, place in found.items() if place is None]
-    torch, triton, xpu_kernels = found.values()
+    pins = {title: find_pin(texts, names) for title, names in names_by_title.items()}
+    missing = [title for title, dependency in pins.items() if dependency is None]
+    torch, triton, xpu_kernels = pins.values()
     if torch is None or triton is None or xpu_kernels is None:
         raise SourceError(
             f"the base names no exact version of {', '.join(missing)}",
@@ -120,45 +121,53 @@ def dependencies(sdist: Path, release: str) -> tuple[Pin, Pin, Pin]:
     return torch, triton, xpu_kernels
 
 
-def named(texts: Mapping[str, str], names: tuple[str, ...]) -> Pin | None:
-    """The exact version of the first of `names` that a file of the base asks
-    for. The requirements come first; the Dockerfile's word stands where they
-    are silent. Of `names` the first is the usual one, which a pin leaves out."""
+def find_pin(texts: Mapping[str, str], names: tuple[str, ...]) -> Pin | None:
+    """The pin of a dependency: the exact version that the requirements ask for, else
+    the one in the Dockerfile.
+
+    Args:
+        texts: the files of the base, by path.
+        names: the distribution's possible names; a pin leaves the first, usual one
+            out.
+    """
     for line in texts.get(REQUIREMENTS, "").splitlines():
-        found = _required(line, names)
-        if found:
-            name, version = found
+        requirement = _exact_requirement(line, names)
+        if requirement:
+            name, version = requirement
             return Pin(version, REQUIREMENTS, "" if name == names[0] else name)
     alternatives = "|".join(map(re.escape, names))
     install = re.compile(rf"(?<![\w.-])({alternatives})==([\w.+]+)")
-    place = install.search(instructions(texts.get(DOCKERFILE, "")))
-    if place is None:
+    match = install.search(instructions(texts.get(DOCKERFILE, "")))
+    if match is None:
         return None
-    return Pin(place[2], DOCKERFILE, "" if place[1] == names[0] else place[1])
+    return Pin(match[2], DOCKERFILE, "" if match[1] == names[0] else match[1])
 
 
-def inserted(text: str, release: Release) -> str:
-    """`text` of a `releases.toml` with an entry for `release` in version order;
-    all else, comments included, stays byte for byte."""
+def with_entry(text: str, release: Release) -> str:
+    """The text of a `releases.toml` with a new entry for `release`, in version
+    order. Everything else, comments included, stays byte for byte."""
     lines = text.splitlines(keepends=True)
     starts = [number for number, line in enumerate(lines) if _HEADER.match(line)]
     for start in starts:
-        own = re.search(
+        version = re.search(
             r'^\s*version\s*=\s*["\']([^"\']+)', "".join(lines[start:]), re.M
         )
-        if own and Version(own[1]) > Version(release.version):
+        if version and Version(version[1]) > Version(release.version):
             # Comment lines right above an entry belong to it.
             while start and lines[start - 1].lstrip().startswith("#"):
                 start -= 1
             return (
-                "".join(lines[:start]) + entry(release) + "\n" + "".join(lines[start:])
+                "".join(lines[:start])
+                + release_entry(release)
+                + "\n"
+                + "".join(lines[start:])
             )
     head = text if not text or text.endswith("\n") else text + "\n"
-    return head + ("\n" if head.strip() else "") + entry(release)
+    return head + ("\n" if head.strip() else "") + release_entry(release)
 
 
-def entry(release: Release) -> str:
-    """The lines of `releases.toml` that stand for `release`."""
+def release_entry(release: Release) -> str:
+    """The entry of a release in `releases.toml`."""
     lines = [
         "[[release]]",
         f'version = "{release.version}"',
@@ -167,10 +176,10 @@ def entry(release: Release) -> str:
         f"revision = {release.revision}",
     ]
     for key in ("torch", "triton", "xpu_kernels"):
-        one: Pin = getattr(release, key)
-        name = f'name = "{one.name}", ' if one.name else ""
-        where = f'version = "{one.version}", file = "{one.file}"'
-        lines.append(f"{key} = {{ {name}{where} }}")
+        dependency: Pin = getattr(release, key)
+        name = f'name = "{dependency.name}", ' if dependency.name else ""
+        version = f'version = "{dependency.version}", file = "{dependency.file}"'
+        lines.append(f"{key} = {{ {name}{version} }}")
     return "\n".join(lines) + "\n"
 
 
@@ -189,11 +198,11 @@ def _obtain(version: str, cache: Cache, progress: Progress) -> tuple[Path, str]:
     progress(f"looking for {PROJECT} {version}")
     packages = index.archives(version)
     if not packages:
-        raise _unknown(version, index)
+        raise _no_archive(version, index)
     link = packages[0].link
     if link.is_yanked:
         progress(f"{link.filename} was yanked: {link.yank_reason or 'no reason given'}")
-    progress(f"downloading {described(link)}")
+    progress(f"downloading {link_label(link)}")
     with cache.scratch() as directory:
         file, actual = download(link, directory, client=index.client, progress=progress)
         announced = (link.hash_option or {}).get("sha256", [actual])
@@ -211,22 +220,23 @@ def _obtain(version: str, cache: Cache, progress: Progress) -> tuple[Path, str]:
         return keep(file, actual, cache), actual
 
 
-def _unknown(version: str, index: Index) -> UsageError:
-    finals = {Version(package.version or "0") for package in index.archives()}
-    offered = sorted(each for each in finals if not each.is_prerelease)
+def _no_archive(version: str, index: Index) -> UsageError:
+    versions = {Version(package.version or "0") for package in index.archives()}
+    offered = sorted(final for final in versions if not final.is_prerelease)
     place = bisect.bisect(offered, Version(version))
-    near = [str(each) for each in reversed(offered[max(place - 1, 0) : place + 1])]
+    neighbours = offered[max(place - 1, 0) : place + 1]
+    nearest = [str(neighbour) for neighbour in reversed(neighbours)]
     return UsageError(
         f"{PROJECT} {version} has no source archive on pip's indexes",
         release=f"v{version}",
-        detail=[f"nearest: {', '.join(near)}"] if near else None,
-        hint=f"xpustack pin {near[-1]}" if near else "python -m pip config list",
+        detail=[f"nearest: {', '.join(nearest)}"] if nearest else None,
+        hint=f"xpustack pin {nearest[-1]}" if nearest else "python -m pip config list",
     )
 
 
-def _required(line: str, names: tuple[str, ...]) -> tuple[str, str] | None:
-    """The name and the exact version that a requirement line asks for, if it is
-    one of `names`: after `==`, or in the name of the wheel that it points to."""
+def _exact_requirement(line: str, names: tuple[str, ...]) -> tuple[str, str] | None:
+    """The name and the exact version in a requirement line for one of `names`: the
+    version after `==`, or that in the file name of the wheel it points to."""
     try:
         requirement = Requirement(line.partition(" #")[0].strip())
     except InvalidRequirement:
@@ -240,5 +250,7 @@ def _required(line: str, names: tuple[str, ...]) -> tuple[str, str] | None:
             return name, str(parse_wheel_filename(wheel)[1])
         except InvalidWheelFilename:
             return None
-    exact = [each.version for each in requirement.specifier if each.operator == "=="]
-    return (name, exact[0]) if exact else None
+    versions = [
+        clause.version for clause in requirement.specifier if clause.operator == "=="
+    ]
+    return (name, versions[0]) if versions else None

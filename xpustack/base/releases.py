@@ -15,7 +15,7 @@ import msgspec
 from packaging.version import InvalidVersion, Version
 
 from xpustack.core.errors import SourceError, UsageError
-from xpustack.core.files import read
+from xpustack.core.files import read_file
 from xpustack.core.project import Project
 
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
@@ -26,8 +26,8 @@ Revision = Annotated[int, msgspec.Meta(ge=1)]
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A dependency's version, verbatim as `file` inside the base names it.
 
-    `name` is the distribution's where it is not the usual one: a base's Triton may
-    be called `triton-xpu`.
+    `name` is the distribution's name if it is not the usual one: Triton may be called
+    `triton-xpu`.
     """
 
     version: str
@@ -42,7 +42,7 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pinned vLLM version: its archive and what it is meant to run with."""
+    """A pinned vLLM version: its archive and its main dependencies."""
 
     version: str
     sdist: FileName
@@ -57,7 +57,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def name(self) -> str:
-        """The word used everywhere else, such as `v0.22.1`."""
+        """The name used everywhere else, such as `v0.22.1`."""
         return f"v{self.version}"
 
 
@@ -90,19 +90,19 @@ class Releases:
         Raises:
             UsageError: no such pin; the nearest name is suggested.
         """
-        wanted = "v" + name.removeprefix("v")
+        full_name = "v" + name.removeprefix("v")
         for release in self.pinned:
-            if release.name == wanted:
+            if release.name == full_name:
                 return release
-        near = [name for name in self.names if name.startswith(wanted + ".")]
-        near += difflib.get_close_matches(wanted, self.names, n=1, cutoff=0.5)
+        matches = [name for name in self.names if name.startswith(full_name + ".")]
+        matches += difflib.get_close_matches(full_name, self.names, n=1, cutoff=0.5)
         raise UsageError(
             f"{name!r} is not a pinned release"
-            + (f"; did you mean {near[0]}?" if near else ""),
+            + (f"; did you mean {matches[0]}?" if matches else ""),
             release=name,
             detail=[f"pinned: {', '.join(self.names) or 'none'}"],
-            hint=f"xpustack pin {wanted.removeprefix('v')}"
-            if is_version(wanted.removeprefix("v"))
+            hint=f"xpustack pin {full_name.removeprefix('v')}"
+            if is_version(full_name.removeprefix("v"))
             else "xpustack status",
         )
 
@@ -118,7 +118,7 @@ def load(project: Project) -> Releases:
     path = project.releases_file
     restore = f"git -C {shlex.quote(str(project.root))} checkout -- {path.name}"
     try:
-        content = read(path, project.root, SourceError)
+        content = read_file(path, project.root, SourceError)
     except FileNotFoundError:
         raise SourceError("the pins are missing", path=path, hint=restore) from None
     try:
@@ -130,15 +130,15 @@ def load(project: Project) -> Releases:
             path=f"{path}:{line}",
             hint=f"save it as UTF-8, or {restore}",
         ) from None
-    return parse(text, path)
+    return parse_releases(text, path)
 
 
-def parse(text: str, path: Path) -> Releases:
-    """As `load`, for the text of a file that is called `path` in errors."""
+def parse_releases(text: str, path: Path) -> Releases:
+    """As `load`, for a given text; errors name `path` as its file."""
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # tomllib carries the place in its message alone until Python 3.14.
+        # Before Python 3.14, tomllib gives the line only in its message.
         place = re.search(r"at line (\d+)", str(error))
         line = int(place[1]) if place else text.count("\n") + 1
         _refuse(path, line, f"not valid TOML: {error}")
@@ -165,24 +165,25 @@ def _refuse(path: Path, line: int, problem: str) -> NoReturn:
 
 
 def _line_of(text: str, where: str, problem: str) -> int:
-    """The line that msgspec's path `where`, such as `$.release[1].torch.version`,
-    names: that of the key, else of the table that should have had it."""
+    """The line number for msgspec's path `where`, such as
+    `$.release[1].torch.version`: the key's line, else that of the table that should
+    have it."""
     index = re.search(r"\$\.release\[(\d+)\]", where)
-    own = re.search(r"unknown field `(.+)`|^`(\w+)`", problem)
+    field = re.search(r"unknown field `(.+)`|^`(\w+)`", problem)
     keys = re.findall(r"\.(\w+)", where)[1:]
-    keys += [own[1] or own[2]] if own else []
-    table, found = -1, 1
-    wanted = int(index[1]) if index else -1
+    keys += [field[1] or field[2]] if field else []
+    table, table_line = -1, 1
+    target = int(index[1]) if index else -1
     for number, line in enumerate(text.splitlines(), start=1):
         if re.match(r"\s*\[\[\s*release\s*\]\]", line):
             table += 1
-            if table == wanted:
-                found = number
-        if table == wanted and keys:
+            if table == target:
+                table_line = number
+        if table == target and keys:
             key = re.escape(keys[0])
             if re.match(rf"\s*(\[\s*release\.)?[\"']?{key}[\"']?\s*[=.\]]", line):
                 return number
-    return found
+    return table_line
 
 
 def is_version(text: str) -> bool:

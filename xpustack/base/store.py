@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one bare object store: every base and every tree that was ever derived.
+"""The bare object store of all bases and of all trees ever derived from them.
 
-Bases come in as packs, steps as loose objects, and a ref is written last. A
+Bases are stored as packs, steps as loose objects, and a ref is written last. A
 killed run therefore leaves unreferenced files at worst, which the next writer
 sweeps. Refs are `refs/bases/<sha256 of the sdist>` and `refs/steps/<key>`.
 """
@@ -25,7 +25,7 @@ _BASES = "refs/bases/"
 
 @dataclass(frozen=True)
 class Store:
-    """The object store of a cache. It is made when it is first written."""
+    """The object store of a cache. The first write creates it."""
 
     cache: Cache
 
@@ -34,14 +34,14 @@ class Store:
         return Repository(self.cache.objects)
 
     def refs(self) -> dict[str, Commit]:
-        """Every known base and step by its ref, read by one process."""
+        """The commits of all stored bases and steps by ref, read in one git process."""
         if not self.cache.objects.is_dir():
             return {}
         return self.git.refs()
 
     @contextlib.contextmanager
     def writing(self, progress: Progress = silent) -> Iterator["Writer"]:
-        """Hold the store for writing; one process at a time, others wait."""
+        """Lock the store for writing: one process at a time, others wait."""
         with self.cache.lock("objects", progress):
             if not self.cache.objects.is_dir():
                 with atomic_dir(self.cache.objects) as temporary:
@@ -56,12 +56,12 @@ class Store:
         """The commit of a release's base, imported at its first use.
 
         Raises:
-            SourceError: the archive cannot be had or is not what the pin says.
+            SourceError: the archive is unavailable or is not the pinned one.
         """
         ref = base_ref(release)
-        known = self.refs().get(ref)
-        if known is not None:
-            return known
+        commit = self.refs().get(ref)
+        if commit is not None:
+            return commit
         archive = fetch(release, self.cache, offline=offline, progress=progress)
         with self.writing(progress) as writer:
             if ref not in self.refs():
@@ -104,15 +104,15 @@ class Writer(Repository):
         return Commit(self.commit_tree(tree, parent, message.encode()), tree)
 
     def keep(self, ref: str, commit: Commit) -> None:
-        """Name a commit by a ref: the last thing that a writer does."""
+        """Set a ref to a commit; a writer does this last."""
         self.set_ref(ref, commit.id)
 
     def drop(self, refs: Iterable[str]) -> None:
         """Delete refs, and the objects that no other ref reaches."""
-        gone = list(refs)
-        self.delete_refs(gone)
-        # A base lies in a pack.
-        self.prune(packs=any(ref.startswith(_BASES) for ref in gone))
+        names = list(refs)
+        self.delete_refs(names)
+        # Bases are in packs.
+        self.prune(packs=any(name.startswith(_BASES) for name in names))
 
 
 def _data(content: bytes) -> bytes:

@@ -165,7 +165,7 @@ def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | Non
     problem: str | None = "its manifest is damaged"
     if manifest is not None:
         with writing(home):
-            problem = damage(manifest, home / _SITE, cache.looked)
+            problem = damage(manifest, home / _SITE, cache.verifier)
     if manifest is None or problem is not None:
         progress(f"building {tree.name} again: {problem}")
         return None

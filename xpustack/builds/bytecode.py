@@ -44,7 +44,7 @@ def provide(cache: Cache, build: Build) -> int:
         for module, path in _present(build.installed):
             source = manifest.members.get(module) if module else None
             wanted = known.get(source.sha256) if source else None
-            if wanted is None or not cache.looked.is_intact(path, wanted):
+            if wanted is None or not cache.verifier.is_intact(path, wanted):
                 path.unlink()
         return _link_known(cache, build.installed, manifest, known)
 
@@ -145,7 +145,7 @@ def _compiled(cache: Cache, module: str, source: Content) -> bytes | None:
     """A module's byte code, to be checked against its source's hash; None if the
     content is damaged, or does not compile."""
     path = cache.contents.path(source)
-    if not cache.looked.is_intact(path, source):
+    if not cache.verifier.is_intact(path, source):
         return None
     data = path.read_bytes()
     try:

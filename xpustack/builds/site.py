@@ -10,7 +10,7 @@ import msgspec
 
 from xpustack.builds.wheel import record
 from xpustack.core.cache import atomic_file
-from xpustack.core.contents import Content, Contents, Looked
+from xpustack.core.contents import Content, Contents, FileVerifier
 
 BYTE_CODE = "__pycache__"
 
@@ -83,17 +83,19 @@ def install(contents: Contents, manifest: Manifest, site: Path) -> None:
         contents.link(content, site / name)
 
 
-def damage(manifest: Manifest, site: Path, looked: Looked) -> str | None:
+def damage(manifest: Manifest, site: Path, verifier: FileVerifier) -> str | None:
     """The first difference between an installed tree and its manifest; None if
     there is none. Byte code is not looked at.
 
     Raises:
         OSError: no right to read the tree.
     """
-    return next(_differences(manifest, site, looked), None)
+    return next(_differences(manifest, site, verifier), None)
 
 
-def _differences(manifest: Manifest, site: Path, looked: Looked) -> Iterator[str]:
+def _differences(
+    manifest: Manifest, site: Path, verifier: FileVerifier
+) -> Iterator[str]:
     device = os.stat(site).st_dev if site.is_dir() else -1
     for folder, expected in _by_folder(manifest).items():
         prefix = f"{folder}/" if folder else ""
@@ -116,8 +118,8 @@ def _differences(manifest: Manifest, site: Path, looked: Looked) -> Iterator[str
                     yield f"{prefix}{name} is not a directory"
             # A directory's entries tell inodes without a call for each file.
             elif not (
-                looked.knows(device, entry.inode(), wanted)
-                or looked.is_intact(entry.path, wanted)
+                verifier.knows(device, entry.inode(), wanted)
+                or verifier.is_intact(entry.path, wanted)
             ):
                 yield f"{prefix}{name} is changed"
         for name in sorted(missing):

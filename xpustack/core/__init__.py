@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every room stands on: errors, files, processes, git, the cache.
+"""What every other package builds on: errors, files, processes, git, the cache.
 
-Nothing in here knows of a release, a step or a check.
+No module in here knows about releases, steps or checks.
 """

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The content-addressed cache that every run, also at the same time, shares.
+"""The content-addressed cache that all runs share, concurrent ones included.
 
-Whatever appears under its final name is complete: it was written under a
-temporary name beside and renamed. The writer holds a lock on the temporary
-entry, which the kernel drops when the writer dies, so that the next writer can
-tell a leftover from work in progress and sweeps it.
+An entry under its final name is complete: it was written under a temporary name in
+the same folder and then renamed. The writer holds a lock on the temporary entry.
+The kernel drops the lock when the writer dies, so the next writer can tell a
+leftover from work in progress, and removes it.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from xpustack.core.contents import Contents, Looked
+from xpustack.core.contents import Contents, FileVerifier
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
 from xpustack.core.exchange import exchange
 from xpustack.core.progress import Progress, silent
@@ -38,18 +38,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 class Cache:
     """A cache rooted at a directory, which need not exist yet.
 
-    One object serves one run: `looked` knows what the run has verified.
+    One object serves one run: `verifier` remembers which files the run has verified.
     """
 
     root: Path
-    looked: Looked = field(default_factory=Looked, compare=False, repr=False)
+    verifier: FileVerifier = field(
+        default_factory=FileVerifier, compare=False, repr=False
+    )
 
     @classmethod
     def default(cls) -> "Cache":
         """`$XPUSTACK_CACHE`, else `xpustack` in the XDG cache directory."""
-        chosen = os.environ.get("XPUSTACK_CACHE")
-        if chosen:
-            return cls(Path(chosen).expanduser().absolute())
+        folder = os.environ.get("XPUSTACK_CACHE")
+        if folder:
+            return cls(Path(folder).expanduser().absolute())
         return cls(user_cache_path("xpustack"))
 
     @property
@@ -64,17 +66,17 @@ class Cache:
 
     @property
     def builds(self) -> Path:
-        """Installed trees, as `<key>/site`, with what each holds beside it."""
+        """Installed trees, as `<key>/site` with the manifest beside it."""
         return self.root / "builds"
 
     @property
     def contents(self) -> Contents:
-        """What the installed trees hold, once each."""
-        return Contents(self.root / "files", self.looked)
+        """The contents of all installed files, each stored once."""
+        return Contents(self.root / "files", self.verifier)
 
     @property
     def bytecode(self) -> Path:
-        """What Python compiled the contents to, by their sha256."""
+        """The byte code of the contents, by their sha256."""
         return self.root / "bytecode"
 
     @property
@@ -85,28 +87,28 @@ class Cache:
     def lock(self, name: str, progress: Progress | None = None) -> Iterator[None]:
         """Hold the lock `name` against every other thread and process.
 
-        Not re-entrant: a caller that holds it must not ask for it again.
-        `progress` is told when another run has it.
+        Not re-entrant: a caller that holds the lock must not ask for it again.
+        `progress` receives a message when another run holds it.
         """
         path = self.root / "locks" / f"{_checked(name)}.lock"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
-            held = FileLock(path)
+            file_lock = FileLock(path)
             try:
-                held.acquire(timeout=0)
+                file_lock.acquire(timeout=0)
             except Timeout:
                 (progress or silent)(f"waiting for another run to release {name}")
-                held.acquire()
+                file_lock.acquire()
         try:
             yield
         finally:
-            held.release()
+            file_lock.release()
 
     @contextlib.contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A directory on the cache's own disk that is gone after the block.
+        """A directory on the cache's own disk, removed after the block.
 
-        A killed run's is swept by the next one.
+        If the run is killed, the next run removes it.
 
         Raises:
             EnvironmentProblem: no room, or no right, to write it.
@@ -116,7 +118,7 @@ class Cache:
             yield directory
 
     def sweep(self) -> list[Path]:
-        """Remove what killed runs left anywhere in the cache; return what was removed.
+        """Remove the leftovers of killed runs in the whole cache; return their paths.
 
         Raises:
             EnvironmentProblem: no right to remove it.
@@ -124,7 +126,7 @@ class Cache:
         removed = []
         with writing(self.root):
             for folder in (self.root, *self.root.glob("*/"), *self.root.glob("*/*/")):
-                # Git's own folders and installed trees hold no temporary entries.
+                # Git's own folders hold no temporary entries.
                 if not folder.is_relative_to(self.objects) and folder.is_dir():
                     removed += sweep(folder)
         return removed
@@ -181,8 +183,8 @@ def atomic_dir(target: Path) -> Iterator[Path]:
     """A new empty directory, renamed to `target` when the block ends well.
 
     If `target` exists and is not empty by then, another run was faster and its
-    directory stays. Contents are not synced one by one: a directory in the
-    cache holds what can be derived again.
+    directory stays. The files in it are not synced: a directory in the cache can be
+    derived again.
 
     Raises:
         EnvironmentProblem: no room, or no right, to write it.
@@ -199,11 +201,11 @@ def atomic_dir(target: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replace_dir(target: Path) -> Iterator[Path]:
-    """A new empty directory that takes the place of `target` when the block ends
-    well. Until then, and after an exception, `target` stays as it was.
+    """A new empty directory that replaces `target` when the block ends well. Until
+    then, and after an exception, `target` stays as it was.
 
-    Whenever the run is killed, the old or the new directory is whole. Where the
-    file system cannot exchange two names, the next `recover_dir` brings it back.
+    If the run is killed, either the old or the new directory is complete. Where the
+    file system cannot exchange two names, the next `recover_dir` restores it.
 
     Raises:
         EnvironmentProblem: no room, or no right, to write it.
@@ -221,7 +223,7 @@ def replace_dir(target: Path) -> Iterator[Path]:
 
 
 def recover_dir(target: Path) -> None:
-    """Bring back what a killed `replace_dir` had moved out of the way of `target`.
+    """Restore the directory that a killed `replace_dir` had moved away from `target`.
 
     Raises:
         EnvironmentProblem: no right to write it.
@@ -240,9 +242,9 @@ def _backup(target: Path) -> Path:
 
 
 def sweep(directory: Path) -> list[Path]:
-    """Remove what killed writers left in `directory`; return what was removed.
+    """Remove the leftovers of killed writers in `directory`; return their paths.
 
-    Entries that a living writer holds are left alone.
+    Entries that a living writer has locked stay.
     """
     removed = []
     for name in os.listdir(directory):
@@ -269,7 +271,7 @@ def sweep(directory: Path) -> list[Path]:
 
 @contextlib.contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn the system's refusals to write at or below `path` into one error.
+    """Turn the system's errors on writing at or below `path` into one of ours.
 
     Raises:
         EnvironmentProblem: the disk or quota is full, access is denied, or a file
@@ -301,14 +303,14 @@ def writing(path: Path) -> Iterator[None]:
 
 
 def _file_above(path: Path) -> Path:
-    """The file because of which `path` cannot be a directory, or lie in one."""
-    places = (path, *path.parents)
-    return next((place for place in places if place.is_file()), path)
+    """The file that prevents `path` from being a directory, or lying in one."""
+    candidates = (path, *path.parents)
+    return next((candidate for candidate in candidates if candidate.is_file()), path)
 
 
 @contextlib.contextmanager
 def _new_dir(parent: Path) -> Iterator[Path]:
-    """A new empty directory in `parent`. What has its name after the block is
+    """A new empty directory in `parent`. After the block, whatever has its name is
     removed."""
     directory, handle = _begin(parent, directory=True)
     try:
@@ -321,7 +323,8 @@ def _new_dir(parent: Path) -> Iterator[Path]:
 def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:
     """A temporary entry in `parent` and the handle that holds its lock.
 
-    A sweeper may remove an entry before it is opened or locked: then another one.
+    A sweeper may remove the entry before it is opened or locked; then this makes
+    another one.
     """
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A repository with its files on disk: the tool's own, or one that people work in."""
+"""A repository with its files on disk: the tool's own, or one that a person edits."""
 
 import os
 from collections.abc import Mapping
@@ -11,21 +11,29 @@ from xpustack.core.git import GitFailed
 from xpustack.core.repository import MERGE, Repository
 
 _UNFINISHED = ("rebase-merge", "rebase-apply", "MERGE_HEAD", "CHERRY_PICK_HEAD")
+_MAIL_OPTIONS = (
+    "--quiet",
+    "--numbered",
+    "--no-signature",
+    "--full-index",
+    "--binary",
+    "--no-renames",
+)
 
 
 @dataclass(frozen=True)
 class Checkout(Repository):
-    """As a repository; `work_tree` is the folder of its files."""
+    """A repository whose files are in the folder `work_tree`."""
 
     work_tree: Path = field(kw_only=True)
 
     @classmethod
     def of(cls, folder: Path) -> Self:
-        """The repository of its own that `folder` is, or is to be."""
+        """The repository in `folder`, which need not exist yet."""
         return cls(folder / ".git", work_tree=folder)
 
     def configure(self, settings: Mapping[str, str]) -> None:
-        """Set what git is to do here, whoever calls it."""
+        """Write settings into the repository's own configuration."""
         for key, value in settings.items():
             self.run("config", key, value)
 
@@ -37,36 +45,34 @@ class Checkout(Repository):
         self.run("checkout-index", "--all", "--quiet", "--index")
 
     def switch(self, old: str, new: str) -> None:
-        """Make index and files, which are those of `old`, what they are in `new`.
-        Files in which the trees do not differ are not written."""
+        """Change index and files from the tree `old` to the tree `new`. Files that
+        are the same in both trees are not written."""
         self.run("read-tree", "-m", "-u", old, new)
 
     def restore(self) -> None:
-        """Make the files what the index says: write those that differ, and remove
-        those that it lacks."""
+        """Make the files match the index: write those that differ, and remove those
+        that it lacks."""
         differing = self.run("diff-files", "-z", "--name-only")
         if differing:
-            self.run(
-                *("checkout-index", "--quiet", "--force", "--index", "-z", "--stdin"),
-                data=differing,
-            )
+            options = ("--quiet", "--force", "--index", "-z", "--stdin")
+            self.run("checkout-index", *options, data=differing)
         for name in self.run("ls-files", "-z", "--others").split(b"\0")[:-1]:
             (self.work_tree / os.fsdecode(name)).unlink()
 
     def status(self, *, ignored: bool = False) -> list[str]:
-        """What is not committed, as `git status` words it, one line a path."""
+        """The uncommitted changes in the words of `git status`, one line per path."""
         options = ["--ignored"] if ignored else []
         return self.text(
             "status", "--porcelain", "--untracked-files=all", *options
         ).splitlines()
 
     def unfinished(self) -> list[str]:
-        """What a person began here and did not end, such as a rebase, by the names
-        that git gives to its notes about it."""
+        """The operations, such as a rebase, that a person began here and did not
+        finish, by the names of git's files about them."""
         return [name for name in _UNFINISHED if (self.directory / name).exists()]
 
     def stage(self, path: str) -> None:
-        """Take a file as it is into the index."""
+        """Add a file to the index as it is on disk."""
         self.run("add", "--", path)
 
     # The branch that is checked out.
@@ -103,14 +109,11 @@ class Checkout(Repository):
 
     def range_diff(self, old: tuple[str, str], new: tuple[str, str]) -> bytes:
         """How two series of commits differ, each given by its base and its tip."""
-        ranges = ("..".join(one) for one in (old, new))
+        ranges = ("..".join(series) for series in (old, new))
         return self.run("range-diff", "--no-color", *ranges)
 
     def format_patches(self, base: str, directory: Path) -> None:
-        """Write each commit since `base` as a mail for `git am` into `directory`;
-        their names sort as the commits follow each other."""
-        self.run(
-            *("format-patch", "--quiet", "--numbered", "--no-signature"),
-            *("--full-index", "--binary", "--no-renames"),
-            *("--output-directory", str(directory), f"{base}..HEAD"),
-        )
+        """Write each commit since `base` as a mail for `git am` into `directory`. The
+        file names sort in the order of the commits."""
+        target = ("--output-directory", str(directory))
+        self.run("format-patch", *_MAIL_OPTIONS, *target, f"{base}..HEAD")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The contents of installed files, kept once each and linked wherever they belong.
+"""The contents of installed files, each stored once and linked into every tree.
 
-A content's file is read-only and its name is its sha256. Its time is taken from
-that name as well, so that two contents of one size differ in time: Python takes
-byte code for current by the size and the time of its source.
+A content's file is read-only and its name is its sha256. Its modification time is
+derived from the sha256 too, so two contents of the same size differ in time: Python
+decides by size and time of the source whether byte code is current.
 """
 
 import hashlib
@@ -41,10 +41,10 @@ class Content(msgspec.Struct, frozen=True, array_like=True, gc=False):
         return _FIRST_TIME + (int(self.sha256[:8], 16) >> 2)
 
 
-class Looked:
-    """What has been read already, so that a file with many names is read once.
+class FileVerifier:
+    """Verifies files, and remembers the result: a file with many names is read once.
 
-    One of these serves one run: what changes later in the run goes unnoticed.
+    One verifier serves one run: a change later in the run goes unnoticed.
     """
 
     def __init__(self) -> None:
@@ -63,35 +63,35 @@ class Looked:
             ):
                 return False
             with open(path, "rb") as file:
-                found = hashlib.file_digest(file, "sha256").hexdigest()
+                sha256 = hashlib.file_digest(file, "sha256").hexdigest()
         except FileNotFoundError:
             return False
-        if found == content.sha256:
+        if sha256 == content.sha256:
             self._intact[status.st_dev, status.st_ino] = content
-        return found == content.sha256
+        return sha256 == content.sha256
 
     def knows(self, device: int, inode: int, content: Content) -> bool:
-        """Whether this inode was found to hold this content."""
+        """Whether this run has read this content in this inode."""
         return self._intact.get((device, inode)) == content
 
 
 @dataclass(frozen=True)
 class Contents:
-    """A folder of contents, which need not exist yet, as one run sees it."""
+    """A folder of contents, which need not exist yet, and one run's verifier."""
 
     root: Path
-    looked: Looked
+    verifier: FileVerifier
 
     def path(self, content: Content) -> Path:
         name = content.sha256 + ("x" if content.executable else "")
         return self.root / name[:2] / name
 
     def holds(self, content: Content) -> bool:
-        """Whether this content is kept and undamaged."""
-        return self.looked.is_intact(self.path(content), content)
+        """Whether this content is stored and undamaged."""
+        return self.verifier.is_intact(self.path(content), content)
 
     def add(self, data: bytes, *, executable: bool = False) -> Content:
-        """Keep `data`; a damaged file of this content is replaced.
+        """Store `data`; a damaged file of this content is replaced.
 
         Raises:
             OSError: no room, or no right, to write it.
@@ -112,11 +112,11 @@ class Contents:
         return content
 
     def link(self, content: Content, target: Path) -> None:
-        """Make the new file `target` one with this content: a hard link where the
-        file system can, else a copy.
+        """Create the file `target` with this content: a hard link where the file
+        system has them, else a copy.
 
         Raises:
-            OSError: the content is not kept, or no room, or no right, to write it.
+            OSError: the content is not stored, or no room, or no right, to write it.
         """
         source = self.path(content)
         try:
@@ -124,5 +124,5 @@ class Contents:
         except FileNotFoundError:
             raise
         except OSError:
-            # Another file system, no links, or too many of this file.
+            # Another file system, no hard links, or too many of this file.
             shutil.copy2(source, target)

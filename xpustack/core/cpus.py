@@ -17,8 +17,8 @@ def usable() -> int:
 
 
 def _limits(root: Path, own: Path = Path("/proc/self/cgroup")) -> Iterator[float]:
-    """CPUs' worth of time that each control group (version 2) around this process
-    grants; a container sees its own group as the root."""
+    """How many CPUs' worth of time each control group (version 2) of this process
+    allows. A container sees its own group as the root."""
     try:
         rows = own.read_text().splitlines()
     except OSError:

@@ -73,14 +73,14 @@ class StackError(Exception):
 
 
 def command(*words: object) -> str:
-    """The words, quoted as a shell needs them: how a hint writes what to run."""
+    """The words as one command line, quoted for a shell: for hints."""
     return shlex.join(map(str, words))
 
 
 @contextlib.contextmanager
 def concerning(release: str | None = None, step: str | None = None) -> Iterator[None]:
-    """Tell the errors of the block which release and step they concern, where
-    they come from code that cannot know."""
+    """Add the release and the step to errors of the block that do not name them,
+    because they come from code that does not know them."""
     try:
         yield
     except StackError as error:
@@ -91,24 +91,24 @@ def concerning(release: str | None = None, step: str | None = None) -> Iterator[
 
 @contextlib.contextmanager
 def relocated(scratch: Path, place: Path) -> Iterator[None]:
-    """Let the errors of the block name files below `place` where they name their
-    copies below `scratch`, which are gone when a person reads the error."""
+    """Replace `scratch` by `place` in the paths that errors of the block name: the
+    files below `scratch` no longer exist when a person reads the error."""
 
-    def moved(text: str) -> str:
+    def relocate(text: str) -> str:
         return text.replace(str(scratch), str(place))
 
     try:
         yield
     except StackError as error:
-        error.message = moved(error.message)
-        error.path = moved(error.path) if error.path else None
-        error.detail = tuple(map(moved, error.detail))
-        error.hint = moved(error.hint) if error.hint else None
+        error.message = relocate(error.message)
+        error.path = relocate(error.path) if error.path else None
+        error.detail = tuple(map(relocate, error.detail))
+        error.hint = relocate(error.hint) if error.hint else None
         raise
 
 
 class CheckFailed(StackError):
-    """A build, lint or test of a tree came out red."""
+    """A build, lint or test of a tree failed."""
 
     exit_code = 1
 
@@ -120,7 +120,7 @@ class UsageError(StackError):
 
 
 class SourceError(StackError):
-    """A pin, a download or an archive is not what it should be."""
+    """A pin, a download or an archive is wrong or missing."""
 
     exit_code = 3
 
@@ -153,9 +153,9 @@ class InternalError(StackError):
     exit_code = 70
 
 
-def explained(error: Exception) -> StackError:
-    """What to tell the user about an exception that nothing else explained: the
-    system's refusal of a file is the machine's, all else the tool's own fault."""
+def stack_error_of(error: Exception) -> StackError:
+    """The error to report for any other exception: an `OSError` is a problem of the
+    machine, everything else a fault of the tool itself."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, OSError):

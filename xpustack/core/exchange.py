@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two directories change places in one step, where the system can do that."""
+"""Swaps two directories atomically, where the system can do that."""
 
 import ctypes
 import errno
@@ -11,14 +11,14 @@ from typing import Any
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 _CANNOT = frozenset({errno.EINVAL, errno.ENOSYS, errno.EXDEV, errno.EOPNOTSUPP})
-"""What file systems and kernels say that do not know the exchange."""
+"""The errors of file systems and kernels that cannot exchange two names."""
 
 
-def exchange(one: Path, other: Path) -> bool:
-    """Give each of two directories the name of the other.
+def exchange(left: Path, right: Path) -> bool:
+    """Swap the names of two directories.
 
     Returns:
-        False where that cannot be done in one step: nothing was done then.
+        False where the system cannot do this atomically; then nothing has changed.
 
     Raises:
         OSError: no right to do it.
@@ -26,13 +26,13 @@ def exchange(one: Path, other: Path) -> bool:
     rename = _renameat2()
     if rename is None:
         return False
-    names = (os.fsencode(one), os.fsencode(other))
+    names = (os.fsencode(left), os.fsencode(right))
     if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in _CANNOT:
         return False
-    raise OSError(number, os.strerror(number), str(other))
+    raise OSError(number, os.strerror(number), str(right))
 
 
 @cache

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stack's own files, read as plain files or refused with their name.
+"""Reads the stack's own files, and refuses anything that is not a plain file.
 
-No link is followed: what is built would depend on files outside the repository,
-which no commit records.
+Symbolic links are not followed: a build would depend on files outside the
+repository, which no commit records.
 """
 
 import os
@@ -13,8 +13,8 @@ from xpustack.core.errors import EnvironmentProblem, StackError
 
 
 def link_in(path: Path, root: Path) -> Path | None:
-    """The first symbolic link on the way from the directory `root` down to `path`,
-    which is below it; None if there is none. `root` itself may be a link."""
+    """The first symbolic link on the path from the directory `root` down to `path`;
+    None if there is none. `root` itself may be a link."""
     place = root
     for part in path.relative_to(root).parts:
         place /= part
@@ -24,7 +24,7 @@ def link_in(path: Path, root: Path) -> Path | None:
 
 
 def without_link(link: Path) -> str:
-    """The command that puts what a link points to in the link's place."""
+    """The command that replaces a link by a copy of its target."""
     place = shlex.quote(str(link))
     if not link.exists():
         return f"rm {place}"
@@ -32,7 +32,7 @@ def without_link(link: Path) -> str:
     return f"rm {place} && cp -rL {target} {place}"
 
 
-def read(
+def read_file(
     path: Path,
     root: Path,
     kind: type[StackError],
@@ -44,8 +44,8 @@ def read(
 
     Raises:
         FileNotFoundError: there is none; the caller knows what that means.
-        kind: the file, or a folder above it, is a link, or no file or folder.
-        EnvironmentProblem: the system does not let it be read.
+        kind: the file, or a folder above it, is a link or is of the wrong kind.
+        EnvironmentProblem: the system refuses to read it.
     """
     if link := link_in(path, root):
         raise kind(
@@ -82,7 +82,7 @@ def read(
 
 
 def _file_above(path: Path) -> Path:
-    """The lowest entry above `path` that exists: the one that is no folder."""
+    """The nearest existing entry above `path`: the file that should be a folder."""
     return next(parent for parent in path.parents if parent.exists())
 
 

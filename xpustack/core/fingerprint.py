@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a result depends on beside the tree: programs, packages, code, files."""
+"""Digests of what a result depends on: programs, packages, code, files."""
 
 import ast
 import hashlib
@@ -11,28 +11,42 @@ from importlib import metadata
 from pathlib import Path
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 
 _IGNORED = frozenset({"__pycache__"})
 _PACKAGE = Path(__file__).parents[1]
 BESIDE_THE_POINT = frozenset(
     {
-        # Their whole effect is the tree's id, which every key has.
-        *("base.archive", "base.download", "base.index", "base.pin", "base.releases"),
-        *("base.store", "core.project", "series.apply", "series.diff", "series.fit"),
-        *("series.order", "series.overlay", "series.patch", "series.rederive"),
+        # These affect a result only through the tree's id, which is in every key.
+        "base.archive",
+        "base.download",
+        "base.index",
+        "base.pin",
+        "base.releases",
+        "base.store",
+        "core.project",
+        "series.apply",
+        "series.diff",
+        "series.fit",
+        "series.order",
+        "series.overlay",
+        "series.patch",
+        "series.rederive",
         "series.tree",
-        # They say what happened and decide nothing.
-        *("core.errors", "core.progress", "terminal.console", "terminal.report"),
+        # These report and decide nothing.
+        "core.errors",
+        "core.progress",
+        "terminal.console",
+        "terminal.report",
     }
 )
-"""Modules that a recipe may import without depending on them."""
+"""Modules whose code no key covers, although the modules of a recipe import them."""
 
 
 @cache
 def lock() -> str:
     """Digest of the interpreter, the C library and every installed distribution's
-    version; the machine's kernel decides nothing."""
+    version. The machine's kernel is left out: it affects no result."""
     packages = sorted(
         {
             f"{(dist.metadata['Name'] or '').lower()}=={dist.version}"
@@ -48,16 +62,17 @@ def lock() -> str:
 
 @cache
 def tool(*modules: str) -> str:
-    """Digest of the code behind a result: the named modules of xpustack and all of
-    xpustack that they import, directly or not, but for `BESIDE_THE_POINT`.
+    """Digest of the code behind a result: the named modules of xpustack and all
+    modules of xpustack that they import, directly or indirectly, except those in
+    `BESIDE_THE_POINT`.
 
     Comments, docstrings and layout do not count.
     """
-    return digest(**{name: _code(_file(name)) for name in closure(modules)})
+    return digest(**{name: _code(_file(name)) for name in module_closure(modules)})
 
 
-def closure(modules: Iterable[str]) -> tuple[str, ...]:
-    """The modules behind a result, by dotted name within xpustack, sorted."""
+def module_closure(modules: Iterable[str]) -> tuple[str, ...]:
+    """The modules that `tool` covers, by dotted name within xpustack, sorted."""
     names: set[str] = set()
     queue = list(modules)
     while queue:
@@ -69,8 +84,8 @@ def closure(modules: Iterable[str]) -> tuple[str, ...]:
 
 
 def _imported(path: Path) -> Iterator[str]:
-    """The modules of xpustack that a file imports, at its top or within."""
-    for node in ast.walk(parse(path.read_bytes(), str(path))):
+    """The modules of xpustack that a file imports, anywhere in its code."""
+    for node in ast.walk(parse_python(path.read_bytes(), str(path))):
         if isinstance(node, ast.Import):
             dotted = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -89,8 +104,8 @@ def _file(name: str) -> Path:
 
 
 def _code(path: Path) -> str:
-    """A module without what does not run: its comments, docstrings and layout."""
-    module = parse(path.read_bytes(), str(path))
+    """A module's code without its comments, docstrings and layout."""
+    module = parse_python(path.read_bytes(), str(path))
     for node in ast.walk(module):
         if isinstance(
             node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -112,7 +127,7 @@ def digest(**parts: str | Iterable[str]) -> str:
 
 
 def files_digest(files: Mapping[str, Path]) -> str:
-    """Digest of files' contents under the names that they are to have."""
+    """Digest of the files' contents and the names that they are given here."""
     return digest(
         **{
             name: hashlib.sha256(path.read_bytes()).hexdigest()
@@ -122,7 +137,7 @@ def files_digest(files: Mapping[str, Path]) -> str:
 
 
 def folder_files(folder: Path) -> dict[str, Path]:
-    """A folder's regular files by their path relative to its parent; no caches."""
+    """A folder's regular files by their path relative to its parent, without caches."""
     return {
         path.relative_to(folder.parent).as_posix(): path
         for path in sorted(folder.rglob("*"))
@@ -130,7 +145,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
     }
 
 
-def version_of(distribution: str) -> str | None:
+def installed_version(distribution: str) -> str | None:
     """The installed version, None if it is not installed."""
     try:
         return metadata.version(distribution)
@@ -144,7 +159,7 @@ def require(distribution: str, version: str, because: str) -> None:
     Raises:
         EnvironmentProblem: another version, or none, is installed.
     """
-    installed = version_of(distribution)
+    installed = installed_version(distribution)
     if installed != version:
         raise EnvironmentProblem(
             f"{distribution}=={version} is needed, "

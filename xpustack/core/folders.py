@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders that a person names for a command to fill."""
+"""The folders that a person tells a command to write to."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ from xpustack.core.errors import UsageError
 
 
 def vacant(directory: Path) -> bool:
-    """Whether a folder may be made there: nothing is there, or an empty folder."""
+    """Whether a command may write there: the folder is absent or empty."""
     if not directory.exists():
         return True
     return directory.is_dir() and not any(directory.iterdir())

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Git as a deterministic tool: no user or system configuration, fixed identity.
 
-Every repository that the tool makes carries an `info/attributes` that wins over
-any `.gitattributes` inside a base, so bytes go in and come out as they are.
+Every repository that the tool makes has an `info/attributes` that overrides any
+`.gitattributes` inside a base, so that git never converts a file's bytes.
 """
 
 import functools
@@ -55,7 +55,8 @@ _SETTINGS = {
 
 _SHOWN = 10
 _COMMAND = 200
-"""Lines of git's words, and characters of its command line, that an error shows."""
+"""How many lines of git's output, and characters of its command line, an error
+shows."""
 
 _NO_ROOM = (
     "No space left on device",
@@ -63,17 +64,17 @@ _NO_ROOM = (
     "Disk quota exceeded",
     "File too large",
 )
-"""What git says of a full disk; its index writer has words of its own."""
+"""Git's messages about a full disk; its index writer has its own."""
 
 
 class GitFailed(EnvironmentProblem):
-    """A git command ended with a status that its caller has to judge. Where none
-    does, the repository is damaged, and this error says so.
+    """A git command failed. A caller that knows the reason catches this error; if
+    none does, the repository is probably damaged, and the message says so.
 
     Attributes:
         status: the exit status.
-        stderr: what git said, decoded.
-        stdout: what it printed nevertheless.
+        stderr: git's messages, decoded.
+        stdout: its output up to the failure.
     """
 
     def __init__(
@@ -100,8 +101,8 @@ class GitFailed(EnvironmentProblem):
 
 
 def way_out(directory: Path) -> str:
-    """What to do about a damaged repository: the store can be made anew, a work
-    repository may hold work."""
+    """The hint for a damaged repository. The store can be deleted and made again; a
+    work repository may hold a person's work."""
     place = shlex.quote(str(directory))
     if directory.name == ".git":
         place = shlex.quote(str(directory.parent))
@@ -144,7 +145,7 @@ class Git:
             environment["GIT_WORK_TREE"] = str(self.work_tree)
         if self.index is not None:
             environment["GIT_INDEX_FILE"] = str(self.index)
-        done = subprocess.run(
+        process = subprocess.run(
             [program, *arguments],
             input=data,
             stdin=subprocess.DEVNULL if data is None else None,
@@ -153,8 +154,8 @@ class Git:
             cwd=cwd or self.work_tree or self.directory,
             pass_fds=handles,
         )
-        if done.returncode:
-            stderr = done.stderr.decode("utf-8", "replace")
+        if process.returncode:
+            stderr = process.stderr.decode("utf-8", "replace")
             if any(words in stderr for words in _NO_ROOM) or self._full():
                 raise EnvironmentProblem(
                     "no room left to write",
@@ -163,12 +164,12 @@ class Git:
                     hint=f"df -h {shlex.quote(str(self.directory))}",
                 )
             raise GitFailed(
-                self.directory, arguments, done.returncode, stderr, done.stdout
+                self.directory, arguments, process.returncode, stderr, process.stdout
             )
-        return done.stdout
+        return process.stdout
 
     def _full(self) -> bool:
-        """Whether the disk is full: writing a ref, git does not say why it failed."""
+        """Whether the disk is full: git fails to write a ref without saying why."""
         try:
             return shutil.disk_usage(self.directory).free == 0
         except OSError:
@@ -195,7 +196,7 @@ class Git:
 
 @functools.cache
 def _program(path: str) -> str:
-    """The git on the search path `path`, known to be new enough.
+    """The git on the search path `path`, after a check of its version.
 
     Raises:
         EnvironmentProblem: there is none, or it is older than `OLDEST`.
@@ -206,22 +207,22 @@ def _program(path: str) -> str:
         raise EnvironmentProblem(
             "git is not installed", hint=f"install git {oldest} or newer"
         )
-    done = subprocess.run([program, "version"], capture_output=True, check=False)
-    said = done.stdout.decode("utf-8", "replace").strip()
-    version = re.search(r"(\d+)\.(\d+)", said)
+    process = subprocess.run([program, "version"], capture_output=True, check=False)
+    output = process.stdout.decode("utf-8", "replace").strip()
+    version = re.search(r"(\d+)\.(\d+)", output)
     if version is None or (int(version[1]), int(version[2])) < OLDEST:
         raise EnvironmentProblem(
             f"git {oldest} or newer is needed",
             path=program,
-            detail=[said or done.stderr.decode("utf-8", "replace").strip()],
+            detail=[output or process.stderr.decode("utf-8", "replace").strip()],
             hint=f"install git {oldest} or newer, first on PATH",
         )
     return program
 
 
 def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every git process: nothing of the user's but PATH and
-    the temporary directory, so that results depend on the input alone."""
+    """The environment of every git process. Of the user's own environment it keeps
+    only PATH and the temporary directory, so that results depend on the input alone."""
     name, _, address = IDENTITY.rstrip(">").partition(" <")
     environment = {
         "PATH": outer.get("PATH", os.defpath),
@@ -250,17 +251,21 @@ def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
 
 @functools.cache
 def mailinfo(mail: bytes) -> tuple[str, str]:
-    """Subject and body of a mail, as `git mailinfo -b` reads them. A run asks for
-    each patch more than once, and a process takes milliseconds.
+    """Subject and body of a mail, as `git mailinfo -b` reads them. Cached, because a
+    run reads each patch more than once and each process takes milliseconds.
 
     Raises:
         GitFailed: it is no mail.
     """
-    # A file without a name is gone with its process, however that ends.
+    # The system removes a file without a name when its process ends, in any way.
     with tempfile.TemporaryFile() as message:
         place = f"/dev/fd/{message.fileno()}"
+        options = ("-b", "--no-scissors", "--encoding=UTF-8")
         output = Git(Path(tempfile.gettempdir())).run(
-            *("mailinfo", "-b", "--no-scissors", "--encoding=UTF-8", place, os.devnull),
+            "mailinfo",
+            *options,
+            place,
+            os.devnull,
             data=mail,
             handles=[message.fileno()],
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Child processes that can be stopped together, with everything they started, and
-that end with the tool, whatever ends it."""
+"""Child processes that can be stopped together, with everything they started. They
+end when the tool ends, even if it is killed."""
 
 import atexit
 import contextlib
@@ -38,13 +38,13 @@ _NUMBERS = itertools.count(1)
 
 
 class Stopped(Exception):
-    """The work was interrupted; nothing may be concluded or stored from it."""
+    """The work was interrupted: its results are incomplete and must not be stored."""
 
 
 @dataclass(frozen=True)
 class Completed:
-    """How a command ended: its exit status (124: past its limit), stdout,
-    stdout and stderr as they came if not split, and wall seconds."""
+    """How a command ended: its exit status (124: it ran into its time limit), its
+    stdout and stderr, and its wall time in seconds."""
 
     returncode: int
     stdout: str
@@ -72,7 +72,7 @@ class Runner:
         return self._stopped
 
     def marked(self, env: Mapping[str, str]) -> dict[str, str]:
-        """`env` as that of a process which `stop` ends."""
+        """`env` with the mark by which `stop` finds the process."""
         return {**env, FAMILY: self._family}
 
     def run(
@@ -152,7 +152,7 @@ class Runner:
 
     @contextlib.contextmanager
     def stop_on_error(self) -> Iterator[Self]:
-        """Stop everything if the block ends by an exception, be it an interrupt."""
+        """Stop everything if the block ends with an exception, interrupts included."""
         try:
             yield self
         except BaseException:
@@ -160,7 +160,7 @@ class Runner:
             raise
 
     def stop(self) -> None:
-        """Kill what runs, and refuse to start anything more."""
+        """Kill all running processes, and refuse to start more."""
         with self._guard:
             self._stopped = True
         kill_family(self._family)
@@ -194,9 +194,9 @@ def _warden() -> subprocess.Popen[bytes]:
 
 
 def clean_environment(**extra: str) -> dict[str, str]:
-    """An environment that a user's settings cannot bend: this interpreter's own
-    programs first on PATH, no user site, one thread, fixed hash seed and
-    locale, and nothing else of the caller's than where files may be kept."""
+    """An environment that does not depend on the user's settings: this interpreter's
+    own programs first on PATH, no user site, one thread, fixed hash seed and locale.
+    Of the caller's environment it keeps only the variables in `_KEPT`."""
     environment = {name: os.environ[name] for name in _KEPT if name in os.environ}
     programs = str(Path(sys.executable).parent)
     environment |= {
@@ -213,8 +213,8 @@ def clean_environment(**extra: str) -> dict[str, str]:
 
 
 def program(name: str) -> list[str]:
-    """The command of a Python package's program, without a start of Python where
-    it lies beside this one."""
+    """The command that runs a Python package's program: the script beside this
+    interpreter if there is one, else `python -m`."""
     path = Path(sys.executable).parent / name
     return [str(path)] if path.is_file() else [sys.executable, "-m", name]
 

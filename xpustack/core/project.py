@@ -11,7 +11,7 @@ RELEASES_FILE = "releases.toml"
 
 @dataclass(frozen=True)
 class Project:
-    """A checkout of the stack's repository, known by its `releases.toml`."""
+    """A checkout of the stack's repository, recognized by its `releases.toml`."""
 
     root: Path
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tool asks git for: one verb a command, and what it prints as values.
+"""The git commands that the tool uses: one method per command, with typed results.
 
-Paths are literal everywhere: no verb takes a pattern.
+Paths are literal: no method takes a pattern.
 """
 
 import re
@@ -16,8 +16,12 @@ from xpustack.core.git import PLAIN_ATTRIBUTES, Git, GitFailed, way_out
 HEADS = "refs/heads/"
 PLAIN, EXECUTABLE = "100644", "100755"
 MERGE = (
-    *("-c", "merge.conflictStyle=diff3", "-c", "merge.directoryRenames=false"),
-    *("-c", "merge.renames=true"),
+    "-c",
+    "merge.conflictStyle=diff3",
+    "-c",
+    "merge.directoryRenames=false",
+    "-c",
+    "merge.renames=true",
 )
 """How steps are merged, in the object store and in a work tree."""
 
@@ -35,7 +39,7 @@ _DIFF = (
     "--src-prefix=a/",
     "--dst-prefix=b/",
 )
-"""How a diff is made, whatever the person at the keyboard prefers."""
+"""The options of every diff, so that the user's configuration has no effect."""
 _KIND = re.compile(r"CONFLICT.*\nCONFLICT \(([^)]+)\)")
 _MARKER = ": leftover conflict marker"
 
@@ -48,7 +52,7 @@ class Commit(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Entry:
+class TreeEntry:
     """A file of a tree: its mode (such as `100644`) and blob id."""
 
     mode: str
@@ -57,18 +61,18 @@ class Entry:
 
 @dataclass(frozen=True)
 class Change:
-    """How a path differs between two trees: git's letter for it (A, D, M, or T for
-    another kind of file), and the file in each, None where the tree lacks it."""
+    """How a path differs between two trees: git's status letter (A, D, M, or T for
+    another kind of file), and the file in each tree, None where it is absent."""
 
     path: str
     status: str
-    old: Entry | None
-    new: Entry | None
+    old: TreeEntry | None
+    new: TreeEntry | None
 
 
 @dataclass(frozen=True)
-class Logged:
-    """A commit as the log tells it: ids, and the message as it was written."""
+class LogEntry:
+    """A commit in a log: its ids, and its message verbatim."""
 
     id: str
     tree: str
@@ -93,13 +97,13 @@ class NoSuchPath(GitFailed):
 class Repository(Git):
     """Objects, refs and the index of a git directory.
 
-    Trees are named by a tree's or a commit's id, or by a ref. Every verb raises
-    GitFailed where git fails and the verb does not say what that means.
+    A tree argument is the id of a tree or a commit, or a ref. Every method raises
+    GitFailed when git fails, unless its docstring says otherwise.
     """
 
     def initialize(self) -> None:
-        """Make it: empty, bare if it has no work tree, with attributes that win over
-        those in a base."""
+        """Create the empty repository, bare if it has no work tree, with attributes
+        that override those in a base."""
         self.directory.mkdir(parents=True, exist_ok=True)
         bare = ["--bare"] if self.work_tree is None else []
         self.run("init", "--quiet", "--template=", "--initial-branch=series", *bare)
@@ -115,12 +119,10 @@ class Repository(Git):
         Raises:
             EnvironmentProblem: the repository lacks one of them.
         """
-        wanted = list(dict.fromkeys(ids))
-        output = self.run(
-            "cat-file", "--batch", data="\n".join(wanted).encode() + b"\n"
-        )
-        found, position = {}, 0
-        for name in wanted:
+        names = list(dict.fromkeys(ids))
+        output = self.run("cat-file", "--batch", data="\n".join(names).encode() + b"\n")
+        contents, position = {}, 0
+        for name in names:
             end = output.index(b"\n", position)
             header = output[position:end].decode().split()
             if header[-1] == "missing":
@@ -130,9 +132,9 @@ class Repository(Git):
                     hint=way_out(self.directory),
                 )
             size = int(header[2])
-            found[name] = output[end + 1 : end + 1 + size]
+            contents[name] = output[end + 1 : end + 1 + size]
             position = end + size + 2
-        return found
+        return contents
 
     def file(self, tree: str, path: str) -> bytes:
         """The content of a file of a tree.
@@ -149,34 +151,36 @@ class Repository(Git):
             place, status, stderr = self.directory, error.status, error.stderr
             raise NoSuchPath(place, arguments, status, stderr) from None
 
-    def files(self, tree: str, paths: Iterable[str] | None = None) -> dict[str, Entry]:
-        """The files of a tree by path, in git's order: all, or those that `paths`
-        name and those in the folders that `paths` name."""
-        wanted = None if paths is None else list(paths)
-        if wanted == []:
+    def files(
+        self, tree: str, paths: Iterable[str] | None = None
+    ) -> dict[str, TreeEntry]:
+        """The files of a tree by path, in git's order: all files, or only those at or
+        below `paths`."""
+        selected = None if paths is None else list(paths)
+        if selected == []:
             return {}
-        rows = _fields(self.run("ls-tree", "-r", "-z", tree, "--", *(wanted or ())))
-        found = {}
+        rows = _fields(self.run("ls-tree", "-r", "-z", tree, "--", *(selected or ())))
+        entries = {}
         for row in rows:
             properties, _, path = row.partition("\t")
             mode, _, blob = properties.split(" ")
-            found[path] = Entry(mode, blob)
-        return found
+            entries[path] = TreeEntry(mode, blob)
+        return entries
 
     def changes(self, old: str, new: str) -> list[Change]:
-        """The paths at which two trees differ, in git's order. A rename is a file
-        that goes and a file that comes."""
+        """The paths at which two trees differ, in git's order. A rename is a deletion
+        and an addition."""
         options = ("-r", "-z", "--raw", "--no-renames", "--no-abbrev")
         fields = _fields(self.run("diff-tree", *options, old, new))
-        found = []
+        changes = []
         for properties, path in zip(fields[::2], fields[1::2], strict=True):
             before, after, *blobs, status = properties.removeprefix(":").split(" ")
             entries = [
-                None if mode == _ABSENT else Entry(mode, blob)
+                None if mode == _ABSENT else TreeEntry(mode, blob)
                 for mode, blob in zip((before, after), blobs, strict=True)
             ]
-            found.append(Change(path, status, *entries))
-        return found
+            changes.append(Change(path, status, *entries))
+        return changes
 
     def diff(
         self,
@@ -186,18 +190,19 @@ class Repository(Git):
         *,
         context: int = 3,
     ) -> bytes:
-        """The difference of two trees as a patch: of all files, or of those that
-        `paths` name. `context` counts the lines around a change."""
-        wanted = None if paths is None else list(paths)
-        if wanted == []:
+        """The difference of two trees as a patch: of all files, or only those at or
+        below `paths`. `context` is the number of lines around a change."""
+        selected = None if paths is None else list(paths)
+        if selected == []:
             return b""
+        options = (*_DIFF, f"--unified={context}")
         return self.run(
-            *("diff-tree", "-r", "-p", *_DIFF, f"--unified={context}", old, new),
-            *("--", *(wanted or ())),
+            "diff-tree", "-r", "-p", *options, old, new, "--", *(selected or ())
         )
 
     def conflict_markers(self, old: str, new: str) -> list[str]:
-        """Where `new` has conflict markers that `old` lacks, as `file:line`."""
+        """The places, as `file:line`, of the conflict markers that `new` has and `old`
+        lacks."""
         try:
             self.run("diff-tree", "-r", "--check", old, new)
         except GitFailed as error:
@@ -217,31 +222,30 @@ class Repository(Git):
         """The id of the tree that the index holds."""
         return self.text("write-tree")
 
-    def entries(self) -> dict[str, Entry]:
+    def entries(self) -> dict[str, TreeEntry]:
         """The files of the index, by path."""
-        found = {}
+        entries = {}
         for row in _fields(self.run("ls-files", "--stage", "-z")):
             properties, _, path = row.partition("\t")
             mode, blob, _ = properties.split(" ")
-            found[path] = Entry(mode, blob)
-        return found
+            entries[path] = TreeEntry(mode, blob)
+        return entries
 
     def add(self, files: Mapping[str, bytes], scratch: Path) -> None:
-        """Put plain files into the index, by path; `scratch` is a folder to write
-        in."""
+        """Add plain files to the index, by path; `scratch` is a folder for temporary
+        files."""
         names = [scratch / str(number) for number in range(len(files))]
         for name, content in zip(names, files.values(), strict=True):
             name.write_bytes(content)
-        ids = self.text(
-            *("hash-object", "-w", "--no-filters", "--stdin-paths"),
-            data="".join(f"{name}\n" for name in names).encode(),
-        ).split()
+        options = ("-w", "--no-filters", "--stdin-paths")
+        paths = "".join(f"{name}\n" for name in names).encode()
+        ids = self.text("hash-object", *options, data=paths).split()
         self._update(
             f"{PLAIN} {blob}\t{path}" for path, blob in zip(files, ids, strict=True)
         )
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Take files out of the index."""
+        """Remove files from the index."""
         self._update(f"0 {'0' * 40}\t{path}" for path in paths)
 
     def _update(self, rows: Iterable[str]) -> None:
@@ -249,15 +253,15 @@ class Repository(Git):
         self.run("update-index", "-z", "--index-info", data=data)
 
     def apply(self, diff: bytes) -> None:
-        """Apply a diff to the index: with its full context, moved lines allowed.
+        """Apply a diff to the index. Its full context must match; offsets are allowed.
 
         Raises:
-            GitFailed: it does not fit; `stderr` says where.
+            GitFailed: the diff does not fit; `stderr` says where.
         """
         self.run("apply", "--cached", "-", data=diff)
 
     def applies(self, diff: bytes, *, reverse: bool = False) -> bool:
-        """Whether `apply` would apply a diff, or take it back; nothing changes."""
+        """Whether a diff, or its reverse, applies to the index; nothing changes."""
         options = ["--reverse"] if reverse else []
         try:
             self.run("apply", "--cached", "--check", *options, "-", data=diff)
@@ -268,7 +272,7 @@ class Repository(Git):
     # Commits.
 
     def commit_tree(self, tree: str, parent: str, message: bytes) -> str:
-        """Write a commit of the tool itself, at its fixed date; return its id."""
+        """Write a commit with the tool's own identity and date; return its id."""
         return self.text("commit-tree", tree, "-p", parent, data=message)
 
     def commit_by(
@@ -288,18 +292,18 @@ class Repository(Git):
         return self.text("hash-object", *options, data=content.encode())
 
     def merge(self, ours: str, theirs: str) -> tuple[str | None, list[Conflict]]:
-        """Merge two commits: the merged tree, or None and what conflicts."""
+        """Merge two commits; return the merged tree, or None and the conflicts."""
         options = ("--write-tree", "-z")
         try:
-            merged = self.text(*MERGE, "merge-tree", *options, ours, theirs)
+            output = self.text(*MERGE, "merge-tree", *options, ours, theirs)
         except GitFailed as error:
             if error.status != 1:
                 raise
             return None, list(_conflicts(error.stdout.decode("utf-8", "replace")))
-        return merged.split("\0")[0], []
+        return output.split("\0")[0], []
 
     def commit_of(self, name: str) -> str:
-        """The id of the commit that a ref, or git's words for a commit, name."""
+        """The id of the commit that `name`, a ref or any git revision, names."""
         return self.text("rev-parse", "--verify", f"{name}^{{commit}}")
 
     def tree_of(self, commit: str) -> str:
@@ -310,28 +314,26 @@ class Repository(Git):
         """A commit's message."""
         return self.run("show", "--no-patch", "--format=%B", commit)
 
-    def log(self, old: str, new: str) -> list[Logged]:
+    def log(self, old: str, new: str) -> list[LogEntry]:
         """The commits that `new` has and `old` lacks, parents first.
 
         Raises:
             SeriesError: a message is not UTF-8.
         """
-        output = self.text(
-            *("log", "--reverse", "--topo-order", "--format=%H %T %P%n%B%x00"),
-            f"{old}..{new}",
-        )
-        found = []
+        options = ("--reverse", "--topo-order", "--format=%H %T %P%n%B%x00")
+        output = self.text("log", *options, f"{old}..{new}")
+        commits = []
         for record in output.split("\0")[:-1]:
             identity, _, message = record.lstrip("\n").partition("\n")
             commit, tree, *parents = identity.split()
-            found.append(Logged(commit, tree, tuple(parents), message))
-        return found
+            commits.append(LogEntry(commit, tree, tuple(parents), message))
+        return commits
 
     # Refs and objects.
 
     def refs(self, folder: str = "refs/") -> dict[str, Commit]:
-        """The commits that the refs in `folder` name, by ref. One that names no
-        commit has an empty tree."""
+        """The commits that the refs in `folder` name, by ref. If a ref names an object
+        that is no commit, its tree is empty."""
         form = "--format=%(refname) %(objectname) %(tree)"
         rows = (
             line.split(" ")
@@ -340,50 +342,49 @@ class Repository(Git):
         return {ref: Commit(commit, tree) for ref, commit, tree in rows}
 
     def set_ref(self, ref: str, commit: str) -> None:
-        """Let a ref name a commit."""
+        """Set a ref to a commit."""
         self.run("update-ref", ref, commit)
 
     def delete_refs(self, refs: Iterable[str]) -> None:
-        """Delete refs, by one process."""
-        orders = "".join(f"delete {ref}\n" for ref in refs)
-        self.run("update-ref", "--stdin", data=orders.encode())
+        """Delete refs, in one git process."""
+        commands = "".join(f"delete {ref}\n" for ref in refs)
+        self.run("update-ref", "--stdin", data=commands.encode())
 
     def prune(self, *, packs: bool) -> None:
-        """Remove the objects that no ref reaches; those in packs only with `packs`,
-        which replaces all packs by a new one."""
+        """Remove the objects that no ref reaches. Those in packs are removed only with
+        `packs`, which replaces all packs by a new one."""
         if packs:
             self.run("repack", "-a", "-d", "-q", "--window=0")
         self.run("prune", "--expire=now")
 
     def fast_import(self, stream: bytes) -> None:
-        """Write what a stream for `git fast-import` says, as one pack."""
+        """Import a `git fast-import` stream as one pack."""
         self.run("fast-import", "--quiet", "--done", "--depth=0", data=stream)
 
     def copy_history(self, source: "Repository", commit: str) -> None:
-        """Copy a commit and all that it reaches from another repository."""
-        pack = source.run(
-            *("pack-objects", "--revs", "-q", "--stdout"), data=f"{commit}\n".encode()
-        )
+        """Copy a commit and everything it reaches from another repository."""
+        options = ("--revs", "-q", "--stdout")
+        pack = source.run("pack-objects", *options, data=f"{commit}\n".encode())
         self.run("index-pack", "--stdin", data=pack)
 
 
 def _fields(output: bytes) -> list[str]:
-    """What git ends with zero bytes each."""
+    """The fields of an output in which each ends with a zero byte."""
     return output.decode("utf-8", "replace").split("\0")[:-1]
 
 
 def _conflicts(output: str) -> Iterator[Conflict]:
-    """What `git merge-tree -z` says about conflicts, one a file."""
+    """The conflicts in the output of `git merge-tree -z`, one per file."""
     fields = iter(output.split("\0")[1:])
     for field in fields:
         if not field:
             break
-    seen = set()
+    conflict_paths = set()
     for count in fields:
         if not count:
             return
         paths = [next(fields) for _ in range(int(count))]
         kind = _KIND.match(next(fields) + "\n" + next(fields))
-        if kind is not None and paths[0] not in seen:
-            seen.add(paths[0])
+        if kind is not None and paths[0] not in conflict_paths:
+            conflict_paths.add(paths[0])
             yield Conflict(paths[0], kind[1])

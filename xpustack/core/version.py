@@ -22,5 +22,5 @@ def version(home: Path | None = None) -> str:
     if not described.is_file():
         return f"{_NAME} {metadata.version(_NAME)}"
     number = tomllib.loads(described.read_text("utf-8"))["project"]["version"]
-    commit = history.commit(Project(home))
+    commit = history.current_commit(Project(home))
     return f"{_NAME} {number} ({commit})" if commit else f"{_NAME} {number}"

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run's processes end with the run, even one that was killed by `kill -9`.
 
-A family is every process whose environment, when it was started, named it in
-`FAMILY`: children hand it to their children, whatever session they begin. The
-warden is this file as a process of its own, run with the family's name. It waits
-for the end of its standard input, whose other end only the tool holds, and kills
-who is left. It imports the standard library alone.
+A family is the set of processes that were started with the family's name in the
+environment variable `FAMILY`. Children inherit it, also in a new session. The
+warden is this file, run as a separate process with the family's name. It waits
+for the end of its standard input, whose other end only the tool holds, and then
+kills the processes that are left. It imports only the standard library.
 """
 
 import os
@@ -19,8 +19,8 @@ PATIENCE = 10.0
 
 
 def kill_family(name: str) -> None:
-    """Kill every process of the family, and of those that it holds, until none is
-    left. One that the system does not let go within `PATIENCE` s is left alone."""
+    """Kill every process of the family and of the families inside it, until none is
+    left. After `PATIENCE` s it gives up on processes that do not end."""
     limit = time.monotonic() + PATIENCE
     while members := list(_members(name)):
         for process in members:
@@ -34,7 +34,7 @@ def kill_family(name: str) -> None:
 
 
 def _members(name: str) -> Iterator[int]:
-    """The living processes of a family, but for this one."""
+    """The living processes of a family, except this one."""
     mark = f"{FAMILY}={name}".encode()
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
@@ -49,7 +49,7 @@ def _members(name: str) -> Iterator[int]:
 
 
 def main() -> None:
-    """Wait for the end of the tool, then for that of its family."""
+    """Wait for the end of the tool, then kill its family."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     while os.read(0, 4096):

@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner, clean_environment
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 from xpustack.series.overlay import KERNEL_HOME, TRITON
 from xpustack.series.patch import Step
 
@@ -142,7 +142,7 @@ def _test(content: bytes, names: set[str]) -> bytes:
         content = HEADER + content.removeprefix(SPDX)
     content = _MARKER.sub(b"", content)
     lines = content.decode().splitlines(keepends=True)
-    for node in ast.walk(parse(content)):
+    for node in ast.walk(parse_python(content)):
         if isinstance(node, ast.Import):
             siblings = [alias for alias in node.names if alias.name in names]
             if siblings and len(node.names) == 1:
@@ -170,4 +170,4 @@ def _program(content: bytes) -> str:
                 node.value = node.value.rstrip()
             return node
 
-    return ast.dump(Imports().visit(parse(content)))
+    return ast.dump(Imports().visit(parse_python(content)))

@@ -17,7 +17,7 @@ from xpustack.core.errors import UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.core.repository import Entry
+from xpustack.core.repository import TreeEntry
 from xpustack.export.upstream_form import (
     TEST_HOME,
     is_kernel,
@@ -61,8 +61,8 @@ class Person:
                     hint="xpustack export RELEASE --author 'Name <address>'",
                 )
             return cls(match[1], match[2])
-        name = history.configured(project, "user.name")
-        email = history.configured(project, "user.email")
+        name = history.git_setting(project, "user.name")
+        email = history.git_setting(project, "user.email")
         if not name or not email:
             raise UsageError(
                 "git knows no name and address to sign commits off with",
@@ -100,7 +100,7 @@ def upstream_trees(
             forms.put(writer, tree, scratch)
             tree_id = writer.write_tree()
             text = message(tree.step, person, assistant)
-            date = history.changed(project, tree.step.path)
+            date = history.last_change_date(project, tree.step.path)
             commit = writer.commit_by(str(person), date, tree_id, before.commit, text)
             changes = writer.changes(before.commit, commit)
             changed = tuple(sorted(change.path for change in changes))
@@ -199,7 +199,7 @@ class _UpstreamForms:
 
 
 def _read(
-    writer: Writer, entries: Mapping[str, Entry]
+    writer: Writer, entries: Mapping[str, TreeEntry]
 ) -> tuple[dict[str, bytes], bytes, bytes]:
     """A tree's kernels without the shim, ruff's configuration, and the CI jobs."""
     paths = [path for path in entries if is_kernel(path) and not is_shim(path)]

@@ -115,8 +115,10 @@ def read_hooks(tree: Path, release: str) -> Hooks:
         if repo.repo != "local"
     }
     typos = pinned.get("typos")
-    if typos and fingerprint.version_of("typos") != typos:
-        notes.append(f"typos {fingerprint.version_of('typos')} for the base's {typos}")
+    if typos and fingerprint.installed_version("typos") != typos:
+        notes.append(
+            f"typos {fingerprint.installed_version('typos')} for the base's {typos}"
+        )
     mypy_scripts: list[tuple[bool, bool, Script]] = []
     scripts: list[Script] = []
     for hook in (h for r in document.repos if r.repo == "local" for h in r.hooks):
@@ -167,7 +169,7 @@ def _missing(hook: _Hook, notes: list[str]) -> list[str]:
     missing = []
     for text in hook.additional_dependencies:
         wanted = Requirement(text)
-        installed = fingerprint.version_of(wanted.name)
+        installed = fingerprint.installed_version(wanted.name)
         if _OPTIONAL.match(wanted.name):
             continue
         if installed is None:

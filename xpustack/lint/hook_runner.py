@@ -64,7 +64,7 @@ class HookRunner:
             )
             findings += self._ruff_check(python)
             findings += self._ruff_format(python)
-        if self._hooks.typos and present and fingerprint.version_of("typos"):
+        if self._hooks.typos and present and fingerprint.installed_version("typos"):
             findings += self._typos(present)
         return findings + self._scripts(present)
 

@@ -110,7 +110,7 @@ def checked_statuses(
         if base_ref(release) in refs
         for slug, word in _checks(project, cache, store, release).items()
     }
-    first_commits = history.added(project, project.patches)
+    first_commits = history.addition_times(project, project.patches)
     today = int(now if now is not None else time.time()) // _DAY
     statuses = []
     for status in step_statuses(project, releases):

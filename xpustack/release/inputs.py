@@ -98,7 +98,7 @@ def machine(runner: Runner) -> dict[str, str]:
         "compiler": _compiler(runner),
     }
     for name in PROGRAMS:
-        versions[name] = fingerprint.version_of(name) or "not installed"
+        versions[name] = fingerprint.installed_version(name) or "not installed"
     return versions
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
-from xpustack.core.repository import PLAIN, Logged
+from xpustack.core.repository import PLAIN, LogEntry
 from xpustack.series.apply import forbidden
 from xpustack.series.diff import DiffError, parse_diff
 from xpustack.series.order import SLUG, SUFFIX
@@ -86,7 +86,7 @@ def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
         subject = commit.message.partition("\n")[0]
 
         def refuse(
-            problem: str, commit: Logged = commit, subject: str = subject
+            problem: str, commit: LogEntry = commit, subject: str = subject
         ) -> SeriesError:
             return SeriesError(
                 problem,

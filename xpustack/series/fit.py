@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Sequence
 
 from xpustack.core.errors import ApplyError
-from xpustack.core.repository import Entry
+from xpustack.core.repository import TreeEntry
 from xpustack.series.diff import FileDiff, Hunk
 from xpustack.series.order import redo
 from xpustack.series.patch import Step
@@ -14,7 +14,9 @@ SHOWN = 16
 """Lines of a mismatch that an error shows at most."""
 
 
-def check_fit(step: Step, file: FileDiff, entry: Entry | None, content: bytes) -> None:
+def check_fit(
+    step: Step, file: FileDiff, entry: TreeEntry | None, content: bytes
+) -> None:
     """Require that a file of the tree is the very one that a diff was made on.
 
     Args:
@@ -69,15 +71,15 @@ def check_fit(step: Step, file: FileDiff, entry: Entry | None, content: bytes) -
         )
 
 
-def check_result(step: Step, file: FileDiff, entry: Entry | None) -> None:
+def check_result(step: Step, file: FileDiff, entry: TreeEntry | None) -> None:
     """Require that applying a diff gave the blob and mode that it names.
 
     Raises:
         ApplyError: it did not, as after an edit of the patch by hand.
     """
-    expected = None if file.deletes else Entry(file.new_mode, file.new_id)
+    expected = None if file.deletes else TreeEntry(file.new_mode, file.new_id)
     if entry is not None and not file.new_id:
-        expected = Entry(file.new_mode, entry.blob)
+        expected = TreeEntry(file.new_mode, entry.blob)
     if entry != expected:
         raise _error(
             step,

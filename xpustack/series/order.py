@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError, UsageError
-from xpustack.core.files import read
+from xpustack.core.files import read_file
 from xpustack.core.project import Project
 
 ORDER = "series"
@@ -31,7 +31,7 @@ def read_order(project: Project, release: str) -> list[str]:
     """
     path = project.series_dir(release) / ORDER
     try:
-        content = read(path, project.root, SeriesError, release=release)
+        content = read_file(path, project.root, SeriesError, release=release)
     except FileNotFoundError:
         return []
     text = content.decode("utf-8", "replace")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import link_in, read, without_link
+from xpustack.core.files import link_in, read_file, without_link
 from xpustack.core.project import Project
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 from xpustack.series.diff import path_problem
 from xpustack.series.patch import Step
 
@@ -161,7 +161,7 @@ def kernel_source(project: Project, name: str) -> Path:
 
 def _brought(project: Project, step: Step, source: Path) -> Brought:
     place = {"release": step.release, "step": step.slug}
-    return Brought(read(source, project.root, SeriesError, **place), source)
+    return Brought(read_file(source, project.root, SeriesError, **place), source)
 
 
 @functools.cache
@@ -171,7 +171,7 @@ def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
     Raises:
         SyntaxError, ValueError: it is no Python.
     """
-    nodes = ast.walk(parse(source))
+    nodes = ast.walk(parse_python(source))
     return tuple(
         node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)
     )

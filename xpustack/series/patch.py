@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import read
+from xpustack.core.files import read_file
 from xpustack.core.git import GitFailed, mailinfo
 from xpustack.core.project import Project
 from xpustack.series.diff import DiffError, FileDiff, parse_diff
@@ -191,7 +191,7 @@ def read_patch(release: str, path: Path) -> Step:
         )
 
     try:
-        mail = read(path, path.parents[2], SeriesError, release=release, step=slug)
+        mail = read_file(path, path.parents[2], SeriesError, release=release, step=slug)
     except FileNotFoundError:
         raise refuse("the series names a patch that does not exist") from None
     if b"\r" in mail:

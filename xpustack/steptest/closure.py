@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 
 ALWAYS = ("conftest.py", "helpers/layout.py", "layout.py")
 """What every test takes along where it exists: markers, and the release's layout."""
@@ -40,7 +40,7 @@ def _imports(source: bytes, name: str, package: tuple[str, ...]) -> tuple[str, .
     """The dotted names that a file of `package` may import as modules. Many step
     tests import the same files, and parsing takes milliseconds."""
     modules: list[str] = []
-    for node in ast.walk(parse(source, name)):
+    for node in ast.walk(parse_python(source, name)):
         if isinstance(node, ast.Import):
             modules += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):

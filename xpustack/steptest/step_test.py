@@ -18,7 +18,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import clean_environment
 from xpustack.core.project import Project
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 from xpustack.series.patch import Step
 from xpustack.steptest.closure import closure
 from xpustack.steptest.server import ENVIRONMENT, PytestExit, Server, exit_text
@@ -109,7 +109,7 @@ class Material:
         path = self.tests[self.module]
         return any(
             isinstance(node, ast.Attribute) and ast.unparse(node) == _COMPILED
-            for node in ast.walk(parse(path.read_bytes(), str(path)))
+            for node in ast.walk(parse_python(path.read_bytes(), str(path)))
         )
 
     @property

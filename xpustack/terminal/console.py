@@ -24,7 +24,7 @@ from rich.table import Table
 
 from xpustack.checks.cache_contents import in_use
 from xpustack.core.cache import Cache
-from xpustack.core.errors import Interrupted, StackError, explained
+from xpustack.core.errors import Interrupted, StackError, stack_error_of
 from xpustack.core.progress import Progress
 from xpustack.terminal.display import Display
 from xpustack.terminal.estimate import Estimate, past_seconds
@@ -115,7 +115,7 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
         answer.exit_code = interrupted.exit_code
         answer.errors.append(interrupted)
     except Exception as error:
-        problem = explained(error)
+        problem = stack_error_of(error)
         answer.exit_code = problem.exit_code
         answer.errors.append(problem)
     if as_json:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile archives, each with the one thing that makes it so."""
+"""Hostile archives, each for one reason."""
 
 import gzip
 import io
@@ -15,8 +15,8 @@ from xpustack.base.archive import (
     EXECUTABLE,
     LINK,
     PLAIN,
+    ArchiveMember,
     Limits,
-    Member,
     members,
 )
 from xpustack.core.errors import SourceError
@@ -155,7 +155,7 @@ def test_absurd_counts_and_sizes_are_refused(
 
 
 def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    """4 GiB of zeros in a header's size, and no byte of them in the file."""
+    """A header that states 4 GiB, in a file without that data."""
     info = tarfile.TarInfo("top/zeros")
     info.size = 4 << 30
     path = tmp_path / "vllm-9.1.0.tar.gz"
@@ -165,7 +165,7 @@ def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
 
 
 def test_a_bomb_in_a_header_is_refused(tmp_path: Path) -> None:
-    """A long-name record is read by tarfile itself, before any member."""
+    """tarfile reads a long-name record itself, before any member."""
     info = tarfile.TarInfo("././@LongLink")
     info.type = tarfile.GNUTYPE_LONGNAME
     info.size = 1 << 24
@@ -200,9 +200,9 @@ def test_members_come_as_git_stores_them(tmp_path: Path) -> None:
         plain("top/sub/x", b"1"),
     )
     assert list(members(path)) == [
-        Member("run", EXECUTABLE, b"#!/bin/sh\n"),
-        Member("sub/x", PLAIN, b"1"),
-        Member("sub/l", LINK, b"../run"),
+        ArchiveMember("run", EXECUTABLE, b"#!/bin/sh\n"),
+        ArchiveMember("sub/x", PLAIN, b"1"),
+        ArchiveMember("sub/l", LINK, b"../run"),
     ]
 
 

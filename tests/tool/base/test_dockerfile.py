@@ -35,7 +35,7 @@ def test_the_image_of_a_stage(lines: list[str], image: str) -> None:
 
 
 def test_a_stage_has_its_own_instructions_and_those_that_it_is_based_on() -> None:
-    found = read(
+    stages_by_name = read(
         """\
         ARG OUTSIDE=1
         FROM ubuntu AS one
@@ -46,7 +46,7 @@ def test_a_stage_has_its_own_instructions_and_those_that_it_is_based_on() -> Non
         RUN two
         """
     )
-    assert found == {
+    assert stages_by_name == {
         "one": Stage("ubuntu", "RUN one\n"),
         "two": Stage("ubuntu", "RUN one\nRUN two\n"),
     }
@@ -69,7 +69,7 @@ def test_comments_go_and_continued_lines_are_one() -> None:
 
 
 def test_a_here_document_stays_in_its_stage() -> None:
-    found = read(
+    stages_by_name = read(
         """\
         FROM ubuntu AS one
         RUN python3 - <<EOF
@@ -80,6 +80,6 @@ def test_a_here_document_stays_in_its_stage() -> None:
         FROM debian AS two
         """
     )
-    lines = found["one"].text.splitlines()
+    lines = stages_by_name["one"].text.splitlines()
     assert lines[1:] == ["from os import path", "FROM", "EOF", "RUN wget new.deb"]
-    assert found["two"] == Stage("debian", "")
+    assert stages_by_name["two"] == Stage("debian", "")

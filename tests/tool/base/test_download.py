@@ -36,7 +36,7 @@ except StackError as error:
 def server(
     links: Path, sdist: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[IndexServer]:
-    """pip's one index offers `sdist`, over HTTP."""
+    """An HTTP server as pip's only index, which offers `sdist`."""
     with serving(links) as running:
         monkeypatch.delenv("PIP_NO_INDEX")
         monkeypatch.delenv("PIP_FIND_LINKS")
@@ -52,11 +52,11 @@ def leftovers(cache: Cache) -> list[Path]:
 def test_an_archive_is_fetched_once_and_then_offline(
     release: Release, sdist: Path, cache: Cache
 ) -> None:
-    said: list[str] = []
-    path = fetch(release, cache, progress=said.append)
+    messages: list[str] = []
+    path = fetch(release, cache, progress=messages.append)
     assert path == cache.sdists / release.sha256 / release.sdist
     assert path.read_bytes() == sdist.read_bytes()
-    assert said[0].startswith(f"downloading {release.sdist}")
+    assert messages[0].startswith(f"downloading {release.sdist}")
     sdist.unlink()
     assert fetch(release, cache, offline=True) == path
     assert leftovers(cache) == []
@@ -197,7 +197,7 @@ def test_a_full_disk_is_an_environment_problem(large: Path, small_disk: Path) ->
 def test_a_limit_on_file_size_is_an_environment_problem(
     large: Path, tmp_path: Path
 ) -> None:
-    """What every user can test: the kernel's limit on a process's files."""
+    """The kernel's limit on a process's file size, which needs no privileges."""
     size = 256 << 10
     child = start(
         FETCH,
@@ -218,8 +218,8 @@ global.find-links='/c'
 global.cert='/ca.pem'
 install.index-url='file:///never'
 """
-    found = PipConfiguration.from_listing(listing)
-    assert found == replace(
+    configuration = PipConfiguration.from_listing(listing)
+    assert configuration == replace(
         PipConfiguration(),
         timeout=180.0,
         find_links=("/a", "/b"),

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from sdists import FILES, XPU_TXT, pinned, write_sdist
 
-from xpustack.base.pin import DOCKERFILE, dependencies, inserted, named, pin
-from xpustack.base.releases import Pin, Release, load, parse
+from xpustack.base.pin import DOCKERFILE, dependencies, find_pin, pin, with_entry
+from xpustack.base.releases import Pin, Release, load, parse_releases
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError, UsageError
 from xpustack.core.project import Project
@@ -19,13 +19,13 @@ def test_a_release_is_pinned_from_its_own_archive(
     project: Project, links: Path, cache: Cache
 ) -> None:
     archive = write_sdist(links / "vllm-9.2.0.tar.gz", FILES)
-    said: list[str] = []
-    made = pin(project, cache, "9.2.0", said.append)
-    assert made == load(project)["v9.2.0"]
-    assert (made.sha256, made.revision) == (pinned(archive).sha256, 1)
-    assert made.xpu_kernels == Pin("0.1.9", XPU_TXT)
-    assert (cache.sdists / made.sha256 / made.sdist).is_file()
-    assert said[0] == "looking for vllm 9.2.0"
+    messages: list[str] = []
+    release = pin(project, cache, "9.2.0", messages.append)
+    assert release == load(project)["v9.2.0"]
+    assert (release.sha256, release.revision) == (pinned(archive).sha256, 1)
+    assert release.xpu_kernels == Pin("0.1.9", XPU_TXT)
+    assert (cache.sdists / release.sha256 / release.sdist).is_file()
+    assert messages[0] == "looking for vllm 9.2.0"
 
 
 @pytest.mark.parametrize("asked", ["9.1.0", "v9.1.0"])
@@ -84,7 +84,7 @@ def test_a_base_that_names_no_version_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("files", "names", "found"),
+    ("files", "names", "dependency"),
     [
         ({XPU_TXT: "torch==2.11.0+xpu\n"}, ("torch",), Pin("2.11.0+xpu", XPU_TXT)),
         ({XPU_TXT: "torchaudio==2.11.0\n"}, ("torch",), None),
@@ -116,9 +116,9 @@ def test_a_base_that_names_no_version_is_refused(
     ],
 )
 def test_a_version_is_read_where_it_stands(
-    files: dict[str, str], names: tuple[str, ...], found: Pin | None
+    files: dict[str, str], names: tuple[str, ...], dependency: Pin | None
 ) -> None:
-    assert named(files, names) == found
+    assert find_pin(files, names) == dependency
 
 
 def pinned_as(release: Release, version: str) -> Release:
@@ -141,8 +141,11 @@ def test_all_else_stays_byte_for_byte(
     before = before.replace(
         '[[release]]\nversion = "0.33.0"', '# why\n[[release]]\nversion = "0.33.0"'
     )
-    after = inserted(before, pinned_as(release, version))
-    assert len(parse(after, Path("x"))) == len(parse(before, Path("x"))) + 1
+    after = with_entry(before, pinned_as(release, version))
+    assert (
+        len(parse_releases(after, Path("x")))
+        == len(parse_releases(before, Path("x"))) + 1
+    )
     old, new = before.splitlines(), after.splitlines()
     added = len(new) - len(old)
     start = next(at for at, line in enumerate(new) if old[at : at + 1] != [line])
@@ -152,9 +155,9 @@ def test_all_else_stays_byte_for_byte(
 
 def test_the_first_pin_of_a_file(release: Release) -> None:
     for text in ("", "# pins\n", "# pins"):
-        after = inserted(text, release)
+        after = with_entry(text, release)
         assert after.startswith(text)
-        assert parse(after, Path("x")).names == ("v9.1.0",)
+        assert parse_releases(after, Path("x")).names == ("v9.1.0",)
 
 
 def test_dependencies_of_a_small_base(sdist: Path) -> None:

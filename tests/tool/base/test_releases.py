@@ -8,8 +8,8 @@ from sdists import FILES, pinned, write_sdist
 
 from xpustack.base.archive import members
 from xpustack.base.download import fetch
-from xpustack.base.pin import dependencies, entry
-from xpustack.base.releases import Release, Releases, load, parse
+from xpustack.base.pin import dependencies, release_entry
+from xpustack.base.releases import Release, Releases, load, parse_releases
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError, StackError, UsageError
 from xpustack.core.project import Project
@@ -21,7 +21,7 @@ PINNED = ("v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0")
 def text(tmp_path: Path) -> str:
     """Three releases, the second with its tables spelled out."""
     first, second, third = (
-        entry(pinned(write_sdist(tmp_path / f"vllm-{version}.tar.gz", FILES)))
+        release_entry(pinned(write_sdist(tmp_path / f"vllm-{version}.tar.gz", FILES)))
         for version in ("9.1.0", "9.2.0", "9.10.0")
     )
     second = second.replace(
@@ -36,7 +36,7 @@ def test_the_repository_pins_the_four_releases(real_project: Project) -> None:
 
 
 def test_releases_are_ordered_by_version_not_by_letters(text: str) -> None:
-    assert parse(text, Path("x")).names == ("v9.1.0", "v9.2.0", "v9.10.0")
+    assert parse_releases(text, Path("x")).names == ("v9.1.0", "v9.2.0", "v9.10.0")
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_an_error_points_at_its_line(
         broken = text.replace('file = "requirements/xpu.txt"\n\n', 'file = "/x"\n\n')
     expected = broken.count("\n", 0, broken.index(place, second)) + 1
     with pytest.raises(SourceError) as caught:
-        parse(broken, Path("releases.toml"))
+        parse_releases(broken, Path("releases.toml"))
     assert caught.value.path == f"releases.toml:{expected}"
     assert says in caught.value.message
     assert caught.value.hint is not None
@@ -74,7 +74,7 @@ def test_an_error_points_at_its_line(
 
 def test_a_word_outside_the_releases_is_pointed_at(text: str) -> None:
     with pytest.raises(SourceError) as caught:
-        parse('# pins\n\nrelases = "x"\n' + text, Path("releases.toml"))
+        parse_releases('# pins\n\nrelases = "x"\n' + text, Path("releases.toml"))
     assert caught.value.path == "releases.toml:3"
 
 
@@ -89,7 +89,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_an_unknown_release_suggests_the_nearest(
     text: str, asked: str, near: str
 ) -> None:
-    releases = parse(text, Path("x"))
+    releases = parse_releases(text, Path("x"))
     with pytest.raises(UsageError) as caught:
         releases[asked]
     assert f"did you mean {near}?" in caught.value.message
@@ -98,13 +98,13 @@ def test_an_unknown_release_suggests_the_nearest(
 
 def test_an_unknown_word_suggests_the_list(text: str) -> None:
     with pytest.raises(UsageError) as caught:
-        parse(text, Path("x"))["attention-decode"]
+        parse_releases(text, Path("x"))["attention-decode"]
     assert caught.value.hint == "xpustack status"
     assert "did you mean" not in caught.value.message
 
 
 def test_a_release_is_found_with_and_without_its_v(text: str) -> None:
-    releases = parse(text, Path("x"))
+    releases = parse_releases(text, Path("x"))
     assert releases["9.2.0"] is releases["v9.2.0"]
     assert "v9.2.0" in releases and "v9.3.0" not in releases
 
@@ -139,17 +139,17 @@ def test_a_project_is_found_from_below_and_missed_outside(
 def test_the_base_names_what_the_pin_says(
     name: str, real_project: Project, real_cache: Cache
 ) -> None:
-    """Each version stands in the very file that the pin names."""
+    """Each version is in the file that the pin names."""
     releases: Releases = load(real_project)
     release: Release = releases[name]
     archive = fetch(release, real_cache)
-    said = (release.torch, release.triton, release.xpu_kernels)
-    assert dependencies(archive, name) == said
+    pins = (release.torch, release.triton, release.xpu_kernels)
+    assert dependencies(archive, name) == pins
     texts = {
         member.path: member.data.decode()
         for member in members(archive)
-        if member.path in {pin.file for pin in said}
+        if member.path in {pin.file for pin in pins}
     }
-    for word, pin in zip(("torch", "triton", "vllm_xpu_kernels"), said, strict=True):
+    for word, pin in zip(("torch", "triton", "vllm_xpu_kernels"), pins, strict=True):
         lines = [line for line in texts[pin.file].splitlines() if word in line]
         assert any(pin.version in line for line in lines), (word, pin)

@@ -9,7 +9,7 @@ from fake_stack import git, message
 from sdists import pinned, write_sdist
 from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
-from xpustack.base.pin import entry
+from xpustack.base.pin import release_entry
 from xpustack.refresh.refresh import Refreshed, refresh
 
 
@@ -33,7 +33,7 @@ def publish(stack: TinyStack, value: str, edits: dict[str, str] | None = None) -
     place.parent.mkdir(parents=True)
     shutil.copyfile(sdist, place)
     with open(stack.project.releases_file, "a") as file:
-        file.write("\n" + entry(release))
+        file.write("\n" + release_entry(release))
 
 
 def carried(stack: TinyStack, **options) -> Refreshed:

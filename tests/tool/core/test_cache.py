@@ -289,10 +289,10 @@ def test_a_lock_excludes_another_process_until_its_holder_dies(cache: Cache) -> 
 
 
 def test_two_locks_do_not_meet(cache: Cache) -> None:
-    said: list[str] = []
-    with cache.lock("one", said.append), cache.lock("two", said.append):
+    messages: list[str] = []
+    with cache.lock("one", messages.append), cache.lock("two", messages.append):
         pass
-    assert said == []
+    assert messages == []
 
 
 def test_a_result_is_kept_under_its_key(cache: Cache) -> None:
@@ -343,12 +343,12 @@ def test_other_errors_pass_unchanged(tmp_path: Path) -> None:
 def test_fast_messages_are_thinned_out(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
     monkeypatch.setattr("xpustack.core.progress.time.monotonic", lambda: now)
-    said: list[str] = []
-    report = at_most_every(1.0, said.append)
+    messages: list[str] = []
+    report = at_most_every(1.0, messages.append)
     for tenth in range(25):
         now = tenth / 10
         report(str(tenth))
-    assert said == ["10", "20"]
+    assert messages == ["10", "20"]
 
 
 @pytest.mark.parametrize(

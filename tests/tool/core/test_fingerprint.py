@@ -32,7 +32,7 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tool:
 
 def test_recipes_reach_what_they_use() -> None:
     for recipe in (["builds.build"], ["lint.linter"], ["steptest.step_test"]):
-        assert {"core.git", "core.process"} <= set(fingerprint.closure(recipe))
+        assert {"core.git", "core.process"} <= set(fingerprint.module_closure(recipe))
 
 
 def test_imported_code_counts(tool: Tool, tmp_path: Path) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a runner has started ends with the runner and with the tool."""
+"""The processes of a runner end with the runner and with the tool."""
 
 import subprocess
 import threading

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What git is asked and what it says, as values."""
+"""The git commands of a repository and their results."""
 
 import ast
 from pathlib import Path
@@ -24,12 +24,14 @@ class Places:
         empty = self.git.text("hash-object", "-t", "tree", "-w", "--stdin", data=b"")
         self.root = self.git.text("commit-tree", empty, data=b"root\n")
 
-    def commit(self, files: dict[str, str], parent: str = "", said: str = "x") -> str:
+    def commit(
+        self, files: dict[str, str], parent: str = "", message: str = "x"
+    ) -> str:
         self.git.run("read-tree", "--empty")
         contents = {path: text.encode() for path, text in files.items()}
         self.git.add(contents, self.scratch)
         tree = self.git.write_tree()
-        return self.git.commit_tree(tree, parent or self.root, said.encode())
+        return self.git.commit_tree(tree, parent or self.root, message.encode())
 
 
 @pytest.fixture
@@ -38,7 +40,7 @@ def places(tmp_path: Path) -> Places:
 
 
 def test_git_is_started_in_core_alone() -> None:
-    """`run` and `text` of a repository take git's own words; nobody else says them."""
+    """Only core calls `run` and `text` of a repository, which take git arguments."""
     for path in PACKAGE.rglob("*.py"):
         if path.parent.name == "core":
             continue
@@ -88,12 +90,12 @@ def test_a_missing_file_has_an_error_of_its_own(places: Places) -> None:
 
 
 def test_the_log_is_the_commits_with_their_words(places: Places) -> None:
-    first = places.commit({"a": "1"}, said="One\n\n  indented\n")
+    first = places.commit({"a": "1"}, message="One\n\n  indented\n")
     second = places.commit({"a": "2"}, first, "Two\n")
-    one, two = places.git.log(places.root, second)
-    assert (one.id, one.parents) == (first, (places.root,))
-    assert (two.id, two.tree) == (second, places.git.tree_of(second))
-    assert one.message == "One\n\n  indented\n"
+    older, newer = places.git.log(places.root, second)
+    assert (older.id, older.parents) == (first, (places.root,))
+    assert (newer.id, newer.tree) == (second, places.git.tree_of(second))
+    assert older.message == "One\n\n  indented\n"
     assert places.git.log(second, second) == []
 
 
@@ -102,18 +104,18 @@ def test_a_merge_gives_a_tree_or_its_conflicts(places: Places) -> None:
     ours = places.commit({"a": "2\n", "b": "1\n"}, base)
     theirs = places.commit({"a": "1\n", "b": "2\n"}, base)
     other = places.commit({"b": "1\n"}, base)
-    merged, conflicts = places.git.merge(ours, theirs)
-    assert merged is not None and conflicts == []
-    assert places.git.file(merged, "a") + places.git.file(merged, "b") == b"2\n2\n"
-    nothing, (conflict,) = places.git.merge(ours, other)
-    assert (nothing, conflict.path, conflict.kind) == (None, "a", "modify/delete")
+    tree, conflicts = places.git.merge(ours, theirs)
+    assert tree is not None and conflicts == []
+    assert places.git.file(tree, "a") + places.git.file(tree, "b") == b"2\n2\n"
+    tree, (conflict,) = places.git.merge(ours, other)
+    assert (tree, conflict.path, conflict.kind) == (None, "a", "modify/delete")
 
 
 def test_refs_and_what_no_ref_reaches(places: Places) -> None:
     kept, gone = places.commit({"a": "1"}), places.commit({"a": "2"})
     places.git.set_ref("refs/steps/kept", kept)
     places.git.set_ref("refs/steps/gone", gone)
-    commits = [Commit(one, places.git.tree_of(one)) for one in (gone, kept)]
+    commits = [Commit(commit, places.git.tree_of(commit)) for commit in (gone, kept)]
     assert list(places.git.refs("refs/steps/").values()) == commits
     places.git.delete_refs(["refs/steps/gone"])
     places.git.prune(packs=True)
@@ -130,10 +132,9 @@ def test_a_checkout_of_a_copied_history(places: Places, tmp_path: Path) -> None:
     work.set_ref("refs/heads/mine", commit)
     work.set_head("refs/heads/mine")
     work.check_out(commit)
-    assert (work.head(), work.commit_of("HEAD"), work.status()) == (
-        *("refs/heads/mine", commit),
-        [],
-    )
+    assert work.head() == "refs/heads/mine"
+    assert work.commit_of("HEAD") == commit
+    assert work.status() == []
     (work.work_tree / "a").write_text("changed")
     (work.work_tree / "new").write_text("")
     assert work.status() == [" M a", "?? new"]

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from xpustack.core.syntax import parse
+from xpustack.core.syntax import parse_python
 
 NESTED = b"x = " + b"(1 + " * 60 + b"1" + b")" * 60 + b"\n"
 
 
 @pytest.fixture
 def collections_switch_threads() -> Iterator[None]:
-    """Garbage is collected often, and another thread goes on meanwhile."""
+    """Collect garbage often, and switch threads during each collection."""
 
     def switch(*_: Any) -> None:
         time.sleep(1e-4)
@@ -32,7 +32,7 @@ def collections_switch_threads() -> Iterator[None]:
 
 @pytest.mark.usefixtures("collections_switch_threads")
 def test_threads_parse_at_once() -> None:
-    alone = ast.dump(parse(NESTED))
+    alone = ast.dump(parse_python(NESTED))
     with ThreadPoolExecutor(4) as pool:
-        trees = list(pool.map(parse, [NESTED] * 24))
+        trees = list(pool.map(parse_python, [NESTED] * 24))
     assert {ast.dump(tree) for tree in trees} == {alone}

@@ -119,7 +119,7 @@ def test_the_findings_of_the_base_do_not_count_and_new_ones_do(linted):
 
 
 def test_a_ruff_of_another_version_is_refused(linted, monkeypatch):
-    monkeypatch.setattr(fingerprint, "version_of", lambda name: "0.0.1")
+    monkeypatch.setattr(fingerprint, "installed_version", lambda name: "0.0.1")
     with pytest.raises(EnvironmentProblem, match=r"ruff==.* is needed, 0\.0\.1 is"):
         linted("other", {"vllm/other.py": HEADER})
 
