@@ -23,19 +23,18 @@ def watch(offline: Offline = False, as_json: AsJson = False) -> None:
     whose Upstream-Status says Backport is no news."""
     with answering("watch", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
-            found = look(Project.find(), cache, offline=offline, progress=progress)
-        answer.data = {**dataclasses.asdict(found), "news": found.news}
-        answer.say(f"newest pin: {found.newest_pin}")
-        answer.say(f"newer releases: {', '.join(found.newer) or 'none'}")
-        for landed in found.landed:
-            mark = " (known)" if landed.known else ""
+            report = look(Project.find(), cache, offline=offline, progress=progress)
+        answer.data = {**dataclasses.asdict(report), "news": report.news}
+        answer.say(f"newest pin: {report.newest_pin}")
+        answer.say(f"newer releases: {', '.join(report.newer) or 'none'}")
+        for step in report.landed:
+            mark = " (known)" if step.known else ""
             answer.say(
-                f"{landed.release} {landed.step}: in {landed.newer},"
-                f" {landed.evidence}{mark}"
+                f"{step.release} {step.step}: in {step.newer}, {step.evidence}{mark}"
             )
-        if not found.landed:
-            answer.say(f"no step of a pinned release is in {found.compared}")
-        for version in found.newer[-1:]:
-            answer.say(f"next: xpustack refresh v{version} --from {found.newest_pin}")
-        if found.news:
+        if not report.landed:
+            answer.say(f"no step of a pinned release is in {report.compared}")
+        for version in report.newer[-1:]:
+            answer.say(f"next: xpustack refresh v{version} --from {report.newest_pin}")
+        if report.news:
             answer.exit_code = CheckFailed.exit_code

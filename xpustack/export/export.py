@@ -19,7 +19,7 @@ from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.export.folder import ExportState, previous_export, write_export
-from xpustack.export.preconditions import require_checked, require_clean, test_each
+from xpustack.export.preconditions import require_checked, require_clean, test_commits
 from xpustack.export.pull_request import PullRequest, title_problem
 from xpustack.export.upstream_trees import Person, upstream_trees
 from xpustack.series.apply import trees
@@ -88,7 +88,9 @@ def export(
             )
     exported = upstream_trees(project, store, series, person, assistant, progress)
     require_clean(cache, store, exported, progress)
-    own_tests = test_each(project, cache, store, exported, progress) if bisect else {}
+    own_tests = (
+        test_commits(project, cache, store, exported, progress) if bisect else {}
+    )
     requests = _requests(project, exported, step_proofs, own_tests)
     branches = {
         request.branch: tree.commit

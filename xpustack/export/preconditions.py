@@ -71,7 +71,7 @@ def require_clean(
     cache.results_put(key, msgspec.to_builtins(passed))
 
 
-def test_each(
+def test_commits(
     project: Project,
     cache: Cache,
     store: Store,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a release's series to the next release's.
+"""Carry a release's series over to another release, and watch upstream.
 
-In: a series and a newer base. Out: a series carried over as far as it goes, and what
-upstream did meanwhile.
+In: a series and another base. Out: the steps that could be carried, the conflicts, and
+the steps that upstream has by now.
 """

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carrying one step to another release's tree by a 3-way merge, and judging it.
+"""Carry one step to another release's tree by a 3-way merge, and judge the result.
 
-The merge's common ancestor is the tree on which the step was made, one side is
-that tree with the step, the other the tree it is to land on. `refresh` alone may
-merge; everywhere else a patch fits exactly or not at all.
+The merge's common ancestor is the tree on which the step was made. One side is that
+tree with the step, the other side is the target tree. Only `refresh` merges;
+everywhere else a patch fits exactly or is refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,18 +18,18 @@ from xpustack.series.apply import commit_message
 from xpustack.series.diff import FileDiff, Hunk, parse_diff
 from xpustack.series.tree import StepTree
 
-Verdict = Literal["clean", "merged", "conflict", "upstream"]
+CarryVerdict = Literal["clean", "merged", "conflict", "upstream"]
 SHOWN = 12
-"""Lines of one side of a conflict that a report shows at most."""
+"""The most lines that a report shows of one side of a conflict."""
 
 
 class Clash(msgspec.Struct, frozen=True):
-    """One place where step and upstream want different things.
+    """One place where the step and upstream conflict.
 
     `kind` is git's word, such as `content` or `modify/delete`. `hunk` and `ours`
     are the step's change, `upstream_hunk` and `theirs` the upstream change that
-    it collides with; both as lines of a diff without context. A clash that is not
-    about lines has neither.
+    it collides with; both as lines of a diff without context. All are empty if the
+    conflict is not about lines.
     """
 
     path: str
@@ -40,7 +40,7 @@ class Clash(msgspec.Struct, frozen=True):
     theirs: tuple[str, ...] = ()
 
 
-class Touched(msgspec.Struct, frozen=True):
+class TouchedFile(msgspec.Struct, frozen=True):
     """A file that a step changes, and how many lines upstream changed in it
     between the two releases; None where the new release lacks the file."""
 
@@ -49,20 +49,20 @@ class Touched(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True)
-class Carried:
-    """What became of a step. `tree` is the tree with it, None after a conflict;
-    `evidence` says why a step counts as upstream, or what was not exact."""
+class CarriedStep:
+    """The result of carrying a step. `tree` is the tree with it, None after a conflict;
+    `evidence` says why the step counts as upstream, or why it had to be merged."""
 
-    verdict: Verdict
+    verdict: CarryVerdict
     tree: str | None
     evidence: str = ""
     clashes: tuple[Clash, ...] = ()
-    files: tuple[Touched, ...] = ()
+    files: tuple[TouchedFile, ...] = ()
 
 
 @dataclass(frozen=True)
 class Carrier:
-    """Carries steps inside one repository, which must hold both releases.
+    """Carries steps in a repository that holds both releases.
 
     Args:
         git: the repository, with a private index.
@@ -75,32 +75,32 @@ class Carrier:
     old_base: str
     new_base: str
 
-    def carry(self, made: StepTree, onto: str) -> Carried:
-        """Judge the step of `made` on top of the commit `onto`; nothing moves."""
-        step, before = made.step, made.parent
+    def carry(self, source: StepTree, onto: str) -> CarriedStep:
+        """Merge the step of `source` onto the commit `onto`; no branch moves."""
+        step, before = source.step, source.parent
         files = self._upstream_changes(step.touched)
         here = self.git.tree_of(onto)
-        merged, conflicts = self._merge(before.commit, made.commit, here)
-        if merged == here and made.changed:
+        merged, conflicts = self._merge(before.commit, source.commit, here)
+        if merged == here and source.changed:
             text = "nothing is left of it after the merge"
-            return Carried("upstream", here, text, (), files)
+            return CarriedStep("upstream", here, text, (), files)
         if merged is None:
-            if evidence := self._upstream_evidence(made, here):
-                return Carried("upstream", here, evidence, (), files)
-            found = tuple(self._explained(made, here, conflicts))
-            return Carried("conflict", None, "", found, files)
+            if evidence := self._upstream_evidence(source, here):
+                return CarriedStep("upstream", here, evidence, (), files)
+            clashes = tuple(self._clashes(source, here, conflicts))
+            return CarriedStep("conflict", None, "", clashes, files)
         if self._applies(step.diff, here, reverse=False):
-            return Carried("clean", merged, "", (), files)
+            return CarriedStep("clean", merged, "", (), files)
         text = "its context changed: merged with the upstream changes around it"
-        return Carried("merged", merged, text, (), files)
+        return CarriedStep("merged", merged, text, (), files)
 
-    def commit(self, made: StepTree, tree: str, parent: str) -> str:
-        """The carried step as a commit: same names, same text."""
-        message = commit_message(made.step).encode()
+    def commit(self, source: StepTree, tree: str, parent: str) -> str:
+        """The carried step as a commit, with the step's own message."""
+        message = commit_message(source.step).encode()
         return self.git.commit_tree(tree, parent, message)
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
-        """`tree` and those of `files` that it lacks."""
+        """`tree` with those of `files` that it lacks."""
         lacking = files.keys() - self.git.files(tree, files).keys()
         if not lacking:
             return tree
@@ -119,7 +119,7 @@ class Carrier:
     def _merge(
         self, ancestor: str, step: str, here: str
     ) -> tuple[str | None, list[Conflict]]:
-        """The merged tree, or None and what conflicts."""
+        """The merged tree, or None and the conflicts."""
         ours = self.git.commit_tree(here, ancestor, b"upstream\n")
         return self.git.merge(ours, step)
 
@@ -130,65 +130,65 @@ class Carrier:
         self.git.read_tree(tree)
         return self.git.applies(diff, reverse=reverse)
 
-    def _upstream_evidence(self, made: StepTree, here: str) -> str:
+    def _upstream_evidence(self, source: StepTree, here: str) -> str:
         """Why the step's diff counts as upstream's own; empty if it does not."""
-        if self.git.files(here, made.added).keys() != set(made.added):
+        if self.git.files(here, source.added).keys() != set(source.added):
             return ""
-        if self._applies(made.step.diff, here, reverse=True):
+        if self._applies(source.step.diff, here, reverse=True):
             return "its diff applies in reverse"
-        mine = self._plain(made.parent.commit, made.commit, made.step.touched)
-        theirs = self._plain(self.old_base, self.new_base, made.step.touched)
-        known = {file.path: file.hunks for file in theirs}
-        wanted = [(file.path, hunk) for file in mine for hunk in file.hunks]
-        if wanted and all(
-            any(_contains(other, hunk) for other in known.get(path, ()))
-            for path, hunk in wanted
+        own = self._plain(source.parent.commit, source.commit, source.step.touched)
+        theirs = self._plain(self.old_base, self.new_base, source.step.touched)
+        upstream_hunks = {file.path: file.hunks for file in theirs}
+        own_hunks = [(file.path, hunk) for file in own for hunk in file.hunks]
+        if own_hunks and all(
+            any(_contains(other, hunk) for other in upstream_hunks.get(path, ()))
+            for path, hunk in own_hunks
         ):
             return "upstream's own diff has each of its changes (by patch id)"
         return ""
 
-    def _explained(
-        self, made: StepTree, here: str, conflicts: Iterable[Conflict]
+    def _clashes(
+        self, source: StepTree, here: str, conflicts: Iterable[Conflict]
     ) -> Iterator[Clash]:
         """Each conflict with both sides and the upstream change behind it."""
-        before = made.parent
+        before = source.parent
         for conflict in conflicts:
-            mine = self._plain(before.commit, made.commit, [conflict.path])
+            own = self._plain(before.commit, source.commit, [conflict.path])
             theirs = self._plain(before.commit, here, [conflict.path])
             pairs = [
-                (one, other)
-                for file in mine
-                for one in file.hunks
-                for rival in theirs
-                for other in rival.hunks
-                if _collide(one, other)
+                (hunk, upstream_hunk)
+                for file in own
+                for hunk in file.hunks
+                for upstream_file in theirs
+                for upstream_hunk in upstream_file.hunks
+                if _collide(hunk, upstream_hunk)
             ]
             if not pairs:
                 yield Clash(conflict.path, conflict.kind)
-            for one, other in pairs:
+            for hunk, upstream_hunk in pairs:
                 yield Clash(
                     conflict.path,
                     conflict.kind,
-                    one.header,
-                    _shown(one),
-                    other.header,
-                    _shown(other),
+                    hunk.header,
+                    _shown(hunk),
+                    upstream_hunk.header,
+                    _shown(upstream_hunk),
                 )
 
     def _plain(self, old: str, new: str, paths: Iterable[str]) -> tuple[FileDiff, ...]:
         """The difference of two trees in some files, without context."""
         return parse_diff(self.git.diff(old, new, paths, context=0))
 
-    def _upstream_changes(self, paths: Iterable[str]) -> tuple[Touched, ...]:
-        wanted = tuple(paths)
-        present = self.git.files(self.new_base, wanted)
+    def _upstream_changes(self, paths: Iterable[str]) -> tuple[TouchedFile, ...]:
+        paths = tuple(paths)
+        present = self.git.files(self.new_base, paths)
         changed = {
             file.path: file.changed
-            for file in self._plain(self.old_base, self.new_base, wanted)
+            for file in self._plain(self.old_base, self.new_base, paths)
         }
         return tuple(
-            Touched(path, changed.get(path, 0) if path in present else None)
-            for path in wanted
+            TouchedFile(path, changed.get(path, 0) if path in present else None)
+            for path in paths
         )
 
 
@@ -199,12 +199,13 @@ def carrier(directory: Path, scratch: Path, old_base: str, new_base: str) -> Car
 
 
 def _contains(other: Hunk, hunk: Hunk) -> bool:
-    """Whether a change holds another one: its lines in a row, on both sides,
-    without regard to white space, which is what a patch id compares."""
+    """Whether a change contains another one: all its lines in a row, on both sides.
+    Like a patch id, this ignores white space."""
     for mark in (b"-", b"+"):
-        wanted, there = _lines(hunk, mark), _lines(other, mark)
-        size = len(wanted)
-        if all(there[at : at + size] != wanted for at in range(len(there) - size + 1)):
+        part, whole = _lines(hunk, mark), _lines(other, mark)
+        size = len(part)
+        starts = range(len(whole) - size + 1)
+        if all(whole[start : start + size] != part for start in starts):
             return False
     return True
 
@@ -213,11 +214,11 @@ def _lines(hunk: Hunk, mark: bytes) -> list[bytes]:
     return [b"".join(line[1:].split()) for line in hunk.lines if line.startswith(mark)]
 
 
-def _collide(one: Hunk, other: Hunk) -> bool:
-    """Whether two changes of one text touch: they overlap, or no line is between."""
-    first = one.old_start + (one.old_count == 0)
+def _collide(hunk: Hunk, other: Hunk) -> bool:
+    """Whether two changes of one text overlap, or have no line between them."""
+    first = hunk.old_start + (hunk.old_count == 0)
     second = other.old_start + (other.old_count == 0)
-    return first <= second + other.old_count and second <= first + one.old_count
+    return first <= second + other.old_count and second <= first + hunk.old_count
 
 
 def _shown(hunk: Hunk) -> tuple[str, ...]:

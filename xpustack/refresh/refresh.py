@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A series carried over to another release, step by step.
+"""Carry a series over to another release, step by step.
 
-The work happens in a repository like that of `apply`: the new release's base and
-one commit for each step that could be carried. A conflict stops it there, as a
-cherry-pick in progress; after a person has resolved it, the same command goes on
-from the commits that it finds. Nothing outside that repository changes before
-every step has found its place, and only when asked.
+The work repository is like that of `apply`: the new release's base and one commit for
+each step that could be carried. At a conflict the run stops there with a cherry-pick in
+progress. Once a person has resolved it, the same command continues from the commits in
+the repository. Nothing outside the repository changes until every step is carried or
+left out, and then only with `write`.
 """
 
 import time
@@ -24,17 +24,17 @@ from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.refresh.carry import Carried, Carrier, carrier
+from xpustack.refresh.carry import CarriedStep, Carrier, carrier
 from xpustack.refresh.work import (
     OPEN,
-    Moved,
     Outcome,
+    StepOutcome,
     commits_of,
     leave_conflict,
     needed_kernels,
     read_note,
     remember,
-    settled,
+    settled_outcome,
     slugs_of,
     staged,
     working,
@@ -50,22 +50,22 @@ _WITHOUT = "its test passes without it"
 
 
 @dataclass(frozen=True)
-class Refreshed:
+class RefreshReport:
     """The report of a refresh: every step, in the order of the source's series.
 
-    `stale` lists what was written to the project, None if nothing was asked for.
+    `stale` lists the files written to the project; it is None without `write`.
     """
 
     release: Release
     source: str
-    steps: tuple[Moved, ...]
+    steps: tuple[StepOutcome, ...]
     seconds: float
     stale: list[Stale] | None = None
     directory: Path | None = None
 
     @property
-    def open(self) -> tuple[Moved, ...]:
-        return tuple(one for one in self.steps if one.outcome in OPEN)
+    def open(self) -> tuple[StepOutcome, ...]:
+        return tuple(step for step in self.steps if step.outcome in OPEN)
 
 
 def target_release(
@@ -76,7 +76,7 @@ def target_release(
     offline: bool = False,
     progress: Progress = silent,
 ) -> Release:
-    """The release called `name`: pinned, or as it would be pinned.
+    """The release called `name`, as it is pinned or as it would be.
 
     Raises:
         UsageError: it is neither pinned nor on the index.
@@ -90,14 +90,14 @@ def target_release(
     if not releases.is_version(version):
         return pinned[name]
     key = f"candidate-{version}"
-    known = cache.results_get(key)
-    if known is not None:
-        return msgspec.convert(known, Release)
+    stored = cache.results_get(key)
+    if stored is not None:
+        return msgspec.convert(stored, Release)
     if offline:
         return pinned[name]
-    found = candidate(cache, version, progress)
-    cache.results_put(key, msgspec.to_builtins(found))
-    return found
+    release = candidate(cache, version, progress)
+    cache.results_put(key, msgspec.to_builtins(release))
+    return release
 
 
 def refresh(
@@ -113,22 +113,22 @@ def refresh(
     write: bool = False,
     offline: bool = False,
     progress: Progress = silent,
-) -> Refreshed:
-    """Carry the steps of release `source` that release `name` lacks over to it.
+) -> RefreshReport:
+    """Carry to release `name` the steps of release `source` that it lacks.
 
     Args:
-        directory: where the work repository is, or is to be; None for one that is
-            thrown away.
+        directory: the place of the work repository, new or not; None for a
+            temporary one.
         drop: slugs of steps that a person decided not to carry.
-        tests: judge by the steps' tests as well whether they are obsolete.
-        test: judge these steps so, if not all.
-        write: pin the release if need be, and write its series, once no step is
-            open.
+        tests: also run the steps' tests to see whether the steps are obsolete.
+        test: do so for these steps alone.
+        write: once no step is open, write the series, and pin the release if it is
+            not pinned.
 
     Raises:
         UsageError: an unknown release or step, or `directory` holds something
             else, or changes that are not committed.
-        StackError: as `trees` and `save`; the project is then as it was.
+        StackError: as `trees` and `save`; the project is then unchanged.
     """
     begin = time.monotonic()
     pinned = releases.load(project)
@@ -143,120 +143,129 @@ def refresh(
     slugs = [step.slug for step in load_series(project, origin.name)]
     for slug in (*drop, *test):
         require_step(slugs, slug, origin.name)
-    made = trees(Store(cache), project, origin, offline=offline, progress=progress)
+    series = trees(Store(cache), project, origin, offline=offline, progress=progress)
     with working(
         project, cache, release, origin, directory, offline=offline, progress=progress
     ) as (work, scratch):
-        run = _Run(project, cache, release, work, made, set(drop), progress)
+        run = _RefreshRun(project, cache, release, work, series, set(drop), progress)
         run.go(scratch, frozenset(slugs if tests else test))
         stale = None
         if write and not run.open:
             stale = _write(project, cache, release, run, progress)
     seconds = time.monotonic() - begin
-    return Refreshed(release, origin.name, tuple(run.moved), seconds, stale, directory)
+    return RefreshReport(
+        release, origin.name, tuple(run.outcomes), seconds, stale, directory
+    )
 
 
 @dataclass
-class _Run:
+class _RefreshRun:
     """One pass over the source's steps."""
 
     project: Project
     cache: Cache
     release: Release
     work: Work
-    made: Series
+    series: Series
     drop: set[str]
     progress: Progress
-    moved: list[Moved] = field(default_factory=list)
+    outcomes: list[StepOutcome] = field(default_factory=list)
 
     @property
     def open(self) -> bool:
-        return any(one.outcome in OPEN for one in self.moved)
+        return any(step.outcome in OPEN for step in self.outcomes)
 
     @property
     def gone(self) -> tuple[str, ...]:
-        """The steps that were judged to have no place on the new release."""
-        left = ("dropped", "obsolete", "upstream")
-        return tuple(one.step for one in self.moved if one.outcome in left)
+        """The steps that the new release does without."""
+        reasons = ("dropped", "obsolete", "upstream")
+        return tuple(step.step for step in self.outcomes if step.outcome in reasons)
 
     def go(self, scratch: Path, judged: frozenset[str]) -> None:
         note = read_note(self.work)
         gone = {
-            one.step: one for one in note.done if one.outcome in ("dropped", "obsolete")
+            outcome.step: outcome
+            for outcome in note.done
+            if outcome.outcome in ("dropped", "obsolete")
         }
         state = self.work.state
         carry = carrier(
-            self.work.git.directory, scratch, self.made.base.commit, state.base
+            self.work.git.directory, scratch, self.series.base.commit, state.base
         )
         head = self.work.git.commit_of(BRANCH)
-        here = slugs_of(self.work)
-        stopped: StepTree | None = None
-        waiting: set[str] = set()
-        for tree in self.made.steps:
+        carried_slugs = slugs_of(self.work)
+        conflicting: StepTree | None = None
+        open_paths: set[str] = set()
+        for tree in self.series.steps:
             slug = tree.slug
-            if slug in here:
-                self.moved.append(settled(note, slug))
+            if slug in carried_slugs:
+                self.outcomes.append(settled_outcome(note, slug))
                 continue
             if slug in self.drop:
-                self.moved.append(Moved(slug, "dropped", "as asked"))
+                self.outcomes.append(StepOutcome(slug, "dropped", "as asked"))
                 continue
             if slug in gone:
-                self.moved.append(gone[slug])
+                self.outcomes.append(gone[slug])
                 continue
             self.progress(f"carrying {slug} to {self.release.name}")
-            found = carry.carry(tree, head)
-            ask = found.tree is None and slug in judged and stopped is None
-            if ask and self._passes_without(tree):
-                self._add(slug, found, "obsolete", _WITHOUT)
+            carried = carry.carry(tree, head)
+            testable = carried.tree is None and slug in judged and conflicting is None
+            if testable and self._passes_without(tree):
+                self._add(slug, carried, "obsolete", _WITHOUT)
                 continue
-            later = stopped is not None
-            if waiting & set(tree.changed):
+            tentative = conflicting is not None
+            if open_paths & set(tree.changed):
                 text = "it changes files of a step that is open"
-                self._add(slug, found, "waits", text, tentative=True)
-            elif found.tree is None:
-                self._add(slug, found, "conflict", tentative=later)
+                self._add(slug, carried, "waits", text, tentative=True)
+            elif carried.tree is None:
+                self._add(slug, carried, "conflict", tentative=tentative)
             else:
-                self._add(slug, found, found.verdict, tentative=later)
-                if found.verdict != "upstream":
+                self._add(slug, carried, carried.verdict, tentative=tentative)
+                if carried.verdict != "upstream":
                     kernels = needed_kernels(self.project, tree.step)
-                    whole = carry.with_files(found.tree, kernels)
-                    head = carry.commit(tree, whole, head)
-                    if not later:
+                    tree_id = carry.with_files(carried.tree, kernels)
+                    head = carry.commit(tree, tree_id, head)
+                    if not tentative:
                         self.work.git.reset(head)
                         self._remember()
                 continue
-            waiting |= set(tree.changed)
-            stopped = stopped or tree
+            open_paths |= set(tree.changed)
+            conflicting = conflicting or tree
         self._remember()
-        if stopped is not None:
-            kernels = needed_kernels(self.project, stopped.step)
-            leave_conflict(self.work, stopped, kernels)
-        elif useless := self._obsolete(judged):
-            self._leave_out(useless, carry)
-            self.moved = []
+        if conflicting is not None:
+            kernels = needed_kernels(self.project, conflicting.step)
+            leave_conflict(self.work, conflicting, kernels)
+        elif obsolete := self._obsolete(judged):
+            self._leave_out(obsolete, carry)
+            self.outcomes = []
             self.go(scratch, frozenset())
 
     def _add(
         self,
         slug: str,
-        found: Carried,
+        carried: CarriedStep,
         outcome: Outcome,
         text: str = "",
         *,
         tentative: bool = False,
     ) -> None:
-        clashes = found.clashes if outcome == "conflict" else ()
-        self.moved.append(
-            Moved(
-                slug, outcome, text or found.evidence, clashes, found.files, tentative
+        clashes = carried.clashes if outcome == "conflict" else ()
+        self.outcomes.append(
+            StepOutcome(
+                slug,
+                outcome,
+                text or carried.evidence,
+                clashes,
+                carried.files,
+                tentative,
             )
         )
 
     def _remember(self) -> None:
-        remember(self.work, self.made.base.release.name, self.moved)
+        remember(self.work, self.series.base.release.name, self.outcomes)
 
     def _passes_without(self, tree: StepTree) -> bool:
-        """Whether the test of a step passes on what has been carried so far."""
+        """Whether a step's test passes on the steps carried so far."""
         with staged(self.project, self.cache, self.release) as project:
             _save(project, self.cache, self.work, self.gone)
             step = replace(tree.step, release=self.release.name)
@@ -266,12 +275,13 @@ class _Run:
 
     def _obsolete(self, judged: frozenset[str]) -> set[str]:
         """The carried steps among `judged` whose tests pass without them."""
-        fresh = {
-            one.step
-            for one in self.moved
-            if one.outcome in ("clean", "merged", "resolved") and one.step in judged
+        candidates = {
+            outcome.step
+            for outcome in self.outcomes
+            if outcome.outcome in ("clean", "merged", "resolved")
+            and outcome.step in judged
         }
-        if not fresh:
+        if not candidates:
             return set()
         slugs = [BASE_ALONE, *slugs_of(self.work)]
         with staged(self.project, self.cache, self.release) as project:
@@ -279,7 +289,7 @@ class _Run:
             return {
                 step.slug
                 for step in load_series(project, self.release.name)
-                if step.slug in fresh
+                if step.slug in candidates
                 and passes_on(
                     project,
                     self.cache,
@@ -291,36 +301,40 @@ class _Run:
             }
 
     def _leave_out(self, gone: set[str], carry: Carrier) -> None:
-        """Take steps out from between the commits, which stay as they are otherwise:
-        what a person resolved or added is there. Where a commit needs what is gone,
-        it and the later ones are left to be carried from the source again."""
+        """Take the commits of the steps `gone` out. The other commits keep all that
+        a person resolved or added. From the first commit that conflicts without them,
+        steps are carried from the source again."""
         head = BASE
         for commit, slug in commits_of(self.work):
             if slug in gone:
                 continue
-            moved = carry.again(commit, head)
-            if moved is None:
+            rebased = carry.again(commit, head)
+            if rebased is None:
                 break
-            head = moved
+            head = rebased
         self.work.git.reset(head)
-        self.moved = [
-            Moved(one.step, "obsolete", _WITHOUT) if one.step in gone else one
-            for one in self.moved
+        self.outcomes = [
+            StepOutcome(outcome.step, "obsolete", _WITHOUT)
+            if outcome.step in gone
+            else outcome
+            for outcome in self.outcomes
         ]
         self._remember()
 
 
 def _require_own(project: Project, release: Release, stale: list[Stale]) -> None:
-    """Insist that a refresh writes nothing but what belongs to its release.
+    """Require that a refresh writes only files of its own release.
 
     Raises:
         UsageError: the work repository holds older kernels or overlay files.
     """
     folders = (project.series_dir(release.name), project.overlay / release.name)
     others = [
-        str(one.path)
-        for one in stale
-        if not any((project.root / one.path).is_relative_to(own) for own in folders)
+        str(file.path)
+        for file in stale
+        if not any(
+            (project.root / file.path).is_relative_to(folder) for folder in folders
+        )
     ]
     if others:
         raise UsageError(
@@ -339,16 +353,20 @@ def _save(
     gone: Iterable[str],
     dry_run: bool = False,
 ) -> list[Stale]:
-    """Save, and let those of the steps `gone` leave that an earlier run wrote."""
-    left = set(read_order(project, work.state.release)) - set(slugs_of(work))
-    drop = [slug for slug in gone if slug in left]
+    """Save the series, and remove those steps of `gone` that an earlier run wrote."""
+    unwanted = set(read_order(project, work.state.release)) - set(slugs_of(work))
+    drop = [slug for slug in gone if slug in unwanted]
     return save(project, cache, work.git.work_tree, dry_run, drop=drop)
 
 
 def _write(
-    project: Project, cache: Cache, release: Release, run: _Run, progress: Progress
+    project: Project,
+    cache: Cache,
+    release: Release,
+    run: _RefreshRun,
+    progress: Progress,
 ) -> list[Stale]:
-    """Pin and save; a pin whose series cannot be saved is taken back."""
+    """Pin and save. If the series cannot be saved, undo the pin."""
     before = project.releases_file.read_bytes()
     unpinned = release.name not in releases.load(project)
     if unpinned:

@@ -8,26 +8,30 @@ import msgspec
 
 from xpustack.core.markdown import table
 from xpustack.refresh.carry import Clash
-from xpustack.refresh.refresh import Refreshed
-from xpustack.refresh.work import Moved
+from xpustack.refresh.refresh import RefreshReport
+from xpustack.refresh.work import StepOutcome
 
 
-def summary(done: Refreshed) -> str:
-    """One line: how many steps came out how."""
-    counts = Counter(one.outcome for one in done.steps)
+def summary(done: RefreshReport) -> str:
+    """One line: the number of steps with each outcome."""
+    counts = Counter(step.outcome for step in done.steps)
     parts = [f"{count} {outcome}" for outcome, count in counts.items()]
     return f"{done.source} to {done.release.name}: {', '.join(parts) or 'no steps'}"
 
 
-def rows(done: Refreshed) -> list[dict[str, str]]:
-    """The table: one row a step."""
+def rows(done: RefreshReport) -> list[dict[str, str]]:
+    """The table: one row per step."""
     return [
-        {"step": one.step, "outcome": _outcome(one), "why": one.text or _places(one)}
-        for one in done.steps
+        {
+            "step": step.step,
+            "outcome": _outcome(step),
+            "why": step.text or _places(step),
+        }
+        for step in done.steps
     ]
 
 
-def to_json(done: Refreshed) -> dict[str, object]:
+def to_json(done: RefreshReport) -> dict[str, object]:
     """The whole report as plain data."""
     return {
         "release": done.release.name,
@@ -37,20 +41,20 @@ def to_json(done: Refreshed) -> dict[str, object]:
         "directory": str(done.directory) if done.directory else None,
         "written": None
         if done.stale is None
-        else [f"{one.kind} {one.path}" for one in done.stale],
-        "steps": [msgspec.to_builtins(one) for one in done.steps],
+        else [f"{file.kind} {file.path}" for file in done.stale],
+        "steps": [msgspec.to_builtins(step) for step in done.steps],
     }
 
 
-def conflicts(done: Refreshed) -> Iterator[str]:
+def conflicts(done: RefreshReport) -> Iterator[str]:
     """Each conflict with both sides and the upstream change behind it."""
-    for one in done.steps:
-        for clash in one.clashes if one.outcome == "conflict" else ():
-            yield f"\n{one.step}: {clash.path} ({clash.kind})"
+    for step in done.steps:
+        for clash in step.clashes if step.outcome == "conflict" else ():
+            yield f"\n{step.step}: {clash.path} ({clash.kind})"
             yield from (f"  {line}" for line in _sides(done, clash))
 
 
-def markdown(done: Refreshed) -> str:
+def markdown(done: RefreshReport) -> str:
     """The page of a refresh: each step's outcome, what upstream changed in the
     files that it touches, and every conflict."""
     lines = [
@@ -72,19 +76,19 @@ def markdown(done: Refreshed) -> str:
                     "the file is gone"
                     if file.upstream_lines is None
                     else file.upstream_lines,
-                    f"`{one.step}`",
-                    one.outcome,
+                    f"`{step.step}`",
+                    step.outcome,
                 )
-                for one in done.steps
-                for file in one.files
+                for step in done.steps
+                for file in step.files
             ),
         ),
     ]
-    for one in done.steps:
-        for clash in one.clashes:
+    for step in done.steps:
+        for clash in step.clashes:
             lines += [
                 "",
-                f"## `{one.step}`: `{clash.path}`, {clash.kind}",
+                f"## `{step.step}`: `{clash.path}`, {clash.kind}",
                 "",
                 "```diff",
             ]
@@ -92,7 +96,7 @@ def markdown(done: Refreshed) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _sides(done: Refreshed, clash: Clash) -> Iterator[str]:
+def _sides(done: RefreshReport, clash: Clash) -> Iterator[str]:
     if not clash.ours:
         yield f"# no lines collide: {clash.kind}"
         return
@@ -102,9 +106,9 @@ def _sides(done: Refreshed, clash: Clash) -> Iterator[str]:
     yield from clash.theirs
 
 
-def _outcome(one: Moved) -> str:
-    return f"{one.outcome} (tentative)" if one.tentative else one.outcome
+def _outcome(step: StepOutcome) -> str:
+    return f"{step.outcome} (tentative)" if step.tentative else step.outcome
 
 
-def _places(one: Moved) -> str:
-    return ", ".join(dict.fromkeys(clash.path for clash in one.clashes))
+def _places(step: StepOutcome) -> str:
+    return ", ".join(dict.fromkeys(clash.path for clash in step.clashes))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What happened upstream: newer releases, and steps that upstream has by now."""
+"""Watch upstream: newer releases, and steps that upstream has by now."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,10 +24,10 @@ KNOWN = "Backport"
 
 
 @dataclass(frozen=True)
-class Landed:
-    """A step that a newer release has. `known` says that it is no news: the newer
-    release is pinned and its series lacks the step, or its Upstream-Status is
-    `Backport` already."""
+class LandedStep:
+    """A step that a newer release has. `known` marks one that needs no action: the
+    newer release is pinned and its series lacks the step, or the step's
+    Upstream-Status already is `Backport`."""
 
     release: str
     step: str
@@ -37,8 +37,8 @@ class Landed:
 
 
 @dataclass(frozen=True)
-class Watched:
-    """What a look upstream found.
+class WatchReport:
+    """The newer releases and landed steps.
 
     `newer` are the final releases on the index after the newest pin, oldest first;
     `compared` is the release with which all older series were compared.
@@ -47,12 +47,12 @@ class Watched:
     newest_pin: str
     newer: tuple[str, ...]
     compared: str
-    landed: tuple[Landed, ...]
+    landed: tuple[LandedStep, ...]
 
     @property
     def news(self) -> bool:
         """Whether there is something to do."""
-        return bool(self.newer) or any(not one.known for one in self.landed)
+        return bool(self.newer) or any(not step.known for step in self.landed)
 
 
 def watch(
@@ -61,39 +61,41 @@ def watch(
     *,
     offline: bool = False,
     progress: Progress = silent,
-) -> Watched:
+) -> WatchReport:
     """Look for newer releases, and for steps that the newest one has.
 
     Args:
         offline: look at the pinned releases alone.
 
     Raises:
-        SourceError: an archive cannot be had, or nothing is pinned.
+        SourceError: an archive cannot be fetched, or nothing is pinned.
         EnvironmentProblem: the index cannot be reached.
     """
     pinned = list(releases.load(project))
     newest = pinned[-1]
     newer = [] if offline else list(_newer(newest, progress))
-    other = newest
+    compared = newest
     if newer:
-        other = target_release(project, cache, f"v{newer[-1]}", progress=progress)
+        compared = target_release(project, cache, f"v{newer[-1]}", progress=progress)
     store = Store(cache)
-    base = store.base(other, offline=offline, progress=progress)
-    made = {
+    base = store.base(compared, offline=offline, progress=progress)
+    attempts = {
         release.name: grow(store, project, release, offline=offline, progress=progress)
         for release in pinned
-        if release.name != other.name
+        if release.name != compared.name
     }
-    landed: list[Landed] = []
+    landed: list[LandedStep] = []
     carried: list[str] | None = None
-    if other in pinned:
-        carried = read_order(project, other.name)
+    if compared in pinned:
+        carried = read_order(project, compared.name)
     with store.writing(progress) as writer, store.cache.scratch() as scratch:
-        for name, (series, _) in made.items():
-            progress(f"comparing {name} with {other.name}")
+        for name, (series, _) in attempts.items():
+            progress(f"comparing {name} with {compared.name}")
             if series is not None:
-                landed += _landed(writer, series, base.id, other.name, carried, scratch)
-    return Watched(newest.name, tuple(newer), other.name, tuple(landed))
+                landed += _landed(
+                    writer, series, base.id, compared.name, carried, scratch
+                )
+    return WatchReport(newest.name, tuple(newer), compared.name, tuple(landed))
 
 
 def _newer(newest: Release, progress: Progress) -> Iterator[str]:
@@ -116,14 +118,14 @@ def _landed(
     newer: str,
     carried: list[str] | None,
     scratch: Path,
-) -> Iterator[Landed]:
-    """The steps of a series that the base `onto` has, each judged for itself;
-    `carried` are the steps that this stack has on it, None if it is not pinned."""
+) -> Iterator[LandedStep]:
+    """The steps of a series that the base `onto` has. `carried` are the steps that this
+    stack has for it, None if it is not pinned."""
     carry = carrier(writer.directory, scratch, series.base.commit, onto)
     for tree in series.steps:
-        found = carry.carry(tree, onto)
-        if found.verdict == "upstream":
+        step = carry.carry(tree, onto)
+        if step.verdict == "upstream":
             known = tree.step.trailers.upstream_status.startswith(KNOWN) or (
                 carried is not None and tree.slug not in carried
             )
-            yield Landed(tree.release.name, tree.slug, newer, found.evidence, known)
+            yield LandedStep(tree.release.name, tree.slug, newer, step.evidence, known)

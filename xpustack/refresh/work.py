@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The repository in which a refresh happens, and what it remembers there."""
+"""The work repository of a refresh, and the note that the refresh keeps in it."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from xpustack.core.errors import UsageError, relocated
 from xpustack.core.folders import not_ours, vacant
 from xpustack.core.progress import Progress
 from xpustack.core.project import RELEASES_FILE, Project
-from xpustack.refresh.carry import Clash, Touched
+from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
 from xpustack.series.order import read_order
@@ -51,33 +51,32 @@ Outcome = Literal[
     "waits",
 ]
 OPEN: tuple[Outcome, ...] = ("conflict", "waits")
-"""Outcomes that leave a step without its place on the new release."""
+"""Outcomes of steps that still need a decision."""
 
 
-class Moved(msgspec.Struct, frozen=True):
-    """What became of one step.
+class StepOutcome(msgspec.Struct, frozen=True):
+    """The outcome of one step.
 
-    `tentative` marks what was judged after a conflict, without the conflicting
-    step; `text` says why, `files` are those that the step's diff changes.
+    `tentative` marks an outcome after a conflict, judged without the conflicting
+    step; `text` says why, `files` are the files that the step's diff changes.
     """
 
     step: str
     outcome: Outcome
     text: str = ""
     clashes: tuple[Clash, ...] = ()
-    files: tuple[Touched, ...] = ()
+    files: tuple[TouchedFile, ...] = ()
     tentative: bool = False
 
 
 class Note(msgspec.Struct, frozen=True):
-    """What a work repository remembers of its refresh: the release that steps
-    come from, the steps that the new release had before, the outcome of those
-    that are done, and those that were left open."""
+    """A work repository's note on its refresh: the release that steps come from, the
+    steps that the new release had before, and the outcomes, done and open."""
 
     source: str
     own: tuple[str, ...] = ()
-    done: tuple[Moved, ...] = ()
-    open: tuple[Moved, ...] = ()
+    done: tuple[StepOutcome, ...] = ()
+    open: tuple[StepOutcome, ...] = ()
 
 
 @contextmanager
@@ -114,7 +113,7 @@ def working(
     offline: bool,
     progress: Progress,
 ) -> Iterator[tuple[Work, Path]]:
-    """The work repository: an earlier one to go on with, or a new one."""
+    """The work repository: that of an earlier run, or a new one."""
     with cache.scratch() as scratch:
         if directory is not None and (directory / ".git" / NOTE).is_file():
             work = _resumed(directory, release, origin)
@@ -123,17 +122,17 @@ def working(
             return
         store = Store(cache)
         base = store.base(release, offline=offline, progress=progress)
-        own = trees(store, project, release, offline=offline, progress=progress)
-        state = State(release.name, base.id, own.tip.commit)
+        target = trees(store, project, release, offline=offline, progress=progress)
+        state = State(release.name, base.id, target.tip.commit)
         with cache.scratch() as throwaway:
             place = (directory or throwaway / "work").absolute()
             if not vacant(place):
                 raise not_ours(place, release.name, "refresh")
             with atomic_dir(place) as temporary:
                 fill(store, temporary, state)
-                had = tuple(read_order(project, release.name))
+                own_slugs = tuple(read_order(project, release.name))
                 (temporary / ".git" / NOTE).write_bytes(
-                    msgspec.json.encode(Note(origin.name, had)) + b"\n"
+                    msgspec.json.encode(Note(origin.name, own_slugs)) + b"\n"
                 )
             yield open_work(place), scratch
 
@@ -169,31 +168,36 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
     return work
 
 
-def settled(note: Note, slug: str) -> Moved:
+def settled_outcome(note: Note, slug: str) -> StepOutcome:
     """The outcome of a step whose commit is there."""
-    for one in note.done:
-        if one.step == slug:
-            return one
+    for outcome in note.done:
+        if outcome.step == slug:
+            return outcome
     if slug in note.own:
-        return Moved(slug, "present")
-    before = next((one for one in note.open if one.step == slug), Moved(slug, "waits"))
-    return Moved(slug, "resolved", "by hand", before.clashes, before.files)
+        return StepOutcome(slug, "present")
+    before = next(
+        (outcome for outcome in note.open if outcome.step == slug),
+        StepOutcome(slug, "waits"),
+    )
+    return StepOutcome(slug, "resolved", "by hand", before.clashes, before.files)
 
 
-def remember(work: Work, source: str, moved: Sequence[Moved]) -> None:
+def remember(work: Work, source: str, outcomes: Sequence[StepOutcome]) -> None:
     """Note the outcomes that a later run must not judge again."""
     judged_again = (*OPEN, "upstream", "present")
-    kept = tuple(
-        one for one in moved if not one.tentative and one.outcome not in judged_again
+    done = tuple(
+        outcome
+        for outcome in outcomes
+        if not outcome.tentative and outcome.outcome not in judged_again
     )
-    left = tuple(one for one in moved if one.outcome in OPEN)
-    note = Note(source, read_note(work).own, kept, left)
+    open_ = tuple(outcome for outcome in outcomes if outcome.outcome in OPEN)
+    note = Note(source, read_note(work).own, done, open_)
     with atomic_file(work.git.directory / NOTE) as file:
         file.write(msgspec.json.encode(note) + b"\n")
 
 
 def read_note(work: Work) -> Note:
-    """What `remember` noted last.
+    """The note that `remember` wrote last.
 
     Raises:
         UsageError: the note is damaged.
@@ -203,7 +207,7 @@ def read_note(work: Work) -> Note:
         return msgspec.json.decode(path.read_bytes(), type=Note)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
-            "what xpustack refresh noted about the directory is damaged",
+            "the note of xpustack refresh in the directory is damaged",
             release=work.state.release,
             path=path,
             detail=[str(error)],
@@ -216,8 +220,8 @@ def commits_of(work: Work) -> list[tuple[str, str]]:
     without one has an empty slug."""
     commits = []
     for commit in work.git.log(BASE, BRANCH):
-        found = STEP_LINE.search(commit.message)
-        commits.append((commit.id, found[1] if found else ""))
+        match = STEP_LINE.search(commit.message)
+        commits.append((commit.id, match[1] if match else ""))
     return commits
 
 
@@ -227,17 +231,17 @@ def slugs_of(work: Work) -> list[str]:
 
 
 def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
-    """The kernels that a step needs, at their paths in the tree. It brings those
-    that the tree before it lacks: more, where an earlier step was not carried."""
+    """The kernels that a step needs, at their paths in the tree. The step brings those
+    that the tree before it lacks, even if an earlier step brought them."""
     if not step.trailers.kernels:
         return {}
-    found = closure(project, step, step.trailers.kernels)
-    return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in found.items()}
+    modules = closure(project, step, step.trailers.kernels)
+    return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in modules.items()}
 
 
 def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:
-    """Leave the conflicting step as a cherry-pick in progress, with those of
-    `kernels` that are not there."""
+    """Leave the conflicting step as a cherry-pick in progress. Add those of `kernels`
+    that the work tree lacks."""
     work.git.cherry_pick(tree.commit)
     for path, content in kernels.items():
         target = work.git.work_tree / path

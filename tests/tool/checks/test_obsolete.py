@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that a release does without, found by their own tests."""
+"""Obsolete steps, recognized by their own tests."""
 
 import shutil
 from pathlib import Path
@@ -10,7 +10,7 @@ from sdists import pinned, write_sdist
 from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
 from xpustack.base.pin import release_entry
-from xpustack.refresh.refresh import Refreshed, refresh
+from xpustack.refresh.refresh import RefreshReport, refresh
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def publish(stack: TinyStack, value: str, edits: dict[str, str] | None = None) -
         file.write("\n" + release_entry(release))
 
 
-def carried(stack: TinyStack, **options) -> Refreshed:
+def carry_over(stack: TinyStack, **options) -> RefreshReport:
     return refresh(
         stack.project,
         stack.cache,
@@ -49,8 +49,8 @@ def carried(stack: TinyStack, **options) -> Refreshed:
 
 def test_a_conflicting_step_whose_test_passes_is_obsolete(stack: TinyStack) -> None:
     publish(stack, "import os\n\nVALUE = 1 + 1\nOLD = 1\n")
-    done = carried(stack, write=True)
-    assert [(one.step, one.outcome) for one in done.steps] == [
+    done = carry_over(stack, write=True)
+    assert [(step.step, step.outcome) for step in done.steps] == [
         ("raise-value", "obsolete")
     ]
     assert done.steps[0].text == "its test passes without it"
@@ -60,19 +60,21 @@ def test_a_conflicting_step_whose_test_passes_is_obsolete(stack: TinyStack) -> N
 def test_a_step_that_fits_but_is_not_needed_is_left_out(stack: TinyStack) -> None:
     publish(stack, "import os\n\nVALUE = 1\nOLD = 1\n\n\n\n\nVALUE = 2\n")
     work = stack.root / "carry"
-    done = carried(stack, directory=work)
-    assert [one.outcome for one in done.steps] == ["obsolete"]
-    assert [one.outcome for one in carried(stack, directory=work).steps] == ["obsolete"]
+    done = carry_over(stack, directory=work)
+    assert [step.outcome for step in done.steps] == ["obsolete"]
+    assert [step.outcome for step in carry_over(stack, directory=work).steps] == [
+        "obsolete"
+    ]
 
 
 def test_a_conflicting_step_whose_test_fails_is_a_conflict(stack: TinyStack) -> None:
     publish(stack, "import os\n\nVALUE = 7\nOLD = 1\n")
-    assert [one.outcome for one in carried(stack).steps] == ["conflict"]
+    assert [step.outcome for step in carry_over(stack).steps] == ["conflict"]
 
 
-def test_a_step_that_is_needed_is_carried(stack: TinyStack) -> None:
+def test_a_step_that_is_needed_is_carry_over(stack: TinyStack) -> None:
     publish(stack, "import os\n\nVALUE = 1\nOLD = 1\n\n\n\n\nMORE = 2\n")
-    assert [one.outcome for one in carried(stack, write=True).steps] == ["clean"]
+    assert [step.outcome for step in carry_over(stack, write=True).steps] == ["clean"]
     assert stack.slugs("v3.0") == ["raise-value"]
 
 
@@ -85,16 +87,16 @@ def test_what_a_person_did_stays_when_an_earlier_step_is_obsolete(
     publish(stack, value, {package: HEADER + "NAME = 3\n"})
     work = stack.root / "carry"
     options = {"directory": work, "tests": False, "test": ("raise-value",)}
-    steps = carried(stack, **options).steps
-    assert [one.outcome for one in steps] == ["clean", "conflict"]
+    steps = carry_over(stack, **options).steps
+    assert [step.outcome for step in steps] == ["clean", "conflict"]
     (work / package).write_text(HEADER + "NAME = 4\n")
     git(work, "add", package)
     git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
     (work / "vllm/platforms.py").write_text(HEADER)
     git(work, "commit", "-qam", message("by-hand"))
-    done = carried(stack, write=True, **options)
-    assert [one.outcome for one in done.steps] == ["obsolete", "resolved"]
+    done = carry_over(stack, write=True, **options)
+    assert [step.outcome for step in done.steps] == ["obsolete", "resolved"]
     assert stack.slugs("v3.0") == ["name", "by-hand"]
-    made = stack.apply("there", "v3.0")
-    assert (made / package).read_text() == HEADER + "NAME = 4\n"
-    assert (made / VALUE).read_text() == HEADER + value
+    applied = stack.apply("there", "v3.0")
+    assert (applied / package).read_text() == HEADER + "NAME = 4\n"
+    assert (applied / VALUE).read_text() == HEADER + value

@@ -14,7 +14,7 @@ from xpustack.cli import app
 from xpustack.core.errors import EnvironmentProblem, SourceError, UsageError
 from xpustack.refresh import report as refresh_report
 from xpustack.refresh.carry import Clash
-from xpustack.refresh.refresh import Refreshed, refresh
+from xpustack.refresh.refresh import RefreshReport, refresh
 from xpustack.series.patch import load_series
 
 FIRST = edited(ATTENTION, 5)
@@ -25,12 +25,12 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
     return three_steps.copy(tmp_path)
 
 
-def carried(stack: FakeStack, name: str = "v3.0", **options) -> Refreshed:
+def carry_over(stack: FakeStack, name: str = "v3.0", **options) -> RefreshReport:
     return refresh(stack.project, stack.cache, name, "v1.0", offline=True, **options)
 
 
-def outcomes(done: Refreshed) -> dict[str, str]:
-    return {one.step: one.outcome for one in done.steps}
+def outcomes(done: RefreshReport) -> dict[str, str]:
+    return {step.step: step.outcome for step in done.steps}
 
 
 def texts(stack: FakeStack, release: str) -> list[tuple[str, str]]:
@@ -39,11 +39,11 @@ def texts(stack: FakeStack, release: str) -> list[tuple[str, str]]:
 
 def test_a_clean_series_keeps_names_and_text(stack: FakeStack) -> None:
     before = stack.contents()
-    done = carried(stack, "v2.0")
+    done = carry_over(stack, "v2.0")
     assert outcomes(done) == dict.fromkeys(("first", "second", "third"), "clean")
     assert done.stale is None and stack.contents() == before
-    done = carried(stack, "v2.0", write=True)
-    assert [f"{one.kind} {one.path}" for one in done.stale or ()] == [
+    done = carry_over(stack, "v2.0", write=True)
+    assert [f"{file.kind} {file.path}" for file in done.stale or ()] == [
         "new patches/v2.0/first.patch",
         "new patches/v2.0/second.patch",
         "new patches/v2.0/series",
@@ -59,7 +59,7 @@ def test_changed_context_is_merged(stack: FakeStack) -> None:
     # Lines 3 and 11 are context of the first two steps' hunks, not their change.
     text = edited(edited(ATTENTION, 3, "upstream"), 10, "upstream")
     stack.publish("3.0", {"vllm/attention.py": "new\n" + text})
-    done = carried(stack, write=True)
+    done = carry_over(stack, write=True)
     assert list(outcomes(done).values()) == ["merged", "merged", "clean"]
     assert done.steps[0].files[0].upstream_lines == 5
     both = edited(edited(text, 5), 7)
@@ -71,9 +71,9 @@ def test_a_planted_conflict_shows_both_sides_and_the_cause(stack: FakeStack) -> 
     theirs = edited(ATTENTION, 7, "upstream's way")
     stack.publish("3.0", {"vllm/attention.py": theirs})
     before = stack.contents()
-    done = carried(stack, write=True)
+    done = carry_over(stack, write=True)
     assert list(outcomes(done).values()) == ["merged", "conflict", "clean"]
-    assert [one.tentative for one in done.steps] == [False, False, True]
+    assert [step.tentative for step in done.steps] == [False, False, True]
     assert done.steps[1].clashes == (
         Clash(
             "vllm/attention.py",
@@ -92,7 +92,7 @@ def test_a_planted_conflict_shows_both_sides_and_the_cause(stack: FakeStack) -> 
 
 def test_a_step_on_top_of_a_conflict_waits(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 5, "otherwise")})
-    assert outcomes(carried(stack)) == {
+    assert outcomes(carry_over(stack)) == {
         "first": "conflict",
         "second": "waits",
         "third": "clean",
@@ -103,42 +103,42 @@ def test_a_conflict_is_resolved_by_hand_and_the_run_goes_on(stack: FakeStack) ->
     theirs = edited(ATTENTION, 7, "upstream's way")
     stack.publish("3.0", {"vllm/attention.py": theirs})
     work = stack.root / "carry"
-    first = carried(stack, directory=work, write=True)
-    assert [one.step for one in first.open] == ["second"]
+    first = carry_over(stack, directory=work, write=True)
+    assert [step.step for step in first.open] == ["second"]
     assert "<<<<<<<" in (work / "vllm/attention.py").read_text()
     with pytest.raises(UsageError, match="resolve them first") as caught:
-        carried(stack, directory=work)
+        carry_over(stack, directory=work)
     assert any("CHERRY_PICK_HEAD" in line for line in caught.value.detail)
     solved = edited(edited(theirs, 5), 7)
     (work / "vllm/attention.py").write_text(solved)
     git(work, "add", "vllm/attention.py")
     git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
-    done = carried(stack, directory=work, write=True)
+    done = carry_over(stack, directory=work, write=True)
     assert list(outcomes(done).values()) == ["merged", "resolved", "clean"]
     assert done.steps[1].clashes == first.steps[1].clashes
     assert texts(stack, "v3.0") == texts(stack, "v1.0")
     assert len(stack.trees("v3.0")) == 4
-    assert outcomes(carried(stack, directory=work)) == outcomes(done)
+    assert outcomes(carry_over(stack, directory=work)) == outcomes(done)
 
 
 def test_a_conflict_that_was_committed_as_it_was_is_refused(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 5, "otherwise")})
     work = stack.root / "carry"
-    carried(stack, directory=work)
+    carry_over(stack, directory=work)
     git(work, "add", "vllm/attention.py")
     git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
     with pytest.raises(UsageError, match="conflict markers") as caught:
-        carried(stack, directory=work)
+        carry_over(stack, directory=work)
     assert caught.value.detail[0] == "vllm/attention.py:5"
 
 
 def test_kernels_that_changed_meanwhile_are_not_set_back(stack: FakeStack) -> None:
     work = stack.root / "carry"
-    carried(stack, "v2.0", directory=work)
+    carry_over(stack, "v2.0", directory=work)
     stack.write("kernels/xpu_dsv4/_launch.py", "OPTIONS = 2\n")
     before = stack.contents()
     with pytest.raises(UsageError, match="changed since") as caught:
-        carried(stack, "v2.0", directory=work, write=True)
+        carry_over(stack, "v2.0", directory=work, write=True)
     assert caught.value.detail == ("kernels/xpu_dsv4/_launch.py",)
     assert stack.contents() == before
 
@@ -146,9 +146,9 @@ def test_kernels_that_changed_meanwhile_are_not_set_back(stack: FakeStack) -> No
 def test_a_person_may_drop_a_conflicting_step(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 5, "otherwise")})
     work = stack.root / "carry"
-    carried(stack, directory=work)
+    carry_over(stack, directory=work)
     git(work, "cherry-pick", "--abort")
-    done = carried(stack, directory=work, drop=("first",), write=True)
+    done = carry_over(stack, directory=work, drop=("first",), write=True)
     assert list(outcomes(done).values()) == ["dropped", "merged", "clean"]
     assert stack.slugs("v3.0") == ["second", "third"]
 
@@ -171,7 +171,7 @@ def add_gather(stack: FakeStack) -> None:
 
 def test_a_step_brings_the_kernels_of_a_dropped_one(stack: FakeStack) -> None:
     add_gather(stack)
-    done = carried(stack, "v2.0", drop=("third",), write=True)
+    done = carry_over(stack, "v2.0", drop=("third",), write=True)
     assert outcomes(done)["fourth"] == "clean"
     work = stack.apply("there", "v2.0")
     names = {path.name for path in (work / KERNELS).iterdir()}
@@ -184,13 +184,13 @@ def test_a_conflict_is_left_with_the_kernels_of_a_dropped_step(
     add_gather(stack)
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 30, "otherwise")})
     work = stack.root / "carry"
-    done = carried(stack, directory=work, drop=("third",))
-    assert [one.step for one in done.open] == ["fourth"]
+    done = carry_over(stack, directory=work, drop=("third",))
+    assert [step.step for step in done.open] == ["fourth"]
     solved = edited(edited(edited(ATTENTION, 5), 7), 30, "both")
     (work / "vllm/attention.py").write_text(solved)
     git(work, "add", "vllm/attention.py")
     git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
-    done = carried(stack, directory=work, drop=("third",), write=True)
+    done = carry_over(stack, directory=work, drop=("third",), write=True)
     assert outcomes(done)["fourth"] == "resolved"
     assert (stack.apply("there", "v3.0") / KERNELS / "_launch.py").is_file()
 
@@ -211,7 +211,7 @@ def test_a_planted_upstreamed_step_is_found(
     stack: FakeStack, text: str, evidence: str
 ) -> None:
     stack.publish("3.0", {"vllm/attention.py": text})
-    done = carried(stack, write=True)
+    done = carry_over(stack, write=True)
     assert outcomes(done)["first"] == "upstream", done.steps[0]
     assert any(part in done.steps[0].text for part in evidence.split("|"))
     assert stack.slugs("v3.0") == ["second", "third"]
@@ -219,7 +219,7 @@ def test_a_planted_upstreamed_step_is_found(
 
 def test_a_file_that_upstream_has_now_is_a_conflict(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/xpu/layer.py": "LAYER = 3\n"})
-    done = carried(stack)
+    done = carry_over(stack)
     assert outcomes(done)["third"] == "conflict"
     (clash,) = done.steps[2].clashes
     assert (clash.path, clash.kind) == ("vllm/xpu/layer.py", "add/add")
@@ -228,7 +228,7 @@ def test_a_file_that_upstream_has_now_is_a_conflict(stack: FakeStack) -> None:
 
 def test_a_file_that_is_gone_is_a_conflict(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/rope.py": ""})
-    done = carried(stack)
+    done = carry_over(stack)
     assert outcomes(done)["third"] == "conflict"
 
 
@@ -239,12 +239,12 @@ def test_an_unpinned_release_is_pinned_only_when_written(
     files[XPU_TXT] = b"torch==2.12.0\ntriton==3.7.1\nvllm_xpu_kernels==0.1.10\n"
     write_sdist(links / "vllm-3.0.tar.gz", files)
     with pytest.raises(UsageError, match="not a pinned release"):
-        carried(stack)
+        carry_over(stack)
     before = stack.contents()
     done = refresh(stack.project, stack.cache, "v3.0", "v1.0")
     assert done.release.xpu_kernels.version == "0.1.10"
     assert stack.contents() == before
-    carried(stack, write=True)
+    carry_over(stack, write=True)
     assert load(stack.project).names == ("v1.0", "v2.0", "v3.0")
     assert stack.slugs("v3.0") == stack.slugs("v1.0")
 
@@ -252,7 +252,7 @@ def test_an_unpinned_release_is_pinned_only_when_written(
 def test_steps_that_the_release_has_stay(stack: FakeStack) -> None:
     stack.step("first", {"vllm/attention.py": edited(ATTENTION, 5, "own")}, "", "v2.0")
     own = stack.patch("first", "v2.0").read_bytes()
-    done = carried(stack, "v2.0", write=True)
+    done = carry_over(stack, "v2.0", write=True)
     assert list(outcomes(done).values()) == ["present", "merged", "clean"]
     assert stack.patch("first", "v2.0").read_bytes() == own
     assert stack.slugs("v2.0") == ["first", "second", "third"]
@@ -260,24 +260,24 @@ def test_steps_that_the_release_has_stay(stack: FakeStack) -> None:
 
 def test_wrong_words_and_foreign_directories(stack: FakeStack) -> None:
     with pytest.raises(UsageError, match="did you mean"):
-        carried(stack, "v2.1")
+        carry_over(stack, "v2.1")
     with pytest.raises(UsageError, match="comes from"):
-        carried(stack, "v1.0")
+        carry_over(stack, "v1.0")
     with pytest.raises(UsageError, match="did you mean second"):
-        carried(stack, "v2.0", drop=("secnd",))
+        carry_over(stack, "v2.0", drop=("secnd",))
     foreign = stack.root / "foreign"
     foreign.mkdir()
     (foreign / "mine").touch()
     with pytest.raises(UsageError, match="not made by xpustack refresh"):
-        carried(stack, "v2.0", directory=foreign)
+        carry_over(stack, "v2.0", directory=foreign)
     assert [path.name for path in foreign.iterdir()] == ["mine"]
     with pytest.raises(UsageError, match="not made by xpustack refresh"):
-        carried(stack, "v2.0", directory=stack.apply())
+        carry_over(stack, "v2.0", directory=stack.apply())
     work = stack.root / "carry"
-    carried(stack, "v2.0", directory=work)
+    carry_over(stack, "v2.0", directory=work)
     stack.publish("3.0", {})
     with pytest.raises(UsageError, match="belongs to another refresh"):
-        carried(stack, "v3.0", directory=work)
+        carry_over(stack, "v3.0", directory=work)
 
 
 @pytest.mark.parametrize("failure", [KeyboardInterrupt, OSError(28, "No space left")])
@@ -292,10 +292,10 @@ def test_a_run_that_ends_early_leaves_the_project_alone(
 
     monkeypatch.setattr("xpustack.refresh.refresh.save", fail)
     with pytest.raises((KeyboardInterrupt, EnvironmentProblem, OSError)):
-        carried(stack, write=True)
+        carry_over(stack, write=True)
     assert stack.contents() == before
     monkeypatch.undo()
-    assert outcomes(carried(stack, write=True))["third"] == "clean"
+    assert outcomes(carry_over(stack, write=True))["third"] == "clean"
 
 
 def test_an_interrupt_in_the_middle_is_taken_up_again(
@@ -308,11 +308,11 @@ def test_an_interrupt_in_the_middle_is_taken_up_again(
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        carried(stack, "v2.0", directory=work, progress=interrupt)
-    said: list[str] = []
-    done = carried(stack, "v2.0", directory=work, progress=said.append)
+        carry_over(stack, "v2.0", directory=work, progress=interrupt)
+    messages: list[str] = []
+    done = carry_over(stack, "v2.0", directory=work, progress=messages.append)
     assert outcomes(done) == dict.fromkeys(("first", "second", "third"), "clean")
-    assert not any("first" in line for line in said)
+    assert not any("first" in line for line in messages)
 
 
 @pytest.mark.parametrize("spare", [0, 64])
@@ -322,10 +322,10 @@ def test_a_full_disk_is_named(stack: FakeStack, small_disk: Path, spare: int) ->
     filler.write_bytes(bytes(free - (spare << 10)))
     work = small_disk / "carry"
     with pytest.raises(EnvironmentProblem, match="no room"):
-        carried(stack, "v2.0", directory=work)
+        carry_over(stack, "v2.0", directory=work)
     assert not work.exists()
     filler.unlink()
-    assert outcomes(carried(stack, "v2.0", directory=work))["third"] == "clean"
+    assert outcomes(carry_over(stack, "v2.0", directory=work))["third"] == "clean"
 
 
 def test_the_command(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -348,14 +348,14 @@ def test_an_archive_that_changed_is_refused(stack: FakeStack) -> None:
     release = stack.releases["v3.0"]
     (stack.cache.sdists / release.sha256 / release.sdist).write_bytes(b"x")
     with pytest.raises(SourceError, match="changed"):
-        carried(stack)
+        carry_over(stack)
 
 
 def test_a_step_that_was_written_and_is_dropped_later_goes(stack: FakeStack) -> None:
     work = stack.root / "work"
-    carried(stack, "v2.0", directory=work, write=True)
+    carry_over(stack, "v2.0", directory=work, write=True)
     git(work, "reset", "-q", "--hard", "HEAD~1")
-    done = carried(stack, "v2.0", directory=work, drop=("third",), write=True)
+    done = carry_over(stack, "v2.0", directory=work, drop=("third",), write=True)
     assert outcomes(done)["third"] == "dropped"
     assert stack.slugs("v2.0") == ["first", "second"]
     assert not stack.patch("third", "v2.0").exists()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A look upstream: newer releases, landed steps, and the exit code of a job."""
+"""Watching upstream: newer releases, landed steps, and the exit code of a job."""
 
 import json
 from pathlib import Path
@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from xpustack.cli import app
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.refresh.watch import Landed, watch
+from xpustack.refresh.watch import LandedStep, watch
 
 FIRST = edited(ATTENTION, 5)
 NEEDS = b"torch==2.12.0\ntriton==3.7.1\nvllm_xpu_kernels==0.1.10\n"
@@ -32,20 +32,20 @@ def offer(links: Path, version: str, attention: str = ATTENTION) -> None:
 def test_nothing_new(links: Path, stack: FakeStack) -> None:
     for version in ("1.0", "1.5", "2.0", "3.0rc1"):
         offer(links, version)
-    found = watch(stack.project, stack.cache)
-    assert (found.newest_pin, found.newer, found.compared) == ("v2.0", (), "v2.0")
-    assert (found.landed, found.news) == ((), False)
+    report = watch(stack.project, stack.cache)
+    assert (report.newest_pin, report.newer, report.compared) == ("v2.0", (), "v2.0")
+    assert (report.landed, report.news) == ((), False)
 
 
 def test_a_newer_release_with_a_landed_step(links: Path, stack: FakeStack) -> None:
     offer(links, "2.1")
     offer(links, "3.0", FIRST)
     before = stack.contents()
-    found = watch(stack.project, stack.cache)
-    assert found.newer == ("2.1", "3.0") and found.compared == "v3.0"
+    report = watch(stack.project, stack.cache)
+    assert report.newer == ("2.1", "3.0") and report.compared == "v3.0"
     text = "nothing is left of it after the merge"
-    assert found.landed == (Landed("v1.0", "first", "v3.0", text, False),)
-    assert found.news and stack.contents() == before
+    assert report.landed == (LandedStep("v1.0", "first", "v3.0", text, False),)
+    assert report.news and stack.contents() == before
 
 
 def test_a_landed_step_that_is_known_is_no_news(stack: FakeStack) -> None:
@@ -53,9 +53,9 @@ def test_a_landed_step_that_is_known_is_no_news(stack: FakeStack) -> None:
     stack.step("first", {"vllm/rope.py": "other\n"}, "", "v3.0")
 
     def landed() -> list[tuple[str, bool]]:
-        found = watch(stack.project, stack.cache, offline=True)
-        assert found.news is any(not one.known for one in found.landed)
-        return [(one.step, one.known) for one in found.landed]
+        report = watch(stack.project, stack.cache, offline=True)
+        assert report.news is any(not step.known for step in report.landed)
+        return [(step.step, step.known) for step in report.landed]
 
     assert landed() == [("first", False)]
     patch = stack.patch("first")
