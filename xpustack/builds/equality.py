@@ -71,7 +71,7 @@ def prove_equal(
             step=tree.slug,
             path=build.installed,
             detail=differing,
-            hint="report it as a fault of xpustack/derive.py",
+            hint="report it as a fault of xpustack/builds/derive.py",
         )
     done = Equal(len(real), time.monotonic() - begin)
     cache.results_put(_key(tree), {"build": build.key, "members": done.members})
