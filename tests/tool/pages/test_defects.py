@@ -41,11 +41,11 @@ def test_a_list_with_an_unknown_field_is_refused(tmp_path: Path) -> None:
         defects.defects(Project(tmp_path))
 
 
-def listed(stack: FakeStack, text: str) -> list[defects.Row]:
+def listed(stack: FakeStack, text: str) -> list[defects.Observation]:
     path = stack.project.root / defects.LIST
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    return defects.rows(stack.project, stack.cache, offline=True)
+    return defects.observations(stack.project, stack.cache, offline=True)
 
 
 def test_a_step_that_was_not_checked_has_no_figures(stack: FakeStack) -> None:
@@ -84,7 +84,7 @@ def test_figures_come_from_the_tests_that_the_entry_names(
         "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
     )
     blank = replace(row, release="v2.0", before="no such step", after="")
-    defects.write(stack.project, defects.markdown([row, blank], [], "v1.0 and v2.0"))
+    defects.write_section(stack.project, defects.section([row, blank], [], "v1.0 and v2.0"))
     text = page.read_text()
     assert "| v2.0 |" not in text and "where this was written: v2.0." in text
     assert "| **N1** a | v1.0 | [0] off by 4% | [0] off by 0.2% |" in text
@@ -96,4 +96,4 @@ def test_alike_counts_changed_lines(stack: FakeStack) -> None:
     step = load_series(stack.project, "v1.0")[0]
     one = replace(step, diff=b"--- a\n+++ b\n+x\n+y\n+y\n-z\n c\n")
     two = replace(step, diff=b"--- d\n+++ e\n+x\n+y\n-w\n")
-    assert defects.alike([one], [two]) == [defects.Alike(step.slug, 2, 2, 1)]
+    assert defects.overlaps([one], [two]) == [defects.Overlap(step.slug, 2, 2, 1)]

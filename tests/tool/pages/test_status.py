@@ -14,11 +14,11 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.pages import status
-from xpustack.pages.status import Entry, matrix
+from xpustack.pages.status import StepStatus, matrix
 
 
-def entry(release: str, position: int, step: str) -> Entry:
-    return Entry(release, position, step, "subject", 3, 0, "Pending")
+def entry(release: str, position: int, step: str) -> StepStatus:
+    return StepStatus(release, position, step, "subject", 3, 0, "Pending")
 
 
 def test_slugs_keep_the_order_of_every_series():
@@ -39,16 +39,17 @@ def test_slugs_keep_the_order_of_every_series():
 def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack):
     pinned = releases.load(tiny.project)
     readme = tiny.project.root / "README.md"
-    text = f"# Stack\n\n{status.BEGIN}\n{status.END}\n\nThe end.\n"
+    begin, end = "<!-- status: begin -->", "<!-- status: end -->"
+    text = f"# Stack\n\n{begin}\n{end}\n\nThe end.\n"
     readme.write_text(text)
     with pytest.raises(UsageError, match="stale"):
         status.require_fresh(tiny.project, pinned)
-    assert status.write_readme(tiny.project, pinned)
-    assert not status.write_readme(tiny.project, pinned)
+    assert status.write_pages(tiny.project, pinned)
+    assert not status.write_pages(tiny.project, pinned)
     status.require_fresh(tiny.project, pinned)
     written = readme.read_text()
     row = "| `raise-value` | 2 lines, Pending | 2 lines, Pending |\n"
-    assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}{status.END}" in written
+    assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}{end}" in written
     assert written.startswith("# Stack\n") and written.endswith("\nThe end.\n")
     steps = tiny.project.root / status.STEPS
     row = "| `raise-value` | v1.0 | 2 | 0 | Pending |"
@@ -58,7 +59,7 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
         status.require_fresh(tiny.project, pinned)
     readme.write_text("no section\n")
     with pytest.raises(UsageError, match="no section"):
-        status.write_readme(tiny.project, pinned)
+        status.write_pages(tiny.project, pinned)
 
 
 def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
@@ -66,7 +67,7 @@ def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     # What other tests proved with the shared cache is not known here.
     shutil.rmtree(stack.cache.results, ignore_errors=True)
     pinned = releases.load(stack.project)
-    unknown = status.judged(stack.project, Cache(tmp_path / "none"), pinned)
+    unknown = status.checked_statuses(stack.project, Cache(tmp_path / "none"), pinned)
     assert [(one.checks, one.age) for one in unknown] == [(None, None)] * 2
     assert status.long_cell(unknown[0]) == "2 lines, Pending, unknown, new"
     run(stack.project, stack.cache, [pinned["v1.0"]], offline=True)
@@ -78,7 +79,7 @@ def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     patch.write_text(patch.read_text().replace("Why.", "Why not."))
     git(root, "commit", "-qa", "-m", "more", "--date", "2026-11-09T00:00:00Z")
     day = datetime(2026, 11, 21, 12, tzinfo=UTC).timestamp()
-    green, red = status.judged(stack.project, stack.cache, pinned, day)
+    green, red = status.checked_statuses(stack.project, stack.cache, pinned, day)
     assert (green.checks, green.since, green.age) == ("green", "2026-11-01", 20)
     assert red.checks is not None and red.checks.startswith("not ")
     assert red.since == "2026-11-01"
