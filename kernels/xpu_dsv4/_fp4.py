@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Values of e2m1 codes, and of MXFP4 blocks: 32 codes under one UE8M0 exponent.
 
-Both functions are element-wise.
+Both functions are element-wise. Source: OCP Microscaling Formats (MX), version 1.0.
 """
 
 from ._triton import tl, triton

@@ -5,6 +5,8 @@
 Kernels pass `scale * log2(e)` as `qk_scale`, so that exp2 replaces exp; a sink, in
 natural-log units, is scaled in the same way. The running maximum starts at -1e30, a
 finite number: a row without keys then has the sum 0, and no inf - inf occurs.
+
+Source: Online normalizer calculation for softmax, arXiv:1805.02867.
 """
 
 import torch

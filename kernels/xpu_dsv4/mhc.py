@@ -6,6 +6,9 @@ A layer has 4 residual streams. Before a sublayer, 24 gates are projected from t
 RMS-normalized streams: 4 `pre` gates sum the streams into the sublayer's input, 4
 `post` gates spread its output over them, and 16 `comb` gates mix the streams by a
 matrix that Sinkhorn's rounds make doubly stochastic.
+
+Source: mHC: Manifold-Constrained Hyper-Connections, arXiv:2512.24880. Where epsilons
+are added, and the order of normalizations, are those of the model's own code.
 """
 
 import torch

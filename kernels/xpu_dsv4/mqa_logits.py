@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Indexer scores over FP8 operands: score(q, k) = sum_h weight_h * relu(q_h . k).
 
-The scale of each query is in its weights; each key has one of its own.
+The scale of each query is in its weights; each key has one of its own. Source of the
+formula: DeepSeek-V3.2, arXiv:2512.02556, equation 1.
 """
 
 import torch

@@ -4,7 +4,8 @@
 
 A vector of 128 values is 64 bytes, each of two e2m1 codes with the even value in the
 low nibble. Each block of 32 values has a UE8M0 exponent as its scale; the four make one
-int32 word, the first block's in the low byte.
+int32 word, the first block's in the low byte. Source of the formula: DeepSeek-V3.2,
+arXiv:2512.02556, equation 1.
 """
 
 import torch
