@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton kernels of DeepSeek-V4 for Intel XPU, references, interpreter repair."""
+"""Triton kernels for DeepSeek-V4 on Intel XPU, their references, the interpreter."""

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repair of Triton's CPU interpreter (3.6 to 3.9) for bfloat16 and FP8 numbers.
 
-The interpreter keeps both as raw bit patterns in unsigned numpy arrays and computes
-with the patterns: a product of two bfloat16 tiles multiplies integers, and its own
-conversions lose the rounding carry, do not saturate and decode NaN as a number.
-`repair` sends the conversions through torch and the arithmetic through float32.
+The interpreter keeps such numbers as bit patterns in unsigned numpy arrays and computes
+with the patterns: a product of two bfloat16 tiles multiplies integers. Its conversions
+lose the carry of rounding, do not saturate and decode NaN as a number. `repair` makes
+torch do the conversions, and float32 the arithmetic.
 """
 
 from __future__ import annotations
@@ -34,12 +34,13 @@ _MARK = "_repaired_by_xpu_dsv4"
 def repair() -> None:
     """Make the interpreter compute with bfloat16, e4m3 and e5m2 as a GPU does.
 
-    A conversion rounds to nearest even and equals torch's own cast, except that e4m3
-    saturates at 448 (as Triton's compiled casts do); NaN stays NaN. A dot product
-    multiplies in float32. Element-wise arithmetic is done in float32 and rounded once.
-    Conversions that name another rounding mode are left to the interpreter.
+    - A conversion rounds to nearest even, as torch's cast does, and NaN stays NaN. e4m3
+      saturates at 448, as Triton's compiled casts do. The interpreter still does the
+      conversions that name another rounding mode.
+    - A dot product multiplies in float32.
+    - Element-wise arithmetic is done in float32 and rounded once.
 
-    Calling it again does nothing. It is harmless where kernels are compiled.
+    A second call does nothing. Compiled kernels are not affected.
     """
     if getattr(interpreter, _MARK, False):
         return
@@ -55,22 +56,27 @@ def repair() -> None:
 
 
 def round_to(values: np.ndarray, source: str, target: str) -> np.ndarray:
-    """Convert floating point numbers that are held as bit patterns.
+    """Convert floating point numbers that are kept as bit patterns.
 
     Args:
-        values: numbers of format `source`, any shape; any numpy dtype of its width.
-        source: Triton's name of the format, a key of `_TORCH`.
-        target: the format wanted.
+        values (np.ndarray):
+            Numbers of format `source`, of any shape and any numpy dtype of that width.
+        source (str):
+            Triton's name of the format, a key of `_TORCH`.
+        target (str):
+            Triton's name of the format to convert to.
 
     Returns:
-        The bit patterns, unsigned integers of the width of `target`, same shape.
+        Bit patterns of the same shape: unsigned integers of the width of `target`.
     """
     if values.size > 1 and not any(values.strides):
         number = round_to(values[(0,) * values.ndim].reshape(1), source, target)
-        return np.broadcast_to(number, values.shape)
+        repeated: np.ndarray = np.broadcast_to(number, values.shape)
+        return repeated
     if (source, target) == ("bf16", "fp32"):
-        wide = values.view(np.uint16).astype(np.uint32, order="C")
-        return np.left_shift(wide, 16, out=wide)
+        wide: np.ndarray = values.view(np.uint16).astype(np.uint32, order="C")
+        np.left_shift(wide, 16, out=wide)
+        return wide
     bits = np.require(values, requirements=["C", "W"])
     numbers = torch.from_numpy(bits).view(_TORCH[source])
     if target == "fp8e4nv":
@@ -89,6 +95,7 @@ def _convert(
     target: Any,
     rounding_mode: Any,
 ) -> np.ndarray:
+    """In place of the interpreter's `_convert_float`, which is `original`."""
     nearest = rounding_mode in (None, interpreter._ir.ROUNDING_MODE.RTNE)
     if nearest and source.name in _TORCH and target.name in _TORCH:
         return round_to(values, source.name, target.name)
@@ -96,6 +103,7 @@ def _convert(
 
 
 def _holds_bits(handle: Any) -> bool:
+    """Whether a tensor's numbers are bfloat16 or FP8, kept as bit patterns."""
     return (
         isinstance(handle, interpreter.TensorHandle)
         and handle.data.dtype in _UNSIGNED
@@ -104,6 +112,7 @@ def _holds_bits(handle: Any) -> bool:
 
 
 def _widen(handle: Any) -> Any:
+    """A tensor of bit patterns as float32; anything else as it is."""
     if not _holds_bits(handle):
         return handle
     bits = round_to(handle.data, handle.dtype.scalar.name, "fp32")
@@ -111,6 +120,7 @@ def _widen(handle: Any) -> Any:
 
 
 def _narrow(handle: Any, dtype: Any) -> Any:
+    """A tensor of numbers rounded to `dtype`, as bit patterns; booleans as they are."""
     if handle.data.dtype == np.bool_:
         return handle
     numbers = handle.data.astype(np.float32, copy=False)
@@ -118,6 +128,8 @@ def _narrow(handle: Any, dtype: Any) -> Any:
 
 
 def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`create_dot` with float32 operands."""
+
     @functools.wraps(original)
     def create_dot(self: Any, a: Any, b: Any, acc: Any, *options: Any) -> Any:
         return original(self, _widen(a), _widen(b), acc, *options)
@@ -126,6 +138,8 @@ def _dot(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
+    """`cast_impl` with float32 between a format of bit patterns and any other."""
+
     @functools.wraps(original)
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
         target = dst_type.scalar
@@ -142,6 +156,8 @@ def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
+    """An operation on numbers that is done in float32 and rounded to its operands."""
+
     @functools.wraps(original)
     def compute(self: Any, *operands: Any) -> Any:
         bits = [handle for handle in operands if _holds_bits(handle)]

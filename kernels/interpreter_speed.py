@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A quicker Triton interpreter: what it computes again at every step is remembered.
+"""A faster Triton interpreter: it computes once what it used to compute at every step.
 
-A program of a few dozen operations takes milliseconds under the interpreter, most of
-them spent on the shapes of block types, on overflow checks whose result nobody reads,
-and on exchanging the functions of `triton.language` at each launch and at each call of
-a device function. Nothing here touches a value that a kernel computes.
+A program of a few dozen operations takes milliseconds under the interpreter. Most of
+the time goes into the shapes of block types, into overflow checks whose result nobody
+reads, and into replacing the functions of `triton.language` at each launch and at each
+call of a device function. Nothing here changes a value that a kernel computes.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
 Pairing = Callable[[Any, Any], tuple[Any, Any]]
-_MARK = "_quickened_by_xpu_dsv4"
+_MARK = "_sped_up_by_xpu_dsv4"
 _TYPE_FIELDS = {"element_ty", "shape", "numel", "name"}
 _LIMIT = 4096
-"""Most entries of a memory whose keys come from a kernel's data."""
+"""Most entries of a cache whose keys come from a kernel's data."""
 _TENSOR_FIELDS = {"handle", "shape", "numel", "type", "dtype"}
 
 
 def speed_up() -> None:
-    """Make the interpreter of Triton 3.6 to 3.9 quicker; calling it again does nothing.
+    """Make the interpreter of Triton 3.6 to 3.9 faster; a second call does nothing.
 
-    A part whose insides look different in another Triton is left as it is.
+    A part that another version of Triton implements differently stays as it is.
     """
     if getattr(interpreter, _MARK, False):
         return
-    tl.block_type.__init__ = _remembered_type(tl.block_type.__init__)
-    tl.block_type.to_ir = _its_own_ir(tl.block_type.to_ir)
-    tl.tensor.__init__ = _remembered_shape(tl.tensor.__init__)
-    interpreter._get_np_dtype = _remembered_dtype(interpreter._get_np_dtype)
+    tl.block_type.__init__ = _cached_type(tl.block_type.__init__)
+    tl.block_type.to_ir = _own_ir(tl.block_type.to_ir)
+    tl.tensor.__init__ = _cached_shape(tl.tensor.__init__)
+    interpreter._get_np_dtype = _cached_dtype(interpreter._get_np_dtype)
     semantic = interpreter.interpreter_semantic
-    semantic.broadcast_impl_value = _remembered_broadcast(semantic.broadcast_impl_value)
+    semantic.broadcast_impl_value = _cached_broadcast(semantic.broadcast_impl_value)
     operands = semantic.binary_op_type_checking_impl
-    semantic.binary_op_type_checking_impl = _remembered_operands(operands)
+    semantic.binary_op_type_checking_impl = _cached_operands(operands)
     check = semantic.binary_op_sanitize_overflow_impl
     semantic.binary_op_sanitize_overflow_impl = _when_debugging(check)
     builder = interpreter.InterpreterBuilder
@@ -47,15 +47,16 @@ def speed_up() -> None:
     builder.create_broadcast = _broadcast
     if hasattr(interpreter, "_LangPatchScope"):
         interpreter._patch_attr = _patch_attr
-        interpreter._patch_lang = LanguageExchange(interpreter._patch_lang)
+        interpreter._patch_lang = LanguagePatch(interpreter._patch_lang)
     setattr(interpreter, _MARK, True)
 
 
-class LanguageExchange:
-    """In place of `_patch_lang`: `triton.language` is exchanged once per launch.
+class LanguagePatch:
+    """In place of `_patch_lang`: it replaces `triton.language` once per launch.
 
-    The first launch lets Triton patch the language and notes every change; later ones
-    apply the notes. Device functions called within a launch find it done.
+    At the first launch, Triton patches the language and every change is recorded; later
+    launches apply the recorded changes. Device functions called within a launch find
+    the language replaced already.
     """
 
     def __init__(self, original: Callable[[Any], Any]) -> None:
@@ -64,7 +65,7 @@ class LanguageExchange:
         self._active = False
 
     def __call__(self, fn: Any) -> Any:
-        """Exchange the language; the result's `restore()` puts it back."""
+        """Replace the language; `restore()` of the result undoes it."""
         if self._active:
             return _AlreadyDone
         if self._changes:
@@ -76,7 +77,7 @@ class LanguageExchange:
         return self
 
     def restore(self) -> None:
-        """Put `triton.language` back as it was before the launch."""
+        """Restore `triton.language` as it was before the launch."""
         self._active = False
         for owner, name, old, _ in reversed(self._changes):
             if old is interpreter._MISSING:
@@ -98,11 +99,11 @@ class LanguageExchange:
 class _AlreadyDone:
     @staticmethod
     def restore() -> None:
-        """The launch that exchanged the language restores it."""
+        """Do nothing: the launch that replaced the language restores it."""
 
 
 def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-    """As Triton's own, but a call goes straight to what the builtin wraps."""
+    """As Triton's own, but a call goes directly to what the builtin wraps."""
     wrapped = getattr(member, "__wrapped__", member)
     semantic = interpreter.interpreter_semantic
 
@@ -114,7 +115,7 @@ def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) ->
 
 
 def _when_debugging(original: Callable[..., None]) -> Callable[..., None]:
-    """Triton computes the check in ten operations and asserts it only in debug mode."""
+    """The overflow check only in debug mode: otherwise Triton drops its result."""
 
     def binary_op_sanitize_overflow_impl(*args: Any) -> None:
         if interpreter.interpreter_builder.options.debug:
@@ -123,11 +124,13 @@ def _when_debugging(original: Callable[..., None]) -> Callable[..., None]:
     return binary_op_sanitize_overflow_impl
 
 
-def _remembered_operands(
+def _cached_operands(
     original: Callable[..., tuple[Any, Any]],
 ) -> Callable[..., tuple[Any, Any]]:
-    """What a number becomes beside a type is worked out once; numbers of one type, at
-    least 32 bits wide, are only broadcast."""
+    """Cache what a Python number becomes beside a type.
+
+    Tensors of one type that is at least 32 bits wide are only broadcast.
+    """
     known: dict[tuple[Any, ...], Any] = {}
     semantic = interpreter.interpreter_semantic
     broadcast: Pairing = semantic.broadcast_impl_value
@@ -159,11 +162,11 @@ def _remembered_operands(
     return binary_op_type_checking_impl
 
 
-def _remembered_broadcast(original: Pairing) -> Pairing:
-    """Which of two blocks grows to which shape is worked out once a pair of shapes."""
+def _cached_broadcast(original: Pairing) -> Pairing:
+    """Cache, for each pair of shapes, which block is broadcast to which shape."""
     known: dict[tuple[int, int], tuple[Any, Any, Any, bool, bool]] = {}
 
-    def grown(block: Any, shape: Any) -> Any:
+    def expanded(block: Any, shape: Any) -> Any:
         builder = interpreter.interpreter_builder
         handle = builder.create_broadcast(block.handle, shape.values)
         return tl.tensor(handle, tl.block_type(block.type.element_ty, shape))
@@ -176,44 +179,46 @@ def _remembered_broadcast(original: Pairing) -> Pairing:
             return lhs, rhs
         found = known.get((id(left), id(right)))
         if found is not None and found[0] is left and found[1] is right:
-            _, _, shape, left_grows, right_grows = found
+            _, _, shape, left_expands, right_expands = found
             return (
-                grown(lhs, shape) if left_grows else lhs,
-                grown(rhs, shape) if right_grows else rhs,
+                expanded(lhs, shape) if left_expands else lhs,
+                expanded(rhs, shape) if right_expands else rhs,
             )
         wide, other = original(lhs, rhs)
         if len(left) == len(right):
-            grows = wide is not lhs, other is not rhs
-            known[id(left), id(right)] = (left, right, wide.type.shape, *grows)
+            expands = wide is not lhs, other is not rhs
+            known[id(left), id(right)] = (left, right, wide.type.shape, *expands)
         return wide, other
 
     return broadcast_impl_value
 
 
 def _splat(builder: Any, kind: Any, scalar: Any) -> Any:
-    """In place of `create_splat`: one number, seen from everywhere in the block."""
+    """In place of `create_splat`: a view of one number instead of a filled block."""
     dtype = scalar.dtype.scalar
     number = scalar.data.astype(interpreter._get_np_dtype(dtype), copy=False)
-    return interpreter.TensorHandle(_seen(number, kind.shape.values), dtype)
+    return interpreter.TensorHandle(_broadcast_view(number, kind.shape.values), dtype)
 
 
 def _broadcast(builder: Any, block: Any, shape: Any) -> Any:
-    """In place of `create_broadcast`: numpy's own way there takes longer."""
-    return interpreter.TensorHandle(_seen(block.data, shape), block.dtype.scalar)
+    """In place of `create_broadcast`: `np.broadcast_to` is slower than this view."""
+    data = _broadcast_view(block.data, shape)
+    return interpreter.TensorHandle(data, block.dtype.scalar)
 
 
-def _seen(values: np.ndarray, shape: Any) -> np.ndarray:
-    """`values` broadcast to `shape`, without a copy where numpy has a buffer for it."""
+def _broadcast_view(values: np.ndarray, shape: Any) -> np.ndarray:
+    """A view of `values` that is broadcast to `shape`."""
     if not values.flags.c_contiguous:
-        return np.broadcast_to(values, shape)
+        view: np.ndarray = np.broadcast_to(values, shape)
+        return view
     missing = len(shape) - values.ndim
     steps = zip(values.shape, values.strides, strict=True)
     strides = (0,) * missing + tuple([0 if n == 1 else step for n, step in steps])
     return np.ndarray(shape, values.dtype, values, 0, strides)
 
 
-def _its_own_ir(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """The interpreter's builder would build the block type once more."""
+def _own_ir(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The block type itself where the interpreter's builder would make an equal one."""
 
     def to_ir(self: Any, builder: Any) -> Any:
         if builder is interpreter.interpreter_builder:
@@ -223,7 +228,8 @@ def _its_own_ir(original: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any
     return to_ir
 
 
-def _remembered_type(original: Callable[..., None]) -> Callable[..., None]:
+def _cached_type(original: Callable[..., None]) -> Callable[..., None]:
+    """Cache the shape, size and name of a block type by its sizes."""
     by_sizes: dict[tuple[int, ...], tuple[Any, Any, str]] = {}
     by_id: dict[int, tuple[Any, Any, str]] = {}
 
@@ -246,7 +252,8 @@ def _remembered_type(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _remembered_shape(original: Callable[..., None]) -> Callable[..., None]:
+def _cached_shape(original: Callable[..., None]) -> Callable[..., None]:
+    """Cache the shape and size of a tensor by the shape of its type."""
     known: dict[int, tuple[Any, Any, Any]] = {}
 
     def __init__(self: Any, handle: Any, type: Any) -> None:
@@ -265,9 +272,10 @@ def _remembered_shape(original: Callable[..., None]) -> Callable[..., None]:
     return __init__
 
 
-def _remembered_dtype(
+def _cached_dtype(
     original: Callable[[Any], np.dtype[Any]],
 ) -> Callable[[Any], np.dtype[Any]]:
+    """Cache the numpy dtype of a Triton type by its name."""
     known: dict[str, np.dtype[Any]] = {}
 
     def _get_np_dtype(tt_dtype: Any) -> np.dtype[Any]:

@@ -10,14 +10,21 @@ def rotate(
     cos_sin_cache: torch.Tensor,
     inverse: bool = False,
 ) -> torch.Tensor:
-    """Rotate the pairs (x[2i], x[2i+1]) of the last values of each row.
+    """Rotate the pairs (x[2i], x[2i+1]) of the last R values of each row.
 
     Args:
-        x: rows of shape `[T, ..., D]`, float64.
-        positions: of shape `[T]`; outside the table nothing is rotated.
-        cos_sin_cache: table of shape `[P, R]`: R/2 cosines, then R/2 sines; the last R
-            values of a row are rotated.
-        inverse: rotate by minus the angle.
+        x (torch.Tensor):
+            Rows of shape `[T, ..., D]`, float64.
+        positions (torch.Tensor):
+            Position of each row, of shape `[T]`. A position outside the table leaves
+            the row unrotated.
+        cos_sin_cache (torch.Tensor):
+            Table of shape `[P, R]`: R/2 cosines, then R/2 sines.
+        inverse (bool):
+            Rotate by minus the angle.
+
+    Returns:
+        Rows of the shape of `x`, float64.
     """
     rope_dim = cos_sin_cache.shape[1]
     inside = (positions >= 0) & (positions < cos_sin_cache.shape[0])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dequantizing FP8 page tokens, one token at a time."""
+"""Float64 reference of the gathers from FP8 pages, one token at a time."""
 
 import torch
 
@@ -12,7 +12,7 @@ def dequant_gather_slots(
     indices: torch.Tensor,
     cache_block_size: int,
 ) -> None:
-    """Row i of `out` takes slot `indices[i]`; zeros for a slot outside the cache."""
+    """See `kernels.xpu_dsv4.gather.dequant_gather_slots`."""
     num_slots = cache.shape[0] * cache_block_size
     for row, slot in enumerate(indices.tolist()):
         out[row] = decode_token(cache, slot) if 0 <= slot < num_slots else 0
@@ -27,7 +27,7 @@ def dequantize_and_gather_k_cache(
     block_size: int,
     offset: int,
 ) -> None:
-    """Rows `offset...` of request r take its last `gather_lens[r]` tokens, in order."""
+    """See `kernels.xpu_dsv4.gather.dequantize_and_gather_k_cache`."""
     for request, seq_len in enumerate(seq_lens.tolist()):
         count = seq_len if gather_lens is None else int(gather_lens[request])
         for i in range(min(count, out.shape[1] - offset)):

@@ -7,9 +7,10 @@ from ._quant import block_exponent, e4m3_bytes
 from ._rope import rotate
 
 
-def _undone(
+def _unrotated(
     o: torch.Tensor, positions: torch.Tensor, cos_sin_cache: torch.Tensor, groups: int
 ) -> torch.Tensor:
+    """`o` without its RoPE, grouped: `[T, G, D]`, float64."""
     x = rotate(o.double(), positions, cos_sin_cache, inverse=True)
     return x.reshape(o.shape[0], groups, -1)
 
@@ -28,8 +29,11 @@ def fused_inv_rope_fp8_quant(
     *,
     row_major_scales: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `kernels.xpu_dsv4.inv_rope.fused_inv_rope_fp8_quant`; any memory layout."""
-    x = _undone(o, positions, cos_sin_cache, n_groups)
+    """See `kernels.xpu_dsv4.inv_rope.fused_inv_rope_fp8_quant`.
+
+    The memory layout of the results is another; without quantization they are float64.
+    """
+    x = _unrotated(o, positions, cos_sin_cache, n_groups)
     if not quantize:
         return x, torch.empty(0, 0, 0)
     exponent = block_exponent(x, quant_group_size, 448.0, 1e-10)
@@ -50,4 +54,4 @@ def inv_rope_bf16(
     rope_dim: int = 64,
 ) -> torch.Tensor:
     """See `kernels.xpu_dsv4.inv_rope.inv_rope_bf16`; float64 result."""
-    return _undone(attn_output, positions, cos_sin_cache, n_groups)
+    return _unrotated(attn_output, positions, cos_sin_cache, n_groups)

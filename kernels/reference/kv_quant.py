@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float64 reference of the paged FP8 cache's insert."""
+"""Float64 reference of the insert into FP8 pages."""
 
 import torch
 
@@ -12,7 +12,7 @@ def insert_rows(
     slot_mapping: torch.Tensor,
     block_size: int,
 ) -> None:
-    """Write float64 rows of shape `[N, 512]` into their slots, byte by byte."""
+    """Quantize float64 rows of shape `[N, 512]` and write them into their slots."""
     nope, rope = rows.split((448, 64), dim=-1)
     exponent = block_exponent(nope, 64, 448.0, 1e-4)
     codes = e4m3_bytes(nope, exponent)
@@ -36,6 +36,6 @@ def quantize_and_insert_k_cache(
     block_size: int = 64,
     is_ue8m0: bool = True,
 ) -> None:
-    """See `kernels.xpu_dsv4.kv_quant.quantize_and_insert_k_cache`; bit-exact."""
+    """See `kernels.xpu_dsv4.kv_quant.quantize_and_insert_k_cache`; the same bytes."""
     assert is_ue8m0
     insert_rows(k.double(), k_cache, slot_mapping, block_size)

@@ -7,6 +7,7 @@ import torch
 def _normalized_product(
     streams: torch.Tensor, fn: torch.Tensor, eps: float
 ) -> torch.Tensor:
+    """fn x / rms(x) over the flattened streams x, `[..., gates]` float64."""
     x = streams.double().flatten(-2)
     return x @ fn.double().T * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
 

@@ -5,7 +5,7 @@ import torch
 
 
 def _scores(q: torch.Tensor, keys: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """`[M, H, D]`, `[N, D]` and `[M, H]` to `[M, N]`."""
+    """sum_h weights[m, h] * relu(q[m, h] . keys[n]), `[M, N]` float64."""
     products = torch.einsum("mhd,kd->mhk", q, keys).relu()
     return torch.einsum("mhk,mh->mk", products, weights.double())
 
@@ -18,7 +18,7 @@ def row_scores(
     cu_seqlen_ke: torch.Tensor,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Scores `[M, N]` of float64 queries `[M, H, D]` over float64 keys `[N, D]`."""
+    """Scores `[M, N]` of float64 queries `[M, H, D]` for float64 keys `[N, D]`."""
     scores = _scores(q, keys, weights)
     key = torch.arange(keys.shape[0], device=q.device)
     inside = (key >= cu_seqlen_ks[:, None]) & (key < cu_seqlen_ke[:, None])
@@ -36,8 +36,26 @@ def page_scores(
     max_model_len: int,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Scores `[B * next_n, max_model_len]` of float64 queries `[B, next_n, H, D]` over
-    the float64 keys of all slots, `[num_blocks * block_size, D]`."""
+    """Scores `[B * next_n, max_model_len]` of paged keys.
+
+    Args:
+        q (torch.Tensor):
+            Queries of shape `[B, next_n, H, D]`, float64.
+        keys (torch.Tensor):
+            Keys of all slots, of shape `[num_blocks * block_size, D]`, float64.
+        block_size (int):
+            Keys per page.
+        weights (torch.Tensor):
+            As for `fp8_paged_mqa_logits`, as all that follow.
+        context_lens (torch.Tensor):
+            Keys of each token or request.
+        block_tables (torch.Tensor):
+            Pages of each request.
+        max_model_len (int):
+            Width of the result.
+        out (torch.Tensor | None):
+            Where to write the scores. None allocates.
+    """
     requests, next_n = q.shape[:2]
     blocks = keys.shape[0] // block_size
     lens = context_lens.reshape(requests, -1)

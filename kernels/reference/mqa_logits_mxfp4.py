@@ -10,8 +10,18 @@ BLOCK = 32
 
 
 def mxfp4_values(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Float64 values `[..., D]` of packed bytes, `[..., D / 2]` with the even value in
-    the low nibble, and UE8M0 bytes, `[..., D / 32]`."""
+    """Values of MXFP4 vectors.
+
+    Args:
+        packed (torch.Tensor):
+            e2m1 codes of shape `[..., D / 2]`, two per byte, the even value in the low
+            nibble.
+        scales (torch.Tensor):
+            UE8M0 bytes of shape `[..., D / 32]`.
+
+    Returns:
+        Values of shape `[..., D]`, float64.
+    """
     codes = packed.contiguous().view(torch.uint8)
     nibbles = torch.stack((codes & 15, codes >> 4), -1).flatten(-2).long()
     grid = torch.tensor(E2M1_VALUES, dtype=torch.float64, device=packed.device)
@@ -20,7 +30,7 @@ def mxfp4_values(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def _scale_bytes(words: torch.Tensor) -> torch.Tensor:
-    """`[..., 4]` bytes of `[...]` int32."""
+    """Bytes of int32 words: `[...]` to `[..., 4]`."""
     return words.contiguous().view(torch.uint8).unflatten(-1, (-1, 4))
 
 

@@ -9,8 +9,10 @@ BLOCK = 16
 
 
 def nvfp4_values(weight: torch.Tensor, weight_scale: torch.Tensor) -> torch.Tensor:
-    """Float64 values `[N, K]` of packed bytes and e4m3 scales, without the tensor's
-    own scale."""
+    """Float64 values `[N, K]` of packed bytes and e4m3 scales.
+
+    The scale of the whole tensor is not applied.
+    """
     nibbles = torch.stack((weight & 15, weight >> 4), -1).flatten(-2).long()
     grid = torch.tensor(E2M1_VALUES, dtype=torch.float64, device=weight.device)
     values = torch.cat((grid, -grid))[nibbles]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The FP8 KV page layout in plain torch: one token at a time, by its definition."""
+"""Decoding of FP8 KV pages in plain torch, one token at a time, by their definition."""
 
 import torch
 
@@ -8,12 +8,15 @@ def decode_token(cache: torch.Tensor, slot: int) -> torch.Tensor:
     """The 512 values of one slot of an FP8 paged cache.
 
     Args:
-        cache: `[num_blocks, block_size, 584]` uint8 with any block stride.
-        slot: block * block_size + position in the block.
+        cache (torch.Tensor):
+            Pages of shape `[num_blocks, block_size, 584]`, uint8, with any block
+            stride.
+        slot (int):
+            block * block_size + position in the block.
 
     Returns:
-        float64 of shape `[512]`: 448 values e4m3 * 2^(exponent - 127), one exponent a
-        64, and the 64 bf16 values as they are.
+        Values of shape `[512]`, float64: 448 times e4m3 * 2^(exponent - 127), with one
+        exponent per 64 values, then the 64 bf16 values of the rotary part.
     """
     block_size = cache.shape[1]
     page = cache[slot // block_size].reshape(-1)

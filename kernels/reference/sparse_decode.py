@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse MLA decode over FP8 pages in float64."""
+"""Float64 reference of sparse MLA decode over FP8 pages."""
 
 import torch
 
@@ -7,6 +7,7 @@ from .pages import decode_token
 
 
 def _valid_slots(indices: torch.Tensor, length: int, num_slots: int) -> list[int]:
+    """The first `length` slots that are inside the cache."""
     row = indices.reshape(-1).tolist()[: max(length, 0)]
     return [slot for slot in row if 0 <= slot < num_slots]
 
@@ -29,10 +30,11 @@ def xpu_sparse_decode_fp8(
     *,
     workspace: torch.Tensor | None = None,
 ) -> None:
-    """The kernel's arguments and meaning; `out` may be float64, `workspace` is unused.
+    """See `kernels.xpu_dsv4.sparse_decode.xpu_sparse_decode_fp8`.
 
-    out[t, h] = sum_k exp(s_k) v_k / (sum_k exp(s_k) + exp(sink_h)), s_k = scale q.k,
-    0 for a token without valid keys.
+    out[t, h] = sum_k exp(s_k) v_k / (sum_k exp(s_k) + exp(sink_h)) with s_k = scale
+    q.k, and 0 for a token without valid keys. `out` may be float64; `workspace` is not
+    used.
     """
     for token in range(q.shape[0]):
         parts = []
@@ -59,7 +61,7 @@ def xpu_sparse_decode_fp8(
 def attend(
     score: torch.Tensor, v: torch.Tensor, attn_sink: torch.Tensor | None
 ) -> torch.Tensor:
-    """softmax([score, sink])[:, :-1] @ v for scores `[heads, keys]`, in float64."""
+    """softmax([score, sink])[:, :-1] @ v for float64 scores `[heads, keys]`."""
     heads = score.shape[0]
     largest = score.max(dim=1, keepdim=True).values
     sink = torch.full((heads, 1), -torch.inf, dtype=torch.float64)

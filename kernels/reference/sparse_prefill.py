@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sparse MLA prefill over gathered bf16 keys in float64."""
+"""Float64 reference of sparse MLA prefill over gathered bf16 keys."""
 
 import torch
 
@@ -17,7 +17,10 @@ def triton_bf16_mla_sparse_interface(
     topk_length: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The kernel's arguments and meaning; returns float64 out, max_logits and lse."""
+    """See `kernels.xpu_dsv4.sparse_prefill.triton_bf16_mla_sparse_interface`.
+
+    Returns float64 out, max_logits and lse.
+    """
     num_tokens, num_heads, _ = q.shape
     result = torch.zeros(num_tokens, num_heads, d_v, dtype=torch.float64)
     max_logits = torch.full((num_tokens, num_heads), -torch.inf, dtype=torch.float64)

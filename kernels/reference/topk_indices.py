@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reference of the index arithmetic, one token at a time."""
+"""Reference of the arithmetic on chosen positions, one token at a time."""
 
 import torch
 

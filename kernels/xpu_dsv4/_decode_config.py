@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""How a sparse decode is cut into programs, and the workspace that this takes."""
+"""How a sparse decode is divided into programs, and the workspace that this needs."""
 
 from typing import NamedTuple
 
@@ -9,11 +9,18 @@ from ._triton import triton
 
 
 class DecodeConfig(NamedTuple):
-    """How one decode is cut into programs.
+    """How one decode is divided into programs.
 
-    block_h heads and block_n keys a tile; `splits` programs share a token's keys;
-    `halves` programs of 256 value dims each share a head block; guard_pv puts the
-    second product in a region of its own.
+    Attributes:
+        block_h: heads per tile.
+        block_n: keys per tile.
+        splits: programs that share the keys of a token.
+        num_warps: warps per program; on XPU, sub-groups of 16 lanes.
+        num_stages: depth of software pipelining.
+        grf: registers per hardware thread on XPU, 128 or 256.
+        halves: programs that share the 512 value dims of a block of heads, 1 or 2.
+        guard_pv: put the second product behind a branch; `_decode_kernel` says why.
+
     """
 
     block_h: int
@@ -32,11 +39,15 @@ def decode_config(
     """The configuration for one launch, from sizes that the host knows.
 
     Args:
-        device_type: `torch.device.type`; `cuda` is tuned on an H200, every other
-            device takes the shapes that compile for Intel GPUs without a spill.
-        num_tokens: rows of `q`.
-        num_heads: heads of `q`.
-        max_keys: `topk_indices` plus `swa_indices` columns.
+        device_type (str):
+            `torch.device.type`. `cuda` was tuned on an H200. Every other device takes
+            the shapes that compile for Intel GPUs without a register spill.
+        num_tokens (int):
+            Tokens of `q`.
+        num_heads (int):
+            Heads of `q`.
+        max_keys (int):
+            Columns of `topk_indices` and of `swa_indices` together.
 
     """
     if device_type == "cuda":
@@ -50,52 +61,89 @@ def decode_config(
         block_h, num_warps = 32, 8
     else:
         block_h, num_warps = 64, 16
-    splits = _splits(num_tokens, num_heads, max_keys, block_h, block_n, 256, 32)
-    return DecodeConfig(block_h, block_n, splits, num_warps, 1, 256, 1, True)
+    return DecodeConfig(
+        block_h,
+        block_n,
+        _splits(
+            num_tokens * triton.cdiv(num_heads, block_h),
+            triton.cdiv(max_keys, block_n),
+            programs=256,
+            most=32,
+        ),
+        num_warps,
+        num_stages=1,
+        grf=256,
+        halves=1,
+        guard_pv=True,
+    )
 
 
 def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig:
     if num_heads > 64 and num_tokens >= 8:
-        splits = _splits(2 * num_tokens, num_heads, max_keys, 128, 64, 132, 16)
-        return DecodeConfig(128, 64, splits, 8, 1, 128, 2, False)
-    if num_heads > 16:
-        splits = _splits(2 * num_tokens, num_heads, max_keys, 64, 32, 256, 32)
-        return DecodeConfig(64, 32, splits, 4, 1, 128, 2, False)
-    splits = _splits(num_tokens, num_heads, max_keys, 16, 32, 256, 16)
-    return DecodeConfig(16, 32, splits, 4, 3, 128, 1, False)
+        block_h, block_n, num_warps, num_stages, halves = 128, 64, 8, 1, 2
+        programs, most = 132, 16
+    elif num_heads > 16:
+        block_h, block_n, num_warps, num_stages, halves = 64, 32, 4, 1, 2
+        programs, most = 256, 32
+    else:
+        block_h, block_n, num_warps, num_stages, halves = 16, 32, 4, 3, 1
+        programs, most = 256, 16
+    return DecodeConfig(
+        block_h,
+        block_n,
+        _splits(
+            halves * num_tokens * triton.cdiv(num_heads, block_h),
+            triton.cdiv(max_keys, block_n),
+            programs,
+            most,
+        ),
+        num_warps,
+        num_stages,
+        grf=128,
+        halves=halves,
+        guard_pv=False,
+    )
 
 
-def _splits(
-    rows: int,
-    num_heads: int,
-    max_keys: int,
-    block_h: int,
-    block_n: int,
-    programs: int,
-    most: int,
-) -> int:
-    """Power-of-two splits that fill `programs` from `rows` unsplit ones a head block.
+def _splits(unsplit: int, tiles: int, programs: int, most: int) -> int:
+    """The power of two by which to split the keys of a token.
 
-    At most `most`, and at most one a key tile.
+    Args:
+        unsplit (int):
+            Programs without a split.
+        tiles (int):
+            Tiles of keys; there are at most so many splits.
+        programs (int):
+            Programs that fill the device.
+        most (int):
+            Splits at most.
+
     """
-    busy = max(rows * triton.cdiv(num_heads, block_h), 1)
-    wanted = min(programs // busy, triton.cdiv(max_keys, block_n), most)
-    return 1 << max(wanted.bit_length() - 1, 0) if wanted > 0 else 1
+    wanted = min(programs // max(unsplit, 1), tiles, most)
+    return 1 << (wanted.bit_length() - 1) if wanted > 0 else 1
 
 
 def sparse_decode_workspace_size(
     max_num_tokens: int, num_heads: int, max_keys: int, device_type: str = "xpu"
 ) -> int:
-    """fp32 elements of `workspace` that serve every batch up to `max_num_tokens`.
+    """Elements of a `workspace` that serves every batch up to `max_num_tokens`.
 
-    The largest tokens * heads * splits * 514, the partials of `_merge`. Splits never
-    grow with the batch, so the first batch without splits ends the search.
+    This is the largest num_tokens * num_heads * splits * 514, the size of the partials
+    that `_merge` reads. Larger batches never have more splits, so the search ends at
+    the first batch without a split.
 
     Args:
-        max_num_tokens: rows of `q` at most.
-        num_heads: heads of `q`.
-        max_keys: `topk_indices` plus `swa_indices` columns at most.
-        device_type: see `decode_config`.
+        max_num_tokens (int):
+            Tokens of `q` at most.
+        num_heads (int):
+            Heads of `q`.
+        max_keys (int):
+            Columns of `topk_indices` and of `swa_indices` together, at most.
+        device_type (str):
+            As for `decode_config`.
+
+    Returns:
+        Number of fp32 elements.
 
     """
     most = 0

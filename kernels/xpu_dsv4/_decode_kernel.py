@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""The fused sparse-decode kernel: FP8 page tokens in, attention or partials out."""
+"""The fused sparse-decode kernel: from FP8 pages to attention, or to partials of it."""
 
 from ._fp8 import (
     dequantize,
@@ -9,7 +9,8 @@ from ._fp8 import (
     load_rope,
     token_pointers,
 )
-from ._softmax import finish, softmax_step
+from ._pages import HEAD_DIM, QUANT_BLOCK
+from ._softmax import EMPTY_MAX, softmax_factor, softmax_step
 from ._triton import tl, triton
 
 
@@ -17,38 +18,67 @@ from ._triton import tl, triton
 def _load_slots(
     topk_row_ptr,
     swa_row_ptr,
-    position,
+    key_offs,  # [BLOCK_N]
     topk_len,
-    last,
-    kv_slots,
-    swa_slots,
+    last_key,
+    num_kv_slots,
+    num_swa_slots,
     HAS_TOPK: tl.constexpr,
 ):
-    """int32 slots of the keys at `position`: the top-k's first, then the window's.
+    """int32 slots `[BLOCK_N]` of a token's keys: the top-k's first, then the window's.
 
-    -1 stands for a position past `last` and for an index outside its cache.
+    -1 stands for a key from `last_key` on and for an index outside its cache.
     """
-    in_swa = (position >= topk_len) & (position < last)
-    slot = tl.load(swa_row_ptr + (position - topk_len), mask=in_swa, other=-1)
-    slot = tl.where((slot >= 0) & (slot < swa_slots), slot, -1).to(tl.int32)
+    swa_mask = (key_offs >= topk_len) & (key_offs < last_key)  # [BLOCK_N]
+    # [BLOCK_N]
+    swa_indices = tl.load(swa_row_ptr + (key_offs - topk_len), mask=swa_mask, other=-1)
+    in_swa_mask = (swa_indices >= 0) & (swa_indices < num_swa_slots)  # [BLOCK_N]
+    slots = tl.where(in_swa_mask, swa_indices, -1).to(tl.int32)  # [BLOCK_N]
     if HAS_TOPK:
-        in_topk = (position < topk_len) & (position < last)
-        topk = tl.load(topk_row_ptr + position, mask=in_topk, other=-1)
-        topk = tl.where((topk >= 0) & (topk < kv_slots), topk, -1).to(tl.int32)
-        slot = tl.where(in_topk, topk, slot)
-    return slot
+        topk_mask = (key_offs < topk_len) & (key_offs < last_key)  # [BLOCK_N]
+        # [BLOCK_N]
+        topk_indices = tl.load(topk_row_ptr + key_offs, mask=topk_mask, other=-1)
+        in_kv_mask = (topk_indices >= 0) & (topk_indices < num_kv_slots)  # [BLOCK_N]
+        topk_slots = tl.where(in_kv_mask, topk_indices, -1).to(tl.int32)  # [BLOCK_N]
+        slots = tl.where(topk_mask, topk_slots, slots)
+    return slots
 
 
 @triton.jit
-def _add_values(o, p, v, rescale, some, GUARD_PV: tl.constexpr):
-    """O * rescale + p @ v; GUARD_PV puts the product in a region of its own."""
-    o *= rescale[:, None]
+def _add_values(
+    acc,  # [BLOCK_H, 64] fp32
+    p,  # [BLOCK_H, BLOCK_N] bf16
+    v,  # [BLOCK_N, 64] bf16
+    rescale,  # [BLOCK_H] fp32
+    any_valid,
+    GUARD_PV: tl.constexpr,
+):
+    """acc * rescale + p @ v.
+
+    GUARD_PV is for triton-xpu. Where this product stands in one region with that of
+    the scores, which it depends on, triton-xpu 3.3 gives every sub-group whole rows of
+    the accumulator: with 64 heads that spills 25 KB of registers per thread. Behind a
+    branch it spreads the columns over the sub-groups, and nothing spills. The branch
+    changes no result: it skips tiles without a valid key.
+    """
+    acc *= rescale[:, None]
     if GUARD_PV:
-        if some:
-            o = tl.dot(p, v, o)
+        if any_valid:
+            acc = tl.dot(p, v, acc)
     else:
-        o = tl.dot(p, v, o)
-    return o
+        acc = tl.dot(p, v, acc)
+    return acc
+
+
+@triton.jit
+def _store_out(
+    out_ptrs,  # [BLOCK_H, 64]
+    acc,  # [BLOCK_H, 64] fp32
+    factor,  # [BLOCK_H, 1] fp32
+    row_mask,  # [BLOCK_H, 1]
+):
+    """Store acc * factor in bf16."""
+    tl.store(out_ptrs, (acc * factor).to(tl.bfloat16), mask=row_mask)
 
 
 @triton.jit(do_not_specialize=["num_splits"])
@@ -67,8 +97,8 @@ def _decode_kernel(
     topk_width,
     swa_width,
     num_splits,
-    kv_slots,
-    swa_slots,
+    num_kv_slots,
+    num_swa_slots,
     q_token_stride,
     q_head_stride,
     out_token_stride,
@@ -87,172 +117,207 @@ def _decode_kernel(
     BLOCK_N: tl.constexpr,
     HALVES: tl.constexpr,
     GUARD_PV: tl.constexpr,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    QUANT_BLOCK: tl.constexpr = QUANT_BLOCK,
+    EMPTY_MAX: tl.constexpr = EMPTY_MAX,
 ):
-    head_blocks = tl.cdiv(num_heads, BLOCK_H)
+    """One block of heads of one token, over one split of its keys.
+
+    A head's 512 dims are eight tiles of 64: seven of e4m3 codes, each under its own
+    exponent, and the bf16 rotary part. Triton has no arrays of tiles that a loop could
+    index, so each of q, k and the accumulator has eight names. With HALVES = 2, for
+    CUDA, a program accumulates four tiles: all eight would take 256 registers of each
+    thread, which has 255.
+    """
+    num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     program = tl.program_id(0) // HALVES
     half = tl.program_id(0) % HALVES
-    head_block = program % head_blocks
-    split = (program // head_blocks) % num_splits
-    token = (program // head_blocks // num_splits).to(tl.int64)
+    head_block = program % num_head_blocks
+    split = (program // num_head_blocks) % num_splits
+    token = (program // num_head_blocks // num_splits).to(tl.int64)
 
-    heads = head_block * BLOCK_H + tl.arange(0, BLOCK_H)
-    head_mask = heads < num_heads
-    dims = tl.arange(0, 64)
-    keys = tl.arange(0, BLOCK_N)
+    head_offs = head_block * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    head_mask = head_offs < num_heads  # [BLOCK_H]
+    dim_offs = tl.arange(0, QUANT_BLOCK)  # [64]
+    tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
 
-    q_rows = q_ptr + token * q_token_stride + heads.to(tl.int64) * q_head_stride
-    q_tile = q_rows[:, None] + dims[None, :]
-    q_mask = head_mask[:, None]
-    q0 = tl.load(q_tile, mask=q_mask, other=0.0)
-    q1 = tl.load(q_tile + 64, mask=q_mask, other=0.0)
-    q2 = tl.load(q_tile + 128, mask=q_mask, other=0.0)
-    q3 = tl.load(q_tile + 192, mask=q_mask, other=0.0)
-    q4 = tl.load(q_tile + 256, mask=q_mask, other=0.0)
-    q5 = tl.load(q_tile + 320, mask=q_mask, other=0.0)
-    q6 = tl.load(q_tile + 384, mask=q_mask, other=0.0)
-    q7 = tl.load(q_tile + 448, mask=q_mask, other=0.0)
+    # [BLOCK_H]
+    q_row_ptrs = q_ptr + token * q_token_stride + head_offs.to(tl.int64) * q_head_stride
+    q_ptrs = q_row_ptrs[:, None] + dim_offs[None, :]  # [BLOCK_H, 64]
+    row_mask = head_mask[:, None]  # [BLOCK_H, 1]
+    q0 = tl.load(q_ptrs, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    q1 = tl.load(q_ptrs + 1 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    q2 = tl.load(q_ptrs + 2 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    q3 = tl.load(q_ptrs + 3 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    q4 = tl.load(q_ptrs + 4 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    q5 = tl.load(q_ptrs + 5 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    q6 = tl.load(q_ptrs + 6 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    q7 = tl.load(q_ptrs + 7 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
 
-    topk_len = 0
     if HAS_TOPK:
         topk_len = tl.load(topk_lens_ptr + token).to(tl.int32)
         topk_len = tl.minimum(tl.maximum(topk_len, 0), topk_width)
+    else:
+        topk_len = tl.full((), 0, tl.int32)
     swa_len = tl.load(swa_lens_ptr + token).to(tl.int32)
     swa_len = tl.minimum(tl.maximum(swa_len, 0), swa_width)
     num_keys = topk_len + swa_len
-    per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), num_splits) * BLOCK_N
-    first = split * per_split
-    last = tl.minimum(first + per_split, num_keys)
+    keys_per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), num_splits) * BLOCK_N
+    first_key = split * keys_per_split
+    last_key = tl.minimum(first_key + keys_per_split, num_keys)
 
     topk_row_ptr = topk_indices_ptr + token * topk_stride
     swa_row_ptr = swa_indices_ptr + token * swa_stride
 
-    row_max = tl.full([BLOCK_H], -1.0e30, tl.float32)
-    row_sum = tl.zeros([BLOCK_H], tl.float32)
-    o0 = tl.zeros([BLOCK_H, 64], tl.float32)
-    o1 = tl.zeros([BLOCK_H, 64], tl.float32)
-    o2 = tl.zeros([BLOCK_H, 64], tl.float32)
-    o3 = tl.zeros([BLOCK_H, 64], tl.float32)
+    row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
+    row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
+    acc0 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
+    acc1 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
+    acc2 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
+    acc3 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
     if HALVES == 1:
-        o4 = tl.zeros([BLOCK_H, 64], tl.float32)
-        o5 = tl.zeros([BLOCK_H, 64], tl.float32)
-        o6 = tl.zeros([BLOCK_H, 64], tl.float32)
-        o7 = tl.zeros([BLOCK_H, 64], tl.float32)
+        acc4 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
+        acc5 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
+        acc6 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
+        acc7 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
 
-    slot = _load_slots(
+    # [BLOCK_N]
+    slots = _load_slots(
         topk_row_ptr,
         swa_row_ptr,
-        first + keys,
+        first_key + tile_offs,
         topk_len,
-        last,
-        kv_slots,
-        swa_slots,
+        last_key,
+        num_kv_slots,
+        num_swa_slots,
         HAS_TOPK,
     )
-    for start in range(first, last, BLOCK_N):
-        position = start + keys
-        next_slot = _load_slots(
+    for start in range(first_key, last_key, BLOCK_N):
+        key_offs = start + tile_offs  # [BLOCK_N]
+        # One tile ahead, so that the loads of this tile's pages do not wait for it.
+        # [BLOCK_N]
+        next_slots = _load_slots(
             topk_row_ptr,
             swa_row_ptr,
-            position + BLOCK_N,
+            key_offs + BLOCK_N,
             topk_len,
-            last,
-            kv_slots,
-            swa_slots,
+            last_key,
+            num_kv_slots,
+            num_swa_slots,
             HAS_TOPK,
         )
-        valid = slot >= 0
-        data, exponents_ptr = token_pointers(
-            swa_ptr, slot, swa_block_stride, SWA_BLOCK_SIZE
+        key_mask = slots >= 0  # [BLOCK_N]
+        # [BLOCK_N] each
+        data_ptrs, scale_ptrs = token_pointers(
+            swa_ptr, slots, swa_block_stride, SWA_BLOCK_SIZE
         )
         if HAS_TOPK:
-            in_topk = position < topk_len
-            topk_data, topk_exponents_ptr = token_pointers(
-                kv_ptr, slot, kv_block_stride, KV_BLOCK_SIZE
+            topk_mask = key_offs < topk_len  # [BLOCK_N]
+            # [BLOCK_N] each
+            topk_data_ptrs, topk_scale_ptrs = token_pointers(
+                kv_ptr, slots, kv_block_stride, KV_BLOCK_SIZE
             )
-            data = tl.where(in_topk, topk_data, data)
-            exponents_ptr = tl.where(in_topk, topk_exponents_ptr, exponents_ptr)
+            data_ptrs = tl.where(topk_mask, topk_data_ptrs, data_ptrs)
+            scale_ptrs = tl.where(topk_mask, topk_scale_ptrs, scale_ptrs)
 
-        c0 = load_nope_codes(data, dims, valid, 0)
-        c1 = load_nope_codes(data, dims, valid, 1)
-        c2 = load_nope_codes(data, dims, valid, 2)
-        c3 = load_nope_codes(data, dims, valid, 3)
-        c4 = load_nope_codes(data, dims, valid, 4)
-        c5 = load_nope_codes(data, dims, valid, 5)
-        c6 = load_nope_codes(data, dims, valid, 6)
-        k7 = load_rope(data, dims, valid)
-        exponents = load_exponents(exponents_ptr, valid)[:, None]
-        k0 = dequantize(c0, exponents, 0)
-        k1 = dequantize(c1, exponents, 1)
-        k2 = dequantize(c2, exponents, 2)
-        k3 = dequantize(c3, exponents, 3)
-        k4 = dequantize(c4, exponents, 4)
-        k5 = dequantize(c5, exponents, 5)
-        k6 = dequantize(c6, exponents, 6)
+        codes0 = load_nope_codes(data_ptrs, dim_offs, key_mask, 0)  # [BLOCK_N, 64]
+        codes1 = load_nope_codes(data_ptrs, dim_offs, key_mask, 1)  # [BLOCK_N, 64]
+        codes2 = load_nope_codes(data_ptrs, dim_offs, key_mask, 2)  # [BLOCK_N, 64]
+        codes3 = load_nope_codes(data_ptrs, dim_offs, key_mask, 3)  # [BLOCK_N, 64]
+        codes4 = load_nope_codes(data_ptrs, dim_offs, key_mask, 4)  # [BLOCK_N, 64]
+        codes5 = load_nope_codes(data_ptrs, dim_offs, key_mask, 5)  # [BLOCK_N, 64]
+        codes6 = load_nope_codes(data_ptrs, dim_offs, key_mask, 6)  # [BLOCK_N, 64]
+        k7 = load_rope(data_ptrs, dim_offs, key_mask)  # [BLOCK_N, 64]
+        exponents = load_exponents(scale_ptrs, key_mask)[:, None]  # [BLOCK_N, 1]
+        k0 = dequantize(codes0, exponents, 0)  # [BLOCK_N, 64]
+        k1 = dequantize(codes1, exponents, 1)  # [BLOCK_N, 64]
+        k2 = dequantize(codes2, exponents, 2)  # [BLOCK_N, 64]
+        k3 = dequantize(codes3, exponents, 3)  # [BLOCK_N, 64]
+        k4 = dequantize(codes4, exponents, 4)  # [BLOCK_N, 64]
+        k5 = dequantize(codes5, exponents, 5)  # [BLOCK_N, 64]
+        k6 = dequantize(codes6, exponents, 6)  # [BLOCK_N, 64]
 
-        score = tl.dot(q0, tl.trans(k0))
-        score = tl.dot(q1, tl.trans(k1), score)
-        score = tl.dot(q2, tl.trans(k2), score)
-        score = tl.dot(q3, tl.trans(k3), score)
-        score = tl.dot(q4, tl.trans(k4), score)
-        score = tl.dot(q5, tl.trans(k5), score)
-        score = tl.dot(q6, tl.trans(k6), score)
-        score = tl.dot(q7, tl.trans(k7), score)
+        scores = tl.dot(q0, tl.trans(k0))  # [BLOCK_H, BLOCK_N]
+        scores = tl.dot(q1, tl.trans(k1), scores)
+        scores = tl.dot(q2, tl.trans(k2), scores)
+        scores = tl.dot(q3, tl.trans(k3), scores)
+        scores = tl.dot(q4, tl.trans(k4), scores)
+        scores = tl.dot(q5, tl.trans(k5), scores)
+        scores = tl.dot(q6, tl.trans(k6), scores)
+        scores = tl.dot(q7, tl.trans(k7), scores)
 
+        # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
         p, rescale, row_max, row_sum = softmax_step(
-            score, valid, qk_scale, row_max, row_sum
+            scores, key_mask, qk_scale, row_max, row_sum
         )
-        some = tl.max(valid.to(tl.int32), 0) > 0
+        any_valid = tl.max(key_mask.to(tl.int32), 0) > 0
         if HALVES == 1:
-            o0 = _add_values(o0, p, k0, rescale, some, GUARD_PV)
-            o1 = _add_values(o1, p, k1, rescale, some, GUARD_PV)
-            o2 = _add_values(o2, p, k2, rescale, some, GUARD_PV)
-            o3 = _add_values(o3, p, k3, rescale, some, GUARD_PV)
-            o4 = _add_values(o4, p, k4, rescale, some, GUARD_PV)
-            o5 = _add_values(o5, p, k5, rescale, some, GUARD_PV)
-            o6 = _add_values(o6, p, k6, rescale, some, GUARD_PV)
-            o7 = _add_values(o7, p, k7, rescale, some, GUARD_PV)
+            acc0 = _add_values(acc0, p, k0, rescale, any_valid, GUARD_PV)
+            acc1 = _add_values(acc1, p, k1, rescale, any_valid, GUARD_PV)
+            acc2 = _add_values(acc2, p, k2, rescale, any_valid, GUARD_PV)
+            acc3 = _add_values(acc3, p, k3, rescale, any_valid, GUARD_PV)
+            acc4 = _add_values(acc4, p, k4, rescale, any_valid, GUARD_PV)
+            acc5 = _add_values(acc5, p, k5, rescale, any_valid, GUARD_PV)
+            acc6 = _add_values(acc6, p, k6, rescale, any_valid, GUARD_PV)
+            acc7 = _add_values(acc7, p, k7, rescale, any_valid, GUARD_PV)
         else:
             if half == 0:
-                o0 = _add_values(o0, p, k0, rescale, some, GUARD_PV)
-                o1 = _add_values(o1, p, k1, rescale, some, GUARD_PV)
-                o2 = _add_values(o2, p, k2, rescale, some, GUARD_PV)
-                o3 = _add_values(o3, p, k3, rescale, some, GUARD_PV)
+                acc0 = _add_values(acc0, p, k0, rescale, any_valid, GUARD_PV)
+                acc1 = _add_values(acc1, p, k1, rescale, any_valid, GUARD_PV)
+                acc2 = _add_values(acc2, p, k2, rescale, any_valid, GUARD_PV)
+                acc3 = _add_values(acc3, p, k3, rescale, any_valid, GUARD_PV)
             else:
-                o0 = _add_values(o0, p, k4, rescale, some, GUARD_PV)
-                o1 = _add_values(o1, p, k5, rescale, some, GUARD_PV)
-                o2 = _add_values(o2, p, k6, rescale, some, GUARD_PV)
-                o3 = _add_values(o3, p, k7, rescale, some, GUARD_PV)
+                acc0 = _add_values(acc0, p, k4, rescale, any_valid, GUARD_PV)
+                acc1 = _add_values(acc1, p, k5, rescale, any_valid, GUARD_PV)
+                acc2 = _add_values(acc2, p, k6, rescale, any_valid, GUARD_PV)
+                acc3 = _add_values(acc3, p, k7, rescale, any_valid, GUARD_PV)
 
-        slot = next_slot
+        slots = next_slots
 
+    HALF_DIM: tl.constexpr = HEAD_DIM // 2
     if SPLIT:
-        row = (token * num_heads + heads) * num_splits + split
-        programs = head_blocks * num_splits * HALVES
-        num_tokens = (tl.num_programs(0) // programs).to(tl.int64)
-        state = partial_ptr + num_tokens * num_heads * num_splits * 512 + row * 2
-        tl.store(state, row_max, mask=head_mask)
-        tl.store(state + 1, row_sum, mask=head_mask)
-        target = partial_ptr + row[:, None] * 512 + half * 256 + dims[None, :]
-        part_mask = q_mask & (first < last)
-        tl.store(target, o0, mask=part_mask)
-        tl.store(target + 64, o1, mask=part_mask)
-        tl.store(target + 128, o2, mask=part_mask)
-        tl.store(target + 192, o3, mask=part_mask)
+        row_offs = (token * num_heads + head_offs) * num_splits + split  # [BLOCK_H]
+        programs_per_token = num_head_blocks * num_splits * HALVES
+        num_tokens = (tl.num_programs(0) // programs_per_token).to(tl.int64)
+        # [BLOCK_H]
+        state_ptrs = (
+            partial_ptr + num_tokens * num_heads * num_splits * HEAD_DIM + row_offs * 2
+        )
+        tl.store(state_ptrs, row_max, mask=head_mask)
+        tl.store(state_ptrs + 1, row_sum, mask=head_mask)
+        # [BLOCK_H, 64]
+        part_ptrs = (
+            partial_ptr
+            + row_offs[:, None] * HEAD_DIM
+            + half * HALF_DIM
+            + dim_offs[None, :]
+        )
+        part_mask = row_mask & (first_key < last_key)  # [BLOCK_H, 1]
+        tl.store(part_ptrs, acc0, mask=part_mask)
+        tl.store(part_ptrs + 1 * QUANT_BLOCK, acc1, mask=part_mask)
+        tl.store(part_ptrs + 2 * QUANT_BLOCK, acc2, mask=part_mask)
+        tl.store(part_ptrs + 3 * QUANT_BLOCK, acc3, mask=part_mask)
         if HALVES == 1:
-            tl.store(target + 256, o4, mask=part_mask)
-            tl.store(target + 320, o5, mask=part_mask)
-            tl.store(target + 384, o6, mask=part_mask)
-            tl.store(target + 448, o7, mask=part_mask)
+            tl.store(part_ptrs + 4 * QUANT_BLOCK, acc4, mask=part_mask)
+            tl.store(part_ptrs + 5 * QUANT_BLOCK, acc5, mask=part_mask)
+            tl.store(part_ptrs + 6 * QUANT_BLOCK, acc6, mask=part_mask)
+            tl.store(part_ptrs + 7 * QUANT_BLOCK, acc7, mask=part_mask)
     else:
-        factor = finish(row_max, row_sum, sink_ptr, heads, head_mask, HAS_SINK)[:, None]
-        target = out_ptr + token * out_token_stride + half * 256
-        target += heads.to(tl.int64)[:, None] * out_head_stride + dims[None, :]
-        tl.store(target, (o0 * factor).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 64, (o1 * factor).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 128, (o2 * factor).to(tl.bfloat16), mask=q_mask)
-        tl.store(target + 192, (o3 * factor).to(tl.bfloat16), mask=q_mask)
+        # [BLOCK_H, 1]
+        factor = softmax_factor(
+            row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
+        )[:, None]
+        half_ptr = out_ptr + token * out_token_stride + half * HALF_DIM
+        # [BLOCK_H, 64]
+        out_ptrs = half_ptr + (
+            head_offs.to(tl.int64)[:, None] * out_head_stride + dim_offs[None, :]
+        )
+        _store_out(out_ptrs, acc0, factor, row_mask)
+        _store_out(out_ptrs + 1 * QUANT_BLOCK, acc1, factor, row_mask)
+        _store_out(out_ptrs + 2 * QUANT_BLOCK, acc2, factor, row_mask)
+        _store_out(out_ptrs + 3 * QUANT_BLOCK, acc3, factor, row_mask)
         if HALVES == 1:
-            tl.store(target + 256, (o4 * factor).to(tl.bfloat16), mask=q_mask)
-            tl.store(target + 320, (o5 * factor).to(tl.bfloat16), mask=q_mask)
-            tl.store(target + 384, (o6 * factor).to(tl.bfloat16), mask=q_mask)
-            tl.store(target + 448, (o7 * factor).to(tl.bfloat16), mask=q_mask)
+            _store_out(out_ptrs + 4 * QUANT_BLOCK, acc4, factor, row_mask)
+            _store_out(out_ptrs + 5 * QUANT_BLOCK, acc5, factor, row_mask)
+            _store_out(out_ptrs + 6 * QUANT_BLOCK, acc6, factor, row_mask)
+            _store_out(out_ptrs + 7 * QUANT_BLOCK, acc7, factor, row_mask)

@@ -14,10 +14,16 @@ def launch_options(
     """Options for one kernel launch.
 
     Args:
-        device: where the kernel runs; `meta` stands for an XPU at compile time.
-        num_warps: sub-groups of 16 lanes a work-group on XPU.
-        num_stages: software pipelining depth.
-        grf: registers a hardware thread, 128 or 256. Only Intel has the choice.
+        device (torch.device):
+            Where the kernel runs. `meta` stands for an XPU when launches are recorded
+            for ahead-of-time compilation.
+        num_warps (int):
+            Warps per program; on XPU, sub-groups of 16 lanes per work-group.
+        num_stages (int):
+            Depth of software pipelining.
+        grf (int):
+            Registers per hardware thread on XPU, 128 or 256. Other back ends reject the
+            option `grf_mode`, so they do not get it.
 
     Returns:
         Keyword arguments for `kernel[grid](...)`.

@@ -1,6 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Argument checks, the result and the launches that the indexer's score ops share."""
+"""The indexer's scores, for FP8 and for MXFP4 operands: checks, result and launch.
+
+The public ops of `mqa_logits` and `mqa_logits_mxfp4` name the arguments and describe
+them. The scales of MXFP4 queries are a tensor beside the queries, those of FP8 queries
+are in the weights: `q_scales` is None for FP8.
+"""
+
+from typing import NamedTuple
 
 import torch
 
@@ -8,20 +15,189 @@ from ._checks import (
     check_dtype,
     check_inner_contiguous,
     check_range,
+    check_same_device,
     check_shape,
     fail,
 )
-from ._fp4 import MXFP4_BLOCK
+from ._fp4 import MXFP4_BLOCK, SCALES_A_WORD
 from ._launch import launch_options
 from ._logits_kernels import mqa_logits_kernel, paged_mqa_logits_kernel
 from ._triton import triton
 
 MOST_HEADS = 128
-_ROWS, _KEYS = 8, 64
+SCALE_BYTES = 4
+"""Scale bytes of a key in a page: an fp32, or four UE8M0 bytes."""
+_BLOCK_M, _BLOCK_N = 8, 64
 
 
-def check_heads(q: torch.Tensor, name: str, weights: torch.Tensor) -> None:
-    """Raise unless `q` is `[..., H, D]` and `weights` fp32 `[rows of q, H]`."""
+class _Format(NamedTuple):
+    """How queries and keys are stored.
+
+    Attributes:
+        dtypes: of queries and of gathered keys.
+        scale_dtype: of the scales of gathered keys.
+        page_alignment: bytes that a page's start is a multiple of.
+
+    """
+
+    dtypes: tuple[torch.dtype, ...]
+    scale_dtype: torch.dtype
+    page_alignment: int
+
+
+_FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
+_MXFP4 = _Format((torch.uint8, torch.int8), torch.int32, 1)
+
+
+def mqa_logits(
+    q: torch.Tensor,
+    q_scales: torch.Tensor | None,
+    kv: torch.Tensor,
+    kv_scales: torch.Tensor,
+    weights: torch.Tensor,
+    cu_seqlen_ks: torch.Tensor,
+    cu_seqlen_ke: torch.Tensor,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Scores of prefill rows over gathered keys, `[M, N]` fp32.
+
+    See `fp8_mqa_logits` and, with `q_scales`, `mxfp4_mqa_logits`.
+    """
+    form = _FP8 if q_scales is None else _MXFP4
+    check_shape("q", q, None, None, None)
+    _check_queries("q", q, q_scales, weights)
+    rows, heads, width = q.shape
+    check_dtype("kv", kv, *form.dtypes)
+    check_shape("kv", kv, None, width)
+    check_inner_contiguous("kv", kv)
+    num_keys = kv.shape[0]
+    check_dtype("kv_scales", kv_scales, form.scale_dtype)
+    check_shape("kv_scales", kv_scales, num_keys)
+    check_inner_contiguous("kv_scales", kv_scales)
+    bounds = {"cu_seqlen_ks": cu_seqlen_ks, "cu_seqlen_ke": cu_seqlen_ke}
+    for name, bound in bounds.items():
+        check_dtype(name, bound, torch.int32)
+        check_shape(name, bound, rows)
+        check_inner_contiguous(name, bound)
+        check_range(name, bound, 0, num_keys + 1)
+    check_same_device(
+        q=q, q_scales=q_scales, kv=kv, kv_scales=kv_scales, weights=weights, **bounds
+    )
+    logits = _output(out, rows, num_keys, q.device)
+    if rows and num_keys:
+        grid = (triton.cdiv(rows, _BLOCK_M), triton.cdiv(num_keys, _BLOCK_N))
+        mqa_logits_kernel[grid](
+            q.view(torch.uint8),
+            q_scales,
+            kv.view(torch.uint8),
+            kv_scales,
+            weights,
+            cu_seqlen_ks,
+            cu_seqlen_ke,
+            logits,
+            rows,
+            num_keys,
+            heads,
+            q.stride(0),
+            q.stride(1),
+            0 if q_scales is None else q_scales.stride(0),
+            kv.stride(0),
+            weights.stride(0),
+            logits.stride(0),
+            BLOCK_M=_BLOCK_M,
+            BLOCK_N=_BLOCK_N,
+            BLOCK_H=_padded(heads),
+            DIM=_dim(width, q_scales),
+            FP4=q_scales is not None,
+            **launch_options(q.device, num_warps=8, grf=256),
+        )
+    return logits
+
+
+def paged_mqa_logits(
+    names: tuple[str, str],
+    q: torch.Tensor,
+    q_scales: torch.Tensor | None,
+    kv_cache: torch.Tensor,
+    weights: torch.Tensor,
+    context_lens: torch.Tensor,
+    block_tables: torch.Tensor,
+    max_model_len: int,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Scores of decode tokens over paged keys, `[B * next_n, max_model_len]` fp32.
+
+    See `fp8_paged_mqa_logits` and, with `q_scales`, `mxfp4_paged_mqa_logits`; `names`
+    are those of `q` and `kv_cache` there.
+    """
+    q_name, cache_name = names
+    form = _FP8 if q_scales is None else _MXFP4
+    check_shape(q_name, q, None, None, None, None)
+    _check_queries(q_name, q, q_scales, weights)
+    requests, next_n, heads, width = q.shape
+    pages = _key_pages(cache_name, kv_cache, width + SCALE_BYTES, form.page_alignment)
+    row_lens = _check_context(
+        context_lens, block_tables, requests, next_n, max_model_len
+    )
+    check_same_device(
+        **{q_name: q, "q_scales": q_scales, cache_name: pages},
+        weights=weights,
+        context_lens=context_lens,
+        block_tables=block_tables,
+    )
+    logits = _output(out, requests * next_n, max_model_len, q.device)
+    if requests and next_n and max_model_len:
+        paged_mqa_logits_kernel[(requests, triton.cdiv(max_model_len, _BLOCK_N))](
+            q.view(torch.uint8),
+            q_scales,
+            pages,
+            weights,
+            context_lens,
+            block_tables,
+            logits,
+            pages.shape[0],
+            heads,
+            max_model_len,
+            block_tables.shape[1],
+            pages.stride(0),
+            q.stride(0),
+            q.stride(1),
+            q.stride(2),
+            0 if q_scales is None else q_scales.stride(0),
+            0 if q_scales is None else q_scales.stride(1),
+            weights.stride(0),
+            context_lens.stride(0),
+            block_tables.stride(0),
+            logits.stride(0),
+            NEXT_N=next_n,
+            BLOCK_SIZE=pages.shape[1],
+            BLOCK_N=_BLOCK_N,
+            BLOCK_H=_padded(heads),
+            DIM=_dim(width, q_scales),
+            ROW_LENS=row_lens,
+            FP4=q_scales is not None,
+            **launch_options(q.device, num_warps=8, grf=256),
+        )
+    return logits
+
+
+def _check_queries(
+    name: str, q: torch.Tensor, q_scales: torch.Tensor | None, weights: torch.Tensor
+) -> None:
+    """Raise unless `q` is `[..., H, D]` and `weights` fp32 `[rows of q, H]`.
+
+    MXFP4 queries are `[..., H, D / 2]` with `q_scales`, one int32 word per head.
+    """
+    width = q.shape[-1]
+    if q_scales is None:
+        check_dtype(name, q, *_FP8.dtypes)
+        if width < 16 or width & (width - 1):
+            fail(f"{name}.shape[-1]", width, "a power of two of at least 16")
+    else:
+        check_dtype(name, q, *_MXFP4.dtypes)
+        packed = MXFP4_BLOCK * SCALES_A_WORD // 2
+        if width != packed:
+            fail(f"{name}.shape[-1]", width, f"{packed} packed bytes")
     check_inner_contiguous(name, q)
     heads = q.shape[-2]
     if not 1 <= heads <= MOST_HEADS:
@@ -29,25 +205,18 @@ def check_heads(q: torch.Tensor, name: str, weights: torch.Tensor) -> None:
     check_dtype("weights", weights, torch.float32)
     check_shape("weights", weights, q.shape[:-2].numel(), heads)
     check_inner_contiguous("weights", weights)
+    if q_scales is not None:
+        check_dtype("q_scales", q_scales, torch.int32)
+        check_shape("q_scales", q_scales, *q.shape[:-1])
+        check_inner_contiguous("q_scales", q_scales)
 
 
-def check_bounds(
-    cu_seqlen_ks: torch.Tensor, cu_seqlen_ke: torch.Tensor, rows: int, num_keys: int
-) -> dict[str, torch.Tensor]:
-    """Both by name; raise unless they are int32 `[rows]` from 0 to `num_keys`."""
-    bounds = {"cu_seqlen_ks": cu_seqlen_ks, "cu_seqlen_ke": cu_seqlen_ke}
-    for name, bound in bounds.items():
-        check_dtype(name, bound, torch.int32)
-        check_shape(name, bound, rows)
-        check_inner_contiguous(name, bound)
-        check_range(name, bound, 0, num_keys + 1)
-    return bounds
-
-
-def key_pages(name: str, cache: torch.Tensor, width: int, word: int) -> torch.Tensor:
+def _key_pages(
+    name: str, cache: torch.Tensor, width: int, alignment: int
+) -> torch.Tensor:
     """`[num_blocks, block_size, width]` view of uint8 pages without gaps inside.
 
-    Pages start at multiples of `word` bytes; an axis of one head is dropped.
+    Pages start at multiples of `alignment` bytes. An axis of one head is dropped.
     """
     check_dtype(name, cache, torch.uint8)
     pages = cache.squeeze(2) if cache.dim() == 4 and cache.shape[2] == 1 else cache
@@ -56,12 +225,13 @@ def key_pages(name: str, cache: torch.Tensor, width: int, word: int) -> torch.Te
     block_size = pages.shape[1]
     if block_size < 1 or (block_size > 1 and pages.stride(1) != width):
         fail(f"{name}.stride()", cache.stride(), "pages without gaps inside")
-    if pages.stride(0) % word or pages.storage_offset() % word:
-        fail(f"{name}.stride(0)", pages.stride(0), f"{word}-byte words in every page")
+    if pages.stride(0) % alignment or pages.storage_offset() % alignment:
+        want = f"{alignment}-byte words in every page"
+        fail(f"{name}.stride(0)", pages.stride(0), want)
     return pages
 
 
-def check_context(
+def _check_context(
     context_lens: torch.Tensor,
     block_tables: torch.Tensor,
     requests: int,
@@ -70,10 +240,10 @@ def check_context(
 ) -> bool:
     """Check lengths and block tables; return whether each row has its own length."""
     check_dtype("context_lens", context_lens, torch.int32)
-    per_row = context_lens.dim() == 2 and context_lens.shape[1] == next_n
-    if context_lens.dim() > 2 or not (per_row or context_lens.numel() == requests):
+    row_lens = context_lens.dim() == 2 and context_lens.shape[1] == next_n
+    if context_lens.dim() > 2 or not (row_lens or context_lens.numel() == requests):
         fail("context_lens.shape", list(context_lens.shape), f"[{requests}, {next_n}]")
-    if per_row:
+    if row_lens:
         check_inner_contiguous("context_lens", context_lens)
     check_shape("block_tables", block_tables, requests, None)
     check_dtype("block_tables", block_tables, torch.int32)
@@ -81,10 +251,10 @@ def check_context(
     if max_model_len < 0:
         fail("max_model_len", max_model_len, "at least 0")
     check_range("context_lens", context_lens, 0, max_model_len + 1)
-    return per_row
+    return row_lens
 
 
-def output(
+def _output(
     out: torch.Tensor | None, rows: int, width: int, device: torch.device
 ) -> torch.Tensor:
     """`out` after its check, or a new fp32 tensor `[rows, width]`."""
@@ -96,106 +266,9 @@ def output(
     return out
 
 
-def score_rows(
-    q: torch.Tensor,
-    q_scales: torch.Tensor | None,
-    kv: torch.Tensor,
-    kv_scales: torch.Tensor,
-    weights: torch.Tensor,
-    cu_seqlen_ks: torch.Tensor,
-    cu_seqlen_ke: torch.Tensor,
-    logits: torch.Tensor,
-) -> None:
-    """Fill `logits` with the scores of rows over gathered keys, in one launch.
-
-    Arguments are those of `fp8_mqa_logits` or, with `q_scales`, of `mxfp4_mqa_logits`.
-    """
-    rows, heads, width = q.shape
-    num_keys = kv.shape[0]
-    fp4 = q_scales is not None
-    if not (rows and num_keys):
-        return
-    mqa_logits_kernel[(triton.cdiv(rows, _ROWS), triton.cdiv(num_keys, _KEYS))](
-        q.view(torch.uint8),
-        q_scales,
-        kv.view(torch.uint8),
-        kv_scales,
-        weights,
-        cu_seqlen_ks,
-        cu_seqlen_ke,
-        logits,
-        rows,
-        num_keys,
-        heads,
-        q.stride(0),
-        q.stride(1),
-        0 if q_scales is None else q_scales.stride(0),
-        kv.stride(0),
-        weights.stride(0),
-        logits.stride(0),
-        ROWS=_ROWS,
-        KEYS=_KEYS,
-        HEADS=_padded(heads),
-        DIM=2 * width if fp4 else width,
-        BLOCK=MXFP4_BLOCK,
-        FP4=fp4,
-        **launch_options(q.device, num_warps=8, grf=256),
-    )
-
-
-def score_pages(
-    q: torch.Tensor,
-    q_scales: torch.Tensor | None,
-    cache: torch.Tensor,
-    weights: torch.Tensor,
-    context_lens: torch.Tensor,
-    block_tables: torch.Tensor,
-    per_row: bool,
-    logits: torch.Tensor,
-) -> None:
-    """Fill `logits` with the scores of tokens over paged keys, in one launch.
-
-    Arguments are those of `fp8_paged_mqa_logits` or, with `q_scales`, of
-    `mxfp4_paged_mqa_logits`; `cache` is that of `key_pages`, and `per_row` says that
-    `context_lens` has a length for each row.
-    """
-    requests, next_n, heads, width = q.shape
-    max_model_len = logits.shape[1]
-    fp4 = q_scales is not None
-    if not (requests and next_n and max_model_len):
-        return
-    paged_mqa_logits_kernel[(requests, triton.cdiv(max_model_len, _KEYS))](
-        q.view(torch.uint8),
-        q_scales,
-        cache,
-        weights,
-        context_lens,
-        block_tables,
-        logits,
-        cache.shape[0],
-        heads,
-        max_model_len,
-        block_tables.shape[1],
-        cache.stride(0),
-        q.stride(0),
-        q.stride(1),
-        q.stride(2),
-        0 if q_scales is None else q_scales.stride(0),
-        0 if q_scales is None else q_scales.stride(1),
-        weights.stride(0),
-        context_lens.stride(0),
-        block_tables.stride(0),
-        logits.stride(0),
-        NEXT_N=next_n,
-        BLOCK_SIZE=cache.shape[1],
-        KEYS=_KEYS,
-        HEADS=_padded(heads),
-        DIM=2 * width if fp4 else width,
-        BLOCK=MXFP4_BLOCK,
-        ROW_LENS=per_row,
-        FP4=fp4,
-        **launch_options(q.device, num_warps=8, grf=256),
-    )
+def _dim(width: int, q_scales: torch.Tensor | None) -> int:
+    """Values of a head that is `width` bytes long."""
+    return width if q_scales is None else 2 * width
 
 
 def _padded(heads: int) -> int:

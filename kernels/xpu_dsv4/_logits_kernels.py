@@ -7,146 +7,170 @@ the products run on bf16 matrix units and accumulate in fp32. A program scores o
 of keys against several queries.
 """
 
-from ._fp4 import mxfp4_to_bf16
-from ._fp8 import e4m3_shifted
+from ._fp4 import MXFP4_BLOCK, mxfp4_to_bf16
+from ._fp8 import E4M3_SHIFT, e4m3_shifted
 from ._triton import tl, triton
 
 
 @triton.jit
-def _to_bf16(codes, dim, exponent, FP4: tl.constexpr):
-    """bf16 values of uint8 codes: e4m3, or two e2m1 a byte for values 2i and 2i + 1.
+def _to_bf16(
+    code,
+    dim,
+    exponent,
+    FP4: tl.constexpr,
+    E4M3_SHIFT: tl.constexpr = E4M3_SHIFT,
+):
+    """The bf16 value of a uint8 code: e4m3, or one of the two e2m1 codes in a byte.
 
-    `dim` is the number of each value in its vector; `exponent`, the UE8M0 code of its
-    block, counts for e2m1 alone.
+    Element-wise. `dim` is the value's place in its vector, and even ones are in the low
+    nibble. `exponent`, the UE8M0 code of the value's block, counts for e2m1 alone.
     """
     if FP4:
-        code = (codes.to(tl.int32) >> (4 * (dim % 2))) & 15
-        value = mxfp4_to_bf16(code, exponent)
+        nibble = (code.to(tl.int32) >> (4 * (dim % 2))) & 0xF
+        value = mxfp4_to_bf16(nibble, exponent)
     else:
-        value = (e4m3_shifted(codes) * 2.0**120).to(tl.bfloat16)
+        value = (e4m3_shifted(code) * 2.0**E4M3_SHIFT).to(tl.bfloat16)
     return value
 
 
 @triton.jit
-def _score(
-    keys,  # [DIM, KEYS] bf16
+def _scores(
+    k,  # [DIM, BLOCK_N] bf16
     q_ptr,
-    q_scale_ptr,
-    q_scale_offset,
-    weight_ptr,
-    alive,
+    q_scales_ptr,
+    q_scales_offset,
+    weights_ptr,
+    is_needed,
     num_heads,
-    q_stride_head,
-    HEADS: tl.constexpr,
+    q_head_stride,
+    BLOCK_H: tl.constexpr,
     DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
     FP4: tl.constexpr,
+    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
-    """Weighted sum over heads of relu(query . keys), `[KEYS]`."""
-    VALUES_A_BYTE: tl.constexpr = 2 if FP4 else 1
-    head = tl.arange(0, HEADS)
-    dim = tl.arange(0, DIM)[None, :]
-    real = (head < num_heads) & alive
+    """Weighted sum over the heads of one query of relu(q . k), `[BLOCK_N]`."""
+    VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
+    head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    dim_offs = tl.arange(0, DIM)[None, :]  # [1, DIM]
+    head_mask = (head_offs < num_heads) & is_needed  # [BLOCK_H]
+    # [BLOCK_H, DIM]
     codes = tl.load(
-        q_ptr + head[:, None] * q_stride_head + dim // VALUES_A_BYTE,
-        mask=real[:, None] & (dim < DIM),
+        q_ptr + head_offs[:, None] * q_head_stride + dim_offs // VALUES_PER_BYTE,
+        mask=head_mask[:, None] & (dim_offs < DIM),
         other=0,
-    )  # [HEADS, DIM]
+    )
     if FP4:
-        word = tl.load(q_scale_ptr + q_scale_offset + head, mask=real, other=0)
-        exponent = (word[:, None] >> (8 * (dim // BLOCK))) & 0xFF
+        # [BLOCK_H]
+        words = tl.load(
+            q_scales_ptr + q_scales_offset + head_offs, mask=head_mask, other=0
+        )
+        # [BLOCK_H, DIM]
+        exponents = (words[:, None] >> (8 * (dim_offs // MXFP4_BLOCK))) & 0xFF
+        q = _to_bf16(codes, dim_offs, exponents, FP4)  # [BLOCK_H, DIM]
     else:
-        exponent = 0
-    queries = _to_bf16(codes, dim, exponent, FP4)
-    weight = tl.load(weight_ptr + head, mask=real, other=0.0)
-    products = tl.dot(queries, keys)  # [HEADS, KEYS]
-    return tl.sum(tl.maximum(products, 0.0) * weight[:, None], axis=0)
+        q = _to_bf16(codes, dim_offs, None, FP4)  # [BLOCK_H, DIM]
+    weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
+    products = tl.dot(q, k)  # [BLOCK_H, BLOCK_N]
+    return tl.sum(tl.maximum(products, 0.0) * weights[:, None], axis=0)
 
 
 @triton.jit
 def mqa_logits_kernel(
     q_ptr,
-    q_scale_ptr,
+    q_scales_ptr,
     kv_ptr,
-    kv_scale_ptr,
-    weight_ptr,
-    start_ptr,
-    end_ptr,
+    kv_scales_ptr,
+    weights_ptr,
+    starts_ptr,
+    ends_ptr,
     out_ptr,
     num_rows,
     num_keys,
     num_heads,
-    q_stride_row,
-    q_stride_head,
-    q_scale_stride,
+    q_row_stride,
+    q_head_stride,
+    q_scales_stride,
     kv_stride,
-    weight_stride,
+    weights_stride,
     out_stride,
-    ROWS: tl.constexpr,
-    KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
     FP4: tl.constexpr,
+    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
-    """Rows over gathered keys. `q_scale_ptr` counts for MXFP4 alone, whose scales are
-    int32 words of four UE8M0 codes; those of e4m3 keys are fp32."""
-    VALUES_A_BYTE: tl.constexpr = 2 if FP4 else 1
-    first = tl.program_id(0) * ROWS
-    tile = tl.program_id(1) * KEYS
-    key = tile + tl.arange(0, KEYS)
-    row = first + tl.arange(0, ROWS)
-    starts = tl.load(start_ptr + row, mask=row < num_rows, other=num_keys)
-    ends = tl.load(end_ptr + row, mask=row < num_rows, other=0)
-    reached = (starts < tl.minimum(ends, tile + KEYS)) & (ends > tile)
-    needed = tl.max(reached.to(tl.int32), axis=0) > 0
-    present = (key < num_keys) & needed
-    dim = tl.arange(0, DIM)[:, None]
+    """Rows over gathered keys.
+
+    `q_scales_ptr` counts for MXFP4 alone, whose scales are int32 words of four UE8M0
+    codes. The scales of e4m3 keys are fp32.
+    """
+    VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
+    first_row = tl.program_id(0) * BLOCK_M
+    first_key = tl.program_id(1) * BLOCK_N
+    key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    row_offs = first_row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    row_mask = row_offs < num_rows  # [BLOCK_M]
+    starts = tl.load(starts_ptr + row_offs, mask=row_mask, other=num_keys)  # [BLOCK_M]
+    ends = tl.load(ends_ptr + row_offs, mask=row_mask, other=0)  # [BLOCK_M]
+    # [BLOCK_M]
+    overlap_mask = (starts < tl.minimum(ends, first_key + BLOCK_N)) & (ends > first_key)
+    is_needed = tl.max(overlap_mask.to(tl.int32), axis=0) > 0
+    key_mask = (key_offs < num_keys) & is_needed  # [BLOCK_N]
+    dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
+    # [DIM, BLOCK_N]
     codes = tl.load(
-        kv_ptr + key.to(tl.int64)[None, :] * kv_stride + dim // VALUES_A_BYTE,
-        mask=present[None, :] & (dim < DIM),
+        kv_ptr
+        + key_offs.to(tl.int64)[None, :] * kv_stride
+        + dim_offs // VALUES_PER_BYTE,
+        mask=key_mask[None, :] & (dim_offs < DIM),
         other=0,
     )
-    scale = tl.load(kv_scale_ptr + key, mask=present, other=0)
-    exponent = (scale[None, :] >> (8 * (dim // BLOCK))) & 0xFF if FP4 else 0
-    keys = _to_bf16(codes, dim, exponent, FP4)
-    for i in range(0, ROWS):
-        r = (first + i).to(tl.int64)
-        if r < num_rows:
-            start = tl.load(start_ptr + r)
-            end = tl.load(end_ptr + r)
-            out = out_ptr + r * out_stride + key
-            if (start < tl.minimum(end, tile + KEYS)) & (end > tile):
-                score = _score(
-                    keys,
-                    q_ptr + r * q_stride_row,
-                    q_scale_ptr,
-                    r * q_scale_stride,
-                    weight_ptr + r * weight_stride,
-                    r < num_rows,
+    scales = tl.load(kv_scales_ptr + key_offs, mask=key_mask, other=0)  # [BLOCK_N]
+    if FP4:
+        # [DIM, BLOCK_N]
+        exponents = (scales[None, :] >> (8 * (dim_offs // MXFP4_BLOCK))) & 0xFF
+        k = _to_bf16(codes, dim_offs, exponents, FP4)  # [DIM, BLOCK_N]
+    else:
+        k = _to_bf16(codes, dim_offs, None, FP4)  # [DIM, BLOCK_N]
+    for i in range(0, BLOCK_M):
+        row = (first_row + i).to(tl.int64)
+        if row < num_rows:
+            start = tl.load(starts_ptr + row)
+            end = tl.load(ends_ptr + row)
+            out_ptrs = out_ptr + row * out_stride + key_offs  # [BLOCK_N]
+            if (start < tl.minimum(end, first_key + BLOCK_N)) & (end > first_key):
+                # [BLOCK_N]
+                scores = _scores(
+                    k,
+                    q_ptr + row * q_row_stride,
+                    q_scales_ptr,
+                    row * q_scales_stride,
+                    weights_ptr + row * weights_stride,
+                    row < num_rows,
                     num_heads,
-                    q_stride_head,
-                    HEADS,
+                    q_head_stride,
+                    BLOCK_H,
                     DIM,
-                    BLOCK,
                     FP4,
                 )
                 if not FP4:
-                    score *= scale
-                inside = present & (key >= start) & (key < end)
-                value = tl.where(inside, score, -float("inf"))
-                tl.store(out, value, mask=key < num_keys)
+                    scores *= scales
+                # [BLOCK_N]
+                bounds_mask = key_mask & (key_offs >= start) & (key_offs < end)
+                logits = tl.where(bounds_mask, scores, -float("inf"))  # [BLOCK_N]
+                tl.store(out_ptrs, logits, mask=key_offs < num_keys)
             else:
-                tl.store(out, -float("inf"), mask=key < num_keys)
+                tl.store(out_ptrs, -float("inf"), mask=key_offs < num_keys)
 
 
 @triton.jit
 def paged_mqa_logits_kernel(
     q_ptr,
-    q_scale_ptr,
+    q_scales_ptr,
     cache_ptr,
-    weight_ptr,
-    len_ptr,
+    weights_ptr,
+    lens_ptr,
     table_ptr,
     out_ptr,
     num_blocks,
@@ -154,89 +178,103 @@ def paged_mqa_logits_kernel(
     width,
     table_width,
     block_stride,
-    q_stride_request,
-    q_stride_token,
-    q_stride_head,
-    q_scale_stride_request,
-    q_scale_stride_token,
-    weight_stride,
-    len_stride,
+    q_request_stride,
+    q_token_stride,
+    q_head_stride,
+    q_scales_request_stride,
+    q_scales_token_stride,
+    weights_stride,
+    lens_stride,
     table_stride,
     out_stride,
     NEXT_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    KEYS: tl.constexpr,
-    HEADS: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     DIM: tl.constexpr,
-    BLOCK: tl.constexpr,
     ROW_LENS: tl.constexpr,
     FP4: tl.constexpr,
+    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
-    """Tokens over paged keys. A page holds the codes of its keys, then their scales:
-    an fp32 for an e4m3 key, DIM / BLOCK bytes of UE8M0 for an MXFP4 key."""
-    VALUES_A_BYTE: tl.constexpr = 2 if FP4 else 1
-    WIDTH: tl.constexpr = DIM // VALUES_A_BYTE
-    SCALES: tl.constexpr = DIM // BLOCK if FP4 else 4
+    """Tokens over paged keys.
+
+    A page holds the codes of its keys, then their scales: an fp32 for an e4m3 key,
+    DIM / 32 bytes of UE8M0 for an MXFP4 key.
+    """
+    VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
+    KEY_BYTES: tl.constexpr = DIM // VALUES_PER_BYTE
+    SCALE_BYTES: tl.constexpr = DIM // MXFP4_BLOCK if FP4 else 4
     request = tl.program_id(0).to(tl.int64)
-    tile = tl.program_id(1) * KEYS
-    key = tile + tl.arange(0, KEYS)
-    longest = 0
-    for j in range(0, NEXT_N):
+    first_key = tl.program_id(1) * BLOCK_N
+    key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    longest = tl.full((), 0, tl.int32)
+    for i in range(0, NEXT_N):
         longest = tl.maximum(
-            longest, tl.load(len_ptr + request * len_stride + (j if ROW_LENS else 0))
+            longest, tl.load(lens_ptr + request * lens_stride + (i if ROW_LENS else 0))
         )
-    out = out_ptr + request * NEXT_N * out_stride + key
-    if tile < longest:
-        wanted = (key < longest) & (key // BLOCK_SIZE < table_width)
-        block = tl.load(
-            table_ptr + request * table_stride + key // BLOCK_SIZE,
-            mask=wanted,
+    out_ptrs = out_ptr + request * NEXT_N * out_stride + key_offs  # [BLOCK_N]
+    if first_key < longest:
+        # [BLOCK_N]
+        table_mask = (key_offs < longest) & (key_offs // BLOCK_SIZE < table_width)
+        # [BLOCK_N]
+        blocks = tl.load(
+            table_ptr + request * table_stride + key_offs // BLOCK_SIZE,
+            mask=table_mask,
             other=-1,
         ).to(tl.int64)
-        present = wanted & (block >= 0) & (block < num_blocks)
-        page = block * block_stride
-        token = key % BLOCK_SIZE
-        dim = tl.arange(0, DIM)[:, None]
-        loaded = present[None, :] & (dim < DIM)
+        key_mask = table_mask & (blocks >= 0) & (blocks < num_blocks)  # [BLOCK_N]
+        page_offs = blocks * block_stride  # [BLOCK_N]
+        token_offs = key_offs % BLOCK_SIZE  # [BLOCK_N]
+        dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
+        code_mask = key_mask[None, :] & (dim_offs < DIM)  # [DIM, BLOCK_N]
+        # [DIM, BLOCK_N]
         codes = tl.load(
-            cache_ptr + (page + token * WIDTH)[None, :] + dim // VALUES_A_BYTE,
-            mask=loaded,
+            cache_ptr
+            + (page_offs + token_offs * KEY_BYTES)[None, :]
+            + dim_offs // VALUES_PER_BYTE,
+            mask=code_mask,
             other=0,
         )
-        scales = cache_ptr + page + BLOCK_SIZE * WIDTH + token * SCALES
+        # [BLOCK_N]
+        scale_ptrs = (
+            cache_ptr + page_offs + BLOCK_SIZE * KEY_BYTES + token_offs * SCALE_BYTES
+        )
         if FP4:
-            exponent = tl.load(scales[None, :] + dim // BLOCK, mask=loaded, other=0)
-            exponent = exponent.to(tl.int32)
+            # [DIM, BLOCK_N]
+            exponents = tl.load(
+                scale_ptrs[None, :] + dim_offs // MXFP4_BLOCK, mask=code_mask, other=0
+            ).to(tl.int32)
+            k = _to_bf16(codes, dim_offs, exponents, FP4)  # [DIM, BLOCK_N]
         else:
-            exponent = 0
-            scale = tl.load(
-                scales.to(tl.pointer_type(tl.float32)), mask=present, other=0.0
+            # [BLOCK_N]
+            scales = tl.load(
+                scale_ptrs.to(tl.pointer_type(tl.float32)), mask=key_mask, other=0.0
             )
-        keys = _to_bf16(codes, dim, exponent, FP4)
-        for j in range(0, NEXT_N):
+            k = _to_bf16(codes, dim_offs, None, FP4)  # [DIM, BLOCK_N]
+        for i in range(0, NEXT_N):
             if ROW_LENS:
-                length = tl.load(len_ptr + request * len_stride + j)
+                length = tl.load(lens_ptr + request * lens_stride + i)
             else:
-                length = tl.load(len_ptr + request * len_stride) - (NEXT_N - 1 - j)
-            score = _score(
-                keys,
-                q_ptr + request * q_stride_request + j * q_stride_token,
-                q_scale_ptr,
-                request * q_scale_stride_request + j * q_scale_stride_token,
-                weight_ptr + (request * NEXT_N + j) * weight_stride,
-                tile < length,
+                length = tl.load(lens_ptr + request * lens_stride) - (NEXT_N - 1 - i)
+            # [BLOCK_N]
+            scores = _scores(
+                k,
+                q_ptr + request * q_request_stride + i * q_token_stride,
+                q_scales_ptr,
+                request * q_scales_request_stride + i * q_scales_token_stride,
+                weights_ptr + (request * NEXT_N + i) * weights_stride,
+                first_key < length,
                 num_heads,
-                q_stride_head,
-                HEADS,
+                q_head_stride,
+                BLOCK_H,
                 DIM,
-                BLOCK,
                 FP4,
             )
             if not FP4:
-                score *= scale
-            inside = present & (key < length)
-            value = tl.where(inside, score, -float("inf"))
-            tl.store(out + j * out_stride, value, mask=key < width)
+                scores *= scales
+            length_mask = key_mask & (key_offs < length)  # [BLOCK_N]
+            logits = tl.where(length_mask, scores, -float("inf"))  # [BLOCK_N]
+            tl.store(out_ptrs + i * out_stride, logits, mask=key_offs < width)
     else:
-        for j in range(0, NEXT_N):
-            tl.store(out + j * out_stride, -float("inf"), mask=key < width)
+        for i in range(0, NEXT_N):
+            tl.store(out_ptrs + i * out_stride, -float("inf"), mask=key_offs < width)

@@ -3,17 +3,18 @@
 """Merging the partial attention of key splits, with the attention sink.
 
 A partial is (m, l, o): the largest score in log2 units, the sum of 2^(score - m), and
-the values weighted by 2^(score - m). The attention is
-sum(o * 2^(m - M)) / (sum(l * 2^(m - M)) + 2^(sink * log2(e) - M)).
+the values weighted by 2^(score - m). With M the largest m of all splits, the attention
+is sum(o * 2^(m - M)) / (sum(l * 2^(m - M)) + 2^(sink * log2(e) - M)).
 """
 
 import torch
 
 from ._launch import launch_options
-from ._softmax import finish
+from ._pages import HEAD_DIM
+from ._softmax import EMPTY_MAX, softmax_factor
 from ._triton import tl, triton
 
-PARTIAL_WIDTH = 512 + 2
+PARTIAL_WIDTH = HEAD_DIM + 2
 """fp32 values of one (token, head, split): 512 of o, then m and l."""
 
 
@@ -28,29 +29,38 @@ def _merge_kernel(
     out_token_stride,
     out_head_stride,
     HAS_SINK: tl.constexpr,
-    SPLITS: tl.constexpr,
+    BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    EMPTY_MAX: tl.constexpr = EMPTY_MAX,
 ):
     row = tl.program_id(0).to(tl.int64)
     token = row // num_heads
     head = row % num_heads
-    splits = tl.arange(0, SPLITS)
-    dims = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)
-    state = partial_ptr + num_rows.to(tl.int64) * num_splits * 512
-    state += (row * num_splits + splits) * 2
-    part_max = tl.load(state, mask=splits < num_splits, other=-1.0e30)
-    part_sum = tl.load(state + 1, mask=splits < num_splits, other=0.0)
-    full = part_sum > 0.0
+    split_offs = tl.arange(0, BLOCK_S)  # [BLOCK_S]
+    dim_offs = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    states_ptr = partial_ptr + num_rows.to(tl.int64) * num_splits * HEAD_DIM
+    state_ptrs = states_ptr + (row * num_splits + split_offs) * 2  # [BLOCK_S]
+    split_mask = split_offs < num_splits  # [BLOCK_S]
+    part_max = tl.load(state_ptrs, mask=split_mask, other=EMPTY_MAX)  # [BLOCK_S]
+    part_sum = tl.load(state_ptrs + 1, mask=split_mask, other=0.0)  # [BLOCK_S]
+    keys_mask = part_sum > 0.0  # [BLOCK_S]
     row_max = tl.max(part_max, 0)
-    weight = tl.where(full, tl.exp2(part_max - row_max), 0.0)
-    row_sum = tl.sum(part_sum * weight, 0)
+    weights = tl.where(keys_mask, tl.exp2(part_max - row_max), 0.0)  # [BLOCK_S]
+    row_sum = tl.sum(part_sum * weights, 0)
 
-    parts = partial_ptr + (row * num_splits + splits)[:, None] * 512 + dims[None, :]
-    o = tl.load(parts, mask=full[:, None], other=0.0)
-    o = tl.sum(o * weight[:, None], 0)
-    factor = finish(row_max, row_sum, sink_ptr, head, head >= 0, HAS_SINK)
-    target = out_ptr + token * out_token_stride + head * out_head_stride + dims
-    tl.store(target, (o * factor).to(tl.bfloat16))
+    # [BLOCK_S, BLOCK_D]
+    part_ptrs = (
+        partial_ptr
+        + (row * num_splits + split_offs)[:, None] * HEAD_DIM
+        + dim_offs[None, :]
+    )
+    parts = tl.load(part_ptrs, mask=keys_mask[:, None], other=0.0)  # [BLOCK_S, BLOCK_D]
+    acc = tl.sum(parts * weights[:, None], 0)  # [BLOCK_D]
+    factor = softmax_factor(row_max, row_sum, sink_ptr, head, head >= 0, HAS_SINK)
+    # [BLOCK_D]
+    out_ptrs = out_ptr + token * out_token_stride + head * out_head_stride + dim_offs
+    tl.store(out_ptrs, (acc * factor).to(tl.bfloat16))
 
 
 def merge_splits(
@@ -59,18 +69,23 @@ def merge_splits(
     out: torch.Tensor,
     splits: int,
 ) -> None:
-    """Merge `splits` partials of each row into `out`; parts without keys weigh 0.
+    """Merge the partials of each row into `out`; a partial without keys counts nothing.
 
     Args:
-        partial: fp32, `[tokens * heads * splits * 514]`: all o, then all (m, l).
-        attn_sink: fp32 `[heads]` in natural-log units, or None.
-        out: bf16 `[tokens, heads, 512]`, written in place.
-        splits: partials a row.
+        partial (torch.Tensor):
+            Partials of shape `[num_tokens * num_heads * splits * 514]`, fp32: all o,
+            then all pairs (m, l).
+        attn_sink (torch.Tensor | None):
+            Sinks of shape `[num_heads]`, fp32 or bf16, in natural-log units.
+        out (torch.Tensor):
+            Attention of shape `[num_tokens, num_heads, 512]`, bf16, written in place.
+        splits (int):
+            Partials per row.
 
     """
     num_tokens, num_heads, _ = out.shape
     block_d = 128
-    _merge_kernel[(num_tokens * num_heads, 512 // block_d)](
+    _merge_kernel[(num_tokens * num_heads, HEAD_DIM // block_d)](
         partial,
         attn_sink,
         out,
@@ -80,7 +95,7 @@ def merge_splits(
         out.stride(0),
         out.stride(1),
         HAS_SINK=attn_sink is not None,
-        SPLITS=triton.next_power_of_2(splits),
+        BLOCK_S=triton.next_power_of_2(splits),
         BLOCK_D=block_d,
         **launch_options(out.device, num_warps=4),
     )

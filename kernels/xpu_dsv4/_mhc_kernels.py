@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Kernels of the hyper-connections; `mhc.py` says what they compute.
+"""Kernels of the hyper-connections; `mhc` has the formulas.
 
-The projection is split over the hidden dimension, which a few tokens need to fill a
-device: `project_kernel` leaves partial products and partial sums of squares (and,
-fused, applies the previous sublayer's mixing first), `finish_kernel` does the rest.
+A few tokens alone do not fill a device, so the projection is split over the hidden
+dimension: `project_kernel` stores partial products and partial sums of squares, after
+it has applied the previous sublayer's mixing where that is fused; `finish_kernel` sums
+them up and computes the rest.
 """
 
-import torch
-
-from ._launch import launch_options
 from ._triton import tl, triton
+
+HC_MULT = 4
+"""Residual streams."""
 
 
 @triton.jit
@@ -25,63 +26,99 @@ def project_kernel(
     num_tokens,
     hidden,
     x_stride,
-    residual_stride_token,
-    residual_stride_stream,
+    residual_token_stride,
+    residual_stream_stride,
     fn_stride,
     GATES: tl.constexpr,
     COLUMNS: tl.constexpr,
-    TOKENS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    CHUNK: tl.constexpr,
+    BLOCK_T: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    SPLIT_DIM: tl.constexpr,
     FUSE_POST: tl.constexpr,
+    HC_MULT: tl.constexpr = HC_MULT,
 ):
-    """Partial products of one chunk of the hidden dimension, all four streams.
+    """Partial products of SPLIT_DIM hidden dims, over all four streams.
 
-    The streams are exact in bf16; an fp32 weight enters as two bf16 columns, its
+    The streams are exact in bf16. An fp32 weight enters as two bf16 columns, its
     rounded value and the rest. Column GATES of the result holds the sum of squares.
     """
     split = tl.program_id(1)
-    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
-    real = token < num_tokens
-    part = tl.arange(0, 2 * COLUMNS)
-    gate = part // 2
-    gates = tl.zeros((TOKENS, 2 * COLUMNS), tl.float32)
-    squares = tl.zeros((TOKENS, BLOCK), tl.float32)
-    for step in range(0, CHUNK // BLOCK * 4):
-        j = step % 4
-        h = split * CHUNK + step // 4 * BLOCK + tl.arange(0, BLOCK)
-        inside = h < hidden
-        mask = real[:, None] & inside[None, :]
-        rows = residual_ptr + token[:, None] * residual_stride_token + h[None, :]
+    # [BLOCK_T]
+    token_offs = (tl.program_id(0) * BLOCK_T + tl.arange(0, BLOCK_T)).to(tl.int64)
+    token_mask = token_offs < num_tokens  # [BLOCK_T]
+    part_offs = tl.arange(0, 2 * COLUMNS)  # [2 * COLUMNS]
+    gate_offs = part_offs // 2  # [2 * COLUMNS]
+    acc = tl.zeros((BLOCK_T, 2 * COLUMNS), tl.float32)  # [BLOCK_T, 2 * COLUMNS]
+    squares = tl.zeros((BLOCK_T, BLOCK_D), tl.float32)  # [BLOCK_T, BLOCK_D]
+    for step in range(0, SPLIT_DIM // BLOCK_D * HC_MULT):
+        j = step % HC_MULT
+        # [BLOCK_D]
+        dim_offs = split * SPLIT_DIM + step // HC_MULT * BLOCK_D + tl.arange(0, BLOCK_D)
+        dim_mask = dim_offs < hidden  # [BLOCK_D]
+        tile_mask = token_mask[:, None] & dim_mask[None, :]  # [BLOCK_T, BLOCK_D]
+        # [BLOCK_T, BLOCK_D]
+        residual_ptrs = (
+            residual_ptr
+            + token_offs[:, None] * residual_token_stride
+            + dim_offs[None, :]
+        )
         if FUSE_POST:
-            x = tl.load(x_ptr + token[:, None] * x_stride + h[None, :], mask, 0.0)
-            spread = tl.load(post_ptr + token * 4 + j, mask=real, other=0.0)
-            mixed = x.to(tl.float32) * spread[:, None]
-            for i in tl.static_range(4):
-                old = tl.load(rows + i * residual_stride_stream, mask, 0.0)
-                share = tl.load(comb_ptr + token * 16 + i * 4 + j, mask=real, other=0.0)
-                mixed += old.to(tl.float32) * share[:, None]
-            stream = mixed.to(tl.bfloat16)
-            out = (token[:, None] * 4 + j) * hidden + h[None, :]
-            tl.store(residual_out_ptr + out, stream, mask=mask)
+            # [BLOCK_T, BLOCK_D]
+            x = tl.load(
+                x_ptr + token_offs[:, None] * x_stride + dim_offs[None, :],
+                mask=tile_mask,
+                other=0.0,
+            )
+            # [BLOCK_T]
+            post = tl.load(
+                post_ptr + token_offs * HC_MULT + j, mask=token_mask, other=0.0
+            )
+            mixed = x.to(tl.float32) * post[:, None]  # [BLOCK_T, BLOCK_D]
+            for i in tl.static_range(HC_MULT):
+                # [BLOCK_T, BLOCK_D]
+                old = tl.load(
+                    residual_ptrs + i * residual_stream_stride,
+                    mask=tile_mask,
+                    other=0.0,
+                )
+                # [BLOCK_T]
+                comb = tl.load(
+                    comb_ptr + token_offs * (HC_MULT * HC_MULT) + i * HC_MULT + j,
+                    mask=token_mask,
+                    other=0.0,
+                )
+                mixed += old.to(tl.float32) * comb[:, None]
+            stream = mixed.to(tl.bfloat16)  # [BLOCK_T, BLOCK_D]
+            # [BLOCK_T, BLOCK_D]
+            out_offs = (token_offs[:, None] * HC_MULT + j) * hidden + dim_offs[None, :]
+            tl.store(residual_out_ptr + out_offs, stream, mask=tile_mask)
         else:
-            stream = tl.load(rows + j * residual_stride_stream, mask, 0.0)
+            # [BLOCK_T, BLOCK_D]
+            stream = tl.load(
+                residual_ptrs + j * residual_stream_stride, mask=tile_mask, other=0.0
+            )
+        # [BLOCK_D, 2 * COLUMNS]
         weights = tl.load(
-            fn_ptr + gate[None, :] * fn_stride + j * hidden + h[:, None],
-            mask=(gate[None, :] < GATES) & inside[:, None],
+            fn_ptr + gate_offs[None, :] * fn_stride + j * hidden + dim_offs[:, None],
+            mask=(gate_offs[None, :] < GATES) & dim_mask[:, None],
             other=0.0,
-        )  # [BLOCK, 2 * COLUMNS]
+        )
+        # [BLOCK_D, 2 * COLUMNS]
         rest = weights - weights.to(tl.bfloat16).to(tl.float32)
-        weights = tl.where((part % 2 == 0)[None, :], weights, rest)
-        gates = tl.dot(stream, weights.to(tl.bfloat16), gates)
-        wide = stream.to(tl.float32)
+        # [BLOCK_D, 2 * COLUMNS]
+        parts = tl.where((part_offs % 2 == 0)[None, :], weights, rest)
+        acc = tl.dot(stream, parts.to(tl.bfloat16), acc)
+        wide = stream.to(tl.float32)  # [BLOCK_T, BLOCK_D]
         squares += wide * wide
-    both = tl.sum(tl.reshape(gates, (TOKENS, COLUMNS, 2)), axis=2)
-    column = tl.arange(0, COLUMNS)
-    total = tl.sum(squares, axis=1)[:, None]
-    both = tl.where(column[None, :] == GATES, total, both)
-    cell = (split.to(tl.int64) * num_tokens + token[:, None]) * COLUMNS
-    tl.store(partial_ptr + cell + column[None, :], both, mask=real[:, None])
+    gates = tl.sum(tl.reshape(acc, (BLOCK_T, COLUMNS, 2)), axis=2)  # [BLOCK_T, COLUMNS]
+    column_offs = tl.arange(0, COLUMNS)  # [COLUMNS]
+    square_sum = tl.sum(squares, axis=1)[:, None]  # [BLOCK_T, 1]
+    gates = tl.where(column_offs[None, :] == GATES, square_sum, gates)
+    # [BLOCK_T, 1]
+    row_offs = (split.to(tl.int64) * num_tokens + token_offs[:, None]) * COLUMNS
+    tl.store(
+        partial_ptr + row_offs + column_offs[None, :], gates, mask=token_mask[:, None]
+    )
 
 
 @triton.jit
@@ -95,9 +132,9 @@ def finish_kernel(
     out_ptr,
     num_tokens,
     hidden,
-    splits,
-    residual_stride_token,
-    residual_stride_stream,
+    num_splits,
+    residual_token_stride,
+    residual_stream_stride,
     rms_eps,
     pre_eps,
     sinkhorn_eps,
@@ -105,61 +142,90 @@ def finish_kernel(
     rounds,
     GATES: tl.constexpr,
     COLUMNS: tl.constexpr,
-    SPLITS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_S: tl.constexpr,
+    BLOCK_D: tl.constexpr,
     MIX: tl.constexpr,
+    HC_MULT: tl.constexpr = HC_MULT,
 ):
-    """The sublayer's input, a block of the hidden dimension a program.
+    """One block of hidden dims of a sublayer's input.
 
-    With MIX, the last program of a token computes the output and stream mixes instead.
+    With MIX, the last program of a token computes the output and stream mixes instead:
+    of the gates, the first 4 are `pre`, the next 4 `post` and the last 16 `comb`.
     """
+    POST: tl.constexpr = HC_MULT
+    COMB: tl.constexpr = 2 * HC_MULT
+    SQUARE: tl.constexpr = HC_MULT * HC_MULT
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    split = tl.arange(0, SPLITS)
-    column = tl.arange(0, COLUMNS)
-    rows = partial_ptr + (split.to(tl.int64) * num_tokens + token) * COLUMNS
-    some = split[:, None] < splits
-    rms = tl.load(rows + GATES, mask=split < splits, other=0.0)
-    rms = tl.rsqrt(tl.sum(rms, axis=0) / (4.0 * hidden) + rms_eps)
-    if (tile * BLOCK < hidden) or (not MIX):
-        parts = tl.load(rows[:, None] + column[None, :], mask=some, other=0.0)
+    split_offs = tl.arange(0, BLOCK_S)  # [BLOCK_S]
+    column_offs = tl.arange(0, COLUMNS)  # [COLUMNS]
+    # [BLOCK_S]
+    row_ptrs = partial_ptr + (split_offs.to(tl.int64) * num_tokens + token) * COLUMNS
+    split_mask = split_offs[:, None] < num_splits  # [BLOCK_S, 1]
+    # [BLOCK_S]
+    squares = tl.load(row_ptrs + GATES, mask=split_offs < num_splits, other=0.0)
+    mean = tl.sum(squares, axis=0) / (1.0 * HC_MULT * hidden)
+    rms = tl.rsqrt(mean + rms_eps)
+    if (tile * BLOCK_D < hidden) or (not MIX):
+        # [BLOCK_S, COLUMNS]
+        parts = tl.load(
+            row_ptrs[:, None] + column_offs[None, :], mask=split_mask, other=0.0
+        )
         gates = tl.sum(parts, axis=0)  # [COLUMNS]
-        base = tl.load(base_ptr + column, mask=column < 4, other=0.0)
-        pre = tl.sigmoid(gates * rms * tl.load(scale_ptr) + base) + pre_eps
-        h = tile * BLOCK + tl.arange(0, BLOCK)
-        inside = h < hidden
-        mixed = tl.zeros((BLOCK,), tl.float32)
-        for i in tl.static_range(4):
-            weight = tl.sum(tl.where(column == i, pre, 0.0), axis=0)
+        # [COLUMNS]
+        base = tl.load(base_ptr + column_offs, mask=column_offs < HC_MULT, other=0.0)
+        pre = tl.sigmoid(gates * rms * tl.load(scale_ptr) + base) + pre_eps  # [COLUMNS]
+        dim_offs = tile * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+        dim_mask = dim_offs < hidden  # [BLOCK_D]
+        mixed = tl.zeros((BLOCK_D,), tl.float32)  # [BLOCK_D]
+        for i in tl.static_range(HC_MULT):
+            weight = tl.sum(tl.where(column_offs == i, pre, 0.0), axis=0)
+            # [BLOCK_D]
             stream = tl.load(
                 residual_ptr
-                + token * residual_stride_token
-                + i * residual_stride_stream
-                + h,
-                mask=inside,
+                + token * residual_token_stride
+                + i * residual_stream_stride
+                + dim_offs,
+                mask=dim_mask,
                 other=0.0,
             )
             mixed += stream.to(tl.float32) * weight
-        tl.store(out_ptr + token * hidden + h, mixed.to(tl.bfloat16), mask=inside)
+        tl.store(
+            out_ptr + token * hidden + dim_offs, mixed.to(tl.bfloat16), mask=dim_mask
+        )
     else:
-        four = tl.arange(0, 4)
-        cell = tl.arange(0, 16)
-        heads = tl.load(rows[:, None] + 4 + four[None, :], mask=some, other=0.0)
-        post = tl.sum(heads, axis=0) * rms * tl.load(scale_ptr + 1)
-        post = tl.sigmoid(post + tl.load(base_ptr + 4 + four)) * post_mult
-        tl.store(post_ptr + token * 4 + four, post)
+        stream_offs = tl.arange(0, HC_MULT)  # [HC_MULT]
+        pair_offs = tl.arange(0, SQUARE)  # [SQUARE]
+        # [BLOCK_S, HC_MULT]
+        post_parts = tl.load(
+            row_ptrs[:, None] + POST + stream_offs[None, :], mask=split_mask, other=0.0
+        )
+        # [HC_MULT]
+        post_gates = tl.sum(post_parts, axis=0) * rms * tl.load(scale_ptr + 1)
+        # [HC_MULT]
+        post = (
+            tl.sigmoid(post_gates + tl.load(base_ptr + POST + stream_offs)) * post_mult
+        )
+        tl.store(post_ptr + token * HC_MULT + stream_offs, post)
 
-        cells = tl.load(rows[:, None] + 8 + cell[None, :], mask=some, other=0.0)
-        logits = tl.sum(cells, axis=0) * rms * tl.load(scale_ptr + 2)
-        comb = tl.reshape(logits + tl.load(base_ptr + 8 + cell), (4, 4))
+        # [BLOCK_S, SQUARE]
+        comb_parts = tl.load(
+            row_ptrs[:, None] + COMB + pair_offs[None, :], mask=split_mask, other=0.0
+        )
+        logits = tl.sum(comb_parts, axis=0) * rms * tl.load(scale_ptr + 2)  # [SQUARE]
+        # [HC_MULT, HC_MULT]
+        comb = tl.reshape(
+            logits + tl.load(base_ptr + COMB + pair_offs), (HC_MULT, HC_MULT)
+        )
         comb = tl.exp(comb - tl.max(comb, axis=1)[:, None])
         comb = comb / tl.sum(comb, axis=1)[:, None] + sinkhorn_eps
         comb = comb / (tl.sum(comb, axis=0)[None, :] + sinkhorn_eps)
         for _ in range(1, rounds):
             comb = comb / (tl.sum(comb, axis=1)[:, None] + sinkhorn_eps)
             comb = comb / (tl.sum(comb, axis=0)[None, :] + sinkhorn_eps)
-        square = four[:, None] * 4 + four[None, :]
-        tl.store(comb_ptr + token * 16 + square, comb)
+        # [HC_MULT, HC_MULT]
+        square_offs = stream_offs[:, None] * HC_MULT + stream_offs[None, :]
+        tl.store(comb_ptr + token * SQUARE + square_offs, comb)
 
 
 @triton.jit
@@ -171,128 +237,52 @@ def post_kernel(
     out_ptr,
     hidden,
     x_stride,
-    residual_stride_token,
-    residual_stride_stream,
-    BLOCK: tl.constexpr,
+    residual_token_stride,
+    residual_stream_stride,
+    BLOCK_D: tl.constexpr,
+    HC_MULT: tl.constexpr = HC_MULT,
 ):
+    """One block of hidden dims of the mixed streams of one token."""
     token = tl.program_id(0).to(tl.int64)
-    h = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside = h < hidden
-    j = tl.arange(0, 4)[:, None]
-    x = tl.load(x_ptr + token * x_stride + h, mask=inside, other=0.0).to(tl.float32)
-    mixed = x[None, :] * tl.load(post_ptr + token * 4 + j)  # [4, BLOCK]
-    for i in tl.static_range(4):
+    dim_offs = tl.program_id(1) * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    dim_mask = dim_offs < hidden  # [BLOCK_D]
+    stream_offs = tl.arange(0, HC_MULT)[:, None]  # [HC_MULT, 1]
+    # [BLOCK_D]
+    x = tl.load(x_ptr + token * x_stride + dim_offs, mask=dim_mask, other=0.0).to(
+        tl.float32
+    )
+    # [HC_MULT, BLOCK_D]
+    mixed = x[None, :] * tl.load(post_ptr + token * HC_MULT + stream_offs)
+    for i in tl.static_range(HC_MULT):
+        # [BLOCK_D]
         stream = tl.load(
             residual_ptr
-            + token * residual_stride_token
-            + i * residual_stride_stream
-            + h,
-            mask=inside,
+            + token * residual_token_stride
+            + i * residual_stream_stride
+            + dim_offs,
+            mask=dim_mask,
             other=0.0,
         ).to(tl.float32)
-        mixed += stream[None, :] * tl.load(comb_ptr + token * 16 + i * 4 + j)
-    out = out_ptr + (token * 4 + j) * hidden + h[None, :]
-    tl.store(out, mixed.to(tl.bfloat16), mask=inside[None, :] & (j < 4))
+        mixed += stream[None, :] * tl.load(
+            comb_ptr + token * (HC_MULT * HC_MULT) + i * HC_MULT + stream_offs
+        )
+    # [HC_MULT, BLOCK_D]
+    out_ptrs = out_ptr + (token * HC_MULT + stream_offs) * hidden + dim_offs[None, :]
+    out_mask = dim_mask[None, :] & (stream_offs < HC_MULT)  # [HC_MULT, BLOCK_D]
+    tl.store(out_ptrs, mixed.to(tl.bfloat16), mask=out_mask)
 
 
 @triton.jit
-def norm_kernel(x_ptr, weight_ptr, hidden, eps, BLOCK: tl.constexpr):
+def norm_kernel(x_ptr, weight_ptr, hidden, eps, BLOCK_D: tl.constexpr):
+    """RMS-normalize one row of `x` in place."""
     token = tl.program_id(0).to(tl.int64)
-    h = tl.arange(0, BLOCK)
-    inside = h < hidden
-    x = tl.load(x_ptr + token * hidden + h, mask=inside, other=0.0).to(tl.float32)
-    weight = tl.load(weight_ptr + h, mask=inside, other=0.0).to(tl.float32)
-    x = x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps) * weight
-    tl.store(x_ptr + token * hidden + h, x.to(tl.bfloat16), mask=inside)
-
-
-def project(
-    residual: torch.Tensor,
-    fn: torch.Tensor,
-    mix: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Partial gates `[splits, T, columns]` and the streams that they were taken from.
-
-    `mix` is (x, post, comb) of the previous sublayer, applied first.
-    """
-    tokens, _, hidden = residual.shape
-    gates = fn.shape[0]
-    columns = 32
-    block, chunk = 64, (64 if tokens <= 64 else 512)
-    rows, warps = (16, 4) if tokens <= 512 else (32, 8)
-    splits = triton.cdiv(hidden, chunk)
-    device = residual.device
-    partial = torch.empty((splits, tokens, columns), dtype=torch.float32, device=device)
-    x, post, comb = (residual, fn, fn) if mix is None else mix
-    out = residual if mix is None else torch.empty_like(residual.contiguous())
-    if tokens:
-        project_kernel[(triton.cdiv(tokens, rows), splits)](
-            x,
-            residual,
-            post,
-            comb,
-            fn,
-            out,
-            partial,
-            tokens,
-            hidden,
-            x.stride(0),
-            residual.stride(0),
-            residual.stride(1),
-            fn.stride(0),
-            GATES=gates,
-            COLUMNS=columns,
-            TOKENS=rows,
-            BLOCK=block,
-            CHUNK=chunk,
-            FUSE_POST=mix is not None,
-            **launch_options(device, num_warps=warps),
-        )
-    return partial, out
-
-
-def finish(
-    residual: torch.Tensor,
-    partial: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_eps: float,
-    pre_eps: float,
-    mix: tuple[torch.Tensor, torch.Tensor] | None = None,
-    sinkhorn: tuple[float, float, int] = (0.0, 0.0, 1),
-) -> torch.Tensor:
-    """The sublayer's input `[T, hidden]`; fills `mix` = (post, comb) if given.
-
-    `sinkhorn` is (epsilon, post multiplier, rounds).
-    """
-    tokens, _, hidden = residual.shape
-    splits, _, columns = partial.shape
-    out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=residual.device)
-    if tokens:
-        block = 512 if tokens <= 64 else 1024
-        tiles = triton.cdiv(hidden, block)
-        post, comb = (out, out) if mix is None else mix
-        finish_kernel[(tokens, tiles + (mix is not None))](
-            residual,
-            partial,
-            hc_scale,
-            hc_base,
-            post,
-            comb,
-            out,
-            tokens,
-            hidden,
-            splits,
-            residual.stride(0),
-            residual.stride(1),
-            rms_eps,
-            pre_eps,
-            *sinkhorn,
-            GATES=hc_base.shape[0],
-            COLUMNS=columns,
-            SPLITS=triton.next_power_of_2(splits),
-            BLOCK=block,
-            MIX=mix is not None,
-            **launch_options(residual.device, num_warps=4),
-        )
-    return out
+    dim_offs = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    dim_mask = dim_offs < hidden  # [BLOCK_D]
+    # [BLOCK_D]
+    x = tl.load(x_ptr + token * hidden + dim_offs, mask=dim_mask, other=0.0).to(
+        tl.float32
+    )
+    # [BLOCK_D]
+    weights = tl.load(weight_ptr + dim_offs, mask=dim_mask, other=0.0).to(tl.float32)
+    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps) * weights  # [BLOCK_D]
+    tl.store(x_ptr + token * hidden + dim_offs, normed.to(tl.bfloat16), mask=dim_mask)

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""DeepSeek-V4's FP8 KV pages: 584 bytes a token.
+"""Layout of DeepSeek-V4's FP8 KV pages, 584 bytes per token, and its checks.
 
-A page of `block_size` tokens is planar: 576 bytes a token (448 e4m3 values, then 64
-bf16 values that carry the rotary part), then 8 bytes a token (seven UE8M0 exponents,
-one for each 64 e4m3 values, and one byte of padding), then padding up to the block
-stride of the cache. Pages hold finite e4m3 codes and exponents up to 134, a scale of
-2^7: the insert kernels saturate, and a normalized key never comes near 57,344.
+A page of `block_size` tokens is planar:
+
+1. 576 bytes per token: 448 e4m3 values, then 64 bf16 values of the rotary part;
+2. 8 bytes per token: one UE8M0 exponent for each 64 e4m3 values, then one byte unused;
+3. padding up to the block stride of the cache.
+
+Exponents in a page are at most 134, a scale of 2^7, and e4m3 codes are finite: the
+insert kernels saturate, and a normalized key stays far below 448 * 2^7.
 """
 
 import torch
@@ -16,6 +19,9 @@ from ._checks import check_dtype, check_inner_contiguous, fail
 HEAD_DIM = 512
 NOPE_DIM = 448
 ROPE_DIM = 64
+QUANT_BLOCK = 64
+"""e4m3 values that share an exponent."""
+MAX_EXPONENT = 134
 TOKEN_BYTES = NOPE_DIM + 2 * ROPE_DIM
 SCALE_BYTES = 8
 SLOT_BYTES = TOKEN_BYTES + SCALE_BYTES
@@ -23,11 +29,15 @@ PAGE_ALIGNMENT = 8
 
 
 def as_pages(name: str, cache: torch.Tensor) -> torch.Tensor:
-    """`[num_blocks, block_size, 584]` view of uint8 FP8 pages, or ValueError.
+    """View `cache` as FP8 pages, `[num_blocks, block_size, 584]` uint8.
 
-    vLLM hands pages over so, or with an axis of one head before the last, as FlashMLA
-    takes them. Only the block stride may be padded. Pages start at multiples of 8
-    bytes, so that one 64-bit load fetches the exponents of a token.
+    vLLM passes pages in this shape, or with an axis of one head before the last, as
+    FlashMLA takes them. Only the block stride may be padded. Pages start at multiples
+    of 8 bytes, so that one 64-bit load fetches the exponents of a token.
+
+    Raises:
+        ValueError: naming `name`, its value and what was expected.
+
     """
     check_dtype(name, cache, torch.uint8)
     width = SLOT_BYTES
@@ -63,7 +73,7 @@ def page_bytes(block_size: int) -> int:
 def check_page_cache(name: str, cache: torch.Tensor, block_size: int) -> None:
     """Raise unless `cache` holds uint8 pages of `block_size` tokens.
 
-    Pages are `[num_blocks, page bytes]` or `[num_blocks, block_size, 584]`; the block
+    Pages are `[num_blocks, page bytes]` or `[num_blocks, block_size, 584]`. The block
     stride may exceed the page, and must keep 4-byte words aligned.
     """
     check_dtype(name, cache, torch.uint8)

@@ -2,9 +2,12 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Interleaved rotary embedding on bf16 pairs held as 32-bit words.
 
-Interleaved RoPE turns (x[2i], x[2i+1]), which is one aligned 32-bit word of a bf16
-row. Working on words keeps loads and stores contiguous, needs no exchange between
-lanes, and lets the lane that loads an address be the only one to store it.
+Interleaved RoPE rotates the pairs (x[2i], x[2i+1]), and such a pair is one aligned
+32-bit word of a bf16 row. Working on words keeps loads and stores contiguous and needs
+no exchange between lanes. The lane that loads a word is the only one that stores it,
+so a kernel may write in place. The kernels' functions here are element-wise.
+
+Source: RoFormer, arXiv:2104.09864, with cosines and sines from the model's table.
 """
 
 import torch
@@ -44,37 +47,48 @@ def check_rotary(
 @triton.jit
 def unpack_bf16(word):
     """The two bf16 values of an int32 word as fp32: (low half, high half)."""
+    HIGH_HALF: tl.constexpr = -0x10000
     even = (word << 16).to(tl.float32, bitcast=True)
-    odd = (word & -65536).to(tl.float32, bitcast=True)
+    odd = (word & HIGH_HALF).to(tl.float32, bitcast=True)
     return even, odd
 
 
 @triton.jit
 def pack_bf16(even, odd):
-    """One int32 word of two values, each rounded once to bf16."""
+    """The int32 word of two fp32 values, each rounded once to bf16."""
+    LOW_HALF: tl.constexpr = 0xFFFF
     low = even.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
     high = odd.to(tl.bfloat16).to(tl.int16, bitcast=True).to(tl.int32)
-    return (low & 0xFFFF) | (high << 16)
+    return (low & LOW_HALF) | (high << 16)
 
 
 @triton.jit
 def load_rotation(
-    cos_sin_ptr, row_stride, position, max_position, pair, mask, HALF: tl.constexpr
+    cos_sin_ptr,
+    row_stride,
+    position,
+    max_position,
+    pair,
+    in_rope,
+    HALF_ROPE: tl.constexpr,
 ):
-    """Cosine and sine of `pair` at `position`; no turn outside the table or the mask.
+    """Cosine and sine for `pair` at `position` in fp32.
 
-    A table row holds HALF cosines, then HALF sines.
+    They are 1 and 0 outside the table and where `in_rope` is false: no rotation. A row
+    of the table holds HALF_ROPE cosines, then HALF_ROPE sines.
     """
-    mask = mask & (position >= 0) & (position < max_position)
-    row = cos_sin_ptr + position * row_stride
-    cos = tl.load(row + pair, mask=mask, other=1.0).to(tl.float32)
-    sin = tl.load(row + HALF + pair, mask=mask, other=0.0).to(tl.float32)
+    in_table = in_rope & (position >= 0) & (position < max_position)
+    row_ptr = cos_sin_ptr + position * row_stride
+    cos = tl.load(row_ptr + pair, mask=in_table, other=1.0).to(tl.float32)
+    sin = tl.load(row_ptr + HALF_ROPE + pair, mask=in_table, other=0.0).to(tl.float32)
     return cos, sin
 
 
 @triton.jit
-def rotate(even, odd, cos, sin, is_rope):
-    """Rotate pairs by +angle where `is_rope`; leave the others' bits alone."""
-    turned_even = even * cos - odd * sin
-    turned_odd = even * sin + odd * cos
-    return tl.where(is_rope, turned_even, even), tl.where(is_rope, turned_odd, odd)
+def rotate(even, odd, cos, sin, in_rope):
+    """Rotate a pair by +angle where `in_rope` is true; else keep its bits."""
+    rotated_even = even * cos - odd * sin
+    rotated_odd = even * sin + odd * cos
+    even = tl.where(in_rope, rotated_even, even)
+    odd = tl.where(in_rope, rotated_odd, odd)
+    return even, odd

@@ -2,9 +2,11 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """The online softmax of attention with a sink, in base 2.
 
-Scores arrive as s * scale * log2(e), so that exp2 serves; a sink, in natural-log units,
-is scaled alike. The maximum starts at -1e30, a finite number: an empty row then has the
-sum 0, and no difference of infinities arises.
+Kernels pass `scale * log2(e)` as `qk_scale`, so that exp2 replaces exp; a sink, in
+natural-log units, is scaled in the same way. The running maximum starts at -1e30, a
+finite number: a row without keys then has the sum 0, and no inf - inf occurs.
+
+Source: Online normalizer calculation for softmax, arXiv:1805.02867.
 """
 
 import torch
@@ -13,6 +15,8 @@ from ._checks import check_dtype, check_inner_contiguous, fail
 from ._triton import tl, triton
 
 LOG2E = 1.4426950408889634
+EMPTY_MAX = -1.0e30
+"""Running maximum of a row before its first key."""
 
 
 def check_sink(attn_sink: torch.Tensor | None, num_heads: int) -> None:
@@ -26,22 +30,43 @@ def check_sink(attn_sink: torch.Tensor | None, num_heads: int) -> None:
 
 
 @triton.jit
-def softmax_step(score, valid, qk_scale, row_max, row_sum):
-    """One tile of scores: bf16 weights, factor of what came before, maximum, sum."""
-    score = tl.where(valid[None, :], score * qk_scale, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(score, 1))
-    rescale = tl.exp2(row_max - new_max)
-    weight = tl.exp2(score - new_max[:, None])
-    row_sum = row_sum * rescale + tl.sum(weight, 1)
-    return weight.to(tl.bfloat16), rescale, new_max, row_sum
+def softmax_step(
+    scores,  # [BLOCK_H, BLOCK_N] fp32
+    key_mask,  # [BLOCK_N]
+    qk_scale,
+    row_max,  # [BLOCK_H] fp32
+    row_sum,  # [BLOCK_H] fp32
+):
+    """Take one tile of scores into the softmax.
+
+    Returns:
+        (p, rescale, row_max, row_sum): bf16 weights `[BLOCK_H, BLOCK_N]`, the factor
+        `[BLOCK_H]` for everything accumulated before, and the new maximum and sum.
+
+    """
+    # [BLOCK_H, BLOCK_N]
+    logits = tl.where(key_mask[None, :], scores * qk_scale, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(logits, 1))  # [BLOCK_H]
+    rescale = tl.exp2(row_max - new_max)  # [BLOCK_H]
+    p = tl.exp2(logits - new_max[:, None])  # [BLOCK_H, BLOCK_N]
+    row_sum = row_sum * rescale + tl.sum(p, 1)
+    return p.to(tl.bfloat16), rescale, new_max, row_sum
 
 
 @triton.jit
-def finish(row_max, row_sum, sink_ptr, heads, mask, HAS_SINK: tl.constexpr):
-    """1 / (row_sum + the sink's share), 0 for rows without keys."""
+def softmax_factor(
+    row_max,
+    row_sum,
+    sink_ptr,
+    head,
+    head_exists,
+    HAS_SINK: tl.constexpr,
+    LOG2E: tl.constexpr = LOG2E,
+):
+    """1 / (row_sum + the sink's share), or 0 for a row without keys; element-wise."""
     total = row_sum
     if HAS_SINK:
-        sink = tl.load(sink_ptr + heads, mask=mask, other=float("-inf")).to(tl.float32)
-        total += tl.exp2(sink * 1.4426950408889634 - row_max)
+        sink = tl.load(sink_ptr + head, mask=head_exists, other=float("-inf"))
+        total += tl.exp2(sink.to(tl.float32) * LOG2E - row_max)
     has_keys = row_sum > 0.0
     return tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Dequantizing FP8 page tokens into bf16 rows: by slot, and by block table."""
+"""Dequantization of FP8 page tokens into bf16 rows: by slot, or by block table."""
 
 import torch
 
@@ -19,32 +19,54 @@ from ._fp8 import (
     token_pointers,
 )
 from ._launch import launch_options
-from ._pages import HEAD_DIM, as_pages
+from ._pages import HEAD_DIM, NOPE_DIM, QUANT_BLOCK, ROPE_DIM, as_pages
 from ._triton import tl, triton
 
-ROWS = 8
+SLOT_ROWS = 8
+"""Rows per program of a gather by slot."""
 PAGED_ROWS = 4
-"""Fewer than ROWS: the block table's arithmetic would spill on PVC."""
+"""Rows per step of a gather by block table; with 8, its arithmetic spills on PVC."""
 
 
 @triton.jit
-def _store_rows(cache_ptr, slot, valid, rows_ptr, rows, block_stride, BLOCK_SIZE):
-    """Dequantize `slot` into `rows_ptr`; rows that are not valid become zero."""
-    codes_dims = tl.arange(0, 512)
-    dims = tl.arange(0, 64)
-    data, exponents_ptr = token_pointers(cache_ptr, slot, block_stride, BLOCK_SIZE)
-    is_nope = (codes_dims < 448)[None, :]
+def _store_rows(
+    cache_ptr,
+    slots,  # [BLOCK_M]
+    slot_mask,  # [BLOCK_M]
+    row_ptrs,  # [BLOCK_M]
+    row_mask,  # [BLOCK_M]
+    block_stride,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    NOPE_DIM: tl.constexpr = NOPE_DIM,
+    ROPE_DIM: tl.constexpr = ROPE_DIM,
+    QUANT_BLOCK: tl.constexpr = QUANT_BLOCK,
+):
+    """Dequantize slots into rows of `out`; where `slot_mask` is false, store zeros."""
+    code_offs = tl.arange(0, HEAD_DIM)  # [HEAD_DIM], of which the first NOPE_DIM count
+    dim_offs = tl.arange(0, ROPE_DIM)  # [ROPE_DIM]
+    # [BLOCK_M] each
+    data_ptrs, scale_ptrs = token_pointers(cache_ptr, slots, block_stride, BLOCK_SIZE)
+    nope_mask = (code_offs < NOPE_DIM)[None, :]  # [1, HEAD_DIM]
+    # [BLOCK_M, HEAD_DIM]
     codes = tl.load(
-        data[:, None] + codes_dims[None, :], mask=valid[:, None] & is_nope, other=0
+        data_ptrs[:, None] + code_offs[None, :],
+        mask=slot_mask[:, None] & nope_mask,
+        other=0,
     )
-    exponents = load_exponents(exponents_ptr, valid)[:, None]
-    byte = (exponents >> (codes_dims // 64 * 8)[None, :]) & 0xFF
-    values = dequantize_exact(codes, byte.to(tl.int32))
+    words = load_exponents(scale_ptrs, slot_mask)[:, None]  # [BLOCK_M, 1]
+    # [BLOCK_M, HEAD_DIM]
+    exponents = (words >> (code_offs // QUANT_BLOCK * 8)[None, :]) & 0xFF
+    values = dequantize_exact(codes, exponents.to(tl.int32))  # [BLOCK_M, HEAD_DIM]
     tl.store(
-        rows_ptr[:, None] + codes_dims[None, :], values, mask=rows[:, None] & is_nope
+        row_ptrs[:, None] + code_offs[None, :],
+        values,
+        mask=row_mask[:, None] & nope_mask,
     )
-    rope = load_rope(data, dims, valid)
-    tl.store(rows_ptr[:, None] + 448 + dims[None, :], rope, mask=rows[:, None])
+    rope = load_rope(data_ptrs, dim_offs, slot_mask)  # [BLOCK_M, ROPE_DIM]
+    tl.store(
+        row_ptrs[:, None] + NOPE_DIM + dim_offs[None, :], rope, mask=row_mask[:, None]
+    )
 
 
 @triton.jit
@@ -57,14 +79,16 @@ def _gather_slots_kernel(
     out_stride,
     block_stride,
     BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
-    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
-    slot = tl.load(indices_ptr + row, mask=row < num_rows, other=-1)
-    valid = (slot >= 0) & (slot < num_slots)
-    rows_ptr = out_ptr + row.to(tl.int64) * out_stride
+    row_offs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    # [BLOCK_M]
+    slots = tl.load(indices_ptr + row_offs, mask=row_offs < num_rows, other=-1)
+    slot_mask = (slots >= 0) & (slots < num_slots)  # [BLOCK_M]
+    row_ptrs = out_ptr + row_offs.to(tl.int64) * out_stride  # [BLOCK_M]
+    row_mask = row_offs < num_rows  # [BLOCK_M]
     _store_rows(
-        cache_ptr, slot, valid, rows_ptr, row < num_rows, block_stride, BLOCK_SIZE
+        cache_ptr, slots, slot_mask, row_ptrs, row_mask, block_stride, BLOCK_SIZE
     )
 
 
@@ -79,36 +103,45 @@ def _gather_paged_kernel(
     max_rows,
     num_blocks,
     table_width,
-    out_req_stride,
+    out_request_stride,
     out_row_stride,
     block_stride,
     table_stride,
     HAS_GATHER_LENS: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):
     request = tl.program_id(0).to(tl.int64)
     seq_len = tl.load(seq_lens_ptr + request).to(tl.int32)
-    gather_len = seq_len
     if HAS_GATHER_LENS:
         gather_len = tl.load(gather_lens_ptr + request).to(tl.int32)
-    first = seq_len - gather_len
-    last_row = tl.minimum(gather_len, max_rows)
-    step = tl.num_programs(1) * ROWS
-    for start in range(tl.program_id(1) * ROWS, last_row, step):
-        row = start + tl.arange(0, ROWS)
-        position = first + row
-        in_rows = row < last_row
-        logical = position // BLOCK_SIZE
-        known = in_rows & (position >= 0) & (logical < table_width)
-        block = tl.load(
-            block_table_ptr + request * table_stride + logical, mask=known, other=-1
+    else:
+        gather_len = seq_len
+    first_position = seq_len - gather_len
+    num_rows = tl.minimum(gather_len, max_rows)
+    step = tl.num_programs(1) * BLOCK_M
+    for start in range(tl.program_id(1) * BLOCK_M, num_rows, step):
+        row_offs = start + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+        position_offs = first_position + row_offs  # [BLOCK_M]
+        row_mask = row_offs < num_rows  # [BLOCK_M]
+        table_offs = position_offs // BLOCK_SIZE  # [BLOCK_M]
+        # [BLOCK_M]
+        table_mask = row_mask & (position_offs >= 0) & (table_offs < table_width)
+        # [BLOCK_M]
+        blocks = tl.load(
+            block_table_ptr + request * table_stride + table_offs,
+            mask=table_mask,
+            other=-1,
         )
-        valid = (block >= 0) & (block < num_blocks)
-        slot = block.to(tl.int64) * BLOCK_SIZE + position % BLOCK_SIZE
-        rows_ptr = out_ptr + request * out_req_stride
-        rows_ptr += (offset + row).to(tl.int64) * out_row_stride
-        _store_rows(cache_ptr, slot, valid, rows_ptr, in_rows, block_stride, BLOCK_SIZE)
+        slot_mask = (blocks >= 0) & (blocks < num_blocks)  # [BLOCK_M]
+        # [BLOCK_M]
+        slots = blocks.to(tl.int64) * BLOCK_SIZE + position_offs % BLOCK_SIZE
+        request_ptr = out_ptr + request * out_request_stride
+        # [BLOCK_M]
+        row_ptrs = request_ptr + (offset + row_offs).to(tl.int64) * out_row_stride
+        _store_rows(
+            cache_ptr, slots, slot_mask, row_ptrs, row_mask, block_stride, BLOCK_SIZE
+        )
 
 
 def dequant_gather_slots(
@@ -119,16 +152,21 @@ def dequant_gather_slots(
 ) -> None:
     """Dequantize the tokens at `indices` into the rows of `out`.
 
-    A slot outside `[0, slots)` gives a row of zeros and nothing is read for it.
+    A slot outside the cache gives a row of zeros, and nothing is read for it. One
+    launch.
 
     Args:
-        out: `[at least num_rows, 512]`, bf16, written in place.
-        cache: `[num_blocks, cache_block_size, (1,) 584]` uint8 FP8 pages.
-        indices: global slots, `[num_rows]`, int32 or int64.
-        cache_block_size: tokens a page.
+        out (torch.Tensor):
+            Rows of shape `[num_rows or more, 512]`, bf16, written in place.
+        cache (torch.Tensor):
+            FP8 pages of shape `[num_blocks, cache_block_size, (1,) 584]`, uint8.
+        indices (torch.Tensor):
+            Slots of shape `[num_rows]`, int32 or int64.
+        cache_block_size (int):
+            Tokens per page.
 
     Raises:
-        ValueError: an argument has a wrong dtype, shape, stride, device or size.
+        ValueError: naming the argument, its value and what was expected.
 
     """
     cache = as_pages("cache", cache)
@@ -146,7 +184,7 @@ def dequant_gather_slots(
     check_same_device(out=out, cache=cache, indices=indices)
     if num_rows == 0:
         return
-    _gather_slots_kernel[(triton.cdiv(num_rows, ROWS),)](
+    _gather_slots_kernel[(triton.cdiv(num_rows, SLOT_ROWS),)](
         out,
         cache,
         indices,
@@ -155,7 +193,7 @@ def dequant_gather_slots(
         out.stride(0),
         cache.stride(0),
         BLOCK_SIZE=cache_block_size,
-        ROWS=ROWS,
+        BLOCK_M=SLOT_ROWS,
         **launch_options(out.device, num_warps=4),
     )
 
@@ -172,20 +210,28 @@ def dequantize_and_gather_k_cache(
     """Dequantize the last tokens of each request into consecutive rows of `out`.
 
     Row `offset + i` of request r takes the token at position
-    `seq_lens[r] - gather_lens[r] + i`. Rows past the end of `out` are not written; a
-    position that no valid block holds gives a row of zeros.
+    `seq_lens[r] - gather_lens[r] + i`. Rows past the end of `out` are not written. A
+    position that no valid block holds gives a row of zeros. One launch.
 
     Args:
-        out: `[at least num_reqs, max_rows, 512]`, bf16, written in place.
-        k_cache: `[num_blocks, block_size, (1,) 584]` uint8 FP8 pages.
-        seq_lens: tokens in the cache, `[num_reqs]`, int32 or int64.
-        gather_lens: tokens to gather, `[num_reqs]`; None gathers all.
-        block_table: pages of each request, `[at least num_reqs, max_blocks]`.
-        block_size: tokens a page.
-        offset: first row of `out` to write.
+        out (torch.Tensor):
+            Rows of shape `[num_reqs or more, max_rows, 512]`, bf16, written in place.
+        k_cache (torch.Tensor):
+            FP8 pages of shape `[num_blocks, block_size, (1,) 584]`, uint8.
+        seq_lens (torch.Tensor):
+            Tokens of each request in the cache, of shape `[num_reqs]`, int32 or int64.
+        gather_lens (torch.Tensor | None):
+            Tokens of each request to gather, as `seq_lens`. None gathers all.
+        block_table (torch.Tensor):
+            Pages of each request, of shape `[num_reqs or more, max_blocks]`, int32 or
+            int64.
+        block_size (int):
+            Tokens per page.
+        offset (int):
+            First row of each request to write.
 
     Raises:
-        ValueError: an argument has a wrong dtype, shape, stride, device or size.
+        ValueError: naming the argument, its value and what was expected.
 
     """
     k_cache = as_pages("k_cache", k_cache)
@@ -239,6 +285,6 @@ def dequantize_and_gather_k_cache(
         block_table.stride(0),
         HAS_GATHER_LENS=gather_lens is not None,
         BLOCK_SIZE=block_size,
-        ROWS=PAGED_ROWS,
+        BLOCK_M=PAGED_ROWS,
         **launch_options(out.device, num_warps=4),
     )

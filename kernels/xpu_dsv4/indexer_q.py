@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Indexer queries: RoPE, FP8 or MXFP4 quantization and the head weights, in one."""
+"""Indexer queries: RoPE, FP8 or MXFP4 quantization and the head weights, fused."""
 
 import torch
 
@@ -18,81 +18,111 @@ from ._ue8m0 import (
     exponent_scale,
 )
 
+MIN_AMAX_FP8 = 1e-4
+"""Least absolute maximum assumed of an FP8 block, as in the KV pages."""
+MIN_AMAX_FP4 = 6.0 * 2.0**-126
+"""The same of an MXFP4 block: its scale is the smallest normal fp32 value."""
+
 
 @triton.jit
 def _indexer_q_kernel(
     q_ptr,
-    position_ptr,
+    positions_ptr,
     cos_sin_ptr,
-    weight_ptr,
-    code_ptr,
-    scale_ptr,
-    weight_out_ptr,
+    weights_ptr,
+    codes_ptr,
+    scales_ptr,
+    weights_out_ptr,
     softmax_scale,
     head_scale,
     num_heads,
     max_position,
-    q_stride_token,
-    q_stride_head,
+    q_token_stride,
+    q_head_stride,
     cos_sin_stride,
-    weight_stride,
+    weights_stride,
     PAIRS: tl.constexpr,
     HALF_ROPE: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr,
-    HEADS: tl.constexpr,
+    PAIRS_PER_SCALE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     FP4: tl.constexpr,
+    MIN_AMAX_FP8: tl.constexpr = MIN_AMAX_FP8,
+    MIN_AMAX_FP4: tl.constexpr = MIN_AMAX_FP4,
 ):
-    BLOCKS: tl.constexpr = PAIRS // BLOCK_PAIRS
+    """BLOCK_H heads of one token, as rows of values that share a scale."""
+    SCALES: tl.constexpr = PAIRS // PAIRS_PER_SCALE
+    ROWS: tl.constexpr = BLOCK_H * SCALES
+    NOPE_PAIRS: tl.constexpr = PAIRS - HALF_ROPE
     token = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * HEADS
-    row = tl.arange(0, HEADS * BLOCKS)
-    head = (first + row // BLOCKS).to(tl.int64)
-    pair = (row % BLOCKS)[:, None] * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)[None, :]
-    mask = (head[:, None] < num_heads) & (pair >= 0)
+    first_head = tl.program_id(1) * BLOCK_H
+    row_offs = tl.arange(0, ROWS)  # [ROWS]
+    head_offs = (first_head + row_offs // SCALES).to(tl.int64)  # [ROWS]
+    first_offs = (row_offs % SCALES)[:, None] * PAIRS_PER_SCALE  # [ROWS, 1]
+    # [ROWS, PAIRS_PER_SCALE]
+    pair_offs = first_offs + tl.arange(0, PAIRS_PER_SCALE)[None, :]
+    # [ROWS, PAIRS_PER_SCALE]
+    pair_mask = (head_offs[:, None] < num_heads) & (pair_offs >= 0)
 
-    base = (q_ptr + token * q_stride_token).to(tl.pointer_type(tl.int32))
-    words = head[:, None] * (q_stride_head // 2) + pair
-    even, odd = unpack_bf16(tl.load(base + words, mask=mask, other=0))
-    position = tl.load(position_ptr + token).to(tl.int64)
-    is_rope = pair >= PAIRS - HALF_ROPE
+    words_ptr = (q_ptr + token * q_token_stride).to(tl.pointer_type(tl.int32))
+    # [ROWS, PAIRS_PER_SCALE]
+    word_offs = head_offs[:, None] * (q_head_stride // 2) + pair_offs
+    # [ROWS, PAIRS_PER_SCALE]
+    words = tl.load(words_ptr + word_offs, mask=pair_mask, other=0)
+    even, odd = unpack_bf16(words)  # [ROWS, PAIRS_PER_SCALE] each
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    rope_mask = pair_offs >= NOPE_PAIRS  # [ROWS, PAIRS_PER_SCALE]
+    # [ROWS, PAIRS_PER_SCALE] each
     cos, sin = load_rotation(
         cos_sin_ptr,
         cos_sin_stride,
         position,
         max_position,
-        pair - (PAIRS - HALF_ROPE),
-        is_rope,
+        pair_offs - NOPE_PAIRS,
+        rope_mask,
         HALF_ROPE,
     )
-    even, odd = rotate(even, odd, cos, sin, is_rope)
+    even, odd = rotate(even, odd, cos, sin, rope_mask)
     even = even.to(tl.bfloat16).to(tl.float32)
     odd = odd.to(tl.bfloat16).to(tl.float32)
-    amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)  # [HEADS * BLOCKS]
+    amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)  # [ROWS]
 
-    out = token * num_heads + head
+    out_offs = token * num_heads + head_offs  # [ROWS]
     if FP4:
-        exponent = e2m1_exponent(tl.maximum(amax, 6.0 * 2.0**-126))
-        inverse = exponent_inverse(exponent)[:, None]
-        codes = e2m1_code(even * inverse) | (e2m1_code(odd * inverse) << 4)
-        tl.store(code_ptr + out[:, None] * PAIRS + pair, codes.to(tl.uint8), mask=mask)
+        exponents = e2m1_exponent(tl.maximum(amax, MIN_AMAX_FP4))  # [ROWS]
+        inverses = exponent_inverse(exponents)[:, None]  # [ROWS, 1]
+        # [ROWS, PAIRS_PER_SCALE]
+        codes = e2m1_code(even * inverses) | (e2m1_code(odd * inverses) << 4)
         tl.store(
-            scale_ptr + out * BLOCKS + row % BLOCKS,
-            exponent.to(tl.uint8),
-            mask=head < num_heads,
+            codes_ptr + out_offs[:, None] * PAIRS + pair_offs,
+            codes.to(tl.uint8),
+            mask=pair_mask,
         )
-        factor = tl.full((HEADS * BLOCKS,), 1.0, tl.float32)
+        tl.store(
+            scales_ptr + out_offs * SCALES + row_offs % SCALES,
+            exponents.to(tl.uint8),
+            mask=head_offs < num_heads,
+        )
+        factors = tl.full((ROWS,), 1.0, tl.float32)  # [ROWS]
     else:
-        exponent = e4m3_exponent(tl.maximum(amax, 1e-4))
-        inverse = exponent_inverse(exponent)[:, None]
-        codes = e4m3_code(even * inverse) | (e4m3_code(odd * inverse) << 8)
-        halves = code_ptr.to(tl.pointer_type(tl.int16))
-        tl.store(halves + out[:, None] * PAIRS + pair, codes.to(tl.int16), mask=mask)
-        factor = exponent_scale(exponent)
+        exponents = e4m3_exponent(tl.maximum(amax, MIN_AMAX_FP8))  # [ROWS]
+        inverses = exponent_inverse(exponents)[:, None]  # [ROWS, 1]
+        # [ROWS, PAIRS_PER_SCALE]
+        codes = e4m3_code(even * inverses) | (e4m3_code(odd * inverses) << 8)
+        code_pairs_ptr = codes_ptr.to(tl.pointer_type(tl.int16))
+        tl.store(
+            code_pairs_ptr + out_offs[:, None] * PAIRS + pair_offs,
+            codes.to(tl.int16),
+            mask=pair_mask,
+        )
+        factors = exponent_scale(exponents)  # [ROWS]
 
-    leads = (head < num_heads) & (row % BLOCKS == 0)
-    weight = tl.load(weight_ptr + token * weight_stride + head, mask=leads, other=0.0)
-    weight = weight.to(tl.float32) * factor * softmax_scale * head_scale
-    tl.store(weight_out_ptr + out, weight, mask=leads)
+    weight_mask = (head_offs < num_heads) & (row_offs % SCALES == 0)  # [ROWS]
+    # [ROWS]
+    weights = tl.load(
+        weights_ptr + token * weights_stride + head_offs, mask=weight_mask, other=0.0
+    )
+    scaled = weights.to(tl.float32) * factors * softmax_scale * head_scale  # [ROWS]
+    tl.store(weights_out_ptr + out_offs, scaled, mask=weight_mask)
 
 
 def fused_indexer_q_rope_quant(
@@ -106,27 +136,39 @@ def fused_indexer_q_rope_quant(
 ) -> tuple[torch.Tensor | tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Rotate and quantize indexer queries and scale their head weights. One launch.
 
-    Interleaved RoPE on the last R values in fp32, rounded to bf16, then
-    FP8: one scale `2^ceil(log2(max(amax, 1e-4) / 448))` a head, folded into the weight;
-    MXFP4: one scale `2^ceil(log2(max(amax, 6 * 2^-126) / 6))` per 32 values, kept
-    beside the values, so that the weight does not carry it.
+    The last R values are rotated by interleaved RoPE in fp32, and the query is rounded
+    to bf16. Then it is quantized:
+
+    - FP8 has one scale per head, `2^ceil(log2(max(amax, 1e-4) / 448))`, which is
+      multiplied into the head's weight;
+    - MXFP4 has one scale per 32 values, `2^ceil(log2(max(amax, 6 * 2^-126) / 6))`,
+      which is returned beside the values.
 
     Args:
-        positions: of shape `[T]`, int64 or int32; outside the table nothing is rotated.
-        index_q: queries of shape `[T, H, D]`, bf16; may be strided. D is a power of
-            two, and a multiple of 128 for MXFP4.
-        index_q_cos_sin_cache: table of shape `[max_position, R]`, fp32 or bf16: R/2
-            cosines, then R/2 sines.
-        index_weights: of shape `[T, H]`, bf16 or fp32.
-        index_weights_softmax_scale: factor of every weight.
-        index_weights_head_scale: another factor of every weight.
-        use_fp4: MXFP4 instead of FP8.
+        positions (torch.Tensor):
+            Position of each token, of shape `[T]`, int64 or int32. A position outside
+            the table leaves the token unrotated.
+        index_q (torch.Tensor):
+            Queries of shape `[T, H, D]`, bf16; may be strided. D is a power of two, and
+            a multiple of 128 for MXFP4.
+        index_q_cos_sin_cache (torch.Tensor):
+            Table of shape `[max_position, R]`, fp32 or bf16: R/2 cosines, then R/2
+            sines.
+        index_weights (torch.Tensor):
+            Weight of each head, of shape `[T, H]`, bf16 or fp32.
+        index_weights_softmax_scale (float):
+            Factor of every weight.
+        index_weights_head_scale (float):
+            Another factor of every weight.
+        use_fp4 (bool):
+            Quantize to MXFP4 instead of FP8.
 
     Returns:
-        (queries, weights): queries are `[T, H, D]` float8_e4m3fn or, for MXFP4, a pair
-        of `[T, H, D/2]` uint8 (the even value in the low nibble) and the UE8M0 bytes as
-        int32, `[T, H]` at D = 128, else `[T, H, D/128]`; weights are `[T, H]` fp32,
-        `w * softmax_scale * head_scale`, for FP8 also times the query's scale.
+        (queries, weights): queries of shape `[T, H, D]`, float8_e4m3fn. For MXFP4 they
+        are a pair: codes of shape `[T, H, D/2]`, uint8, the even value in the low
+        nibble, and UE8M0 bytes as int32 words, of shape `[T, H]` if D = 128, else
+        `[T, H, D/128]`. Weights are of shape `[T, H]`, fp32: `w * softmax_scale *
+        head_scale`, for FP8 also times the query's scale.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -169,8 +211,8 @@ def fused_indexer_q_rope_quant(
         scales = codes
     weights = torch.empty((tokens, heads), dtype=torch.float32, device=device)
     if tokens and heads:
-        tile = 8
-        _indexer_q_kernel[(tokens, triton.cdiv(heads, tile))](
+        block_h = 8
+        _indexer_q_kernel[(tokens, triton.cdiv(heads, block_h))](
             index_q,
             positions,
             index_q_cos_sin_cache,
@@ -188,8 +230,8 @@ def fused_indexer_q_rope_quant(
             index_weights.stride(0),
             PAIRS=dim // 2,
             HALF_ROPE=rope_dim // 2,
-            BLOCK_PAIRS=block // 2,
-            HEADS=tile,
+            PAIRS_PER_SCALE=block // 2,
+            BLOCK_H=block_h,
             FP4=use_fp4,
             **launch_options(device, num_warps=2),
         )

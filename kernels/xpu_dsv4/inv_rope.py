@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Inverse RoPE of the attention output, in bf16 or quantized for the grouped wo_a."""
+"""Inverse RoPE of the attention output, in bf16 or quantized for the grouped `wo_a`."""
 
 import torch
 
@@ -17,79 +17,111 @@ from ._pairs import (
 from ._triton import tl, triton
 from ._ue8m0 import e4m3_code, e4m3_exponent, exponent_inverse, exponent_scale
 
+MIN_AMAX = 1e-10
+"""Least absolute maximum assumed of a quantization block."""
+
 
 @triton.jit
 def _inv_rope_kernel(
     o_ptr,
-    position_ptr,
+    positions_ptr,
     cos_sin_ptr,
     out_ptr,
-    scale_ptr,
+    scales_ptr,
     num_tokens,
     num_heads,
     max_position,
-    o_stride_token,
-    o_stride_head,
+    o_token_stride,
+    o_head_stride,
     cos_sin_stride,
-    scale_stride_group,
-    scale_stride_token,
-    scale_stride_block,
+    scales_group_stride,
+    scales_token_stride,
+    scales_block_stride,
     HEADS_PER_GROUP: tl.constexpr,
     PAIRS: tl.constexpr,
     HALF_ROPE: tl.constexpr,
-    BLOCK_PAIRS: tl.constexpr,
-    HEADS: tl.constexpr,
+    PAIRS_PER_SCALE: tl.constexpr,
+    BLOCK_H: tl.constexpr,
     QUANTIZE: tl.constexpr,
     PACKED: tl.constexpr,
+    MIN_AMAX: tl.constexpr = MIN_AMAX,
 ):
-    BLOCKS: tl.constexpr = PAIRS // BLOCK_PAIRS
-    token = tl.program_id(0).to(tl.int64)
-    row = tl.arange(0, HEADS * BLOCKS)
-    head = (tl.program_id(1) * HEADS + row // BLOCKS).to(tl.int64)
-    group = head // HEADS_PER_GROUP
-    block = (head % HEADS_PER_GROUP) * BLOCKS + row % BLOCKS
-    exists = head < num_heads
-    real = token < num_tokens
-    pair = (row % BLOCKS)[:, None] * BLOCK_PAIRS + tl.arange(0, BLOCK_PAIRS)[None, :]
-    mask = (exists & real)[:, None] & (pair >= 0)
+    """BLOCK_H heads of one token, as rows of values that share a scale.
 
-    base = (o_ptr + token * o_stride_token).to(tl.pointer_type(tl.int32))
-    words = head[:, None] * (o_stride_head // 2) + pair
-    even, odd = unpack_bf16(tl.load(base + words, mask=mask, other=0))
-    position = tl.load(position_ptr + token, mask=real, other=-1).to(tl.int64)
-    is_rope = pair >= PAIRS - HALF_ROPE
+    Tokens from `num_tokens` on are padding: they have scales, which become zero.
+    """
+    SCALES: tl.constexpr = PAIRS // PAIRS_PER_SCALE
+    ROWS: tl.constexpr = BLOCK_H * SCALES
+    NOPE_PAIRS: tl.constexpr = PAIRS - HALF_ROPE
+    token = tl.program_id(0).to(tl.int64)
+    row_offs = tl.arange(0, ROWS)  # [ROWS]
+    head_offs = (tl.program_id(1) * BLOCK_H + row_offs // SCALES).to(tl.int64)  # [ROWS]
+    group_offs = head_offs // HEADS_PER_GROUP  # [ROWS]
+    block_offs = (head_offs % HEADS_PER_GROUP) * SCALES + row_offs % SCALES  # [ROWS]
+    head_mask = head_offs < num_heads  # [ROWS]
+    is_token = token < num_tokens
+    first_offs = (row_offs % SCALES)[:, None] * PAIRS_PER_SCALE  # [ROWS, 1]
+    # [ROWS, PAIRS_PER_SCALE]
+    pair_offs = first_offs + tl.arange(0, PAIRS_PER_SCALE)[None, :]
+    # [ROWS, PAIRS_PER_SCALE]
+    pair_mask = (head_mask & is_token)[:, None] & (pair_offs >= 0)
+
+    words_ptr = (o_ptr + token * o_token_stride).to(tl.pointer_type(tl.int32))
+    # [ROWS, PAIRS_PER_SCALE]
+    word_offs = head_offs[:, None] * (o_head_stride // 2) + pair_offs
+    # [ROWS, PAIRS_PER_SCALE]
+    words = tl.load(words_ptr + word_offs, mask=pair_mask, other=0)
+    even, odd = unpack_bf16(words)  # [ROWS, PAIRS_PER_SCALE] each
+    position = tl.load(positions_ptr + token, mask=is_token, other=-1).to(tl.int64)
+    rope_mask = pair_offs >= NOPE_PAIRS  # [ROWS, PAIRS_PER_SCALE]
+    # [ROWS, PAIRS_PER_SCALE] each
     cos, sin = load_rotation(
         cos_sin_ptr,
         cos_sin_stride,
         position,
         max_position,
-        pair - (PAIRS - HALF_ROPE),
-        is_rope,
+        pair_offs - NOPE_PAIRS,
+        rope_mask,
         HALF_ROPE,
     )
-    even, odd = rotate(even, odd, cos, sin * -1.0, is_rope)
+    # sin * -1.0 and not -sin, which Triton 3.6 makes 0 - sin: the sign of 0 would flip.
+    even, odd = rotate(even, odd, cos, sin * -1.0, rope_mask)
 
-    width = HEADS_PER_GROUP * PAIRS
-    out = (group * num_tokens + token) * width + (head % HEADS_PER_GROUP) * PAIRS
-    out = out[:, None] + pair
+    GROUP_PAIRS: tl.constexpr = HEADS_PER_GROUP * PAIRS
+    token_out_offs = (group_offs * num_tokens + token) * GROUP_PAIRS  # [ROWS]
+    head_out_offs = token_out_offs + (head_offs % HEADS_PER_GROUP) * PAIRS  # [ROWS]
+    out_offs = head_out_offs[:, None] + pair_offs  # [ROWS, PAIRS_PER_SCALE]
     if QUANTIZE:
-        amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)
-        exponent = e4m3_exponent(tl.maximum(amax, 1e-10))  # [HEADS * BLOCKS]
-        inverse = exponent_inverse(exponent)[:, None]
-        codes = e4m3_code(even * inverse) | (e4m3_code(odd * inverse) << 8)
-        halves = out_ptr.to(tl.pointer_type(tl.int16))
-        tl.store(halves + out, codes.to(tl.int16), mask=mask)
-        address = group * scale_stride_group + token * scale_stride_token
+        amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)  # [ROWS]
+        exponents = e4m3_exponent(tl.maximum(amax, MIN_AMAX))  # [ROWS]
+        inverses = exponent_inverse(exponents)[:, None]  # [ROWS, 1]
+        # [ROWS, PAIRS_PER_SCALE]
+        codes = e4m3_code(even * inverses) | (e4m3_code(odd * inverses) << 8)
+        code_pairs_ptr = out_ptr.to(tl.pointer_type(tl.int16))
+        tl.store(code_pairs_ptr + out_offs, codes.to(tl.int16), mask=pair_mask)
+        # [ROWS]
+        token_scale_offs = (
+            group_offs * scales_group_stride + token * scales_token_stride
+        )
         if PACKED:
-            address = address * 4 + (block // 4) * scale_stride_block * 4 + block % 4
-            byte = tl.where(real, exponent, 0).to(tl.uint8)
-            tl.store(scale_ptr + address, byte, mask=exists)
+            # [ROWS]
+            byte_offs = (
+                token_scale_offs * 4
+                + (block_offs // 4) * scales_block_stride * 4
+                + block_offs % 4
+            )
+            scale_bytes = tl.where(is_token, exponents, 0).to(tl.uint8)  # [ROWS]
+            tl.store(scales_ptr + byte_offs, scale_bytes, mask=head_mask)
         else:
-            scale = tl.where(real, exponent_scale(exponent), 0.0)
-            tl.store(scale_ptr + address + block * scale_stride_block, scale, exists)
+            scales = tl.where(is_token, exponent_scale(exponents), 0.0)  # [ROWS]
+            tl.store(
+                scales_ptr + token_scale_offs + block_offs * scales_block_stride,
+                scales,
+                mask=head_mask,
+            )
     else:
-        whole = out_ptr.to(tl.pointer_type(tl.int32))
-        tl.store(whole + out, pack_bf16(even, odd), mask=mask)
+        pairs_ptr = out_ptr.to(tl.pointer_type(tl.int32))
+        tl.store(pairs_ptr + out_offs, pack_bf16(even, odd), mask=pair_mask)
 
 
 def fused_inv_rope_fp8_quant(
@@ -108,30 +140,43 @@ def fused_inv_rope_fp8_quant(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Undo the RoPE of the attention output and quantize it block by block. One launch.
 
-    Interleaved rotation by minus the angle on the last `rope_dim` values in fp32, then
-    e4m3 with the scale `2^ceil(log2(max(amax, 1e-10) / 448))` per `quant_group_size`.
+    The last `rope_dim` values are rotated by minus the angle, interleaved, in fp32.
+    Then each `quant_group_size` values become e4m3 with one scale,
+    `2^ceil(log2(max(amax, 1e-10) / 448))`.
 
     Args:
-        o: attention output of shape `[T, n_groups * heads_per_group, nope_dim +
+        o (torch.Tensor):
+            Attention output of shape `[T, n_groups * heads_per_group, nope_dim +
             rope_dim]`, bf16; may be strided.
-        positions: of shape `[T]`, int64 or int32; outside the table nothing is rotated.
-        cos_sin_cache: table of shape `[max_position, rope_dim]`, fp32 or bf16: cosines,
-            then sines.
-        n_groups: groups G of heads.
-        heads_per_group: heads a group.
-        nope_dim: leading values of a head that carry no position.
-        rope_dim: trailing values of a head that do.
-        quant_group_size: values a scale, a power of two.
-        tma_aligned_scales: UE8M0 bytes, four an int32, instead of fp32 scales.
-        quantize: false leaves bf16.
-        row_major_scales: scales contiguous as `[G, T, blocks]`, as a batched FP8 matrix
-            product wants them, instead of token-major columns padded to 4 tokens.
+        positions (torch.Tensor):
+            Position of each token, of shape `[T]`, int64 or int32. A position outside
+            the table leaves the token unrotated.
+        cos_sin_cache (torch.Tensor):
+            Table of shape `[max_position, rope_dim]`, fp32 or bf16: cosines, then
+            sines.
+        n_groups (int):
+            Groups G of heads.
+        heads_per_group (int):
+            Heads per group.
+        nope_dim (int):
+            Leading values of a head, which carry no position.
+        rope_dim (int):
+            Trailing values of a head, which do.
+        quant_group_size (int):
+            Values per scale, a power of two.
+        tma_aligned_scales (bool):
+            Return UE8M0 bytes, four per int32, instead of fp32 scales.
+        quantize (bool):
+            False returns bf16 values and no scales.
+        row_major_scales (bool):
+            Keep scales contiguous as `[G, T, D / quant_group_size]`, as a batched FP8
+            matrix product takes them. False keeps `[G, D / quant_group_size, T]`, T
+            padded to a multiple of 4, the padding zero.
 
     Returns:
-        (values, scales): values of shape `[T, G, D]`, D = heads_per_group * head size,
-        with G outermost in memory; scales of shape `[T, G, D / quant_group_size]` fp32,
-        or a quarter of the last size int32; empty without quantization. Padding tokens
-        behind the scales are zero.
+        (values, scales): values of shape `[T, G, D]`, D = heads_per_group * (nope_dim +
+        rope_dim), float8_e4m3fn, with G outermost in memory. Scales of shape `[T, G, D
+        / quant_group_size]`, fp32, or a quarter of the last size in int32.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -148,8 +193,8 @@ def fused_inv_rope_fp8_quant(
         fail("rope_dim", rope_dim, "an even number")
     if quant_group_size & (quant_group_size - 1) or head_dim % quant_group_size:
         fail("quant_group_size", quant_group_size, f"a power of two up to {head_dim}")
-    chunks = head_dim // quant_group_size
-    if tma_aligned_scales and chunks % 4:
+    scales_per_head = head_dim // quant_group_size
+    if tma_aligned_scales and scales_per_head % 4:
         fail("quant_group_size", quant_group_size, "4 scales a head, or a multiple")
     check_rotary(positions, cos_sin_cache, tokens, rope_dim)
     check_same_device(o=o, positions=positions, cos_sin_cache=cos_sin_cache)
@@ -161,7 +206,7 @@ def fused_inv_rope_fp8_quant(
         dtype=torch.float8_e4m3fn if quantize else torch.bfloat16,
         device=device,
     )
-    blocks = heads_per_group * chunks // (4 if tma_aligned_scales else 1)
+    blocks = heads_per_group * scales_per_head // (4 if tma_aligned_scales else 1)
     scale_dtype = torch.int32 if tma_aligned_scales else torch.float32
     rows = tokens
     if not quantize:
@@ -177,8 +222,8 @@ def fused_inv_rope_fp8_quant(
         buffer = torch.empty(shape, dtype=scale_dtype, device=device)
         scales = buffer.transpose(1, 2)[:, :tokens]
     if tokens and heads:
-        tile = 4
-        _inv_rope_kernel[(rows, triton.cdiv(heads, tile))](
+        block_h = 4
+        _inv_rope_kernel[(rows, triton.cdiv(heads, block_h))](
             o,
             positions,
             cos_sin_cache,
@@ -194,8 +239,8 @@ def fused_inv_rope_fp8_quant(
             HEADS_PER_GROUP=heads_per_group,
             PAIRS=head_dim // 2,
             HALF_ROPE=rope_dim // 2,
-            BLOCK_PAIRS=quant_group_size // 2,
-            HEADS=tile,
+            PAIRS_PER_SCALE=quant_group_size // 2,
+            BLOCK_H=block_h,
             QUANTIZE=quantize,
             PACKED=tma_aligned_scales,
             **launch_options(device, num_warps=4),
@@ -215,18 +260,28 @@ def inv_rope_bf16(
     """Undo the RoPE of the attention output and regroup its heads, in bf16. One launch.
 
     Args:
-        attn_output: of shape `[T, n_groups * heads_per_group, nope_dim + rope_dim]`,
-            bf16; may be strided.
-        positions: of shape `[T]`, int64 or int32; outside the table nothing is rotated.
-        cos_sin_cache: table of shape `[max_position, rope_dim]`, fp32 or bf16.
-        n_groups: groups G of heads.
-        heads_per_group: heads a group.
-        nope_dim: leading values of a head that carry no position.
-        rope_dim: trailing values of a head that do.
+        attn_output (torch.Tensor):
+            Attention output of shape `[T, n_groups * heads_per_group, nope_dim +
+            rope_dim]`, bf16; may be strided.
+        positions (torch.Tensor):
+            Position of each token, of shape `[T]`, int64 or int32. A position outside
+            the table leaves the token unrotated.
+        cos_sin_cache (torch.Tensor):
+            Table of shape `[max_position, rope_dim]`, fp32 or bf16: cosines, then
+            sines.
+        n_groups (int):
+            Groups G of heads.
+        heads_per_group (int):
+            Heads per group.
+        nope_dim (int):
+            Leading values of a head, which carry no position.
+        rope_dim (int):
+            Trailing values of a head, which do.
 
     Returns:
-        bf16 of shape `[T, G, heads_per_group * head size]` with G outermost in memory,
-        so that `.transpose(0, 1)` is the contiguous operand of a batched product.
+        Values of shape `[T, G, D]`, D = heads_per_group * (nope_dim + rope_dim), bf16,
+        with G outermost in memory: `.transpose(0, 1)` is the contiguous operand of a
+        batched product.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.

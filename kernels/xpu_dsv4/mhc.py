@@ -1,10 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Manifold-constrained hyper-connections: the residual streams' mixing, fused.
+"""Manifold-constrained hyper-connections: the mixing of the residual streams.
 
-A block owns 4 residual streams. Before a sublayer, 24 gates are projected from the
-RMS-normalized streams: 4 collapse the streams into the sublayer's input, 4 spread its
-output, 16 mix the streams by a matrix that Sinkhorn rounds make doubly stochastic.
+A layer has 4 residual streams. Before a sublayer, 24 gates are projected from the
+RMS-normalized streams: 4 `pre` gates sum the streams into the sublayer's input, 4
+`post` gates spread its output over them, and 16 `comb` gates mix the streams by a
+matrix that Sinkhorn's rounds make doubly stochastic.
+
+Source: mHC: Manifold-Constrained Hyper-Connections, arXiv:2512.24880. Where epsilons
+are added, and the order of normalizations, are those of the model's own code.
 """
 
 import torch
@@ -16,16 +20,14 @@ from ._checks import (
     check_shape,
     fail,
 )
-from ._launch import launch_options
-from ._mhc_kernels import finish, norm_kernel, post_kernel, project
-from ._triton import triton
+from ._mhc_kernels import HC_MULT
+from ._mhc_launch import finish, normalize, project, spread
 
-HC_MULT = 4
 NUM_GATES = HC_MULT * (2 + HC_MULT)
 
 
 def _streams(name: str, residual: torch.Tensor) -> torch.Tensor:
-    """`residual` as `[T, 4, hidden]`, checked."""
+    """Check `residual` and flatten its leading dimensions: `[T, 4, hidden]`."""
     check_dtype(name, residual, torch.bfloat16)
     if residual.dim() < 2 or residual.shape[-2] != HC_MULT:
         fail(f"{name}.shape", list(residual.shape), f"[..., {HC_MULT}, hidden]")
@@ -42,6 +44,7 @@ def _check_gates(
     scales: int,
     hidden: int,
 ) -> None:
+    """Raise unless the projection, the scales and the biases are fp32 and fit."""
     check_shape("fn", fn, gates, HC_MULT * hidden)
     check_shape("hc_scale", hc_scale, scales)
     check_shape("hc_base", hc_base, gates)
@@ -66,6 +69,7 @@ def _gates_and_input(
     sinkhorn: tuple[float, float, int],
     norm: tuple[torch.Tensor | None, float],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(post, comb, layer_input) from the partials of a projection."""
     tokens, _, hidden = streams.shape
     device = streams.device
     post = torch.empty((tokens, HC_MULT), dtype=torch.float32, device=device)
@@ -76,15 +80,7 @@ def _gates_and_input(
     weight, eps = norm
     if weight is not None:
         check_shape("norm_weight", weight, hidden)
-        if tokens:
-            norm_kernel[(tokens,)](
-                layer_input,
-                weight,
-                hidden,
-                eps,
-                BLOCK=triton.next_power_of_2(hidden),
-                **launch_options(device, num_warps=16),
-            )
+        normalize(layer_input, weight, eps)
     return (
         post.view(*outer, HC_MULT, 1),
         comb.view(*outer, HC_MULT, HC_MULT),
@@ -109,24 +105,40 @@ def mhc_pre(
     """Gates of a sublayer and its input, from the residual streams. Two launches.
 
     With m = fn x / rms(x) over the flattened streams x:
-    pre = sigmoid(scale_0 m_0..3 + base) + pre_eps, post = sigmoid(scale_1 m_4..7 +
-    base) * post_mult, comb = Sinkhorn(softmax(scale_2 m_8..23 + base) + eps), a column
-    normalization, then `sinkhorn_repeat - 1` times rows and columns, each by its sum
-    plus eps; the input is the streams' sum weighted by pre.
+
+    - pre = sigmoid(scale_0 m_0..3 + base_0..3) + pre_eps,
+    - post = sigmoid(scale_1 m_4..7 + base_4..7) * post_mult,
+    - comb = softmax(scale_2 m_8..23 + base_8..23) + sinkhorn_eps by rows, then its
+      columns normalized, then `sinkhorn_repeat - 1` times its rows and its columns,
+      each divided by its sum plus sinkhorn_eps,
+    - layer_input = sum_i pre_i stream_i.
 
     Args:
-        residual: streams of shape `[..., 4, hidden]`, bf16.
-        fn: projection of shape `[24, 4 * hidden]`, fp32.
-        hc_scale: of shape `[3]`, fp32.
-        hc_base: of shape `[24]`, fp32.
-        rms_eps: added to the streams' mean square.
-        hc_pre_eps: added to the pre gates.
-        hc_sinkhorn_eps: added to the softmax and to each sum.
-        hc_post_mult_value: factor of the post gates.
-        sinkhorn_repeat: column normalizations, at least 1.
-        n_splits: ignored; the split follows from the shape.
-        norm_weight: of shape `[hidden]`; RMS-normalizes the input, one launch more.
-        norm_eps: added to the input's mean square.
+        residual (torch.Tensor):
+            Streams of shape `[..., 4, hidden]`, bf16.
+        fn (torch.Tensor):
+            Projection of shape `[24, 4 * hidden]`, fp32.
+        hc_scale (torch.Tensor):
+            Scales of the pre, post and comb gates, of shape `[3]`, fp32.
+        hc_base (torch.Tensor):
+            Biases of the gates, of shape `[24]`, fp32.
+        rms_eps (float):
+            Added to the streams' mean square.
+        hc_pre_eps (float):
+            Added to the pre gates.
+        hc_sinkhorn_eps (float):
+            Added to the softmax and to each sum.
+        hc_post_mult_value (float):
+            Factor of the post gates.
+        sinkhorn_repeat (int):
+            Column normalizations, at least 1.
+        n_splits (int):
+            Ignored: the split follows from the shape.
+        norm_weight (torch.Tensor | None):
+            RMS-normalizes the input with this weight, of shape `[hidden]`; one launch
+            more.
+        norm_eps (float):
+            Added to the input's mean square.
 
     Returns:
         (post, comb, layer_input): `[..., 4, 1]` fp32, `[..., 4, 4]` fp32 and
@@ -166,7 +178,12 @@ def _post_arguments(
     post_layer_mix: torch.Tensor,
     comb_res_mix: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """(x, streams, post, comb) with the leading dimensions flattened, checked."""
+    """Check the arguments and flatten their leading dimensions.
+
+    Returns:
+        (x, streams, post, comb): `[T, hidden]`, `[T, 4, hidden]`, `[T, 4]`, `[T, 16]`.
+
+    """
     streams = _streams("residual", residual)
     tokens, _, hidden = streams.shape
     outer = residual.shape[:-2]
@@ -200,10 +217,14 @@ def mhc_post(
     out_j = post_j x + sum_i comb_ij residual_i, in fp32, rounded once.
 
     Args:
-        x: the sublayer's output of shape `[..., hidden]`, bf16.
-        residual: streams of shape `[..., 4, hidden]`, bf16.
-        post_layer_mix: of shape `[..., 4, 1]` or `[..., 4]`, fp32.
-        comb_res_mix: of shape `[..., 4, 4]`, fp32.
+        x (torch.Tensor):
+            Output of the sublayer, of shape `[..., hidden]`, bf16.
+        residual (torch.Tensor):
+            Streams of shape `[..., 4, hidden]`, bf16.
+        post_layer_mix (torch.Tensor):
+            Post gates of shape `[..., 4, 1]` or `[..., 4]`, fp32.
+        comb_res_mix (torch.Tensor):
+            Comb gates of shape `[..., 4, 4]`, fp32.
 
     Returns:
         New streams of `residual`'s shape, bf16.
@@ -215,26 +236,7 @@ def mhc_post(
     flat, streams, post, comb = _post_arguments(
         x, residual, post_layer_mix, comb_res_mix
     )
-    tokens, _, hidden = streams.shape
-    out = torch.empty(
-        (tokens, HC_MULT, hidden), dtype=torch.bfloat16, device=residual.device
-    )
-    if tokens:
-        block = 512
-        post_kernel[(tokens, triton.cdiv(hidden, block))](
-            flat,
-            streams,
-            post,
-            comb,
-            out,
-            hidden,
-            flat.stride(0),
-            streams.stride(0),
-            streams.stride(1),
-            BLOCK=block,
-            **launch_options(residual.device, num_warps=4),
-        )
-    return out.view(residual.shape)
+    return spread(flat, streams, post, comb).view(residual.shape)
 
 
 def mhc_fused_post_pre(
@@ -255,29 +257,46 @@ def mhc_fused_post_pre(
     norm_weight: torch.Tensor | None = None,
     norm_eps: float = 0.0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`mhc_post` and the next sublayer's `mhc_pre` in two launches.
+    """`mhc_post` and the next sublayer's `mhc_pre`. Two launches.
 
     Args:
-        x: the previous sublayer's output of shape `[..., hidden]`, bf16.
-        residual: streams of shape `[..., 4, hidden]`, bf16.
-        post_layer_mix: of shape `[..., 4, 1]` or `[..., 4]`, fp32.
-        comb_res_mix: of shape `[..., 4, 4]`, fp32.
-        fn: projection of shape `[24, 4 * hidden]`, fp32.
-        hc_scale: of shape `[3]`, fp32.
-        hc_base: of shape `[24]`, fp32.
-        rms_eps: added to the streams' mean square.
-        hc_pre_eps: added to the pre gates.
-        hc_sinkhorn_eps: added to the softmax and to each sum.
-        hc_post_mult_value: factor of the post gates.
-        sinkhorn_repeat: column normalizations, at least 1.
-        n_splits: ignored; the split follows from the shape.
-        tile_n: ignored; the tile follows from the shape.
-        norm_weight: of shape `[hidden]`; RMS-normalizes the input, one launch more.
-        norm_eps: added to the input's mean square.
+        x (torch.Tensor):
+            Output of the previous sublayer, of shape `[..., hidden]`, bf16.
+        residual (torch.Tensor):
+            Streams of shape `[..., 4, hidden]`, bf16.
+        post_layer_mix (torch.Tensor):
+            Post gates of shape `[..., 4, 1]` or `[..., 4]`, fp32.
+        comb_res_mix (torch.Tensor):
+            Comb gates of shape `[..., 4, 4]`, fp32.
+        fn (torch.Tensor):
+            Projection of shape `[24, 4 * hidden]`, fp32.
+        hc_scale (torch.Tensor):
+            Scales of the pre, post and comb gates, of shape `[3]`, fp32.
+        hc_base (torch.Tensor):
+            Biases of the gates, of shape `[24]`, fp32.
+        rms_eps (float):
+            Added to the streams' mean square.
+        hc_pre_eps (float):
+            Added to the pre gates.
+        hc_sinkhorn_eps (float):
+            Added to the softmax and to each sum.
+        hc_post_mult_value (float):
+            Factor of the post gates.
+        sinkhorn_repeat (int):
+            Column normalizations, at least 1.
+        n_splits (int):
+            Ignored: the split follows from the shape.
+        tile_n (int):
+            Ignored: the tile follows from the shape.
+        norm_weight (torch.Tensor | None):
+            RMS-normalizes the input with this weight, of shape `[hidden]`; one launch
+            more.
+        norm_eps (float):
+            Added to the input's mean square.
 
     Returns:
-        (residual, post, comb, layer_input): the new streams, then what `mhc_pre` says
-        of them as rounded to bf16.
+        (residual, post, comb, layer_input): the new streams, rounded to bf16, then what
+        `mhc_pre` gives for them.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -318,19 +337,27 @@ def hc_head(
     rms_norm_eps: float,
     hc_eps: float,
 ) -> torch.Tensor:
-    """Collapse the residual streams after the last layer. Two launches.
+    """Sum up the residual streams after the last layer. Two launches.
+
+    With m = hc_fn x / rms(x) over the flattened streams x:
+    out = sum_i (sigmoid(scale m_i + base_i) + hc_eps) stream_i.
 
     Args:
-        hidden_states: streams of shape `[..., 4, hidden]`, bf16.
-        hc_fn: projection of shape `[4, 4 * hidden]`, fp32.
-        hc_scale: of shape `[1]`, fp32.
-        hc_base: of shape `[4]`, fp32.
-        rms_norm_eps: added to the streams' mean square.
-        hc_eps: added to the gates.
+        hidden_states (torch.Tensor):
+            Streams of shape `[..., 4, hidden]`, bf16.
+        hc_fn (torch.Tensor):
+            Projection of shape `[4, 4 * hidden]`, fp32.
+        hc_scale (torch.Tensor):
+            Scale of the gates, of shape `[1]`, fp32.
+        hc_base (torch.Tensor):
+            Biases of the gates, of shape `[4]`, fp32.
+        rms_norm_eps (float):
+            Added to the streams' mean square.
+        hc_eps (float):
+            Added to the gates.
 
     Returns:
-        sum_i (sigmoid(scale m_i + base_i) + eps) stream_i with m = hc_fn x / rms(x), of
-        shape `[..., hidden]`, bf16.
+        Hidden states of shape `[..., hidden]`, bf16.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Product with NVFP4 weights: e2m1 values under an e4m3 scale for each 16 of them.
+"""Matrix product with NVFP4 weights: e2m1 values, an e4m3 scale for each 16 of them.
 
 A value times its scale has at most six significant bits, so it is exact in bf16: the
 product runs on bf16 matrix units and accumulates in fp32. The weights stay packed in
-memory; the tensor's own fp32 scale multiplies the sum.
+memory. The fp32 scale of the whole tensor multiplies the sum.
 """
 
 import torch
@@ -17,11 +17,12 @@ from ._checks import (
     fail,
 )
 from ._fp4 import e2m1_value
-from ._fp8 import e4m3_shifted
+from ._fp8 import E4M3_SHIFT, e4m3_shifted
 from ._launch import launch_options
 from ._triton import tl, triton
 
 NVFP4_BLOCK = 16
+"""Values that share an e4m3 scale."""
 
 
 @triton.jit
@@ -33,38 +34,58 @@ def _nvfp4_linear_kernel(
     out_ptr,
     num_rows,
     num_columns,
-    size,
+    depth,
     x_stride,
     weight_stride,
     scale_stride,
     out_stride,
-    ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr,
-    DEPTH: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NVFP4_BLOCK: tl.constexpr,
+    E4M3_SHIFT: tl.constexpr = E4M3_SHIFT,
 ):
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    real_row, real_column = row < num_rows, column < num_columns
-    x_rows = x_ptr + row.to(tl.int64)[:, None] * x_stride
-    weights = weight_ptr + column.to(tl.int64)[None, :] * weight_stride
-    scales = scale_ptr + column.to(tl.int64)[None, :] * scale_stride
-    acc = tl.zeros((ROWS, COLUMNS), tl.float32)
-    for start in range(0, size, DEPTH):
-        k = start + tl.arange(0, DEPTH)
-        inside = k < size
+    column_offs = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    row_offs = tl.program_id(1) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
+    row_mask = row_offs < num_rows  # [BLOCK_M]
+    column_mask = column_offs < num_columns  # [BLOCK_N]
+    x_row_ptrs = x_ptr + row_offs.to(tl.int64)[:, None] * x_stride  # [BLOCK_M, 1]
+    # [1, BLOCK_N]
+    weight_row_ptrs = weight_ptr + column_offs.to(tl.int64)[None, :] * weight_stride
+    # [1, BLOCK_N]
+    scale_row_ptrs = scale_ptr + column_offs.to(tl.int64)[None, :] * scale_stride
+    acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)  # [BLOCK_M, BLOCK_N]
+    for start in range(0, depth, BLOCK_K):
+        k_offs = start + tl.arange(0, BLOCK_K)  # [BLOCK_K]
+        k_mask = k_offs < depth  # [BLOCK_K]
+        # [BLOCK_M, BLOCK_K]
         x = tl.load(
-            x_rows + k[None, :], mask=real_row[:, None] & inside[None, :], other=0.0
+            x_row_ptrs + k_offs[None, :],
+            mask=row_mask[:, None] & k_mask[None, :],
+            other=0.0,
         )
-        wanted = inside[:, None] & real_column[None, :]
-        pairs = tl.load(weights + k[:, None] // 2, mask=wanted, other=0).to(tl.int32)
-        scale = tl.load(scales + k[:, None] // BLOCK, mask=wanted, other=0)
-        value = e2m1_value((pairs >> (4 * (k[:, None] % 2))) & 15)
-        weight = (value * (e4m3_shifted(scale) * 2.0**120)).to(tl.bfloat16)
-        acc = tl.dot(x, weight, acc)
+        weight_mask = k_mask[:, None] & column_mask[None, :]  # [BLOCK_K, BLOCK_N]
+        # [BLOCK_K, BLOCK_N]
+        code_pairs = tl.load(
+            weight_row_ptrs + k_offs[:, None] // 2, mask=weight_mask, other=0
+        ).to(tl.int32)
+        # [BLOCK_K, BLOCK_N]
+        scales = tl.load(
+            scale_row_ptrs + k_offs[:, None] // NVFP4_BLOCK, mask=weight_mask, other=0
+        )
+        # [BLOCK_K, BLOCK_N]
+        values = e2m1_value((code_pairs >> (4 * (k_offs[:, None] % 2))) & 0xF)
+        # [BLOCK_K, BLOCK_N]
+        weights = (values * (e4m3_shifted(scales) * 2.0**E4M3_SHIFT)).to(tl.bfloat16)
+        acc = tl.dot(x, weights, acc)
     acc *= tl.load(global_scale_ptr)
-    out = out_ptr + row.to(tl.int64)[:, None] * out_stride + column[None, :]
-    tl.store(out, acc.to(tl.bfloat16), mask=real_row[:, None] & real_column[None, :])
+    # [BLOCK_M, BLOCK_N]
+    out_ptrs = (
+        out_ptr + row_offs.to(tl.int64)[:, None] * out_stride + column_offs[None, :]
+    )
+    tl.store(
+        out_ptrs, acc.to(tl.bfloat16), mask=row_mask[:, None] & column_mask[None, :]
+    )
 
 
 def nvfp4_linear(
@@ -79,13 +100,18 @@ def nvfp4_linear(
     layout of ModelOpt's and compressed-tensors' NVFP4 checkpoints.
 
     Args:
-        x: of shape `[M, K]`, bf16; rows may be strided. K is a multiple of 16.
-        weight: of shape `[N, K / 2]`, uint8: two codes a byte, the even one low.
-        weight_scale: of shape `[N, K / 16]`, float8_e4m3fn.
-        weight_global_scale: one fp32 value on the device.
+        x (torch.Tensor):
+            Rows of shape `[M, K]`, bf16; may be strided. K is a multiple of 16.
+        weight (torch.Tensor):
+            e2m1 codes of shape `[N, K / 2]`, uint8: two per byte, the even one in the
+            low nibble.
+        weight_scale (torch.Tensor):
+            Scales of shape `[N, K / 16]`, float8_e4m3fn.
+        weight_global_scale (torch.Tensor):
+            Scale of the whole tensor: one fp32 value on the device.
 
     Returns:
-        Of shape `[M, N]`, bf16.
+        Product of shape `[M, N]`, bf16.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -94,15 +120,15 @@ def nvfp4_linear(
     check_dtype("x", x, torch.bfloat16)
     check_shape("x", x, None, None)
     check_inner_contiguous("x", x)
-    rows, size = x.shape
-    if size % NVFP4_BLOCK:
-        fail("x.shape[1]", size, f"a multiple of {NVFP4_BLOCK}")
+    rows, depth = x.shape
+    if depth % NVFP4_BLOCK:
+        fail("x.shape[1]", depth, f"a multiple of {NVFP4_BLOCK}")
     check_dtype("weight", weight, torch.uint8)
-    check_shape("weight", weight, None, size // 2)
+    check_shape("weight", weight, None, depth // 2)
     check_inner_contiguous("weight", weight)
     columns = weight.shape[0]
     check_dtype("weight_scale", weight_scale, torch.float8_e4m3fn)
-    check_shape("weight_scale", weight_scale, columns, size // NVFP4_BLOCK)
+    check_shape("weight_scale", weight_scale, columns, depth // NVFP4_BLOCK)
     check_inner_contiguous("weight_scale", weight_scale)
     check_dtype("weight_global_scale", weight_global_scale, torch.float32)
     if weight_global_scale.numel() != 1:
@@ -115,9 +141,9 @@ def nvfp4_linear(
     )
     out = torch.empty((rows, columns), dtype=torch.bfloat16, device=x.device)
     if rows and columns:
-        tile = 16 if rows <= 16 else 64
-        width = 64
-        grid = (triton.cdiv(columns, width), triton.cdiv(rows, tile))
+        block_m = 16 if rows <= 16 else 64
+        block_n = 64
+        grid = (triton.cdiv(columns, block_n), triton.cdiv(rows, block_m))
         _nvfp4_linear_kernel[grid](
             x,
             weight,
@@ -126,15 +152,15 @@ def nvfp4_linear(
             out,
             rows,
             columns,
-            size,
+            depth,
             x.stride(0),
             weight.stride(0),
             weight_scale.stride(0),
             out.stride(0),
-            ROWS=tile,
-            COLUMNS=width,
-            DEPTH=64,
-            BLOCK=NVFP4_BLOCK,
+            BLOCK_M=block_m,
+            BLOCK_N=block_n,
+            BLOCK_K=64,
+            NVFP4_BLOCK=NVFP4_BLOCK,
             **launch_options(x.device, num_warps=8, grf=256),
         )
     return out

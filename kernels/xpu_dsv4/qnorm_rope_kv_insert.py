@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Query norm and RoPE, and the KV row's RoPE, quantization and page insert, in one.
+"""Query norm and RoPE, and the KV row's RoPE, quantization and page insert, fused.
 
-A program owns either some heads of one token's query or that token's KV row; the row
-goes from registers to its page and is never materialized.
+A program owns either some heads of one token's query, or that token's KV row. The
+rotated row goes from registers to its page and is never stored elsewhere.
 """
 
 import torch
 
 from ._checks import check_range, check_same_device, check_shape, fail
 from ._launch import launch_options
-from ._pages import HEAD_DIM, ROPE_DIM, check_page_cache
+from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_page_cache
 from ._pairs import (
     check_pair_rows,
     check_rotary,
@@ -20,7 +20,7 @@ from ._pairs import (
     unpack_bf16,
 )
 from ._triton import tl, triton
-from .kv_quant import check_slots, insert_row
+from .kv_quant import check_slots, insert_row, row_words
 
 
 @triton.jit
@@ -28,72 +28,89 @@ def _qnorm_rope_insert_kernel(
     q_ptr,
     kv_ptr,
     cache_ptr,
-    slot_ptr,
-    position_ptr,
+    slots_ptr,
+    positions_ptr,
     cos_sin_ptr,
     eps,
     num_heads,
     num_slot_tokens,
     num_slots,
     max_position,
-    q_stride_token,
-    q_stride_head,
+    q_token_stride,
+    q_head_stride,
     kv_stride,
     block_stride,
     cos_sin_stride,
     BLOCK_SIZE: tl.constexpr,
-    HEADS: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    NOPE_DIM: tl.constexpr = NOPE_DIM,
 ):
+    """The KV row of a token in its program 0, BLOCK_H heads of its query in others."""
+    WORDS: tl.constexpr = HEAD_DIM // 2
+    NOPE_WORDS: tl.constexpr = NOPE_DIM // 2
+    HALF_ROPE: tl.constexpr = (HEAD_DIM - NOPE_DIM) // 2
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
-    position = tl.load(position_ptr + token).to(tl.int64)
+    position = tl.load(positions_ptr + token).to(tl.int64)
     if tile == 0:
         slot = tl.full((), -1, tl.int64)
         if token < num_slot_tokens:
-            slot = tl.load(slot_ptr + token).to(tl.int64)
+            slot = tl.load(slots_ptr + token).to(tl.int64)
         if (slot >= 0) & (slot < num_slots):
-            words = tl.arange(0, 8)[:, None] * 32 + tl.arange(0, 32)[None, :]
-            row = (kv_ptr + token * kv_stride).to(tl.pointer_type(tl.int32))
-            even, odd = unpack_bf16(tl.load(row + words))  # [8, 32]
-            is_rope = words >= 224
-            cos, sin = load_rotation(
+            word_offs = row_words()  # [8, 32]
+            row_ptr = (kv_ptr + token * kv_stride).to(tl.pointer_type(tl.int32))
+            k_even, k_odd = unpack_bf16(tl.load(row_ptr + word_offs))  # [8, 32] each
+            k_rope_mask = word_offs >= NOPE_WORDS  # [8, 32]
+            # [8, 32] each
+            k_cos, k_sin = load_rotation(
                 cos_sin_ptr,
                 cos_sin_stride,
                 position,
                 max_position,
-                words - 224,
-                is_rope,
-                32,
+                word_offs - NOPE_WORDS,
+                k_rope_mask,
+                HALF_ROPE,
             )
-            even, odd = rotate(even, odd, cos, sin, is_rope)
-            insert_row(even, odd, cache_ptr, slot, block_stride, BLOCK_SIZE)
+            k_even, k_odd = rotate(k_even, k_odd, k_cos, k_sin, k_rope_mask)
+            insert_row(k_even, k_odd, cache_ptr, slot, block_stride, BLOCK_SIZE)
     else:
-        head = (tile - 1) * HEADS + tl.arange(0, HEADS)  # [HEADS]
-        word = tl.arange(0, 256)
-        base = (q_ptr + token * q_stride_token).to(tl.pointer_type(tl.int32))
-        rows = head.to(tl.int64)[:, None] * (q_stride_head // 2)
-        mask = (head[:, None] < num_heads) & (word[None, :] < 256)
-        packed = tl.load(base + rows + word[None, :], mask=mask, other=0)
-        even, odd = unpack_bf16(packed)  # [HEADS, 256]
-        mean = tl.sum(even * even + odd * odd, axis=1) * (1.0 / 512.0)
-        scale = tl.rsqrt(mean + eps)[:, None]
+        head_offs = (tile - 1) * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
+        pair_offs = tl.arange(0, WORDS)  # [WORDS]
+        token_ptr = (q_ptr + token * q_token_stride).to(tl.pointer_type(tl.int32))
+        # [BLOCK_H, 1]
+        head_word_offs = head_offs.to(tl.int64)[:, None] * (q_head_stride // 2)
+        # [BLOCK_H, WORDS]
+        q_mask = (head_offs[:, None] < num_heads) & (pair_offs[None, :] < WORDS)
+        # [BLOCK_H, WORDS]
+        words = tl.load(
+            token_ptr + head_word_offs + pair_offs[None, :], mask=q_mask, other=0
+        )
+        even, odd = unpack_bf16(words)  # [BLOCK_H, WORDS] each
+        mean = tl.sum(even * even + odd * odd, axis=1) * (1.0 / HEAD_DIM)  # [BLOCK_H]
+        rms_scale = tl.rsqrt(mean + eps)[:, None]  # [BLOCK_H, 1]
+        # [WORDS] each
         cos, sin = load_rotation(
             cos_sin_ptr,
             cos_sin_stride,
             position,
             max_position,
-            word - 224,
-            word >= 224,
-            32,
+            pair_offs - NOPE_WORDS,
+            pair_offs >= NOPE_WORDS,
+            HALF_ROPE,
         )
         even, odd = rotate(
-            even * scale,
-            odd * scale,
+            even * rms_scale,
+            odd * rms_scale,
             cos[None, :],
             sin[None, :],
-            word[None, :] >= 224,
+            pair_offs[None, :] >= NOPE_WORDS,
         )
-        tl.store(base + rows + word[None, :], pack_bf16(even, odd), mask=mask)
+        tl.store(
+            token_ptr + head_word_offs + pair_offs[None, :],
+            pack_bf16(even, odd),
+            mask=q_mask,
+        )
 
 
 def xpu_qnorm_rope_kv_fp8_insert(
@@ -106,25 +123,34 @@ def xpu_qnorm_rope_kv_fp8_insert(
     eps: float,
     block_size: int,
 ) -> None:
-    """Normalize and rotate `q` in place; rotate, quantize and page `kv`. One launch.
+    """Normalize and rotate `q` in place; rotate `kv` and write it into its pages.
 
-    Per head `q * rsqrt(mean(q^2) + eps)`, no weight, in fp32; interleaved RoPE on the
-    last 64 values of q and kv in fp32; one rounding to bf16. The KV row is stored as
-    `quantize_and_insert_k_cache` stores it; `kv` itself stays as it is.
+    Each head of q becomes `q * rsqrt(mean(q^2) + eps)`, without a weight, in fp32. The
+    last 64 values of q and kv are rotated by interleaved RoPE in fp32. q is rounded to
+    bf16 once. KV rows are stored as `quantize_and_insert_k_cache` stores them; `kv`
+    itself stays as it is. One launch.
 
     Args:
-        q: queries of shape `[T, H, 512]`, bf16, written in place; may be strided.
-        kv: KV rows of shape `[T, 512]`, bf16; may be strided.
-        swa_kv_cache: pages of shape `[num_blocks, page bytes]` or
+        q (torch.Tensor):
+            Queries of shape `[T, H, 512]`, bf16, written in place; may be strided.
+        kv (torch.Tensor):
+            KV rows of shape `[T, 512]`, bf16; may be strided.
+        swa_kv_cache (torch.Tensor):
+            Pages of shape `[num_blocks, page bytes]` or
             `[num_blocks, block_size, 584]`, uint8. The block stride may be padded.
-        slot_mapping: slots of shape `[S]`, S <= T, int64 or int32. A slot below 0 or
+        slot_mapping (torch.Tensor):
+            Slots of the first S rows, of shape `[S]`, int64 or int32. A slot below 0 or
             beyond the cache writes nothing.
-        positions: token positions of shape `[T]`, int64 or int32. A position outside
+        positions (torch.Tensor):
+            Position of each token, of shape `[T]`, int64 or int32. A position outside
             the table leaves the token unrotated.
-        cos_sin_cache: table of shape `[max_position, 64]`, fp32 or bf16: 32 cosines,
-            then 32 sines.
-        eps: added to the mean square.
-        block_size: tokens a page.
+        cos_sin_cache (torch.Tensor):
+            Table of shape `[max_position, 64]`, fp32 or bf16: 32 cosines, then 32
+            sines.
+        eps (float):
+            Added to the mean square.
+        block_size (int):
+            Tokens per page.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -152,8 +178,8 @@ def xpu_qnorm_rope_kv_fp8_insert(
     check_range("positions", positions, 0, cos_sin_cache.shape[0])
 
     if tokens:
-        tile = 4 if heads * tokens <= 1024 else 8
-        _qnorm_rope_insert_kernel[(tokens, 1 + triton.cdiv(heads, tile))](
+        block_h = 4 if heads * tokens <= 1024 else 8
+        _qnorm_rope_insert_kernel[(tokens, 1 + triton.cdiv(heads, block_h))](
             q,
             kv,
             swa_kv_cache,
@@ -171,6 +197,6 @@ def xpu_qnorm_rope_kv_fp8_insert(
             swa_kv_cache.stride(0),
             cos_sin_cache.stride(0),
             BLOCK_SIZE=block_size,
-            HEADS=tile,
+            BLOCK_H=block_h,
             **launch_options(q.device, num_warps=4),
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Sparse MLA decode over FP8 pages: one fused kernel and a merge of its key splits."""
+"""Sparse MLA decode over FP8 pages: a fused kernel, and one that merges key splits."""
 
 import torch
 
@@ -24,11 +24,13 @@ from ._triton import triton
 
 __all__ = ["sparse_decode_workspace_size", "xpu_sparse_decode_fp8"]
 
+MOST_HEADS = 128
+
 
 def _check_slots(
     name: str, rows: torch.Tensor, lens: torch.Tensor, cache: torch.Tensor
 ) -> None:
-    """Under the debug switch: raise for a slot beyond the cache among the keys."""
+    """Raise for a slot beyond the cache among the keys; only under `DEBUG`."""
     if not _checks.DEBUG:
         return
     column = torch.arange(rows.shape[1], device=rows.device)
@@ -66,33 +68,49 @@ def xpu_sparse_decode_fp8(
     """Attention of each token over its selected keys, read straight from FP8 pages.
 
     A token's keys are the first `topk_lens` entries of `topk_indices`, in `kv_cache`,
-    and the first `swa_lens` entries of `swa_indices`, in `swa_kv_cache`; entries
-    outside `[0, slots)` are skipped and nothing is read for them. With s = scale * q.k
-    and K = V, out = sum(exp(s) * v) / (sum(exp(s)) + exp(sink)); a token without keys
-    gives 0. Never synchronizes with the host; at most two launches.
+    and the first `swa_lens` entries of `swa_indices`, in `swa_kv_cache`. Entries
+    outside `[0, slots)` are skipped, and nothing is read for them. Each key is its own
+    value: out = sum(exp(s) * k) / (sum(exp(s)) + exp(sink)), s = softmax_scale * q.k. A
+    token without keys gives 0. At most two launches; the host never waits.
 
     Args:
-        q: queries of shape `[num_tokens, num_heads, 512]`, bf16, 1 to 128 heads.
-        kv_cache: compressed keys, `[num_blocks, block_size, (1,) 584]` uint8 FP8 pages
-            with any block stride that is a multiple of 8 bytes; None if `swa_only`.
-        swa_kv_cache: keys of the sliding window, as `kv_cache`.
-        swa_only: ignore `kv_cache`, `topk_indices` and `topk_lens`.
-        topk_indices: global slots of shape `[num_tokens, (1,) topk]`, int32 or int64.
-        topk_lens: `[num_tokens]`, int32 or int64; values are clamped to the width.
-        swa_indices: global slots of shape `[num_tokens, (1,) window]`.
-        swa_lens: `[num_tokens]`.
-        attn_sink: `[>= num_heads]`, fp32 or bf16, natural-log units; -inf or None for
-            no sink.
-        softmax_scale: factor of q.k, usually 512 ** -0.5.
-        head_dim: 512.
-        nope_head_dim: 448.
-        rope_head_dim: 64.
-        out: `[num_tokens, num_heads, 512]`, bf16, written in place.
-        workspace: contiguous fp32 buffer of `sparse_decode_workspace_size` elements
-            for the partials of the key splits; None allocates.
+        q (torch.Tensor):
+            Queries of shape `[num_tokens, num_heads, 512]`, bf16, 1 to 128 heads.
+        kv_cache (torch.Tensor | None):
+            Pages of compressed keys, `[num_blocks, block_size, (1,) 584]` uint8. The
+            block stride may be padded to any multiple of 8 bytes. None if `swa_only`.
+        swa_kv_cache (torch.Tensor):
+            Pages of the sliding window's keys, as `kv_cache`.
+        swa_only (bool):
+            Ignore `kv_cache`, `topk_indices` and `topk_lens`.
+        topk_indices (torch.Tensor | None):
+            Slots in `kv_cache`, of shape `[num_tokens, (1,) topk]`, int32 or int64.
+        topk_lens (torch.Tensor | None):
+            Entries of `topk_indices` that count, of shape `[num_tokens]`, int32 or
+            int64; clamped to the width.
+        swa_indices (torch.Tensor):
+            Slots in `swa_kv_cache`, of shape `[num_tokens, (1,) window]`.
+        swa_lens (torch.Tensor):
+            Entries of `swa_indices` that count, as `topk_lens`.
+        attn_sink (torch.Tensor | None):
+            Sinks of shape `[num_heads or more]`, fp32 or bf16, in natural-log units.
+            -inf or None is no sink.
+        softmax_scale (float):
+            Factor of q.k, usually 512 ** -0.5.
+        head_dim (int):
+            Dims of a head, 512.
+        nope_head_dim (int):
+            Dims that carry no position, 448.
+        rope_head_dim (int):
+            Dims of the rotary part, 64.
+        out (torch.Tensor):
+            Attention of shape `[num_tokens, num_heads, 512]`, bf16, written in place.
+        workspace (torch.Tensor | None):
+            Contiguous fp32 buffer of `sparse_decode_workspace_size` elements for the
+            partials of the key splits. None allocates.
 
     Raises:
-        ValueError: an argument has a wrong dtype, shape, stride, device or size.
+        ValueError: naming the argument, its value and what was expected.
 
     """
     _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
@@ -187,27 +205,27 @@ def _check_head_dims(head_dim: int, nope_head_dim: int, rope_head_dim: int) -> N
 
 
 def _check_queries(q: torch.Tensor, out: torch.Tensor) -> tuple[int, int]:
-    """Check q and out; return tokens and heads."""
+    """Check `q` and `out`; return the number of tokens and of heads."""
     for name, tensor in (("q", q), ("out", out)):
         check_dtype(name, tensor, torch.bfloat16)
         check_shape(name, tensor, None, None, HEAD_DIM)
         check_inner_contiguous(name, tensor)
     num_tokens, num_heads, _ = q.shape
-    if not 1 <= num_heads <= 128:
-        fail("q.shape[1]", num_heads, "1 to 128 heads")
+    if not 1 <= num_heads <= MOST_HEADS:
+        fail("q.shape[1]", num_heads, f"1 to {MOST_HEADS} heads")
     check_shape("out", out, num_tokens, num_heads, HEAD_DIM)
     return num_tokens, num_heads
 
 
 def _num_slots(cache: torch.Tensor) -> int:
-    """Slots of a cache that int32 can name."""
+    """Slots of a cache, as far as int32 can number them."""
     return min(cache.shape[0] * cache.shape[1], 2**31 - 1)
 
 
 def _partials(
     workspace: torch.Tensor | None, out: torch.Tensor, splits: int
 ) -> torch.Tensor:
-    """The buffer of split partials; `out` stands in where there are none."""
+    """The buffer of the partials; without a split any tensor does, so `out`."""
     if splits == 1:
         return out
     size = out.shape[0] * out.shape[1] * splits * PARTIAL_WIDTH

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Sparse MLA prefill over gathered bf16 keys."""
+"""Sparse MLA prefill over gathered bf16 keys, in one kernel."""
 
 from typing import NamedTuple
 
@@ -16,17 +16,27 @@ from ._checks import (
     index_rows,
 )
 from ._launch import launch_options
-from ._softmax import LOG2E, check_sink, finish, softmax_step
+from ._softmax import EMPTY_MAX, LOG2E, check_sink, softmax_factor, softmax_step
 from ._triton import tl, triton
 
 VALUE_DIM = 512
+EXTRA_DIM = 64
+"""Dims of q and k beyond the values', where a head has 576."""
 
 
 class PrefillConfig(NamedTuple):
-    """block_h heads and block_n keys a tile.
+    """How one prefill is divided into programs and tiles.
 
-    `hold_tile` keeps queries and one tile of keys on chip for both products; without
-    it the scores are summed over chunks of 64 dims and the values read again.
+    Attributes:
+        block_h: heads per tile.
+        block_n: keys per tile.
+        num_warps: warps per program; on XPU, sub-groups of 16 lanes.
+        num_stages: depth of software pipelining.
+        grf: registers per hardware thread on XPU, 128 or 256.
+        hold_tile: keep the queries and one tile of keys on chip for both products.
+            Otherwise scores are summed over 64 dims at a time, and values are loaded
+            anew.
+
     """
 
     block_h: int
@@ -63,98 +73,127 @@ def _prefill_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HOLD_TILE: tl.constexpr,
+    VALUE_DIM: tl.constexpr = VALUE_DIM,
+    BLOCK_D: tl.constexpr = EXTRA_DIM,
+    EMPTY_MAX: tl.constexpr = EMPTY_MAX,
 ):
-    head_blocks = tl.cdiv(num_heads, BLOCK_H)
-    token = (tl.program_id(0) // head_blocks).to(tl.int64)
-    heads = (tl.program_id(0) % head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
-    head_mask = heads < num_heads
-    keys = tl.arange(0, BLOCK_N)
-    value_dims = tl.arange(0, 512)
-    dims = tl.arange(0, 64)
+    """One block of heads of one token; EXTRA dims of q and k follow the values'."""
+    num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
+    token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
+    # [BLOCK_H]
+    head_offs = (tl.program_id(0) % num_head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
+    head_mask = head_offs < num_heads  # [BLOCK_H]
+    tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    value_offs = tl.arange(0, VALUE_DIM)  # [VALUE_DIM]
+    dim_offs = tl.arange(0, BLOCK_D)  # [BLOCK_D]
 
-    q_rows = q_ptr + token * q_token_stride + heads.to(tl.int64) * q_head_stride
-    q_rows = q_rows[:, None]
-    q_mask = head_mask[:, None]
+    # [BLOCK_H]
+    q_ptrs = q_ptr + token * q_token_stride + head_offs.to(tl.int64) * q_head_stride
+    q_row_ptrs = q_ptrs[:, None]  # [BLOCK_H, 1]
+    row_mask = head_mask[:, None]  # [BLOCK_H, 1]
     if HOLD_TILE:
-        q = tl.load(q_rows + value_dims[None, :], mask=q_mask, other=0.0)
+        # [BLOCK_H, VALUE_DIM]
+        q = tl.load(q_row_ptrs + value_offs[None, :], mask=row_mask, other=0.0)
         if EXTRA:
-            q_extra = tl.load(q_rows + 512 + dims[None, :], mask=q_mask, other=0.0)
+            # [BLOCK_H, BLOCK_D]
+            q_extra = tl.load(
+                q_row_ptrs + VALUE_DIM + dim_offs[None, :], mask=row_mask, other=0.0
+            )
 
-    length = width
     if HAS_LENS:
-        length = tl.load(lens_ptr + token).to(tl.int32)
-        length = tl.minimum(tl.maximum(length, 0), width)
+        num_keys = tl.load(lens_ptr + token).to(tl.int32)
+        num_keys = tl.minimum(tl.maximum(num_keys, 0), width)
+    else:
+        num_keys = width
 
-    row_max = tl.full([BLOCK_H], -1.0e30, tl.float32)
-    row_sum = tl.zeros([BLOCK_H], tl.float32)
-    acc = tl.zeros([BLOCK_H, 512], tl.float32)
-    index_row = indices_ptr + token * indices_stride
-    next_row = tl.load(index_row + keys, mask=keys < length, other=-1)
-    for start in range(0, length, BLOCK_N):
-        row = next_row
-        ahead = start + BLOCK_N + keys
-        next_row = tl.load(index_row + ahead, mask=ahead < length, other=-1)
-        valid = (row >= 0) & (row < num_rows)
-        kv_rows = (kv_ptr + row.to(tl.int64) * kv_stride)[:, None]
-        kv_mask = valid[:, None]
+    row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
+    row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
+    acc = tl.zeros([BLOCK_H, VALUE_DIM], tl.float32)  # [BLOCK_H, VALUE_DIM]
+    index_row_ptr = indices_ptr + token * indices_stride
+    # [BLOCK_N]
+    next_rows = tl.load(index_row_ptr + tile_offs, mask=tile_offs < num_keys, other=-1)
+    for start in range(0, num_keys, BLOCK_N):
+        rows = next_rows  # [BLOCK_N]
+        # One tile ahead, so that the loads of this tile's keys do not wait for it.
+        next_offs = start + BLOCK_N + tile_offs  # [BLOCK_N]
+        next_rows = tl.load(
+            index_row_ptr + next_offs, mask=next_offs < num_keys, other=-1
+        )
+        valid_mask = (rows >= 0) & (rows < num_rows)  # [BLOCK_N]
+        kv_row_ptrs = (kv_ptr + rows.to(tl.int64) * kv_stride)[:, None]  # [BLOCK_N, 1]
+        kv_mask = valid_mask[:, None]  # [BLOCK_N, 1]
         if HOLD_TILE:
-            kv = tl.load(kv_rows + value_dims[None, :], mask=kv_mask, other=0.0)
-            score = tl.dot(q, tl.trans(kv))
+            # [BLOCK_N, VALUE_DIM]
+            kv = tl.load(kv_row_ptrs + value_offs[None, :], mask=kv_mask, other=0.0)
+            scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
             if EXTRA:
-                extra = tl.load(kv_rows + 512 + dims[None, :], mask=kv_mask, other=0.0)
-                score = tl.dot(q_extra, tl.trans(extra), score)
-            # A region of its own hides from the compiler that one product feeds the
-            # other: it would have every warp group repeat all rows of the scores.
-            # The branch is always taken; its alternative must use the scores too.
-            p = score.to(tl.bfloat16)
-            rescale = tl.zeros([BLOCK_H], tl.float32)
-            if start < length:
+                # [BLOCK_N, BLOCK_D]
+                k_extra = tl.load(
+                    kv_row_ptrs + VALUE_DIM + dim_offs[None, :], mask=kv_mask, other=0.0
+                )
+                scores = tl.dot(q_extra, tl.trans(k_extra), scores)
+            # The branch is for Triton on CUDA, measured with 3.6. Where the compiler
+            # sees that one product feeds another, it lays the scores over all warps by
+            # rows: with 64 heads both warp groups then compute every score. The branch
+            # hides this. It is always taken, but `p` must use the scores on both paths.
+            p = scores.to(tl.bfloat16)  # [BLOCK_H, BLOCK_N]
+            rescale = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
+            if start < num_keys:
                 p, rescale, row_max, row_sum = softmax_step(
-                    score, valid, qk_scale, row_max, row_sum
+                    scores, valid_mask, qk_scale, row_max, row_sum
                 )
             acc = tl.dot(p, kv, acc * rescale[:, None])
         else:
-            score = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)
-            for chunk in range(0, 512 + EXTRA, 64):
-                columns = (chunk + dims)[None, :]
-                q = tl.load(q_rows + columns, mask=q_mask, other=0.0)
-                k = tl.load(kv_rows + columns, mask=kv_mask, other=0.0)
-                score = tl.dot(q, tl.trans(k), score)
+            scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
+            for first_dim in range(0, VALUE_DIM + EXTRA, BLOCK_D):
+                column_offs = (first_dim + dim_offs)[None, :]  # [1, BLOCK_D]
+                # [BLOCK_H, BLOCK_D]
+                q_part = tl.load(q_row_ptrs + column_offs, mask=row_mask, other=0.0)
+                # [BLOCK_N, BLOCK_D]
+                k_part = tl.load(kv_row_ptrs + column_offs, mask=kv_mask, other=0.0)
+                scores = tl.dot(q_part, tl.trans(k_part), scores)
+            # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
             p, rescale, row_max, row_sum = softmax_step(
-                score, valid, qk_scale, row_max, row_sum
+                scores, valid_mask, qk_scale, row_max, row_sum
             )
             acc *= rescale[:, None]
-            if tl.max(valid.to(tl.int32), 0) > 0:
-                v = tl.load(kv_rows + value_dims[None, :], mask=kv_mask, other=0.0)
+            # The branch is for triton-xpu, as GUARD_PV in `_decode_kernel`: without it
+            # every sub-group holds whole rows of the accumulator, and registers spill.
+            if tl.max(valid_mask.to(tl.int32), 0) > 0:
+                # [BLOCK_N, VALUE_DIM]
+                v = tl.load(kv_row_ptrs + value_offs[None, :], mask=kv_mask, other=0.0)
                 acc = tl.dot(p, v, acc)
 
-    factor = finish(row_max, row_sum, sink_ptr, heads, head_mask, HAS_SINK)
-    out_rows = out_ptr + token * out_token_stride
-    out_rows += heads.to(tl.int64)[:, None] * out_head_stride
+    # [BLOCK_H]
+    factor = softmax_factor(row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK)
+    token_out_ptr = out_ptr + token * out_token_stride
+    # [BLOCK_H, 1]
+    out_row_ptrs = token_out_ptr + head_offs.to(tl.int64)[:, None] * out_head_stride
     tl.store(
-        out_rows + value_dims[None, :],
+        out_row_ptrs + value_offs[None, :],
         (acc * factor[:, None]).to(tl.bfloat16),
-        mask=q_mask,
+        mask=row_mask,
     )
-    state = token * num_heads + heads
-    ln2 = 0.6931471805599453
-    has_keys = row_sum > 0.0
-    log_sum = tl.log2(tl.where(has_keys, row_sum, 1.0))
-    max_logits = tl.where(has_keys, row_max * ln2, float("-inf"))
-    lse = tl.where(has_keys, (row_max + log_sum) * ln2, float("inf"))
-    tl.store(max_logits_ptr + state, max_logits, mask=head_mask)
-    tl.store(lse_ptr + state, lse, mask=head_mask)
+    LN2: tl.constexpr = 0.6931471805599453
+    state_offs = token * num_heads + head_offs  # [BLOCK_H]
+    keys_mask = row_sum > 0.0  # [BLOCK_H]
+    log_sum = tl.log2(tl.where(keys_mask, row_sum, 1.0))  # [BLOCK_H]
+    max_logits = tl.where(keys_mask, row_max * LN2, float("-inf"))  # [BLOCK_H]
+    lse = tl.where(keys_mask, (row_max + log_sum) * LN2, float("inf"))  # [BLOCK_H]
+    tl.store(max_logits_ptr + state_offs, max_logits, mask=head_mask)
+    tl.store(lse_ptr + state_offs, lse, mask=head_mask)
 
 
 def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
-    """The configuration for one launch; see `_decode_config.decode_config`."""
+    """The configuration for one launch; `device_type` as for `decode_config`."""
     if device_type != "cuda":
         block_h = 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64
         block_n = 32 if block_h == 32 else 16
-        return PrefillConfig(block_h, block_n, 16, 1, 256, False)
-    if num_heads > 16:
-        return PrefillConfig(64, 64, 8, 2, 128, True)
-    return PrefillConfig(16, 64, 4, 2, 128, True)
+        return PrefillConfig(
+            block_h, block_n, num_warps=16, num_stages=1, grf=256, hold_tile=False
+        )
+    block_h, num_warps = (64, 8) if num_heads > 16 else (16, 4)
+    return PrefillConfig(block_h, 64, num_warps, num_stages=2, grf=128, hold_tile=True)
 
 
 def triton_bf16_mla_sparse_interface(
@@ -173,31 +212,42 @@ def triton_bf16_mla_sparse_interface(
     With s = sm_scale * q.k over all dims and v = k[:512]:
     out = sum(exp(s) * v) / (sum(exp(s)) + exp(sink)) and lse = ln(sum(exp(s))), without
     the sink. A query without valid keys gives out 0, max_logits -inf and lse +inf, as
-    FlashMLA defines.
+    FlashMLA defines. One launch.
 
     Args:
-        q: queries of shape `[num_tokens, num_heads, 512 or 576]`, bf16.
-        kv: keys of shape `[num_rows, 1, as q]`, bf16.
-        indices: rows of `kv`, `[num_tokens, (1,) topk]`, int32 or int64; entries
+        q (torch.Tensor):
+            Queries of shape `[num_tokens, num_heads, 512 or 576]`, bf16.
+        kv (torch.Tensor):
+            Keys of shape `[num_rows, 1, 512 or 576]`, as `q`, bf16.
+        indices (torch.Tensor):
+            Rows of `kv`, of shape `[num_tokens, (1,) topk]`, int32 or int64. Entries
             outside `[0, num_rows)` are skipped.
-        sm_scale: factor of q.k.
-        d_v: 512.
-        block_dpe: dims of the rotary part, 0 to 64; only upstream's kernel splits it
-            off, so the result does not depend on it.
-        attn_sink: `[>= num_heads]`, fp32 or bf16, natural-log units, or None.
-        topk_length: `[num_tokens]`: only so many first entries of a row count; the
-            rest is not visited. None takes the width.
-        out: bf16 `[num_tokens, num_heads, 512]` to write in place; None allocates.
+        sm_scale (float):
+            Factor of q.k.
+        d_v (int):
+            Dims of a value, 512.
+        block_dpe (int):
+            Dims of the rotary part, 0 to 64. The result does not depend on it: only
+            upstream's kernel loads that part apart.
+        attn_sink (torch.Tensor | None):
+            Sinks of shape `[num_heads or more]`, fp32 or bf16, in natural-log units.
+        topk_length (torch.Tensor | None):
+            Entries of each row of `indices` that count, the first ones, of shape
+            `[num_tokens]`, int32 or int64; clamped to the width. None counts all.
+        out (torch.Tensor | None):
+            Where to write the attention, of shape `[num_tokens, num_heads, 512]`, bf16.
+            None allocates.
 
     Returns:
-        out, and max_logits and lse of shape `[num_tokens, num_heads]`, fp32.
+        (out, max_logits, lse): the attention, and the largest logit and the logarithm
+        of the sum of each row, of shape `[num_tokens, num_heads]`, fp32.
 
     Raises:
-        ValueError: an argument has a wrong dtype, shape, stride, device or size.
+        ValueError: naming the argument, its value and what was expected.
 
     """
     check_dtype("q", q, torch.bfloat16)
-    if q.dim() != 3 or q.shape[2] not in (VALUE_DIM, VALUE_DIM + 64):
+    if q.dim() != 3 or q.shape[2] not in (VALUE_DIM, VALUE_DIM + EXTRA_DIM):
         fail("q.shape", list(q.shape), "[num_tokens, num_heads, 512 or 576]")
     num_tokens, num_heads, dim = q.shape
     if num_heads < 1:
@@ -208,7 +258,7 @@ def triton_bf16_mla_sparse_interface(
     check_inner_contiguous("kv", kv)
     if d_v != VALUE_DIM:
         fail("d_v", d_v, str(VALUE_DIM))
-    if not 0 <= block_dpe <= 64:
+    if not 0 <= block_dpe <= EXTRA_DIM:
         fail("block_dpe", block_dpe, "0 to 64")
     rows = index_rows("indices", indices, num_tokens)
     check_sink(attn_sink, num_heads)

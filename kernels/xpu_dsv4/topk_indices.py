@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""From the indexer's choice to the slots and rows that attention reads."""
+"""From the positions that the indexer chose to the slots and rows for attention."""
 
 import torch
 
@@ -16,47 +16,55 @@ from ._launch import launch_options
 from ._triton import tl, triton
 
 WIDTH_MULTIPLE = 128
+"""The number of combined indices per token is a multiple of this."""
 
 
 @triton.jit
 def _global_topk_kernel(
-    index_ptr,
-    request_ptr,
+    indices_ptr,
+    requests_ptr,
     table_ptr,
     valid_ptr,
     out_ptr,
-    len_ptr,
+    lens_ptr,
     topk,
     num_requests,
     table_width,
     block_size,
-    index_stride,
+    indices_stride,
     table_stride,
     out_stride,
-    BLOCK: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
+    """The slots of one token, and their number."""
     token = tl.program_id(0).to(tl.int64)
-    request = tl.load(request_ptr + token).to(tl.int64)
-    alive = tl.load(valid_ptr + token).to(tl.int32) != 0
-    alive = alive & (request >= 0) & (request < num_requests)
-    count = tl.zeros((BLOCK,), tl.int32)
-    for start in range(0, topk, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        mask = column < topk
-        local = tl.load(
-            index_ptr + token * index_stride + column, mask=mask & alive, other=-1
-        )
-        known = (local >= 0) & (local // block_size < table_width)
-        block = tl.load(
-            table_ptr + request * table_stride + local // block_size,
-            mask=known,
+    request = tl.load(requests_ptr + token).to(tl.int64)
+    is_valid = tl.load(valid_ptr + token).to(tl.int32) != 0
+    has_request = is_valid & (request >= 0) & (request < num_requests)
+    counts = tl.zeros((BLOCK_N,), tl.int32)  # [BLOCK_N]
+    for start in range(0, topk, BLOCK_N):
+        column_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        column_mask = column_offs < topk  # [BLOCK_N]
+        # [BLOCK_N]
+        positions = tl.load(
+            indices_ptr + token * indices_stride + column_offs,
+            mask=column_mask & has_request,
             other=-1,
         )
-        known = known & (block >= 0)
-        slot = tl.where(known, block * block_size + local % block_size, -1)
-        tl.store(out_ptr + token * out_stride + column, slot, mask=mask)
-        count += known.to(tl.int32)
-    tl.store(len_ptr + token, tl.sum(count, axis=0))
+        # [BLOCK_N]
+        table_mask = (positions >= 0) & (positions // block_size < table_width)
+        # [BLOCK_N]
+        blocks = tl.load(
+            table_ptr + request * table_stride + positions // block_size,
+            mask=table_mask,
+            other=-1,
+        )
+        slot_mask = table_mask & (blocks >= 0)  # [BLOCK_N]
+        # [BLOCK_N]
+        slots = tl.where(slot_mask, blocks * block_size + positions % block_size, -1)
+        tl.store(out_ptr + token * out_stride + column_offs, slots, mask=column_mask)
+        counts += slot_mask.to(tl.int32)
+    tl.store(lens_ptr + token, tl.sum(counts, axis=0))
 
 
 def _outputs(
@@ -65,7 +73,7 @@ def _outputs(
     width: int,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """int32 `[tokens, width]` and `[tokens]`: `out` after its check, or new ones."""
+    """`out` after its check, or new int32 tensors `[tokens, width]` and `[tokens]`."""
     if out is None:
         rows = torch.empty((tokens, width), dtype=torch.int32, device=device)
         return rows, torch.empty(tokens, dtype=torch.int32, device=device)
@@ -88,18 +96,24 @@ def compute_global_topk_indices_and_lens(
     """Map positions within a request to cache slots and count them. One launch.
 
     Args:
-        topk_indices: compressed positions of shape `[T, K]`, int32, -1 for none.
-        token_to_req_indices: request of each token, of shape `[T]`, int32.
-        block_table: page of each block of a request, of shape `[R, W]`, int32.
-        block_size: entries a page.
-        is_valid_token: of shape `[T]`, bool or uint8; false for padding.
-        out: (slots, lens) to fill instead of new tensors.
+        topk_indices (torch.Tensor):
+            Compressed positions of shape `[T, K]`, int32; -1 for none.
+        token_to_req_indices (torch.Tensor):
+            Request of each token, of shape `[T]`, int32 or int64.
+        block_table (torch.Tensor):
+            Pages of each request, of shape `[R, W]`, int32.
+        block_size (int):
+            Compressed entries per page.
+        is_valid_token (torch.Tensor):
+            Whether each token is one, not padding, of shape `[T]`, bool or uint8.
+        out (tuple[torch.Tensor, torch.Tensor] | None):
+            (slots, lens) to write. None allocates.
 
     Returns:
-        (slots, lens): slots of shape `[T, K]`, int32, at the place of their index and
-        -1 where there is none; lens of shape `[T]`, int32, the number of slots. An
-        index beyond the table, a page below 0, a request out of range and a padding
-        token give -1.
+        (slots, lens): slots of shape `[T, K]`, int32, each at the place of its
+        position, and their number, of shape `[T]`, int32. A slot is -1 where the
+        position is outside the table, the page is below 0, the request is out of range
+        or the token is padding.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -144,7 +158,7 @@ def compute_global_topk_indices_and_lens(
             topk_indices.stride(0),
             block_table.stride(0),
             slots.stride(0),
-            BLOCK=512,
+            BLOCK_N=512,
             **launch_options(device, num_warps=4),
         )
     return slots, lens
@@ -152,67 +166,82 @@ def compute_global_topk_indices_and_lens(
 
 @triton.jit
 def _combine_kernel(
-    index_ptr,
-    query_start_ptr,
-    seq_len_ptr,
-    gather_len_ptr,
+    indices_ptr,
+    query_starts_ptr,
+    seq_lens_ptr,
+    gather_lens_ptr,
     left_ptr,
     right_ptr,
     out_ptr,
-    len_ptr,
+    lens_ptr,
     num_requests,
-    index_width,
+    indices_width,
     width,
     topk,
     window,
     ratio,
     request_rows,
     compressed_rows,
-    index_stride,
+    indices_stride,
     out_stride,
     HAS_IMAGES: tl.constexpr,
-    REQUESTS: tl.constexpr,
-    BLOCK: tl.constexpr,
+    BLOCK_R: tl.constexpr,
+    BLOCK_N: tl.constexpr,
 ):
+    """The rows of one token, and their number."""
     token = tl.program_id(0).to(tl.int64)
-    base = tl.load(query_start_ptr)
-    ended = tl.zeros((REQUESTS,), tl.int32)
-    for start in range(0, num_requests, REQUESTS):
-        request = start + tl.arange(0, REQUESTS)
-        mask = request < num_requests
-        end = tl.load(query_start_ptr + 1 + request, mask=mask, other=0) - base
-        ended += (mask & (end <= token)).to(tl.int32)
+    # The token's request is the number of requests that end before it.
+    first_token = tl.load(query_starts_ptr)
+    ended = tl.zeros((BLOCK_R,), tl.int32)  # [BLOCK_R]
+    for start in range(0, num_requests, BLOCK_R):
+        request_offs = start + tl.arange(0, BLOCK_R)  # [BLOCK_R]
+        request_mask = request_offs < num_requests  # [BLOCK_R]
+        # [BLOCK_R]
+        query_ends = (
+            tl.load(query_starts_ptr + 1 + request_offs, mask=request_mask, other=0)
+            - first_token
+        )
+        ended += (request_mask & (query_ends <= token)).to(tl.int32)
     request = tl.sum(ended, axis=0)
-    alive = request < num_requests
-    query_start = tl.load(query_start_ptr + request, mask=alive, other=0) - base
-    query_end = tl.load(query_start_ptr + request + 1, mask=alive, other=0) - base
-    seq_len = tl.load(seq_len_ptr + request, mask=alive, other=0)
-    gather_len = tl.load(gather_len_ptr + request, mask=alive, other=0)
+    in_batch = request < num_requests
+    query_start = (
+        tl.load(query_starts_ptr + request, mask=in_batch, other=0) - first_token
+    )
+    query_end = (
+        tl.load(query_starts_ptr + request + 1, mask=in_batch, other=0) - first_token
+    )
+    seq_len = tl.load(seq_lens_ptr + request, mask=in_batch, other=0)
+    gather_len = tl.load(gather_lens_ptr + request, mask=in_batch, other=0)
     position = seq_len - query_end + token.to(tl.int32)
-    alive = alive & (position >= 0) & (token >= query_start)
-    topk_len = tl.where(alive, tl.minimum((position + 1) // ratio, topk), 0)
+    has_keys = in_batch & (position >= 0) & (token >= query_start)
+    topk_len = tl.where(has_keys, tl.minimum((position + 1) // ratio, topk), 0)
     newest = position
     if HAS_IMAGES:
         window = tl.maximum(window, tl.load(left_ptr + token) + 1)
         newest += tl.maximum(tl.load(right_ptr + token), 0)
-    window_len = newest - position + tl.minimum(position + 1, window)
-    window_len = tl.where(alive, tl.minimum(window_len, width - topk_len), 0)
-    total = topk_len + window_len
+    visible_len = newest - position + tl.minimum(position + 1, window)
+    window_len = tl.where(has_keys, tl.minimum(visible_len, width - topk_len), 0)
+    num_rows = topk_len + window_len
 
-    row = request * request_rows
-    oldest = row + compressed_rows + newest + 1 - window_len - (seq_len - gather_len)
-    for start in range(0, width, BLOCK):
-        column = start + tl.arange(0, BLOCK)
-        chosen = tl.load(
-            index_ptr + token * index_stride + column,
-            mask=(column < topk_len) & (column < index_width),
+    first_row = request * request_rows
+    oldest_row = (
+        first_row + compressed_rows + newest + 1 - window_len - (seq_len - gather_len)
+    )
+    for start in range(0, width, BLOCK_N):
+        column_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+        # [BLOCK_N]
+        positions = tl.load(
+            indices_ptr + token * indices_stride + column_offs,
+            mask=(column_offs < topk_len) & (column_offs < indices_width),
             other=-1,
         )
-        value = tl.where(chosen >= 0, chosen + row, -1)
-        recent = (column >= topk_len) & (column < total)
-        value = tl.where(recent, oldest + column - topk_len, value)
-        tl.store(out_ptr + token * out_stride + column, value, mask=column < width)
-    tl.store(len_ptr + token, total)
+        rows = tl.where(positions >= 0, positions + first_row, -1)  # [BLOCK_N]
+        window_mask = (column_offs >= topk_len) & (column_offs < num_rows)  # [BLOCK_N]
+        rows = tl.where(window_mask, oldest_row + column_offs - topk_len, rows)
+        tl.store(
+            out_ptr + token * out_stride + column_offs, rows, mask=column_offs < width
+        )
+    tl.store(lens_ptr + token, num_rows)
 
 
 def combine_topk_swa_indices(
@@ -232,34 +261,51 @@ def combine_topk_swa_indices(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Rows of the gathered KV buffer that each prefill token reads. One launch.
 
-    The buffer holds M rows a request: N compressed entries at most, then the last
-    `gather_len` raw tokens. A token at position p reads its first
-    `min((p + 1) // compress_ratio, topk)` chosen entries, then the
-    `min(p + 1, window_size)` raw tokens that end with itself. Tokens of an image see
-    all of it: the raw tokens then begin at p - max(window_size - 1, left), at least 0,
-    and end at p + right. Where these do not fit the width, the newest count.
+    The buffer holds M rows per request: up to N compressed entries, then the last
+    `gather_lens` raw tokens. A token at position p reads
+
+    - its first `min((p + 1) // compress_ratio, topk)` chosen entries, then
+    - the `min(p + 1, window_size)` raw tokens up to and including itself.
+
+    A token of an image sees the whole image: its raw tokens begin at
+    p - max(window_size - 1, left_visible), but not before 0, and end at
+    p + right_visible. If these do not fit into the width, the oldest are left out.
 
     Args:
-        topk_indices: compressed positions of shape `[T, K]`, int32, -1 for none.
-        query_start_loc: first token of each request and the end, of shape `[R + 1]`,
+        topk_indices (torch.Tensor):
+            Compressed positions of shape `[T, K]`, int32; -1 for none.
+        query_start_loc (torch.Tensor):
+            First token of each request, and the end of the last, of shape `[R + 1]`,
             int32; counted from its own first value.
-        seq_lens: tokens of each request including these, of shape `[R]`, int32.
-        gather_lens: raw tokens gathered for each request, of shape `[R]`, int32.
-        window_size: raw tokens that a token sees.
-        compress_ratio: raw tokens a compressed entry.
-        topk: compressed entries that a token sees at most; 0 in window-only layers.
-        M: rows a request in the buffer.
-        N: first raw row of a request.
-        out: (indices, lens) to fill instead of new tensors.
-        left_visible: tokens of its image before each token, of shape `[T]`, int32; 0
-            outside images. None, with `right_visible`, without images.
-        right_visible: tokens of its image after each token, as `left_visible`.
-        max_image_tokens: columns to add for images.
+        seq_lens (torch.Tensor):
+            Tokens of each request, with the new ones, of shape `[R]`, int32.
+        gather_lens (torch.Tensor):
+            Raw tokens gathered for each request, of shape `[R]`, int32.
+        window_size (int):
+            Raw tokens that a token sees.
+        compress_ratio (int):
+            Raw tokens per compressed entry.
+        topk (int):
+            Compressed entries that a token sees at most; 0 in window-only layers.
+        M (int):
+            Rows per request in the buffer.
+        N (int):
+            First raw row of a request.
+        out (tuple[torch.Tensor, torch.Tensor] | None):
+            (indices, lens) to write. None allocates.
+        left_visible (torch.Tensor | None):
+            Tokens of the same image before each token, of shape `[T]`, int32; 0 outside
+            images. None, with `right_visible`, for a batch without images.
+        right_visible (torch.Tensor | None):
+            Tokens of the same image after each token, as `left_visible`.
+        max_image_tokens (int):
+            Columns to add for images.
 
     Returns:
-        (indices, lens): indices of shape `[T, width]`, int32, width = topk +
-        window_size + max_image_tokens rounded up to 128, -1 after the first `lens`
-        columns; lens of shape `[T]`, int32. Tokens of no request have length 0.
+        (indices, lens): rows of shape `[T, width]`, int32, where width = topk +
+        window_size + max_image_tokens, rounded up to a multiple of 128; and their
+        number, of shape `[T]`, int32. Columns from that number on are -1. A token of no
+        request has 0 rows.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -327,8 +373,8 @@ def combine_topk_swa_indices(
             topk_indices.stride(0),
             indices.stride(0),
             HAS_IMAGES=left_visible is not None,
-            REQUESTS=256,
-            BLOCK=256,
+            BLOCK_R=256,
+            BLOCK_N=256,
             **launch_options(device, num_warps=4),
         )
     return indices, lens
