@@ -84,7 +84,8 @@ def test_figures_come_from_the_tests_that_the_entry_names(
         "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
     )
     blank = replace(row, release="v2.0", before="no such step", after="")
-    defects.write_section(stack.project, defects.section([row, blank], [], "v1.0 and v2.0"))
+    section = defects.section([row, blank], [], "v1.0 and v2.0")
+    defects.write_section(stack.project, section)
     text = page.read_text()
     assert "| v2.0 |" not in text and "where this was written: v2.0." in text
     assert "| **N1** a | v1.0 | [0] off by 4% | [0] off by 0.2% |" in text
