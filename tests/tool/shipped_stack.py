@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
-from xpustack.release.ship import Shipped, ship
+from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM
 
 LAYER = "vllm/xpu/layer.py"
@@ -62,7 +62,7 @@ class ShippedStack(TinyStack):
         edits = {"setup.py": extension + script, "csrc/where.cpp": WHERE}
         self.step("extension", edits)
 
-    def ship(self, to: Path, release: str = "v1.0") -> Shipped:
+    def ship(self, to: Path, release: str = "v1.0") -> ReleaseArtifacts:
         """`xpustack build v1.0 --to TO --offline`."""
         chosen = self.releases[release]
         return ship(self.project, self.cache, chosen, to, offline=True)

@@ -33,7 +33,7 @@ def build(
     DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), sbom.cdx.json,
     provenance.json and container.args; all of them or, after a failure, none."""
     with answering("build", as_json) as answer:
-        shipped: list[ship.Shipped] = []
+        shipped: list[ship.ReleaseArtifacts] = []
         with showing_progress() as progress, using_cache() as cache:
             project = Project.find()
             pinned = releases.load(project)
@@ -61,7 +61,7 @@ def build(
             answer.say(*(f"{digest}  {name}" for name, digest in done.files.items()))
 
 
-def _plain(done: ship.Shipped) -> dict[str, Any]:
+def _plain(done: ship.ReleaseArtifacts) -> dict[str, Any]:
     return {
         "release": done.release,
         "version": done.version,

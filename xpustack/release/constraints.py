@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a wheel is to be installed with: torch, Triton and vllm-xpu-kernels, exact,
-with the hashes that an index announces, and where the base says that they lie.
+"""The exact versions of torch, Triton and vllm-xpu-kernels to install with a wheel,
+with the hashes that an index announces and the places that the base names.
 
-Addresses are read from the base's own requirements and Dockerfile when a wheel is
-built; this repository names none.
+A build reads addresses from the base's own requirements and Dockerfile; this
+repository names none.
 """
 
 import re
@@ -40,12 +40,12 @@ _DRIVER = re.compile(
 
 
 @dataclass(frozen=True)
-class Pinned:
+class PinnedDistribution:
     """A distribution in exactly one version.
 
-    `file` is where the base names it; `hashes` are the sha256 of its wheels for
-    Linux on x86-64, sorted, empty where no index announces any; `url` is where the
-    base takes it from when that is no index.
+    `file` is the base's file that names it; `hashes` are the sorted sha256 of its
+    wheels for Linux on x86-64, empty if no index announces any; `url` is its direct
+    address, None if it comes from an index.
     """
 
     name: str
@@ -61,19 +61,21 @@ class Pinned:
 
 @dataclass(frozen=True)
 class Runtime:
-    """What the base's own files say about the machine that it runs on: the image
-    it starts from, the driver's packages, the indexes besides the default one."""
+    """The runtime that the base's own files describe: the image it starts from, the
+    driver's packages, the indexes besides the default one."""
 
     image: str
     drivers: tuple[str, ...]
     indexes: tuple[str, ...]
 
 
-def pinned(release: Release, requirements: str) -> list[Pinned]:
+def pinned_distributions(
+    release: Release, requirements: str
+) -> list[PinnedDistribution]:
     """torch, Triton and vllm-xpu-kernels of a release, without hashes.
 
-    torch is always asked for in its XPU build, which the XPU index calls
-    `<version>+xpu`: some bases say `<version>` alone, which any build satisfies.
+    torch is always the XPU build, which the XPU index calls `<version>+xpu`. Some
+    bases say only `<version>`, which any build satisfies.
 
     Args:
         requirements: the text of the base's `requirements/xpu.txt`.
@@ -81,24 +83,28 @@ def pinned(release: Release, requirements: str) -> list[Pinned]:
     torch, triton, kernels = release.torch, release.triton, release.xpu_kernels
     version = torch.version
     return [
-        Pinned("torch", version if "+" in version else version + _LOCAL, torch.file),
-        Pinned(triton.name or "triton", triton.version, triton.file),
-        Pinned(
+        PinnedDistribution(
+            "torch", version if "+" in version else version + _LOCAL, torch.file
+        ),
+        PinnedDistribution(triton.name or "triton", triton.version, triton.file),
+        PinnedDistribution(
             "vllm-xpu-kernels",
             kernels.version,
             kernels.file,
-            url=_direct(requirements, "vllm-xpu-kernels"),
+            url=_direct_url(requirements, "vllm-xpu-kernels"),
         ),
     ]
 
 
-def with_hashes(pins: Iterable[Pinned], index: Index) -> list[Pinned]:
-    """The same with the hashes that pip's indexes announce for them.
+def with_hashes(
+    pins: Iterable[PinnedDistribution], index: Index
+) -> list[PinnedDistribution]:
+    """The same distributions with the hashes that pip's indexes announce.
 
     Raises:
         EnvironmentProblem: an index cannot be reached.
     """
-    found = []
+    hashed_pins = []
     for pin in pins:
         try:
             packages = list(
@@ -116,13 +122,15 @@ def with_hashes(pins: Iterable[Pinned], index: Index) -> list[Pinned]:
             value
             for package in packages
             if _fits(package.link.filename, pin.version)
-            for value in _announced(package.link)
+            for value in _sha256_hashes(package.link)
         }
-        found.append(replace(pin, hashes=tuple(sorted(hashes))))
-    return found
+        hashed_pins.append(replace(pin, hashes=tuple(sorted(hashes))))
+    return hashed_pins
 
 
-def constraints(release: Release, version: str, pins: Iterable[Pinned]) -> str:
+def constraints(
+    release: Release, version: str, pins: Iterable[PinnedDistribution]
+) -> str:
     """The text of `constraints.txt`, for `pip install -c`."""
     lines = [
         f"# What vllm {version} runs with, as vLLM {release.version} names it.",
@@ -134,9 +142,9 @@ def constraints(release: Release, version: str, pins: Iterable[Pinned]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def pins_with_hashes(pins: Iterable[Pinned]) -> str:
-    """The text of `pins.txt`, for `pip install --no-deps --require-hashes -r`: the
-    pins for which an index announces hashes; the others are comments."""
+def pins_with_hashes(pins: Iterable[PinnedDistribution]) -> str:
+    """The text of `pins.txt`, for `pip install --no-deps --require-hashes -r`. Pins
+    without announced hashes become comments."""
     lines = ["# pip install --no-deps --require-hashes -r pins.txt"]
     for pin in pins:
         if pin.hashes:
@@ -150,7 +158,7 @@ def runtime(requirements: str, dockerfile: str, release: Release) -> Runtime:
     """Read the base's XPU requirements and Dockerfile.
 
     Raises:
-        SourceError: the Dockerfile has no stage `vllm-base`, or that one no image.
+        SourceError: the Dockerfile has no stage `vllm-base`, or the stage no image.
     """
     stage = stages(dockerfile).get(_RUNTIME)
     if stage is None or not _IMAGE.fullmatch(stage.image):
@@ -166,19 +174,23 @@ def runtime(requirements: str, dockerfile: str, release: Release) -> Runtime:
         drivers=tuple(dict.fromkeys(_DRIVER.findall(stage.text))),
         indexes=tuple(
             dict.fromkeys(
-                found[1].rstrip("/") for line in lines if (found := _match(line))
+                match[1].rstrip("/")
+                for line in lines
+                if (match := _EXTRA_INDEX.search(line))
             )
         ),
     )
 
 
-def build_arguments(wheel: str, pins: Iterable[Pinned], here: Runtime) -> str:
-    """The text of `container.args`: what `deploy/Containerfile` is built with."""
+def build_arguments(
+    wheel: str, pins: Iterable[PinnedDistribution], runtime: Runtime
+) -> str:
+    """The text of `container.args`: the build arguments of `deploy/Containerfile`."""
     triton = next(pin for pin in pins if pin.name.startswith("triton"))
     arguments = {
-        "BASE_IMAGE": here.image,
-        "DRIVER_URLS": ",".join(here.drivers),
-        "INDEX_URLS": ",".join(here.indexes),
+        "BASE_IMAGE": runtime.image,
+        "DRIVER_URLS": ",".join(runtime.drivers),
+        "INDEX_URLS": ",".join(runtime.indexes),
         "TRITON": triton.requirement,
         "WHEEL": wheel,
     }
@@ -212,15 +224,11 @@ def base_texts(store: Store, base: BaseTree) -> tuple[str, str]:
     return base_file(store, base, REQUIREMENTS), base_file(store, base, DOCKERFILE)
 
 
-def _options(pin: Pinned) -> list[str]:
+def _options(pin: PinnedDistribution) -> list[str]:
     return [f"--hash=sha256:{value}" for value in pin.hashes]
 
 
-def _match(line: str) -> re.Match[str] | None:
-    return _EXTRA_INDEX.search(line)
-
-
-def _direct(requirements: str, name: str) -> str | None:
+def _direct_url(requirements: str, name: str) -> str | None:
     for line in requirements.splitlines():
         try:
             requirement = Requirement(line.partition(" #")[0].strip())
@@ -232,8 +240,8 @@ def _direct(requirements: str, name: str) -> str | None:
 
 
 def _fits(filename: str, version: str) -> bool:
-    """Whether a file is a wheel of exactly this version that an x86-64 Linux can
-    take; a version without a local part is not satisfied by one that has it."""
+    """Whether a file is a wheel of exactly this version for Linux on x86-64. A version
+    without a local part does not match one that has it."""
     try:
         _, actual, _, tags = parse_wheel_filename(filename)
     except InvalidWheelFilename:
@@ -245,6 +253,6 @@ def _fits(filename: str, version: str) -> bool:
     )
 
 
-def _announced(link: Link) -> list[str]:
+def _sha256_hashes(link: Link) -> list[str]:
     options: Mapping[str, list[str]] = link.hash_option or {}
     return options.get("sha256", [])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Everything that a wheel is made of: files of the base and of this repository,
-programs of this machine. Each by its hash or its version."""
+"""The inputs of a wheel: files of the base and of this repository by hash, programs
+of this machine by version."""
 
 import hashlib
 import os
@@ -22,18 +22,39 @@ from xpustack.series.order import ORDER
 from xpustack.series.overlay import KERNEL_HOME, TRITON, brought
 from xpustack.series.patch import Step, format_patch
 
-Kind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
+InputKind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
 TOOL = (
-    *("base/archive", "base/store", "builds/build", "builds/wheel"),
-    *("core/checkout", "core/git", "core/process", "core/repository"),
-    *("release/inputs", "release/ship", "series/apply"),
-    *("series/diff", "series/fit", "series/order", "series/overlay"),
-    *("series/patch", "series/tree", "series/worktree"),
+    "base/archive",
+    "base/store",
+    "builds/build",
+    "builds/wheel",
+    "core/checkout",
+    "core/git",
+    "core/process",
+    "core/repository",
+    "release/inputs",
+    "release/ship",
+    "series/apply",
+    "series/diff",
+    "series/fit",
+    "series/order",
+    "series/overlay",
+    "series/patch",
+    "series/tree",
+    "series/worktree",
 )
 """The modules that decide what a wheel holds."""
 PROGRAMS = (
-    *("cmake", "jinja2", "ninja", "packaging", "pip", "setuptools"),
-    *("setuptools-rust", "setuptools-scm", "torch", "wheel"),
+    "cmake",
+    "jinja2",
+    "ninja",
+    "packaging",
+    "pip",
+    "setuptools",
+    "setuptools-rust",
+    "setuptools-scm",
+    "torch",
+    "wheel",
 )
 """The distributions that take part in a build."""
 
@@ -43,11 +64,11 @@ class Input:
     """A file that goes into a wheel.
 
     `name` is its path in this repository, the archive's file name for a base, or
-    its path in the tree for what the tool generates. `lands` is the path in the
-    tree of a file that arrives whole; `step` the slug that brings it.
+    its path in the tree for a file that the tool generates. `lands` is the path in
+    the tree of a file that a step adds whole; `step` is that step's slug.
     """
 
-    kind: Kind
+    kind: InputKind
     name: str
     sha256: str
     step: str | None = None
@@ -55,31 +76,32 @@ class Input:
 
 
 def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Input]:
-    """The base, the order of the series, and step by step the patch and what the
-    step brings.
+    """The base, the order of the series, and per step the patch and the new files.
 
     Raises:
         SeriesError: an overlay file or a kernel is missing or malformed.
     """
     order = project.series_dir(release.name) / ORDER
-    found = [
+    files = [
         Input("base", release.sdist, release.sha256),
-        Input("series", _inside(project, order), sha256_of(order.read_bytes())),
+        Input("series", _relative(project, order), sha256_of(order.read_bytes())),
     ]
     for index, step in enumerate(steps):
         patch = sha256_of(format_patch(step))
-        found.append(Input("patch", _inside(project, step.path), patch, step.slug))
+        files.append(Input("patch", _relative(project, step.path), patch, step.slug))
         for path, file in sorted(brought(project, steps[:index], step).items()):
-            name = _inside(project, file.source)
-            kind: Kind = "kernel" if path.startswith(KERNEL_HOME + "/") else "overlay"
+            name = _relative(project, file.source)
+            kind: InputKind = (
+                "kernel" if path.startswith(KERNEL_HOME + "/") else "overlay"
+            )
             if path == f"{KERNEL_HOME}/{TRITON}.py":
                 kind, name = "generated", path
-            found.append(Input(kind, name, sha256_of(file.content), step.slug, path))
-    return found
+            files.append(Input(kind, name, sha256_of(file.content), step.slug, path))
+    return files
 
 
 def tool() -> dict[str, str]:
-    """What stands for this tool: the sha256 of each module that takes part."""
+    """The sha256 of each module of this tool that takes part in a build."""
     here = Path(__file__).parents[1]
     return {
         f"xpustack/{name}.py": sha256_of((here / f"{name}.py").read_bytes())
@@ -108,8 +130,8 @@ def sha256_of(data: bytes) -> str:
 
 
 def _compiler(runner: Runner) -> str:
-    """The first line that the C++ compiler says of itself; bases without an
-    extension need none. `$CXX` may hold arguments; no shell reads it."""
+    """The first line of the C++ compiler's `--version`, or `none`: bases without an
+    extension need no compiler. `$CXX` may hold arguments; no shell reads it."""
     try:
         command = [*shlex.split(os.environ.get("CXX", "c++")), "--version"]
         done = runner.run(command, cwd=Path("/"), env=clean_environment(), timeout=60.0)
@@ -119,5 +141,5 @@ def _compiler(runner: Runner) -> str:
     return lines[0] if done.returncode == 0 and lines else "none"
 
 
-def _inside(project: Project, path: Path) -> str:
+def _relative(project: Project, path: Path) -> str:
     return path.relative_to(project.root).as_posix()

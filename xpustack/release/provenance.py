@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a wheel comes from: an in-toto Statement with a SLSA v1 provenance.
+"""A wheel's provenance: an in-toto Statement with a SLSA v1 predicate.
 
-It names the base, every step, the tool and the programs of the machine, each by
-hash or version, and no time and no directory: two builds of one thing say the same.
+It names the base, every step, the tool and the programs of the machine, each by hash
+or version. It names no time and no directory, so two builds of the same inputs have
+equal provenances.
 
-Written without in-toto-attestation, whose maps have another order in each process.
+This module does not use in-toto-attestation: the order of its maps differs between
+processes.
 """
 
 import json
@@ -38,7 +40,7 @@ def provenance(
     """The statement as JSON text.
 
     Args:
-        subjects: the sha256 of each file that was made, by name; wheel first.
+        subjects: the sha256 of each built file, by name; the wheel first.
         variables: the environment variables that the build sets.
         tool: the sha256 of each module of the tool.
         machine: the version of each program that takes part.
@@ -107,7 +109,7 @@ class Resource(msgspec.Struct, frozen=True):
         return self.digest.get("sha256", "")
 
 
-class _Definition(msgspec.Struct, frozen=True):
+class _BuildDefinition(msgspec.Struct, frozen=True):
     externalParameters: dict[str, str | list[str]]
     internalParameters: dict[str, dict[str, str]]
     resolvedDependencies: list[Resource]
@@ -118,17 +120,17 @@ class _Builder(msgspec.Struct, frozen=True):
     builderDependencies: list[Resource]
 
 
-class _Run(msgspec.Struct, frozen=True):
+class _RunDetails(msgspec.Struct, frozen=True):
     builder: _Builder
 
 
 class _Predicate(msgspec.Struct, frozen=True):
-    buildDefinition: _Definition
-    runDetails: _Run
+    buildDefinition: _BuildDefinition
+    runDetails: _RunDetails
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """What is read back from a provenance."""
+    """The parts of a provenance that are read back."""
 
     subject: list[Resource]
     predicateType: str
@@ -136,7 +138,7 @@ class Statement(msgspec.Struct, frozen=True):
 
     @property
     def subjects(self) -> dict[str, str]:
-        return {each.name: each.sha256 for each in self.subject}
+        return {resource.name: resource.sha256 for resource in self.subject}
 
     @property
     def inputs(self) -> list[Resource]:
@@ -145,7 +147,7 @@ class Statement(msgspec.Struct, frozen=True):
     @property
     def tool(self) -> dict[str, str]:
         dependencies = self.predicate.runDetails.builder.builderDependencies
-        return {each.name: each.sha256 for each in dependencies}
+        return {resource.name: resource.sha256 for resource in dependencies}
 
     @property
     def machine(self) -> dict[str, str]:
@@ -153,15 +155,15 @@ class Statement(msgspec.Struct, frozen=True):
 
     @property
     def steps(self) -> list[str]:
-        found = self.predicate.buildDefinition.externalParameters.get("steps", [])
-        return [found] if isinstance(found, str) else found
+        steps = self.predicate.buildDefinition.externalParameters.get("steps", [])
+        return [steps] if isinstance(steps, str) else steps
 
 
 def read(data: bytes) -> Statement:
     """Read a provenance that `provenance` wrote.
 
     Raises:
-        CheckFailed: it is no such statement.
+        CheckFailed: it is not such a statement.
     """
     try:
         statement = msgspec.json.decode(data, type=Statement)

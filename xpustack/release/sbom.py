@@ -5,7 +5,8 @@ The wheel is the main component. Its pedigree names the base as ancestor and eve
 patch; the files of this repository that went into it are components with their
 hashes. It carries no time, so that equal wheels have equal bills.
 
-Written without cyclonedx-python-lib, which sorts a pedigree's patches and adds a time.
+This module does not use cyclonedx-python-lib, which sorts a pedigree's patches and
+adds a time.
 """
 
 import json
@@ -17,7 +18,7 @@ from packaging.utils import canonicalize_name
 
 from xpustack import __name__ as TOOL_NAME
 from xpustack.base.releases import Release
-from xpustack.release.constraints import Pinned
+from xpustack.release.constraints import PinnedDistribution
 from xpustack.release.inputs import Input
 from xpustack.series.patch import Step
 from xpustack.series.tree import Tree
@@ -34,7 +35,7 @@ def sbom(
     tip: Tree,
     steps: Sequence[Step],
     parts: Sequence[Input],
-    pins: Sequence[Pinned],
+    pins: Sequence[PinnedDistribution],
     requires: Iterable[str],
 ) -> str:
     """The bill as JSON text.
@@ -47,7 +48,7 @@ def sbom(
     """
     name, digest = wheel
     files = [_file(part) for part in parts if part.kind not in ("base", "series")]
-    needed = _required(requires, pins)
+    requirements = _requirements(requires, pins)
     bill = {
         "$schema": f"http://cyclonedx.org/schema/bom-{SPECIFICATION}.schema.json",
         "bomFormat": "CycloneDX",
@@ -79,11 +80,13 @@ def sbom(
                 "properties": [{"name": "xpustack:tree", "value": tip.tree_id}],
             },
         },
-        "components": [*files, *needed],
+        "components": [*files, *requirements],
         "dependencies": [
             {
                 "ref": _MAIN,
-                "dependsOn": sorted(str(each["bom-ref"]) for each in needed),
+                "dependsOn": sorted(
+                    str(component["bom-ref"]) for component in requirements
+                ),
             }
         ],
     }
@@ -103,8 +106,8 @@ def _ancestor(release: Release) -> dict[str, object]:
 
 
 def _patches(steps: Sequence[Step], parts: Sequence[Input]) -> list[dict[str, object]]:
-    """`backport` and `unofficial` are CycloneDX's words for a change that upstream
-    has, and for one that it does not have."""
+    """The patches in CycloneDX's terms: `backport` if upstream has the change,
+    `unofficial` if it does not."""
     kinds = {
         step.slug: "backport"
         if step.trailers.upstream_status.startswith("Backport")
@@ -137,12 +140,12 @@ def _file(part: Input) -> dict[str, object]:
     }
 
 
-def _required(
-    requires: Iterable[str], pins: Sequence[Pinned]
+def _requirements(
+    requires: Iterable[str], pins: Sequence[PinnedDistribution]
 ) -> list[dict[str, object]]:
-    """The three pins, then what else the wheel asks for, by name; a dependency of
-    an extra is optional and left out."""
-    found: dict[str, dict[str, object]] = {}
+    """The three pins, then the wheel's other requirements by name, without those of
+    extras."""
+    components: dict[str, dict[str, object]] = {}
     for pin in pins:
         component: dict[str, object] = {
             "type": "library",
@@ -160,20 +163,20 @@ def _required(
                     "hashes": [_sha256(value) for value in pin.hashes],
                 }
             ]
-        found[pin.name] = component
+        components[pin.name] = component
     for line in sorted(requires, key=str.lower):
         requirement = Requirement(line)
         name = canonicalize_name(requirement.name)
-        if name in found or "extra" in str(requirement.marker or ""):
+        if name in components or "extra" in str(requirement.marker or ""):
             continue
-        found[name] = {
+        components[name] = {
             "type": "library",
             "bom-ref": f"pypi:{name}",
             "name": name,
             "purl": _purl(name),
             "properties": [{"name": "xpustack:requirement", "value": line}],
         }
-    return list(found.values())
+    return list(components.values())
 
 
 def _sha256(value: str) -> dict[str, str]:
@@ -181,7 +184,7 @@ def _sha256(value: str) -> dict[str, str]:
 
 
 def _purl(name: str, version: str | None = None, file: str | None = None) -> str:
-    # Most commands write no bill, and start without the library.
+    # Most commands write no bill, so they need not import the library.
     from packageurl import PackageURL
 
     qualifiers = {"file_name": file} if file else None

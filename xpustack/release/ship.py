@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release as it is handed out: one wheel of the whole series, and beside it what
-it needs, what it is made of and where it comes from. All of it or nothing."""
+"""Build a release for deployers: one wheel of the whole series, and beside it its
+constraints, bill of materials and provenance, written atomically."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance, sbom
 from xpustack.release.constraints import (
-    Pinned,
+    PinnedDistribution,
     base_texts,
     build_arguments,
     constraints,
-    pinned,
+    pinned_distributions,
     pins_with_hashes,
     runtime,
     with_hashes,
@@ -38,13 +38,13 @@ PINS = "pins.txt"
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.json"
 ARGUMENTS = "container.args"
-BESIDE = (CONSTRAINTS, PINS, SBOM, PROVENANCE, ARGUMENTS)
-"""The files that lie beside a wheel."""
+COMPANION_FILES = (CONSTRAINTS, PINS, SBOM, PROVENANCE, ARGUMENTS)
+"""The files beside a wheel."""
 
 
 @dataclass(frozen=True)
-class Derived:
-    """A wheel that was just built, and all that the files beside it are made from.
+class WheelBuild:
+    """A newly built wheel, and the data for the files beside it.
 
     `data` is the wheel's canonical archive; `pins` have no hashes yet.
     """
@@ -57,28 +57,28 @@ class Derived:
     tip: Tree
     steps: tuple[Step, ...]
     parts: tuple[Input, ...]
-    pins: tuple[Pinned, ...]
+    pins: tuple[PinnedDistribution, ...]
     requirements: str
     dockerfile: str
 
     def files(
         self,
-        pins: Sequence[Pinned],
+        pins: Sequence[PinnedDistribution],
         tool: Mapping[str, str],
         machine: Mapping[str, str],
     ) -> dict[str, bytes]:
-        """Every file to hand out, by name, the wheel first.
+        """Every file of the release, by name, the wheel first.
 
         Args:
-            pins: with the hashes that are to be written.
-            tool, machine: what the provenance is to say of them.
+            pins: the pins with the hashes to write.
+            tool, machine: the provenance's record of them.
         """
         digest = inputs.sha256_of(self.data)
-        runs_on = runtime(self.requirements, self.dockerfile, self.release)
+        base_runtime = runtime(self.requirements, self.dockerfile, self.release)
         texts = {
             CONSTRAINTS: constraints(self.release, self.version, pins),
             PINS: pins_with_hashes(pins),
-            ARGUMENTS: build_arguments(self.name, pins, runs_on),
+            ARGUMENTS: build_arguments(self.name, pins, base_runtime),
             SBOM: sbom.sbom(
                 self.release,
                 self.version,
@@ -90,9 +90,9 @@ class Derived:
                 self.wheel.metadata.get("Requires-Dist", []),
             ),
         }
-        made = {name: text.encode() for name, text in texts.items()}
+        companions = {name: text.encode() for name, text in texts.items()}
         subjects = {self.name: digest} | {
-            name: inputs.sha256_of(data) for name, data in sorted(made.items())
+            name: inputs.sha256_of(data) for name, data in sorted(companions.items())
         }
         statement = provenance.provenance(
             self.release,
@@ -105,12 +105,12 @@ class Derived:
             tool,
             machine,
         )
-        return {self.name: self.data, **made, PROVENANCE: statement.encode()}
+        return {self.name: self.data, **companions, PROVENANCE: statement.encode()}
 
 
 @dataclass(frozen=True)
-class Shipped:
-    """What was written: the sha256 of each file in `directory`, by name."""
+class ReleaseArtifacts:
+    """The written files: the sha256 of each file in `directory`, by name."""
 
     release: str
     version: str
@@ -120,7 +120,7 @@ class Shipped:
     seconds: float
 
 
-def derive(
+def build_wheel(
     runner: Runner,
     project: Project,
     cache: Cache,
@@ -128,17 +128,17 @@ def derive(
     *,
     offline: bool = False,
     progress: Progress = silent,
-) -> Derived:
-    """Build the whole series of a release anew; nothing built before is used.
+) -> WheelBuild:
+    """Build the whole series of a release anew, without any earlier build.
 
     Raises:
         StackError: as `trees`, `inputs` and `build.make`.
-        UsageError: the series is empty, so that there is nothing to hand out.
+        UsageError: the series is empty, so there is nothing to build.
         CheckFailed: the wheel names a directory of this machine.
     """
     store = Store(cache)
-    made = trees(store, project, release, offline=offline, progress=progress)
-    steps = tuple(tree.step for tree in made.steps)
+    series = trees(store, project, release, offline=offline, progress=progress)
+    steps = tuple(tree.step for tree in series.steps)
     if not steps:
         raise UsageError(
             "the release has no steps yet: its wheel would be upstream's own",
@@ -147,29 +147,29 @@ def derive(
             hint="xpustack status",
         )
     parts = tuple(inputs.inputs(project, release, steps))
-    requirements, dockerfile = base_texts(store, made.base)
-    version = version_of(made.tip, len(steps))
+    requirements, dockerfile = base_texts(store, series.base)
+    version = version_of(series.tip, len(steps))
     progress(f"building vllm {version}")
     with cache.scratch() as work:
-        built = make(runner, store, made.tip, version, work)
-        found = wheel.read(built)
-        leaking = wheel.leaks(found, [place for place, _ in private_places(work)])
-    if leaking:
+        built = make(runner, store, series.tip, version, work)
+        contents = wheel.read(built)
+        leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])
+    if leaks:
         raise CheckFailed(
             "the wheel names directories of this machine",
             release=release.name,
-            detail=leaking[:20],
+            detail=leaks[:20],
         )
-    return Derived(
+    return WheelBuild(
         release,
         version,
         built.name,
-        wheel.canonical(found),
-        found,
-        made.tip,
+        wheel.canonical(contents),
+        contents,
+        series.tip,
         steps,
         parts,
-        tuple(pinned(release, requirements)),
+        tuple(pinned_distributions(release, requirements)),
         requirements,
         dockerfile,
     )
@@ -183,16 +183,16 @@ def ship(
     *,
     offline: bool = False,
     progress: Progress = silent,
-) -> Shipped:
+) -> ReleaseArtifacts:
     """Make `directory/<release>` with the wheel and the files beside it.
 
-    The folder appears when it is complete; one that `ship` made before is
-    replaced. Offline, no hashes of torch, Triton and the kernels are known.
+    The folder appears atomically and replaces an earlier one of `ship`. Offline,
+    pins.txt has no hashes of torch, Triton and the kernels.
 
     Raises:
         UsageError: the folder holds something that is not ours.
         EnvironmentProblem: no room, or no right, to write it.
-        StackError: as `derive`.
+        StackError: as `build_wheel`.
     """
     begin = time.monotonic()
     runner = Runner()
@@ -200,45 +200,50 @@ def ship(
     recover_dir(target)
     _require_ours(target, release)
     with replace_dir(target) as temporary:
-        made = derive(
+        build = build_wheel(
             runner, project, cache, release, offline=offline, progress=progress
         )
-        pins = list(made.pins)
+        pins = list(build.pins)
         if not offline:
             progress("asking the index for hashes")
             pins = with_hashes(pins, PipConfiguration.of_this_machine().index())
-        files = made.files(pins, inputs.tool(), inputs.machine(runner))
+        files = build.files(pins, inputs.tool(), inputs.machine(runner))
         for name, data in files.items():
             (temporary / name).write_bytes(data)
-    return Shipped(
+    return ReleaseArtifacts(
         release.name,
-        made.version,
+        build.version,
         target,
-        made.name,
+        build.name,
         {name: inputs.sha256_of(data) for name, data in files.items()},
         time.monotonic() - begin,
     )
 
 
-def known_hashes(pins: Sequence[Pinned], text: str) -> list[Pinned]:
-    """`pins` with the hashes that the text of a `pins.txt` gives them."""
-    found: dict[str, tuple[str, ...]] = {}
+def with_written_hashes(
+    pins: Sequence[PinnedDistribution], text: str
+) -> list[PinnedDistribution]:
+    """`pins` with their hashes in the text of a `pins.txt`."""
+    hashes: dict[str, tuple[str, ...]] = {}
     for line in text.replace("\\\n", " ").splitlines():
         words = line.split()
         if words and not line.startswith("#"):
             options = (word.removeprefix("--hash=sha256:") for word in words[1:])
-            found[words[0]] = tuple(options)
-    return [replace(pin, hashes=found.get(pin.requirement, ())) for pin in pins]
+            hashes[words[0]] = tuple(options)
+    return [replace(pin, hashes=hashes.get(pin.requirement, ())) for pin in pins]
 
 
 def _variables(version: str) -> dict[str, str]:
     """The build's variables without this machine's directories."""
-    told = recipe(Path("/"), version)
-    mapped = "-ffile-prefix-map=<directory of the build or of Python>=<its name>"
+    variables = recipe(Path("/"), version)
+    prefix_map = "-ffile-prefix-map=<directory of the build or of Python>=<its name>"
     linker = "<Python's own, without the directories of Python>"
-    return told | {
-        **{"CFLAGS": mapped, "CXXFLAGS": mapped, "TMPDIR": "<new>"},
-        **{"LDSHARED": linker, "LDCXXSHARED": linker},
+    return variables | {
+        "CFLAGS": prefix_map,
+        "CXXFLAGS": prefix_map,
+        "TMPDIR": "<new>",
+        "LDSHARED": linker,
+        "LDCXXSHARED": linker,
     }
 
 
@@ -253,7 +258,7 @@ def _require_ours(target: Path, release: Release) -> None:
     names = {path.name for path in target.iterdir()} if target.exists() else set()
     foreign = sorted(
         name
-        for name in names - set(BESIDE)
+        for name in names - set(COMPANION_FILES)
         if not name.startswith(f"vllm-{release.version}+xpu.dsv4.")
     )
     if foreign:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges a wheel by making it again, and says file by file what differs.
+"""Verify a wheel by building it again, and list the files that differ.
 
-The wheel, its RECORD, the files beside it, and everything that they name are held
-against this checkout: the base's archive, patches, overlay and kernels by hash, the
-wheel by building it anew. What a maker says of their own machine cannot be judged;
-where it differs from this one it is a note, because it may explain a difference.
+The wheel, its RECORD, the files beside it, and everything that they name are compared
+with this checkout: the base's archive, patches, overlay and kernels by hash, the wheel
+by building it anew. The provenance's record of the builder's machine cannot be
+verified. Where that machine differs from this one, a note says so, because that may
+explain a difference.
 """
 
 import io
@@ -28,12 +29,12 @@ from xpustack.release import inputs, provenance
 from xpustack.release.constraints import with_hashes
 from xpustack.release.provenance import Statement
 from xpustack.release.ship import (
-    BESIDE,
+    COMPANION_FILES,
     PINS,
     PROVENANCE,
-    Derived,
-    derive,
-    known_hashes,
+    WheelBuild,
+    build_wheel,
+    with_written_hashes,
 )
 
 _LOCAL = re.compile(r"xpu\.dsv4\.([1-9]\d*)")
@@ -41,8 +42,8 @@ _LOCAL = re.compile(r"xpu\.dsv4\.([1-9]\d*)")
 
 @dataclass(frozen=True)
 class Difference:
-    """One file that is not what this checkout makes: its name in the wheel, beside
-    it or in this repository, what is wrong, and further lines."""
+    """A file that differs from what this checkout makes: its name in the wheel, beside
+    it or in this repository, the problem, and further lines."""
 
     path: str
     problem: str
@@ -53,8 +54,8 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """The outcome: no differences, or each of them; notes blame nobody."""
+class WheelVerdict:
+    """The verdict on a wheel: all differences; `notes` may explain them."""
 
     wheel: Path
     release: str
@@ -73,52 +74,52 @@ def verify(
     *,
     offline: bool = False,
     progress: Progress = silent,
-) -> Verdict:
-    """Hold a wheel and the files beside it against this checkout.
+) -> WheelVerdict:
+    """Compare a wheel and the files beside it with this checkout.
 
     Raises:
-        UsageError: there is no such file, or it is no wheel of this stack, or one
-            of a release or revision that this checkout does not have.
-        StackError: the machine cannot build, such as for want of a compiler.
+        UsageError: there is no such file, or it is not a wheel of this stack, or of
+            a release or revision that this checkout does not have.
+        StackError: the machine cannot build, for example without a compiler.
     """
     release = _release(project, path)
     progress(f"reading {path.name}")
-    given = wheel.read(path)
-    found = [
+    wheel_file = wheel.read(path)
+    differences = [
         Difference(name or path.name, problem)
-        for name, problem in given.problems.items()
+        for name, problem in wheel_file.problems.items()
     ]
-    if "" not in given.problems:
-        problems = wheel.record_problems(given)
-        found += [
+    if "" not in wheel_file.problems:
+        problems = wheel.record_problems(wheel_file)
+        differences += [
             Difference(name or path.name, problem)
             for name, problem in problems.items()
-            if name not in given.problems
+            if name not in wheel_file.problems
         ]
-    statement = _statement(path, found)
+    statement = _statement(path, differences)
     runner = Runner()
     notes: list[str] = []
     if statement is not None:
-        found += _beside(path, statement)
-        found += _inputs(project, release, statement)
+        differences += _companions(path, statement)
+        differences += _inputs(project, release, statement)
         notes += _notes("machine", statement.machine, inputs.machine(runner))
         notes += _notes("tool", statement.tool, inputs.tool())
     try:
-        made = derive(
+        rebuild = build_wheel(
             runner, project, cache, release, offline=offline, progress=progress
         )
     except StackError as error:
         # What this machine lacks says nothing about the wheel.
         if error.exit_code not in (1, 3, 4):
             raise
-        found.append(
+        differences.append(
             Difference("series", "it cannot be built again", tuple(_lines(error)))
         )
     else:
-        found += _members(path, given, made)
-        files = _expected(path, made, statement, offline, notes)
-        found += _files(path, files)
-    return Verdict(path, release.name, _merged(found), tuple(notes))
+        differences += _members(path, wheel_file, rebuild)
+        files = _expected(path, rebuild, statement, offline, notes)
+        differences += _files(path, files)
+    return WheelVerdict(path, release.name, _merge_by_path(differences), tuple(notes))
 
 
 def _release(project: Project, path: Path) -> Release:
@@ -153,29 +154,31 @@ def _release(project: Project, path: Path) -> Release:
     return release
 
 
-def _statement(path: Path, found: list[Difference]) -> Statement | None:
+def _statement(path: Path, differences: list[Difference]) -> Statement | None:
     try:
         return provenance.read((path.parent / PROVENANCE).read_bytes())
     except FileNotFoundError:
-        found.append(Difference(PROVENANCE, "missing beside the wheel"))
+        differences.append(Difference(PROVENANCE, "missing beside the wheel"))
     except CheckFailed as error:
-        found.append(Difference(PROVENANCE, error.message, error.detail))
+        differences.append(Difference(PROVENANCE, error.message, error.detail))
     return None
 
 
-def _beside(path: Path, statement: Statement) -> Iterator[Difference]:
-    """What the provenance names and what lies there."""
-    for name, told in statement.subjects.items():
+def _companions(path: Path, statement: Statement) -> Iterator[Difference]:
+    """The provenance's hashes against the files beside the wheel."""
+    for name, recorded in statement.subjects.items():
         file = path.parent / name
-        if name not in (path.name, *BESIDE):
+        if name not in (path.name, *COMPANION_FILES):
             yield Difference(PROVENANCE, f"it is the provenance of {name}")
         elif not file.is_file():
             yield Difference(name, "missing beside the wheel")
         else:
             actual = inputs.sha256_of(file.read_bytes())
-            if actual != told:
+            if actual != recorded:
                 yield Difference(
-                    name, "not the file that the provenance names", _both(told, actual)
+                    name,
+                    "not the file that the provenance names",
+                    _hash_lines(recorded, actual),
                 )
     if path.name not in statement.subjects:
         yield Difference(PROVENANCE, f"it does not name {path.name}")
@@ -184,7 +187,7 @@ def _beside(path: Path, statement: Statement) -> Iterator[Difference]:
 def _inputs(
     project: Project, release: Release, statement: Statement
 ) -> Iterator[Difference]:
-    """What the provenance says that the wheel is made of, and this checkout."""
+    """The provenance's list of inputs against this checkout's files."""
     for part in statement.inputs:
         kind = part.annotations.get("kind")
         if kind == "base":
@@ -202,48 +205,52 @@ def _inputs(
             yield Difference(
                 part.name,
                 "not the one that the wheel was built from",
-                _both(part.sha256, actual),
+                _hash_lines(part.sha256, actual),
             )
 
 
-def _members(path: Path, given: wheel.Wheel, made: Derived) -> Iterator[Difference]:
+def _members(
+    path: Path, wheel_file: wheel.Wheel, rebuild: WheelBuild
+) -> Iterator[Difference]:
     """The wheel against the one that was just built."""
-    if path.name != made.name:
-        yield Difference(path.name, f"this checkout calls it {made.name}")
-    expected = wheel.read(io.BytesIO(made.data)).members
-    for name in sorted({*given.members, *expected} - {*given.problems}):
+    if path.name != rebuild.name:
+        yield Difference(path.name, f"this checkout calls it {rebuild.name}")
+    expected = wheel.read(io.BytesIO(rebuild.data)).members
+    for name in sorted({*wheel_file.members, *expected} - {*wheel_file.problems}):
         if name not in expected:
             yield Difference(name, "only the wheel has it")
-        elif name not in given.members:
-            if "" not in given.problems:
+        elif name not in wheel_file.members:
+            if "" not in wheel_file.problems:
                 yield Difference(name, "the wheel lacks it")
-        elif given.members[name] != expected[name]:
+        elif wheel_file.members[name] != expected[name]:
             yield Difference(
                 name,
                 "differs from the one built here",
-                _unlike(given.members[name].data, expected[name].data),
+                _first_difference(wheel_file.members[name].data, expected[name].data),
             )
 
 
 def _expected(
     path: Path,
-    made: Derived,
+    rebuild: WheelBuild,
     statement: Statement | None,
     offline: bool,
     notes: list[str],
 ) -> dict[str, bytes]:
-    """The files as they should be, given what only their maker can know."""
+    """The expected files, with the statement's own record of tool and machine."""
     runner = Runner()
     pins = path.parent / PINS
     if not offline:
-        hashed = with_hashes(made.pins, PipConfiguration.of_this_machine().index())
+        pins_with_hashes = with_hashes(
+            rebuild.pins, PipConfiguration.of_this_machine().index()
+        )
     else:
         text = pins.read_text("utf-8", "replace") if pins.is_file() else ""
-        hashed = known_hashes(made.pins, text)
+        pins_with_hashes = with_written_hashes(rebuild.pins, text)
         notes.append(f"--offline: the hashes in {PINS} are taken as they are")
     tool = statement.tool if statement else inputs.tool()
     machine = statement.machine if statement else inputs.machine(runner)
-    return made.files(hashed, tool, machine)
+    return rebuild.files(pins_with_hashes, tool, machine)
 
 
 def _files(path: Path, files: Mapping[str, bytes]) -> Iterator[Difference]:
@@ -257,34 +264,38 @@ def _files(path: Path, files: Mapping[str, bytes]) -> Iterator[Difference]:
         if actual != expected:
             what = "the archive's bytes differ" if file == path else "differs"
             yield Difference(
-                file.name, f"{what} from what is made here", _unlike(actual, expected)
+                file.name,
+                f"{what} from what is made here",
+                _first_difference(actual, expected),
             )
 
 
-def _merged(found: list[Difference]) -> tuple[Difference, ...]:
-    """One entry a file: the first problem, the others as further lines."""
+def _merge_by_path(differences: list[Difference]) -> tuple[Difference, ...]:
+    """One difference per file: its first problem, with the others as further lines."""
     by_path: dict[str, Difference] = {}
-    for one in found:
-        before = by_path.get(one.path)
-        if before is None:
-            by_path[one.path] = one
-        elif one.problem != before.problem:
-            lines = (*before.detail, one.problem, *one.detail)
-            by_path[one.path] = Difference(one.path, before.problem, lines)
+    for difference in differences:
+        path = difference.path
+        first = by_path.get(path)
+        if first is None:
+            by_path[path] = difference
+        elif difference.problem != first.problem:
+            lines = (*first.detail, difference.problem, *difference.detail)
+            by_path[path] = Difference(path, first.problem, lines)
     return tuple(by_path.values())
 
 
 def _notes(
-    what: str, told: Mapping[str, str], here: Mapping[str, str]
+    what: str, recorded: Mapping[str, str], actual: Mapping[str, str]
 ) -> Iterator[str]:
-    for name in sorted({*told, *here}):
-        if told.get(name) != here.get(name):
-            there, this = (each.get(name, "none")[:60] for each in (told, here))
-            yield f"{what}: {name} was {there}, here it is {this}"
+    for name in sorted({*recorded, *actual}):
+        if recorded.get(name) != actual.get(name):
+            there = recorded.get(name, "none")[:60]
+            here = actual.get(name, "none")[:60]
+            yield f"{what}: {name} was {there}, here it is {here}"
 
 
-def _unlike(actual: bytes, expected: bytes) -> tuple[str, ...]:
-    """Where two contents part: the first line that differs, else the hashes."""
+def _first_difference(actual: bytes, expected: bytes) -> tuple[str, ...]:
+    """The first line in which two contents differ, else their hashes."""
     try:
         ours, theirs = expected.decode().splitlines(), actual.decode().splitlines()
     except UnicodeDecodeError:
@@ -295,10 +306,10 @@ def _unlike(actual: bytes, expected: bytes) -> tuple[str, ...]:
                 f"line {number} as made here: {left[:160]}",
                 f"line {number} as it is:     {right[:160]}",
             )
-    return _both(inputs.sha256_of(expected), inputs.sha256_of(actual))
+    return _hash_lines(inputs.sha256_of(expected), inputs.sha256_of(actual))
 
 
-def _both(expected: str, actual: str) -> tuple[str, ...]:
+def _hash_lines(expected: str, actual: str) -> tuple[str, ...]:
     return (f"expected sha256 {expected}", f"actual sha256   {actual}")
 
 

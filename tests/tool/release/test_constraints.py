@@ -23,8 +23,8 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError
 from xpustack.core.project import Project
 from xpustack.release import constraints
-from xpustack.release.constraints import Pinned
-from xpustack.release.ship import PINS, known_hashes, ship
+from xpustack.release.constraints import PinnedDistribution
+from xpustack.release.ship import PINS, ship, with_written_hashes
 
 
 def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any") -> str:
@@ -66,9 +66,11 @@ def index(links: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_torch_is_always_the_xpu_build(release: Release):
-    torch, triton, kernels = constraints.pinned(release, "")
+    torch, triton, kernels = constraints.pinned_distributions(release, "")
     assert (torch.requirement, triton.requirement, kernels.requirement) == (
-        *("torch==2.11.0+xpu", "triton==2.11.0", "vllm-xpu-kernels==2.11.0"),
+        "torch==2.11.0+xpu",
+        "triton==2.11.0",
+        "vllm-xpu-kernels==2.11.0",
     )
 
 
@@ -76,11 +78,14 @@ def test_the_base_may_call_triton_otherwise(release: Release):
     other = msgspec.structs.replace(
         release, triton=Pin("3.7.0", DOCKERFILE_PATH, "triton-xpu")
     )
-    assert constraints.pinned(other, "")[1].requirement == "triton-xpu==3.7.0"
+    assert (
+        constraints.pinned_distributions(other, "")[1].requirement
+        == "triton-xpu==3.7.0"
+    )
 
 
 def test_a_direct_address_is_kept(release: Release):
-    kernels = constraints.pinned(release, XPU_TXT)[2]
+    kernels = constraints.pinned_distributions(release, XPU_TXT)[2]
     assert (kernels.url or "").startswith("https://example.org/vllm_xpu_kernels-")
 
 
@@ -99,9 +104,12 @@ def test_hashes_are_those_that_the_index_announces(links: Path, index):
         ("2.12.0+xpu", "cp311-cp311-linux_x86_64"),
     ]:
         wheel(links, "torch", version, tag)
-    pins = [Pinned("torch", "2.11.0+xpu", "x"), Pinned("absent", "1", "x")]
-    found = constraints.with_hashes(pins, index())
-    assert [pin.hashes for pin in found] == [tuple(wanted), ()]
+    pins = [
+        PinnedDistribution("torch", "2.11.0+xpu", "x"),
+        PinnedDistribution("absent", "1", "x"),
+    ]
+    hashed_pins = constraints.with_hashes(pins, index())
+    assert [pin.hashes for pin in hashed_pins] == [tuple(wanted), ()]
 
 
 def test_what_is_written_installs_by_hash_and_nothing_else(
@@ -109,40 +117,51 @@ def test_what_is_written_installs_by_hash_and_nothing_else(
 ):
     """pip itself reads the files; a wheel that changed on the index is refused."""
     wheel(links, "torch", "2.11.0+xpu")
-    pins = [Pinned("torch", "2.11.0+xpu", "x"), Pinned("absent", "1", "x")]
+    pins = [
+        PinnedDistribution("torch", "2.11.0+xpu", "x"),
+        PinnedDistribution("absent", "1", "x"),
+    ]
     text = constraints.pins_with_hashes(constraints.with_hashes(pins, index()))
     (tmp_path / "pins.txt").write_text(text)
 
     def install(name: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [
-                *(sys.executable, "-m", "pip", "--isolated", "install", "--no-index"),
-                *("--find-links", str(links), "--no-deps", "--require-hashes"),
-                *("--target", str(tmp_path / name), "-r", str(tmp_path / "pins.txt")),
+                sys.executable,
+                "-m",
+                "pip",
+                "--isolated",
+                "install",
+                "--no-index",
+                "--no-deps",
+                "--require-hashes",
+                f"--find-links={links}",
+                f"--target={tmp_path / name}",
+                f"--requirement={tmp_path / 'pins.txt'}",
             ],
             capture_output=True,
             text=True,
         )
 
-    done = install("one")
+    done = install("good")
     assert done.returncode == 0, done.stderr
-    assert list((tmp_path / "one").glob("torch-2.11.0+xpu.dist-info"))
+    assert list((tmp_path / "good").glob("torch-2.11.0+xpu.dist-info"))
     with zipfile.ZipFile(next(links.glob("torch*.whl")), "a") as archive:
         archive.writestr("evil.py", "")
-    done = install("two")
+    done = install("changed")
     assert done.returncode != 0
     assert "DO NOT MATCH THE HASHES" in done.stderr
 
 
 def test_hashes_are_read_back_as_they_were_written():
     pins = [
-        Pinned("torch", "2+xpu", "x", ("a" * 64, "b" * 64)),
-        Pinned("triton", "3", "x"),
+        PinnedDistribution("torch", "2+xpu", "x", ("a" * 64, "b" * 64)),
+        PinnedDistribution("triton", "3", "x"),
     ]
     text = constraints.pins_with_hashes(pins)
     bare = [replace(pin, hashes=()) for pin in pins]
-    assert known_hashes(bare, text) == pins
-    assert known_hashes(bare, "") == bare
+    assert with_written_hashes(bare, text) == pins
+    assert with_written_hashes(bare, "") == bare
 
 
 def test_an_online_build_asks_the_index(
@@ -150,8 +169,8 @@ def test_an_online_build_asks_the_index(
 ):
     digest = wheel(links, "vllm_xpu_kernels", "2.11.0")
     index()
-    made = ship(shipped.project, shipped.cache, shipped.release, tmp_path)
-    assert f"--hash=sha256:{digest}" in (made.directory / PINS).read_text()
+    artifacts = ship(shipped.project, shipped.cache, shipped.release, tmp_path)
+    assert f"--hash=sha256:{digest}" in (artifacts.directory / PINS).read_text()
 
 
 def test_the_runtime_is_read_from_its_stage_alone(release: Release):
@@ -193,7 +212,7 @@ def test_every_pinned_release_names_all_of_it(real_project: Project, real_cache:
         assert "libze-intel-gpu1" in names and "intel-igc-core" in names, release.name
         assert "xpu-smi" not in names
         assert here.indexes, release.name
-        pins = constraints.pinned(release, texts[REQUIREMENTS])
+        pins = constraints.pinned_distributions(release, texts[REQUIREMENTS])
         text = constraints.constraints(release, "x", pins)
         assert f"\ntorch=={release.torch.version.partition('+')[0]}+xpu\n" in text
         assert pins[2].url is None or release.xpu_kernels.version in pins[2].url

@@ -27,11 +27,11 @@ def path(real_project: Project) -> Path:
 @pytest.fixture
 def lines(path: Path) -> list[dict[str, str]]:
     parser = DockerfileParser(fileobj=io.BytesIO(path.read_bytes()))
-    return [each for each in parser.structure if each["instruction"] != "COMMENT"]
+    return [line for line in parser.structure if line["instruction"] != "COMMENT"]
 
 
 def of(lines: list[dict[str, str]], instruction: str) -> list[str]:
-    return [each["value"] for each in lines if each["instruction"] == instruction]
+    return [line["value"] for line in lines if line["instruction"] == instruction]
 
 
 def hadolint(path: Path) -> subprocess.CompletedProcess[str]:
@@ -69,7 +69,7 @@ def test_it_copies_what_lies_beside_a_wheel(
     [copied] = of(lines, "COPY")
     assert copied.split() == ["constraints.txt", "pins.txt", "${WHEEL}", "./"]
     folder = shipped.root / "dist/v1.0"
-    assert {"constraints.txt", "pins.txt"} <= {each.name for each in folder.iterdir()}
+    assert {"constraints.txt", "pins.txt"} <= {path.name for path in folder.iterdir()}
 
 
 def test_the_image_comes_from_the_base_and_no_host_is_named(
@@ -100,7 +100,7 @@ def test_its_last_check_refuses_another_version(
     lines: list[dict[str, str]], tmp_path: Path
 ):
     """The very script, run here against pytest's own version."""
-    [script] = [each for each in of(lines, "RUN") if "importlib" in each]
+    [script] = [script for script in of(lines, "RUN") if "importlib" in script]
     code = re.search(r'python3 -c "(.*)"', script, re.DOTALL)
     assert code is not None
 

@@ -17,7 +17,7 @@ from xpustack.builds.build import private_places
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
 from xpustack.release import inputs, provenance
-from xpustack.release.ship import BESIDE, PROVENANCE
+from xpustack.release.ship import COMPANION_FILES, PROVENANCE
 
 
 @pytest.fixture
@@ -26,40 +26,40 @@ def folder(shipped: ShippedStack) -> Path:
 
 
 @pytest.fixture
-def said(folder: Path) -> dict[str, Any]:
+def statement(folder: Path) -> dict[str, Any]:
     return json.loads((folder / PROVENANCE).read_bytes())
 
 
-def test_it_is_a_statement_with_slsa_provenance(said: dict[str, Any]):
-    raw = json_format.ParseDict(said, RawStatement())
+def test_it_is_a_statement_with_slsa_provenance(statement: dict[str, Any]):
+    raw = json_format.ParseDict(statement, RawStatement())
     Statement.copy_from_pb(raw).validate()
-    body = json_format.ParseDict(said["predicate"], Provenance())
+    body = json_format.ParseDict(statement["predicate"], Provenance())
     assert body.build_definition.build_type == provenance.BUILD_TYPE
     assert body.run_details.builder.id == provenance.BUILDER
     assert len(body.build_definition.resolved_dependencies) == 2 + 2 + 1 + 4 + 1
-    said["predicate"]["buildDefinition"]["steps"] = []
+    statement["predicate"]["buildDefinition"]["steps"] = []
     with pytest.raises(json_format.ParseError):
-        json_format.ParseDict(said["predicate"], Provenance())
+        json_format.ParseDict(statement["predicate"], Provenance())
 
 
-def test_it_names_every_file_that_was_made(folder: Path, said: dict[str, Any]):
-    subjects = {each["name"]: each["digest"]["sha256"] for each in said["subject"]}
+def test_it_names_every_file_that_was_made(folder: Path, statement: dict[str, Any]):
+    subjects = {file["name"]: file["digest"]["sha256"] for file in statement["subject"]}
     assert set(subjects) == {path.name for path in folder.iterdir()} - {PROVENANCE}
-    assert set(BESIDE) - {PROVENANCE} < set(subjects)
+    assert set(COMPANION_FILES) - {PROVENANCE} < set(subjects)
     for name, value in subjects.items():
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == value
 
 
 def test_it_names_base_steps_tool_and_machine(
-    shipped: ShippedStack, said: dict[str, Any]
+    shipped: ShippedStack, statement: dict[str, Any]
 ):
-    definition = said["predicate"]["buildDefinition"]
+    definition = statement["predicate"]["buildDefinition"]
     assert definition["externalParameters"] == {
         "release": "v1.0",
         "version": "1.0+xpu.dsv4.1",
         "steps": ["raise-value", "bring-kernel"],
     }
-    parts = {each["name"]: each for each in definition["resolvedDependencies"]}
+    parts = {part["name"]: part for part in definition["resolvedDependencies"]}
     assert parts["vllm-1.0.tar.gz"]["digest"]["sha256"] == shipped.release.sha256
     patch = parts["patches/v1.0/bring-kernel.patch"]
     assert patch["annotations"] == {"kind": "patch", "step": "bring-kernel"}
@@ -67,7 +67,7 @@ def test_it_names_base_steps_tool_and_machine(
     lands = "vllm/v1/attention/ops/xpu_dsv4/decode.py"
     assert kernel["annotations"]["lands"] == lands
     assert parts["tree"]["digest"]["gitTree"] == shipped.trees()[-1].tree_id
-    read = provenance.read(json.dumps(said).encode())
+    read = provenance.read(json.dumps(statement).encode())
     assert read.tool == inputs.tool()
     assert read.machine == inputs.machine(Runner())
     assert (
@@ -81,8 +81,8 @@ def test_it_says_nothing_of_directories_or_time(
     text = (folder / PROVENANCE).read_text()
     for place, _ in private_places(shipped.root):
         assert place not in text
-    made = shipped.ship(tmp_path)
-    assert (made.directory / PROVENANCE).read_text() == text
+    artifacts = shipped.ship(tmp_path)
+    assert (artifacts.directory / PROVENANCE).read_text() == text
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_what_is_no_provenance_is_refused(data: bytes, problem: str):
         provenance.read(data)
 
 
-def test_another_kind_of_statement_is_refused(said: dict[str, Any]):
-    said["predicateType"] = "urn:other"
+def test_another_kind_of_statement_is_refused(statement: dict[str, Any]):
+    statement["predicateType"] = "urn:other"
     with pytest.raises(CheckFailed, match="another kind"):
-        provenance.read(json.dumps(said).encode())
+        provenance.read(json.dumps(statement).encode())
 
 
 @pytest.mark.parametrize("compiler", ["c++; touch {}", "$(touch {})", "'open", "/"])

@@ -42,9 +42,9 @@ def test_its_own_model_reads_the_pedigree_back(
     main = Bom.from_json(bill).metadata.component  # type: ignore[attr-defined]
     assert (main.name, main.version) == ("vllm", "1.0+xpu.dsv4.1")
     [wheel] = folder.glob("*.whl")
-    assert [each.content for each in main.hashes] == [digest(wheel)]
+    assert [value.content for value in main.hashes] == [digest(wheel)]
     [base] = main.pedigree.ancestors
-    assert [each.content for each in base.hashes] == [shipped.release.sha256]
+    assert [value.content for value in base.hashes] == [shipped.release.sha256]
     urls = {str(patch.diff.url) for patch in main.pedigree.patches}
     assert urls == {
         f"patches/v1.0/{slug}.patch#sha256={digest(shipped.patch(slug))}"
@@ -66,9 +66,9 @@ def test_what_a_step_brings_is_listed_by_hash(
 ):
     root = shipped.project.root
     files = {
-        each["name"]: each["hashes"][0]["content"]
-        for each in bill["components"]
-        if each["type"] == "file"
+        component["name"]: component["hashes"][0]["content"]
+        for component in bill["components"]
+        if component["type"] == "file"
     }
     for name in (f"vllm_overlay/common/{LAYER}", "kernels/xpu_dsv4/decode.py"):
         assert files[name] == digest(root / name)
@@ -78,7 +78,9 @@ def test_what_a_step_brings_is_listed_by_hash(
 
 def test_the_three_pins_are_required_in_their_versions(bill: dict[str, Any]):
     libraries = {
-        each["name"]: each for each in bill["components"] if each["type"] == "library"
+        component["name"]: component
+        for component in bill["components"]
+        if component["type"] == "library"
     }
     assert libraries["torch"]["version"] == "2.11.0+xpu"
     assert libraries["vllm-xpu-kernels"]["version"] == "2.11.0"
@@ -91,8 +93,8 @@ def test_the_three_pins_are_required_in_their_versions(bill: dict[str, Any]):
 def test_equal_wheels_have_equal_bills_and_others_do_not(
     shipped: ShippedStack, bill: dict[str, Any], tmp_path: Path
 ):
-    made = shipped.ship(tmp_path)
-    assert (made.directory / SBOM).read_bytes() == (
+    artifacts = shipped.ship(tmp_path)
+    assert (artifacts.directory / SBOM).read_bytes() == (
         shipped.root / "dist/v1.0" / SBOM
     ).read_bytes()
     other = shipped.ship(tmp_path, "v2.0")

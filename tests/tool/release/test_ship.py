@@ -15,7 +15,7 @@ from shipped_stack import ShippedStack
 from tiny_stack import BASE
 
 from xpustack.core.errors import CheckFailed, EnvironmentProblem, UsageError
-from xpustack.release.ship import BESIDE
+from xpustack.release.ship import COMPANION_FILES
 
 
 def left(directory: Path) -> list[str]:
@@ -25,7 +25,7 @@ def left(directory: Path) -> list[str]:
 def test_a_folder_holds_the_wheel_and_all_beside_it(shipped: ShippedStack):
     folder = shipped.root / "dist/v1.0"
     [wheel] = folder.glob("*.whl")
-    assert left(folder) == sorted([wheel.name, *BESIDE])
+    assert left(folder) == sorted([wheel.name, *COMPANION_FILES])
     arguments = (folder / "container.args").read_text().splitlines()
     assert arguments == [
         "BASE_IMAGE=example/gpu-runtime:2",
@@ -160,7 +160,7 @@ def test_an_older_folder_is_replaced_whole(shipped: ShippedStack, tmp_path: Path
     old = tmp_path / "v1.0" / "vllm-1.0+xpu.dsv4.0-py3-none-any.whl"
     old.parent.mkdir()
     old.write_bytes(b"")
-    made = shipped.ship(tmp_path)
-    assert left(made.directory) == sorted(made.files)
+    artifacts = shipped.ship(tmp_path)
+    assert left(artifacts.directory) == sorted(artifacts.files)
     assert left(tmp_path) == ["v1.0"]
-    assert os.stat(made.directory).st_mode & 0o777 == 0o755
+    assert os.stat(artifacts.directory).st_mode & 0o777 == 0o755

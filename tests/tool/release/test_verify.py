@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A judge is worth what it catches: one flipped byte anywhere, and it says where."""
+"""Verification finds every change, down to one flipped byte, and names the file."""
 
 import io
 import json
@@ -22,19 +22,18 @@ from xpustack.release.ship import (
     PINS,
     PROVENANCE,
     SBOM,
-    Derived,
+    WheelBuild,
 )
-from xpustack.release.verify import Verdict
+from xpustack.release.verify import WheelVerdict
 
 VALUE = "vllm/value.py"
 DECODE = "vllm/v1/attention/ops/xpu_dsv4/decode.py"
 
 
 @pytest.fixture(scope="module")
-def derived(shipped: ShippedStack) -> Derived:
-    """What a new build of v1.0 yields; made once, because only the wheel under
-    judgement changes in most tests."""
-    return judge.derive(
+def wheel_build(shipped: ShippedStack) -> WheelBuild:
+    """A new build of v1.0, made once: in most tests only the verified wheel changes."""
+    return judge.build_wheel(
         judge.Runner(), shipped.project, shipped.cache, shipped.release, offline=True
     )
 
@@ -54,17 +53,18 @@ def path(folder: Path) -> Path:
 def judged(
     shipped: ShippedStack,
     path: Path,
-    derived: Derived,
+    wheel_build: WheelBuild,
     monkeypatch: pytest.MonkeyPatch,
-) -> Callable[[], Verdict]:
+) -> Callable[[], WheelVerdict]:
     """Judge the wheel without building it again."""
-    monkeypatch.setattr(judge, "derive", lambda *_, **__: derived)
+    monkeypatch.setattr(judge, "build_wheel", lambda *_, **__: wheel_build)
     return lambda: judge.verify(shipped.project, shipped.cache, path, offline=True)
 
 
-def found(verdict: Verdict) -> dict[str, str]:
+def problems_by_file(verdict: WheelVerdict) -> dict[str, str]:
     return {
-        one.path: "\n".join([one.problem, *one.detail]) for one in verdict.differences
+        difference.path: "\n".join([difference.problem, *difference.detail])
+        for difference in verdict.differences
     }
 
 
@@ -76,17 +76,19 @@ def flip(file: Path, position: int) -> None:
 
 def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
     """The wheel with other members, its RECORD and archive in perfect order."""
-    members = {name: one.data for name, one in wheel.read(path).members.items()}
+    members = {name: member.data for name, member in wheel.read(path).members.items()}
     change(members)
-    made = wheel.Wheel({name: wheel.Member(data) for name, data in members.items()}, {})
-    path.write_bytes(wheel.canonical(made))
+    changed = wheel.Wheel(
+        {name: wheel.Member(data) for name, data in members.items()}, {}
+    )
+    path.write_bytes(wheel.canonical(changed))
 
 
 def test_what_was_built_here_is_verified_by_building_it_again(
     shipped: ShippedStack, path: Path
 ):
     verdict = judge.verify(shipped.project, shipped.cache, path, offline=True)
-    assert found(verdict) == {}
+    assert problems_by_file(verdict) == {}
     assert verdict.good
     assert verdict.notes == ("--offline: the hashes in pins.txt are taken as they are",)
 
@@ -98,7 +100,7 @@ def test_one_flipped_byte_in_each_part_of_the_archive(judged, path: Path):
         before = path.read_bytes()
         start = info.header_offset + 30 + len(name)
         flip(path, start + info.compress_size // 2)
-        problems = found(judged())
+        problems = problems_by_file(judged())
         assert name in problems and path.name in problems, name
         assert "damaged" in problems[name]
         path.write_bytes(before)
@@ -108,7 +110,7 @@ def test_a_flipped_byte_between_members_is_found_too(judged, path: Path):
     with zipfile.ZipFile(path) as archive:
         header = archive.infolist()[0].header_offset
     flip(path, header + 10)
-    problems = found(judged())
+    problems = problems_by_file(judged())
     assert "the archive's bytes differ" in problems[path.name] or VALUE in problems
 
 
@@ -119,7 +121,7 @@ def test_a_member_changed_with_care_is_found(judged, path: Path):
         members[VALUE] = members[VALUE].replace(b"VALUE = 2", b"VALUE = 3")
 
     rewritten(path, change)
-    problems = found(judged())
+    problems = problems_by_file(judged())
     assert "differs from the one built here" in problems[VALUE]
     assert "as made here: VALUE = 2" in problems[VALUE]
     assert any(name.endswith("/RECORD") for name in problems)
@@ -130,7 +132,7 @@ def test_a_member_more_and_a_member_less(judged, path: Path):
         members["vllm/extra.py"] = members.pop(VALUE)
 
     rewritten(path, change)
-    problems = found(judged())
+    problems = problems_by_file(judged())
     assert "only the wheel has it" in problems["vllm/extra.py"]
     assert "the wheel lacks it" in problems[VALUE]
 
@@ -140,12 +142,12 @@ def test_an_executable_bit_is_found(judged, path: Path):
     members = dict(read.members)
     members[VALUE] = wheel.Member(members[VALUE].data, executable=True)
     path.write_bytes(wheel.canonical(wheel.Wheel(members, {})))
-    assert VALUE in found(judged())
+    assert VALUE in problems_by_file(judged())
 
 
 def test_a_truncated_wheel(judged, path: Path):
     path.write_bytes(path.read_bytes()[:-200])
-    problems = found(judged())
+    problems = problems_by_file(judged())
     assert list(problems) == [path.name]
     assert "damaged or cut short" in problems[path.name]
 
@@ -154,22 +156,22 @@ def test_a_truncated_wheel(judged, path: Path):
 def test_a_changed_file_beside_the_wheel(judged, folder: Path, name: str):
     text = (folder / name).read_text()
     (folder / name).write_text(text.replace("2.11.0", "2.11.1").replace("=", "= ", 1))
-    assert name in found(judged())
+    assert name in problems_by_file(judged())
 
 
 @pytest.mark.parametrize("name", [CONSTRAINTS, PINS, ARGUMENTS, SBOM, PROVENANCE])
 def test_a_missing_file_beside_the_wheel(judged, folder: Path, name: str):
     (folder / name).unlink()
-    assert "missing beside the wheel" in found(judged())[name]
+    assert "missing beside the wheel" in problems_by_file(judged())[name]
 
 
 def test_a_provenance_that_lies(judged, folder: Path):
-    said = json.loads((folder / PROVENANCE).read_bytes())
-    parts = said["predicate"]["buildDefinition"]["resolvedDependencies"]
-    patch = next(each for each in parts if each["name"].endswith("value.patch"))
+    statement = json.loads((folder / PROVENANCE).read_bytes())
+    parts = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    patch = next(part for part in parts if part["name"].endswith("value.patch"))
     patch["digest"]["sha256"] = "0" * 64
-    (folder / PROVENANCE).write_text(json.dumps(said))
-    problems = found(judged())
+    (folder / PROVENANCE).write_text(json.dumps(statement))
+    problems = problems_by_file(judged())
     assert PROVENANCE in problems
     assert "not the one that the wheel was built from" in problems[patch["name"]]
 
@@ -177,22 +179,22 @@ def test_a_provenance_that_lies(judged, folder: Path):
 def test_a_provenance_never_leads_out_of_the_checkout(
     judged, folder: Path, tmp_path: Path
 ):
-    said = json.loads((folder / PROVENANCE).read_bytes())
-    parts = said["predicate"]["buildDefinition"]["resolvedDependencies"]
-    part = next(each for each in parts if each["name"].endswith("value.patch"))
+    statement = json.loads((folder / PROVENANCE).read_bytes())
+    parts = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
+    part = next(part for part in parts if part["name"].endswith("value.patch"))
     part["name"] = str(tmp_path / "secret")
     (tmp_path / "secret").write_text("")
-    (folder / PROVENANCE).write_text(json.dumps(said))
-    assert "this checkout does not" in found(judged())[part["name"]]
+    (folder / PROVENANCE).write_text(json.dumps(statement))
+    assert "this checkout does not" in problems_by_file(judged())[part["name"]]
 
 
 def test_another_machine_is_a_note_and_no_difference(judged, folder: Path):
-    said = json.loads((folder / PROVENANCE).read_bytes())
-    internal = said["predicate"]["buildDefinition"]["internalParameters"]
+    statement = json.loads((folder / PROVENANCE).read_bytes())
+    internal = statement["predicate"]["buildDefinition"]["internalParameters"]
     internal["machine"]["compiler"] = "c++ 99"
-    (folder / PROVENANCE).write_text(json.dumps(said, indent=1) + "\n")
+    (folder / PROVENANCE).write_text(json.dumps(statement, indent=1) + "\n")
     verdict = judged()
-    assert found(verdict) == {}
+    assert problems_by_file(verdict) == {}
     assert any("compiler was c++ 99" in note for note in verdict.notes)
 
 
@@ -210,7 +212,9 @@ def test_a_tampered_kernel_or_overlay_file(
     stack = shipped.copy(tmp_path / "stack")
     [wheel_file] = (stack.root / "dist/v1.0").glob("*.whl")
     flip(stack.project.root / name, -2)
-    problems = found(judge.verify(stack.project, stack.cache, wheel_file, offline=True))
+    problems = problems_by_file(
+        judge.verify(stack.project, stack.cache, wheel_file, offline=True)
+    )
     assert "not the one that the wheel was built from" in problems[name]
     assert "differs from the one built here" in problems[member]
     assert VALUE not in problems
@@ -223,12 +227,16 @@ def test_a_tampered_patch(shipped: ShippedStack, tmp_path: Path):
     patch = stack.patch("raise-value")
     before = patch.read_bytes()
     patch.write_bytes(before.replace(b"Why.", b"Wly."))
-    problems = found(judge.verify(stack.project, stack.cache, wheel_file, offline=True))
+    problems = problems_by_file(
+        judge.verify(stack.project, stack.cache, wheel_file, offline=True)
+    )
     name = "patches/v1.0/raise-value.patch"
     assert "not the one that the wheel was built from" in problems[name]
     assert "series" not in problems
     patch.write_bytes(before.replace(b"OLD = 1", b"OLD = 7"))
-    problems = found(judge.verify(stack.project, stack.cache, wheel_file, offline=True))
+    problems = problems_by_file(
+        judge.verify(stack.project, stack.cache, wheel_file, offline=True)
+    )
     assert name in problems
     assert "cannot be built again" in problems["series"]
     assert "raise-value" in problems["series"]
@@ -255,7 +263,7 @@ def test_a_wheel_that_is_not_ours(
 
 def test_a_file_of_our_name_that_is_no_archive(judged, path: Path):
     path.write_bytes(b"hello")
-    assert "damaged or cut short" in found(judged())[path.name]
+    assert "damaged or cut short" in problems_by_file(judged())[path.name]
 
 
 def test_the_command_line_tells_the_outcome(
@@ -278,7 +286,7 @@ def test_the_command_line_tells_the_outcome(
     assert (done.exit_code, "1 files differ" in done.stdout) == (1, True), done.output
     data = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["data"]
     assert (data["verified"], data["release"]) == (False, "v1.0")
-    assert [one["file"] for one in data["differences"]] == [CONSTRAINTS]
+    assert [difference["file"] for difference in data["differences"]] == [CONSTRAINTS]
     done = CliRunner().invoke(app, ["verify", str(folder / "none.whl")])
     assert (done.exit_code, "no such wheel" in done.output) == (2, True)
 
