@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cache holds, what this checkout still reaches of it, and removing the rest.
+"""Lists what the cache holds, and removes what this checkout does not need.
 
-An entry is removed if no pin and no series of the checkout reaches it and it has
-not been used for some days: other checkouts may share the cache.
+An entry is removed if no pin and no series of the checkout needs it, and if it was not
+used for some days: other checkouts may share the cache.
 """
 
 import contextlib
@@ -28,9 +28,11 @@ from xpustack.core.project import Project
 from xpustack.series.apply import trees
 
 _DAY = 86_400
-_BUILDS = ("wheels", "builds")
+_WHEELS = "wheels"
+"""Where earlier versions of the tool kept wheels."""
 _CONTENTS = "files"
 _MYPY = "mypy"
+"""What mypy knows of environments; which of them are needed, only their use tells."""
 _SCRATCH = "scratch"
 _BLOCK = 512
 
@@ -45,15 +47,21 @@ class Area:
 
 
 @dataclass
-class Reached:
-    """Names of what a checkout needs: archives by sha256, bases by ref, builds and
-    results by key, releases by name, commits by id."""
+class Needs:
+    """What a checkout needs of the cache.
+
+    Attributes:
+        sdists: archives by their sha256.
+        bases: bases by their ref.
+        builds: installed trees by their key.
+        results: stored results by their key.
+        commits: bases and steps by their commit's id.
+    """
 
     sdists: set[str] = field(default_factory=set)
     bases: set[str] = field(default_factory=set)
     builds: set[str] = field(default_factory=set)
     results: set[str] = field(default_factory=set)
-    releases: set[str] = field(default_factory=set)
     commits: set[str] = field(default_factory=set)
 
 
@@ -61,7 +69,7 @@ class Reached:
 def in_use(cache: Cache) -> Iterator[None]:
     """Keep `gc` from removing anything of the cache during the block."""
     handle = None
-    # A cache that cannot be opened is the error of whoever writes to it.
+    # A cache that cannot be opened fails when it is written, with a better message.
     with contextlib.suppress(OSError):
         cache.root.mkdir(parents=True, exist_ok=True)
     with contextlib.suppress(OSError):
@@ -91,39 +99,38 @@ def info(cache: Cache) -> list[Area]:
     return areas
 
 
-def reached(project: Project, cache: Cache, progress: Progress = silent) -> Reached:
+def needs(project: Project, cache: Cache, progress: Progress = silent) -> Needs:
     """What the pins and series of a checkout need of the cache.
 
     Raises:
-        StackError: a series cannot be read or applied, so that it is not known.
+        StackError: a series cannot be read or applied, so its needs are unknown.
     """
     store = Store(cache)
-    known = Reached()
+    needed = Needs()
     for release in releases.load(project):
-        known.sdists.add(release.sha256)
-        known.bases.add(base_ref(release))
-        known.releases.add(release.name)
+        needed.sdists.add(release.sha256)
+        needed.bases.add(base_ref(release))
         if base_ref(release) not in store.refs():
             continue
         progress(f"reading {release.name}")
-        grown = trees(store, project, release, offline=True, progress=progress)
-        last = len(grown.steps)
-        known.commits |= {tree.commit for tree in grown.trees}
-        known.builds |= {
-            build.key_of(store, tree, version_of(tree, last)) for tree in grown.trees
+        series = trees(store, project, release, offline=True, progress=progress)
+        last = len(series.steps)
+        needed.commits |= {tree.commit for tree in series.trees}
+        needed.builds |= {
+            build.key_of(store, tree, version_of(tree, last)) for tree in series.trees
         }
-        known.results |= result_keys(project, cache, grown)
-    return known
+        needed.results |= result_keys(project, cache, series)
+    return needed
 
 
 def gc(
-    cache: Cache, needed: Reached, *, days: float = 7, dry_run: bool = False
+    cache: Cache, needed: Needs, *, days: float = 7, dry_run: bool = False
 ) -> list[Area]:
     """Remove what is not `needed` and was not used for `days`, and what killed runs
-    left; only tell, if `dry_run`.
+    left. A dry run only reports it.
 
     Returns:
-        What went, by area. A file that another entry holds as well frees nothing.
+        What was removed, by area. A file that another entry holds, too, frees nothing.
 
     Raises:
         EnvironmentProblem: another run uses the cache, or no right to write it.
@@ -145,14 +152,15 @@ def gc(
     return areas
 
 
-def _unneeded(
-    cache: Cache, needed: Reached, oldest: float
-) -> Iterator[tuple[str, Path]]:
-    names = {
+def _unneeded(cache: Cache, needed: Needs, oldest: float) -> Iterator[tuple[str, Path]]:
+    """The entries that are neither needed nor used lately, and those that killed runs
+    left, each with its area."""
+    names: dict[str, set[str]] = {
         cache.sdists.name: needed.sdists,
         cache.results.name: needed.results,
-        _MYPY: needed.releases,
-        **dict.fromkeys(_BUILDS, needed.builds),
+        _MYPY: set(),
+        _WHEELS: set(),
+        cache.builds.name: needed.builds,
     }
     for area, keep in names.items():
         for path in _entries(cache, area):
@@ -165,7 +173,7 @@ def _unneeded(
 
 
 def _sources(cache: Cache, removed: Iterable[Path]) -> set[str]:
-    """The sha256 of all that the installed trees list, but for those `removed`."""
+    """The sha256 of all files of the installed trees that are not `removed`."""
     homes = set(_entries(cache, cache.builds.name)) - set(removed)
     manifests = (build.manifest_of(cache, home.name) for home in homes)
     return {
@@ -179,8 +187,8 @@ def _sources(cache: Cache, removed: Iterable[Path]) -> set[str]:
 def _unlinked(
     cache: Cache, removed: Iterable[Path], sources: set[str]
 ) -> list[tuple[str, Path]]:
-    """The contents that no installed tree lists or links to any more, and that are
-    not the byte code of one; where there are no links, trees have copies."""
+    """The contents that no installed tree lists or links to any more, and that are not
+    the byte code of a listed one. Without hard links, trees hold copies."""
     links = _links(removed)
     code = load_index(cache)
     listed = sources | {code[source].sha256 for source in sources & code.keys()}
@@ -193,6 +201,7 @@ def _unlinked(
 
 
 def _freed(unneeded: Iterable[tuple[str, Path]]) -> list[Area]:
+    """What the removal of entries frees, by area."""
     pairs = list(unneeded)
     links = _links(path for _, path in pairs)
     entries = Counter(area for area, _ in pairs)
@@ -207,8 +216,8 @@ def _freed(unneeded: Iterable[tuple[str, Path]]) -> list[Area]:
     return [Area(area, count, sizes[area]) for area, count in entries.items()]
 
 
-def _refs(cache: Cache, needed: Reached, dry_run: bool) -> list[Area]:
-    """Drop the refs of commits that are not needed, and their objects."""
+def _refs(cache: Cache, needed: Needs, dry_run: bool) -> list[Area]:
+    """Remove the refs of commits that are not needed, and their objects."""
     store = Store(cache)
     stale = [
         ref
@@ -227,6 +236,11 @@ def _refs(cache: Cache, needed: Reached, dry_run: bool) -> list[Area]:
 
 @contextlib.contextmanager
 def _alone(cache: Cache) -> Iterator[None]:
+    """Let nobody else use the cache during the block.
+
+    Raises:
+        EnvironmentProblem: another run uses it.
+    """
     handle = os.open(cache.root, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -242,14 +256,14 @@ def _alone(cache: Cache) -> Iterator[None]:
 
 
 def _entries(cache: Cache, area: str) -> list[Path]:
-    """What counts as one entry of an area: a file in a folder of two letters, or
-    whatever lies in the area itself."""
+    """The entries of an area: files in folders of two letters, or whatever lies in the
+    area itself."""
     pattern = "??/*" if area in (cache.results.name, _CONTENTS) else "*"
     return sorted((cache.root / area).glob(pattern))
 
 
 def _links(paths: Iterable[Path]) -> Counter[tuple[int, int]]:
-    """How many of the given names, or of those below them, each file has."""
+    """How many of the given paths, or of those below them, name each inode."""
     return Counter(_inode(status) for path in paths for status in _statuses(path))
 
 
@@ -269,7 +283,7 @@ def _inode(status: os.stat_result) -> tuple[int, int]:
 
 
 def _held(path: Path) -> bool:
-    """Whether a living writer holds the lock of a temporary entry."""
+    """Whether a running writer holds the lock of a temporary entry."""
     handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)

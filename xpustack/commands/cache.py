@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack cache info` and `xpustack cache gc`."""
+"""`xpustack cache`: list what the cache holds, and clean it up."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ def info(as_json: AsJson = False) -> None:
     with answering("cache info", as_json) as answer:
         cache = Cache.default()
         areas = cache_contents.info(cache)
-        _tell(answer, cache, areas)
+        _report(answer, cache, areas)
         answer.say(f"{cache.root}: {_size(areas)}")
 
 
@@ -30,25 +30,25 @@ def gc(
         float, typer.Option(min=0, help="Keep what was made or used since then.")
     ] = 7,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be removed.")
+        bool, typer.Option("--dry-run", help="Only report what would be removed.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Remove what no pin and no series of this checkout reaches, and what killed
-    runs left.
+    """Remove what no pin and no series of this checkout needs, and what killed runs
+    left.
 
-    Everything that goes can be made or downloaded again. Not while another command
+    Everything removed can be made or downloaded again. Refused while another command
     uses the cache (exit code 5)."""
     with answering("cache gc", as_json) as answer:
         cache = Cache.default()
         with showing_progress() as progress:
-            needed = cache_contents.reached(Project.find(), cache, progress)
+            needed = cache_contents.needs(Project.find(), cache, progress)
             areas = cache_contents.gc(cache, needed, days=days, dry_run=dry_run)
-        _tell(answer, cache, areas)
+        _report(answer, cache, areas)
         answer.say(f"{'would free' if dry_run else 'freed'} {_size(areas)}")
 
 
-def _tell(answer: Answer, cache: Cache, areas: Sequence[Area]) -> None:
+def _report(answer: Answer, cache: Cache, areas: Sequence[Area]) -> None:
     answer.data = {
         "cache": str(cache.root),
         "bytes": sum(area.bytes for area in areas),

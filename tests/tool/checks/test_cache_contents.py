@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the cache holds, and what goes when it is cleaned up."""
+"""What the cache holds, and what a cleanup removes."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from xpustack.base.store import Store
 from xpustack.builds import bytecode
 from xpustack.builds.build import key_of, version_of
 from xpustack.builds.site import Manifest, save_manifest
-from xpustack.checks.cache_contents import Area, Reached, gc, in_use, info, reached
+from xpustack.checks.cache_contents import Area, Needs, gc, in_use, info, needs
 from xpustack.checks.proof import result_keys
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, SeriesError
@@ -53,7 +53,7 @@ def test_linked_files_count_once(cache: Cache):
 def test_what_the_series_reach_stays(stack: FakeStack):
     stack.trees()
     stack.trees("v2.0")
-    needed = reached(stack.project, stack.cache)
+    needed = needs(stack.project, stack.cache)
     trees = stack.trees()
     builds = [key_of(Store(stack.cache), tree, version_of(tree, 3)) for tree in trees]
     results = sorted(result_keys(stack.project, stack.cache, stack.series()))
@@ -78,26 +78,24 @@ def test_what_nothing_reaches_goes(stack: FakeStack):
     stale = [
         write(cache.root / "builds" / "old" / "site" / "a.py"),
         write(cache.sdists / ("0" * 64) / "vllm-0.1.tar.gz"),
-        write(cache.root / "mypy" / "v0.1" / "cache.json"),
+        write(cache.root / "mypy" / "v1.0" / "cache.json"),
         write(cache.root / "scratch" / "left" / "work"),
     ]
     cache.results_put("test-old", {})
-    kept = write(cache.root / "mypy" / "v1.0" / "cache.json")
-    needed = reached(stack.project, cache)
-    told = gc(cache, needed, days=0, dry_run=True)
+    needed = needs(stack.project, cache)
+    announced = gc(cache, needed, days=0, dry_run=True)
     assert all(path.is_file() for path in stale)
     assert len(Store(cache).refs()) == count
-    done = gc(cache, needed, days=0)
-    assert [(area.name, area.entries) for area in done] == [
-        (area.name, area.entries) for area in told
+    removed = gc(cache, needed, days=0)
+    assert [(area.name, area.entries) for area in removed] == [
+        (area.name, area.entries) for area in announced
     ]
-    areas = {area.name: area for area in done}
+    areas = {area.name: area for area in removed}
     assert (areas["builds"].bytes, areas["sdists"].bytes) == (4096, 4096)
     assert areas["objects"].entries == 1
     assert areas["objects"].bytes > 0
     assert not any(path.exists() for path in stale)
     assert cache.results_get("test-old") is None
-    assert kept.is_file()
     assert len(Store(cache).refs()) == count - 1
     assert [tree.commit for tree in stack.trees()]
     assert Store(cache).git.run("fsck", "--full", "--strict") == b""
@@ -110,7 +108,7 @@ def test_the_base_of_an_unpinned_release_goes(stack: FakeStack):
     gone = stack.releases["v2.0"].sha256
     pins.write_text(head.rpartition("[[release]]")[0])
     assert mark and tail
-    gc(stack.cache, reached(stack.project, stack.cache), days=0)
+    gc(stack.cache, needs(stack.project, stack.cache), days=0)
     assert not (stack.cache.sdists / gone).exists()
     assert f"refs/bases/{gone}" not in Store(stack.cache).refs()
     assert len(stack.trees()) == 4
@@ -119,11 +117,25 @@ def test_the_base_of_an_unpinned_release_goes(stack: FakeStack):
 def test_what_was_used_lately_stays(cache: Cache):
     for name, age in (("new", 0.0), ("old", 8 * 86_400.0)):
         cache.results_put(f"test-{name}", {})
-        path = cache.results / "te" / f"test-{name}.json"
-        when = path.stat().st_mtime - age
-        os.utime(path, (when, when))
-    assert [area.entries for area in gc(cache, Reached())] == [1]
+        memory = write(cache.root / "mypy" / f"{name}.db")
+        for path in (cache.results / "te" / f"test-{name}.json", memory):
+            when = path.stat().st_mtime - age
+            os.utime(path, (when, when))
+    areas = {area.name: area.entries for area in gc(cache, Needs())}
+    assert areas == {"results": 1, "mypy": 1}
     assert cache.results_get("test-new") == {}
+    assert [path.name for path in (cache.root / "mypy").iterdir()] == ["new.db"]
+
+
+def test_the_folders_that_mypy_had_for_each_release_go(stack: FakeStack):
+    """An older version kept `mypy/<release>` also for the releases that are pinned."""
+    folders = [stack.cache.root / "mypy" / release for release in ("v1.0", "v9.0")]
+    for folder in folders:
+        write(folder / "cache.json")
+        os.utime(folder, (0, 0))
+    areas = gc(stack.cache, needs(stack.project, stack.cache))
+    assert [(area.name, area.entries) for area in areas] == [("mypy", 2)]
+    assert not any(folder.exists() for folder in folders)
 
 
 def test_a_content_goes_with_the_last_tree_that_has_it(cache: Cache):
@@ -134,8 +146,8 @@ def test_a_content_goes_with_the_last_tree_that_has_it(cache: Cache):
             target = cache.root / "builds" / name / "site" / content.name
             target.parent.mkdir(parents=True, exist_ok=True)
             os.link(content, target)
-    done = gc(cache, Reached(builds={"new"}), days=0)
-    assert {area.name: area.bytes for area in done} == {"builds": 4096, "files": 0}
+    removed = gc(cache, Needs(builds={"new"}), days=0)
+    assert {area.name: area.bytes for area in removed} == {"builds": 4096, "files": 0}
     assert shared.is_file() and not own.exists()
 
 
@@ -148,8 +160,8 @@ def test_contents_that_a_tree_lists_stay_without_links_and_with_byte_code(
     home.mkdir(parents=True)
     save_manifest(manifest, home / "manifest.json")
     bytecode._save_index(cache, {source.sha256: code, "0" * 64: other})
-    done = gc(cache, Reached(builds={"new"}), days=0)
-    assert [(area.name, area.entries) for area in done] == [("files", 1)]
+    removed = gc(cache, Needs(builds={"new"}), days=0)
+    assert [(area.name, area.entries) for area in removed] == [("files", 1)]
     assert cache.contents.holds(source) and cache.contents.holds(code)
     assert not cache.contents.holds(other)
     assert bytecode.load_index(cache) == {source.sha256: code}
@@ -158,7 +170,7 @@ def test_contents_that_a_tree_lists_stay_without_links_and_with_byte_code(
 def test_the_scratch_of_a_living_writer_stays(cache: Cache):
     with cache.scratch() as work:
         left = write(cache.root / "scratch" / ".xpustack-0123456789abcdef.part" / "a")
-        assert [area.entries for area in gc(cache, Reached())] == [1]
+        assert [area.entries for area in gc(cache, Needs())] == [1]
         assert work.is_dir() and not left.exists()
 
 
@@ -169,8 +181,8 @@ def test_nothing_goes_while_another_run_uses_the_cache(cache: Cache):
         in_use(cache),
         pytest.raises(EnvironmentProblem, match="another run uses the cache"),
     ):
-        gc(cache, Reached(), days=0)
-    assert gc(cache, Reached(), days=0)[0].entries == 1
+        gc(cache, Needs(), days=0)
+    assert gc(cache, Needs(), days=0)[0].entries == 1
 
 
 def test_a_series_that_cannot_be_read_forbids_it(stack: FakeStack):
@@ -178,7 +190,7 @@ def test_a_series_that_cannot_be_read_forbids_it(stack: FakeStack):
     patch = stack.patch("second")
     patch.write_text(patch.read_text().replace("-attention line 7", "-other", 1))
     with pytest.raises(SeriesError):
-        reached(stack.project, stack.cache)
+        needs(stack.project, stack.cache)
 
 
 def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
