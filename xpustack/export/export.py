@@ -23,9 +23,9 @@ from xpustack.export.proof import require_checked, require_clean, run_alone
 from xpustack.export.pull_request import Request, title_problem
 from xpustack.export.upstream_trees import Person, upstream_trees
 from xpustack.series.apply import trees
-from xpustack.series.overlay import KERNEL_HOME, closure, overlay_files
+from xpustack.series.overlay import KERNEL_HOME, kernel_closure, overlay_files
 from xpustack.series.patch import Step
-from xpustack.series.static import brought_lines, changed_lines
+from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import Series, StepTree
 
 ASSISTANT = "an AI coding agent"
@@ -113,7 +113,7 @@ def _requests(
     requests = []
     for number, (tree, proof) in enumerate(zip(final.steps, found, strict=True), 1):
         step = proof.step
-        lines = changed_lines(step) + brought_lines(project, before, step)
+        lines = changed_lines(step) + new_file_lines(project, before, step)
         requests.append(
             Request(
                 step,
@@ -139,7 +139,7 @@ def _needs(project: Project, tree: StepTree) -> Iterator[str]:
     )
     own = set(_code(tree.changed))
     if step.trailers.kernels:
-        modules = closure(project, step, step.trailers.kernels)
+        modules = kernel_closure(project, step, step.trailers.kernels)
         own |= {f"{KERNEL_HOME}/{name}.py" for name in modules}
     for other in reversed(tree.parent.applied):
         names = (

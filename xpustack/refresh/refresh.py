@@ -42,7 +42,7 @@ from xpustack.refresh.work import (
 from xpustack.series.apply import trees
 from xpustack.series.order import BASE_ALONE, read_order, require_step
 from xpustack.series.patch import load_series
-from xpustack.series.save import Stale, save
+from xpustack.series.save import StaleFile, save
 from xpustack.series.tree import Series, StepTree
 from xpustack.series.worktree import BASE, BRANCH, Work
 
@@ -60,7 +60,7 @@ class Refreshed:
     source: str
     steps: tuple[Moved, ...]
     seconds: float
-    stale: list[Stale] | None = None
+    stale: list[StaleFile] | None = None
     directory: Path | None = None
 
     @property
@@ -310,7 +310,7 @@ class _Run:
         self._remember()
 
 
-def _require_own(project: Project, release: Release, stale: list[Stale]) -> None:
+def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> None:
     """Insist that a refresh writes nothing but what belongs to its release.
 
     Raises:
@@ -338,7 +338,7 @@ def _save(
     work: Work,
     gone: Iterable[str],
     dry_run: bool = False,
-) -> list[Stale]:
+) -> list[StaleFile]:
     """Save, and let those of the steps `gone` leave that an earlier run wrote."""
     left = set(read_order(project, work.state.release)) - set(slugs_of(work))
     drop = [slug for slug in gone if slug in left]
@@ -347,7 +347,7 @@ def _save(
 
 def _write(
     project: Project, cache: Cache, release: Release, run: _Run, progress: Progress
-) -> list[Stale]:
+) -> list[StaleFile]:
     """Pin and save; a pin whose series cannot be saved is taken back."""
     before = project.releases_file.read_bytes()
     unpinned = release.name not in releases.load(project)
