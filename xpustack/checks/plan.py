@@ -18,7 +18,7 @@ from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.lint.linter import Linter, lint_key, touched
-from xpustack.series.apply import grow
+from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
@@ -68,7 +68,7 @@ class Planner:
         if step is not None:
             slugs = read_order(self._project, self._release.name)
             require_step(slugs, step, self._release.name)
-        series, problem = grow(
+        series, problem = trees_before_failure(
             self._store,
             self._project,
             self._release,

@@ -13,7 +13,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError, UsageError
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
-from xpustack.series.apply import grow
+from xpustack.series.apply import trees_before_failure
 from xpustack.series.tree import Series, Tree
 from xpustack.series.worktree import apply_to
 from xpustack.terminal.console import (
@@ -83,7 +83,7 @@ def _apply(
 ) -> tuple[Series | None, StackError | None]:
     """The release's trees, and the failure that kept further ones away."""
     if directory is None:
-        return grow(
+        return trees_before_failure(
             Store(cache),
             project,
             release,

@@ -15,7 +15,7 @@ from xpustack.core.errors import CheckFailed, SeriesError
 from xpustack.core.project import Project
 from xpustack.series import static
 from xpustack.series.order import read_order, require_step
-from xpustack.series.static import Finding
+from xpustack.series.static import SeriesProblem
 from xpustack.terminal import report
 from xpustack.terminal.console import (
     AsJson,
@@ -115,7 +115,9 @@ def check(
             report.show(done, stdout_console(100), verbose)
 
 
-def _static(project: Project, release: str | None, step: str | None) -> list[Finding]:
+def _static(
+    project: Project, release: str | None, step: str | None
+) -> list[SeriesProblem]:
     """The findings about one release or all, and of those about one step or all.
 
     Raises:

@@ -23,9 +23,9 @@ from xpustack.export.preconditions import require_checked, require_clean, test_c
 from xpustack.export.pull_request import PullRequest, title_problem
 from xpustack.export.upstream_trees import Person, upstream_trees
 from xpustack.series.apply import trees
-from xpustack.series.overlay import KERNEL_HOME, closure, overlay_files
+from xpustack.series.overlay import KERNEL_HOME, kernel_closure, overlay_files
 from xpustack.series.patch import Step
-from xpustack.series.static import brought_lines, changed_lines
+from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import Series, StepTree
 
 ASSISTANT = "an AI coding agent"
@@ -116,7 +116,7 @@ def _requests(
     pairs = zip(exported.steps, step_proofs, strict=True)
     for number, (tree, proof) in enumerate(pairs, start=1):
         step = proof.step
-        lines = changed_lines(step) + brought_lines(project, before, step)
+        lines = changed_lines(step) + new_file_lines(project, before, step)
         requests.append(
             PullRequest(
                 step,
@@ -142,7 +142,7 @@ def _needs(project: Project, tree: StepTree) -> Iterator[str]:
     )
     own_paths = set(_code(tree.changed))
     if step.trailers.kernels:
-        modules = closure(project, step, step.trailers.kernels)
+        modules = kernel_closure(project, step, step.trailers.kernels)
         own_paths |= {f"{KERNEL_HOME}/{name}.py" for name in modules}
     for earlier in reversed(tree.parent.applied):
         modules_added = (

@@ -15,10 +15,10 @@ from xpustack.core import history, markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.series.apply import grow
+from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import SUFFIX
 from xpustack.series.patch import load_series
-from xpustack.series.static import brought_lines, changed_lines
+from xpustack.series.static import changed_lines, new_file_lines
 
 README = "README.md"
 STEPS = "docs/steps.md"
@@ -81,7 +81,7 @@ def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
                     step=step.slug,
                     subject=step.subject,
                     changed=changed_lines(step),
-                    brought=brought_lines(project, steps[:index], step),
+                    brought=new_file_lines(project, steps[:index], step),
                     upstream=step.trailers.upstream_status,
                     removal=step.trailers.removal,
                 )
@@ -131,7 +131,7 @@ def _checks(
     project: Project, cache: Cache, store: Store, release: Release
 ) -> dict[str, str]:
     """What is proven of each step, in a few words."""
-    series, problem = grow(store, project, release, offline=True)
+    series, problem = trees_before_failure(store, project, release, offline=True)
     words = {
         proof.step.slug: "not " + ", ".join(proof.missing) if proof.missing else "green"
         for proof in (proofs(project, cache, series) if series is not None else ())

@@ -42,7 +42,7 @@ from xpustack.refresh.work import (
 from xpustack.series.apply import trees
 from xpustack.series.order import BASE_ALONE, read_order, require_step
 from xpustack.series.patch import load_series
-from xpustack.series.save import Stale, save
+from xpustack.series.save import StaleFile, save
 from xpustack.series.tree import Series, StepTree
 from xpustack.series.worktree import BASE, BRANCH, Work
 
@@ -60,7 +60,7 @@ class RefreshReport:
     source: str
     steps: tuple[StepOutcome, ...]
     seconds: float
-    stale: list[Stale] | None = None
+    stale: list[StaleFile] | None = None
     directory: Path | None = None
 
     @property
@@ -322,7 +322,7 @@ class _RefreshRun:
         self._remember()
 
 
-def _require_own(project: Project, release: Release, stale: list[Stale]) -> None:
+def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> None:
     """Require that a refresh writes only files of its own release.
 
     Raises:
@@ -352,7 +352,7 @@ def _save(
     work: Work,
     gone: Iterable[str],
     dry_run: bool = False,
-) -> list[Stale]:
+) -> list[StaleFile]:
     """Save the series, and remove those steps of `gone` that an earlier run wrote."""
     unwanted = set(read_order(project, work.state.release)) - set(slugs_of(work))
     drop = [slug for slug in gone if slug in unwanted]
@@ -365,7 +365,7 @@ def _write(
     release: Release,
     run: _RefreshRun,
     progress: Progress,
-) -> list[Stale]:
+) -> list[StaleFile]:
     """Pin and save. If the series cannot be saved, undo the pin."""
     before = project.releases_file.read_bytes()
     unpinned = release.name not in releases.load(project)

@@ -16,7 +16,7 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import carrier
 from xpustack.refresh.refresh import target_release
-from xpustack.series.apply import grow
+from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order
 from xpustack.series.tree import Series
 
@@ -80,7 +80,9 @@ def watch(
     store = Store(cache)
     base = store.base(compared, offline=offline, progress=progress)
     attempts = {
-        release.name: grow(store, project, release, offline=offline, progress=progress)
+        release.name: trees_before_failure(
+            store, project, release, offline=offline, progress=progress
+        )
         for release in pinned
         if release.name != compared.name
     }

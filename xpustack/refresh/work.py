@@ -22,7 +22,7 @@ from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
 from xpustack.series.order import read_order
-from xpustack.series.overlay import KERNEL_HOME, closure
+from xpustack.series.overlay import KERNEL_HOME, kernel_closure
 from xpustack.series.patch import Step
 from xpustack.series.tree import StepTree
 from xpustack.series.worktree import (
@@ -235,7 +235,7 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     that the tree before it lacks, even if an earlier step brought them."""
     if not step.trailers.kernels:
         return {}
-    modules = closure(project, step, step.trailers.kernels)
+    modules = kernel_closure(project, step, step.trailers.kernels)
     return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in modules.items()}
 
 

@@ -19,7 +19,7 @@ from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
 from xpustack.series.order import ORDER
-from xpustack.series.overlay import KERNEL_HOME, TRITON, brought
+from xpustack.series.overlay import KERNEL_HOME, TRITON, new_files
 from xpustack.series.patch import Step, format_patch
 
 InputKind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
@@ -89,7 +89,7 @@ def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[In
     for index, step in enumerate(steps):
         patch = sha256_of(format_patch(step))
         files.append(Input("patch", _relative(project, step.path), patch, step.slug))
-        for path, file in sorted(brought(project, steps[:index], step).items()):
+        for path, file in sorted(new_files(project, steps[:index], step).items()):
             name = _relative(project, file.source)
             kind: InputKind = (
                 "kernel" if path.startswith(KERNEL_HOME + "/") else "overlay"

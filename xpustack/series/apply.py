@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a release and its series to trees: one deterministic commit a step.
+"""From a release and its series to trees: one deterministic commit per step.
 
-A step's commit is known by the content that goes into it, so that a series whose
-steps are all in the store costs one git process. Nothing needs a work tree.
+The ref of a step's commit is a hash of everything that goes into it, so looking up a
+series that is already in the store takes one git process. Nothing needs a work tree.
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from xpustack.core.project import Project
 from xpustack.core.repository import Commit
 from xpustack.series.fit import check_fit, check_result
 from xpustack.series.order import position, read_order, redo
-from xpustack.series.overlay import Brought, brought
+from xpustack.series.overlay import NewFile, new_files
 from xpustack.series.patch import Step, format_patch, load_step
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 
@@ -42,21 +42,21 @@ def trees(
             whole series.
 
     Raises:
-        SourceError: the base cannot be had.
+        SourceError: the base is unavailable.
         SeriesError: a patch, a trailer, an overlay file or a kernel is malformed.
         ApplyError: a step does not fit the tree before it.
         UsageError: there is no step `upto`.
     """
-    series, problem = grow(
+    series, problem = trees_before_failure(
         store, project, release, offline=offline, progress=progress, upto=upto
     )
     if problem is not None:
         raise problem
-    assert series is not None, "what has no base has a problem"
+    assert series is not None, "without a base there is a problem"
     return series
 
 
-def grow(
+def trees_before_failure(
     store: Store,
     project: Project,
     release: Release,
@@ -65,22 +65,22 @@ def grow(
     progress: Progress = silent,
     upto: str | None = None,
 ) -> tuple[Series | None, StackError | None]:
-    """As `trees`, but with the trees before the first failure and that failure; no
-    series where not even the base can be had.
+    """As `trees`, but returns the trees before the first failure, and the failure;
+    the series is None if not even the base is available.
 
     Raises:
-        EnvironmentProblem: the machine, and no step, is to blame.
+        EnvironmentProblem: the machine, not a step, is the cause.
     """
     series: Series | None = None
     try:
-        steps, unreadable = _readable(project, release.name, upto)
+        steps, malformed = _well_formed(project, release.name, upto)
         base = store.base(release, offline=offline, progress=progress)
         series = Series(BaseTree(release, base.id, base.tree))
-        known = store.refs()
+        commits = store.refs()
         for index, step in enumerate(steps):
-            files = brought(project, steps[:index], step)
+            files = new_files(project, steps[:index], step)
             ref = _ref(series.tip.commit, step, files)
-            commit = known.get(ref)
+            commit = commits.get(ref)
             if commit is None:
                 progress(f"applying {release.name} {step.slug}")
                 with (
@@ -97,13 +97,13 @@ def grow(
         raise
     except StackError as error:
         return series, error
-    return series, unreadable
+    return series, malformed
 
 
-def _readable(
+def _well_formed(
     project: Project, release: str, upto: str | None
 ) -> tuple[list[Step], StackError | None]:
-    """The steps of a series before the first that is malformed, and that fault."""
+    """The steps of a series before the first malformed one, and its error."""
     slugs = read_order(project, release)
     if upto is not None:
         slugs = slugs[: position(slugs, upto, release)]
@@ -117,12 +117,12 @@ def _readable(
 
 
 def commit_message(step: Step) -> str:
-    """A step's mail message with the slug, which in patches the file name is."""
+    """A step's message with a line for the slug, which is a patch's file name."""
     return f"{step.text}Step: {step.slug}\n"
 
 
-def _ref(parent: str, step: Step, files: dict[str, Brought]) -> str:
-    """The name of a step's commit, from everything that goes into it."""
+def _ref(parent: str, step: Step, files: dict[str, NewFile]) -> str:
+    """The ref of a step's commit: a hash of everything that goes into it."""
     digest = hashlib.sha256(_FORMAT)
     parts = [parent.encode(), step.slug.encode(), format_patch(step)]
     for path, file in sorted(files.items()):
@@ -136,7 +136,7 @@ def _apply(
     writer: Writer,
     parent: Tree,
     step: Step,
-    files: dict[str, Brought],
+    files: dict[str, NewFile],
     scratch: Path,
 ) -> Commit:
     writer.read_tree(parent.tree_id)
@@ -154,17 +154,17 @@ def _apply(
         after = writer.entries()
         for file in step.files:
             check_result(step, file, after.get(file.path))
-    for path, brings in files.items():
+    for path, new_file in files.items():
         _check_allowed(step, path)
         parents = (str(parent) for parent in PurePosixPath(path).parents)
-        if taken := next((name for name in (path, *parents) if name in entries), None):
+        if clash := next((name for name in (path, *parents) if name in entries), None):
             raise ApplyError(
-                f"the tree already has {taken}: there the change is a patch",
+                f"the tree already has {clash}: there the change is a patch",
                 release=step.release,
                 step=step.slug,
-                path=brings.source,
+                path=new_file.source,
                 hint=f"take {path} out of the trailers in {step.path},"
-                f" rm {shlex.quote(str(brings.source))}, and change the file in a"
+                f" rm {shlex.quote(str(new_file.source))}, and change the file in a"
                 " commit: CONTRIBUTING.md, change a step",
             )
     if files:
@@ -198,7 +198,7 @@ def _check_allowed(step: Step, path: str) -> None:
 
 
 def forbidden(path: str) -> str | None:
-    """Why no step may change or bring the file `path`; None if one may."""
+    """Why no step may change or add the file `path`; None if a step may."""
     parts = path.split("/")
     if path in _GENERATED or any(part.endswith(".egg-info") for part in parts):
         return "the file is generated when an sdist is made: no step may change it"

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commits of a work repository, taken apart into steps.
+"""Reads the commits of a work repository as steps.
 
-A file that a commit adds is overlay or kernel; one that it changes or deletes is
-patch.
+A file that a commit adds becomes an overlay file or a kernel; a file that it changes
+or deletes goes into the step's patch.
 """
 
 import re
@@ -22,12 +22,12 @@ from xpustack.series.patch import Step, split_text, trailer_problems
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
-"""How a commit names its step; a patch is named by its file."""
+"""The line by which a commit names its step; a patch's file name does that."""
 
 
 @dataclass(frozen=True)
-class Saved:
-    """One commit of a work repository, taken apart."""
+class StepCommit:
+    """A commit of a work repository as a step, with the files that it adds."""
 
     commit: str
     tree: str
@@ -36,12 +36,12 @@ class Saved:
 
 
 def quoted(work: Work) -> str:
-    """The work tree's path, as a shell reads it."""
+    """The work tree's path, quoted for a shell."""
     return shlex.quote(str(work.git.work_tree))
 
 
 def require_end(work: Work) -> None:
-    """Insist that what is checked out is the whole series.
+    """Require that the whole series is checked out.
 
     Raises:
         UsageError: HEAD is not the branch `series`, or the tag `base` was moved.
@@ -73,14 +73,14 @@ def require_end(work: Work) -> None:
         )
 
 
-def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
-    """The commits since the commit `base`, oldest first, as steps.
+def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
+    """The commits since the commit `base` as steps, oldest first.
 
     Raises:
         SeriesError: a commit cannot be a step.
     """
     git, release = work.git, work.state.release
-    saved: list[Saved] = []
+    step_commits: list[StepCommit] = []
     parent = base
     for commit in git.log(base, "HEAD"):
         subject = commit.message.partition("\n")[0]
@@ -101,7 +101,7 @@ def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
         slug = STEP_LINE.search(commit.message)
         if slug is None or not SLUG.fullmatch(slug[1]):
             raise refuse("the message lacks a line such as `Step: swa-rope`")
-        if any(one.step.slug == slug[1] for one in saved):
+        if any(other.step.slug == slug[1] for other in step_commits):
             raise refuse(f"two commits are the step {slug[1]}")
         try:
             subject, text, trailers = split_text(STEP_LINE.sub("", commit.message))
@@ -110,9 +110,9 @@ def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
         patched, added = _changes(work, parent, commit.id)
         diff = git.diff(parent, commit.id, patched)
         overlay = [path for path in added if not path.startswith(KERNEL_HOME + "/")]
-        known = [path for path in trailers.overlay if path in overlay]
-        new = [path for path in overlay if path not in known]
-        trailers = replace(trailers, overlay=(*known, *new))
+        listed = [path for path in trailers.overlay if path in overlay]
+        unlisted = [path for path in overlay if path not in listed]
+        trailers = replace(trailers, overlay=(*listed, *unlisted))
         path = project.series_dir(release) / (slug[1] + SUFFIX)
         try:
             files = parse_diff(diff)
@@ -132,9 +132,9 @@ def commits_since(work: Work, project: Project, base: str) -> list[Saved]:
             raise refuse("; ".join(problems))
         blobs = git.blobs(added.values()) if added else {}
         contents = {name: blobs[blob] for name, blob in added.items()}
-        saved.append(Saved(commit.id, commit.tree, step, contents))
+        step_commits.append(StepCommit(commit.id, commit.tree, step, contents))
         parent = commit.id
-    return saved
+    return step_commits
 
 
 def _changes(work: Work, parent: str, commit: str) -> tuple[list[str], dict[str, str]]:

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reading `git diff --full-index --binary`: files, blob ids, hunks.
+"""Reads `git diff --full-index --binary`: files, blob ids, hunks.
 
-The format is the one that `git diff` documents under "Generating patch text".
-Only what a step may contain is accepted; everything else is a `DiffError`.
+`git diff` documents the format under "Generating patch text". The parser accepts only
+what a step may contain; anything else is a `DiffError`.
 
-Without unidiff, which drops blob ids and reads text alone, and whatthepatch, which
-drops modes and hunk headers: both accept hunks that overlap, and lines after the last.
+No library does this: unidiff drops blob ids and reads only text, whatthepatch drops
+modes and hunk headers, and both accept overlapping hunks and text after the last hunk.
 """
 
 import re
@@ -205,8 +205,8 @@ def _names(reader: _Reader, path: str, absent: tuple[bool, bool]) -> None:
     for mark, name, missing in sides:
         expected = "/dev/null" if missing else name
         # Git ends a name that holds a blank with a tab.
-        found = (reader.take_after(mark) or "").removesuffix("\t")
-        if found != expected:
+        actual = (reader.take_after(mark) or "").removesuffix("\t")
+        if actual != expected:
             raise DiffError(
                 f"expected the line `{mark.decode()}{expected}`",
                 reader.number - 1,
@@ -220,7 +220,7 @@ def _hunks(reader: _Reader, path: str) -> tuple[Hunk, ...]:
     while reader.peek().startswith(b"@@ "):
         number = reader.number
         hunk = _hunk(reader, path)
-        # A side without lines names the line before it (0 at the top).
+        # A side without lines gives the number of the line before it (0 at the top).
         old_first = hunk.old_start + (hunk.old_count == 0)
         new_first = hunk.new_start + (hunk.new_count == 0)
         if old_first <= last or old_first + shift != new_first:
@@ -243,18 +243,18 @@ def _hunk(reader: _Reader, path: str) -> Hunk:
         raise DiffError("malformed hunk header", number, path)
     counts = [int(match[group] or 1) for group in (2, 4)]
     header = text.decode("utf-8", "replace")
-    left, lines = list(counts), list[bytes]()
-    while any(left) and min(left) >= 0:
+    remaining, lines = list(counts), list[bytes]()
+    while any(remaining) and min(remaining) >= 0:
         mark = reader.peek()[:1]
         if reader.done or mark not in (b" ", b"-", b"+"):
             break
-        left[0] -= mark != b"+"
-        left[1] -= mark != b"-"
+        remaining[0] -= mark != b"+"
+        remaining[1] -= mark != b"-"
         lines.append(reader.take() + b"\n")
         if reader.peek().startswith(b"\\ "):
             reader.take()
             lines[-1] = lines[-1][:-1]
-    if any(left) or (reader.peek()[:1] in (b" ", b"+", b"-") and not reader.done):
+    if any(remaining) or (reader.peek()[:1] in (b" ", b"+", b"-") and not reader.done):
         raise DiffError(
             f"the hunk header {header} does not count its lines", number, path
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a step's diff fits a tree exactly: same blobs, same lines, same place."""
+"""Checks that a step's diff fits a tree exactly: same blobs, lines and places."""
 
 import difflib
 from collections.abc import Sequence
@@ -11,21 +11,21 @@ from xpustack.series.order import redo
 from xpustack.series.patch import Step
 
 SHOWN = 16
-"""Lines of a mismatch that an error shows at most."""
+"""How many lines of a mismatch an error shows at most."""
 
 
 def check_fit(
     step: Step, file: FileDiff, entry: TreeEntry | None, content: bytes
 ) -> None:
-    """Require that a file of the tree is the very one that a diff was made on.
+    """Require that a file of the tree is the one that a diff was made on.
 
     Args:
         entry: the file in the tree, None if the tree lacks it.
         content: its bytes, empty if it is absent.
 
     Raises:
-        ApplyError: it is not. The error names release, step, file and the first
-            hunk that differs, and shows both sides.
+        ApplyError: it is another one. The error names release, step, file and the
+            first hunk that differs, and shows both sides.
     """
     if file.creates:
         raise _error(
@@ -51,14 +51,14 @@ def check_fit(
         actual = lines[first : first + hunk.old_count]
         if actual == hunk.before:
             continue
-        where = f"hunk {number} of {len(file.hunks)} ({hunk.header})"
-        moved = _elsewhere(lines, hunk.before, first)
+        place = f"hunk {number} of {len(file.hunks)} ({hunk.header})"
+        offset = _offset(lines, hunk.before, first)
         raise _error(
             step,
             file.path,
-            f"{where} does not fit"
-            if moved is None
-            else f"{where} fits only with an offset of {moved:+d} lines",
+            f"{place} does not fit"
+            if offset is None
+            else f"{place} fits only with an offset of {offset:+d} lines",
             [*blobs, *_sides(hunk, hunk.before, actual)],
         )
     if file.old_id and file.old_id != entry.blob:
@@ -75,7 +75,7 @@ def check_result(step: Step, file: FileDiff, entry: TreeEntry | None) -> None:
     """Require that applying a diff gave the blob and mode that it names.
 
     Raises:
-        ApplyError: it did not, as after an edit of the patch by hand.
+        ApplyError: it did not; the patch was probably edited by hand.
     """
     expected = None if file.deletes else TreeEntry(file.new_mode, file.new_id)
     if entry is not None and not file.new_id:
@@ -89,16 +89,17 @@ def check_result(step: Step, file: FileDiff, entry: TreeEntry | None) -> None:
         )
 
 
-def _elsewhere(
-    lines: Sequence[bytes], wanted: Sequence[bytes], first: int
+def _offset(
+    lines: Sequence[bytes], expected: Sequence[bytes], first: int
 ) -> int | None:
-    """How many lines away the wanted lines stand instead, None if nowhere."""
-    size = len(wanted)
+    """How many lines from `first` the expected lines are; None if they are absent."""
+    size = len(expected)
     places = (
         [
             start - first
             for start in range(len(lines) - size + 1)
-            if lines[start] == wanted[0] and lines[start : start + size] == list(wanted)
+            if lines[start] == expected[0]
+            and lines[start : start + size] == list(expected)
         ]
         if size
         else []
@@ -110,15 +111,14 @@ def _sides(hunk: Hunk, expected: Sequence[bytes], actual: Sequence[bytes]) -> li
     def text(lines: Sequence[bytes]) -> list[str]:
         return [line.decode("utf-8", "replace").rstrip("\n") for line in lines]
 
-    shown = list(difflib.unified_diff(text(expected), text(actual), lineterm="", n=3))[
-        3:
-    ]
-    cut = len(shown) - SHOWN
-    if cut > 0:
-        shown = [*shown[:SHOWN], f"... {cut} more lines"]
+    diff = difflib.unified_diff(text(expected), text(actual), lineterm="", n=3)
+    lines = list(diff)[3:]
+    surplus = len(lines) - SHOWN
+    if surplus > 0:
+        lines = [*lines[:SHOWN], f"... {surplus} more lines"]
     return [
         f"from line {hunk.old_start} on (- the patch expects, + the tree has):",
-        *shown,
+        *lines,
     ]
 
 

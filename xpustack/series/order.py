@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order file of a release, and how steps and their patches are called.
+"""The order file of a release, and the names of steps and their patches.
 
-`patches/<release>/series` names one patch a line, oldest first; quilt reads it too.
+`patches/<release>/series` lists one patch per line, oldest first; quilt can read it.
 """
 
 import difflib
@@ -18,15 +18,15 @@ ORDER = "series"
 SUFFIX = ".patch"
 SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 BASE_ALONE = "base"
-"""Stands for the tree without steps where a step's slug is asked for."""
+"""Stands for the tree without steps, where a command takes a step's slug."""
 
 
 def read_order(project: Project, release: str) -> list[str]:
     """The slugs of a release, oldest first; empty if it has no series yet.
 
     Raises:
-        SeriesError: a line is not `<slug>.patch`, stands twice, or the file does
-            not end with LF, or is no plain file.
+        SeriesError: a line is not `<slug>.patch` or occurs twice, or the file does
+            not end with LF or is no plain file.
         EnvironmentProblem: the file cannot be read.
     """
     path = project.series_dir(release) / ORDER
@@ -69,7 +69,7 @@ def format_order(slugs: Sequence[str]) -> bytes:
 
 
 def position(slugs: Sequence[str], slug: str, release: str) -> int:
-    """How many steps the series has up to and with `slug`; 0 for `base`.
+    """How many steps the series has up to and including `slug`; 0 for `base`.
 
     Raises:
         UsageError: as `require_step`.
@@ -81,17 +81,17 @@ def position(slugs: Sequence[str], slug: str, release: str) -> int:
 
 
 def require_step(slugs: Sequence[str], slug: str, release: str) -> None:
-    """Insist that a release's series has a step.
+    """Require that a release's series has a step.
 
     Raises:
-        UsageError: it has not; the nearest is suggested.
+        UsageError: it has no such step; the nearest slug is suggested.
     """
     if slug in slugs:
         return
-    near = difflib.get_close_matches(slug, slugs, n=1, cutoff=0.4)
+    matches = difflib.get_close_matches(slug, slugs, n=1, cutoff=0.4)
     raise UsageError(
         f"the series has no step {slug!r}"
-        + (f"; did you mean {near[0]}?" if near else ""),
+        + (f"; did you mean {matches[0]}?" if matches else ""),
         release=release,
         detail=[f"steps: {', '.join(slugs) or 'none'}"],
         hint="xpustack status",
@@ -99,15 +99,15 @@ def require_step(slugs: Sequence[str], slug: str, release: str) -> None:
 
 
 def redo(release: str, path: Path) -> str:
-    """What to do about a step whose patch cannot be read or does not fit: the steps
-    before it can still be applied, and the step made anew on top of them."""
+    """The hint for a step whose patch cannot be read or does not fit: apply the steps
+    before it, and make the step again on top of them."""
     slug = path.name.removesuffix(SUFFIX)
     try:
         order = (path.parent / ORDER).read_text("utf-8", "replace").splitlines()
     except OSError:
         order = []
-    at = order.index(path.name) if path.name in order else 0
-    before = order[at - 1].removesuffix(SUFFIX) if at else BASE_ALONE
+    index = order.index(path.name) if path.name in order else 0
+    before = order[index - 1].removesuffix(SUFFIX) if index else BASE_ALONE
     return (
         f"git checkout -- {shlex.quote(str(path))} takes back an edit of the file;"
         f" else xpustack apply {release} --upto {before} --to DIR, commit the change"

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a step brings beside its diff: overlay files and kernels, whole and final.
+"""The files that a step adds besides its diff: overlay files and kernels.
 
-Kernels import each other relatively. Inside vLLM they stand together in
+Kernels import each other relatively. Inside vLLM they are in one package,
 `vllm/v1/attention/ops/xpu_dsv4/`, with the package's `__init__.py` and a
-`_triton.py` that takes Triton from vLLM.
+`_triton.py` that imports Triton from vLLM.
 """
 
 import ast
@@ -33,23 +33,25 @@ __all__ = ["tl", "triton"]
 
 
 @dataclass(frozen=True)
-class Brought:
-    """One file that a step adds: its contents, and where they come from."""
+class NewFile:
+    """A file that a step adds: its content, and the file it is copied from."""
 
     content: bytes
     source: Path
 
 
-def brought(project: Project, before: Iterable[Step], step: Step) -> dict[str, Brought]:
+def new_files(
+    project: Project, before: Iterable[Step], step: Step
+) -> dict[str, NewFile]:
     """The files that a step adds, by their path in the tree.
 
     Args:
-        before: the steps of the series before `step`; what they bring is left out
-            of a kernel's closure.
+        before: the steps of the series before `step`. Kernel modules that they add
+            are left out.
 
     Raises:
         SeriesError: an overlay file or kernel is missing or a link, a path leaves
-            the tree, or a kernel imports what cannot come along.
+            the tree, or a kernel has an import that is not allowed.
     """
     files = overlay_files(project, step)
     for path, file in kernel_files(project, before, step).items():
@@ -60,7 +62,7 @@ def brought(project: Project, before: Iterable[Step], step: Step) -> dict[str, B
 
 
 def overlay_source(project: Project, release: str, path: str) -> Path | None:
-    """The overlay file for `path`: that of the release, else the common one."""
+    """The overlay file for `path`: the release's own, else the common one."""
     for source in _overlay_places(project, release, path):
         if source.is_file() and not source.is_symlink():
             return source
@@ -71,11 +73,11 @@ def _overlay_places(project: Project, release: str, path: str) -> list[Path]:
     return [project.overlay / folder / path for folder in (release, COMMON)]
 
 
-def overlay_files(project: Project, step: Step) -> dict[str, Brought]:
+def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
     """The overlay files that a step's trailers name.
 
     Raises:
-        SeriesError: as `brought`.
+        SeriesError: as `new_files`.
     """
     files = {}
     for path in step.trailers.overlay:
@@ -100,76 +102,76 @@ def overlay_files(project: Project, step: Step) -> dict[str, Brought]:
                 step.path,
                 f"create {project.overlay / COMMON / path}",
             )
-        files[path] = _brought(project, step, source)
+        files[path] = _read_new_file(project, step, source)
     return files
 
 
 def kernel_files(
     project: Project, before: Iterable[Step], step: Step
-) -> dict[str, Brought]:
-    """The kernels that a step's trailers name, with what they import and the
-    series lacks so far, at their paths in the tree.
+) -> dict[str, NewFile]:
+    """The kernels that a step's trailers name and the modules that they import, by
+    their paths in the tree, without those that earlier steps add.
 
     Raises:
-        SeriesError: as `brought`.
+        SeriesError: as `new_files`.
     """
     if not step.trailers.kernels:
         return {}
     earlier = [name for other in before for name in other.trailers.kernels]
-    present = closure(project, step, earlier) if earlier else {}
+    present = kernel_closure(project, step, earlier) if earlier else {}
     return {
         f"{KERNEL_HOME}/{name}.py": file
-        for name, file in closure(project, step, step.trailers.kernels).items()
+        for name, file in kernel_closure(project, step, step.trailers.kernels).items()
         if name not in present
     }
 
 
-def closure(
+def kernel_closure(
     project: Project, step: Step, entries: Iterable[str]
-) -> Mapping[str, Brought]:
-    """The modules that the given kernels need, themselves included, by name in
-    sorted order: the package's `__init__`, `_triton`, relative imports.
+) -> Mapping[str, NewFile]:
+    """The given kernels and the modules that they need (the package's `__init__`,
+    `_triton`, relative imports), by name in sorted order.
 
     Raises:
-        SeriesError: a module is missing, unreadable, or imports from outside its
-            own package other than by an absolute name.
+        SeriesError: a module is missing or unreadable, or imports from above its
+            package, or imports `kernels` or `vllm` by an absolute name.
     """
-    found: dict[str, Brought] = {}
-    waiting = [PACKAGE, TRITON, *entries]
-    while waiting:
-        name = waiting.pop()
-        if name in found:
+    modules: dict[str, NewFile] = {}
+    queue = [PACKAGE, TRITON, *entries]
+    while queue:
+        name = queue.pop()
+        if name in modules:
             continue
         source = kernel_source(project, name)
         if not source.is_file():
             raise _refuse(
                 step, f"there is no kernel module {name}", step.path, f"create {source}"
             )
-        file = _brought(project, step, source)
+        file = _read_new_file(project, step, source)
         if name == TRITON:
-            found[name] = Brought(TRITON_IN_VLLM, source)
+            modules[name] = NewFile(TRITON_IN_VLLM, source)
             continue
-        found[name] = file
-        waiting += _relative_imports(project, step, file)
-    return dict(sorted(found.items()))
+        modules[name] = file
+        queue += _relative_imports(project, step, file)
+    return dict(sorted(modules.items()))
 
 
 def kernel_source(project: Project, name: str) -> Path:
-    """Where the kernel module `name` lies in this repository."""
+    """The file of the kernel module `name` in this repository."""
     return project.kernels / "xpu_dsv4" / f"{name}.py"
 
 
-def _brought(project: Project, step: Step, source: Path) -> Brought:
+def _read_new_file(project: Project, step: Step, source: Path) -> NewFile:
     place = {"release": step.release, "step": step.slug}
-    return Brought(read_file(source, project.root, SeriesError, **place), source)
+    return NewFile(read_file(source, project.root, SeriesError, **place), source)
 
 
 @functools.cache
 def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """The imports of a module; each step of each release asks for the same few.
+    """The imports of a module. Cached: all steps of all releases need the same few.
 
     Raises:
-        SyntaxError, ValueError: it is no Python.
+        SyntaxError, ValueError: the source is not Python.
     """
     nodes = ast.walk(parse_python(source))
     return tuple(
@@ -177,7 +179,7 @@ def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
     )
 
 
-def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:
+def _relative_imports(project: Project, step: Step, file: NewFile) -> list[str]:
     try:
         imports = _imports(file.content)
     except (SyntaxError, ValueError) as error:
@@ -190,8 +192,8 @@ def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:
             absolute = [node.module or ""]
         elif isinstance(node, ast.ImportFrom) and node.level == 1:
             absolute = []
-            inside = node.module
-            names += [inside] if inside else [alias.name for alias in node.names]
+            module = node.module
+            names += [module] if module else [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             raise _refuse(
                 step,
@@ -203,7 +205,7 @@ def _relative_imports(project: Project, step: Step, file: Brought) -> list[str]:
         if any(name.split(".")[0] in ("kernels", "vllm") for name in absolute):
             raise _refuse(
                 step,
-                "a kernel imports by an absolute name what must come along",
+                "a kernel may not import kernels or vllm by an absolute name",
                 f"{file.source}:{node.lineno}",
             )
     return names

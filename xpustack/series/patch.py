@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The steps of a release, and the one writer of their mails.
+"""The steps of a release: reads and writes their patch files.
 
 A step is a file `patches/<release>/<slug>.patch`: `Subject: [PATCH] ...`, the
 message, the trailers, a line `---`, and `git diff --full-index --binary`, which
-may be empty. Files that `format_patch` would have written otherwise are refused,
-so that a refresh shows only what changed.
+may be empty. A file must be byte for byte as `format_patch` writes it, so that the
+diff of a refresh shows only real changes.
 """
 
 import difflib
@@ -32,7 +32,7 @@ _TEST = re.compile(r"tests/steps/test_[a-z0-9_]+\.py")
 
 @dataclass(frozen=True)
 class Trailers:
-    """What a step says about itself, in the order in which it is written.
+    """The trailers of a step, in the order in which they are written.
 
     `test` and `fails_before` are None where the trailer is missing.
     `fails_before` keeps its text; `failure` is the regular expression in it.
@@ -47,8 +47,8 @@ class Trailers:
 
     @property
     def failure(self) -> str | None:
-        """The pattern that the failure on the tree before must match; None for
-        `none [why]`, which only a step without a diff may say."""
+        """The pattern that the test's failure on the tree before the step must match;
+        None for `none [why]`, which only a step without a diff may have."""
         text = self.fails_before
         return None if text is None or _NOTHING_FAILS.fullmatch(text) else text
 
@@ -57,11 +57,10 @@ class Trailers:
         pairs: list[tuple[str, str | None]] = [
             ("Upstream-Status", self.upstream_status or None),
             ("Removal", self.removal or None),
-            *(("Overlay", path) for path in self.overlay),
-            *(("Kernels", name) for name in self.kernels),
-            ("Test", self.test),
-            ("Fails-before", self.fails_before),
         ]
+        pairs += [("Overlay", path) for path in self.overlay]
+        pairs += [("Kernels", name) for name in self.kernels]
+        pairs += [("Test", self.test), ("Fails-before", self.fails_before)]
         return [f"{key}: {value}" for key, value in pairs if value is not None]
 
 
@@ -70,7 +69,7 @@ class Step:
     """One change of the size of one upstream pull request.
 
     `path` is its patch; `message` is the text between subject and trailers;
-    `diff` starts with `diff --git` or is empty; `files` is the diff, read.
+    `diff` starts with `diff --git` or is empty; `files` is the parsed diff.
     """
 
     release: str
@@ -84,7 +83,7 @@ class Step:
 
     @property
     def touched(self) -> tuple[str, ...]:
-        """The files that the diff changes, in its order; not what is brought."""
+        """The files that the diff changes, in its order, without those that it adds."""
         return tuple(file.path for file in self.files)
 
     @property
@@ -95,18 +94,18 @@ class Step:
 
 
 def format_patch(step: Step) -> bytes:
-    """The mail of a step: the only writer of patch files."""
+    """The content of a step's patch file."""
     return f"Subject: [PATCH] {step.text}---\n".encode() + step.diff
 
 
 def split_text(text: str) -> tuple[str, str, Trailers]:
     """Subject, message and trailers of a commit message.
 
-    The subject has single spaces: git reads no others from a mail.
+    Blanks in the subject become single spaces, as git reads them from a mail.
 
     Raises:
-        ValueError: the last paragraph mixes trailers with other lines, or says a
-            trailer twice that may stand once.
+        ValueError: the last paragraph mixes trailers with other lines, or repeats a
+            trailer that may occur only once.
     """
     first, _, rest = text.strip("\n").partition("\n")
     subject = " ".join(first.split())
@@ -114,28 +113,28 @@ def split_text(text: str) -> tuple[str, str, Trailers]:
     last = paragraphs[-1].splitlines() if paragraphs else []
     if not any(_TRAILER.match(line) for line in last):
         return subject, "\n\n".join(paragraphs), Trailers()
-    found: dict[str, list[str]] = {}
+    values_by_key: dict[str, list[str]] = {}
     for line in last:
         match = _TRAILER.fullmatch(line)
         if match is None:
             raise ValueError(f"not a trailer of a step: {line!r}")
-        found.setdefault(match[1], []).append((match[2] or "").strip())
-    for key, values in found.items():
+        values_by_key.setdefault(match[1], []).append((match[2] or "").strip())
+    for key, values in values_by_key.items():
         if key not in ("Overlay", "Kernels") and len(values) > 1:
             raise ValueError(f"the trailer {key} stands twice")
     trailers = Trailers(
-        upstream_status=found.get("Upstream-Status", [""])[0],
-        removal=found.get("Removal", [""])[0],
-        overlay=tuple(found.get("Overlay", ())),
-        kernels=tuple(found.get("Kernels", ())),
-        test=found.get("Test", [None])[0],
-        fails_before=found.get("Fails-before", [None])[0],
+        upstream_status=values_by_key.get("Upstream-Status", [""])[0],
+        removal=values_by_key.get("Removal", [""])[0],
+        overlay=tuple(values_by_key.get("Overlay", ())),
+        kernels=tuple(values_by_key.get("Kernels", ())),
+        test=values_by_key.get("Test", [None])[0],
+        fails_before=values_by_key.get("Fails-before", [None])[0],
     )
     return subject, "\n\n".join(paragraphs[:-1]), trailers
 
 
 def trailer_problems(step: Step) -> list[str]:
-    """What is missing or malformed in a step's trailers, one sentence each."""
+    """The problems of a step's trailers, one sentence per problem."""
     trailers = step.trailers
     problems = []
     if not trailers.upstream_status:
@@ -171,11 +170,11 @@ def trailer_problems(step: Step) -> list[str]:
 
 
 def read_patch(release: str, path: Path) -> Step:
-    """Read a step's mail with `git mailinfo -b`, trailers unjudged.
+    """Read a step's patch with `git mailinfo -b`, without checking its trailers.
 
     Raises:
-        SeriesError: the file is missing, is not a mail of this tool's making, or
-            its diff is malformed; `path` is `<file>:<line>` where known.
+        SeriesError: the file is missing, is not as this tool writes it, or its diff
+            is malformed; `path` is `<file>:<line>` where known.
         EnvironmentProblem: the file cannot be read.
     """
     slug = path.name.removesuffix(SUFFIX)
@@ -211,8 +210,8 @@ def read_patch(release: str, path: Path) -> Step:
     try:
         files = parse_diff(diff)
     except DiffError as error:
-        named = f" (in {error.path})" if error.path else ""
-        raise refuse(error.message + named, offset + error.line) from None
+        place = f" (in {error.path})" if error.path else ""
+        raise refuse(error.message + place, offset + error.line) from None
     try:
         subject, text = mailinfo(head + b"\n---\n")
         _, message, trailers = split_text(f"{subject}\n\n{text}")
@@ -221,11 +220,11 @@ def read_patch(release: str, path: Path) -> Step:
     except ValueError as error:
         raise refuse(str(error), offset - 1) from None
     step = Step(release, slug, path, subject, message, trailers, diff, files)
-    written = format_patch(step)
-    if written != mail:
+    canonical = format_patch(step)
+    if canonical != mail:
         changes = difflib.unified_diff(
             mail.decode("utf-8", "replace").splitlines(),
-            written.decode("utf-8", "replace").splitlines(),
+            canonical.decode("utf-8", "replace").splitlines(),
             "the file",
             "as xpustack writes it",
             lineterm="",
@@ -241,17 +240,17 @@ def load_series(project: Project, release: str) -> list[Step]:
     """The steps of a release, oldest first.
 
     Raises:
-        SeriesError: the first thing wrong with the order file, a mail or a
-            trailer. `static.check_static` lists all of them.
+        SeriesError: the first problem of the order file, a patch or a trailer.
+            `static.check_static` lists all problems.
     """
     return [load_step(project, release, slug) for slug in read_order(project, release)]
 
 
 def load_step(project: Project, release: str, slug: str) -> Step:
-    """One step of a release, its trailers judged.
+    """One step of a release, with its trailers checked.
 
     Raises:
-        SeriesError: the mail or a trailer is malformed.
+        SeriesError: the patch or a trailer is malformed.
     """
     step = read_patch(release, project.series_dir(release) / (slug + SUFFIX))
     if problems := trailer_problems(step):

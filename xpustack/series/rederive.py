@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moving steps onto a changed tree without merging.
+"""Moves steps onto a changed tree without merging.
 
-A hunk may have moved, its context may not have changed: `git apply` with full
-context and no fuzz. Where more is needed a person rebases, or `refresh` merges.
+A hunk may be at another line, but its context must be unchanged: `git apply` with
+full context and no fuzz. Otherwise a person rebases, or `refresh` merges.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from xpustack.core.errors import ApplyError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.series.diff import parse_diff
-from xpustack.series.overlay import brought
+from xpustack.series.overlay import new_files
 from xpustack.series.patch import Step
 from xpustack.series.tree import Tree
 
@@ -24,14 +24,14 @@ def rederive(
     """The steps `later` as they must read on top of `tip`.
 
     Args:
-        project: where overlay and kernels of the steps are read.
-        before: the steps that led to `tip`.
+        project: the project with the overlay files and kernels of the steps.
+        before: the steps of `tip`.
 
     Raises:
-        ApplyError: a hunk's context is gone, or a file that a step brings exists.
+        ApplyError: a hunk's context is missing, or a file that a step adds exists.
         SeriesError: an overlay file or kernel is missing.
     """
-    done: list[Step] = []
+    steps: list[Step] = []
     parent = tip.tree_id
     with store.writing() as writer, store.cache.scratch() as scratch:
         writer.read_tree(parent)
@@ -51,12 +51,12 @@ def rederive(
                         " xpustack save NEW",
                     ) from None
             diff = writer.diff(parent, writer.write_tree())
-            moved = replace(step, diff=diff, files=parse_diff(diff))
-            files = brought(project, [*before, *done], moved)
+            rederived = replace(step, diff=diff, files=parse_diff(diff))
+            files = new_files(project, [*before, *steps], rederived)
             if files:
                 writer.add(
                     {path: file.content for path, file in files.items()}, scratch
                 )
             parent = writer.write_tree()
-            done.append(moved)
-    return done
+            steps.append(rederived)
+    return steps

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """From the commits of a work repository back to patches, overlay and kernels.
 
-Nothing is written before the result was applied again and gave the very
-trees that the commits have.
+Before anything is written, the result is applied again and must give the same trees
+as the commits.
 """
 
 import re
@@ -20,7 +20,7 @@ from xpustack.core.files import links_below, without_link
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import RELEASES_FILE, Project
 from xpustack.series.apply import trees
-from xpustack.series.commits import Saved, commits_since, quoted, require_end
+from xpustack.series.commits import StepCommit, commits_since, quoted, require_end
 from xpustack.series.order import (
     ORDER,
     SUFFIX,
@@ -47,10 +47,15 @@ from xpustack.series.worktree import (
     start_over,
 )
 
+_LEGEND = (
+    "D: the commit has it, no Kernels: trailer reaches it;"
+    " A: the trailers bring it, the commit lacks it; M: they differ"
+)
+
 
 @dataclass(frozen=True)
-class Stale:
-    """A file of the project that differs from what the commits say.
+class StaleFile:
+    """A file of the project that differs from the commits.
 
     `path` is relative to the project's root.
     """
@@ -67,23 +72,23 @@ def save(
     *,
     drop: Collection[str] = (),
     progress: Progress = silent,
-) -> list[Stale]:
+) -> list[StaleFile]:
     """Write a release's series back from the commits in `directory`.
 
-    After `apply --upto`, the steps that are not in `directory` follow, re-derived.
+    After `apply --upto`, the later steps of the project are re-derived on top.
 
     Args:
-        drop: the slugs of the steps that vanish from the series, no other vanishes.
+        drop: the slugs of the steps to remove from the series.
 
     Returns:
         The files that were stale, sorted; `dry_run` writes none of them.
 
     Raises:
-        UsageError: `directory` was not made by `apply_to`, has changes that are
-            not committed, or does not stand at the end of its series; or a step
-            would vanish that `drop` does not name, or `drop` names one that stays.
+        UsageError: `directory` was not made by `apply_to`, has uncommitted changes,
+            or is not at the end of its series; or a step has no commit although
+            `drop` does not name it, or has one although `drop` names it.
         SeriesError: a commit cannot be a step.
-        ApplyError: a step after the last commit does not fit any more.
+        ApplyError: a step after the last commit no longer fits.
     """
     work = open_work(directory)
     pinned = releases.load(project)
@@ -114,19 +119,19 @@ def save(
             path=directory,
             hint=start_over(release.name, directory),
         )
-    saved = commits_since(work, project, base.id)
+    commits = commits_since(work, project, base.id)
     with cache.scratch() as scratch:
         staged = _stage(project, scratch)
-        steps = [one.step for one in saved]
+        steps = [commit.step for commit in commits]
         later = _later(project, work, steps)
         _require_dropped(project, work, [*steps, *later], drop)
         with relocated(staged.root, project.root):
             _put_steps(staged, release.name, steps)
-            for one in saved:
-                _put_added(project, staged, one)
-            made = trees(store, staged, release, progress=progress)
-            _require_same(store, work, saved, made)
-            steps += rederive(store, staged, made.tip, steps, later)
+            for commit in commits:
+                _put_added(project, staged, commit)
+            series = trees(store, staged, release, progress=progress)
+            _require_same(store, work, commits, series)
+            steps += rederive(store, staged, series.tip, steps, later)
             _put_steps(staged, release.name, steps)
         _drop_unused(project, staged, release.name, steps)
         stale = _compare(project, staged)
@@ -135,9 +140,9 @@ def save(
     return stale
 
 
-def _later(project: Project, work: Work, saved: list[Step]) -> list[Step]:
-    """After `apply --upto`, the project's steps that are not in the directory. A step
-    that was committed there anew is not read: its patch may be what is at fault.
+def _later(project: Project, work: Work, committed: list[Step]) -> list[Step]:
+    """After `apply --upto`, the project's steps that are not in the directory. The
+    patch of a step that has a commit there is not read: it may be malformed.
 
     Raises:
         UsageError: the series lost the step up to which the directory was made.
@@ -156,19 +161,21 @@ def _later(project: Project, work: Work, saved: list[Step]) -> list[Step]:
             path=project.series_dir(release) / ORDER,
             hint=start_over(release, work.git.work_tree),
         ) from None
-    here = {step.slug for step in saved}
+    present = {step.slug for step in committed}
     return [
-        load_step(project, release, slug) for slug in order[begin:] if slug not in here
+        load_step(project, release, slug)
+        for slug in order[begin:]
+        if slug not in present
     ]
 
 
 def _require_dropped(
     project: Project, work: Work, steps: Iterable[Step], drop: Collection[str]
 ) -> None:
-    """Insist that no step vanishes by oversight.
+    """Require that exactly the steps in `drop` disappear from the series.
 
     Raises:
-        UsageError: one vanishes that `drop` does not name, or the other way round.
+        UsageError: another step disappears, or a step in `drop` does not.
     """
     release, place = work.state.release, quoted(work)
     before, after = read_order(project, release), {step.slug for step in steps}
@@ -182,13 +189,13 @@ def _require_dropped(
                 hint=f"git -C {place} rebase -i base, and delete the step's line",
             )
         require_step(before, slug, release)
-    if gone := [slug for slug in before if slug not in after and slug not in drop]:
-        options = " ".join(f"--drop {slug}" for slug in (*drop, *gone))
+    if missing := [slug for slug in before if slug not in after and slug not in drop]:
+        options = " ".join(f"--drop {slug}" for slug in (*drop, *missing))
         raise UsageError(
             "steps of the series have no commit in the directory and would be lost:"
-            f" {', '.join(gone)}",
+            f" {', '.join(missing)}",
             release=release,
-            step=gone[0],
+            step=missing[0],
             path=work.git.work_tree,
             hint=f"xpustack save {place} {options} if they are to go;"
             f" git -C {place} reflog shows the commits that were there",
@@ -196,10 +203,10 @@ def _require_dropped(
 
 
 def _stage(project: Project, scratch: Path) -> Project:
-    """A copy of what `save` may write, to be changed first.
+    """A copy of the folders that `save` may change; it changes the copy first.
 
     Raises:
-        SeriesError: there is a link in it.
+        SeriesError: there is a link in them.
     """
     for folder in (project.patches, project.overlay, project.kernels):
         for link in links_below(folder):
@@ -221,7 +228,7 @@ def _stage(project: Project, scratch: Path) -> Project:
 
 
 def _put_steps(staged: Project, release: str, steps: Iterable[Step]) -> None:
-    """Write a series, and leave other files in its folder alone."""
+    """Write the patches and the order file of a series; other files stay."""
     directory = staged.series_dir(release)
     for slug in read_order(staged, release):
         (directory / (slug + SUFFIX)).unlink(missing_ok=True)
@@ -233,11 +240,11 @@ def _put_steps(staged: Project, release: str, steps: Iterable[Step]) -> None:
     (directory / ORDER).write_bytes(format_order(slugs))
 
 
-def _put_added(project: Project, staged: Project, one: Saved) -> None:
+def _put_added(project: Project, staged: Project, commit: StepCommit) -> None:
     """Write a commit's new files to the staged overlay and kernels."""
-    for path, content in one.added.items():
+    for path, content in commit.added.items():
         if not path.startswith(KERNEL_HOME + "/"):
-            target = _overlay_target(staged, one.step.release, path, content)
+            target = _overlay_target(staged, commit.step.release, path, content)
         else:
             name = path.removeprefix(KERNEL_HOME + "/").removesuffix(".py")
             target = kernel_source(staged, name)
@@ -246,8 +253,8 @@ def _put_added(project: Project, staged: Project, one: Saved) -> None:
             if name == TRITON or "/" in name or not path.endswith(".py"):
                 raise SeriesError(
                     "this kernel file is generated or is no module",
-                    release=one.step.release,
-                    step=one.step.slug,
+                    release=commit.step.release,
+                    step=commit.step.slug,
                     path=path,
                     hint="git rebase -i base in the directory, and take the file out"
                     " of the commit",
@@ -257,8 +264,8 @@ def _put_added(project: Project, staged: Project, one: Saved) -> None:
 
 
 def _overlay_target(staged: Project, release: str, path: str, content: bytes) -> Path:
-    """Where an overlay file goes: to the release's folder if it has the file or
-    if another release relies on a different common one, else to `common`."""
+    """The place for an overlay file: the release's folder if it has the file, or if
+    another release relies on a different common one; else `common`."""
     own, common = staged.overlay / release / path, staged.overlay / COMMON / path
     if own.is_file():
         return own
@@ -273,57 +280,57 @@ def _overlay_target(staged: Project, release: str, path: str, content: bytes) ->
 def _drop_unused(
     project: Project, staged: Project, release: str, steps: Iterable[Step]
 ) -> None:
-    """Remove staged overlay files that the release brought before and no series
-    brings now."""
+    """Remove staged overlay files that the release added before and that no series
+    adds now."""
     before = _overlaid(project.series_dir(release))
-    now = {path for step in steps for path in step.trailers.overlay}
-    for path in before - now:
+    after = {path for step in steps for path in step.trailers.overlay}
+    for path in before - after:
         (staged.overlay / release / path).unlink(missing_ok=True)
         if not any(path in _overlaid(other) for other in staged.patches.iterdir()):
             (staged.overlay / COMMON / path).unlink(missing_ok=True)
 
 
 def _overlaid(series: Path) -> set[str]:
-    """The overlay paths that the patches of a folder name, well-formed or not."""
-    found: set[str] = set()
+    """The overlay paths in the patches of a folder, which may be malformed."""
+    paths: set[str] = set()
     for patch in series.glob("*" + SUFFIX):
         head = patch.read_bytes().partition(b"\n---\n")[0].decode("utf-8", "replace")
-        found.update(re.findall(r"^Overlay: (.+)$", head, re.MULTILINE))
-    return found
+        paths.update(re.findall(r"^Overlay: (.+)$", head, re.MULTILINE))
+    return paths
 
 
-def _require_same(store: Store, work: Work, saved: list[Saved], made: Series) -> None:
-    for one, tree in zip(saved, made.steps, strict=True):
-        if one.tree == tree.tree_id:
+def _require_same(
+    store: Store, work: Work, commits: list[StepCommit], series: Series
+) -> None:
+    """Require that the staged series gives the trees of the commits."""
+    for commit, tree in zip(commits, series.steps, strict=True):
+        if commit.tree == tree.tree_id:
             continue
         link_objects(store, work.git)
-        changes = work.git.changes(one.commit, tree.tree_id)
+        changes = work.git.changes(commit.commit, tree.tree_id)
         raise SeriesError(
             "applying the saved step would not give the commit's tree",
-            release=one.step.release,
-            step=one.step.slug,
+            release=commit.step.release,
+            step=commit.step.slug,
             path=work.git.work_tree,
-            detail=[
-                "D: the commit has it, no Kernels: trailer reaches it;"
-                " A: the trailers bring it, the commit lacks it; M: they differ",
-                *(f"{change.status}\t{change.path}" for change in changes[:10]),
-            ],
-            hint=f"git -C {quoted(work)} show --stat {one.commit[:12]}",
+            detail=[_LEGEND]
+            + [f"{change.status}\t{change.path}" for change in changes[:10]],
+            hint=f"git -C {quoted(work)} show --stat {commit.commit[:12]}",
         )
 
 
-def _compare(project: Project, staged: Project) -> list[Stale]:
+def _compare(project: Project, staged: Project) -> list[StaleFile]:
     stale = []
     for folder in (project.patches, project.overlay, project.kernels):
         relative = folder.relative_to(project.root)
         before, after = _files(project.root, relative), _files(staged.root, relative)
         for path in sorted(before.keys() | after.keys()):
             if path not in after:
-                stale.append(Stale(path, "removed"))
+                stale.append(StaleFile(path, "removed"))
             elif path not in before:
-                stale.append(Stale(path, "new"))
+                stale.append(StaleFile(path, "new"))
             elif before[path] != after[path]:
-                stale.append(Stale(path, "changed"))
+                stale.append(StaleFile(path, "changed"))
     return stale
 
 
@@ -335,17 +342,17 @@ def _files(root: Path, relative: Path) -> dict[Path, bytes]:
     }
 
 
-def _write(project: Project, staged: Project, stale: list[Stale]) -> None:
-    """Bring the project to the staged state. New content comes first, then the order
-    file, then what goes: a kill between two of them loses nothing."""
-    for one in sorted(stale, key=lambda one: (one.path.name == ORDER, one.path)):
-        target = project.root / one.path
-        if one.kind == "removed":
+def _write(project: Project, staged: Project, stale: list[StaleFile]) -> None:
+    """Change the project to the staged state. New content is written first, then the
+    order file; files are removed last, so that a kill in between loses nothing."""
+    for file in sorted(stale, key=lambda file: (file.path.name == ORDER, file.path)):
+        target = project.root / file.path
+        if file.kind == "removed":
             continue
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-        with atomic_file(target) as file:
-            file.write((staged.root / one.path).read_bytes())
+        with atomic_file(target) as output:
+            output.write((staged.root / file.path).read_bytes())
         target.chmod(mode)
-    for one in stale:
-        if one.kind == "removed":
-            (project.root / one.path).unlink()
+    for file in stale:
+        if file.kind == "removed":
+            (project.root / file.path).unlink()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What can be judged about the series without a base: no checkout, no network."""
+"""Checks the series without a base: no checkout, no network."""
 
 import hashlib
 import shlex
@@ -14,21 +14,22 @@ from xpustack.core.project import Project
 from xpustack.series.apply import forbidden
 from xpustack.series.diff import NO_BLOB
 from xpustack.series.order import ORDER, SUFFIX, read_order, redo
-from xpustack.series.overlay import COMMON, KERNEL_HOME, brought
+from xpustack.series.overlay import COMMON, KERNEL_HOME, new_files
 from xpustack.series.patch import Step, read_patch, trailer_problems
 
 LARGE = 500
-"""Changed lines outside kernels and tests beyond which upstream asks for an RFC."""
+"""Above this many changed lines outside kernels and tests, upstream asks for an
+RFC."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One thing that is wrong, or worth knowing, about a series.
+class SeriesProblem:
+    """An error or a warning about a series.
 
     Attributes:
         path: the file to look at, `<file>:<line>` where known.
         hint: the next command to run.
-        warning: it does not fail the check.
+        warning: the check passes nevertheless.
     """
 
     release: str | None
@@ -44,29 +45,28 @@ class Finding:
         return f"{word}: {place}: {self.path}: {self.message} (next: {self.hint})"
 
 
-def check_static(project: Project) -> list[Finding]:
-    """Judge every series of a project.
+def check_static(project: Project) -> list[SeriesProblem]:
+    """Check every series of a project.
 
     Returns:
-        The findings; those that are no `warning` are errors. A finding about a
-        repository-wide matter has no step.
+        Errors and warnings. One about the whole repository has no step.
     """
     try:
         names = releases.load(project).names
     except StackError as error:
-        return [_finding(error, None)]
-    findings: list[Finding] = []
+        return [_problem(error, None)]
+    problems: list[SeriesProblem] = []
     used: set[Path] = set()
     for name in names:
-        findings += _series(project, name, used)
-    findings += _folders(project.patches, names, "a series of no pinned release")
-    findings += _folders(
+        problems += _series(project, name, used)
+    problems += _folders(project.patches, names, "a series of no pinned release")
+    problems += _folders(
         project.overlay, (*names, COMMON), "an overlay of no pinned release"
     )
     for folder in (project.patches, project.overlay, project.kernels):
         for link in links_below(folder):
-            findings.append(
-                Finding(
+            problems.append(
+                SeriesProblem(
                     _release_of(project, link, names),
                     None,
                     str(link),
@@ -76,8 +76,8 @@ def check_static(project: Project) -> list[Finding]:
             )
     for path in sorted(project.overlay.rglob("*")):
         if path.is_file() and not path.is_symlink() and path not in used:
-            findings.append(
-                Finding(
+            problems.append(
+                SeriesProblem(
                     _release_of(project, path, names),
                     None,
                     str(path),
@@ -86,37 +86,37 @@ def check_static(project: Project) -> list[Finding]:
                     " trailer",
                 )
             )
-    return findings
+    return problems
 
 
 def changed_lines(step: Step) -> int:
-    """Lines that a step's diff adds and removes, tests left out."""
+    """How many lines a step's diff adds and removes, without tests."""
     return sum(file.changed for file in step.files if not _is_test(file.path))
 
 
-def brought_lines(project: Project, before: list[Step], step: Step) -> int:
-    """Lines of the files that a step brings, kernels and tests left out.
+def new_file_lines(project: Project, before: list[Step], step: Step) -> int:
+    """How many lines the new files of a step have, without kernels and tests.
 
     Raises:
-        SeriesError: as `brought`.
+        SeriesError: as `new_files`.
     """
     return sum(
         file.content.count(b"\n")
-        for path, file in brought(project, before, step).items()
+        for path, file in new_files(project, before, step).items()
         if not path.startswith(KERNEL_HOME + "/") and not _is_test(path)
     )
 
 
-def _series(project: Project, release: str, used: set[Path]) -> Iterator[Finding]:
+def _series(project: Project, release: str, used: set[Path]) -> Iterator[SeriesProblem]:
     directory = project.series_dir(release)
     try:
         slugs = read_order(project, release)
     except StackError as error:
-        yield _finding(error, release)
+        yield _problem(error, release)
         return
     for path in sorted(directory.glob("*")):
         if path.name != ORDER and path.name.removesuffix(SUFFIX) not in slugs:
-            yield Finding(
+            yield SeriesProblem(
                 release,
                 path.name.removesuffix(SUFFIX),
                 str(path),
@@ -124,23 +124,23 @@ def _series(project: Project, release: str, used: set[Path]) -> Iterator[Finding
                 hint=f"rm {shlex.quote(str(path))}, or add its name to"
                 f" {directory / ORDER}",
             )
-    seen = _Seen(project, used)
+    state = _SeriesState(project, used)
     for slug in slugs:
         try:
             step = read_patch(release, directory / (slug + SUFFIX))
         except StackError as error:
-            yield _finding(error, release)
+            yield _problem(error, release)
             continue
-        yield from _step(seen, step)
-        seen.steps.append(step)
+        yield from _step(state, step)
+        state.steps.append(step)
 
 
 @dataclass
-class _Seen:
-    """What the steps of a series so far amount to.
+class _SeriesState:
+    """The state of a series after some of its steps.
 
-    `owners` maps an overlay file or kernel to its step, `blobs` a path to the
-    blob that the last step left there, `used` holds the overlay files read.
+    `owners` maps an overlay file or kernel to its step, `blobs` a path to its blob
+    after the last step; `used` holds the overlay files that steps name.
     """
 
     project: Project
@@ -150,11 +150,11 @@ class _Seen:
     blobs: dict[str, str] = field(default_factory=dict)
 
 
-def _step(seen: _Seen, step: Step) -> Iterator[Finding]:
-    project = seen.project
+def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
+    project = state.project
 
-    def finding(message: str, hint: str = "", *, warning: bool = False) -> Finding:
-        return Finding(
+    def report(message: str, hint: str = "", *, warning: bool = False) -> SeriesProblem:
+        return SeriesProblem(
             step.release,
             step.slug,
             str(step.path),
@@ -164,69 +164,71 @@ def _step(seen: _Seen, step: Step) -> Iterator[Finding]:
         )
 
     for problem in trailer_problems(step):
-        yield finding(problem, f"correct the trailer in {step.path}")
+        yield report(problem, f"correct the trailer in {step.path}")
     trailers = step.trailers
     if trailers.test and not (project.root / trailers.test).is_file():
-        yield finding(f"there is no {trailers.test}", f"create {trailers.test}")
+        yield report(f"there is no {trailers.test}", f"create {trailers.test}")
     if not step.diff and not trailers.overlay and not trailers.kernels:
-        yield finding("the step changes nothing and brings nothing")
+        yield report("the step changes nothing and brings nothing")
     for file in step.files:
         if reason := forbidden(file.path):
-            yield finding(f"{file.path}: {reason}")
+            yield report(f"{file.path}: {reason}")
         if file.creates:
-            yield finding(
+            yield report(
                 f"{file.path}: a patch may not create a file: bring it as overlay"
             )
         if file.path.startswith(KERNEL_HOME + "/"):
-            yield finding(f"{file.path}: kernels are changed in kernels/xpu_dsv4")
-        known = seen.blobs.get(file.path, file.old_id)
-        if file.old_id and known != file.old_id:
-            yield finding(
+            yield report(f"{file.path}: kernels are changed in kernels/xpu_dsv4")
+        blob = state.blobs.get(file.path, file.old_id)
+        if file.old_id and blob != file.old_id:
+            yield report(
                 f"{file.path}: the patch was made on blob {file.old_id[:12]}, the steps"
-                f" before leave {known[:12]}: the order is wrong or a step changed",
+                f" before leave {blob[:12]}: the order is wrong or a step changed",
             )
-        seen.blobs[file.path] = file.new_id or known
+        state.blobs[file.path] = file.new_id or blob
     names = [("overlay file", name) for name in trailers.overlay]
     names += [("kernel", name) for name in trailers.kernels]
     for kind, name in names:
-        if name in seen.owners:
-            yield finding(
-                f"the {kind} {name} already belongs to {seen.owners[name]}",
+        if name in state.owners:
+            yield report(
+                f"the {kind} {name} already belongs to {state.owners[name]}",
                 f"take it out of the trailers in {step.path}",
             )
-        seen.owners.setdefault(name, step.slug)
+        state.owners.setdefault(name, step.slug)
     try:
-        for path, comes in brought(project, seen.steps, step).items():
-            seen.used.add(comes.source)
+        for path, new_file in new_files(project, state.steps, step).items():
+            state.used.add(new_file.source)
             if reason := forbidden(path):
-                yield finding(f"{path}: {reason}")
-            if seen.blobs.get(path, NO_BLOB) != NO_BLOB:
-                yield finding(f"the tree already has {path}: patch it instead")
-            seen.blobs[path] = _blob_id(comes.content)
-            if b"\r" in comes.content:
-                yield Finding(
+                yield report(f"{path}: {reason}")
+            if state.blobs.get(path, NO_BLOB) != NO_BLOB:
+                yield report(f"the tree already has {path}: patch it instead")
+            state.blobs[path] = _blob_id(new_file.content)
+            if b"\r" in new_file.content:
+                yield SeriesProblem(
                     step.release,
                     step.slug,
-                    str(comes.source),
+                    str(new_file.source),
                     "the file has carriage returns: lines end with LF alone",
-                    hint=f"sed -i 's/\\r$//' {shlex.quote(str(comes.source))}",
+                    hint=f"sed -i 's/\\r$//' {shlex.quote(str(new_file.source))}",
                 )
-        lines = changed_lines(step) + brought_lines(project, seen.steps, step)
+        lines = changed_lines(step) + new_file_lines(project, state.steps, step)
         if lines > LARGE:
-            yield finding(
+            yield report(
                 f"{lines} changed lines outside kernels and tests, more than {LARGE}:"
                 " upstream asks for an RFC",
                 "split the step: CONTRIBUTING.md",
                 warning=True,
             )
     except StackError as error:
-        yield _finding(error, step.release)
+        yield _problem(error, step.release)
 
 
-def _folders(parent: Path, names: tuple[str, ...], problem: str) -> Iterator[Finding]:
+def _folders(
+    parent: Path, names: tuple[str, ...], problem: str
+) -> Iterator[SeriesProblem]:
     for path in sorted(parent.glob("*")):
         if path.name not in names:
-            yield Finding(
+            yield SeriesProblem(
                 None,
                 None,
                 str(path),
@@ -251,9 +253,9 @@ def _blob_id(content: bytes) -> str:
     return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
 
 
-def _finding(error: StackError, release: str | None) -> Finding:
+def _problem(error: StackError, release: str | None) -> SeriesProblem:
     message = "; ".join([error.message, *error.detail])
-    return Finding(
+    return SeriesProblem(
         error.release or release,
         error.step,
         error.path or "",

@@ -37,11 +37,10 @@ class BaseTree:
 
 @dataclass(frozen=True)
 class StepTree:
-    """A base with the steps of a series up to and with `step`.
+    """A base with the steps of a series up to and including `step`.
 
-    `commit` and `tree_id` are git ids, `parent` is the tree before the step;
-    `changed` lists, sorted, the files that the step patches or brings; `added` those
-    of them that it brings.
+    `commit` and `tree_id` are git ids; `parent` is the tree before the step. `changed`
+    lists, sorted, the files that the step patches or adds; `added` only the latter.
     """
 
     step: Step
@@ -53,7 +52,7 @@ class StepTree:
 
     @property
     def applied(self) -> tuple["StepTree", ...]:
-        """The trees of all its steps, the last one, which is this, first."""
+        """The trees of all its steps, this one first and the oldest last."""
         return (self, *self.parent.applied)
 
     @property
@@ -66,7 +65,7 @@ class StepTree:
 
     @property
     def index(self) -> int:
-        """How many steps it has."""
+        """How many steps the tree has."""
         return self.parent.index + 1
 
     @property
@@ -90,7 +89,7 @@ Tree = BaseTree | StepTree
 
 @dataclass(frozen=True)
 class Series:
-    """The trees of a release's series, or of its first steps: one a step, oldest
+    """The trees of a release's series, or of its first steps: one per step, oldest
     first."""
 
     base: BaseTree
@@ -103,9 +102,9 @@ class Series:
 
     @property
     def trees(self) -> tuple[Tree, ...]:
-        """All of them, base first."""
+        """All trees, base first."""
         return (self.base, *self.steps)
 
     def followed_by(self, tree: StepTree) -> "Series":
-        """The series with one tree more, whose parent is the tip."""
+        """The series with one more tree, whose parent is the tip."""
         return Series(self.base, (*self.steps, tree))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees on disk: as plain files to build and test, as a repository to work in."""
+"""Writes trees to disk: as plain files to build and test, or as a repository to
+work in."""
 
 import os
 import shlex
@@ -33,10 +34,10 @@ _Slug = Annotated[str, msgspec.Meta(pattern=f"^{SLUG.pattern}$")]
 
 
 class State(msgspec.Struct, frozen=True):
-    """What `apply_to` notes in `.git/xpustack.json`.
+    """The content of `.git/xpustack.json`, which `apply_to` writes.
 
-    `base` and `tip` are commit ids; `upto` is the last applied step's slug where
-    the series goes on (`base` for none), None where all of it was applied.
+    `base` and `tip` are commit ids. `upto` is None if the whole series was applied,
+    else the slug of the last applied step, or `base` for none.
     """
 
     release: _Name
@@ -54,7 +55,7 @@ class Work:
 
 
 def checkout(store: Store, tree: Tree, directory: Path) -> None:
-    """Write a tree's files to `directory`, which appears only when whole.
+    """Write a tree's files to `directory`, which appears only when complete.
 
     Raises:
         UsageError: `directory` exists and is not empty.
@@ -77,10 +78,10 @@ def apply_to(
     offline: bool = False,
     progress: Progress = silent,
 ) -> Series:
-    """Make `directory` a git repository of base and steps, one commit each.
+    """Make `directory` a git repository with one commit for the base and one per step.
 
-    It stands alone: objects are linked or copied out of the cache. Branch
-    `series` is checked out, tag `base` names the base.
+    It does not depend on the cache: objects are linked or copied. Branch `series` is
+    checked out, tag `base` names the base.
 
     Args:
         directory: new or empty, or an unchanged result of this function.
@@ -95,22 +96,24 @@ def apply_to(
     recover_dir(directory)
     store = Store(cache)
     replaced = _replaceable(directory, release.name)
-    made = trees(store, project, release, offline=offline, progress=progress, upto=upto)
+    series = trees(
+        store, project, release, offline=offline, progress=progress, upto=upto
+    )
     whole = upto is None or read_order(project, release.name)[-1:] == [upto]
     state = State(
-        release.name, made.base.commit, made.tip.commit, None if whole else upto
+        release.name, series.base.commit, series.tip.commit, None if whole else upto
     )
     with (replace_dir if replaced else atomic_dir)(directory) as temporary:
         progress(f"writing {release.name} to {directory}")
         fill(store, temporary, state)
-    return made
+    return series
 
 
 def open_work(directory: Path) -> Work:
     """The repository that `apply_to` made in `directory`.
 
     Raises:
-        UsageError: it is none, or what it says of itself is damaged.
+        UsageError: there is none, or its `.git/xpustack.json` is damaged.
     """
     git_dir = directory / ".git"
     try:
@@ -132,8 +135,8 @@ def open_work(directory: Path) -> Work:
 
 
 def start_over(release: str, directory: Path) -> str:
-    """The commands that bring the commits of a work repository which cannot be used
-    any more to a new one."""
+    """The commands that copy the commits of an unusable work repository to a new
+    one."""
     return (
         f"xpustack apply {release} --to NEW, then bring your commits along:"
         f" git -C NEW fetch {shlex.quote(str(directory.absolute()))} HEAD,"
@@ -142,7 +145,7 @@ def start_over(release: str, directory: Path) -> str:
 
 
 def fill(store: Store, directory: Path, state: State) -> None:
-    """Make a work repository in an empty directory, at the state's tip."""
+    """Create a work repository in an empty directory, at the state's tip."""
     git = Checkout.of(directory)
     git.initialize()
     link_objects(store, git)
@@ -154,7 +157,7 @@ def fill(store: Store, directory: Path, state: State) -> None:
 
 
 def link_objects(store: Store, git: Checkout) -> None:
-    """Give a repository the store's objects that it lacks."""
+    """Link or copy the store's objects that a repository lacks."""
     source = store.cache.objects / "objects"
     with store.cache.lock("objects"):
         for folder, _, names in os.walk(source):
@@ -166,7 +169,7 @@ def link_objects(store: Store, git: Checkout) -> None:
 
 
 def _link(source: str, target: Path) -> None:
-    """A hard link where the file system can, else a copy. Objects never change."""
+    """A hard link where the file system has them, else a copy. Objects never change."""
     if target.exists():
         return
     try:
@@ -176,10 +179,10 @@ def _link(source: str, target: Path) -> None:
 
 
 def _replaceable(directory: Path, release: str) -> bool:
-    """Whether `directory` is an unchanged result of ours; False if it is new.
+    """Whether `directory` is an unchanged result of `apply_to`; False if it is new.
 
     Raises:
-        UsageError: it holds something that would be lost.
+        UsageError: it holds files or commits that would be lost.
     """
     if vacant(directory):
         return False
@@ -206,6 +209,6 @@ def _replaceable(directory: Path, release: str) -> bool:
 
 
 def pending(work: Work, *, ignored: bool = False) -> list[str]:
-    """What is not committed in a work repository, as `git status` words it."""
-    busy = [f"in progress: {name}" for name in work.git.unfinished()]
-    return work.git.status(ignored=ignored) + busy
+    """The uncommitted changes of a work repository, in the words of `git status`."""
+    operations = [f"in progress: {name}" for name in work.git.unfinished()]
+    return work.git.status(ignored=ignored) + operations

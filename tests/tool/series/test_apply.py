@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees: exact, the same everywhere, and unharmed by kills and by neighbours."""
+"""Trees: exact, the same on every machine, and safe from kills and parallel runs."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.project import Project
-from xpustack.series.apply import grow, trees
+from xpustack.series.apply import trees, trees_before_failure
 from xpustack.series.patch import Trailers, format_patch, load_series
 from xpustack.series.tree import Series
 
@@ -68,9 +68,9 @@ def test_a_base_is_its_archive_byte_for_byte(
 
 def test_ignores_attributes_links_and_modes_change_nothing(stack: FakeStack) -> None:
     base = stack.trees()[0]
-    found = contents(Store(stack.cache), base.tree_id)
+    files = contents(Store(stack.cache), base.tree_id)
     plain = {path: (0o100644, text.encode()) for path, text in BASE.items()}
-    assert found == {
+    assert files == {
         **plain,
         "VERSION": (0o100644, b"1.0"),
         "run.sh": (0o100755, b""),
@@ -127,7 +127,7 @@ def test_ids_depend_on_content_alone(
 def test_real_series_have_the_same_ids_from_two_fresh_caches(
     tmp_path: Path, real_cache: Cache, real_project: Project
 ) -> None:
-    found = []
+    commits = []
     for name in ("one", "two"):
         cache = Cache(tmp_path / name)
         tips = []
@@ -137,8 +137,8 @@ def test_real_series_have_the_same_ids_from_two_fresh_caches(
             place.parent.mkdir(parents=True)
             place.symlink_to(archive)
             tips.append(trees(Store(cache), real_project, release, offline=True).tip)
-        found.append([tip.commit for tip in tips])
-    assert found[0] == found[1]
+        commits.append([tip.commit for tip in tips])
+    assert commits[0] == commits[1]
 
 
 def test_real_series_from_a_warm_cache_are_quick(
@@ -231,14 +231,14 @@ def test_a_broken_release_leaves_the_others_alone(stack: FakeStack) -> None:
     order(stack, "first", "third", "second")
     with_diff(stack, "third", " rope line 1\n", " rope line one\n")
     results = {
-        release.name: grow(Store(stack.cache), stack.project, release)
+        release.name: trees_before_failure(Store(stack.cache), stack.project, release)
         for release in stack.releases
     }
-    made, problem = results["v1.0"]
-    assert made is not None and [tree.slug for tree in made.steps] == ["first"]
+    series, problem = results["v1.0"]
+    assert series is not None and [tree.slug for tree in series.steps] == ["first"]
     assert problem is not None and problem.step == "third"
-    made, problem = results["v2.0"]
-    assert made is not None and [tree.index for tree in made.trees] == [0, 1]
+    series, problem = results["v2.0"]
+    assert series is not None and [tree.index for tree in series.trees] == [0, 1]
     assert problem is None
 
 
@@ -259,8 +259,8 @@ if stop:
         time.sleep(60)
     setattr(Writer, stop, wait)
 release = next(iter(releases.load(project)))
-made = trees(Store(cache), project, release, offline=True)
-print(*(tree.commit for tree in made.trees))
+series = trees(Store(cache), project, release, offline=True)
+print(*(tree.commit for tree in series.trees))
 """
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order file: one patch a line, and help with a step's name."""
+"""The order file: one patch per line, and help with a step's name."""
 
 import pytest
 from fake_stack import FakeStack

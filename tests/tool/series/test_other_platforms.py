@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps leave CUDA, ROCm and CPU alone: by what they touch, or a test says so."""
+"""Steps do not affect CUDA, ROCm and CPU: by the files they touch, or by a test."""
 
 import ast
 from pathlib import Path
@@ -29,13 +29,13 @@ def shared(step: Step) -> list[str]:
 
 def unchanged_tests(module: Path) -> list[str]:
     """Names of the tests that must pass before the step and after it."""
-    found = []
+    names = []
     for node in ast.parse(module.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.FunctionDef):
             marks = [ast.unparse(decorator) for decorator in node.decorator_list]
             if any(mark.startswith("pytest.mark.unchanged") for mark in marks):
-                found.append(node.name)
-    return found
+                names.append(node.name)
+    return names
 
 
 @pytest.mark.parametrize("step", CASES)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What comes along with a kernel, and what is refused."""
+"""The modules that a step adds with a kernel, and the imports that are refused."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ import pytest
 from fake_stack import FakeStack
 
 from xpustack.core.errors import SeriesError
-from xpustack.series.overlay import closure, overlay_source
+from xpustack.series.overlay import kernel_closure, overlay_source
 from xpustack.series.patch import load_series
 
 
@@ -18,8 +18,8 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 
 def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
     step = load_series(stack.project, "v1.0")[2]
-    found = closure(stack.project, step, ["gather"])
-    assert list(found) == ["__init__", "_launch", "_triton", "gather"]
+    modules = kernel_closure(stack.project, step, ["gather"])
+    assert list(modules) == ["__init__", "_launch", "_triton", "gather"]
 
 
 @pytest.mark.parametrize(
@@ -36,7 +36,7 @@ def test_what_cannot_come_along(stack: FakeStack, source: str, problem: str) -> 
     step = load_series(stack.project, "v1.0")[2]
     stack.write("kernels/xpu_dsv4/gather.py", source)
     with pytest.raises(SeriesError, match=problem) as caught:
-        closure(stack.project, step, ["gather"])
+        kernel_closure(stack.project, step, ["gather"])
     assert (caught.value.release, caught.value.step) == ("v1.0", "third")
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mails of steps: one writer, and nothing read that it would not have written."""
+"""Patch files: the reader accepts only what the writer writes."""
 
 import subprocess
 from pathlib import Path

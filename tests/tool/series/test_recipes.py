@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the recipes of CONTRIBUTING.md as they stand there."""
+"""Runs the recipes of CONTRIBUTING.md verbatim."""
 
 import os
 import re
@@ -23,9 +23,9 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 def block(kind: str) -> str:
     """The fenced block of CONTRIBUTING.md that is marked with `kind`."""
     text = (ROOT / "CONTRIBUTING.md").read_text()
-    found = re.search(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    assert found is not None, kind
-    return found[1]
+    match = re.search(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert match is not None, kind
+    return match[1]
 
 
 def follow(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Applying and saving: byte-identical, and every change of a series carried."""
+"""Applying and saving: byte-identical, and no change of a series is lost."""
 
 from pathlib import Path
 
@@ -176,7 +176,7 @@ def test_other_files_of_the_series_folder_stay(stack: FakeStack) -> None:
 
 
 def test_an_error_names_no_file_that_is_gone(stack: FakeStack) -> None:
-    """A save is tried out in a copy of the project, which is gone afterwards."""
+    """A save works in a copy of the project first, which it removes."""
     work = stack.apply()
     text = git(work, "log", "-1", "--format=%B").replace(
         "Kernels: decode", "Kernels: x"
@@ -219,7 +219,10 @@ def test_what_is_not_committed_is_not_lost(stack: FakeStack) -> None:
         ({"vllm/rope.py": "x\n"}, "Upstream-Status: Maybe\n", "stands twice"),
     ],
     ids=[
-        *("generated", "kernel-patched", "kernel-unnamed", "kernel-missing"),
+        "generated",
+        "kernel-patched",
+        "kernel-unnamed",
+        "kernel-missing",
         "trailer-twice",
     ],
 )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The static check finds each fault, in the right place, and nothing in good series."""
+"""The static check reports every fault with its place, and none in a good series."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -123,9 +123,10 @@ def test_a_fault_is_found(
     stack: FakeStack, change: Callable[[FakeStack], None], problem: str
 ) -> None:
     change(stack)
-    findings = [one for one in check_static(stack.project) if problem in one.message]
-    assert findings, [str(one) for one in check_static(stack.project)]
-    assert findings[0].path and findings[0].hint and not findings[0].warning
+    problems = check_static(stack.project)
+    matches = [fault for fault in problems if problem in fault.message]
+    assert matches, [str(fault) for fault in problems]
+    assert matches[0].path and matches[0].hint and not matches[0].warning
 
 
 def test_two_owners_are_found(stack: FakeStack) -> None:
@@ -135,7 +136,7 @@ def test_two_owners_are_found(stack: FakeStack) -> None:
             "Test:", "Overlay: vllm/xpu/layer.py\nKernels: decode\nTest:"
         )
     )
-    messages = [one.message for one in check_static(stack.project)]
+    messages = [problem.message for problem in check_static(stack.project)]
     assert "the kernel decode already belongs to first" in messages
     assert "the overlay file vllm/xpu/layer.py already belongs to first" in messages
 
@@ -144,9 +145,9 @@ def test_a_patch_of_an_overlay_file_is_held_to_its_blob(stack: FakeStack) -> Non
     stack.step("fourth", {"vllm/xpu/layer.py": "LAYER = 2\n"})
     assert check_static(stack.project) == []
     stack.write("vllm_overlay/common/vllm/xpu/layer.py", "LAYER = 3\n")
-    (finding,) = check_static(stack.project)
-    assert (finding.release, finding.step) == ("v1.0", "fourth")
-    assert "the order is wrong or a step changed" in finding.message
+    (problem,) = check_static(stack.project)
+    assert (problem.release, problem.step) == ("v1.0", "fourth")
+    assert "the order is wrong or a step changed" in problem.message
 
 
 def test_all_faults_of_all_releases_are_listed(stack: FakeStack) -> None:
@@ -155,8 +156,8 @@ def test_all_faults_of_all_releases_are_listed(stack: FakeStack) -> None:
     replaced("second", ": Pending", ": Later")(stack)
     path = stack.patch("first", "v2.0")
     path.write_text(path.read_text().replace("Removal: when upstream has it\n", ""))
-    findings = check_static(stack.project)
-    assert [(one.release, one.step) for one in findings] == [
+    problems = check_static(stack.project)
+    assert [(problem.release, problem.step) for problem in problems] == [
         ("v1.0", "first"),
         ("v1.0", "second"),
         ("v2.0", "first"),
@@ -166,6 +167,6 @@ def test_all_faults_of_all_releases_are_listed(stack: FakeStack) -> None:
 def test_a_large_step_is_a_warning_with_its_figure(stack: FakeStack) -> None:
     stack.step("large", {"vllm/xpu/large.py": "x = 1\n" * 501})
     stack.step("tests", {"tests/xpu/test_large.py": "x = 1\n" * 501})
-    (finding,) = check_static(stack.project)
-    assert finding.warning and finding.step == "large"
-    assert finding.message.startswith("501 changed lines")
+    (problem,) = check_static(stack.project)
+    assert problem.warning and problem.step == "large"
+    assert problem.message.startswith("501 changed lines")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work repositories: whole or absent, and never at the cost of someone's work."""
+"""Work repositories: complete or absent, and never a loss of a person's work."""
 
 import shutil
 from pathlib import Path
@@ -21,13 +21,13 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 def test_a_tree_as_plain_files(stack: FakeStack) -> None:
     target = stack.root / "plain"
     checkout(Store(stack.cache), stack.trees()[0], target)
-    found = {
+    files = {
         str(path.relative_to(target)): path.read_bytes()
         for path in target.rglob("*")
         if path.is_file() and not path.is_symlink()
     }
     expected = {path: text.encode() for path, text in BASE.items()}
-    assert found == {**expected, "VERSION": b"1.0", "run.sh": b""}
+    assert files == {**expected, "VERSION": b"1.0", "run.sh": b""}
     assert (target / "run.sh").stat().st_mode & 0o100
     assert (target / "README").is_symlink()
     with pytest.raises(UsageError, match="not empty"):
@@ -36,10 +36,10 @@ def test_a_tree_as_plain_files(stack: FakeStack) -> None:
 
 def test_a_repository_of_base_and_steps(stack: FakeStack) -> None:
     work = stack.apply()
-    made = stack.trees()
+    trees = stack.trees()
     log = git(work, "log", "--reverse", "--format=%H").split()
-    assert log == [tree.commit for tree in made]
-    assert git(work, "rev-parse", "base").strip() == made[0].commit
+    assert log == [tree.commit for tree in trees]
+    assert git(work, "rev-parse", "base").strip() == trees[0].commit
     assert git(work, "status", "--porcelain", "--ignored") == ""
     text = git(work, "log", "-1", "--format=%B")
     assert text.startswith("[XPU][DSv4] Do third\n") and "Step: third\n" in text
