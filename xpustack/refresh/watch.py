@@ -20,7 +20,7 @@ from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order
 from xpustack.series.tree import Series
 
-KNOWN = "Backport"
+_BACKPORT = "Backport"
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _landed(
     for tree in series.steps:
         step = carry.carry(tree, onto)
         if step.verdict == "upstream":
-            known = tree.step.trailers.upstream_status.startswith(KNOWN) or (
+            known = tree.step.trailers.upstream_status.startswith(_BACKPORT) or (
                 carried is not None and tree.slug not in carried
             )
             yield LandedStep(tree.release.name, tree.slug, newer, step.evidence, known)

@@ -72,7 +72,7 @@ def test_a_conflicting_step_whose_test_fails_is_a_conflict(stack: TinyStack) -> 
     assert [step.outcome for step in carry_over(stack).steps] == ["conflict"]
 
 
-def test_a_step_that_is_needed_is_carry_over(stack: TinyStack) -> None:
+def test_a_step_that_is_needed_is_carried(stack: TinyStack) -> None:
     publish(stack, "import os\n\nVALUE = 1\nOLD = 1\n\n\n\n\nMORE = 2\n")
     assert [step.outcome for step in carry_over(stack, write=True).steps] == ["clean"]
     assert stack.slugs("v3.0") == ["raise-value"]
