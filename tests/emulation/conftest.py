@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The releases and the cache that the emulation is tried on."""
+"""The repository and the cache that the tests of the emulation use."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts of the stand-ins, by offsets (0.1.7) and by counts (0.1.8)."""
+"""The stand-ins of routed experts, with offsets (0.1.7) and with row counts (0.1.8)."""
 
 from collections.abc import Iterator
 
@@ -30,36 +30,48 @@ def test_rows_meet_their_experts(version: str) -> None:
     weights, ids = torch.rand(TOKENS, EXPERTS).topk(TOPK)
     packed = torch.randint(256, (EXPERTS, WIDTH, HIDDEN // 2), dtype=torch.uint8)
     scales = torch.randint(124, 128, (EXPERTS, WIDTH, HIDDEN // 32), dtype=torch.uint8)
-    by_offset = version == "0.1.7"
-    where = torch.full(
-        (EXPERTS + by_offset,), -1, dtype=torch.int64 if by_offset else torch.int32
-    )
+    has_offsets = version == "0.1.7"
+    if has_offsets:
+        rows_per_expert = torch.full((EXPERTS + 1,), -1, dtype=torch.int64)
+    else:
+        rows_per_expert = torch.full((EXPERTS,), -1, dtype=torch.int32)
     rows = torch.empty(TOKENS * TOPK, HIDDEN, dtype=torch.bfloat16)
     position = torch.empty(TOKENS, TOPK, dtype=torch.int32)
     experts.remap_hidden_states(
-        x, None, rows, None, None, where, position, ids, EXPERTS, EXPERTS
+        x, None, rows, None, None, rows_per_expert, position, ids, EXPERTS, EXPERTS
     )
     counts = ids.flatten().bincount(minlength=EXPERTS)
-    if by_offset:
-        assert where[0] == 0 and where[-1] == TOKENS * TOPK
-        assert torch.equal(where.diff(), counts)
+    if has_offsets:
+        assert rows_per_expert[0] == 0 and rows_per_expert[-1] == TOKENS * TOPK
+        assert torch.equal(rows_per_expert.diff(), counts)
     else:
-        assert torch.equal(where.long(), counts)
+        assert torch.equal(rows_per_expert.long(), counts)
 
     product = torch.empty(TOKENS * TOPK, WIDTH, dtype=torch.bfloat16)
-    sizes = (WIDTH, HIDDEN, EXPERTS)
     experts.cutlass_grouped_gemm_interface(
-        rows, packed, scales, None, product, where, *sizes, False, True
+        rows,
+        packed,
+        scales,
+        None,
+        product,
+        rows_per_expert,
+        WIDTH,
+        HIDDEN,
+        EXPERTS,
+        False,
+        True,
     )
     out = torch.empty(TOKENS, WIDTH, dtype=torch.bfloat16)
-    rest = (where, EXPERTS) if by_offset else (EXPERTS,)
-    experts.moe_gather(out, product, weights, position, *rest)
+    if has_offsets:
+        experts.moe_gather(out, product, weights, position, rows_per_expert, EXPERTS)
+    else:
+        experts.moe_gather(out, product, weights, position, EXPERTS)
 
     dense = [
         mxfp4_to_float(packed[number], scales[number]).double()
         for number in range(EXPERTS)
     ]
-    wanted = torch.stack(
+    expected = torch.stack(
         [
             sum(
                 weights[token, choice].double() * (dense[expert] @ x[token].double())
@@ -68,17 +80,25 @@ def test_rows_meet_their_experts(version: str) -> None:
             for token in range(TOKENS)
         ]
     )
-    assert (out.double() - wanted).norm() < 5e-3 * wanted.norm()
+    assert (out.double() - expected).norm() < 5e-3 * expected.norm()
 
 
-def test_a_limit_is_refused_before_it_was_there(
+def test_versions_without_a_limit_refuse_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(OVERRIDE, "0.1.9")
-    none = torch.empty(0)
+    empty = torch.empty(0)
     with pytest.raises(TypeError, match="takes no limit"):
         XpuFusedMoe(
-            *(none, none, None, none, none, None, 1, "silu", 1),
+            w13=empty,
+            w13_scales=empty,
+            w13_bias=None,
+            w2=empty,
+            w2_scales=empty,
+            w2_bias=None,
+            n_experts_per_token=1,
+            activation="silu",
+            num_experts=1,
             is_mxfp4=True,
             gemm1_clamp_limit=10.0,
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The batched FP8 product of the stand-ins."""
+"""The stand-in of the batched FP8 product."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ G, M, K, N, BLOCK = 3, 5, 384, 256, 128
 
 
 def operands() -> tuple[torch.Tensor, ...]:
-    """FP8 values and power-of-two scales of both sides."""
+    """FP8 values of both operands, then their power-of-two scales."""
     generator = torch.Generator().manual_seed(0)
 
     def power(*shape: int) -> torch.Tensor:
@@ -29,18 +29,19 @@ def operands() -> tuple[torch.Tensor, ...]:
 
 def test_each_block_has_its_own_scales() -> None:
     a, b, a_scale, b_scale = operands()
-    got = fp8_bmm(a, b, torch.bfloat16, a_scale, b_scale, None)
-    wanted = torch.zeros(G, M, N, dtype=torch.float64)
+    product = fp8_bmm(a, b, torch.bfloat16, a_scale, b_scale, None)
+    expected = torch.zeros(G, M, N, dtype=torch.float64)
     for k in range(K // BLOCK):
         rows = slice(k * BLOCK, (k + 1) * BLOCK)
-        part = a[:, :, rows].double() @ b[:, rows].double()
+        block_product = a[:, :, rows].double() @ b[:, rows].double()
         columns = b_scale[:, k].double().repeat_interleave(BLOCK, 1)[:, None]
-        wanted += part * a_scale[:, :, k, None].double() * columns
-    assert got.dtype == torch.bfloat16
-    assert (got - wanted).norm() < 4e-3 * wanted.norm()
+        expected += block_product * a_scale[:, :, k, None].double() * columns
+    assert product.dtype == torch.bfloat16
+    assert (product - expected).norm() < 4e-3 * expected.norm()
 
 
-def test_strided_scales_are_refused_as_the_op_wants_them_contiguous() -> None:
+def test_strided_scales_are_refused() -> None:
+    """The op needs contiguous scales."""
     a, b, a_scale, b_scale = operands()
     strided = a_scale.transpose(1, 2).contiguous().transpose(1, 2)
     with pytest.raises(ValueError, match="A_scale_ must be contiguous"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 products of the stand-ins, by what each pinned version takes."""
+"""The stand-ins of FP8 products, with the scales that each pinned version takes."""
 
 import pytest
 import torch
@@ -22,26 +22,27 @@ def power(*shape: int) -> torch.Tensor:
     )
 
 
-def close(got: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
-    wanted = a.double() @ b.double()
-    assert (got.double() - wanted).norm() < 4e-3 * wanted.norm()
+def assert_product(product: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """`product` is `a @ b` up to one rounding to 16 bits."""
+    expected = a.double() @ b.double()
+    assert (product.double() - expected).norm() < 4e-3 * expected.norm()
 
 
 def test_a_scale_for_each_token_and_channel() -> None:
     a, b = values(M, K), values(N, K, seed=1).t()
     tokens, channels, bias = power(M, 1), power(N), torch.randn(N)
-    got = fp8_gemm(a, b, torch.bfloat16, tokens, channels, bias)
-    wanted = (a.double() * tokens) @ (b.double() * channels) + bias
-    assert (got.double() - wanted).norm() < 4e-3 * wanted.norm()
+    product = fp8_gemm(a, b, torch.bfloat16, tokens, channels, bias)
+    expected = (a.double() * tokens) @ (b.double() * channels) + bias
+    assert (product.double() - expected).norm() < 4e-3 * expected.norm()
 
 
 def test_one_scale_for_all_and_an_empty_bias() -> None:
     a, b = values(M, K), values(K, N)
-    got = fp8_gemm(
+    product = fp8_gemm(
         a, b, None, torch.tensor([2.0]), torch.tensor([0.25]), torch.Tensor()
     )
-    assert got.dtype == torch.bfloat16
-    close(got, a.float() / 2, b.float())
+    assert product.dtype == torch.bfloat16
+    assert_product(product, a.float() / 2, b.float())
 
 
 @pytest.mark.parametrize("version", ["0.1.7", "0.1.15.4"])
@@ -52,9 +53,9 @@ def test_microscaling_on_every_version(
     a, b = values(M, K), values(K, N)
     rows, columns = power(M, K // 32), power(K // 32, N)
     scales = [scale.to(torch.float8_e8m0fnu) for scale in (rows, columns)]
-    got = fp8_gemm(a, b, torch.float16, *scales, None)
-    close(
-        got,
+    product = fp8_gemm(a, b, torch.float16, *scales, None)
+    assert_product(
+        product,
         a.float() * rows.repeat_interleave(32, 1),
         b.float() * columns.repeat_interleave(32, 0),
     )
@@ -66,9 +67,12 @@ def test_fp32_blocks_since_0_1_9(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = values(M, K), values(K, N)
     rows, blocks = power(M, K // 128), power(K // 128, N // 128)
     monkeypatch.setenv(OVERRIDE, "0.1.9")
-    each = blocks.repeat_interleave(128, 0).repeat_interleave(128, 1)
-    got = fp8_gemm(a, b, None, rows, blocks, None)
-    close(got, a.float() * rows.repeat_interleave(128, 1), b.float() * each)
+    product = fp8_gemm(a, b, None, rows, blocks, None)
+    assert_product(
+        product,
+        a.float() * rows.repeat_interleave(128, 1),
+        b.float() * blocks.repeat_interleave(128, 0).repeat_interleave(128, 1),
+    )
     with pytest.raises(ValueError, match="do not go together"):
         fp8_gemm(a, b, None, rows, blocks.to(torch.float8_e8m0fnu), None)
     monkeypatch.setenv(OVERRIDE, "0.1.8")
@@ -80,8 +84,8 @@ def test_fp32_blocks_since_0_1_9(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_alone(shape: tuple[int, ...]) -> None:
     a = torch.randn(2, M, K).bfloat16()
     b, scale = values(N, K, seed=1).t(), power(*shape)
-    got = fp8_gemm_w8a16(a, b, scale, None)
-    assert got.shape == (2, M, N) and got.dtype == torch.bfloat16
-    close(got, a, b.float() * scale.view(1, -1))
+    product = fp8_gemm_w8a16(a, b, scale, None)
+    assert product.shape == (2, M, N) and product.dtype == torch.bfloat16
+    assert_product(product, a, b.float() * scale.view(1, -1))
     with pytest.raises(ValueError, match="2 scales for 384 columns"):
         fp8_gemm_w8a16(a, b, torch.ones(2), None)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The indexer's stand-ins against the float64 references of our kernels."""
+"""The stand-ins of the indexer against the float64 references of our kernels."""
 
 import pytest
 import torch
@@ -34,17 +34,18 @@ def query_arguments() -> tuple[torch.Tensor, ...]:
 
 def test_fp8_queries_have_the_reference_bytes() -> None:
     positions, q, table, weights = query_arguments()
-    got = torch.empty(q.shape, dtype=torch.float8_e4m3fn)
+    codes = torch.empty(q.shape, dtype=torch.float8_e4m3fn)
     scaled = torch.empty(weights.shape)
     indexer.deepseek_fused_indexer_q_rope_fp8(
-        q, positions, table, weights, 0.25, 0.5, got, scaled
+        q, positions, table, weights, 0.25, 0.5, codes, scaled
     )
-    want, want_weights = indexer_q.fused_indexer_q_rope_quant(
+    expected, expected_weights = indexer_q.fused_indexer_q_rope_quant(
         positions, q, table, weights, 0.25, 0.5
     )
-    assert isinstance(want, torch.Tensor)
-    torch.testing.assert_close(scaled.double(), want_weights)
-    assert (got.view(torch.uint8) != want.view(torch.uint8)).float().mean() < 1e-3
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(scaled.double(), expected_weights)
+    differ = codes.view(torch.uint8) != expected.view(torch.uint8)
+    assert differ.float().mean() < 1e-3
 
 
 def test_mxfp4_queries_have_the_reference_bytes() -> None:
@@ -55,12 +56,14 @@ def test_mxfp4_queries_have_the_reference_bytes() -> None:
     indexer.deepseek_fused_indexer_q_rope_mxfp4(
         q, positions, table, weights, 0.25, 0.5, packed, scales, scaled
     )
-    (want, want_scales), want_weights = indexer_q.fused_indexer_q_rope_quant(
-        positions, q, table, weights, 0.25, 0.5, use_fp4=True
+    (expected, expected_scales), expected_weights = (
+        indexer_q.fused_indexer_q_rope_quant(
+            positions, q, table, weights, 0.25, 0.5, use_fp4=True
+        )
     )
-    assert torch.equal(scales.view(torch.int32).squeeze(-1), want_scales)
-    torch.testing.assert_close(scaled.double(), want_weights)
-    assert (packed != want).float().mean() < 1e-3
+    assert torch.equal(scales.view(torch.int32).squeeze(-1), expected_scales)
+    torch.testing.assert_close(scaled.double(), expected_weights)
+    assert (packed != expected).float().mean() < 1e-3
 
 
 def test_midpoints_of_e2m1_go_to_the_even_code() -> None:
@@ -87,8 +90,8 @@ def test_gather_takes_values_and_scales_of_each_request() -> None:
     for row, (page, token) in {0: (4, 0), 19: (1, 3), 20: (2, 0), 32: (2, 12)}.items():
         value = raw[page, token * DIM : (token + 1) * DIM]
         assert torch.equal(keys.view(torch.uint8)[row], value)
-        place = BLOCK * DIM + 4 * token
-        assert torch.equal(scales[row], raw[page, place : place + 4])
+        start = BLOCK * DIM + 4 * token
+        assert torch.equal(scales[row], raw[page, start : start + 4])
 
 
 def test_prefill_logits() -> None:
@@ -100,9 +103,9 @@ def test_prefill_logits() -> None:
         torch.tensor([0, 3, 7, 20, 5]).int(),
         torch.tensor([20, 4, 7, 20, 19]).int(),
     )
-    got = indexer.fp8_mqa_logits(*arguments)
-    want = mqa_logits.fp8_mqa_logits(*arguments)
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+    logits = indexer.fp8_mqa_logits(*arguments)
+    expected = mqa_logits.fp8_mqa_logits(*arguments)
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-4)
 
 
 @pytest.mark.parametrize("next_n", [1, 2])
@@ -117,14 +120,16 @@ def test_decode_logits(next_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
         None,
         40,
     )
-    got = indexer.fp8_paged_mqa_logits(*arguments)
-    want = mqa_logits.fp8_paged_mqa_logits(*arguments)
-    torch.testing.assert_close(got.double(), want, rtol=1e-5, atol=1e-4)
+    logits = indexer.fp8_paged_mqa_logits(*arguments)
+    expected = mqa_logits.fp8_paged_mqa_logits(*arguments)
+    torch.testing.assert_close(logits.double(), expected, rtol=1e-5, atol=1e-4)
 
 
-@pytest.mark.parametrize(("version", "wraps"), [("0.1.9", True), ("0.1.15.4", False)])
-def test_early_versions_lose_pages_beyond_two_gigabytes(
-    version: str, wraps: bool, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("version", "overflows"), [("0.1.9", True), ("0.1.15.4", False)]
+)
+def test_early_versions_refuse_pages_beyond_two_gigabytes(
+    version: str, overflows: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(pins.OVERRIDE, version)
     stride, width = 2**24, DIM + 4
@@ -140,14 +145,14 @@ def test_early_versions_lose_pages_beyond_two_gigabytes(
         None,
         16,
     )
-    if wraps:
+    if overflows:
         with pytest.raises(IndexError, match="page 129"):
             indexer.fp8_paged_mqa_logits(*arguments)
     else:
         assert not indexer.fp8_paged_mqa_logits(*arguments)[0, :9].any()
 
 
-def test_top_k_counts_from_the_row_and_pads() -> None:
+def test_top_k_of_a_prefill_counts_from_the_first_key_and_pads() -> None:
     logits = torch.tensor([[9.0, 1.0, 5.0, 3.0, 7.0]]).repeat(3, 1)
     starts, ends = torch.tensor([1, 1, 2]).int(), torch.tensor([5, 3, 2]).int()
     indices = torch.full((3, 3), 99, dtype=torch.int32)
@@ -156,7 +161,7 @@ def test_top_k_counts_from_the_row_and_pads() -> None:
     assert indices[1:].tolist() == [[0, 1, -1], [-1, -1, -1]]
 
 
-def test_top_k_of_a_decode_reads_one_length_a_request() -> None:
+def test_top_k_of_a_decode_reads_one_length_per_request() -> None:
     logits = torch.tensor([[4.0, 8.0, 6.0, 9.0]]).repeat(4, 1)
     indices = torch.full((4, 2), 99, dtype=torch.int32)
     lengths = torch.tensor([[3], [1]], dtype=torch.int32)

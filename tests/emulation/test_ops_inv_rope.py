@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inverse RoPE of the stand-ins against the kernels' float64 reference."""
+"""The stand-ins of inverse RoPE against the kernels' float64 reference."""
 
 import torch
 
@@ -22,18 +22,18 @@ def arguments() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def test_bf16_rows_are_the_rounded_rotation() -> None:
-    got = deepseek_inv_rope_bf16(*arguments(), *SIZES)
-    wanted = reference.inv_rope_bf16(*arguments(), *SIZES)
-    assert got.shape == wanted.shape
-    assert (got - wanted).abs().max() < 2**-7 * wanted.abs().max()
-    assert (got - wanted).norm() < 3e-3 * wanted.norm()
+    rows = deepseek_inv_rope_bf16(*arguments(), *SIZES)
+    expected = reference.inv_rope_bf16(*arguments(), *SIZES)
+    assert rows.shape == expected.shape
+    assert (rows - expected).abs().max() < 2**-7 * expected.abs().max()
+    assert (rows - expected).norm() < 3e-3 * expected.norm()
 
 
 def test_codes_and_scales_are_those_of_the_reference() -> None:
     codes, scales = deepseek_inv_rope_fp8_quant(*arguments(), *SIZES)
-    wanted, wanted_scales = reference.fused_inv_rope_fp8_quant(*arguments(), *SIZES)
-    assert torch.equal(scales, wanted_scales)
-    differ = codes.view(torch.uint8) != wanted.view(torch.uint8)
+    expected, expected_scales = reference.fused_inv_rope_fp8_quant(*arguments(), *SIZES)
+    assert torch.equal(scales, expected_scales)
+    differ = codes.view(torch.uint8) != expected.view(torch.uint8)
     assert differ.double().mean() < 1e-3
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The hyper-connections of the stand-ins against the kernels' float64 reference."""
+"""The stand-ins of hyper-connections against the kernels' float64 reference."""
 
 from typing import Any
 
@@ -32,37 +32,38 @@ def inputs() -> dict[str, Any]:
     }
 
 
-def assert_close(got: Any, wanted: Any) -> None:
-    for value, expected in zip(got, wanted, strict=True):
-        expected = expected.double().view(value.shape)
-        assert (value.double() - expected).norm() < 4e-3 * expected.norm()
+def assert_close(actual: Any, expected: Any) -> None:
+    """Each tensor of `actual` is that of `expected` up to one rounding to bf16."""
+    for tensor, reference_tensor in zip(actual, expected, strict=True):
+        exact = reference_tensor.double().view(tensor.shape)
+        assert (tensor.double() - exact).norm() < 4e-3 * exact.norm()
 
 
 def test_before_a_sublayer() -> None:
-    given = inputs()
-    arguments = (given["residual"], *given["weights"], *EPS, POST_MULT, ROUNDS)
+    tensors = inputs()
+    arguments = (tensors["residual"], *tensors["weights"], *EPS, POST_MULT, ROUNDS)
     assert_close(mhc.mhc_pre(*arguments), reference.mhc_pre(*arguments))
 
 
 def test_after_a_sublayer() -> None:
-    given = inputs()
-    arguments = [given[name] for name in ("x", "residual", "post", "comb")]
+    tensors = inputs()
+    arguments = [tensors[name] for name in ("x", "residual", "post", "comb")]
     assert_close([mhc.mhc_post(*arguments)], [reference.mhc_post(*arguments)])
 
 
 def test_between_two_sublayers() -> None:
-    given = inputs()
-    arguments = [given[name] for name in ("x", "residual", "post", "comb")]
-    arguments += [*given["weights"], *EPS, POST_MULT, ROUNDS]
-    got = mhc.mhc_fused_post_pre(*arguments)
-    assert_close(got, reference.mhc_fused_post_pre(*arguments))
+    tensors = inputs()
+    arguments = [tensors[name] for name in ("x", "residual", "post", "comb")]
+    arguments += [*tensors["weights"], *EPS, POST_MULT, ROUNDS]
+    results = mhc.mhc_fused_post_pre(*arguments)
+    assert_close(results, reference.mhc_fused_post_pre(*arguments))
 
 
 def test_the_head_writes_in_place() -> None:
-    given = inputs()
-    fn, scale, base = given["weights"]
+    tensors = inputs()
+    fn, scale, base = tensors["weights"]
     weights = (fn[:STREAMS], scale[:1], base[:STREAMS])
     out = torch.full((TOKENS, HIDDEN), torch.nan, dtype=torch.bfloat16)
-    mhc.hc_head_fused(given["residual"], *weights, out, 1e-6, 1e-6)
-    wanted = reference.hc_head(given["residual"], *weights, 1e-6, 1e-6)
-    assert_close([out], [wanted])
+    mhc.hc_head_fused(tensors["residual"], *weights, out, 1e-6, 1e-6)
+    expected = reference.hc_head(tensors["residual"], *weights, 1e-6, 1e-6)
+    assert_close([out], [expected])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FP8 group quantization of the stand-ins."""
+"""The stand-in of FP8 group quantization."""
 
 import pytest
 import torch
@@ -30,9 +30,9 @@ def test_a_group_fits_its_own_scale(ue8m0: bool) -> None:
     x = (torch.randn(3, 4, 64) * torch.tensor([1e-3, 1, 50, 7])[:, None]).bfloat16()
     values, scales = run(x, ue8m0)
     restored = values.float() * scales.repeat_interleave(GROUP, -1)
-    worst = (restored - x.float()).unflatten(-1, (-1, GROUP)).abs().amax(-1)
-    largest = x.float().unflatten(-1, (-1, GROUP)).abs().amax(-1)
-    assert (worst <= largest * (0.07 if ue8m0 else 0.036)).all()
+    error = (restored - x.float()).unflatten(-1, (-1, GROUP)).abs().amax(-1)
+    amax = x.float().unflatten(-1, (-1, GROUP)).abs().amax(-1)
+    assert (error <= amax * (0.07 if ue8m0 else 0.036)).all()
     assert torch.equal(scales, next_power_of_two(scales)) == ue8m0
 
 
@@ -50,7 +50,7 @@ def test_zeros_get_the_least_scale() -> None:
     torch.testing.assert_close(scales, torch.full((2, 1), 1e-10 / LARGEST))
 
 
-def test_a_ragged_or_strided_row_is_refused() -> None:
+def test_a_partial_group_and_a_strided_row_are_refused() -> None:
     with pytest.raises(ValueError, match=r"\(1, 48\) must be contiguous in groups"):
         run(torch.zeros(1, 48), False)
     with pytest.raises(ValueError, match="must be contiguous"):

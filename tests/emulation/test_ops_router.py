@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's and the norms' stand-ins against formulas written the other way."""
+"""The stand-ins of router and norms against formulas written in another way."""
 
 import pytest
 import torch
@@ -9,19 +9,20 @@ from emulated_xpu.ops.norms import fused_add_rms_norm, rms_norm
 from emulated_xpu.ops.router import topk_softplus_sqrt
 
 
-def routed(
-    logits: torch.Tensor, topk: int, **others: object
+def route(
+    logits: torch.Tensor, topk: int, **options: object
 ) -> tuple[torch.Tensor, ...]:
+    """Weights and ids of the experts that the op chooses."""
     weights = torch.full((len(logits), topk), torch.nan)
     ids = torch.full((len(logits), topk), -7, dtype=torch.int32)
-    topk_softplus_sqrt(weights, ids, ids.clone(), logits, True, 1.5, **others)  # type: ignore[arg-type]
+    topk_softplus_sqrt(weights, ids, ids.clone(), logits, True, 1.5, **options)  # type: ignore[arg-type]
     return weights, ids
 
 
-def test_bias_chooses_experts_and_leaves_their_weights_alone() -> None:
+def test_a_bias_chooses_experts_and_keeps_their_weights() -> None:
     logits = torch.randn(5, 6)
     bias = torch.tensor([9.0, 0.0, 0.0, 9.0, 0.0, 0.0])
-    weights, ids = routed(logits, 2, correction_bias=bias)
+    weights, ids = route(logits, 2, correction_bias=bias)
     assert {tuple(sorted(row)) for row in ids.tolist()} == {(0, 3)}
     scores = torch.log1p(logits.exp()).sqrt()[:, [0, 3]]
     expected = scores / scores.sum(1, keepdim=True) * 1.5
@@ -29,10 +30,10 @@ def test_bias_chooses_experts_and_leaves_their_weights_alone() -> None:
     torch.testing.assert_close(weights.gather(1, order), expected)
 
 
-def test_a_table_takes_the_place_of_the_scores_and_padding_has_no_expert() -> None:
+def test_a_table_chooses_experts_and_padding_gets_none() -> None:
     table = torch.tensor([[2, 0], [1, 2]], dtype=torch.int32)
     padding = torch.tensor([False, False, True])
-    weights, ids = routed(
+    weights, ids = route(
         torch.randn(3, 3),
         2,
         tid2eid=table,
@@ -44,7 +45,7 @@ def test_a_table_takes_the_place_of_the_scores_and_padding_has_no_expert() -> No
     torch.testing.assert_close(weights[:2].sum(1), torch.full((2,), 1.5))
 
 
-def test_rows_come_back_to_their_tokens_and_padded_tokens_give_nothing(
+def test_rows_return_to_their_tokens_and_padded_tokens_give_zeros(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("EMULATED_XPU_KERNELS", "0.1.15.4")

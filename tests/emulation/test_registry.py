@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stand-ins of vllm-xpu-kernels keep the schemas of the version they stand for.
+"""The stand-ins have the schemas of the vllm-xpu-kernels version they stand for.
 
-What is defined with torch cannot be taken back, so every case has its own process:
-a fork of this one, which has imported torch and defined nothing.
+An op that is defined with torch cannot be undefined. So every case runs in a process of
+its own: a fork of this one, which has imported torch and defined no op.
 """
 
 import multiprocessing
@@ -19,20 +19,20 @@ VERSIONS = sorted(path.stem for path in pins.SCHEMAS.glob("*.txt"))
 UNIMPLEMENTED = "_C::fatrelu_and_mul"
 
 
-def apart(function: Callable[..., Any], *args: Any) -> Any:
-    """What `function` returns, or raises, in a process of its own."""
+def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
+    """What `function` returns or raises in a forked process."""
     with multiprocessing.get_context("fork").Pool(1) as pool:
         return pool.apply(function, args)
 
 
-def defined(version: str) -> dict[str, str]:
+def defined_schemas(version: str) -> dict[str, str]:
     """Canonical schemas by qualified name, as torch holds them."""
     registry.define_ops(version)
-    found = {}
+    by_name = {}
     for name in pins.schemas(version):
         operator, _, overload = name.partition(".")
-        found[name] = str(torch._C._get_schema(operator, overload))
-    return found
+        by_name[name] = str(torch._C._get_schema(operator, overload))
+    return by_name
 
 
 def call(version: str, *args: Any) -> Any:
@@ -42,21 +42,21 @@ def call(version: str, *args: Any) -> Any:
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_every_op_is_defined_as_that_version_declares_it(version: str) -> None:
-    found = apart(defined, version)
+    actual = in_own_process(defined_schemas, version)
     expected = {
         name: str(torch._C.parse_schema(f"{name.partition('::')[0]}::{schema}"))
         for name, schema in pins.schemas(version).items()
     }
     assert len(expected) > 60
-    assert found == expected
+    assert actual == expected
 
 
 @pytest.mark.parametrize("version", VERSIONS)
-def test_an_op_without_implementation_names_itself(version: str) -> None:
+def test_an_op_without_implementation_raises_with_its_name(version: str) -> None:
     assert UNIMPLEMENTED in pins.schemas(version)
     x = torch.zeros(2)
     with pytest.raises(NotImplementedError, match=UNIMPLEMENTED):
-        apart(call, version, x, x, 0.0)
+        in_own_process(call, version, x, x, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -71,23 +71,23 @@ def test_an_op_without_implementation_names_itself(version: str) -> None:
 )
 def test_a_call_that_does_not_fit_the_schema_fails(args: tuple[Any, ...]) -> None:
     with pytest.raises((TypeError, RuntimeError), match="fatrelu_and_mul") as caught:
-        apart(call, VERSIONS[0], *args)
+        in_own_process(call, VERSIONS[0], *args)
     assert not isinstance(caught.value, NotImplementedError)
 
 
 def test_an_unknown_version_names_the_known_ones() -> None:
     with pytest.raises(LookupError, match=r"9\.9\.9; known: .*0\.1\.15\.4"):
-        apart(registry.define_ops, "9.9.9")
+        in_own_process(registry.define_ops, "9.9.9")
 
 
-def names_after_override(version: str) -> tuple[str, int]:
+def version_after_override(version: str) -> tuple[str, int]:
     os.environ[pins.OVERRIDE] = version
     registry.define_ops()
     return pins.kernels_version(), len(registry._defined)
 
 
 def test_the_override_names_the_version() -> None:
-    assert apart(names_after_override, "0.1.9") == ("0.1.9", 1)
+    assert in_own_process(version_after_override, "0.1.9") == ("0.1.9", 1)
 
 
 @pytest.mark.parametrize(
@@ -102,8 +102,8 @@ def test_the_installed_wheel_names_the_version(
     requirement: str, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv(pins.OVERRIDE, raising=False)
-    asked: list[str] = ["torch==2.11.0", requirement]
-    monkeypatch.setattr(pins.metadata, "requires", lambda package: asked)
+    requirements = ["torch==2.11.0", requirement]
+    monkeypatch.setattr(pins.metadata, "requires", lambda package: requirements)
     assert pins.kernels_version() == version
 
 
@@ -115,21 +115,21 @@ def test_a_wheel_for_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) 
         pins.kernels_version()
 
 
-def define_again(second: str) -> None:
+def define_twice(second: str) -> None:
     registry.define_ops("0.1.9")
     registry.define_ops(second)
 
 
 def test_defining_the_same_version_again_changes_nothing() -> None:
-    apart(define_again, "0.1.9")
+    in_own_process(define_twice, "0.1.9")
 
 
 def test_two_versions_do_not_mix() -> None:
     with pytest.raises(RuntimeError, match=r"0\.1\.9 are defined already, 0\.1\.7"):
-        apart(define_again, "0.1.7")
+        in_own_process(define_twice, "0.1.7")
 
 
-def counted() -> tuple[list[float], dict[str, int]]:
+def result_and_calls() -> tuple[list[float], dict[str, int]]:
     @implementations.implements(UNIMPLEMENTED)
     def write(out: torch.Tensor, input: torch.Tensor, threshold: float) -> None:
         out.copy_(input + threshold)
@@ -142,7 +142,7 @@ def counted() -> tuple[list[float], dict[str, int]]:
 
 
 def test_an_implementation_runs_and_is_counted() -> None:
-    assert apart(counted) == ([1.5, 1.5], {UNIMPLEMENTED: 3})
+    assert in_own_process(result_and_calls) == ([1.5, 1.5], {UNIMPLEMENTED: 3})
 
 
 def implement_twice() -> None:
@@ -152,4 +152,4 @@ def implement_twice() -> None:
 
 def test_an_op_has_one_implementation() -> None:
     with pytest.raises(ValueError, match=f"{UNIMPLEMENTED} is implemented twice"):
-        apart(implement_twice)
+        in_own_process(implement_twice)

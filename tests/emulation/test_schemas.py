@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The committed op schemas are what real vllm-xpu-kernels wheels register."""
+"""The committed op schemas are those that real vllm-xpu-kernels wheels register."""
 
 import hashlib
 import zipfile
@@ -30,12 +30,12 @@ def wheel(cache: Cache, version: str) -> Path:
     """The wheel, downloaded once (71 to 135 MiB) and hashed each time."""
     sha256 = WHEELS[version]
     name = f"vllm_xpu_kernels-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
-    found = cache.sdists / sha256 / name
-    if not found.is_file():
-        found = fetch_wheel(cache, version, name)
-    with open(found, "rb") as file:
-        assert hashlib.file_digest(file, "sha256").hexdigest() == sha256, found
-    return found
+    path = cache.sdists / sha256 / name
+    if not path.is_file():
+        path = fetch_wheel(cache, version, name)
+    with open(path, "rb") as file:
+        assert hashlib.file_digest(file, "sha256").hexdigest() == sha256, path
+    return path
 
 
 def fetch_wheel(cache: Cache, version: str, name: str) -> Path:
@@ -54,7 +54,7 @@ def fetch_wheel(cache: Cache, version: str, name: str) -> Path:
 
 
 @pytest.mark.parametrize("version", WHEELS)
-def test_every_committed_schema_stands_in_the_wheel(
+def test_the_committed_schemas_are_those_of_the_wheel(
     real_cache: Cache, version: str
 ) -> None:
     derived = schemas_by_library(wheel(real_cache, version))
