@@ -11,7 +11,12 @@ from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import wheel
-from xpustack.builds.build import make, private_places, recipe, version_of
+from xpustack.builds.build import (
+    build_variables,
+    build_version,
+    build_wheel,
+    private_places,
+)
 from xpustack.core.cache import Cache, recover_dir, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
@@ -132,7 +137,7 @@ def derive(
     """Build the whole series of a release anew; nothing built before is used.
 
     Raises:
-        StackError: as `trees`, `inputs` and `build.make`.
+        StackError: as `trees`, `inputs` and `build.build_wheel`.
         UsageError: the series is empty, so that there is nothing to hand out.
         CheckFailed: the wheel names a directory of this machine.
     """
@@ -148,10 +153,10 @@ def derive(
         )
     parts = tuple(inputs.inputs(project, release, steps))
     requirements, dockerfile = base_texts(store, made.base)
-    version = version_of(made.tip, len(steps))
+    version = build_version(made.tip, len(steps))
     progress(f"building vllm {version}")
     with cache.scratch() as work:
-        built = make(runner, store, made.tip, version, work)
+        built = build_wheel(runner, store, made.tip, version, work)
         found = wheel.read(built)
         leaking = wheel.leaks(found, [place for place, _ in private_places(work)])
     if leaking:
@@ -233,7 +238,7 @@ def known_hashes(pins: Sequence[Pinned], text: str) -> list[Pinned]:
 
 def _variables(version: str) -> dict[str, str]:
     """The build's variables without this machine's directories."""
-    told = recipe(Path("/"), version)
+    told = build_variables(Path("/"), version)
     mapped = "-ffile-prefix-map=<directory of the build or of Python>=<its name>"
     linker = "<Python's own, without the directories of Python>"
     return told | {
