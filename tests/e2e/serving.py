@@ -22,7 +22,7 @@ from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
-from xpustack.builds.build import build, version_of
+from xpustack.builds.build import build, build_version
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
@@ -179,7 +179,7 @@ class Kitchen:
         store = Store(self.cache)
         grown = trees(store, self.project, pinned)
         tree = grown.tip if patched else grown.base
-        version = version_of(tree, len(grown.steps))
+        version = build_version(tree, len(grown.steps))
         return build(Runner(), self.cache, store, tree, version).installed
 
     def _environment(self, pinned: Release, site: Path, own: Path) -> dict[str, str]:

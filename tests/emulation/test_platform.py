@@ -15,7 +15,7 @@ import pytest
 
 from xpustack.base.releases import load
 from xpustack.base.store import Store
-from xpustack.builds.build import build, version_of
+from xpustack.builds.build import build, build_version
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
@@ -63,7 +63,7 @@ class Probes:
         store, pinned = Store(self.cache), load(self.project)[release]
         grown = trees(store, self.project, pinned)
         tree = next(tree for tree in grown.trees if tree.slug == upto)
-        version = version_of(tree, len(grown.steps))
+        version = build_version(tree, len(grown.steps))
         return build(Runner(), self.cache, store, tree, version).installed
 
     def _ask(self, site: Path, by: str) -> dict[str, Any]:

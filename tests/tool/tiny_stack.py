@@ -14,7 +14,7 @@ from sdists import pinned, write_sdist
 
 from xpustack.base.pin import release_entry
 from xpustack.base.store import Store
-from xpustack.builds.build import Build, build, version_of
+from xpustack.builds.build import Build, build, build_version
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
@@ -157,7 +157,9 @@ class TinyStack(FakeStack):
         made = self.trees()
         last = len(made) - 1
         return [
-            build(runner, self.cache, Store(self.cache), tree, version_of(tree, last))
+            build(
+                runner, self.cache, Store(self.cache), tree, build_version(tree, last)
+            )
             for tree in made
         ]
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One XPU wheel of one tree, and what it installs, beside an environment."""
+"""Builds the XPU wheel of a tree and installs its files into the cache."""
 
 import contextlib
 import os
@@ -15,7 +15,12 @@ from pathlib import Path
 
 from xpustack.base.store import Store
 from xpustack.builds import torch_config, wheel
-from xpustack.builds.derive import NotDerivable, derive, naming, origin_of
+from xpustack.builds.derive import (
+    NotDerivable,
+    derive_manifest,
+    members_with_version,
+    origin_of,
+)
 from xpustack.builds.site import Manifest, damage, install, load_manifest, save_manifest
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, recover_dir, replace_dir, writing
@@ -27,9 +32,25 @@ from xpustack.series.worktree import checkout
 
 TIMEOUT = 900.0
 RECIPE = (
-    *("builds.build", "builds.derive", "builds.site", "builds.torch_config"),
-    *("builds.wheel", "core.checkout", "core.contents", "core.fingerprint"),
-    *("core.git", "core.process", "core.repository", "series.worktree"),
+    "builds.build",
+    "builds.derive",
+    "builds.site",
+    "builds.torch_config",
+    "builds.wheel",
+    "core.checkout",
+    "core.contents",
+    "core.fingerprint",
+    "core.git",
+    "core.process",
+    "core.repository",
+    "series.worktree",
+)
+_PIP_OPTIONS = (
+    "--isolated",
+    "--no-input",
+    "--no-index",
+    "--no-cache-dir",
+    "--disable-pip-version-check",
 )
 _SITE = "site"
 _MANIFEST = "manifest.json"
@@ -42,15 +63,15 @@ NO_COMPILER = re.compile(
     r"CMAKE_CXX_COMPILER not set|not\s+able\s+to\s+compile\s+a\s+simple\s+test"
     r"|error: command '.*' failed: No such file or directory"
 )
-"""What CMake and setuptools say where there is no compiler that works."""
+"""The messages of CMake and setuptools when there is no working compiler."""
 
 
 @dataclass(frozen=True)
 class Build:
     """A tree's installed files.
 
-    `key` names everything that made them, `digest` what they hold; `cached` says
-    that nothing was done.
+    `key` is a hash of everything that affects them, `digest` one of their contents.
+    `cached` is true if they were already installed.
     """
 
     key: str
@@ -61,15 +82,15 @@ class Build:
     cached: bool
 
 
-def version_of(tree: Tree, last: int) -> str:
+def build_version(tree: Tree, last: int) -> str:
     """`<release>+xpu.dsv4.<revision>`, with `.step<k>` unless `tree` holds all
     `last` steps of its series."""
     version = f"{tree.release.version}+xpu.dsv4.{tree.release.revision}"
     return version if tree.index == last else f"{version}.step{tree.index}"
 
 
-def key_of(store: Store, tree: Tree, version: str) -> str:
-    """The name of a tree's build: the tree, what it is derived from, the recipe."""
+def build_key(store: Store, tree: Tree, version: str) -> str:
+    """The key of a tree's build: a hash of the tree, its origin and the recipe."""
     origin = origin_of(store.git, tree, version)
     return fingerprint.digest(
         tree=tree.tree_id,
@@ -80,10 +101,10 @@ def key_of(store: Store, tree: Tree, version: str) -> str:
     )
 
 
-def expected(cache: Cache, store: Store, tree: Tree, version: str) -> Build:
-    """The build of a tree as it would be: `installed` need not exist, and what is
-    there is not verified."""
-    key = key_of(store, tree, version)
+def expected_build(cache: Cache, store: Store, tree: Tree, version: str) -> Build:
+    """The build that a tree would have. Its `installed` may be absent, and is not
+    verified."""
+    key = build_key(store, tree, version)
     return Build(key, version, cache.builds / key / _SITE, "", 0.0, True)
 
 
@@ -96,31 +117,33 @@ def build(
     *,
     progress: Progress | None = None,
 ) -> Build:
-    """Install `tree` as `version`, or find it installed before and undamaged.
+    """Install `tree` as `version`, unless it is already installed and undamaged.
 
     Raises:
-        CheckFailed: pip fails, or the wheel is not the one that was asked for.
+        CheckFailed: pip fails, or builds a wheel of another version.
         EnvironmentProblem: no room, or a program is missing.
-        Stopped: the runner was stopped; nothing half-done is left.
+        Stopped: the runner was stopped; no partial result is left.
     """
     report = progress or silent
-    key = key_of(store, tree, version)
-    if (found := _find(cache, key, tree, report)) is not None:
-        return found
+    key = build_key(store, tree, version)
+    if (cached := _find(cache, key, tree, report)) is not None:
+        return cached
     origin = origin_of(store.git, tree, version)
     if origin is not None:
-        earlier = version_of(origin, tree.index)
+        earlier = build_version(origin, tree.index)
         build(runner, cache, store, origin, earlier, progress=progress)
     with cache.lock(f"build-{key}", report):
-        if (found := _find(cache, key, tree, silent)) is not None:
-            return found
+        if (cached := _find(cache, key, tree, silent)) is not None:
+            return cached
         begin = time.monotonic()
         manifest = None
         with writing(cache.contents.root):
             if origin is not None:
-                manifest = _derived(cache, store, origin, tree, version, report)
+                manifest = _derive_from_origin(
+                    cache, store, origin, tree, version, report
+                )
             if manifest is None:
-                manifest = _built(runner, cache, store, tree, version)
+                manifest = _build_with_backend(runner, cache, store, tree, version)
             with replace_dir(cache.builds / key) as home:
                 install(cache.contents, manifest, home / _SITE)
                 save_manifest(manifest, home / _MANIFEST)
@@ -128,16 +151,16 @@ def build(
 
 
 def manifest_of(cache: Cache, key: str) -> Manifest | None:
-    """What the build `key` installed; None if there is none."""
+    """The manifest of the build `key`; None if there is none."""
     return load_manifest(cache.builds / key / _MANIFEST)
 
 
 def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
-    """What a wheel installs, with its RECORD in canonical form.
+    """The files that a wheel installs, with its RECORD in canonical form.
 
     Raises:
-        CheckFailed: it cannot be read, does not agree with its RECORD, or holds
-            what must be moved when it is installed.
+        CheckFailed: the wheel cannot be read, does not match its RECORD, or has
+            files that an installer would move elsewhere.
     """
     problems = dict(archive.problems) or wheel.record_problems(archive)
     problems |= {
@@ -156,7 +179,7 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
 
 
 def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | None:
-    """The build `key` if it is as it was made; a damaged one is to be made anew."""
+    """The build `key` if it is there and undamaged; None if it must be built."""
     home = cache.builds / key
     recover_dir(home)
     if not home.is_dir():
@@ -170,7 +193,7 @@ def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | Non
         progress(f"building {tree.name} again: {problem}")
         return None
     with contextlib.suppress(OSError):
-        # What is used stays when the cache is cleaned up.
+        # The clean-up of the cache keeps the builds that were used last.
         os.utime(home)
     return _as_build(cache, key, manifest, 0.0, cached=True)
 
@@ -188,7 +211,7 @@ def _as_build(
     )
 
 
-def _derived(
+def _derive_from_origin(
     cache: Cache,
     store: Store,
     origin: Tree,
@@ -196,29 +219,36 @@ def _derived(
     version: str,
     progress: Progress,
 ) -> Manifest | None:
-    """What `tree` installs by what `origin` does; None if that cannot be told."""
-    key = key_of(store, origin, version_of(origin, tree.index))
+    """The manifest of `tree`, derived from that of `origin`; None if only the build
+    backend can tell."""
+    key = build_key(store, origin, build_version(origin, tree.index))
     source = manifest_of(cache, key)
     if source is None:
         return None
     try:
-        return derive(store.git, cache.contents, origin, source, key, tree, version)
+        return derive_manifest(
+            store.git, cache.contents, origin, source, key, tree, version
+        )
     except NotDerivable as reason:
         progress(f"building {tree.name} by itself: {reason}")
         return None
 
 
-def _built(
+def _build_with_backend(
     runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
 ) -> Manifest:
-    """What `tree` installs by the build backend's word."""
+    """The manifest of `tree`, from a wheel that the build backend builds."""
     with cache.scratch() as work:
-        members = members_of(wheel.read(make(runner, store, tree, version, work)), tree)
+        members = members_of(
+            wheel.read(build_wheel(runner, store, tree, version, work)), tree
+        )
     contents = cache.contents
     return Manifest(
         version,
         None,
-        naming(version, {name: member.data for name, member in members.items()}),
+        members_with_version(
+            version, {name: member.data for name, member in members.items()}
+        ),
         {
             name: contents.add(member.data, executable=member.executable)
             for name, member in members.items()
@@ -226,10 +256,12 @@ def _built(
     )
 
 
-def make(runner: Runner, store: Store, tree: Tree, version: str, work: Path) -> Path:
-    """Build `tree` anew in the empty directory `work`, and return the wheel in it.
-    What the compiler would note of `work` and of this environment's own directories
-    is left out of what it writes.
+def build_wheel(
+    runner: Runner, store: Store, tree: Tree, version: str, work: Path
+) -> Path:
+    """Build `tree` in the empty directory `work`, and return the wheel's path. The
+    compiler writes neither the path of `work` nor those of this environment into its
+    output.
 
     Raises:
         As `build`.
@@ -241,7 +273,7 @@ def make(runner: Runner, store: Store, tree: Tree, version: str, work: Path) -> 
     return _only_wheel(tree, work / "dist", version)
 
 
-def recipe(work: Path, version: str) -> dict[str, str]:
+def build_variables(work: Path, version: str) -> dict[str, str]:
     """The environment variables that a build in `work` sets."""
     mapped = " ".join(
         f"-ffile-prefix-map={place}={name}" for place, name in private_places(work)
@@ -261,25 +293,25 @@ def recipe(work: Path, version: str) -> dict[str, str]:
 
 
 def _linkers(work: Path) -> dict[str, str]:
-    """setuptools' commands that link, without the folders of this interpreter: one
-    that was built in a home directory has its libraries' folder as a run path."""
+    """setuptools' link commands, without this interpreter's folders: an interpreter
+    that was built in a home directory passes a run path to its libraries there."""
     private = [place for place, _ in private_places(work)]
     commands = {}
-    for name, chosen in (("LDSHARED", "CC"), ("LDCXXSHARED", "CXX")):
+    for name, override in (("LDSHARED", "CC"), ("LDCXXSHARED", "CXX")):
         program, *arguments = shlex.split(str(sysconfig.get_config_var(name)))
-        kept = [
+        public = [
             argument
             for argument in arguments
             if not any(place in argument for place in private)
         ]
-        command = [*shlex.split(os.environ.get(chosen, program)), *kept]
+        command = [*shlex.split(os.environ.get(override, program)), *public]
         commands[name] = shlex.join(command)
     return commands
 
 
 def private_places(work: Path) -> list[tuple[str, str]]:
-    """Directories of this machine that no wheel may name, longest last, because
-    GCC obeys the last map that fits, and what stands for each."""
+    """Directories of this machine that no wheel may name, with a replacement for
+    each. The longest come last, because GCC applies the last map that matches."""
     places = {
         str(work): "build",
         str(work.resolve()): "build",
@@ -298,12 +330,17 @@ def _wheel(runner: Runner, tree: Tree, source: Path, work: Path, version: str) -
         runner,
         tree,
         [
-            *("wheel", ".", "--no-deps", "--no-build-isolation"),
-            *("--config-settings", f"--build-option=--py-limited-api={LIMITED_API}"),
-            *("--wheel-dir", str(work / "dist")),
+            "wheel",
+            ".",
+            "--no-deps",
+            "--no-build-isolation",
+            "--config-settings",
+            f"--build-option=--py-limited-api={LIMITED_API}",
+            "--wheel-dir",
+            str(work / "dist"),
         ],
         cwd=source,
-        extra=recipe(work, version),
+        extra=build_variables(work, version),
     )
 
 
@@ -315,29 +352,26 @@ def _pip(
     cwd: Path,
     extra: Mapping[str, str],
 ) -> None:
-    """pip with no configuration and no network; what it builds lies in `cwd`."""
-    done = runner.run(
-        [
-            *(sys.executable, "-m", "pip", "--isolated", "--no-input", *arguments),
-            *("--no-index", "--no-cache-dir", "--disable-pip-version-check"),
-        ],
+    """Run pip in `cwd`, without configuration and without network."""
+    result = runner.run(
+        [sys.executable, "-m", "pip", *arguments, *_PIP_OPTIONS],
         cwd=cwd,
         env=clean_environment(**extra),
         timeout=TIMEOUT,
     )
-    if done.returncode != 0:
-        if NO_COMPILER.search(done.output):
+    if result.returncode != 0:
+        if NO_COMPILER.search(result.output):
             raise EnvironmentProblem(
                 "the base has an extension, and there is no C++ compiler that works",
                 release=tree.release.name,
-                detail=done.last_lines(20),
+                detail=result.last_lines(20),
                 hint="c++ --version",
             )
         raise CheckFailed(
-            f"pip {arguments[0]} failed with exit status {done.returncode}",
+            f"pip {arguments[0]} failed with exit status {result.returncode}",
             release=tree.release.name,
             step=tree.slug,
-            detail=done.last_lines(40),
+            detail=result.last_lines(40),
         )
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Byte code that the installed trees share: compiled here, once per content.
 
-What Python wrote beside a module while a test ran only tells which modules are
-imported. The byte code that trees get is compiled by this process from the
-verified source, names the source's hash, and Python compares that hash on import.
+The byte code that Python writes during a test only shows which modules are imported.
+This process compiles what trees get, from the verified source. It contains the
+source's hash, which Python compares on import.
 """
 
 import hashlib
@@ -27,8 +27,8 @@ _SUFFIX = f".{sys.implementation.cache_tag}.pyc"
 
 
 def provide(cache: Cache, build: Build) -> int:
-    """Give an installed tree the byte code that is known of its modules, and take
-    away what this module did not make; to be called before the tree is run.
+    """Link the known byte code of a tree's modules into the tree, and remove any
+    other byte code. Call this before the tree is run.
 
     Returns:
         How many modules have byte code now.
@@ -39,19 +39,19 @@ def provide(cache: Cache, build: Build) -> int:
     manifest = manifest_of(cache, build.key)
     if manifest is None:
         return 0
-    known = load_index(cache)
+    index = load_index(cache)
     with writing(build.installed):
         for module, path in _present(build.installed):
             source = manifest.members.get(module) if module else None
-            wanted = known.get(source.sha256) if source else None
-            if wanted is None or not cache.verifier.is_intact(path, wanted):
+            content = index.get(source.sha256) if source else None
+            if content is None or not cache.verifier.is_intact(path, content):
                 path.unlink()
-        return _link_known(cache, build.installed, manifest, known)
+        return _link(cache, build.installed, manifest, index)
 
 
 def collect(cache: Cache, build: Build) -> int:
-    """Compile the modules of a tree that were imported and have no byte code that
-    trees share; to be called after the tree was run.
+    """Compile the imported modules of a tree for which there is no shared byte code
+    yet. Call this after the tree was run.
 
     Returns:
         How many modules were compiled.
@@ -62,12 +62,12 @@ def collect(cache: Cache, build: Build) -> int:
     manifest = manifest_of(cache, build.key)
     if manifest is None:
         return 0
-    known = load_index(cache)
+    index = load_index(cache)
     new: dict[str, Content] = {}
     with writing(cache.contents.root):
         for module, _ in _present(build.installed):
             source = manifest.members.get(module) if module else None
-            if module is None or source is None or source.sha256 in known | new:
+            if module is None or source is None or source.sha256 in index | new:
                 continue
             if (data := _compiled(cache, module, source)) is not None:
                 new[source.sha256] = cache.contents.add(data)
@@ -78,10 +78,10 @@ def collect(cache: Cache, build: Build) -> int:
 
 
 def load_index(cache: Cache) -> dict[str, Content]:
-    """The contents that are byte code of this Python, by their source's sha256;
-    empty where the index is damaged."""
+    """The byte code for this Python by its source's sha256; empty if the index is
+    damaged."""
     try:
-        sha256, _, data = _index(cache).read_bytes().partition(b"\n")
+        sha256, _, data = _index_path(cache).read_bytes().partition(b"\n")
         if hashlib.sha256(data).hexdigest().encode() == sha256:
             return msgspec.json.decode(data, type=dict[str, Content])
     except (FileNotFoundError, NotADirectoryError, msgspec.DecodeError):
@@ -93,24 +93,24 @@ def forget(cache: Cache, sources: Collection[str]) -> None:
     """Drop the byte code of all contents but `sources`, by their sha256."""
     if load_index(cache).keys() - set(sources):
         with cache.lock("bytecode"):
-            known = load_index(cache)
-            _save_index(cache, {name: known[name] for name in known if name in sources})
+            index = load_index(cache)
+            _save_index(cache, {name: index[name] for name in index if name in sources})
 
 
-def _save_index(cache: Cache, known: dict[str, Content]) -> None:
-    data = msgspec.json.encode(known)
-    with atomic_file(_index(cache)) as file:
+def _save_index(cache: Cache, index: dict[str, Content]) -> None:
+    data = msgspec.json.encode(index)
+    with atomic_file(_index_path(cache)) as file:
         file.write(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
 
 
-def _index(cache: Cache) -> Path:
+def _index_path(cache: Cache) -> Path:
     magic = importlib.util.MAGIC_NUMBER.hex()
     return cache.bytecode / f"{sys.implementation.cache_tag}-{magic}.json"
 
 
 def _present(site: Path) -> Iterator[tuple[str | None, Path]]:
-    """Each file of byte code in a tree, and its module's path in the tree; None
-    where its name is not one that this Python gives."""
+    """The byte code files in a tree, each after the path of its module; None instead
+    of the path if this Python would not use the file's name."""
     for folder, folders, names in os.walk(site):
         if os.path.basename(folder) != BYTE_CODE:
             continue
@@ -122,13 +122,13 @@ def _present(site: Path) -> Iterator[tuple[str | None, Path]]:
             yield (module if stem != name else None), Path(folder, name)
 
 
-def _link_known(
-    cache: Cache, site: Path, manifest: Manifest, known: dict[str, Content]
+def _link(
+    cache: Cache, site: Path, manifest: Manifest, index: dict[str, Content]
 ) -> int:
     count = 0
     for module, source in manifest.members.items():
-        wanted = known.get(source.sha256) if module.endswith(".py") else None
-        if wanted is None or not cache.contents.holds(wanted):
+        content = index.get(source.sha256) if module.endswith(".py") else None
+        if content is None or not cache.contents.holds(content):
             continue
         count += 1
         folder, _, name = module.rpartition("/")
@@ -136,7 +136,7 @@ def _link_known(
         if not target.exists():
             target.parent.mkdir(exist_ok=True)
             temporary = target.with_name(f".{secrets.token_hex(8)}")
-            cache.contents.link(wanted, temporary)
+            cache.contents.link(content, temporary)
             os.replace(temporary, target)
     return count
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installed tree from that of an earlier tree, where only Python files differ.
+"""Derives an installed tree from an earlier one if only Python files differ.
 
-Such files go into a wheel as they are. What the version changes is known from the
-earlier tree: its members that name its version. Everything else is linked.
+The build copies such files into the wheel unchanged. In addition, the members that
+name the version get the new one. Everything else is linked.
 """
 
 import re
@@ -20,32 +20,32 @@ BUILD_SCRIPTS = ("CMakeLists.txt", "MANIFEST.in", "pyproject.toml", "setup.py")
 
 
 class NotDerivable(Exception):
-    """Only the build backend knows what the tree's wheel holds; says why."""
+    """Why only the build backend can tell what the tree's wheel holds."""
 
 
 def origin_of(git: Repository, tree: Tree, version: str) -> Tree | None:
-    """The tree whose wheel `tree` is derived from; None if it is built itself.
+    """The tree from whose wheel `tree` is derived; None if `tree` is really built.
 
-    The build backend makes the base, the whole series, and each tree whose step
-    touches anything but modules of vLLM that take no part in the build.
+    The build backend builds the base, the whole series, and each tree whose step
+    touches files other than modules of vLLM that take no part in the build.
 
     Args:
-        version: what `tree` is built as.
+        version: the version of the build of `tree`.
     """
     if not re.search(r"\.step\d+$", version):
         return None
     scripts = build_scripts(git, tree.base.tree_id)
     origin = tree
-    for one in tree.applied:
-        if any(takes_part(path, scripts) for path in one.changed):
+    for step_tree in tree.applied:
+        if any(takes_part(path, scripts) for path in step_tree.changed):
             break
-        origin = one.parent
+        origin = step_tree.parent
     return None if origin is tree else origin
 
 
 @cache
 def takes_part(path: str, scripts: str) -> bool:
-    """Whether a build does more with the file `path` than take it into the wheel.
+    """Whether a build does more with the file `path` than copy it into the wheel.
 
     Args:
         scripts: the text of the `build_scripts`.
@@ -69,7 +69,7 @@ def build_scripts(git: Repository, tree_id: str) -> str:
     return "\n".join(contents[blob].decode("utf-8", "replace") for blob in blobs)
 
 
-def derive(
+def derive_manifest(
     git: Repository,
     contents: Contents,
     old: Tree,
@@ -78,13 +78,13 @@ def derive(
     new: Tree,
     version: str,
 ) -> Manifest:
-    """What the wheel of `new` as `version` installs, from what that of `old` does.
+    """The manifest of `new` as `version`, derived from that of `old`.
 
     Args:
-        source: what `old` installs; `source_key` names its build.
+        source: the manifest of `old`; `source_key` is its build's key.
 
     Raises:
-        NotDerivable: the difference is more than modules that a wheel takes over.
+        NotDerivable: the trees differ in more than modules that a build copies.
         OSError: no room, or no right, to write; or a content is damaged.
     """
     changes = list(_changes(git, old, new))
@@ -118,7 +118,7 @@ def derive(
     return Manifest(version, source_key, embedding, members)
 
 
-def naming(version: str, members: dict[str, bytes]) -> tuple[str, ...]:
+def members_with_version(version: str, members: dict[str, bytes]) -> tuple[str, ...]:
     """Which members but RECORD name `version`, or its part after the `+`."""
     local = _local(version).encode()
     return tuple(
@@ -148,7 +148,7 @@ def _changes(git: Repository, old: Tree, new: Tree) -> Iterator[Change]:
     """Every path at which two trees differ.
 
     Raises:
-        NotDerivable: one is not a plain file in both.
+        NotDerivable: a path is not a plain file in both.
     """
     for change in git.changes(old.tree_id, new.tree_id):
         modes = {entry.mode for entry in (change.old, change.new) if entry}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derived trees against real builds: each run compares one, in turn."""
+"""Compares derived trees with real builds: one tree per run, in turn."""
 
 import time
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from xpustack.base.store import Store
 from xpustack.builds import wheel
-from xpustack.builds.build import Build, key_of, make, manifest_of, members_of
+from xpustack.builds.build import Build, build_key, build_wheel, manifest_of, members_of
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.contents import Content
@@ -17,9 +17,9 @@ from xpustack.series.tree import Tree
 
 
 @dataclass(frozen=True)
-class Equal:
-    """A derived tree that is what a real build installs: how many members were
-    compared, and how long the build took."""
+class EqualityProof:
+    """The proof that a derived tree equals a real build: how many members were
+    compared, and how long the build took, in seconds."""
 
     members: int
     seconds: float
@@ -28,8 +28,8 @@ class Equal:
 def next_to_prove(
     cache: Cache, derived: Sequence[tuple[Tree, Build]]
 ) -> tuple[Tree, Build]:
-    """Of some derived trees the one to prove: of the release of which a tree was
-    proven longest ago, the step that was. The first of several wins.
+    """The derived tree to prove next: of the release whose last proof is the oldest,
+    the step whose own proof is the oldest. On a tie the first tree wins.
 
     Args:
         derived: at least one.
@@ -46,23 +46,23 @@ def next_to_prove(
 
 def prove_equal(
     runner: Runner, cache: Cache, store: Store, tree: Tree, build: Build
-) -> Equal:
+) -> EqualityProof:
     """Really build a derived tree and compare every member: path, content, mode.
 
     Raises:
-        CheckFailed: they differ; or the build fails.
+        CheckFailed: a member differs; or the build fails.
         EnvironmentProblem: no room, or a program is missing.
         Stopped: the runner was stopped.
     """
     begin = time.monotonic()
     with cache.scratch() as work:
-        path = make(runner, store, tree, build.version, work)
+        path = build_wheel(runner, store, tree, build.version, work)
         members = members_of(wheel.read(path), tree)
     real = {
         name: Content.of(member.data, member.executable)
         for name, member in members.items()
     }
-    manifest = manifest_of(cache, key_of(store, tree, build.version))
+    manifest = manifest_of(cache, build_key(store, tree, build.version))
     derived = manifest.members if manifest is not None else {}
     if differing := _differences(real, derived):
         raise CheckFailed(
@@ -73,9 +73,9 @@ def prove_equal(
             detail=differing,
             hint="report it as a fault of xpustack/builds/derive.py",
         )
-    done = Equal(len(real), time.monotonic() - begin)
-    cache.results_put(_key(tree), {"build": build.key, "members": done.members})
-    return done
+    proof = EqualityProof(len(real), time.monotonic() - begin)
+    cache.results_put(_key(tree), {"build": build.key, "members": proof.members})
+    return proof
 
 
 def _differences(real: dict[str, Content], derived: dict[str, Content]) -> list[str]:
@@ -94,6 +94,6 @@ def _differences(real: dict[str, Content], derived: dict[str, Content]) -> list[
 
 
 def _key(tree: Tree) -> str:
-    """Where it is noted that a release's step was proven, whatever its tree was."""
+    """The key of the result that records when a release's step was last proven."""
     key = fingerprint.digest(release=tree.release.name, step=tree.slug or "")
     return f"equal-{key}"

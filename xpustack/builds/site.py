@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installed tree: links to contents, and a manifest that says which."""
+"""An installed tree: links to contents, and a manifest that lists them."""
 
 import hashlib
 import os
@@ -16,10 +16,10 @@ BYTE_CODE = "__pycache__"
 
 
 class Manifest(msgspec.Struct, frozen=True):
-    """What an installed tree holds, by path, RECORD among it.
+    """The files of an installed tree by path, RECORD included.
 
-    `origin` is the key of the build that it was derived from, None where the
-    build backend made it; `embedding` lists the members that name the version.
+    `origin` is the key of the build from which it was derived, None if the build
+    backend built it. `embedding` lists the members that contain the version.
     """
 
     version: str
@@ -38,14 +38,14 @@ class Manifest(msgspec.Struct, frozen=True):
 
 
 def save_manifest(manifest: Manifest, path: Path) -> None:
-    """Write a manifest and the hash that tells whether it is damaged."""
+    """Write a manifest after its hash, by which `load_manifest` detects damage."""
     data = msgspec.json.encode(manifest)
     with atomic_file(path) as file:
         file.write(hashlib.sha256(data).hexdigest().encode() + b"\n" + data)
 
 
 def load_manifest(path: Path) -> Manifest | None:
-    """A written manifest; None if there is none or it is damaged."""
+    """The manifest at `path`; None if there is none or it is damaged."""
     try:
         sha256, _, data = path.read_bytes().partition(b"\n")
         if hashlib.sha256(data).hexdigest().encode() != sha256:
@@ -71,10 +71,10 @@ def with_record(members: Mapping[str, Content], home: str) -> tuple[str, bytes]:
 
 
 def install(contents: Contents, manifest: Manifest, site: Path) -> None:
-    """Lay out a tree in the new directory `site`.
+    """Link a tree's files into the new directory `site`.
 
     Raises:
-        OSError: a content is not kept, or no room, or no right, to write.
+        OSError: a content is not stored, or no room, or no right, to write.
     """
     folders = {str(PurePosixPath(name).parent) for name in manifest.members}
     for folder in sorted(folders):
@@ -85,7 +85,7 @@ def install(contents: Contents, manifest: Manifest, site: Path) -> None:
 
 def damage(manifest: Manifest, site: Path, verifier: FileVerifier) -> str | None:
     """The first difference between an installed tree and its manifest; None if
-    there is none. Byte code is not looked at.
+    there is none. Byte code is ignored.
 
     Raises:
         OSError: no right to read the tree.
@@ -112,14 +112,14 @@ def _differences(
                     yield f"{prefix}{name} does not belong to it"
                 continue
             missing.discard(name)
-            wanted = expected[name]
-            if wanted is None:
+            content = expected[name]
+            if content is None:
                 if not entry.is_dir(follow_symlinks=False):
                     yield f"{prefix}{name} is not a directory"
-            # A directory's entries tell inodes without a call for each file.
+            # A directory entry has the inode, which saves a system call per file.
             elif not (
-                verifier.knows(device, entry.inode(), wanted)
-                or verifier.is_intact(entry.path, wanted)
+                verifier.knows(device, entry.inode(), content)
+                or verifier.is_intact(entry.path, content)
             ):
                 yield f"{prefix}{name} is changed"
         for name in sorted(missing):
@@ -127,7 +127,7 @@ def _differences(
 
 
 def _by_folder(manifest: Manifest) -> dict[str, dict[str, Content | None]]:
-    """What each folder of a tree holds, by name: None for a folder."""
+    """The entries of each folder of a tree by name: a content, or None for a folder."""
     folders: dict[str, dict[str, Content | None]] = {"": {}}
 
     def add(folder: str) -> dict[str, Content | None]:
@@ -138,6 +138,6 @@ def _by_folder(manifest: Manifest) -> dict[str, dict[str, Content | None]]:
 
     for path, content in manifest.members.items():
         folder, _, name = path.rpartition("/")
-        held = folders.get(folder)
-        (held if held is not None else add(folder))[name] = content
+        entries = folders.get(folder)
+        (entries if entries is not None else add(folder))[name] = content
     return folders

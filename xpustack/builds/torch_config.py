@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""torch as CMake sees it, the same for every build of torch.
+"""A CMake configuration for torch that works with every build of torch.
 
-torch's own configuration asks for CUDA's compiler where torch is the CUDA build,
-which is what the default package index has. An XPU build of vLLM compiles nothing
-for CUDA, so this one names only what every build of torch brings.
+torch's own configuration requires CUDA's compiler if torch is the CUDA build, which
+the default package index has. An XPU build of vLLM compiles nothing for CUDA, so this
+configuration names only the libraries that every build of torch contains.
 """
 
 import importlib.util
@@ -31,15 +31,15 @@ set(TORCH_FOUND TRUE)
 
 
 def variables(work: Path) -> dict[str, str]:
-    """The environment variables by which CMake finds what `write` wrote."""
+    """The environment variables by which CMake finds the file that `write` writes."""
     return {"Torch_ROOT": str(work / _FOLDER)}
 
 
 def write(work: Path) -> None:
-    """Write the configuration into `work`, for the torch that is installed here.
+    """Write the configuration for the installed torch into `work`.
 
     Raises:
-        EnvironmentProblem: none is.
+        EnvironmentProblem: torch is not installed.
     """
     torch = importlib.util.find_spec("torch")
     if torch is None or torch.origin is None:

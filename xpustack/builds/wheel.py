@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wheel as an archive: written in one canonical form, read with suspicion.
+"""Reads untrusted wheels, and writes wheels in one canonical form.
 
-Two builds of one tree may differ in the order, the times and the modes of the
-archive's members and in nothing else. The canonical form fixes these.
+Two builds of one tree may differ only in the order, the times and the modes of the
+archive's members. The canonical form fixes these.
 
-Without `installer`, which sorts a RECORD's metadata first and reads `a\\b` as `a/b`.
+The library `installer` is not used: it sorts a RECORD's metadata first and reads
+`a\\b` as `a/b`.
 """
 
 import base64
@@ -28,6 +29,15 @@ MAX_SIZE = 1 << 30
 _PLAIN, _EXECUTABLE = 0o100644, 0o100755
 _UNIX = 3
 _LEVEL = 6
+_READ_ERRORS = (
+    zipfile.BadZipFile,
+    zlib.error,
+    EOFError,
+    NotImplementedError,
+    RuntimeError,
+    OSError,
+)
+"""What zipfile raises for a damaged member."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +54,10 @@ class Member:
 
 @dataclass(frozen=True)
 class Wheel:
-    """What could be read of a wheel.
+    """The readable part of a wheel.
 
-    `members` are in the archive's order; `problems` says, one sentence each by
-    the member's name, what could not be read ("" for the archive itself).
+    `members` are in the archive's order; `problems` has one sentence per unreadable
+    member, by its name ("" for the archive itself).
     """
 
     members: Mapping[str, Member]
@@ -60,10 +70,10 @@ class Wheel:
         for name, member in self.members.items():
             if name.endswith(".dist-info/METADATA") and name.count("/") == 1:
                 parsed = BytesHeaderParser(policy=compat32).parsebytes(member.data)
-                found: dict[str, list[str]] = {}
+                headers: dict[str, list[str]] = {}
                 for key, value in parsed.items():
-                    found.setdefault(key, []).append(str(value))
-                return found
+                    headers.setdefault(key, []).append(str(value))
+                return headers
         return {}
 
 
@@ -72,25 +82,22 @@ def read(path: Path | io.BytesIO) -> Wheel:
     hide the others. Nothing is written to disk."""
     members: dict[str, Member] = {}
     problems: dict[str, str] = {}
-    left = MAX_SIZE
+    remaining = MAX_SIZE
     try:
         with zipfile.ZipFile(path) as archive:
             for info in archive.infolist():
                 name = info.filename
-                left -= info.file_size
+                remaining -= info.file_size
                 problem = path_problem(name)
                 if name in members:
                     problem = "the archive has it twice"
-                elif left < 0:
+                elif remaining < 0:
                     problem = f"the archive unpacks to more than {MAX_SIZE} bytes"
                 if problem is None:
                     try:
                         mode = info.external_attr >> 16
                         members[name] = Member(archive.read(info), bool(mode & 0o100))
-                    except (
-                        *(zipfile.BadZipFile, zlib.error, EOFError),
-                        *(NotImplementedError, RuntimeError, OSError),
-                    ) as error:
+                    except _READ_ERRORS as error:
                         problem = f"damaged: {error}"
                 if problem is not None:
                     problems[name] = problem
@@ -100,7 +107,7 @@ def read(path: Path | io.BytesIO) -> Wheel:
 
 
 def record_problems(wheel: Wheel) -> dict[str, str]:
-    """Where the wheel's own RECORD and its members do not agree, by member."""
+    """The mismatches between the wheel's RECORD and its members, by member."""
     names = [name for name in wheel.members if name.endswith(".dist-info/RECORD")]
     if len(names) != 1:
         return {"": f"it has {len(names)} RECORD files"}
@@ -140,7 +147,7 @@ def canonical_members(wheel: Wheel) -> dict[str, Member]:
     own = next(name for name in wheel.members if name.endswith(".dist-info/RECORD"))
     names = [name for name in wheel.members if name != own]
     members = {name: wheel.members[name] for name in _canonical_order(names, own)}
-    rows = {name: (one.sha256, len(one.data)) for name, one in members.items()}
+    rows = {name: (member.sha256, len(member.data)) for name, member in members.items()}
     return {**members, own: Member(record(rows, own))}
 
 
@@ -163,7 +170,7 @@ def canonical(wheel: Wheel) -> bytes:
 
 
 def leaks(wheel: Wheel, places: Iterable[str]) -> list[str]:
-    """Which members name which of the given directories, one line each."""
+    """The members that contain one of the given paths, one line per member and path."""
     return [
         f"{name} names {place}"
         for place in places

@@ -18,7 +18,7 @@ from pathlib import Path
 from xpustack.base import releases
 from xpustack.base.store import Store, base_ref
 from xpustack.builds import build
-from xpustack.builds.build import version_of
+from xpustack.builds.build import build_version
 from xpustack.builds.bytecode import forget, load_index
 from xpustack.checks.proof import result_keys
 from xpustack.core.cache import Cache, writing
@@ -117,7 +117,8 @@ def needs(project: Project, cache: Cache, progress: Progress = silent) -> Needs:
         last = len(series.steps)
         needed.commits |= {tree.commit for tree in series.trees}
         needed.builds |= {
-            build.key_of(store, tree, version_of(tree, last)) for tree in series.trees
+            build.build_key(store, tree, build_version(tree, last))
+            for tree in series.trees
         }
         needed.results |= result_keys(project, cache, series)
     return needed

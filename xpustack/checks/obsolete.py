@@ -5,7 +5,7 @@ from contextlib import closing
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.builds.build import build, version_of
+from xpustack.builds.build import build, build_version
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
@@ -39,7 +39,7 @@ def passes_on(
     tree = made.tip if at is None else by_label[at]
     progress(f"testing {step.slug} on {tree.name}")
     with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
-        built = build(runner, cache, store, tree, version_of(tree, len(made.steps)))
+        built = build(runner, cache, store, tree, build_version(tree, len(made.steps)))
         test = StepTest.of(Support.of(project), release, step, None, built)
         done = test.run(server, cache)
     return not done.problems

@@ -9,7 +9,7 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import bytecode
-from xpustack.builds.build import Build, build, expected, version_of
+from xpustack.builds.build import Build, build, build_version, expected_build
 from xpustack.builds.derive import origin_of
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
@@ -169,7 +169,7 @@ class Planner:
 
     def _build_task(self, tree: Tree, name: str | None = None) -> Task:
         label = name or tree.label
-        version = version_of(tree, self._last)
+        version = build_version(tree, self._last)
         origin = origin_of(self._store.git, tree, version)
         if origin is not None and origin.index not in self._build_tasks:
             # The tree is derived from this build, which nobody asked for.
@@ -199,7 +199,7 @@ class Planner:
         task = Task(self._release.name, label, "build", work, needs)
         self._build_tasks[tree.index] = task
         if origin is not None:
-            planned = expected(self._cache, self._store, tree, version)
+            planned = expected_build(self._cache, self._store, tree, version)
             self._derived.append(DerivedTree(tree, planned, task))
         return task
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from xpustack.base.store import Store
 from xpustack.builds import build
-from xpustack.builds.build import Build, version_of
+from xpustack.builds.build import Build, build_version
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
@@ -90,7 +90,7 @@ def _builds(cache: Cache, made: Series) -> list[Build]:
     """The builds of a series as they would be, whether they exist or not."""
     store, last = Store(cache), len(made.steps)
     return [
-        build.expected(cache, store, tree, version_of(tree, last))
+        build.expected_build(cache, store, tree, build_version(tree, last))
         for tree in made.trees
     ]
 

@@ -9,7 +9,7 @@ import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.builds.build import build, version_of
+from xpustack.builds.build import build, build_version
 from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
@@ -111,7 +111,9 @@ def _test_commit(
 ) -> Result:
     step, name = tree.step, tree.release.name
     progress(f"testing the exported {step.slug}")
-    built = build(runner, cache, store, tree, version_of(tree, last), progress=progress)
+    built = build(
+        runner, cache, store, tree, build_version(tree, last), progress=progress
+    )
     with cache.scratch() as scratch:
         material = _material(project, store.git, tree, scratch)
         kernels = tree.release.xpu_kernels.version

@@ -11,7 +11,12 @@ from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import wheel
-from xpustack.builds.build import make, private_places, recipe, version_of
+from xpustack.builds.build import (
+    build_variables,
+    build_version,
+    build_wheel,
+    private_places,
+)
 from xpustack.core.cache import Cache, recover_dir, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
@@ -120,7 +125,7 @@ class ReleaseArtifacts:
     seconds: float
 
 
-def build_wheel(
+def build_release_wheel(
     runner: Runner,
     project: Project,
     cache: Cache,
@@ -132,7 +137,7 @@ def build_wheel(
     """Build the whole series of a release anew, without any earlier build.
 
     Raises:
-        StackError: as `trees`, `inputs` and `build.make`.
+        StackError: as `trees`, `inputs` and `build.build_wheel`.
         UsageError: the series is empty, so there is nothing to build.
         CheckFailed: the wheel names a directory of this machine.
     """
@@ -148,10 +153,10 @@ def build_wheel(
         )
     parts = tuple(inputs.inputs(project, release, steps))
     requirements, dockerfile = base_texts(store, series.base)
-    version = version_of(series.tip, len(steps))
+    version = build_version(series.tip, len(steps))
     progress(f"building vllm {version}")
     with cache.scratch() as work:
-        built = make(runner, store, series.tip, version, work)
+        built = build_wheel(runner, store, series.tip, version, work)
         contents = wheel.read(built)
         leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])
     if leaks:
@@ -192,7 +197,7 @@ def ship(
     Raises:
         UsageError: the folder holds something that is not ours.
         EnvironmentProblem: no room, or no right, to write it.
-        StackError: as `build_wheel`.
+        StackError: as `build_release_wheel`.
     """
     begin = time.monotonic()
     runner = Runner()
@@ -200,7 +205,7 @@ def ship(
     recover_dir(target)
     _require_ours(target, release)
     with replace_dir(target) as temporary:
-        build = build_wheel(
+        build = build_release_wheel(
             runner, project, cache, release, offline=offline, progress=progress
         )
         pins = list(build.pins)
@@ -235,7 +240,7 @@ def with_written_hashes(
 
 def _variables(version: str) -> dict[str, str]:
     """The build's variables without this machine's directories."""
-    variables = recipe(Path("/"), version)
+    variables = build_variables(Path("/"), version)
     prefix_map = "-ffile-prefix-map=<directory of the build or of Python>=<its name>"
     linker = "<Python's own, without the directories of Python>"
     return variables | {

@@ -33,7 +33,7 @@ from xpustack.release.ship import (
     PINS,
     PROVENANCE,
     WheelBuild,
-    build_wheel,
+    build_release_wheel,
     with_written_hashes,
 )
 
@@ -105,7 +105,7 @@ def verify(
         notes += _notes("machine", statement.machine, inputs.machine(runner))
         notes += _notes("tool", statement.tool, inputs.tool())
     try:
-        rebuild = build_wheel(
+        rebuild = build_release_wheel(
             runner, project, cache, release, offline=offline, progress=progress
         )
     except StackError as error:

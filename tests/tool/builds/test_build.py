@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One wheel a tree, named after it, built once."""
+"""One wheel per tree, with the tree in its version, built once."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ import pytest
 from tiny_stack import BASE, TinyStack
 
 from xpustack.base.store import Store
-from xpustack.builds.build import NO_COMPILER, build, version_of
+from xpustack.builds.build import NO_COMPILER, build, build_version
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner, Stopped, clean_environment
 
@@ -34,7 +34,7 @@ def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path):
     stack.add("break-it", {"setup.py": "raise SystemExit('the build is broken')\n"})
     tree = stack.trees()[1]
     with pytest.raises(CheckFailed, match="pip wheel failed") as caught:
-        build(Runner(), stack.cache, Store(stack.cache), tree, version_of(tree, 1))
+        build(Runner(), stack.cache, Store(stack.cache), tree, build_version(tree, 1))
     assert "the build is broken" in "\n".join(caught.value.detail)
     assert caught.value.step == "break-it"
     assert not stack.cache.builds.exists()
@@ -47,7 +47,7 @@ def test_a_wheel_of_another_version_is_refused(tmp_path):
     stack.add("rename-it", {"setup.py": script})
     tree = stack.trees()[1]
     with pytest.raises(CheckFailed, match="one wheel of version"):
-        build(Runner(), stack.cache, Store(stack.cache), tree, version_of(tree, 1))
+        build(Runner(), stack.cache, Store(stack.cache), tree, build_version(tree, 1))
 
 
 def test_a_stopped_runner_starts_nothing(tmp_path):
@@ -56,13 +56,13 @@ def test_a_stopped_runner_starts_nothing(tmp_path):
     runner.stop()
     tree = stack.trees()[0]
     with pytest.raises(Stopped):
-        build(runner, stack.cache, Store(stack.cache), tree, version_of(tree, 0))
+        build(runner, stack.cache, Store(stack.cache), tree, build_version(tree, 0))
     assert not any(stack.cache.builds.glob("*"))
 
 
 @pytest.mark.parametrize("compiler", ["/nowhere/c++", "false"])
 def test_cmake_without_a_working_compiler_is_understood(tmp_path: Path, compiler: str):
-    """In CMake's own words, which its versions may change."""
+    """CMake's own message, which another version may word differently."""
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.26)\nproject(x LANGUAGES CXX)\n"
     )

@@ -24,7 +24,7 @@ CUDA_CONFIG = 'message(FATAL_ERROR "Your installed Caffe2 version uses CUDA")\n'
 def test_an_extension_needs_no_cuda_whatever_build_of_torch_is_installed(
     tmp_path: Path,
 ) -> None:
-    """As vLLM does: it puts the installed torch's own configuration on the path."""
+    """As in vLLM: the installed torch's own configuration is on the path."""
     (tmp_path / "CMakeLists.txt").write_text(CMAKE_LISTS)
     (tmp_path / "extension.cpp").write_text(
         "#include <c10/macros/Macros.h>\nC10_EXPORT int answer() { return 42; }\n"
@@ -59,7 +59,7 @@ def test_an_extension_needs_no_cuda_whatever_build_of_torch_is_installed(
 def test_extensions_are_linked_without_the_folders_of_the_interpreter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From Python 3.12 on, C++ too is linked as the interpreter itself was."""
+    """Since Python 3.12, C++ is linked with the interpreter's own link command too."""
     libraries = "/home/someone/python/lib"
     monkeypatch.setattr(sys, "base_prefix", "/home/someone/python")
     monkeypatch.setattr(
@@ -69,6 +69,6 @@ def test_extensions_are_linked_without_the_folders_of_the_interpreter(
     )
     monkeypatch.delenv("CC", raising=False)
     monkeypatch.setenv("CXX", "clang++ -m64")
-    variables = build.recipe(tmp_path, "1.0")
+    variables = build.build_variables(tmp_path, "1.0")
     assert variables["LDSHARED"] == "g++ -shared -Wl,-z,now"
     assert variables["LDCXXSHARED"] == "clang++ -m64 -shared -Wl,-z,now"

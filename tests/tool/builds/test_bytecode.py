@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Byte code that trees share: made by the tool alone, and never stale."""
+"""Byte code that trees share: only the tool makes it, and it is never stale."""
 
 import shutil
 import subprocess
@@ -28,15 +28,15 @@ def stack(tmp_path: Path, tiny: TinyStack) -> TinyStack:
 
 
 def imported(build: Build, *options: str) -> str:
-    """What a Python that imports the tree prints; with `-v`, also what it reads."""
-    done = subprocess.run(
+    """The output of a Python that imports the tree; with `-v`, also what it reads."""
+    process = subprocess.run(
         [sys.executable, *options, "-c", ASK],
         env=clean_environment(PYTHONPATH=str(build.installed)),
         capture_output=True,
         text=True,
     )
-    assert done.returncode == 0, done.stderr
-    return done.stdout + done.stderr
+    assert process.returncode == 0, process.stderr
+    return process.stdout + process.stderr
 
 
 def byte_code(build: Build, module: str) -> Path:
@@ -58,16 +58,16 @@ def test_what_one_tree_imports_all_trees_have(stack: TinyStack):
     assert provide(stack.cache, base) == provide(stack.cache, tip) == len(MODULES)
     assert (imported(base), imported(tip)) == ("1\n", "2\n")
     assert len(load_index(stack.cache)) == len(MODULES) + 1
-    inodes = {byte_code(one, "platforms").stat().st_ino for one in (base, tip)}
+    inodes = {byte_code(build, "platforms").stat().st_ino for build in (base, tip)}
     assert len(inodes) == 1
 
 
 def test_byte_code_that_the_tool_did_not_make_goes(stack: TinyStack):
     base, tip = stack.builds(Runner())
-    for one in (base, tip):
-        imported(one)
-        collect(stack.cache, one)
-        provide(stack.cache, one)
+    for build in (base, tip):
+        imported(build)
+        collect(stack.cache, build)
+        provide(stack.cache, build)
     planted = byte_code(tip, "value").read_bytes()
     byte_code(base, "value").unlink()
     byte_code(base, "value").write_bytes(planted)
@@ -81,7 +81,7 @@ def test_byte_code_that_the_tool_did_not_make_goes(stack: TinyStack):
 
 
 def test_python_itself_compares_source_and_byte_code(stack: TinyStack):
-    """So that not even a wrong index can give a module another's byte code."""
+    """Not even a wrong index can give a module the byte code of another."""
     base, tip = stack.builds(Runner())
     imported(base)
     collect(stack.cache, base)
@@ -98,10 +98,10 @@ def test_damaged_byte_code_is_not_handed_on(stack: TinyStack):
     base, _ = stack.builds(Runner())
     imported(base)
     collect(stack.cache, base)
-    (wanted, *_) = load_index(stack.cache).values()
-    path = stack.cache.contents.path(wanted)
+    (content, *_) = load_index(stack.cache).values()
+    path = stack.cache.contents.path(content)
     path.chmod(0o644)
-    path.write_bytes(b"\0" * wanted.size)
+    path.write_bytes(b"\0" * content.size)
     cache = Cache(stack.cache.root)
     assert provide(cache, base) == len(MODULES) - 1
     assert imported(base) == "1\n"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees derived from their neighbours: the same as real builds, or really built."""
+"""Derived trees equal real builds; where that is uncertain, trees are really built."""
 
 import os
 import shutil
@@ -11,7 +11,7 @@ from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 from xpustack.base.store import Store
 from xpustack.builds import build as build_module
 from xpustack.builds import derive as derive_module
-from xpustack.builds.build import Build, build, manifest_of, version_of
+from xpustack.builds.build import Build, build, build_version, manifest_of
 from xpustack.builds.derive import takes_part
 from xpustack.builds.equality import next_to_prove, prove_equal
 from xpustack.core.cache import Cache
@@ -43,22 +43,24 @@ def stack(tmp_path: Path, written: TinyStack) -> TinyStack:
 
 
 def builds(stack: TinyStack) -> dict[str, tuple[Tree, Build]]:
-    """Each tree of v1.0 and its build, by slug, as a new run finds or makes them."""
+    """Each tree of v1.0 and its build, by slug, as a new run returns them."""
     trees = stack.trees()
-    made = stack.builds(Runner())
+    tree_builds = stack.builds(Runner())
     slugs = [tree.label for tree in trees]
-    return dict(zip(slugs, zip(trees, made, strict=True), strict=True))
+    return dict(zip(slugs, zip(trees, tree_builds, strict=True), strict=True))
 
 
-def derived(stack: TinyStack, one: Build) -> bool:
-    """Whether a build was made from another tree's."""
-    manifest = manifest_of(stack.cache, one.key)
+def is_derived(stack: TinyStack, tree_build: Build) -> bool:
+    """Whether a build was derived from another tree's."""
+    manifest = manifest_of(stack.cache, tree_build.key)
     return manifest is not None and manifest.origin is not None
 
 
 def test_only_modules_are_derived(stack: TinyStack):
-    made = builds(stack)
-    assert {slug: derived(stack, one) for slug, (_, one) in made.items()} == {
+    pairs = builds(stack)
+    assert {
+        slug: is_derived(stack, tree_build) for slug, (_, tree_build) in pairs.items()
+    } == {
         "base": False,
         "raise-value": True,
         "add-extra": True,
@@ -67,42 +69,44 @@ def test_only_modules_are_derived(stack: TinyStack):
         "after-setup": True,
         "last": False,
     }
-    assert all(one.cached for _, one in made.values())
+    assert all(tree_build.cached for _, tree_build in pairs.values())
 
 
 def test_every_derived_tree_is_what_a_real_build_installs(stack: TinyStack):
-    for tree, one in builds(stack).values():
-        if derived(stack, one):
-            done = prove_equal(Runner(), stack.cache, Store(stack.cache), tree, one)
-            assert done.members > 5
+    store = Store(stack.cache)
+    for tree, tree_build in builds(stack).values():
+        if is_derived(stack, tree_build):
+            proof = prove_equal(Runner(), stack.cache, store, tree, tree_build)
+            assert proof.members > 5
 
 
 def test_unchanged_files_are_links(written: TinyStack):
-    made = builds(written)
+    pairs = builds(written)
     inodes = {
-        (one.installed / "vllm/platforms.py").stat().st_ino for _, one in made.values()
+        (tree_build.installed / "vllm/platforms.py").stat().st_ino
+        for _, tree_build in pairs.values()
     }
     assert len(inodes) == 1
-    assert (made["add-extra"][1].installed / EXTRA).is_file()
-    assert not (made["remove-extra"][1].installed / EXTRA).exists()
+    assert (pairs["add-extra"][1].installed / EXTRA).is_file()
+    assert not (pairs["remove-extra"][1].installed / EXTRA).exists()
 
 
 def test_two_contents_of_one_size_differ_in_time(stack: TinyStack):
-    """Else Python would take the byte code of one for that of the other."""
-    made = builds(stack)
-    one, two = (
-        (made[slug][1].installed / VALUE).stat() for slug in ("base", "raise-value")
+    """Otherwise Python would use the byte code of one for the other."""
+    pairs = builds(stack)
+    base, step = (
+        (pairs[slug][1].installed / VALUE).stat() for slug in ("base", "raise-value")
     )
-    assert one.st_size == two.st_size and int(one.st_mtime) != int(two.st_mtime)
+    assert base.st_size == step.st_size and int(base.st_mtime) != int(step.st_mtime)
 
 
 def damaged_after(stack: TinyStack, slug: str) -> CheckFailed:
-    """What proves, after a faulty derivation, that a tree is not a real build's."""
+    """The error about a tree that a faulty derivation made."""
     shutil.rmtree(stack.cache.builds)
-    tree, one = builds(stack)[slug]
-    assert derived(stack, one)
+    tree, tree_build = builds(stack)[slug]
+    assert is_derived(stack, tree_build)
     with pytest.raises(CheckFailed, match="not what a real build") as caught:
-        prove_equal(Runner(), stack.cache, Store(stack.cache), tree, one)
+        prove_equal(Runner(), stack.cache, Store(stack.cache), tree, tree_build)
     assert caught.value.step == slug
     return caught.value
 
@@ -127,7 +131,7 @@ def test_a_step_of_setup_py_that_is_derived_is_found(
     stack: TinyStack, monkeypatch: pytest.MonkeyPatch
 ):
     def forgetful(*trees):
-        return [one for one in real(*trees) if one.path != "setup.py"]
+        return [change for change in real(*trees) if change.path != "setup.py"]
 
     real = derive_module._changes
     script = BASE["setup.py"].replace("setup(", "setup(description='new', ")
@@ -141,15 +145,15 @@ def test_a_step_of_setup_py_that_is_derived_is_found(
 
 def test_what_was_never_proven_or_longest_ago_is_next(stack: TinyStack):
     store = Store(stack.cache)
-    made = [pair for pair in builds(stack).values() if derived(stack, pair[1])]
+    pairs = [pair for pair in builds(stack).values() if is_derived(stack, pair[1])]
     proven = []
     for _ in range(5):
-        chosen = next_to_prove(stack.cache, made)
-        prove_equal(Runner(), stack.cache, store, *chosen)
-        proven.append(chosen[0].step.slug)
+        tree, tree_build = next_to_prove(stack.cache, pairs)
+        prove_equal(Runner(), stack.cache, store, tree, tree_build)
+        proven.append(tree.step.slug)
     order = ["raise-value", "add-extra", "remove-extra", "after-setup"]
     assert proven == [*order, "raise-value"]
-    assert next_to_prove(stack.cache, made[:2])[0].step.slug == "add-extra"
+    assert next_to_prove(stack.cache, pairs[:2])[0].step.slug == "add-extra"
 
 
 SETUP = """
@@ -189,14 +193,15 @@ def flip(path: Path) -> None:
 
 
 def again(stack: TinyStack, slug: str) -> tuple[Build, list[str]]:
-    """The build of a tree as a new run finds or makes it, and what it says."""
+    """The build of a tree as a new run returns it, and the run's messages."""
     cache = Cache(stack.cache.root)
     trees = stack.trees()
     tree = next(tree for tree in trees if tree.slug == slug)
-    said: list[str] = []
-    version = version_of(tree, len(trees) - 1)
-    made = build(Runner(), cache, Store(cache), tree, version, progress=said.append)
-    return made, said
+    messages: list[str] = []
+    version = build_version(tree, len(trees) - 1)
+    report = messages.append
+    result = build(Runner(), cache, Store(cache), tree, version, progress=report)
+    return result, messages
 
 
 def plant(site: Path, kind: str) -> str:
@@ -234,11 +239,11 @@ def test_an_installed_tree_is_verified_and_repaired(
     first, _ = again(stack, slug)
     assert first.cached
     problem = plant(first.installed, kind)
-    repaired, said = again(stack, slug)
+    repaired, messages = again(stack, slug)
     assert not repaired.cached and repaired.digest == first.digest
-    assert f"building v1.0 {slug} again: {problem}" in said
-    checked, said = again(stack, slug)
-    assert checked.cached and said == []
+    assert f"building v1.0 {slug} again: {problem}" in messages
+    checked, messages = again(stack, slug)
+    assert checked.cached and messages == []
 
 
 def test_a_damaged_manifest_is_made_anew(stack: TinyStack):
@@ -258,8 +263,8 @@ def test_where_links_fail_files_are_copied(
         raise OSError(31, "Too many links")
 
     monkeypatch.setattr("xpustack.core.contents.os.link", refuse)
-    made, _ = again(stack, "add-extra")
-    assert (made.installed / EXTRA).stat().st_nlink == 1
+    copied, _ = again(stack, "add-extra")
+    assert (copied.installed / EXTRA).stat().st_nlink == 1
     assert again(stack, "add-extra")[0].cached
 
 

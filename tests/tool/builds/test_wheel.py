@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Wheels: the same bytes from every build, and a reader that trusts nothing."""
+"""Wheels: every build gives the same bytes, and the reader trusts nothing."""
 
 import hashlib
 import random
@@ -54,16 +54,19 @@ def canonical(path: Path) -> Path:
 
 
 def test_order_times_and_modes_leave_no_trace(tmp_path: Path):
-    made = {
+    archives = {
         canonical(written(tmp_path / f"{seed}.whl", seed)).read_bytes()
         for seed in range(6)
     }
-    assert len(made) == 1
+    assert len(archives) == 1
     with zipfile.ZipFile(tmp_path / "0.whl") as archive:
         infos = archive.infolist()
         assert archive.testzip() is None
     assert [info.filename for info in infos] == [
-        *("vllm/a.py", "vllm/b.py", f"{INFO}/METADATA", f"{INFO}/RECORD")
+        "vllm/a.py",
+        "vllm/b.py",
+        f"{INFO}/METADATA",
+        f"{INFO}/RECORD",
     ]
     assert {info.date_time for info in infos} == {wheel.TIME}
     modes = [oct(info.external_attr >> 16) for info in infos]
@@ -75,9 +78,9 @@ def test_the_record_is_written_anew_and_holds(tmp_path: Path):
     assert set(wheel.record_problems(wheel.read(path))) == set(FILES) - {
         f"{INFO}/RECORD"
     }
-    read = wheel.read(canonical(path))
-    assert (dict(read.problems), wheel.record_problems(read)) == ({}, {})
-    assert read.metadata["Requires-Dist"] == ["torch", "numpy"]
+    archive = wheel.read(canonical(path))
+    assert (dict(archive.problems), wheel.record_problems(archive)) == ({}, {})
+    assert archive.metadata["Requires-Dist"] == ["torch", "numpy"]
 
 
 def test_a_flipped_byte_is_found_in_its_own_member(tmp_path: Path):
@@ -87,20 +90,20 @@ def test_a_flipped_byte_is_found_in_its_own_member(tmp_path: Path):
         info = archive.getinfo("vllm/b.py")
     data[info.header_offset + 30 + len(info.filename) + info.compress_size // 2] ^= 1
     path.write_bytes(data)
-    read = wheel.read(path)
-    assert set(read.problems) == {"vllm/b.py"}
-    assert "damaged" in read.problems["vllm/b.py"]
-    assert "vllm/a.py" in read.members
+    archive = wheel.read(path)
+    assert set(archive.problems) == {"vllm/b.py"}
+    assert "damaged" in archive.problems["vllm/b.py"]
+    assert "vllm/a.py" in archive.members
 
 
 @pytest.mark.parametrize("left", [0, 10, 300])
 def test_a_wheel_cut_short_is_damaged_as_a_whole(tmp_path: Path, left: int):
     path = canonical(written(tmp_path / "a.whl", 1))
     path.write_bytes(path.read_bytes()[:left])
-    read = wheel.read(path)
-    assert (list(read.problems), dict(read.members)) == ([""], {})
+    archive = wheel.read(path)
+    assert (list(archive.problems), dict(archive.members)) == ([""], {})
     with pytest.raises(CheckFailed, match="cannot be read"):
-        wheel.canonical(read)
+        wheel.canonical(archive)
 
 
 @pytest.mark.filterwarnings("ignore:Duplicate name")
@@ -117,23 +120,23 @@ def test_hostile_members_are_refused(tmp_path: Path, names: list[str], problem: 
     with zipfile.ZipFile(path, "w") as archive:
         for number, name in enumerate(names):
             archive.writestr(name, str(number))
-    found = wheel.read(path).problems
-    assert list(found) == [names[-1]]
-    assert re.search(problem, found[names[-1]]), found
+    problems = wheel.read(path).problems
+    assert list(problems) == [names[-1]]
+    assert re.search(problem, problems[names[-1]]), problems
 
 
 def test_an_archive_that_unpacks_to_too_much_is_not_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(wheel, "MAX_SIZE", 400)
-    read = wheel.read(written(tmp_path / "a.whl", 1))
-    assert any("unpacks to more than 400" in text for text in read.problems.values())
-    assert sum(len(member.data) for member in read.members.values()) <= 400
+    archive = wheel.read(written(tmp_path / "a.whl", 1))
+    assert any("unpacks to more than 400" in text for text in archive.problems.values())
+    assert sum(len(member.data) for member in archive.members.values()) <= 400
 
 
 def test_record_and_members_must_agree(tmp_path: Path):
-    read = wheel.read(canonical(written(tmp_path / "a.whl", 1)))
-    members = dict(read.members)
+    archive = wheel.read(canonical(written(tmp_path / "a.whl", 1)))
+    members = dict(archive.members)
     members["vllm/a.py"] = wheel.Member(b"A = 2\n")
     members["vllm/new.py"] = wheel.Member(b"")
     del members["vllm/b.py"]
@@ -145,33 +148,34 @@ def test_record_and_members_must_agree(tmp_path: Path):
 
 
 def test_a_record_may_name_files_with_blanks_and_commas(tmp_path: Path):
-    read = wheel.read(written(tmp_path / "a.whl", 1))
-    members = {"vllm/a b, c.json": wheel.Member(b"{}"), **read.members}
-    named = wheel.Wheel(wheel.canonical_members(wheel.Wheel(members, {})), {})
-    assert wheel.record_problems(named) == {}
+    archive = wheel.read(written(tmp_path / "a.whl", 1))
+    members = {"vllm/a b, c.json": wheel.Member(b"{}"), **archive.members}
+    archive = wheel.Wheel(wheel.canonical_members(wheel.Wheel(members, {})), {})
+    assert wheel.record_problems(archive) == {}
 
 
 def test_two_builds_in_two_places_are_one_wheel(shipped: ShippedStack, tmp_path: Path):
-    """With an extension that a compiler would tell where it was built."""
-    made = []
+    """With an extension into which a compiler would write its source's path."""
+    shipments = []
     for name in ("here", "quite/far/away"):
         stack = shipped.copy(tmp_path / name)
         stack.with_extension()
-        made.append(stack.ship(stack.root / "dist"))
-    assert dict(made[0].files) == dict(made[1].files)
-    path = made[0].directory / made[0].wheel
+        shipments.append(stack.ship(stack.root / "dist"))
+    first, second = shipments
+    assert dict(first.files) == dict(second.files)
+    path = first.directory / first.wheel
     assert path.name == "vllm-1.0+xpu.dsv4.1-cp311-abi3-linux_x86_64.whl"
-    read = wheel.read(path)
-    assert wheel.record_problems(read) == {}
-    extension = read.members["vllm/where.abi3.so"].data
+    archive = wheel.read(path)
+    assert wheel.record_problems(archive) == {}
+    extension = archive.members["vllm/where.abi3.so"].data
     assert b"csrc/where.cpp" in extension
     assert str(tmp_path).encode() not in extension
-    assert wheel.leaks(read, [place for place, _ in private_places(tmp_path)]) == []
+    assert wheel.leaks(archive, [place for place, _ in private_places(tmp_path)]) == []
 
 
 def test_a_leak_is_named():
-    read = wheel.Wheel({"vllm/a.so": wheel.Member(b"\0/somewhere/private\0")}, {})
-    assert wheel.leaks(read, ["/somewhere/private"]) == [
+    archive = wheel.Wheel({"vllm/a.so": wheel.Member(b"\0/somewhere/private\0")}, {})
+    assert wheel.leaks(archive, ["/somewhere/private"]) == [
         "vllm/a.so names /somewhere/private"
     ]
 
@@ -181,34 +185,45 @@ def test_what_is_shipped_installs_and_is_complete(
 ):
     path = next((shipped.root / "dist/v1.0").glob("*.whl"))
     command = [
-        *(sys.executable, "-m", "pip", "--isolated", "install", "--no-index"),
-        *("--no-deps", "--target", str(tmp_path / "site"), str(path)),
+        sys.executable,
+        "-m",
+        "pip",
+        "--isolated",
+        "install",
+        "--no-index",
+        "--no-deps",
+        "--target",
+        str(tmp_path / "site"),
+        str(path),
     ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    process = subprocess.run(command, capture_output=True, text=True)
+    assert process.returncode == 0, process.stderr
     assert "VALUE = 2" in (tmp_path / "site/vllm/value.py").read_text()
     kernels = tmp_path / "site/vllm/v1/attention/ops/xpu_dsv4"
     assert {path.name for path in kernels.glob("*.py")} == {
-        *("__init__.py", "_launch.py", "_triton.py", "decode.py")
+        "__init__.py",
+        "_launch.py",
+        "_triton.py",
+        "decode.py",
     }
 
 
 def test_a_real_release_is_the_same_from_two_places(
     real_project: Project, real_cache: Cache, tmp_path: Path
 ):
-    """v0.22.1 compiles an extension. Both builds share the trees, nothing else."""
+    """v0.22.1 compiles an extension. The two builds share only the trees."""
     release = load(real_project)["v0.22.1"]
     trees(Store(real_cache), real_project, release)
-    made = []
+    shipments = []
     for name in ("one", "the/other"):
         cache = Cache(tmp_path / name / "cache")
         cache.root.mkdir(parents=True)
         cache.objects.symlink_to(real_cache.objects)
-        done = ship(real_project, cache, release, tmp_path / name, offline=True)
-        made.append(done)
-    assert dict(made[0].files) == dict(made[1].files)
-    data = (made[0].directory / made[0].wheel).read_bytes()
-    assert hashlib.sha256(data).hexdigest() == made[0].files[made[0].wheel]
-    assert (
-        "vllm/spinloop.abi3.so" in wheel.read(made[0].directory / made[0].wheel).members
-    )
+        shipment = ship(real_project, cache, release, tmp_path / name, offline=True)
+        shipments.append(shipment)
+    first, second = shipments
+    assert dict(first.files) == dict(second.files)
+    path = first.directory / first.wheel
+    sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert sha256 == first.files[first.wheel]
+    assert "vllm/spinloop.abi3.so" in wheel.read(path).members

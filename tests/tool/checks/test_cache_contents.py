@@ -12,7 +12,7 @@ from fake_stack import ATTENTION, FakeStack, edited
 
 from xpustack.base.store import Store
 from xpustack.builds import bytecode
-from xpustack.builds.build import key_of, version_of
+from xpustack.builds.build import build_key, build_version
 from xpustack.builds.site import Manifest, save_manifest
 from xpustack.checks.cache_contents import Area, Needs, gc, in_use, info, needs
 from xpustack.checks.proof import result_keys
@@ -55,7 +55,9 @@ def test_what_the_series_reach_stays(stack: FakeStack):
     stack.trees("v2.0")
     needed = needs(stack.project, stack.cache)
     trees = stack.trees()
-    builds = [key_of(Store(stack.cache), tree, version_of(tree, 3)) for tree in trees]
+    builds = [
+        build_key(Store(stack.cache), tree, build_version(tree, 3)) for tree in trees
+    ]
     results = sorted(result_keys(stack.project, stack.cache, stack.series()))
     for key in builds:
         write(stack.cache.root / "builds" / key / "site" / "a.py")

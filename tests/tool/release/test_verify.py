@@ -33,7 +33,7 @@ DECODE = "vllm/v1/attention/ops/xpu_dsv4/decode.py"
 @pytest.fixture(scope="module")
 def wheel_build(shipped: ShippedStack) -> WheelBuild:
     """A new build of v1.0, made once: in most tests only the verified wheel changes."""
-    return judge.build_wheel(
+    return judge.build_release_wheel(
         judge.Runner(), shipped.project, shipped.cache, shipped.release, offline=True
     )
 
@@ -57,7 +57,7 @@ def judged(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Callable[[], WheelVerdict]:
     """Judge the wheel without building it again."""
-    monkeypatch.setattr(judge, "build_wheel", lambda *_, **__: wheel_build)
+    monkeypatch.setattr(judge, "build_release_wheel", lambda *_, **__: wheel_build)
     return lambda: judge.verify(shipped.project, shipped.cache, path, offline=True)
 
 
