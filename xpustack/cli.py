@@ -37,7 +37,7 @@ MAINTAINER = "For the maintainer"
 
 
 class Commands(TyperGroup):
-    """The commands; words that cannot be parsed are an envelope under `--json`."""
+    """The group of all commands; under `--json` it reports wrong usage as JSON, too."""
 
     def main(
         self,
@@ -48,7 +48,7 @@ class Commands(TyperGroup):
         windows_expand_args: bool = True,
         **extra: Any,
     ) -> Any:
-        """Run the words `args` (default: the process's own) and exit."""
+        """Run the command that `args` name (default: the process's own) and exit."""
         words = list(sys.argv[1:] if args is None else args)
         run = functools.partial(
             super().main,
@@ -71,7 +71,7 @@ class Commands(TyperGroup):
 
 
 def _command(group: TyperGroup, words: Sequence[str]) -> str:
-    """The command that the words name, empty if they name none."""
+    """The name of the command in `words`; empty if there is none."""
     for position, word in enumerate(words):
         if word in group.commands:
             inner = group.commands[word]
@@ -92,14 +92,14 @@ app = typer.Typer(
 )
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(requested: bool) -> None:
+    if requested:
         print(version())
         raise typer.Exit
 
 
 @app.callback()
-def _before(
+def _global_options(
     directory: Annotated[
         Path | None,
         typer.Option(
@@ -149,9 +149,9 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def main() -> None:
-    """Run the command line; termination and a terminal's end are an interrupt."""
+    """Run the command line. SIGTERM and SIGHUP interrupt it as Ctrl-C does."""
     signal.signal(signal.SIGTERM, _interrupt)
-    # Who started it under nohup wants it to go on.
+    # Under nohup the command goes on.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
     app()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run of checks tells whoever watches it."""
+"""The events of a run of checks, for whoever shows them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,8 +10,12 @@ from xpustack.checks.results import Kind, Result
 
 @dataclass(frozen=True)
 class Check:
-    """One check of a run. One that is not `shown` serves others: the report leaves
-    it out unless it fails."""
+    """One check of a run.
+
+    Attributes:
+        shown: whether the report has it even if it passes. One that is not shown runs
+            only because others need it.
+    """
 
     release: str
     step: str
@@ -23,14 +27,14 @@ class Check:
 
 
 class Observer(Protocol):
-    """Receives a run's events, all from the thread that started the run. None of
-    its methods may block."""
+    """Receives the events of a run, all in the thread that started the run. Its methods
+    must not block."""
 
     def planned(self, checks: Sequence[Check]) -> None:
-        """All checks of the run, once, before the first starts."""
+        """All checks of the run are known; called once, before the first starts."""
 
     def started(self, check: Check) -> None:
-        """Work on a check begins. Blocked checks never start."""
+        """A check starts. Blocked checks never start."""
 
     def finished(self, check: Check, result: Result) -> None:
         """A check has its result."""
@@ -39,8 +43,8 @@ class Observer(Protocol):
         """Checks are running; called about once a second."""
 
 
-class Unobserved:
-    """The observer of a caller that wants to see nothing."""
+class NoObserver:
+    """An observer that ignores all events."""
 
     def planned(self, checks: Sequence[Check]) -> None:
         pass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether a release does without a step: its test passes on a tree without it."""
+"""Finds whether a release needs a step: not if its test passes on a tree without it."""
 
 from contextlib import closing
 
@@ -24,7 +24,7 @@ def passes_on(
     at: str | None,
     progress: Progress = silent,
 ) -> bool:
-    """Run a step's test on a tree of `release` and say whether all of it passes.
+    """Whether all of a step's test passes on a tree of `release`.
 
     Args:
         at: the last step of the tree, `base` for none, None for the tip.
@@ -34,12 +34,14 @@ def passes_on(
         StackError: as `trees`.
     """
     store = Store(cache)
-    made = trees(store, project, release, progress=progress)
-    by_label = {tree.label: tree for tree in made.trees}
-    tree = made.tip if at is None else by_label[at]
+    series = trees(store, project, release, progress=progress)
+    by_label = {tree.label: tree for tree in series.trees}
+    tree = series.tip if at is None else by_label[at]
     progress(f"testing {step.slug} on {tree.name}")
     with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
-        built = build(runner, cache, store, tree, build_version(tree, len(made.steps)))
-        test = StepTest.of(Support.of(project), release, step, None, built)
-        done = test.run(server, cache)
-    return not done.problems
+        installed = build(
+            runner, cache, store, tree, build_version(tree, len(series.steps))
+        )
+        test = StepTest.of(Support.of(project), release, step, None, installed)
+        tested = test.run(server, cache)
+    return not tested.problems

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the checks have proven of a series, looked up without doing anything."""
+"""Looks up what the checks have proven of a series, without running any."""
 
 from dataclasses import dataclass
 
@@ -17,10 +17,11 @@ from xpustack.steptest.step_test import StepTest, Support
 
 @dataclass(frozen=True)
 class Proof:
-    """The last green checks of one step as it is now, None where there are none.
+    """The stored green checks of one step as it is now; None where there are none.
 
-    `built` says that both of its trees are built; `when` is the time of the oldest
-    of its results in seconds since 1970.
+    Attributes:
+        built: whether both of its trees are built.
+        when: the time of the older of its results, in seconds since 1970.
     """
 
     step: Step
@@ -36,46 +37,44 @@ class Proof:
         return tuple(kind for kind, proven in kinds if not proven)
 
 
-def proofs(project: Project, cache: Cache, made: Series) -> list[Proof]:
+def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
     """What is proven of each step of a series, by its trees.
 
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
     """
-    builds = _builds(cache, made)
+    builds = _builds(cache, series)
     support = Support.of(project)
-    found = []
-    for after in made.steps:
+    proofs = []
+    for after in series.steps:
         before = after.parent
         old, new = builds[before.index], builds[after.index]
         test = StepTest.of(support, after.release, after.step, old, new)
         keys = (lint_key(before, after), test.key)
-        linted = _result(cache, keys[0], "lint", after.step)
-        tested = _result(cache, keys[1], "test", after.step)
         times = [time for key in keys if (time := cache.results_time(key)) is not None]
-        found.append(
+        proofs.append(
             Proof(
                 after.step,
                 old.installed.is_dir() and new.installed.is_dir(),
-                linted,
-                tested,
+                _result(cache, keys[0], "lint", after.step),
+                _result(cache, keys[1], "test", after.step),
                 min(times, default=None),
             )
         )
-    return found
+    return proofs
 
 
-def result_keys(project: Project, cache: Cache, made: Series) -> frozenset[str]:
+def result_keys(project: Project, cache: Cache, series: Series) -> frozenset[str]:
     """Where the cache keeps every result of a series as it is now, step by step and
     at its tip, by its trees.
 
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
     """
-    builds = _builds(cache, made)
+    builds = _builds(cache, series)
     support = Support.of(project)
-    keys = {lint_key(made.base, made.tip)} if made.steps else set()
-    for after in made.steps:
+    keys = {lint_key(series.base, series.tip)} if series.steps else set()
+    for after in series.steps:
         before = after.parent
         for old, new in (
             (builds[before.index], builds[after.index]),
@@ -86,12 +85,12 @@ def result_keys(project: Project, cache: Cache, made: Series) -> frozenset[str]:
     return frozenset(keys)
 
 
-def _builds(cache: Cache, made: Series) -> list[Build]:
+def _builds(cache: Cache, series: Series) -> list[Build]:
     """The builds of a series as they would be, whether they exist or not."""
-    store, last = Store(cache), len(made.steps)
+    store, last = Store(cache), len(series.steps)
     return [
         build.expected_build(cache, store, tree, build_version(tree, last))
-        for tree in made.trees
+        for tree in series.trees
     ]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What checks yield: one result a check, one report a run."""
+"""The results of checks: one `Result` per check, one `Report` per run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,15 +14,21 @@ Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
 KINDS: tuple[Kind, ...] = ("build", "lint", "test")
 DERIVED = "derived"
-"""Stands for a step in the comparison of a derived tree with a real build."""
+"""The `step` of the comparison of a derived tree with a real build."""
 
 
 class Result(msgspec.Struct, frozen=True):
-    """One check of one step. `blocked`: not run, since what it needs failed.
+    """One check of one step.
 
-    `step` is a slug, or `base`, `tip` or `-` (the whole release); `detail` holds
-    the last lines to look at, `seconds` is the work's wall time when it was done,
-    `figures` are those of a test.
+    Attributes:
+        step: a slug, or `base`, `tip`, `derived` or `-` (the whole release).
+        status: `blocked` if it did not run because what it needs failed.
+        seconds: wall time of the work, when it was done.
+        cached: whether the result was stored before.
+        summary: what a row or a failure's first line says.
+        detail: the last lines of the output.
+        tip: whether a test ran on the tip alone.
+        figures: what a test measured.
     """
 
     release: str
@@ -56,9 +62,9 @@ class Result(msgspec.Struct, frozen=True):
 def stored_pass(
     value: Mapping[str, Any] | None, kind: Kind, release: str, step: str
 ) -> Result | None:
-    """What the cache holds under a key, if it is a pass of this very check.
+    """A stored value as the pass of this very check.
 
-    None if there is nothing, if it is damaged, and if it belongs to another check.
+    None if there is no value, if it is damaged, or if it belongs to another check.
     """
     if value is None:
         return None
@@ -66,16 +72,17 @@ def stored_pass(
         result = msgspec.convert(value, Result)
     except msgspec.ValidationError:
         return None
-    here = (result.kind, result.release, result.step, result.status)
-    return result if here == (kind, release, step, "passed") else None
+    stored = (result.kind, result.release, result.step, result.status)
+    return result if stored == (kind, release, step, "passed") else None
 
 
 @dataclass(frozen=True)
 class Report:
     """All results of a run, in the order of releases and steps.
 
-    `problem` is the machine's failure that ended the run before its end, `not_run`
-    how many checks it left undone.
+    Attributes:
+        problem: the machine's failure that ended the run early.
+        not_run: how many checks the run left out because of it.
     """
 
     results: tuple[Result, ...]
@@ -89,7 +96,7 @@ class Report:
 
     @property
     def failed(self) -> int:
-        """Failed and blocked checks: what is not proven."""
+        """Failed and blocked checks."""
         return len(self.results) - self.passed
 
     def to_json(self) -> dict[str, object]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Build, lint and test of every tree, in parallel and only where not yet proven."""
+"""Builds, lints and tests every tree, in parallel, where that is not proven yet."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence
@@ -8,7 +8,7 @@ from contextlib import closing
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.equality import next_to_prove, prove_equal
-from xpustack.checks.observer import Check, Observer, Unobserved
+from xpustack.checks.observer import Check, NoObserver, Observer
 from xpustack.checks.plan import DerivedTree, Planner
 from xpustack.checks.results import DERIVED, Kind, Report, Result
 from xpustack.checks.schedule import Task, execute
@@ -39,19 +39,19 @@ def run(
 
     Args:
         step: the slug of the one step to check; None for all.
-        only: the one kind of check; builds that tests need happen nevertheless.
+        only: the one kind of check; builds that tests need run nevertheless.
         tips: names of the releases whose whole series is checked at once: one
             build, one lint against the base, every step's test on that tree alone.
         jobs: how many checks run at the same time.
-        observer: is told what is planned, starts and ends.
+        observer: gets the events of the run.
 
     Returns:
-        The report; its `problem` says what of the machine ended the run early.
+        The report; its `problem` says which failure of the machine ended the run early.
 
     Raises:
         UsageError: a release has no such step.
         EnvironmentProblem: the machine failed before any check could start.
-        KeyboardInterrupt: passed on after everything started was killed.
+        KeyboardInterrupt: after all child processes were killed.
     """
     begin = time.monotonic()
     chosen = list(releases)
@@ -59,7 +59,7 @@ def run(
     server = Server(runner)
     linter = Linter(runner, cache, Store(cache))
     support = Support.of(project)
-    early = _static(project, chosen, step)
+    results = _static(project, chosen, step)
     cache.sweep()
     tasks: list[Task] = []
     derived: list[DerivedTree] = []
@@ -75,33 +75,31 @@ def run(
             progress,
         )
         errors, planned = planner.plan(step, only, release.name in tips, offline)
-        early += errors
+        results += errors
         tasks += planned
         derived += planner.to_derive()
     if step is None and only in (None, "build") and derived:
         _add_proof(tasks, derived, cache, runner)
-    observer = observer or Unobserved()
-    known = [
-        (Check(result.release, result.step, result.kind), result) for result in early
-    ]
-    observer.planned([*(check for check, _ in known), *(task.check for task in tasks)])
-    for check, result in known:
+    observer = observer or NoObserver()
+    checks = [Check(result.release, result.step, result.kind) for result in results]
+    observer.planned([*checks, *(task.check for task in tasks)])
+    for check, result in zip(checks, results, strict=True):
         observer.finished(check, result)
     with closing(server), closing(linter):
         problem = execute(tasks, runner, jobs, observer)
-    done = [
+    results += [
         task.result
         for task in tasks
         if task.result is not None and (task.shown or task.result.status == "failed")
     ]
-    results = _in_order([*early, *done], [release.name for release in chosen])
-    undone = sum(task.shown and task.result is None for task in tasks)
-    return Report(tuple(results), time.monotonic() - begin, problem, undone)
+    in_order = _in_order(results, [release.name for release in chosen])
+    not_run = sum(task.shown and task.result is None for task in tasks)
+    return Report(tuple(in_order), time.monotonic() - begin, problem, not_run)
 
 
 def _in_order(results: list[Result], releases: list[str]) -> list[Result]:
-    """Results as people read them: by release, step and kind. A release's steps come
-    in the order of their builds and tests; its first lint starts before these."""
+    """Results by release, step and kind. A release's steps come in the order of their
+    builds and tests, because its first lint starts before these."""
     kinds = ("static", "apply", "build", "lint", "test")
     order = {name: index for index, name in enumerate(["-", *releases])}
     steps: dict[tuple[str, str], int] = {}
@@ -118,6 +116,7 @@ def _in_order(results: list[Result], releases: list[str]) -> list[Result]:
 
 
 def _static(project: Project, chosen: list[Release], step: str | None) -> list[Result]:
+    """What is wrong with the files of the releases or of the one step."""
     names = {release.name for release in chosen}
     return [
         Result(
@@ -137,9 +136,10 @@ def _static(project: Project, chosen: list[Release], step: str | None) -> list[R
 def _add_proof(
     tasks: list[Task], derived: Sequence[DerivedTree], cache: Cache, runner: Runner
 ) -> None:
-    """Compare one of the trees that this run derives with a real build of it."""
-    tree, build = next_to_prove(cache, [(each.tree, each.build) for each in derived])
-    need = next(each.task for each in derived if each.tree is tree)
+    """Add the comparison of one tree that this run derives with a real build of it."""
+    pairs = [(derivation.tree, derivation.build) for derivation in derived]
+    tree, build = next_to_prove(cache, pairs)
+    need = next(derivation.task for derivation in derived if derivation.tree is tree)
 
     def work() -> Result:
         equal = prove_equal(runner, cache, Store(cache), tree, build)

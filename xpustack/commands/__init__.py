@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One command a module; `xpustack.cli` registers them."""
+"""The commands, each in its own module; `xpustack.cli` registers them."""

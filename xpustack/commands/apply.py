@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack apply`."""
+"""`xpustack apply`: a series as trees in the cache, or as a git repository."""
 
 from pathlib import Path
 from typing import Annotated
@@ -10,7 +10,7 @@ from xpustack.base import releases
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
-from xpustack.core.errors import StackError, UsageError
+from xpustack.core.errors import StackError
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.series.apply import trees_before_failure
@@ -23,11 +23,12 @@ from xpustack.terminal.console import (
     showing_progress,
     using_cache,
 )
+from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
 
 def apply(
-    release: Annotated[str | None, typer.Argument(help="Such as v0.22.1.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every release.")] = False,
+    release: ReleaseName = None,
+    all_: AllReleases = False,
     upto: Annotated[
         str | None, typer.Option(help="The last step's slug, or base.")
     ] = None,
@@ -40,15 +41,11 @@ def apply(
 ) -> None:
     """Apply a series: as trees in the cache, and with --to as a git repository."""
     with answering("apply", as_json) as answer:
-        grown: list[Tree] = []
+        trees: list[Tree] = []
         with showing_progress() as progress, using_cache() as cache:
             project = Project.find()
             pinned = releases.load(project)
-            if (release is None) is not all_:
-                raise UsageError(
-                    "name one RELEASE, or say --all", hint="xpustack apply --help"
-                )
-            for chosen in list(pinned) if release is None else [pinned[release]]:
+            for chosen in selected(pinned, release, all_, "apply"):
                 directory = to / chosen.name if to and all_ else to
                 try:
                     series, problem = _apply(
@@ -56,7 +53,7 @@ def apply(
                     )
                 except StackError as error:
                     series, problem = None, error
-                grown += series.trees if series is not None else ()
+                trees += series.trees if series is not None else ()
                 if problem is not None:
                     answer.fail(problem)
         rows = [
@@ -66,7 +63,7 @@ def apply(
                 "commit": tree.commit,
                 "tree": tree.tree_id,
             }
-            for tree in grown
+            for tree in trees
         ]
         answer.data = {"trees": rows}
         answer.table(rows, ("release", "step", "commit", "tree"))

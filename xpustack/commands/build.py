@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack build`: a release's wheel and what lies beside it."""
+"""`xpustack build`: a release's wheel and the files beside it."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from xpustack.base import releases
-from xpustack.core.errors import StackError, UsageError
+from xpustack.core.errors import StackError
 from xpustack.core.project import Project
-from xpustack.release import ship
+from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -17,11 +17,12 @@ from xpustack.terminal.console import (
     showing_progress,
     using_cache,
 )
+from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
 
 def build(
-    release: Annotated[str | None, typer.Argument(help="Such as v0.22.1.")] = None,
-    all_: Annotated[bool, typer.Option("--all", help="Every release.")] = False,
+    release: ReleaseName = None,
+    all_: AllReleases = False,
     to: Annotated[
         Path, typer.Option(help="Where a folder for each release is made.")
     ] = Path("dist"),
@@ -31,42 +32,33 @@ def build(
     """Build the wheel of a whole series, the same bytes each time.
 
     DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), sbom.cdx.json,
-    provenance.json and container.args; all of them or, after a failure, none."""
+    provenance.json and container.args; after a failure it gets none of them."""
     with answering("build", as_json) as answer:
-        shipped: list[ship.ReleaseArtifacts] = []
+        wheels: list[ReleaseArtifacts] = []
         with showing_progress() as progress, using_cache() as cache:
             project = Project.find()
             pinned = releases.load(project)
-            if (release is None) is not all_:
-                raise UsageError(
-                    "name one RELEASE, or say --all", hint="xpustack build --help"
-                )
-            for chosen in list(pinned) if release is None else [pinned[release]]:
+            for chosen in selected(pinned, release, all_, "build"):
                 try:
-                    shipped.append(
-                        ship.ship(
-                            project,
-                            cache,
-                            chosen,
-                            to,
-                            offline=offline,
-                            progress=progress,
-                        )
+                    wheel = ship(
+                        project, cache, chosen, to, offline=offline, progress=progress
                     )
                 except StackError as problem:
                     answer.fail(problem)
-        answer.data = {"built": [_plain(done) for done in shipped]}
-        for done in shipped:
-            answer.say(f"{done.release}: vllm {done.version} in {done.directory}")
-            answer.say(*(f"{digest}  {name}" for name, digest in done.files.items()))
+                else:
+                    wheels.append(wheel)
+        answer.data = {"built": [_to_json(wheel) for wheel in wheels]}
+        for wheel in wheels:
+            answer.say(f"{wheel.release}: vllm {wheel.version} in {wheel.directory}")
+            answer.say(*(f"{digest}  {name}" for name, digest in wheel.files.items()))
 
 
-def _plain(done: ship.ReleaseArtifacts) -> dict[str, Any]:
+def _to_json(wheel: ReleaseArtifacts) -> dict[str, Any]:
     return {
-        "release": done.release,
-        "version": done.version,
-        "directory": str(done.directory),
-        "wheel": done.wheel,
-        "files": dict(done.files),
-        "seconds": round(done.seconds, 1),
+        "release": wheel.release,
+        "version": wheel.version,
+        "directory": str(wheel.directory),
+        "wheel": wheel.wheel,
+        "files": dict(wheel.files),
+        "seconds": round(wheel.seconds, 1),
     }

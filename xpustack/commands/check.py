@@ -1,22 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack check`."""
+"""`xpustack check`: rebuild, lint and test steps, or judge their files."""
 
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.checks.results import Kind
 from xpustack.core import cpus
 from xpustack.core.errors import CheckFailed, SeriesError
 from xpustack.core.project import Project
 from xpustack.series import static
 from xpustack.series.order import read_order, require_step
 from xpustack.series.static import SeriesProblem
-from xpustack.terminal import report
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -25,25 +22,15 @@ from xpustack.terminal.console import (
     stdout_console,
     using_cache,
 )
+from xpustack.terminal.report import show
+from xpustack.terminal.selection import ReleaseName
 
-
-class Only(StrEnum):
-    """The kinds of check that can be asked for alone."""
-
-    build = "build"
-    lint = "lint"
-    test = "test"
-
-
-_KINDS: dict[Only, Kind] = {
-    Only.build: "build",
-    Only.lint: "lint",
-    Only.test: "test",
-}
+Only = Literal["build", "lint", "test"]
+"""The kinds of check that can be asked for alone."""
 
 
 def check(
-    release: Annotated[str | None, typer.Argument(help="Such as v0.22.1.")] = None,
+    release: ReleaseName = None,
     step: Annotated[str | None, typer.Argument(help="A step's slug.")] = None,
     jobs: Annotated[
         int | None,
@@ -57,7 +44,7 @@ def check(
     ] = None,
     only: Annotated[Only | None, typer.Option(help="One kind of check.")] = None,
     only_static: Annotated[
-        bool, typer.Option("--static", help="Judge the files alone: no checkout.")
+        bool, typer.Option("--static", help="Only judge the stack's own files.")
     ] = False,
     tip: Annotated[
         bool, typer.Option("--tip", help="Check whole series, not each step.")
@@ -90,29 +77,32 @@ def check(
             return
         pinned = releases.load(project)
         chosen = list(pinned) if release is None else [pinned[release]]
-        names = [release.name for release in chosen]
-        whole = names if tip else [name for name in names if name != pinned.names[-1]]
+        tips = [
+            release.name
+            for release in chosen
+            if tip or (quick and release.name != pinned.names[-1])
+        ]
         jobs = jobs or cpus.usable()
         with using_cache() as cache, showing_checks(cache, jobs) as display:
-            done = checks.run(
+            report = checks.run(
                 project,
                 cache,
                 chosen,
                 step=step,
-                only=_KINDS[only] if only else None,
-                tips=whole if tip or quick else (),
+                only=only,
+                tips=tips,
                 jobs=jobs,
                 offline=offline,
                 progress=display.message,
                 observer=display,
             )
-        answer.data = done.to_json()
-        if done.problem is not None:
-            answer.fail(done.problem)
-        elif done.failed:
+        answer.data = report.to_json()
+        if report.problem is not None:
+            answer.fail(report.problem)
+        elif report.failed:
             answer.exit_code = CheckFailed.exit_code
         if not as_json:
-            report.show(done, stdout_console(100), verbose)
+            show(report, stdout_console(100), verbose)
 
 
 def _static(

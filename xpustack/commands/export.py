@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack export`."""
+"""`xpustack export`: a series as pull requests."""
 
 from pathlib import Path
 from typing import Annotated
@@ -45,7 +45,7 @@ def export(
         with showing_progress() as progress, using_cache() as cache:
             project = Project.find()
             pinned = releases.load(project)[release]
-            done = write_export(
+            exported = write_export(
                 project,
                 cache,
                 pinned,
@@ -63,15 +63,15 @@ def export(
                 "needs": ", ".join(request.needs) or "-",
                 "lines": request.lines,
             }
-            for request in done.requests
+            for request in exported.requests
         ]
         answer.data = {
             "release": pinned.name,
-            "directory": str(done.directory),
-            "number": done.state.number,
-            "changed": done.changed,
+            "directory": str(exported.directory),
+            "number": exported.state.number,
+            "changed": exported.changed,
             "requests": rows,
         }
         answer.table(rows, ("step", "branch", "needs", "lines"))
-        word = "written to" if done.changed else "unchanged in"
-        answer.say(f"export {done.state.number} {word} {done.directory}")
+        word = "written to" if exported.changed else "unchanged in"
+        answer.say(f"export {exported.state.number} {word} {exported.directory}")

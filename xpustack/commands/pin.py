@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack pin`."""
+"""`xpustack pin`: add a release to releases.toml."""
 
 from typing import Annotated
 
 import msgspec
 import typer
 
-from xpustack.base import pin as core
+from xpustack.base.pin import pin as pin_release
 from xpustack.core.project import Project
 from xpustack.terminal.console import AsJson, answering, showing_progress, using_cache
 
@@ -15,9 +15,9 @@ def pin(
     version: Annotated[str, typer.Argument(help="Such as 0.24.0.")],
     as_json: AsJson = False,
 ) -> None:
-    """Add a release to releases.toml: found, downloaded, hashed, and read."""
+    """Find, download, hash and read a release, and add it to releases.toml."""
     with answering("pin", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
-            added = core.pin(Project.find(), cache, version, progress)
-        answer.data = msgspec.to_builtins(added)
-        answer.say(f"pinned {added.name}: {added.sdist} sha256 {added.sha256}")
+            release = pin_release(Project.find(), cache, version, progress)
+        answer.data = msgspec.to_builtins(release)
+        answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack refresh`."""
+"""`xpustack refresh`: carry a series over to another release."""
 
 from pathlib import Path
 from typing import Annotated
@@ -9,8 +9,8 @@ import typer
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import ApplyError
 from xpustack.core.project import Project
-from xpustack.refresh import report as refresh_report
 from xpustack.refresh.refresh import refresh as carry_over
+from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -50,10 +50,10 @@ def refresh(
 
     A step that conflicts is left in the work repository as a cherry-pick in
     progress (exit code 4): resolve it, continue the cherry-pick, and run the same
-    command again. Nothing else is written before every step has its place."""
+    command again. Nothing else is written until every step is carried or dropped."""
     with answering("refresh", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
-            done = carry_over(
+            refreshed = carry_over(
                 Project.find(),
                 cache,
                 release,
@@ -68,21 +68,22 @@ def refresh(
             )
         if report is not None:
             with atomic_file(report) as file:
-                file.write(refresh_report.markdown(done).encode())
-        answer.data = refresh_report.to_json(done)
-        answer.table(refresh_report.rows(done), ("step", "outcome", "why"))
-        answer.say(*refresh_report.conflicts(done), refresh_report.summary(done))
-        answer.say(*(f"{stale.kind} {stale.path}" for stale in done.stale or ()))
-        if done.stale is not None:
+                file.write(markdown(refreshed).encode())
+        answer.data = to_json(refreshed)
+        answer.table(rows(refreshed), ("step", "outcome", "why"))
+        answer.say(*conflicts(refreshed), summary(refreshed))
+        answer.say(*(f"{stale.kind} {stale.path}" for stale in refreshed.stale or ()))
+        if refreshed.stale is not None:
             answer.say(
                 f"next: xpustack status --write-readme; xpustack check {release}"
             )
-        if done.open:
-            answer.say(f"next: {_way_out(done.directory)}")
+        if refreshed.open:
+            answer.say(f"next: {_advice(refreshed.directory)}")
             answer.exit_code = ApplyError.exit_code
 
 
-def _way_out(directory: Path | None) -> str:
+def _advice(directory: Path | None) -> str:
+    """What to do about a conflict."""
     if directory is None:
         return "the same command with --to DIR leaves the conflict there"
     return (

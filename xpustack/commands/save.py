@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack save`."""
+"""`xpustack save`: write commits back as patches."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 
 from xpustack.core.errors import CheckFailed
 from xpustack.core.project import Project
-from xpustack.series import save as core
+from xpustack.series.save import save as save_series
 from xpustack.terminal.console import AsJson, answering, showing_progress, using_cache
 
 
@@ -28,7 +28,7 @@ def save(
     A dry run that finds stale files ends with exit code 1."""
     with answering("save", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
-            stale = core.save(
+            stale = save_series(
                 Project.find(),
                 cache,
                 directory,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack verify`: is this wheel what this checkout makes?"""
+"""`xpustack verify`: compare a wheel with what this checkout builds."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,7 +8,7 @@ import typer
 
 from xpustack.core.errors import CheckFailed
 from xpustack.core.project import Project
-from xpustack.release import verify as judge
+from xpustack.release.verify import verify as verify_wheel
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -25,12 +25,12 @@ def verify(
 ) -> None:
     """Build the wheel again and say, file by file, what differs.
 
-    Judged are the wheel's members and its own bytes, the files beside it, and the
-    base, patches, overlay and kernels that its provenance names. Exit code 0 means
-    that all are the same, 1 that the listed ones differ."""
+    This compares the wheel's members and its own bytes, the files beside it, and
+    the base, patches, overlay and kernels that its provenance names. Exit code 0
+    means that all are the same, 1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
-            verdict = judge.verify(
+            verdict = verify_wheel(
                 Project.find(), cache, wheel, offline=offline, progress=progress
             )
         answer.data = {
@@ -38,8 +38,12 @@ def verify(
             "release": verdict.release,
             "verified": verdict.good,
             "differences": [
-                {"file": one.path, "problem": one.problem, "detail": list(one.detail)}
-                for one in verdict.differences
+                {
+                    "file": difference.path,
+                    "problem": difference.problem,
+                    "detail": list(difference.detail),
+                }
+                for difference in verdict.differences
             ],
             "notes": list(verdict.notes),
         }

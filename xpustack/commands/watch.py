@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack watch`."""
+"""`xpustack watch`: what upstream did since the newest pin."""
 
 import dataclasses
 
 from xpustack.core.errors import CheckFailed
 from xpustack.core.project import Project
-from xpustack.refresh.watch import watch as look
+from xpustack.refresh.watch import watch as watch_upstream
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -20,10 +20,12 @@ def watch(offline: Offline = False, as_json: AsJson = False) -> None:
     releases the newest release has.
 
     For a scheduled job: exit code 1 means that there is something to do. A step
-    whose Upstream-Status says Backport is no news."""
+    whose Upstream-Status is Backport does not count."""
     with answering("watch", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
-            report = look(Project.find(), cache, offline=offline, progress=progress)
+            report = watch_upstream(
+                Project.find(), cache, offline=offline, progress=progress
+            )
         answer.data = {**dataclasses.asdict(report), "news": report.news}
         answer.say(f"newest pin: {report.newest_pin}")
         answer.say(f"newer releases: {', '.join(report.newer) or 'none'}")

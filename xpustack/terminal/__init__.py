@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How commands answer.
+"""What commands print.
 
 In: results, progress and errors. Out: lines, tables and JSON.
 """

@@ -6,8 +6,8 @@ With `--json` a command prints exactly one document on stdout, however it ends:
     {"schema": 1, "command": "check", "ok": false, "exit_code": 1,
      "data": {...}, "errors": [{"error": "CheckFailed", "message": "...", ...}]}
 
-`data` is the command's own, null where it came to none; `errors` are those of
-`StackError.to_json`, empty where `data` alone says what is wrong.
+Each command has its own `data`; it is null if the command failed before it had any.
+`errors` come from `StackError.to_json`; they are empty if `data` says what is wrong.
 """
 
 import contextlib
@@ -50,11 +50,11 @@ Offline = Annotated[bool, typer.Option(help="Use the cache alone, no network.")]
 
 @dataclass
 class Answer:
-    """What a command says on stdout, and the exit code with which it ends.
+    """What a command prints on stdout, and its exit code.
 
     Attributes:
-        data: what `--json` prints of the command itself.
-        exit_code: 0 unless set, or unless an error is added.
+        data: the command's part of what `--json` prints.
+        exit_code: 0 unless it is set or an error is added.
     """
 
     command: str
@@ -100,8 +100,8 @@ class Answer:
 
 @contextlib.contextmanager
 def answering(command: str, as_json: bool) -> Iterator[Answer]:
-    """Hold a command's work: at its end print the envelope, or what failed as
-    readable blocks on stderr, and leave with the exit code."""
+    """Run a command in the block. At its end print the envelope, or the errors as
+    readable blocks on stderr, and exit with the exit code."""
     answer = Answer(command, as_json)
     try:
         yield answer
@@ -128,13 +128,13 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
 
 
 def stdout_console(width: int) -> Console:
-    """A console on stdout, `width` columns wide where that is no terminal."""
+    """A console on stdout; `width` is that of an output that is no terminal."""
     return Console(width=None if sys.stdout.isatty() else width)
 
 
 @contextlib.contextmanager
 def using_cache() -> Iterator[Cache]:
-    """The user's cache, of which `cache gc` removes nothing meanwhile."""
+    """The user's cache; `cache gc` removes nothing from it during the block."""
     cache = Cache.default()
     with in_use(cache):
         yield cache
@@ -142,7 +142,7 @@ def using_cache() -> Iterator[Cache]:
 
 @contextlib.contextmanager
 def showing_progress() -> Iterator[Progress]:
-    """A live line on a terminal, plain lines elsewhere; always on stderr."""
+    """Show progress on stderr: a live line on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
     if not console.is_terminal:
         yield lambda message: print(message, file=sys.stderr, flush=True)

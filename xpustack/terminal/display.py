@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of checks while it goes on, for a person: on a terminal lines above one live
-line, elsewhere the same lines and now and then what still runs."""
+"""Shows a run of checks while it goes on: lines for what ended, and on a terminal one
+live line below them, elsewhere now and then a line of what still runs."""
 
 import time
 from collections import Counter
@@ -18,10 +18,10 @@ _QUIET = 30.0
 
 
 class Display:
-    """An observer that prints to `console`; rendered, it is the live line.
+    """An observer that prints to `console`. Rich renders it as the live line.
 
     Args:
-        estimate: called once, when a time left is first wanted.
+        estimate: makes the estimate of the time left, when that is first needed.
     """
 
     def __init__(
@@ -45,7 +45,8 @@ class Display:
         self._failed = False
 
     def message(self, text: str) -> None:
-        """A plain message of the work: on a terminal a state, until checks run."""
+        """Show a message of the work; on a terminal in the live line until checks
+        run."""
         self._message = text
         if self._planned or not self._console.is_terminal:
             self._print(text)
@@ -82,7 +83,7 @@ class Display:
             self._print(f"still running: {running}; {self._times()}")
 
     def __rich__(self) -> Text:
-        """The live line: done and total, times, and what is running now."""
+        """The live line: done and total, times, and the running checks."""
         line = f"{self._times()}: {self._message}"
         if self._planned:
             running = ", ".join(map(str, list(self._running))) or "finishing"

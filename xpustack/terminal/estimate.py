@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long checks take, and so how much of a run is left."""
+"""Estimates how long checks take, and how much of a run is left."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,43 +23,46 @@ class _Stored(msgspec.Struct, frozen=True):
 
 def past_seconds(cache: Cache) -> dict[Check, float]:
     """How long each check took when a result of it was stored last."""
-    dated: list[tuple[float, bytes]] = []
+    files: list[tuple[float, bytes]] = []
     for path in cache.results.glob("*/*.json"):
         try:
-            dated.append((path.stat().st_mtime, path.read_bytes()))
+            files.append((path.stat().st_mtime, path.read_bytes()))
         except OSError:
             continue
-    known: dict[Check, float] = {}
-    for _, data in sorted(dated, key=lambda entry: entry[0]):
+    past: dict[Check, float] = {}
+    for _, data in sorted(files, key=lambda file: file[0]):
         try:
             stored = msgspec.json.decode(data, type=_Stored)
         except (msgspec.DecodeError, UnicodeDecodeError):
             continue
-        known[Check(stored.release, stored.step, stored.kind)] = stored.seconds
-    return known
+        past[Check(stored.release, stored.step, stored.kind)] = stored.seconds
+    return past
 
 
 @dataclass
 class Estimate:
-    """Seconds of checks: each one's own `past`, else the mean of those of its kind
-    that this run finished, else the mean of its kind's past."""
+    """The seconds that checks take.
+
+    A check takes as long as in the `past`. One without a past takes the mean of the
+    checks of its kind that this run finished, or else of its kind's past.
+    """
 
     past: Mapping[Check, float] = field(default_factory=dict)
     _finished: dict[Kind, list[float]] = field(default_factory=dict)
 
     def add(self, check: Check, seconds: float) -> None:
-        """Learn from a check that this run did."""
+        """Learn from a check that this run finished."""
         self._finished.setdefault(check.kind, []).append(seconds)
 
     def expect(self, check: Check) -> float | None:
-        """What the check will take; None if nothing is known of its kind."""
+        """The seconds of a check; None if nothing is known of its kind."""
         own = self.past.get(Check(check.release, check.step, check.kind))
         if own is not None:
             return own
-        alike = self._finished.get(check.kind) or [
+        same_kind = self._finished.get(check.kind) or [
             seconds for other, seconds in self.past.items() if other.kind == check.kind
         ]
-        return fmean(alike) if alike else None
+        return fmean(same_kind) if same_kind else None
 
     def time_left(
         self, unfinished: Iterable[tuple[Check, float]], jobs: int
@@ -70,8 +73,8 @@ class Estimate:
             unfinished: each check and the seconds for which it has run already.
 
         Returns:
-            None if nothing is known of any of their kinds. A kind that nothing is
-            known of counts as the mean of the others.
+            None if nothing is known of any of their kinds. A check of an unknown kind
+            counts as the mean of the others.
         """
         pairs = [(self.expect(check), ran) for check, ran in unfinished]
         known = [expected for expected, _ in pairs if expected is not None]
@@ -96,7 +99,7 @@ def in_words(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """As `in_words`, rounded as an estimate deserves."""
+    """As `in_words`, rounded to what an estimate can know."""
     if seconds < 90:
         return f"{max(round(seconds / 10) * 10, 10)} s"
     if seconds < 3600:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A report for people: the table, what failed and why, and the last line."""
+"""Prints a report for people: the table, what failed and why, and the last line."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ def show(report: Report, console: Console, verbose: bool = False) -> None:
     """Print the report; its last line is `N passed, N failed`.
 
     Args:
-        verbose: a row for every step, also where nothing ran and nothing failed.
+        verbose: a row for every step, also if all its checks are green and cached.
     """
     if report.results:
         console.print(table(report, verbose))
@@ -62,14 +62,14 @@ def table(report: Report, verbose: bool = False) -> Table:
 
 
 def failures(results: Iterable[Result]) -> Iterator[str]:
-    """Each failure's lines."""
+    """The lines of every failure."""
     for result in results:
         if result.status != "passed":
             yield from failure(result)
 
 
 def failure(result: Result) -> Iterator[str]:
-    """A failure with its last lines and the command that repeats it."""
+    """The lines of a failure: its last lines of output, the command that repeats it."""
     where = f"{result.release} {result.step} {result.kind}"
     yield f"\n{result.status.upper()} {where}: {result.summary}"
     yield from (f"  {line}" for line in result.detail[-_TAIL:])
@@ -104,9 +104,9 @@ def _count(cached: Sequence[Result], kind: str) -> Text:
 
 
 def _cell(results: list[Result], kind: str) -> Text:
-    """The result of one kind; a release or step that does not apply, or is
-    malformed, says so in the first column."""
-    broken = [r for r in results if r.kind in ("apply", "static")]
+    """The result of one kind; the first column shows a failed `apply` or `static`
+    instead, if there is one."""
+    broken = [result for result in results if result.kind in ("apply", "static")]
     if broken and kind == KINDS[0]:
         return Text(f"{broken[0].kind} {broken[0].status}", STYLE[broken[0].status])
     for result in results:

@@ -16,7 +16,7 @@ from children import ended, killed, start_tool
 from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.observer import Check, Unobserved
+from xpustack.checks.observer import Check, NoObserver
 from xpustack.checks.results import Report, Result
 from xpustack.checks.schedule import Task, execute
 from xpustack.core import cache as cache_module
@@ -312,7 +312,7 @@ def test_the_machine_s_failure_ends_what_runs():
     begin = time.monotonic()
     works = {"a": long, "b": broken, "c": long}
     tasks = [Task("v1.0", step, "test", work) for step, work in works.items()]
-    problem = execute(tasks, runner, 2, Unobserved())
+    problem = execute(tasks, runner, 2, NoObserver())
     assert (str(problem), time.monotonic() - begin < 30) == ("the disk is full", True)
     assert [task.result for task in tasks] == [None, None, None]
 
