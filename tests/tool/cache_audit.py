@@ -13,7 +13,7 @@ from xpustack.builds.build import manifest_of
 from xpustack.builds.bytecode import load_index
 from xpustack.builds.site import damage
 from xpustack.core.cache import Cache
-from xpustack.core.contents import Looked
+from xpustack.core.contents import FileVerifier
 
 VARYING = ("notes", "seconds")
 """Fields of a result that depend on the machine's load."""
@@ -49,7 +49,7 @@ def audit(cache: Cache) -> Holdings:
             held.faults.append(f"build {path.name} has no whole manifest")
             continue
         held.builds[path.name] = manifest.digest
-        if (problem := damage(manifest, path / "site", Looked())) is not None:
+        if (problem := damage(manifest, path / "site", FileVerifier())) is not None:
             held.faults.append(f"build {path.name}: {problem}")
     for path in _entries(cache.root / "files", "*/*"):
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()

@@ -187,7 +187,7 @@ def test_what_nobody_foresaw_is_an_internal_error(
     def surprise(*_: object) -> None:
         raise RuntimeError("a surprise")
 
-    monkeypatch.setattr(status, "judged", surprise)
+    monkeypatch.setattr(status, "checked_statuses", surprise)
     done = call("status")
     assert done.exit_code == 70
     assert done.stderr.startswith("error: internal error: RuntimeError: a surprise\n")
@@ -203,7 +203,7 @@ def test_what_the_system_refuses_is_the_machines_fault(
     def surprise(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error", "/some/file")
 
-    monkeypatch.setattr(status, "judged", surprise)
+    monkeypatch.setattr(status, "checked_statuses", surprise)
     done = call("status")
     assert done.exit_code == 5
     assert "Input/output error" in done.stderr and "/some/file" in done.stderr
