@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tox runner for environments that share one folder, because they need the same.
+"""A tox runner that lets environments with the same packages share one folder.
 
-tox records in an environment's folder for which environment it was made, and makes
-it anew for another one. This runner leaves the name out of that comparison; the
-interpreter and the packages are still compared, so a change of either makes the
-folder anew.
+tox writes the environment's name into its folder, and makes the folder anew for another
+name. This runner does not compare the name. It still compares the interpreter and the
+packages: if one of them changes, tox makes the folder anew.
 """
 
 from collections.abc import Iterator
@@ -19,7 +18,7 @@ from tox.tox_env.register import ToxEnvRegister
 
 
 class NamelessInfo(Info):
-    """What tox remembers about a folder, without the name of its environment."""
+    """tox's record of a folder, compared without the name of the environment."""
 
     @contextmanager
     def compare(
@@ -32,7 +31,7 @@ class NamelessInfo(Info):
 
 
 class SharedRunner(VirtualEnvRunner):
-    """tox's usual runner, except that the folder may be that of another name."""
+    """tox's usual runner, which also accepts the folder of another environment."""
 
     @staticmethod
     def id() -> str:
@@ -45,5 +44,5 @@ class SharedRunner(VirtualEnvRunner):
 
 @impl
 def tox_register_tox_env(register: ToxEnvRegister) -> None:
-    """tox's hook: offer the runner as `runner = shared`."""
+    """tox's hook: register the runner for `runner = shared`."""
     register.add_run_env(SharedRunner)

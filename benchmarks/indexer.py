@@ -182,14 +182,14 @@ def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
     decodes = ((2, 128),) if dry else ((1, 65536), (16, 65536), (128, 16384))
     prefills = ((3, 96),) if dry else ((256, 16384), (2048, 16384))
     for fp4, name in ((False, "logits"), (True, "MXFP4 logits")):
-        each = (INDEX_DIM // 2 if fp4 else INDEX_DIM) + 4
+        key_bytes = (INDEX_DIM // 2 if fp4 else INDEX_DIM) + 4
         for tokens, keys in decodes:
             yield Case(
                 f"{name} decode",
                 tokens,
                 INDEX_HEADS,
                 keys,
-                tokens * keys * (each + 4),
+                tokens * keys * (key_bytes + 4),
                 2 * tokens * INDEX_HEADS * keys * INDEX_DIM,
                 partial(decode, fp4, tokens, keys, device),
             )
@@ -199,7 +199,7 @@ def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
                 tokens,
                 INDEX_HEADS,
                 keys,
-                keys * each + tokens * keys * 4,
+                keys * key_bytes + tokens * keys * 4,
                 2 * tokens * INDEX_HEADS * keys * INDEX_DIM,
                 partial(prefill, fp4, tokens, keys, device),
             )

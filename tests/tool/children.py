@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a piece of the tool in a process of its own, to be killed or limited."""
+"""Runs the tool, or a piece of it, in a process of its own that can be killed."""
 
 import signal
 import subprocess
@@ -14,8 +14,8 @@ TOOL = (
     "from xpustack import cli; from xpustack.steptest import server;"
     " server.PRELOADED = ('pytest',); cli.main()",
 )
-"""The tool as a process, whose test server imports nothing large ahead: the tests of
-small stacks need none of it."""
+"""The command line, with a test server that imports nothing large in advance: the
+tests of small stacks need none of it."""
 _PRELUDE = f"""
 import sys, time
 from pathlib import Path
@@ -44,8 +44,10 @@ def start(
 def start_tool(
     words: Sequence[str], cwd: Path, environment: Mapping[str, str], signal_: int
 ) -> subprocess.Popen[str]:
-    """Start `xpustack` with `words`, to be interrupted by a signal, which it is made
-    to heed: a shell's background job, as CI may be one, inherits an ignored SIGINT."""
+    """Start `xpustack` with `words` and the default action for a signal.
+
+    CI may run as a shell's background job, whose children ignore SIGINT.
+    """
     return subprocess.Popen(
         [*TOOL, *words],
         cwd=cwd,
@@ -74,7 +76,7 @@ def killed(child: subprocess.Popen[str]) -> None:
 
 
 def ended(process: int) -> bool:
-    """Whether a process is gone, or is but its parent's to bury."""
+    """Whether a process has ended, even if its parent has not waited for it yet."""
     try:
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     except FileNotFoundError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small archives and projects made on the spot, and the cache of real ones."""
+"""Small archives, projects and stacks that each test makes, and the real cache."""
 
 import os
 import subprocess
@@ -21,7 +21,7 @@ from xpustack.steptest import server
 
 @pytest.fixture(autouse=True)
 def small_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No torch in the server of the tests that need none."""
+    """Keep torch out of the test server of tests that do not need it."""
     monkeypatch.setattr(server, "PRELOADED", ("pytest",))
 
 
@@ -101,10 +101,16 @@ def three_steps(tmp_path_factory: pytest.TempPathFactory) -> FakeStack:
     return stack
 
 
+@pytest.fixture
+def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
+    """A copy of `three_steps` for this test alone."""
+    return three_steps.copy(tmp_path)
+
+
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
-    """A stack that builds in seconds; its cache is shared, its files are not to
-    be changed: take a copy."""
+    """A stack that builds in seconds. Tests share its cache; take a copy to change its
+    files."""
     stack = TinyStack(tmp_path_factory.mktemp("tiny"))
     for release in ("v1.0", "v2.0"):
         stack.add("raise-value", {VALUE: TWO}, release)

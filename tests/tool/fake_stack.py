@@ -134,7 +134,7 @@ class FakeStack:
         self, directory: Path, dry_run: bool = False, drop: tuple[str, ...] = ()
     ) -> list[str]:
         stale = save(self.project, self.cache, directory, dry_run, drop=drop)
-        return [f"{one.kind} {one.path}" for one in stale]
+        return [f"{file.kind} {file.path}" for file in stale]
 
     def step(
         self,
@@ -211,7 +211,7 @@ def message(slug: str, trailers: str = "") -> str:
 def commit(
     directory: Path, slug: str, edits: dict[str, str], trailers: str = ""
 ) -> None:
-    """Write files into a work repository and commit them as a step."""
+    """Write files into a work repository and commit them as one step."""
     for path, text in edits.items():
         (directory / path).parent.mkdir(parents=True, exist_ok=True)
         (directory / path).write_bytes(text.encode())

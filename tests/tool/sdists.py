@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Small vLLM source archives, the same bytes each time, and the pins that fit."""
+"""Small vLLM source archives, the same bytes each time, and their pins."""
 
 import gzip
 import hashlib
@@ -36,14 +36,14 @@ def write_sdist(path: Path, files: Mapping[str, bytes]) -> Path:
 
 
 def pinned(sdist: Path) -> Release:
-    """The pin that fits an archive made by `write_sdist`."""
-    here = Pin("2.11.0", XPU_TXT)
+    """The pin of an archive that `write_sdist` made."""
+    pin = Pin("2.11.0", XPU_TXT)
     return Release(
         version=sdist.name.removeprefix("vllm-").removesuffix(".tar.gz"),
         sdist=sdist.name,
         sha256=hashlib.sha256(sdist.read_bytes()).hexdigest(),
         revision=1,
-        torch=here,
-        triton=here,
-        xpu_kernels=here,
+        torch=pin,
+        triton=pin,
+        xpu_kernels=pin,
     )

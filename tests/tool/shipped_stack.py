@@ -36,9 +36,9 @@ class ShippedStack(TinyStack):
         for release in ("v1.0", "v2.0"):
             self.add("raise-value", {VALUE: TWO}, release)
         kernels["_triton"] = TRITON_IN_VLLM.decode()
-        landed = {f"{KERNEL_HOME}/{name}.py": text for name, text in kernels.items()}
-        layer = {LAYER: HEADER + "LAYER = 1\n"}
-        self.step("bring-kernel", {**landed, **layer}, "Kernels: decode\n")
+        files = {f"{KERNEL_HOME}/{name}.py": text for name, text in kernels.items()}
+        files[LAYER] = HEADER + "LAYER = 1\n"
+        self.step("bring-kernel", files, "Kernels: decode\n")
 
     def with_extension(self) -> None:
         """Add a step that compiles an extension which notes where it was built."""

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lock against the plain package index, for every Python that may run.
+"""The lock against the plain package index, for every supported Python.
 
-pip resolves in a dry run, from wheels' metadata alone: without this machine's links
-and further indexes, which may offer what no other machine has. Where the index cannot
-be asked, those tests are skipped and say why.
+pip resolves in a dry run from the wheels' metadata alone. It does not use the links and
+further indexes of this machine, which may offer what no other machine has. Where the
+index cannot be reached, those tests are skipped and say why.
 """
 
 import configparser
@@ -32,7 +32,7 @@ CASES = [
     *((SHARED, python) for python in PYTHONS),
     *((AOT, python) for python in ("3.11", "3.12")),
 ]
-# How an index is reached is the machine's own affair; what else it offers is not.
+# The machine may decide how the index is reached, not what else there is.
 KEPT = re.compile(r"SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|PIP_(CERT|PROXY)|.*_proxy")
 SECONDS = 240
 
@@ -67,9 +67,9 @@ def pip(*arguments: str) -> subprocess.Popen[str]:
 
 
 def requirements(name: str) -> list[str]:
-    """The arguments by which tox installs a set."""
+    """The arguments with which tox installs a set."""
     if name == AOT:
-        # Its file has a marker, which pip would read as the Python that runs it.
+        # pip evaluates the marker of its file for the Python that runs pip.
         return ["--no-deps", "triton-xpu"]
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
@@ -99,15 +99,22 @@ def index() -> None:
 def resolutions(
     index: None, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[tuple[str, str], Resolution]]:
-    """All cases at once, because each mostly waits for the index."""
+    """pip's answers to all cases, which run at once: each mostly waits."""
     folder = tmp_path_factory.mktemp("resolutions")
     running = {
         (name, python): pip(
-            *("install", "--dry-run", "--ignore-installed", "--quiet"),
-            *("--no-cache-dir", "--use-feature=fast-deps", "--only-binary=:all:"),
-            *("--python-version", python, "--target", str(folder / "target")),
-            *("--report", str(folder / f"{name}-{python}.json")),
-            *("-c", "requirements/constraints.txt", *requirements(name)),
+            "install",
+            "--dry-run",
+            "--ignore-installed",
+            "--quiet",
+            "--no-cache-dir",
+            "--use-feature=fast-deps",
+            "--only-binary=:all:",
+            f"--python-version={python}",
+            f"--target={folder / 'target'}",
+            f"--report={folder / f'{name}-{python}.json'}",
+            "--constraint=requirements/constraints.txt",
+            *requirements(name),
         )
         for name, python in CASES
     }
@@ -119,8 +126,8 @@ def resolutions(
             except subprocess.TimeoutExpired:
                 pytest.skip(f"the package index took more than {SECONDS} s")
             report = folder / f"{name}-{python}.json"
-            found = None if asked.returncode else json.loads(report.read_bytes())
-            results[name, python] = Resolution(output, found)
+            parsed = None if asked.returncode else json.loads(report.read_bytes())
+            results[name, python] = Resolution(output, parsed)
         yield results
     finally:
         for asked in running.values():
@@ -162,7 +169,7 @@ def test_the_plain_index_has_all_of_the_lock(
     }
     if name == AOT:
         return
-    # pip reads markers as the Python that runs it, not as the one it resolves for.
+    # pip evaluates markers for the Python that runs it, not for the requested one.
     target = {"python_version": python, "python_full_version": f"{python}.0"}
     for package, item in installed.items():
         extras = ["", *item.get("requested_extras", ())]
@@ -179,5 +186,7 @@ def test_the_plain_index_has_all_of_the_lock(
 def test_the_lock_names_nothing_that_no_environment_installs(
     resolutions: dict[tuple[str, str], Resolution],
 ) -> None:
-    needed = {name for each in resolutions.values() for name in each.installed}
+    needed = {
+        name for resolution in resolutions.values() for name in resolution.installed
+    }
     assert set(pinned()) == needed

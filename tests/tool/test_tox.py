@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""tox environments that need the same packages share one folder, and keep it."""
+"""tox environments that need the same packages share one folder and keep it."""
 
 import os
 import shutil
@@ -21,7 +21,7 @@ commands = python -c "import sys; print('ran in', sys.prefix)"
 
 
 def test_the_shared_folder_is_made_once(tmp_path: Path) -> None:
-    """With tox's own runner it is made anew for each name."""
+    """tox's own runner makes it anew for each name."""
     (tmp_path / "tox.ini").write_text(SETTINGS)
     shutil.copy(ROOT / "toxfile.py", tmp_path)
     environment = {

@@ -109,23 +109,27 @@ class TinyStack(FakeStack):
         self.root = root
         self.project = Project(root / "project")
         self.cache = Cache(root / "cache")
-        rows = []
+        self.write("releases.toml", "")
         for version in ("1.0", "2.0"):
-            files = {**BASE, "VERSION": version}
-            sdist = write_sdist(
-                root / f"vllm-{version}.tar.gz",
-                {name: text.encode() for name, text in files.items()},
-            )
-            release = pinned(sdist)
-            place = self.cache.sdists / release.sha256 / sdist.name
-            place.parent.mkdir(parents=True)
-            shutil.copyfile(sdist, place)
-            rows.append(release_entry(release))
-        self.write("releases.toml", "\n".join(rows))
+            self.publish(version, {})
         self.write("emulated_xpu/__init__.py", "")
         self.write("emulated_xpu/pytest_plugin.py", EMULATION)
         self.write("kernels/__init__.py", "")
         self.write("tests/steps/test_value.py", PROVES)
+
+    def publish(self, version: str, edits: dict[str, str]) -> None:
+        """Pin a newer release, whose archive is in the cache: `BASE` with edits."""
+        files = {**BASE, "VERSION": version, **edits}
+        sdist = write_sdist(
+            self.root / f"vllm-{version}.tar.gz",
+            {name: text.encode() for name, text in files.items()},
+        )
+        release = pinned(sdist)
+        place = self.cache.sdists / release.sha256 / sdist.name
+        place.parent.mkdir(parents=True)
+        shutil.copyfile(sdist, place)
+        with open(self.project.releases_file, "a") as file:
+            file.write("\n" + release_entry(release))
 
     def add(
         self,
@@ -154,13 +158,13 @@ class TinyStack(FakeStack):
 
     def builds(self, runner: Runner) -> list[Build]:
         """Every tree of v1.0, built."""
-        made = self.trees()
-        last = len(made) - 1
+        series = self.trees()
+        last = len(series) - 1
         return [
             build(
                 runner, self.cache, Store(self.cache), tree, build_version(tree, last)
             )
-            for tree in made
+            for tree in series
         ]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -28,11 +28,6 @@ def write(path: Path, data: bytes = PAGE) -> Path:
     return path
 
 
-@pytest.fixture
-def stack(three_steps: FakeStack, tmp_path: Path) -> FakeStack:
-    return three_steps.copy(tmp_path)
-
-
 def test_linked_files_count_once(cache: Cache):
     first = write(cache.root / "builds" / "one" / "site" / "a.py")
     for name in ("two", "three"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole runs over two small releases: caching, broken neighbours, interrupts."""
+"""Whole runs over two small releases: stored results, broken releases, interrupts."""
 
 import errno
 import json
@@ -36,9 +36,9 @@ def states(report: Report) -> list[str]:
 
 
 @pytest.fixture
-def mine(tiny: TinyStack, tmp_path: Path) -> TinyStack:
-    """A copy of `tiny` with what its cache holds."""
-    return tiny.copy(tmp_path / "mine")
+def stack(tiny: TinyStack, tmp_path: Path) -> TinyStack:
+    """A copy of `tiny` and of its cache."""
+    return tiny.copy(tmp_path / "stack")
 
 
 def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
@@ -56,33 +56,33 @@ def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
     assert all(result.cached for result in second.results)
 
 
-def test_a_change_of_the_test_repeats_the_test_alone(mine):
-    check(mine)
-    path = mine.project.root / "tests/steps" / "test_value.py"
+def test_a_change_of_the_test_repeats_the_test_alone(stack):
+    check(stack)
+    path = stack.project.root / "tests/steps" / "test_value.py"
     path.write_text(path.read_text() + "# another look\n")
-    again = check(mine, "v1.0")
+    again = check(stack, "v1.0")
     assert [r.kind for r in again.results if not r.cached] == ["test"]
 
 
-def test_a_changed_pin_of_the_kernels_repeats_the_test(mine):
+def test_a_changed_pin_of_the_kernels_repeats_the_test(stack):
     """The stand-in of this stack's emulation refuses another version."""
-    check(mine, "v1.0")
-    mine.write(
+    check(stack, "v1.0")
+    stack.write(
         "releases.toml",
-        mine.project.releases_file.read_text().replace(
+        stack.project.releases_file.read_text().replace(
             'xpu_kernels = { version = "2.11.0"', 'xpu_kernels = { version = "2.11.1"'
         ),
     )
-    again = check(mine, "v1.0")
+    again = check(stack, "v1.0")
     assert states(again)[-1] == "v1.0 raise-value test failed"
 
 
-def test_a_stored_result_of_another_check_is_not_taken(mine):
-    check(mine, "v1.0")
-    for path in mine.cache.results.rglob("test-*.json"):
+def test_a_stored_result_of_another_check_is_not_taken(stack):
+    check(stack, "v1.0")
+    for path in stack.cache.results.rglob("test-*.json"):
         stored = json.loads(path.read_text())
         path.write_text(json.dumps({**stored, "step": "another-step"}))
-    again = check(mine, "v1.0", only="test")
+    again = check(stack, "v1.0", only="test")
     assert [(r.status, r.cached) for r in again.results] == [("passed", False)]
 
 
@@ -102,20 +102,20 @@ def test_the_tip_is_built_once_and_every_test_runs_on_it(tiny):
     ]
 
 
-def test_a_broken_release_does_not_stop_the_others(mine):
-    patch = mine.patch("raise-value", "v1.0")
+def test_a_broken_release_does_not_stop_the_others(stack):
+    patch = stack.patch("raise-value", "v1.0")
     patch.write_text(patch.read_text().replace("-VALUE = 1", "-VALUE = 3"))
-    report = check(mine)
+    report = check(stack)
     assert "v1.0 raise-value apply failed" in states(report)
     assert "v2.0 raise-value test passed" in states(report)
     patch.unlink()
-    assert "v2.0 raise-value test passed" in states(check(mine))
+    assert "v2.0 raise-value test passed" in states(check(stack))
 
 
-def test_a_broken_build_fails_and_blocks_its_test(mine):
+def test_a_broken_build_fails_and_blocks_its_test(stack):
     script = BASE["setup.py"] + '\nraise SystemExit("broken")\n'
-    mine.add("break-it", {"setup.py": script})
-    report = check(mine, "v1.0")
+    stack.add("break-it", {"setup.py": script})
+    report = check(stack, "v1.0")
     assert states(report)[-3:] == [
         "v1.0 break-it build failed",
         "v1.0 break-it lint passed",
@@ -123,33 +123,33 @@ def test_a_broken_build_fails_and_blocks_its_test(mine):
     ]
 
 
-def test_a_step_that_lints_worse_fails(mine):
+def test_a_step_that_lints_worse_fails(stack):
     text = BASE[VALUE].replace("VALUE = 1", "VALUE = 2") + "import sys\n"
-    mine.add("worse", {VALUE: text})
-    report = check(mine, "v1.0", step="worse", only="lint")
+    stack.add("worse", {VALUE: text})
+    report = check(stack, "v1.0", step="worse", only="lint")
     assert states(report) == ["v1.0 worse lint failed"]
     assert any("F401 `sys`" in line for line in report.results[0].detail)
 
 
-def test_a_hook_that_breaks_on_a_step_is_that_step_s_failure(mine):
+def test_a_hook_that_breaks_on_a_step_is_that_step_s_failure(stack):
     hook = "tools/pre_commit/check_spdx_header.py"
     edits = {hook: "raise ValueError\n", VALUE: BASE[VALUE] + "NEW = 1\n"}
-    mine.add("breaks-it", edits)
-    report = check(mine, "v1.0", only="lint")
+    stack.add("breaks-it", edits)
+    report = check(stack, "v1.0", only="lint")
     assert report.problem is None
     assert states(report)[-1] == "v1.0 breaks-it lint failed"
 
 
-def test_a_failure_is_looked_at_again_and_its_command_works(mine):
-    path = mine.project.root / "tests/steps" / "test_value.py"
+def test_a_failure_is_looked_at_again_and_its_command_works(stack):
+    path = stack.project.root / "tests/steps" / "test_value.py"
     path.write_text(path.read_text().replace("== 2", "> 0"))
-    report = check(mine, "v1.0", only="test")
+    report = check(stack, "v1.0", only="test")
     (result,) = report.results
     assert result.status == "failed"
     assert "passes before the step" in result.detail[0]
     assert result.command == "python -m xpustack check v1.0 raise-value --only test"
-    assert not check(mine, "v1.0", only="test").results[0].cached
-    done = mine.run(*result.command.split()[3:], "--offline")
+    assert not check(stack, "v1.0", only="test").results[0].cached
+    done = stack.run(*result.command.split()[3:], "--offline")
     assert done.returncode == 1
     assert "passes before the step" in done.stdout
     assert done.stdout.endswith("\n0 passed, 1 failed\n")
@@ -158,8 +158,11 @@ def test_a_failure_is_looked_at_again_and_its_command_works(mine):
 def start_hanging(
     stack: TinyStack, tmp_path: Path, number: int
 ) -> tuple[subprocess.Popen[str], int, int]:
-    """Start checks whose test hangs with a child in a session of its own: the tool's
-    process, the test's number and its child's."""
+    """Start checks whose test hangs and has started a child in another session.
+
+    Returns:
+        The tool's process, the process id of the test and that of its child.
+    """
     note = tmp_path / "numbers"
     (stack.project.root / "tests/steps" / "test_value.py").write_text(
         "import os, pathlib, subprocess, time\n\n\ndef test_long():\n"
@@ -179,39 +182,39 @@ def start_hanging(
     return child, int(test), int(grandchild)
 
 
-def test_kill_9_leaves_no_test_behind(mine, tmp_path):
-    child, test, grandchild = start_hanging(mine, tmp_path, signal.SIGTERM)
+def test_kill_9_leaves_no_test_behind(stack, tmp_path):
+    child, test, grandchild = start_hanging(stack, tmp_path, signal.SIGTERM)
     killed(child)
     limit = time.monotonic() + 10
     while not (ended(test) and ended(grandchild)):
         assert time.monotonic() < limit
         time.sleep(0.05)
-    (mine.project.root / "tests/steps" / "test_value.py").write_text(PROVES)
-    assert check(mine, "v1.0").failed == 0
+    (stack.project.root / "tests/steps" / "test_value.py").write_text(PROVES)
+    assert check(stack, "v1.0").failed == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_an_interrupt_kills_children_and_leaves_nothing(mine, tmp_path, number):
-    child, test, grandchild = start_hanging(mine, tmp_path, number)
-    before = set(mine.cache.results.rglob("*.json"))
+def test_an_interrupt_kills_children_and_leaves_nothing(stack, tmp_path, number):
+    child, test, grandchild = start_hanging(stack, tmp_path, number)
+    before = set(stack.cache.results.rglob("*.json"))
     child.send_signal(number)
     _, stderr = child.communicate(timeout=30)
     assert child.returncode == 130, stderr
     assert "interrupted" in stderr
     assert ended(test) and ended(grandchild)
-    assert list(mine.cache.root.rglob("*.part")) == []
-    assert set(mine.cache.results.rglob("*.json")) == before
+    assert list(stack.cache.root.rglob("*.part")) == []
+    assert set(stack.cache.results.rglob("*.json")) == before
 
 
-def test_a_malformed_later_step_does_not_concern_an_earlier_one(mine):
-    mine.add("later", {VALUE: TWO.replace("OLD = 1", "OLD = 2")})
-    mine.patch("later").write_text("no mail\n")
-    report = check(mine, "v1.0", step="raise-value")
+def test_a_malformed_later_step_does_not_concern_an_earlier_one(stack):
+    stack.add("later", {VALUE: TWO.replace("OLD = 1", "OLD = 2")})
+    stack.patch("later").write_text("no mail\n")
+    report = check(stack, "v1.0", step="raise-value")
     assert (report.passed, report.failed) == (4, 0), report
-    assert "v1.0 later apply failed" in states(check(mine, "v1.0"))
+    assert "v1.0 later apply failed" in states(check(stack, "v1.0"))
 
 
-class Noted:
+class EventLog:
     """An observer that keeps the events."""
 
     def __init__(self) -> None:
@@ -232,8 +235,8 @@ class Noted:
 
 def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
     check(tiny, "v1.0")
-    noted = Noted()
-    check(tiny, "v1.0", observer=noted, jobs=1)
+    log = EventLog()
+    check(tiny, "v1.0", observer=log, jobs=1)
     events = [
         "started v1.0 raise-value lint",
         "finished v1.0 raise-value lint passed",
@@ -244,15 +247,15 @@ def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
         "started v1.0 raise-value test",
         "finished v1.0 raise-value test passed",
     ]
-    assert noted.events == ["planned 4", *events]
+    assert log.events == ["planned 4", *events]
 
 
-def test_what_does_not_apply_is_among_the_events(mine):
-    patch = mine.patch("raise-value", "v1.0")
+def test_what_does_not_apply_is_among_the_events(stack):
+    patch = stack.patch("raise-value", "v1.0")
     patch.write_text(patch.read_text().replace("-VALUE = 1", "-VALUE = 3"))
-    noted = Noted()
-    check(mine, "v1.0", observer=noted)
-    assert "finished v1.0 raise-value apply failed" in noted.events
+    log = EventLog()
+    check(stack, "v1.0", observer=log)
+    assert "finished v1.0 raise-value apply failed" in log.events
 
 
 def refuse_results(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -267,16 +270,16 @@ def refuse_results(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "_begin", refusing)
 
 
-def test_a_read_only_cache_is_no_failed_check(mine, monkeypatch):
-    shutil.rmtree(mine.cache.results, ignore_errors=True)
-    refuse_results(mine.cache, monkeypatch)
-    noted = Noted()
-    report = check(mine, "v1.0", jobs=1, observer=noted)
+def test_a_read_only_cache_is_no_failed_check(stack, monkeypatch):
+    shutil.rmtree(stack.cache.results, ignore_errors=True)
+    refuse_results(stack.cache, monkeypatch)
+    log = EventLog()
+    report = check(stack, "v1.0", jobs=1, observer=log)
     assert report.failed == 0, report
     assert (report.problem and report.problem.exit_code, report.not_run) == (5, 4)
     assert states(report) == []
-    assert noted.events[-1] == "started v1.0 raise-value lint"
-    call = calling(mine, monkeypatch)
+    assert log.events[-1] == "started v1.0 raise-value lint"
+    call = calling(stack, monkeypatch)
     done = call("check", "v1.0", "--offline", "-j1")
     assert done.exit_code == 5, done.output
     assert done.stdout.endswith("\n0 passed, 0 failed\n")
@@ -287,15 +290,15 @@ def test_a_read_only_cache_is_no_failed_check(mine, monkeypatch):
     assert [error["error"] for error in answer["errors"]] == ["EnvironmentProblem"]
 
 
-def test_a_store_that_cannot_be_written_is_no_failed_check(mine, monkeypatch):
-    shutil.rmtree(mine.cache.objects)
+def test_a_store_that_cannot_be_written_is_no_failed_check(stack, monkeypatch):
+    shutil.rmtree(stack.cache.objects)
 
     def refuse(path: Path, *, directory: bool) -> tuple[Path, int]:
         raise OSError(errno.EROFS, "Read-only file system")
 
     monkeypatch.setattr(cache_module, "_begin", refuse)
     with pytest.raises(EnvironmentProblem, match="not allowed to write"):
-        check(mine, "v1.0")
+        check(stack, "v1.0")
 
 
 def test_the_machine_s_failure_ends_what_runs():
@@ -327,12 +330,12 @@ def test_the_command_of_a_tip_s_check_names_the_tip(tiny, kind):
     assert [row["step"] for row in again["results"]] == [result.step]
 
 
-def test_an_interrupt_is_one_envelope_under_json(mine, monkeypatch):
+def test_an_interrupt_is_one_envelope_under_json(stack, monkeypatch):
     def interrupted(*arguments: object, **options: object) -> Report:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(checks, "run", interrupted)
-    done = calling(mine, monkeypatch)("check", "--offline", "--json")
+    done = calling(stack, monkeypatch)("check", "--offline", "--json")
     answer = json.loads(done.stdout)
     assert (done.exit_code, answer["exit_code"], answer["ok"]) == (130, 130, False)
     assert [error["error"] for error in answer["errors"]] == ["Interrupted"]

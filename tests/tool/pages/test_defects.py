@@ -17,11 +17,6 @@ from xpustack.series.patch import load_series
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture
-def stack(three_steps: FakeStack, tmp_path: Path) -> FakeStack:
-    return three_steps.copy(tmp_path / "stack")
-
-
 def test_every_defect_names_a_step_and_tests_that_exist() -> None:
     project = Project(ROOT)
     tests: dict[str, str] = {}

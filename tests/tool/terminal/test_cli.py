@@ -20,6 +20,7 @@ from xpustack.cli import app
 from xpustack.core import cpus
 from xpustack.core.project import Project
 
+ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
 PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)
 
 
@@ -141,9 +142,7 @@ def test_static_with_a_step_judges_that_step(three_steps, tmp_path, monkeypatch)
 def test_a_failure_is_one_envelope(call, words, command, code, error):
     done = call(*words, "--json")
     document = json.loads(done.stdout)
-    assert list(document) == [
-        *("schema", "command", "ok", "exit_code", "data", "errors")
-    ]
+    assert set(document) == ENVELOPE
     assert (document["schema"], document["ok"]) == (1, False)
     assert (document["command"], document["exit_code"]) == (command, code)
     assert done.exit_code == code
@@ -245,15 +244,21 @@ def test_the_exit_codes_are_documented(call):
     assert "130 interrupted" in " ".join(call("--help").output.split())
 
 
-def test_the_tool_starts_without_torch(tiny: TinyStack):
-    program = "import sys, xpustack.cli; print('torch' in sys.modules)"
+def printed(program: str, stack: TinyStack) -> str:
+    """What a Python program prints."""
     done = subprocess.run(
         [sys.executable, "-c", program],
-        env=tiny.environment,
-        capture_output=True,
+        env=stack.environment,
+        stdout=subprocess.PIPE,
+        check=True,
         text=True,
     )
-    assert done.stdout == "False\n", done.stderr
+    return done.stdout
+
+
+def test_the_tool_starts_without_torch(tiny: TinyStack):
+    program = "import sys, xpustack.cli; print('torch' in sys.modules)"
+    assert printed(program, tiny) == "False\n"
 
 
 def test_the_core_imports_neither_typer_nor_rich(tiny: TinyStack):
@@ -268,10 +273,4 @@ for package in pkgutil.iter_modules(xpustack.__path__, "xpustack."):
                 importlib.import_module(module.name)
 print({"typer", "rich"} & set(sys.modules))
 """
-    done = subprocess.run(
-        [sys.executable, "-c", program],
-        env=tiny.environment,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout == "set()\n", done.stderr
+    assert printed(program, tiny) == "set()\n"

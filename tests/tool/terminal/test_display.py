@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a person sees while checks run."""
+"""The display of a run of checks, on a terminal and elsewhere."""
 
 import io
 import os
@@ -22,8 +22,8 @@ OLD = [
 NEW = [Check("v2.0", "a", "build"), Check("v2.0", "a", "test")]
 
 
-class Watched:
-    """A display on a text file, with a clock that is set by hand."""
+class Screen:
+    """A display that writes to a string, with a clock that the test sets."""
 
     def __init__(self, terminal: bool = False, past: dict | None = None) -> None:
         self.now = 0.0
@@ -49,36 +49,36 @@ class Watched:
 
 
 def test_cached_checks_are_one_line_a_release():
-    seen = Watched()
-    seen.display.planned([*OLD, *NEW])
+    screen = Screen()
+    screen.display.planned([*OLD, *NEW])
     for check in OLD:
-        seen.cached(check)
-    assert seen.lines == ["v1.0: 9 checks from the cache"]
-    seen.cached(NEW[0])
-    seen.display.started(NEW[1])
-    seen.ended(NEW[1], 75.0)
-    assert seen.lines[1:] == [
+        screen.cached(check)
+    assert screen.lines == ["v1.0: 9 checks from the cache"]
+    screen.cached(NEW[0])
+    screen.display.started(NEW[1])
+    screen.ended(NEW[1], 75.0)
+    assert screen.lines[1:] == [
         "[11/11] v2.0 a test: passed, 1 min 15 s",
         "v2.0: 1 check from the cache",
     ]
 
 
 def test_checks_that_only_serve_others_are_not_counted_as_cached():
-    seen = Watched()
+    screen = Screen()
     hidden = Check("v2.0", "base", "build", shown=False)
-    seen.display.planned([hidden, NEW[1]])
-    seen.cached(hidden)
-    seen.cached(NEW[1])
-    assert seen.lines == ["v2.0: 1 check from the cache"]
+    screen.display.planned([hidden, NEW[1]])
+    screen.cached(hidden)
+    screen.cached(NEW[1])
+    assert screen.lines == ["v2.0: 1 check from the cache"]
 
 
 def test_the_first_failure_is_shown_at_once_and_only_the_first():
-    seen = Watched()
-    seen.display.planned([*NEW, *OLD])
-    seen.ended(NEW[1], 2.0, "failed", summary="2 tests", detail=("why [x]",))
-    seen.ended(OLD[1], 2.0, "failed", summary="1 new", detail=("other",))
-    seen.ended(OLD[2], 0.0, "blocked", summary="a build did not pass")
-    assert seen.lines == [
+    screen = Screen()
+    screen.display.planned([*NEW, *OLD])
+    screen.ended(NEW[1], 2.0, "failed", summary="2 tests", detail=("why [x]",))
+    screen.ended(OLD[1], 2.0, "failed", summary="1 new", detail=("other",))
+    screen.ended(OLD[2], 0.0, "blocked", summary="a build did not pass")
+    assert screen.lines == [
         "[1/11] v2.0 a test: failed, 2 s",
         "",
         "FAILED v2.0 a test: 2 tests",
@@ -90,58 +90,58 @@ def test_the_first_failure_is_shown_at_once_and_only_the_first():
 
 
 def test_a_quiet_run_says_every_half_minute_what_still_runs():
-    seen = Watched()
-    seen.display.planned(OLD[:3])
-    seen.display.started(OLD[0])
+    screen = Screen()
+    screen.display.planned(OLD[:3])
+    screen.display.started(OLD[0])
     for second in range(1, 61):
-        seen.now = float(second)
-        seen.display.waiting()
-    assert seen.lines == [
+        screen.now = float(second)
+        screen.display.waiting()
+    assert screen.lines == [
         "still running: v1.0 a build (30 s); 30 s elapsed",
         "still running: v1.0 a build (1 min 00 s); 1 min 00 s elapsed",
     ]
-    seen.ended(OLD[0], 10.0)
-    seen.display.started(OLD[1])
-    seen.now += 29.0
-    seen.display.waiting()
-    assert len(seen.lines) == 3
+    screen.ended(OLD[0], 10.0)
+    screen.display.started(OLD[1])
+    screen.now += 29.0
+    screen.display.waiting()
+    assert len(screen.lines) == 3
 
 
 def test_the_time_left_comes_from_past_runs():
     past = {Check("v1.0", "a", kind): 100.0 for kind in ("build", "lint", "test")}
-    seen = Watched(past=past)
-    seen.display.planned(OLD[:3])
-    seen.display.started(OLD[0])
-    seen.display.started(OLD[1])
-    seen.ended(OLD[0], 40.0)
-    seen.now += 31.0
-    seen.display.waiting()
+    screen = Screen(past=past)
+    screen.display.planned(OLD[:3])
+    screen.display.started(OLD[0])
+    screen.display.started(OLD[1])
+    screen.ended(OLD[0], 40.0)
+    screen.now += 31.0
+    screen.display.waiting()
     # 29 s of the lint, 100 s of the test, which two jobs cannot share.
-    assert seen.lines[-1].endswith("1 min 11 s elapsed, about 2 min left")
+    assert screen.lines[-1].endswith("1 min 11 s elapsed, about 2 min left")
 
 
 def test_the_live_line_is_one_line_and_says_what_runs():
-    seen = Watched(terminal=True)
-    with Live(seen.display, console=seen.console, auto_refresh=False) as live:
-        seen.display.message("applying v1.0 a")
-        assert "applying v1.0 a" in seen.display.__rich__().plain
-        seen.display.planned([*OLD, *NEW])
+    screen = Screen(terminal=True)
+    with Live(screen.display, console=screen.console, auto_refresh=False) as live:
+        screen.display.message("applying v1.0 a")
+        assert "applying v1.0 a" in screen.display.__rich__().plain
+        screen.display.planned([*OLD, *NEW])
         for check in OLD[:2]:
-            seen.display.started(check)
-        seen.cached(OLD[2])
-        text = seen.display.__rich__().plain
+            screen.display.started(check)
+        screen.cached(OLD[2])
+        text = screen.display.__rich__().plain
         assert text == "1/11 checks, 0 s elapsed: v1.0 a build, v1.0 a lint"
         for check in OLD[3:]:
-            seen.display.started(check)
+            screen.display.started(check)
         live.refresh()
-    (line,) = seen.console.render_lines(seen.display, pad=False)
+    (line,) = screen.console.render_lines(screen.display, pad=False)
     assert sum(len(segment.text) for segment in line) == 80
 
 
 def test_messages_are_lines_where_there_is_no_terminal():
-    plain, live = Watched(), Watched(terminal=True)
-    for seen in (plain, live):
-        seen.display.message("importing v1.0")
+    plain, live = Screen(), Screen(terminal=True)
+    for screen in (plain, live):
+        screen.display.message("importing v1.0")
     assert (plain.lines, live.lines) == (["importing v1.0"], [])
     live.display.planned(OLD)
     live.display.message("waiting for another run to release objects")

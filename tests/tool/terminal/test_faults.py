@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage of every kind ends in a clear error with a way out that works, never in a
-traceback, and never with exit code 1, which says that a check failed."""
+"""Damage of every kind ends in a clear error whose hint works. It never ends in a
+traceback, nor with exit code 1, which says that a check failed."""
 
 import errno
 import json
@@ -159,14 +159,17 @@ def test_a_damaged_file_is_named(
 @pytest.mark.parametrize(
     "name",
     [
-        *("releases.toml", "patches/v1.0/series", "patches/v1.0/second.patch"),
-        *("vllm_overlay/common/vllm/xpu/layer.py", "kernels/xpu_dsv4/decode.py"),
+        "releases.toml",
+        "patches/v1.0/series",
+        "patches/v1.0/second.patch",
+        "vllm_overlay/common/vllm/xpu/layer.py",
+        "kernels/xpu_dsv4/decode.py",
     ],
 )
 def test_a_file_that_may_not_be_read_is_the_machines_fault(
     stack: FakeStack, call: Call, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    # Root reads everything: the system's refusal is played.
+    # Root may read everything, so the system's refusal is simulated.
     plain = Path.read_bytes
 
     def refuse(path: Path) -> bytes:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report says, to people and to programs."""
+"""A report, as people and programs read it."""
 
 import io
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each way out that an error about a patch, a link or a work repository names is
-followed, and works."""
+"""Follow each hint of an error about a patch, a link or a work repository: it works."""
 
 import json
 import re
@@ -100,7 +99,7 @@ def test_a_link_is_refused_and_the_way_out_works(
 def test_a_release_of_its_own_overlay_behind_a_link_is_refused(
     stack: FakeStack, call: Call
 ) -> None:
-    """The common file must not step in silently for a link of the release."""
+    """The common file must not silently replace a link of the release."""
     own = stack.write("vllm_overlay/v1.0/vllm/xpu/layer.py", "LAYER = 9\n")
     own.rename(stack.root / "layer.py")
     own.symlink_to(stack.root / "layer.py")
@@ -162,14 +161,14 @@ def test_a_message_in_another_encoding_is_named(stack: FakeStack, call: Call) ->
     raw = subprocess.run(
         ["git", "cat-file", "commit", "HEAD"], cwd=work, capture_output=True, check=True
     ).stdout.replace(b"Why third", b"Warum \xe4")
-    made = subprocess.run(
+    commit_id = subprocess.run(
         ["git", "hash-object", "-t", "commit", "-w", "--stdin"],
         cwd=work,
         input=raw,
         capture_output=True,
         check=True,
     ).stdout.decode()
-    git(work, "reset", "-q", "--hard", made.strip())
+    git(work, "reset", "-q", "--hard", commit_id.strip())
     done = call("save", work)
     assert done.exit_code == 4, done.output
     assert "UTF-8" in done.output
