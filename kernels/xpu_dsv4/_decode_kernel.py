@@ -53,7 +53,7 @@ def _add_values(
     any_valid,
     GUARD_PV: tl.constexpr,
 ):
-    """acc * rescale + p @ v.
+    """Return `acc * rescale + p @ v`.
 
     GUARD_PV is for triton-xpu. Where this product stands in one region with that of
     the scores, which it depends on, triton-xpu 3.3 gives every sub-group whole rows of

@@ -40,7 +40,8 @@ def provide(cache: Cache, build: Build) -> int:
     if manifest is None:
         return 0
     index = load_index(cache)
-    with writing(build.installed):
+    # Two checks may begin with one tree, the tree after a step and before the next.
+    with cache.lock(f"bytecode-{build.key}"), writing(build.installed):
         for module, path in _present(build.installed):
             source = manifest.members.get(module) if module else None
             content = index.get(source.sha256) if source else None

@@ -4,6 +4,7 @@
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tiny_stack import TinyStack
 from xpustack.builds.build import Build
 from xpustack.builds.bytecode import collect, load_index, provide
 from xpustack.core.cache import Cache
+from xpustack.core.contents import Content, Contents
 from xpustack.core.process import Runner, clean_environment
 
 ASK = "import vllm.value, vllm.platforms; print(vllm.value.VALUE)"
@@ -110,3 +112,26 @@ def test_damaged_byte_code_is_not_handed_on(stack: TinyStack):
     assert load_index(cache) == {}
     assert collect(cache, base) == len(MODULES)
     assert provide(Cache(stack.cache.root), base) == len(MODULES)
+
+
+def test_two_checks_provide_for_one_tree_at_once(stack: TinyStack, monkeypatch):
+    """The second comes while the first has a link under its temporary name."""
+    base, _ = stack.builds(Runner())
+    imported(base)
+    collect(stack.cache, base)
+    for module in MODULES:
+        byte_code(base, module).unlink()
+    other = Cache(stack.cache.root)
+    second = threading.Thread(target=provide, args=(other, base))
+    link = Contents.link
+
+    def link_slowly(self: Contents, content: Content, target: Path) -> None:
+        link(self, content, target)
+        if threading.current_thread() is not second and second.ident is None:
+            second.start()
+            second.join(timeout=1)
+
+    monkeypatch.setattr(Contents, "link", link_slowly)
+    assert provide(stack.cache, base) == len(MODULES)
+    second.join()
+    assert all(byte_code(base, module).is_file() for module in MODULES)
