@@ -8,31 +8,34 @@ from pathlib import Path
 
 from xpustack.core.syntax import parse_python
 
-ALWAYS = ("conftest.py", "helpers/layout.py", "layout.py")
-"""What every test takes along where it exists: markers, and the release's layout."""
+CONFTEST = "conftest.py"
+"""Has the markers, and pytest reads it without an import."""
 
 
 def closure(module: Path) -> dict[str, Path]:
-    """`module` and the files in its folder that it imports, directly or not, with
-    those of `ALWAYS`, by name relative to that folder.
+    """`module` and the files in its folder that it imports, directly or not, and
+    its `CONFTEST`, by name relative to that folder.
 
     An imported module brings its packages' `__init__.py`, and nothing else of them.
     """
     folder = module.parent
-    closure: dict[str, Path] = {}
-    queue = [module, *(folder / name for name in ALWAYS)]
+    files: dict[str, Path] = {}
+    queue = [module, folder / CONFTEST]
     while queue:
         path = queue.pop()
         name = path.relative_to(folder).as_posix()
-        if name in closure or not path.is_file():
+        if name in files or not path.is_file():
             continue
-        closure[name] = path
+        files[name] = path
         package = path.relative_to(folder).parent.parts
-        queue += [folder.joinpath(*package, "__init__.py")] if package else []
+        queue += [
+            folder.joinpath(*package[:depth], "__init__.py")
+            for depth in range(1, len(package) + 1)
+        ]
         for imported in _imports(path.read_bytes(), str(path), package):
             place = folder.joinpath(*imported.split("."))
             queue += [place.with_suffix(".py"), place / "__init__.py"]
-    return closure
+    return files
 
 
 @functools.cache

@@ -142,14 +142,14 @@ def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
         "shared.py": "import reference_a\n",
         "helpers/__init__.py": "",
         "helpers/batch.py": "from . import layer\nfrom .formats import FP8\n",
-        "helpers/layer.py": "from helpers.parts.norm import norm\n",
-        "helpers/layout.py": "",
+        "helpers/layer.py": "from helpers.parts.norms.rms import norm\n",
         "helpers/formats.py": "",
         "helpers/parts/__init__.py": "",
-        "helpers/parts/norm.py": "from .. import batch\nfrom ..formats import FP8\n",
+        "helpers/parts/norms/__init__.py": "",
+        "helpers/parts/norms/rms.py": "from ... import batch\n",
         "conftest.py": "",
     }
-    others = ["test_b.py", "reference_b.py", "helpers/other.py", "helpers/parts/b.py"]
+    others = ["test_b.py", "reference_b.py", "helpers/layout.py", "helpers/parts/b.py"]
     for name, text in {**files, **dict.fromkeys(others, "")}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
