@@ -230,6 +230,14 @@ def _duplicate(request: PullRequest, release: str) -> list[str]:
     lines = [f"{release} lacks it: see the test result."]
     if status.startswith("Submitted"):
         lines = [f"This is {status.removeprefix('Submitted ').strip('[]')}."]
+    if related := request.step.trailers.related:
+        lines += [
+            "",
+            "Related; the message says how this change differs:",
+            "",
+            *(f"- {reference}" for reference in related),
+            "",
+        ]
     return [
         *lines,
         "Open requests as of sending:",

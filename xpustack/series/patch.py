@@ -20,12 +20,14 @@ from xpustack.series.diff import DiffError, FileDiff, parse_diff
 from xpustack.series.order import SUFFIX, read_order, redo
 
 _TRAILER = re.compile(
-    r"(Upstream-Status|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
+    r"(Upstream-Status|Related|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
 )
 _STATUS = re.compile(
     r"Pending|(?:Submitted|Backport) \[vllm-project/vllm#[1-9]\d*\]"
     r"|Inappropriate \[\S[^\]]*\]"
 )
+_RELATED = re.compile(r"vllm-project/[a-z][a-z-]*#[1-9]\d*")
+_REPEATABLE = ("Related", "Overlay", "Kernels")
 _NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
 _TEST = re.compile(r"tests/steps/test_[a-z0-9_]+\.py")
 
@@ -34,11 +36,14 @@ _TEST = re.compile(r"tests/steps/test_[a-z0-9_]+\.py")
 class Trailers:
     """The trailers of a step, in the order in which they are written.
 
-    `test` and `fails_before` are None where the trailer is missing.
-    `fails_before` keeps its text; `failure` is the regular expression in it.
+    `related` are the pull requests and issues that a reviewer would ask about, such
+    as `vllm-project/vllm#45986`. `test` and `fails_before` are None where the trailer
+    is missing. `fails_before` keeps its text; `failure` is the regular expression in
+    it.
     """
 
     upstream_status: str = ""
+    related: tuple[str, ...] = ()
     removal: str = ""
     overlay: tuple[str, ...] = ()
     kernels: tuple[str, ...] = ()
@@ -56,6 +61,7 @@ class Trailers:
         """The trailers as the mail has them."""
         pairs: list[tuple[str, str | None]] = [
             ("Upstream-Status", self.upstream_status or None),
+            *(("Related", reference) for reference in self.related),
             ("Removal", self.removal or None),
         ]
         pairs += [("Overlay", path) for path in self.overlay]
@@ -120,10 +126,11 @@ def split_text(text: str) -> tuple[str, str, Trailers]:
             raise ValueError(f"not a trailer of a step: {line!r}")
         values_by_key.setdefault(match[1], []).append((match[2] or "").strip())
     for key, values in values_by_key.items():
-        if key not in ("Overlay", "Kernels") and len(values) > 1:
+        if key not in _REPEATABLE and len(values) > 1:
             raise ValueError(f"the trailer {key} stands twice")
     trailers = Trailers(
         upstream_status=values_by_key.get("Upstream-Status", [""])[0],
+        related=tuple(values_by_key.get("Related", ())),
         removal=values_by_key.get("Removal", [""])[0],
         overlay=tuple(values_by_key.get("Overlay", ())),
         kernels=tuple(values_by_key.get("Kernels", ())),
@@ -145,6 +152,11 @@ def trailer_problems(step: Step) -> list[str]:
             " Submitted [vllm-project/vllm#N], Backport [vllm-project/vllm#N],"
             " Inappropriate [why]"
         )
+    for index, reference in enumerate(trailers.related):
+        if not _RELATED.fullmatch(reference):
+            problems.append(f"Related {reference!r} is not vllm-project/vllm#N")
+        elif reference in trailers.related[:index]:
+            problems.append(f"the trailer Related names {reference} twice")
     if not trailers.removal:
         problems.append("the trailer Removal is missing")
     if not trailers.test:

@@ -189,6 +189,16 @@ def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
     assert "1. `raise-value`\n2. `raise-again`\n" in cover
 
 
+def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
+    patch = stack.patch("raise-again")
+    related = "Related: vllm-project/vllm#7\nRelated: vllm-project/vllm-xpu-kernels#8\n"
+    patch.write_text(patch.read_text().replace("Removal:", related + "Removal:"))
+    run(stack.project, stack.cache, [stack.release], offline=True)
+    text = (written(stack).directory / "pull-requests/raise-again.md").read_text()
+    section = text[text.index("## Not a duplicate") :]
+    assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
+
+
 def test_exporting_again_changes_nothing_or_says_what_changed(
     stack: TinyStack, exported: ExportResult
 ) -> None:

@@ -56,6 +56,16 @@ FAULTS = {
         replaced("first", ": Pending", ": Backport [vllm#1]"),
         "is none of: Pending",
     ),
+    "related-without-number": (
+        replaced("first", "Removal:", "Related: vllm#1\nRemoval:"),
+        "Related 'vllm#1' is not vllm-project/vllm#N",
+    ),
+    "related-twice": (
+        replaced(
+            "first", "Removal:", "Related: vllm-project/vllm#1\n" * 2 + "Removal:"
+        ),
+        "names vllm-project/vllm#1 twice",
+    ),
     "no-removal": (
         replaced("first", "Removal: when upstream has it\n", ""),
         "Removal is missing",
