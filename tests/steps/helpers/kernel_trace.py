@@ -21,12 +21,14 @@ KernelInterface = importlib.import_module("triton.runtime.jit").KernelInterface
 class Trace:
     """`launches` are names of Triton kernels, `ops` are operators that compute (neither
     views nor bare allocations nor vLLM's names for Python functions), `made` are
-    operators that gave a new tensor, `waits` those that brought a value to the host."""
+    operators that gave a new tensor, `waits` those that brought a value to the host.
+    `largest` is how many bytes the largest new tensor has."""
 
     launches: list[str] = field(default_factory=list)
     ops: list[str] = field(default_factory=list)
     made: list[str] = field(default_factory=list)
     waits: list[str] = field(default_factory=list)
+    largest: int = 0
 
 
 def _storages(values: Any) -> set[int]:
@@ -37,6 +39,14 @@ def _storages(values: Any) -> set[int]:
         elif isinstance(value, (list, tuple)):
             found |= _storages(value)
     return found
+
+
+def _bytes(values: Any) -> int:
+    if isinstance(values, torch.Tensor):
+        return values.nbytes
+    if isinstance(values, (list, tuple)):
+        return max(map(_bytes, values), default=0)
+    return 0
 
 
 def summary(trace: Trace) -> str:
@@ -62,6 +72,7 @@ class _Watch(TorchDispatchMode):
         made = bool(_storages(result) - inputs)
         if made:
             self.trace.made.append(str(func))
+            self.trace.largest = max(self.trace.largest, _bytes(result))
         computes = made or func._schema.is_mutable
         if computes and "empty" not in str(func) and func.namespace != "vllm":
             self.trace.ops.append(str(func))

@@ -28,6 +28,7 @@ if NEW:
     FOLDER = "xpu" if WITH_XPU_FOLDER else "nvidia"
     MODEL = f"vllm.models.deepseek_v4.{FOLDER}.model"
     MTP = f"vllm.models.deepseek_v4.{FOLDER}.mtp"
+    DSPARK = f"vllm.models.deepseek_v4.{FOLDER}.dspark"
     OPS = "vllm.models.deepseek_v4.common.ops"
     FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
     CPU = "vllm.models.deepseek_v4.cpu.cpu_mla"
