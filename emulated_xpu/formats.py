@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The quantized formats that several ops share: power-of-two scales, e2m1 codes, MXFP4
-values and block scales."""
+"""The quantized formats that several ops share: power-of-two scales, e4m3 codes without
+subnormals, e2m1 codes, MXFP4 values and block scales."""
 
 import torch
 
@@ -18,6 +18,26 @@ def power_of_two_exponent(ratio: torch.Tensor) -> torch.Tensor:
 def next_power_of_two(value: torch.Tensor) -> torch.Tensor:
     """The least power of two that is not below a positive fp32 `value`."""
     return torch.ldexp(torch.ones_like(value), power_of_two_exponent(value))
+
+
+def e4m3_codes_without_subnormals(
+    values: torch.Tensor, scales: torch.Tensor
+) -> torch.Tensor:
+    """The bytes of `values / scales` as the SYCL kernels put them together from the
+    bits of an fp32 value and of a scale that is a power of two.
+
+    Nearest, ties to even, down to 2^-6. From 2^-7 to 2^-6 the byte holds the three
+    bits after the leading one and no leading one: x becomes 2 * x - 2^-6, to a
+    multiple of 2^-9. Below 2^-7 it is zero. Values beyond 448 are not expected.
+    """
+    bits = values.view(torch.int32)
+    exponent, mantissa = bits >> 23 & 0xFF, bits & 0x7FFFFF
+    code, rest = mantissa >> 20, mantissa & 0xFFFFF
+    code += (rest > 0x80000) | ((rest == 0x80000) & (code % 2 == 1))
+    shift = exponent - (scales.view(torch.int32) >> 23)
+    code += (shift + 7) << 3
+    code = torch.where(shift >= -7, code, 0) & 0x7F
+    return (code | (bits >> 24 & 0x80)).to(torch.uint8)
 
 
 def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
