@@ -143,10 +143,8 @@ def test_layers_of_each_ratio_are_built_where_upstream_has_the_path(
 
 def test_the_new_layout_without_the_path_wants_a_cuda_device(probe: Probes) -> None:
     layers = probe("v0.22.1")["layers"]
-    capability = "AssertionError: "
-    event = "RuntimeError: Tried to instantiate dummy base class Event"
-    for ratio, reason in {"0": capability, "4": event, "128": capability}.items():
-        assert layers[ratio].startswith(reason), layers
+    for ratio in ("0", "4", "128"):
+        assert layers[ratio].startswith("AssertionError: "), layers
 
 
 @pytest.mark.parametrize("release", ["v0.21.0", "v0.22.1"])

@@ -30,7 +30,6 @@ if NEW:
     MTP = f"vllm.models.deepseek_v4.{FOLDER}.mtp"
     DSPARK = f"vllm.models.deepseek_v4.{FOLDER}.dspark"
     OPS = "vllm.models.deepseek_v4.common.ops"
-    FLASHMLA = "vllm.models.deepseek_v4.nvidia.flashmla"
     CPU = "vllm.models.deepseek_v4.cpu.cpu_mla"
     QUANTIZATION = "vllm.models.deepseek_v4.quant_config"
 else:
@@ -141,7 +140,19 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch, *, rocm: bool = False) -> None
     capability = (9, 4) if rocm else (9, 0)
     platform = another_platform(attention.current_platform, capability, rocm=rocm)
     monkeypatch.setattr(attention, "current_platform", platform)
-    monkeypatch.setattr(torch.cuda, "Event", object)
+
+
+@contextmanager
+def worker() -> Iterator[None]:
+    """`torch.cuda` as the model runner of XPU leaves it for the life of a worker, where
+    every model is built: its streams and events are those of XPU."""
+    runner = module("vllm.v1.worker.xpu_model_runner")
+    before = dict(vars(torch.cuda))
+    try:
+        with runner._torch_cuda_wrapper():
+            yield
+    finally:
+        vars(torch.cuda).update(before)
 
 
 def prefill_module(layer: Any) -> ModuleType:

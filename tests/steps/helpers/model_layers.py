@@ -19,28 +19,18 @@ def attention_class() -> type[torch.nn.Module]:
     return found or model.DeepseekV4Attention
 
 
-def cuda_attention_class() -> type[torch.nn.Module]:
-    """The attention layer that CUDA builds from the same base."""
-    return layout.module(layout.FLASHMLA).DeepseekV4FlashMLAAttention
-
-
 def attention_layer(
     config: Any,
     compress_ratio: int,
-    *,
-    kind: type[torch.nn.Module] | None = None,
-    aux_streams: list[Any] | None = None,
 ) -> Any:
-    """The attention layer of one kind: 0 (window only), 4 or 128; of the class that
-    the model builds, or of another `kind`, as `cuda_attention_class`."""
+    """The attention layer of one kind: 0 (window only), 4 or 128."""
     layer = layout.COMPRESS_RATIOS.index(compress_ratio)
     topk_indices = torch.empty(512, 512, dtype=torch.int32)
-    with model_configs.current(config):
-        return (kind or attention_class())(
+    with model_configs.current(config), layout.worker():
+        return attention_class()(
             config,
             prefix=f"model.layers.{layer}.attn",
             topk_indices_buffer=topk_indices,
-            aux_stream_list=aux_streams,
         )
 
 
@@ -67,7 +57,11 @@ def _with_experts(
     kind: Any, config: Any, layer: int, experts: type[torch.nn.Module]
 ) -> Any:
     topk_indices = torch.empty(512, 512, dtype=torch.int32)
-    with model_configs.current(config), pytest.MonkeyPatch.context() as patch:
+    with (
+        model_configs.current(config),
+        layout.worker(),
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setattr(layout.module(layout.MODEL), "DeepseekV4MoE", experts)
         return kind(
             config,
@@ -107,7 +101,7 @@ def run_layers(layers: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
 
 def draft_model(config: Any) -> Any:
     """The MTP draft model of this platform, its weights not loaded."""
-    with model_configs.current(config):
+    with model_configs.current(config), layout.worker():
         return layout.module(layout.MTP).DeepSeekV4MTP(
             vllm_config=config, prefix="draft"
         )
