@@ -102,6 +102,24 @@ def test_auxiliary_states_cross_the_stages() -> None:
     assert all(map(torch.equal, got, auxiliary))
 
 
+def test_a_layer_is_merged_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last layer's streams serve the draft model and the head."""
+    made = part("dspark")
+    kind = layout.module(layout.MODEL).DeepseekV4DecoderLayer
+    merge, merged = kind.hc_post, []
+
+    def counted(layer: Any, *args: torch.Tensor) -> torch.Tensor:
+        merged.append(layer)
+        result: torch.Tensor = merge(layer, *args)
+        return result
+
+    monkeypatch.setattr(kind, "hc_post", counted)
+    run(made, 0, 1)
+    assert len(merged) == len(AUXILIARY), (
+        f"{len(AUXILIARY)} layers are merged {len(merged)} times"
+    )
+
+
 def test_the_target_says_that_it_sends_them() -> None:
     verify = layout.module(f"{EAGLE}.eagle3_utils")
     target = SimpleNamespace(model=part("dspark", 1, STAGES))

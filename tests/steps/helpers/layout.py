@@ -21,6 +21,7 @@ import vllm
 PACKAGE = Path(vllm.__file__).parent
 NEW = (PACKAGE / "models/deepseek_v4").is_dir()
 WITH_XPU_FOLDER = (PACKAGE / "models/deepseek_v4/xpu/model.py").is_file()
+WITH_DSPARK = (PACKAGE / "models/deepseek_v4/xpu/dspark.py").is_file()
 
 if NEW:
     ATTENTION = "vllm.models.deepseek_v4.attention"
@@ -97,6 +98,12 @@ YARN = {
 }
 # Layer 0 sees its window alone; 1 and 2 also see entries compressed 4 and 128 to 1.
 COMPRESS_RATIOS = (0, 4, 128)
+
+
+def mentions(path: str, text: str) -> bool:
+    """Whether this release has the file `path` of the package, with `text` in it."""
+    file = PACKAGE / path
+    return file.is_file() and text in file.read_text()
 
 
 def unchanged_with_xpu_folder(test: Any) -> Any:
