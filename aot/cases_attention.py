@@ -82,18 +82,15 @@ def prefill(
     q_heads: int,
     tokens: int,
     keys: int,
-    dim: int = HEAD_DIM,
     sink: bool = True,
     lens: bool = True,
 ) -> None:
     """Sparse prefill over gathered bf16 KV."""
-    op("sparse_prefill", "triton_bf16_mla_sparse_interface")(
-        meta(tokens, q_heads, dim),
-        meta(65536, 1, dim),
+    op("sparse_prefill", "xpu_sparse_prefill")(
+        meta(tokens, q_heads, HEAD_DIM),
+        meta(65536, 1, HEAD_DIM),
         meta(tokens, 1, keys, dtype=i32),
         HEAD_DIM**-0.5,
-        d_v=HEAD_DIM,
-        block_dpe=dim - HEAD_DIM,
         attn_sink=meta(q_heads, dtype=f32) if sink else None,
         topk_length=meta(tokens, dtype=i32) if lens else None,
         out=meta(tokens, q_heads, HEAD_DIM),
@@ -101,7 +98,7 @@ def prefill(
 
 
 def prefill_cases(sizes: Sizes) -> Iterator[Case]:
-    """Every kind of layer; keys of 576 dims; one without sink and lengths."""
+    """Every kind of layer; one without sink and lengths."""
     for label, count in sizes.heads:
         for tokens in sizes.chunks:
             for kind, keys in PREFILL_LAYERS:
@@ -110,11 +107,6 @@ def prefill_cases(sizes: Sizes) -> Iterator[Case]:
                     f"{label} H{count} {kind} T{tokens}",
                     lambda c=count, t=tokens, k=keys: prefill(c, t, k),
                 )
-            yield Case(
-                "prefill",
-                f"{label} H{count} 576 dims T{tokens}",
-                lambda c=count, t=tokens: prefill(c, t, TOPK + WINDOW, HEAD_DIM + 64),
-            )
     yield Case(
         "prefill",
         "H64 ratio 4 without sink and lengths",

@@ -10,7 +10,7 @@ from kernels.xpu_dsv4.sparse_decode import (
     sparse_decode_workspace_size,
     xpu_sparse_decode_fp8,
 )
-from kernels.xpu_dsv4.sparse_prefill import triton_bf16_mla_sparse_interface
+from kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
 
 from .files import ATTENTION, DECODE
 from .workload import FLASHMLA, OURS, TORCH, UPSTREAM, Candidate, Case, Competitors
@@ -261,12 +261,12 @@ def prefill(
             32,
         )
 
-    def put(i: int, call: Callable[[], tuple[torch.Tensor, ...]]) -> None:
-        results[i] = call()[0]
+    def put(i: int, call: Callable[[], torch.Tensor]) -> None:
+        results[i] = call()
 
     def candidate(
         name: str,
-        interface: Callable[..., tuple[torch.Tensor, ...]],
+        interface: Callable[..., torch.Tensor],
         with_sink: bool,
         note: str = "",
         **options: object,
@@ -287,10 +287,8 @@ def prefill(
     candidates = [
         candidate(
             OURS,
-            triton_bf16_mla_sparse_interface,
+            xpu_sparse_prefill,
             True,
-            d_v=DIM,
-            block_dpe=0,
             attn_sink=sink,
             topk_length=lens,
         )
@@ -300,7 +298,9 @@ def prefill(
         candidates.append(
             candidate(
                 UPSTREAM,
-                module.triton_bf16_mla_sparse_interface,
+                lambda *arguments, **options: (
+                    module.triton_bf16_mla_sparse_interface(*arguments, **options)[0]
+                ),
                 False,
                 "no sink, checked without",
                 d_v=DIM,

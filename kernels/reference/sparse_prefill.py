@@ -6,25 +6,18 @@ import torch
 from .sparse_decode import attend
 
 
-def triton_bf16_mla_sparse_interface(
+def xpu_sparse_prefill(
     q: torch.Tensor,
     kv: torch.Tensor,
     indices: torch.Tensor,
     sm_scale: float,
-    d_v: int = 512,
-    block_dpe: int = 64,
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """See `kernels.xpu_dsv4.sparse_prefill.triton_bf16_mla_sparse_interface`.
-
-    Returns float64 out, max_logits and lse.
-    """
-    num_tokens, num_heads, _ = q.shape
-    result = torch.zeros(num_tokens, num_heads, d_v, dtype=torch.float64)
-    max_logits = torch.full((num_tokens, num_heads), -torch.inf, dtype=torch.float64)
-    lse = torch.full((num_tokens, num_heads), torch.inf, dtype=torch.float64)
+) -> torch.Tensor:
+    """See `kernels.xpu_dsv4.sparse_prefill.xpu_sparse_prefill`; float64."""
+    num_tokens = q.shape[0]
+    result = torch.zeros(q.shape, dtype=torch.float64)
     rows = indices.reshape(num_tokens, -1)
     for token in range(num_tokens):
         length = rows.shape[1] if topk_length is None else int(topk_length[token])
@@ -37,9 +30,7 @@ def triton_bf16_mla_sparse_interface(
             continue
         k = kv[chosen, 0].to(torch.float64)
         score = q[token].to(torch.float64) @ k.T * sm_scale
-        result[token] = attend(score, k[:, :d_v], attn_sink)
-        max_logits[token] = score.max(dim=1).values
-        lse[token] = torch.logsumexp(score, dim=1)
+        result[token] = attend(score, k, attn_sink)
     if out is not None:
         out.copy_(result)
-    return result, max_logits, lse
+    return result

@@ -19,9 +19,9 @@ from ._launch import launch_options
 from ._softmax import EMPTY_MAX, LOG2E, check_sink, softmax_factor, softmax_step
 from ._triton import tl, triton
 
-VALUE_DIM = 512
-EXTRA_DIM = 64
-"""Dims of q and k beyond the values', where a head has 576."""
+HEAD_DIM = 512
+BLOCK_D = 64
+"""Dims that are multiplied at a time where no tile is held."""
 
 
 class PrefillConfig(NamedTuple):
@@ -55,8 +55,6 @@ def _prefill_kernel(
     lens_ptr,
     sink_ptr,
     out_ptr,
-    max_logits_ptr,
-    lse_ptr,
     num_heads,
     num_rows,
     width,
@@ -67,24 +65,23 @@ def _prefill_kernel(
     out_token_stride,
     out_head_stride,
     qk_scale,
-    EXTRA: tl.constexpr,
     HAS_LENS: tl.constexpr,
     HAS_SINK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HOLD_TILE: tl.constexpr,
-    VALUE_DIM: tl.constexpr = VALUE_DIM,
-    BLOCK_D: tl.constexpr = EXTRA_DIM,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    BLOCK_D: tl.constexpr = BLOCK_D,
     EMPTY_MAX: tl.constexpr = EMPTY_MAX,
 ):
-    """One block of heads of one token; EXTRA dims of q and k follow the values'."""
+    """One block of heads of one token."""
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
     # [BLOCK_H]
     head_offs = (tl.program_id(0) % num_head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
     head_mask = head_offs < num_heads  # [BLOCK_H]
     tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    value_offs = tl.arange(0, VALUE_DIM)  # [VALUE_DIM]
+    all_offs = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
     dim_offs = tl.arange(0, BLOCK_D)  # [BLOCK_D]
 
     # [BLOCK_H]
@@ -92,13 +89,8 @@ def _prefill_kernel(
     q_row_ptrs = q_ptrs[:, None]  # [BLOCK_H, 1]
     row_mask = head_mask[:, None]  # [BLOCK_H, 1]
     if HOLD_TILE:
-        # [BLOCK_H, VALUE_DIM]
-        q = tl.load(q_row_ptrs + value_offs[None, :], mask=row_mask, other=0.0)
-        if EXTRA:
-            # [BLOCK_H, BLOCK_D]
-            q_extra = tl.load(
-                q_row_ptrs + VALUE_DIM + dim_offs[None, :], mask=row_mask, other=0.0
-            )
+        # [BLOCK_H, HEAD_DIM]
+        q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
 
     if HAS_LENS:
         num_keys = tl.load(lens_ptr + token).to(tl.int32)
@@ -108,7 +100,7 @@ def _prefill_kernel(
 
     row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
     row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-    acc = tl.zeros([BLOCK_H, VALUE_DIM], tl.float32)  # [BLOCK_H, VALUE_DIM]
+    acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
     index_row_ptr = indices_ptr + token * indices_stride
     # [BLOCK_N]
     next_rows = tl.load(index_row_ptr + tile_offs, mask=tile_offs < num_keys, other=-1)
@@ -123,15 +115,9 @@ def _prefill_kernel(
         kv_row_ptrs = (kv_ptr + rows.to(tl.int64) * kv_stride)[:, None]  # [BLOCK_N, 1]
         kv_mask = valid_mask[:, None]  # [BLOCK_N, 1]
         if HOLD_TILE:
-            # [BLOCK_N, VALUE_DIM]
-            kv = tl.load(kv_row_ptrs + value_offs[None, :], mask=kv_mask, other=0.0)
+            # [BLOCK_N, HEAD_DIM]
+            kv = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
             scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
-            if EXTRA:
-                # [BLOCK_N, BLOCK_D]
-                k_extra = tl.load(
-                    kv_row_ptrs + VALUE_DIM + dim_offs[None, :], mask=kv_mask, other=0.0
-                )
-                scores = tl.dot(q_extra, tl.trans(k_extra), scores)
             # The branch is for Triton on CUDA, measured with 3.6. Where the compiler
             # sees that one product feeds another, it lays the scores over all warps by
             # rows: with 64 heads both warp groups then compute every score. The branch
@@ -145,7 +131,7 @@ def _prefill_kernel(
             acc = tl.dot(p, kv, acc * rescale[:, None])
         else:
             scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
-            for first_dim in range(0, VALUE_DIM + EXTRA, BLOCK_D):
+            for first_dim in range(0, HEAD_DIM, BLOCK_D):
                 column_offs = (first_dim + dim_offs)[None, :]  # [1, BLOCK_D]
                 # [BLOCK_H, BLOCK_D]
                 q_part = tl.load(q_row_ptrs + column_offs, mask=row_mask, other=0.0)
@@ -160,8 +146,8 @@ def _prefill_kernel(
             # The branch is for triton-xpu, as GUARD_PV in `_decode_kernel`: without it
             # every sub-group holds whole rows of the accumulator, and registers spill.
             if tl.max(valid_mask.to(tl.int32), 0) > 0:
-                # [BLOCK_N, VALUE_DIM]
-                v = tl.load(kv_row_ptrs + value_offs[None, :], mask=kv_mask, other=0.0)
+                # [BLOCK_N, HEAD_DIM]
+                v = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
                 acc = tl.dot(p, v, acc)
 
     # [BLOCK_H]
@@ -170,18 +156,10 @@ def _prefill_kernel(
     # [BLOCK_H, 1]
     out_row_ptrs = token_out_ptr + head_offs.to(tl.int64)[:, None] * out_head_stride
     tl.store(
-        out_row_ptrs + value_offs[None, :],
+        out_row_ptrs + all_offs[None, :],
         (acc * factor[:, None]).to(tl.bfloat16),
         mask=row_mask,
     )
-    LN2: tl.constexpr = 0.6931471805599453
-    state_offs = token * num_heads + head_offs  # [BLOCK_H]
-    keys_mask = row_sum > 0.0  # [BLOCK_H]
-    log_sum = tl.log2(tl.where(keys_mask, row_sum, 1.0))  # [BLOCK_H]
-    max_logits = tl.where(keys_mask, row_max * LN2, float("-inf"))  # [BLOCK_H]
-    lse = tl.where(keys_mask, (row_max + log_sum) * LN2, float("inf"))  # [BLOCK_H]
-    tl.store(max_logits_ptr + state_offs, max_logits, mask=head_mask)
-    tl.store(lse_ptr + state_offs, lse, mask=head_mask)
 
 
 def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
@@ -196,39 +174,30 @@ def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
     return PrefillConfig(block_h, 64, num_warps, num_stages=2, grf=128, hold_tile=True)
 
 
-def triton_bf16_mla_sparse_interface(
+def xpu_sparse_prefill(
     q: torch.Tensor,
     kv: torch.Tensor,
     indices: torch.Tensor,
     sm_scale: float,
-    d_v: int = 512,
-    block_dpe: int = 64,
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> torch.Tensor:
     """Attention of each query over the keys that its row of `indices` names.
 
-    With s = sm_scale * q.k over all dims and v = k[:512]:
-    out = sum(exp(s) * v) / (sum(exp(s)) + exp(sink)) and lse = ln(sum(exp(s))), without
-    the sink. A query without valid keys gives out 0, max_logits -inf and lse +inf, as
-    FlashMLA defines. One launch.
+    With s = sm_scale * q.k: out = sum(exp(s) * k) / (sum(exp(s)) + exp(sink)). A query
+    without valid keys gives 0. One launch.
 
     Args:
         q (torch.Tensor):
-            Queries of shape `[num_tokens, num_heads, 512 or 576]`, bf16.
+            Queries of shape `[num_tokens, num_heads, 512]`, bf16.
         kv (torch.Tensor):
-            Keys of shape `[num_rows, 1, 512 or 576]`, as `q`, bf16.
+            Keys, which are the values as well, of shape `[num_rows, 1, 512]`, bf16.
         indices (torch.Tensor):
             Rows of `kv`, of shape `[num_tokens, (1,) topk]`, int32 or int64. Entries
             outside `[0, num_rows)` are skipped.
         sm_scale (float):
             Factor of q.k.
-        d_v (int):
-            Dims of a value, 512.
-        block_dpe (int):
-            Dims of the rotary part, 0 to 64. The result does not depend on it: only
-            upstream's kernel loads that part apart.
         attn_sink (torch.Tensor | None):
             Sinks of shape `[num_heads or more]`, fp32 or bf16, in natural-log units.
         topk_length (torch.Tensor | None):
@@ -239,27 +208,21 @@ def triton_bf16_mla_sparse_interface(
             None allocates.
 
     Returns:
-        (out, max_logits, lse): the attention, and the largest logit and the logarithm
-        of the sum of each row, of shape `[num_tokens, num_heads]`, fp32.
+        The attention, of the shape of `q`, bf16: `out` where it is given.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
 
     """
     check_dtype("q", q, torch.bfloat16)
-    if q.dim() != 3 or q.shape[2] not in (VALUE_DIM, VALUE_DIM + EXTRA_DIM):
-        fail("q.shape", list(q.shape), "[num_tokens, num_heads, 512 or 576]")
-    num_tokens, num_heads, dim = q.shape
+    check_shape("q", q, None, None, HEAD_DIM)
+    num_tokens, num_heads, _ = q.shape
     if num_heads < 1:
         fail("q.shape[1]", num_heads, "at least one head")
     check_inner_contiguous("q", q)
     check_dtype("kv", kv, torch.bfloat16)
-    check_shape("kv", kv, None, 1, dim)
+    check_shape("kv", kv, None, 1, HEAD_DIM)
     check_inner_contiguous("kv", kv)
-    if d_v != VALUE_DIM:
-        fail("d_v", d_v, str(VALUE_DIM))
-    if not 0 <= block_dpe <= EXTRA_DIM:
-        fail("block_dpe", block_dpe, "0 to 64")
     rows = index_rows("indices", indices, num_tokens)
     check_sink(attn_sink, num_heads)
     if topk_length is not None:
@@ -268,11 +231,9 @@ def triton_bf16_mla_sparse_interface(
         check_inner_contiguous("topk_length", topk_length)
         check_range("topk_length", topk_length, 0, rows.shape[1] + 1)
     if out is None:
-        out = torch.empty(
-            (num_tokens, num_heads, VALUE_DIM), dtype=q.dtype, device=q.device
-        )
+        out = torch.empty_like(q, memory_format=torch.contiguous_format)
     check_dtype("out", out, torch.bfloat16)
-    check_shape("out", out, num_tokens, num_heads, VALUE_DIM)
+    check_shape("out", out, *q.shape)
     check_inner_contiguous("out", out)
     check_same_device(
         q=q,
@@ -282,11 +243,8 @@ def triton_bf16_mla_sparse_interface(
         topk_length=topk_length,
         out=out,
     )
-    shape = (num_tokens, num_heads)
-    max_logits = torch.empty(shape, dtype=torch.float32, device=q.device)
-    lse = torch.empty(shape, dtype=torch.float32, device=q.device)
     if num_tokens == 0:
-        return out, max_logits, lse
+        return out
 
     config = prefill_config(q.device.type, num_heads)
     head_blocks = triton.cdiv(num_heads, config.block_h)
@@ -297,8 +255,6 @@ def triton_bf16_mla_sparse_interface(
         topk_length,
         attn_sink,
         out,
-        max_logits,
-        lse,
         num_heads,
         kv.shape[0],
         rows.shape[1],
@@ -309,7 +265,6 @@ def triton_bf16_mla_sparse_interface(
         out.stride(0),
         out.stride(1),
         sm_scale * LOG2E,
-        EXTRA=dim - VALUE_DIM,
         HAS_LENS=topk_length is not None,
         HAS_SINK=attn_sink is not None,
         BLOCK_H=config.block_h,
@@ -317,4 +272,4 @@ def triton_bf16_mla_sparse_interface(
         HOLD_TILE=config.hold_tile,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
-    return out, max_logits, lse
+    return out

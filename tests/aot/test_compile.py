@@ -76,14 +76,14 @@ def test_a_configuration_that_no_case_compiles_is_found() -> None:
         record
         for record in ours
         if not record.launch.constexprs().get("FUSE_POST")
-        and record.launch.constexprs().get("EXTRA") != 64
+        and record.launch.constexprs().get("HAS_LENS") is not False
         and record.launch.name != "norm_kernel"
     ]
     text = "\n".join(gaps(kept))
     assert "norm_kernel (" in text
     assert "project_kernel GATES=24" in text
-    assert "_prefill_kernel EXTRA=64" in text
-    assert "[prefill H1 H1 576 dims T1] needs it" in text
+    assert "_prefill_kernel HAS_LENS=False" in text
+    assert "[prefill H64 ratio 4 without sink and lengths] needs it" in text
 
 
 def test_a_kernel_that_nobody_launches_is_found(tmp_path: Path) -> None:

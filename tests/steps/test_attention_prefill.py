@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill attends to the gathered keys with the sink, up to each token's length."""
+"""Prefill attends to the gathered keys with the sink, up to each token's length, in
+memory reserved beforehand."""
 
 from typing import Any
 
 import pytest
 import torch
-from helpers import attention_batch, layout
+from helpers import attention_batch, kernel_trace, layout
 from helpers import reference_attention as reference
 from helpers.attention_batch import NO_SINKS, Batch, random_sinks, sink_report
 
@@ -59,6 +60,17 @@ def test_nothing_past_the_length_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
     assert error < TOLERANCE, f"padding beyond the length counts: off by {error:.1%}"
 
 
+@pytest.mark.parametrize("ratio", attention_batch.RATIOS)
+def test_its_memory_is_reserved(ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = Batch(ratio, (260, 140), (2, 2), sinks=NO_SINKS)
+    with batch.ready() as run, kernel_trace.traced(monkeypatch) as trace:
+        run()
+    # A number or two for each request; indices alone are 1 KiB for each token.
+    assert trace.largest <= 64, (
+        f"allocates {trace.largest} B: {sorted(set(trace.made))}"
+    )
+
+
 def test_queries_reach_beyond_32_bits() -> None:
     batch = Batch(0, (9,), (3,), sinks=NO_SINKS)
     batch.queries = attention_batch.far_apart(batch.queries, 2**30)
@@ -71,8 +83,10 @@ def test_queries_reach_beyond_32_bits() -> None:
 def test_gathered_rows_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(4, (5, 6, 7, 9), (2, 2, 2, 3), sinks=NO_SINKS)
     batch.layer.max_model_len = 4 * 1_380_000
-    rows = 4 * (1_380_000 + layout.WINDOW + batch.layer.max_num_batched_tokens)
-    with attention_batch.workspace_far_out(monkeypatch, rows * reference.HEAD_DIM):
+    tokens = batch.layer.max_num_batched_tokens
+    rows = 4 * (1_380_000 + layout.WINDOW + tokens)
+    size = (rows + 4 * tokens) * reference.HEAD_DIM  # the latter for indices
+    with attention_batch.workspace_far_out(monkeypatch, size):
         output = batch.forward()
     report = sink_report(batch, output, NO_SINKS)
     print(f"figure: {report}")

@@ -70,7 +70,7 @@ def _attend_by(
     if metadata is None:
         decode.decode_workspace(layer)
         if prefill:
-            prefill.gather_workspace(layer)
+            prefill.prefill_workspace(layer)
         return
     window, own = metadata[layer.swa_cache_layer.prefix], metadata.get(layer.prefix)
     split = window.num_decode_tokens

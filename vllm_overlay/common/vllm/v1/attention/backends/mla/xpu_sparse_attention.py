@@ -15,7 +15,7 @@ from vllm.v1.attention.backends.mla.xpu_sparse_decode import (
     sparse_decode,
 )
 from vllm.v1.attention.backends.mla.xpu_sparse_prefill import (
-    gather_workspace,
+    prefill_workspace,
     sparse_prefill,
 )
 
@@ -37,7 +37,7 @@ def sparse_attention(
     assert output.dtype == q.dtype, f"output is {output.dtype}, q is {q.dtype}"
     metadata = get_forward_context().attn_metadata
     if metadata is None:
-        gather_workspace(layer)
+        prefill_workspace(layer)
         decode_workspace(layer)
         output.zero_()
         return

@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.utils.math_utils import cdiv
+from vllm.utils.math_utils import cdiv, round_up
 from vllm.v1.attention.ops.xpu_dsv4.gather import dequantize_and_gather_k_cache
-from vllm.v1.attention.ops.xpu_dsv4.sparse_prefill import (
-    triton_bf16_mla_sparse_interface,
+from vllm.v1.attention.ops.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
+from vllm.v1.attention.ops.xpu_dsv4.topk_indices import (
+    WIDTH_MULTIPLE,
+    combine_topk_swa_indices,
 )
-from vllm.v1.attention.ops.xpu_dsv4.topk_indices import combine_topk_swa_indices
 from vllm.v1.worker.workspace import current_workspace_manager
 
 if TYPE_CHECKING:
@@ -31,16 +32,29 @@ def _compressed_rows(layer: "SparseMLALayer") -> int:
     return cdiv(layer.max_model_len, layer.compress_ratio)
 
 
-def gather_workspace(layer: "SparseMLALayer") -> torch.Tensor:
-    """Where keys are gathered, `[requests, rows, 512]` bf16, from vLLM's workspace.
-    Called in the warm-up run, it reserves what every later step needs.
+def prefill_workspace(layer: "SparseMLALayer") -> list[torch.Tensor]:
+    """Scratch of one prefill step, from vLLM's workspace. Called in the warm-up run, it
+    reserves what every later step needs.
 
     A request's rows are its compressed entries, then the raw tokens that its new
     tokens see: at most all tokens of a step and a window before them.
+
+    Returns:
+        Where keys are gathered, `[requests, rows, 512]`, bf16; the rows that each token
+        reads, `[max tokens, width]`, and their numbers, `[max tokens]`, int32.
     """
-    raw_rows = layer.window_size + layer.max_num_batched_tokens
-    shape = (PREFILL_CHUNK_SIZE, _compressed_rows(layer) + raw_rows, layer.head_dim)
-    return current_workspace_manager().get_simultaneous((shape, torch.bfloat16))[0]
+    tokens = layer.max_num_batched_tokens
+    entries = _compressed_rows(layer)
+    rows = entries + layer.window_size + tokens
+    if layer.compress_ratio == 4:
+        assert layer.topk_indices_buffer is not None
+        entries = layer.topk_indices_buffer.shape[1]
+    width = round_up(entries + layer.window_size, WIDTH_MULTIPLE)
+    return current_workspace_manager().get_simultaneous(
+        ((PREFILL_CHUNK_SIZE, rows, layer.head_dim), torch.bfloat16),
+        ((tokens, width), torch.int32),
+        ((tokens,), torch.int32),
+    )
 
 
 def sparse_prefill(
@@ -68,14 +82,16 @@ def sparse_prefill(
     query_start_loc = query_start_loc[num_decodes:]
     starts = swa_metadata.query_start_loc_cpu[num_decodes:].tolist()
     chosen, topk = _chosen_entries(layer, swa_metadata, attn_metadata)
+    width = round_up(topk + layer.window_size, WIDTH_MULTIPLE)
 
     compressed_rows = _compressed_rows(layer)
-    gathered = gather_workspace(layer)
+    gathered, indices_out, lens_out = prefill_workspace(layer)
     for first in range(0, swa_metadata.num_prefills, PREFILL_CHUNK_SIZE):
         last = min(first + PREFILL_CHUNK_SIZE, swa_metadata.num_prefills)
         requests = slice(first, last)
         in_batch = slice(num_decodes + first, num_decodes + last)
         tokens = slice(starts[first] - starts[0], starts[last] - starts[0])
+        count = tokens.stop - tokens.start
         keys = gathered[: last - first]
         if attn_metadata is not None:
             dequantize_and_gather_k_cache(
@@ -106,13 +122,13 @@ def sparse_prefill(
             topk,
             M=gathered.shape[1],
             N=compressed_rows,
+            out=(indices_out[:count, :width], lens_out[:count]),
         )
-        triton_bf16_mla_sparse_interface(
+        xpu_sparse_prefill(
             q=q[tokens],
             kv=keys.view(-1, 1, layer.head_dim),
             indices=indices,
             sm_scale=layer.scale,
-            d_v=layer.head_dim,
             attn_sink=layer.attn_sink,
             topk_length=lens,
             out=output[tokens],
