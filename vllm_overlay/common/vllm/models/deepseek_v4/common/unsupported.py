@@ -1,0 +1,33 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Models of the DeepSeek V4 family on platforms that cannot run them."""
+
+from typing import NoReturn
+
+import torch
+from torch import nn
+
+from vllm.config import VllmConfig
+
+
+class UnsupportedModel(nn.Module):
+    """A model whose construction says what the platform supports instead.
+
+    It has the methods that the registry asks of a model that generates text: else
+    the configuration is refused before, for a reason that is not the true one.
+    """
+
+    message: str
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        super().__init__()
+        raise NotImplementedError(self.message)
+
+    def embed_input_ids(self, input_ids: torch.Tensor) -> NoReturn:
+        raise NotImplementedError(self.message)
+
+    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> NoReturn:
+        raise NotImplementedError(self.message)
+
+    def compute_logits(self, hidden_states: torch.Tensor) -> NoReturn:
+        raise NotImplementedError(self.message)
