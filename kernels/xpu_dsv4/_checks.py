@@ -2,13 +2,9 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Argument checks: a ValueError names the argument, its value and the expectation."""
 
-import os
 from typing import NoReturn
 
 import torch
-
-DEBUG = os.environ.get("XPU_DSV4_DEBUG", "0") == "1"
-"""Checks that read device memory, and so synchronize, run only when this is set."""
 
 
 def fail(name: str, value: object, expected: str) -> NoReturn:
@@ -51,15 +47,6 @@ def check_same_device(**tensors: torch.Tensor | None) -> None:
             fail(
                 f"{name}.device", tensor.device, f"{first.device}, that of {first_name}"
             )
-
-
-def check_range(name: str, tensor: torch.Tensor, low: int, high: int) -> None:
-    """Raise unless `low <= tensor < high`; it synchronizes, so only under `DEBUG`."""
-    if not DEBUG or not tensor.numel() or tensor.device.type == "meta":
-        return
-    least, most = int(tensor.min()), int(tensor.max())
-    if least < low or most >= high:
-        fail(name, f"values in [{least}, {most}]", f"values in [{low}, {high - 1}]")
 
 
 def index_rows(name: str, indices: torch.Tensor, num_tokens: int) -> torch.Tensor:

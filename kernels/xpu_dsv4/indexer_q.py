@@ -4,7 +4,7 @@
 
 import torch
 
-from ._checks import check_dtype, check_range, check_same_device, check_shape, fail
+from ._checks import check_dtype, check_same_device, check_shape, fail
 from ._fp4 import MXFP4_BLOCK
 from ._launch import launch_options
 from ._pairs import check_pair_rows, check_rotary, load_rotation, rotate, unpack_bf16
@@ -194,7 +194,6 @@ def fused_indexer_q_rope_quant(
         index_q_cos_sin_cache=index_q_cos_sin_cache,
         index_weights=index_weights,
     )
-    check_range("positions", positions, 0, index_q_cos_sin_cache.shape[0])
 
     device = index_q.device
     if use_fp4:

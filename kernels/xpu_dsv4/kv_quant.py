@@ -7,7 +7,6 @@ import torch
 from ._checks import (
     check_dtype,
     check_inner_contiguous,
-    check_range,
     check_same_device,
     check_shape,
     fail,
@@ -29,14 +28,13 @@ MIN_AMAX = 1e-4
 """Least absolute maximum assumed of a block; it bounds the exponents from below."""
 
 
-def check_slots(slot_mapping: torch.Tensor, rows: int, num_slots: int) -> None:
+def check_slots(slot_mapping: torch.Tensor, rows: int) -> None:
     """Raise unless `slot_mapping` is a vector of at most `rows` slots."""
     check_dtype("slot_mapping", slot_mapping, torch.int64, torch.int32)
     check_shape("slot_mapping", slot_mapping, None)
     check_inner_contiguous("slot_mapping", slot_mapping)
     if slot_mapping.shape[0] > rows:
         fail("slot_mapping.shape[0]", slot_mapping.shape[0], f"at most {rows}")
-    check_range("slot_mapping", slot_mapping, -1, num_slots)
 
 
 @triton.jit
@@ -153,7 +151,7 @@ def quantize_and_insert_k_cache(
     check_page_cache("k_cache", k_cache, block_size)
     check_same_device(k=k, k_cache=k_cache, slot_mapping=slot_mapping)
     num_slots = k_cache.shape[0] * block_size
-    check_slots(slot_mapping, k.shape[0], num_slots)
+    check_slots(slot_mapping, k.shape[0])
 
     if slot_mapping.shape[0]:
         _insert_k_kernel[(slot_mapping.shape[0],)](

@@ -8,7 +8,7 @@ rotated row goes from registers to its page and is never stored elsewhere.
 
 import torch
 
-from ._checks import check_range, check_same_device, check_shape, fail
+from ._checks import check_same_device, check_shape, fail
 from ._launch import launch_options
 from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_page_cache
 from ._pairs import (
@@ -174,8 +174,7 @@ def xpu_qnorm_rope_kv_fp8_insert(
     if eps < 0:
         fail("eps", eps, "a number of at least 0")
     num_slots = swa_kv_cache.shape[0] * block_size
-    check_slots(slot_mapping, tokens, num_slots)
-    check_range("positions", positions, 0, cos_sin_cache.shape[0])
+    check_slots(slot_mapping, tokens)
 
     if tokens:
         block_h = 4 if heads * tokens <= 1024 else 8

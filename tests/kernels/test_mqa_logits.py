@@ -7,7 +7,7 @@ import torch
 from compare import assert_close
 
 from kernels.reference import mqa_logits as reference
-from kernels.xpu_dsv4 import _checks, mqa_logits
+from kernels.xpu_dsv4 import mqa_logits
 
 INF = float("inf")
 
@@ -310,10 +310,3 @@ def test_bad_input_of_flat(index, spoil, message):
     with pytest.raises(ValueError) as error:
         mqa_logits.fp8_mqa_logits(*case)
     assert message in str(error.value)
-
-
-def test_debug_checks_read_values(device, monkeypatch):
-    monkeypatch.setattr(_checks, "DEBUG", True)
-    case = on(device, paged_case([5, 90], 1, 8, 4, 20))
-    with pytest.raises(ValueError, match=r"context_lens = values in \[5, 90\]"):
-        mqa_logits.fp8_paged_mqa_logits(*case)
