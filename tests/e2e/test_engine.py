@@ -22,6 +22,10 @@ from report import OWN
 from serving import Job, Kitchen, Prompt
 from twin import Roundings, Twin
 
+from emulated_xpu.pins import schemas
+from xpustack.base.releases import load
+
+INSERT = "_xpu_C::deepseek_qnorm_rope_kv_insert"
 MIXED = Job(
     "mixed", ((Prompt(129, 8, seed=1), Prompt(5, 6, seed=2), Prompt(1, 4, seed=3)),)
 )
@@ -56,9 +60,14 @@ def test_the_whole_path_ran(served: Kitchen, release: str) -> None:
     assert attention == {"DeepseekV4XPUAttention"}
     assert {ratio for _, ratio in layers if ratio} == {"1", "4", "128"}
     ours = " ".join(name for name in answer["launches"] if name.startswith(OWN))
-    for module in ("qnorm_rope_kv_insert", "_decode_kernel", "sparse_prefill"):
+    for module in ("_decode_kernel", "sparse_prefill"):
         assert module in ours, ours
     ops = answer["ops"]
+    pinned = schemas(load(served.project)[release].xpu_kernels.version)
+    assert (INSERT in ops) == (INSERT in pinned), ops
+    assert ("qnorm_rope_kv_insert" in ours) == (INSERT not in pinned), ours
+    inverse_rope = {name for name in pinned if "deepseek_inv_rope" in name}
+    assert bool(inverse_rope & ops.keys()) == bool(inverse_rope), ops
     assert ops["_xpu_C::cutlass_grouped_gemm_interface"] >= 2 * len(answer["layers"])
     steps = [record["rows"] for record in answer["records"] if record["layer"] == 0]
     counts = [[count for _, count in rows] for rows in steps]

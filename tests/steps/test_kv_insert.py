@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One launch norms and rotates the query and stores the rotated key to its page."""
+"""One launch norms and rotates the query and stores the rotated key to its page: an op
+of the pinned kernels where they have it, or a Triton kernel."""
 
 from types import SimpleNamespace
 
@@ -12,11 +13,14 @@ from helpers import (
     layout,
     model_configs,
     model_layers,
+    pin_ops,
 )
 from helpers import reference_attention as reference
 
 TOLERANCE = 4e-3
 BLOCKS = 3
+OP = "deepseek_qnorm_rope_kv_insert"
+both_choices = pytest.mark.parametrize("choice", pin_ops.choices(OP))
 
 
 class Insert:
@@ -58,19 +62,30 @@ class Insert:
         return reference.read(self.cache.cpu(), block, position)
 
 
-def test_one_launch_stores_each_byte_once(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_choices
+def test_one_launch_stores_each_byte_once(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin_ops.choose(monkeypatch, choice)
     insert = Insert([5, 64, 190])
     with (
         kernel_trace.traced(monkeypatch) as trace,
         kernel_trace.stores(monkeypatch) as again,
+        pin_ops.recorded(monkeypatch, OP) as calls,
     ):
         insert.run()
-    print(f"figure: bytes stored again by each launch: {again}")
+    print(f"figure: by {choice}, bytes stored again by each launch: {again}")
     assert not any(again), f"bytes stored again by each launch: {again}"
-    assert len(trace.launches) == 1, f"launches {trace.launches}"
+    launches = [*calls, *trace.launches]
+    assert len(launches) == 1, f"launches {launches}"
+    assert calls == ([OP] if choice == "op" else [])
 
 
-def test_it_makes_no_copy_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+@both_choices
+def test_it_makes_no_copy_of_the_key(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin_ops.choose(monkeypatch, choice)
     insert = Insert([5, 64])
     with kernel_trace.traced(monkeypatch) as trace:
         insert.run()
@@ -78,6 +93,7 @@ def test_it_makes_no_copy_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_tokens_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    pin_ops.choose(monkeypatch, "triton")  # a stand-in has no offsets
     insert = Insert([70], heads=64)
     tokens = 2**31 // insert.q.numel() + 1
     shape = (tokens, *insert.q.shape[1:])
@@ -100,7 +116,9 @@ def test_tokens_reach_beyond_32_bits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @layout.unchanged_with_xpu_folder
-def test_values_and_page() -> None:
+@both_choices
+def test_values_and_page(choice: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pin_ops.choose(monkeypatch, choice)
     slots = [5, -1, 64, 190]
     insert = Insert(slots)
     output = insert.run()
@@ -111,6 +129,19 @@ def test_values_and_page() -> None:
             assert reference.relative(insert.stored(slot), expected) < TOLERANCE
     written = [slot for slot in range(192) if insert.stored(slot).any()]
     assert written == sorted(slot for slot in slots if slot >= 0)
+
+
+@layout.unchanged_with_xpu_folder
+@both_choices
+def test_rows_that_pad_a_batch_have_no_slot(
+    choice: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin_ops.choose(monkeypatch, choice)
+    insert = Insert([5, 64, 190, 7])
+    insert.slots = insert.slots[:2]
+    output = insert.run()
+    assert reference.relative(output[:2], insert.expected_q[:2]) < TOLERANCE
+    assert [slot for slot in range(192) if insert.stored(slot).any()] == [5, 64]
 
 
 if not layout.WITH_XPU_FOLDER:  # one class serves CUDA and XPU

@@ -1,121 +1,107 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The output projection of the real layer, from weights as in a checkpoint."""
+"""The output projection multiplies by wo_a as the checkpoint scales it."""
 
 from typing import Any
 
 import pytest
 import torch
-from helpers import kernel_trace, layer_parts, layout, model_configs, model_layers
-from helpers.block_fp8 import BLOCK, as_e4m3, load
+from helpers import layer_parts, layout, pin_ops
+from helpers import output_projection as projection
+from helpers.block_fp8 import load
 
-TOLERANCE = 5e-3
-
-
-def inverse_rope(o: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Undo the interleaved rotation of the last 64 dims of `o`, `[T, H, D]`."""
-    half = table.shape[-1] // 2
-    cos, sin = table[:, None, :half].double(), table[:, None, half:].double()
-    rope = o[..., -2 * half :].double()
-    even, odd = rope[..., ::2], rope[..., 1::2]
-    turned = torch.stack((even * cos + odd * sin, odd * cos - even * sin), -1)
-    return torch.cat((o[..., : -2 * half].double(), turned.flatten(-2)), -1)
+OP = "deepseek_inv_rope_fp8_quant"
 
 
-def attention(backend: str | None) -> Any:
-    """A layer whose FP8 weights `backend` multiplies by; None has weights in BF16.
-
-    As a model's loader does, it makes BF16 what the layer's products give."""
-    from vllm.utils.torch_utils import set_default_torch_dtype
-
-    torch.manual_seed(0)
-    config = model_configs.vllm_config(quantized=backend is not None)
-    chosen = model_configs.linear_backend(config, backend or "auto")
-    with chosen, set_default_torch_dtype(torch.bfloat16):
-        return model_layers.attention_layer(config, 0)
-
-
-def case(backend: str | None) -> Any:
-    """Where upstream's path is right but for the scales of XPU's own kernel, the
-    others are `unchanged`."""
-    right = layout.O_PROJECTION_IN_BF16 and backend not in ("auto", "fp32")
-    return pytest.param(backend, marks=[pytest.mark.unchanged] if right else [])
+def cases() -> list[Any]:
+    """(backend, choice) of each test: where wo_a stays in FP8, the kernels that
+    multiply it so, elsewhere all. Where upstream has a path, it is right but for the
+    scales of XPU's own kernel: the others are `unchanged`."""
+    own = ("auto", "fp32")
+    if layout.O_PROJECTION_IN_FP8:
+        return [(name, choice) for name in own for choice in pin_ops.choices(OP)]
+    return [
+        pytest.param(
+            *(backend, "triton"),
+            marks=[pytest.mark.unchanged]
+            if layout.WITH_XPU_FOLDER and backend not in own
+            else [],
+        )
+        for backend in (*layout.BLOCK_FP8_BACKENDS, *layout.TORCH_BLOCK_FP8, None)
+    ]
 
 
-@pytest.mark.parametrize(
-    "backend",
-    map(case, [*layout.BLOCK_FP8_BACKENDS, *layout.TORCH_BLOCK_FP8, None]),
-    ids=lambda backend: f"FP8-{backend}" if backend else "BF16",
-)
+@pytest.mark.parametrize(("backend", "choice"), cases())
 def test_one_launch_and_one_product(
-    backend: str | None, monkeypatch: pytest.MonkeyPatch
+    backend: str | None, choice: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    layer = attention(backend)
-    weight = load(layer.wo_a)
-    layer.wo_b = torch.nn.Identity()
-    heads, groups, rank = layer.n_local_heads, layer.n_local_groups, layer.o_lora_rank
-    at = torch.tensor([0, 1, 63, 500, 4000])
-    o = torch.randn(len(at), heads, 512, dtype=torch.bfloat16)
-    on_device = o.to(layout.device()), at.to(layout.device())
-    layer_parts.o_projection(layer, *on_device)
-    with kernel_trace.traced(monkeypatch) as trace:
-        got = layer_parts.o_projection(layer, *on_device)
-
-    rows = inverse_rope(o, layer.rotary_emb.cos_sin_cache.cpu()[at])
-    rows = rows.view(len(at), groups, -1)
-    if hasattr(layer.wo_a, "bmm_weight"):  # a product in FP8
-        rows = as_e4m3(rows, BLOCK, power_of_two=True)
-    wanted = torch.einsum("tgd,grd->tgr", rows, weight.view(groups, rank, -1))
-    wanted = wanted.flatten(1)
-    error = float((got.cpu().double() - wanted).norm() / wanted.norm())
-    print(f"figure: off by {error:.4f}, launches {trace.launches}, makes {trace.made}")
-    assert error < TOLERANCE, f"the output projection is off by {error:.3f}"
-    assert len(trace.launches) <= 1, f"launches {trace.launches}"
-    products = [name for name in trace.made if "bmm" in name]
-    assert len(products) == 1, f"multiplies by {products}"
-    others = [name for name in trace.made if "empty" not in name and "vllm" not in name]
-    others = [name for name in others if name not in products]
-    assert len(others) <= 1, f"copies beside the product: {others}"
+    pin_ops.choose(monkeypatch, choice)
+    made = projection.projected(backend, monkeypatch)
+    if layout.O_PROJECTION_IN_TORCH:  # another step makes it one launch
+        error = made.error
+        assert error < projection.TOLERANCE, (
+            f"the output projection is off by {error:.3f}"
+        )
+        return
+    projection.check(made)
+    if layout.O_PROJECTION_IN_FP8:
+        assert (made.launches == [OP]) == (choice == "op"), made.launches
 
 
 @pytest.mark.unchanged
-def test_other_platforms_keep_wo_a_in_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
-    layer = attention("triton")
+def test_other_layers_keep_fp8(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On other platforms, and where its owner asks for nothing, an is_bmm layer."""
+    layer = projection.attention("triton")
     kernels = layout.module(f"{layout.LINEAR_KERNELS}.scaled_mm.triton")
     another = layout.another_platform(kernels.current_platform)
     monkeypatch.setattr(kernels, "current_platform", another)
-    load(layer.wo_a)
-    assert layer.wo_a.weight.dtype == torch.float8_e4m3fn
-    assert hasattr(layer.wo_a, "weight_scale_inv")
-
-
-# Where all platforms have one layer, the names that the others call in it.
-OTHERS = {"CUDA": "fused_inv_rope_fp8_quant", "ROCm": "rocm_inv_rope_einsum"}
-
-
-@pytest.mark.unchanged
-@pytest.mark.may_skip
-@pytest.mark.parametrize("platform", [] if layout.WITH_XPU_FOLDER else OTHERS)
-def test_other_platforms_keep_their_projection(
-    platform: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layer = attention(None)
-    layout.pretend_cuda(monkeypatch, rocm=platform == "ROCm")
-
-    def called(*args: object, **kwargs: object) -> None:
-        raise InterruptedError(platform)
-
-    monkeypatch.setattr(layout.module(layout.ATTENTION), OTHERS[platform], called)
-    o = torch.zeros(1, layer.n_local_heads, 512, dtype=torch.bfloat16)
-    with pytest.raises(InterruptedError, match=platform):
-        layer_parts.o_projection(layer, o, torch.tensor([0]))
+    layer.wo_b.is_bmm, layer.wo_b.bmm_batch_size = True, 1
+    load(layer.wo_b)
+    assert layer.wo_b.weight.dtype == torch.float8_e4m3fn
+    assert hasattr(layer.wo_b, "weight_scale_inv")
 
 
 @pytest.mark.unchanged
 @pytest.mark.parametrize("backend", layout.BLOCK_FP8_BACKENDS)
 def test_other_layers_multiply_as_before(backend: str) -> None:
-    layer = attention(backend)
+    layer = projection.attention(backend)
     weight = load(layer.wo_b)
+    layer_parts.finish_loading(layer)
     x = torch.randn(3, weight.shape[1], dtype=torch.bfloat16)
     got = layer.wo_b.quant_method.apply(layer.wo_b, x.to(layout.device()))
     wanted = x.double() @ weight.T
     assert (got.cpu().double() - wanted).norm() < 0.05 * wanted.norm()
+
+
+if not layout.WITH_XPU_FOLDER:  # one layer for all platforms
+    # The names that the others call in it.
+    OTHERS = {"CUDA": "fused_inv_rope_fp8_quant", "ROCm": "rocm_inv_rope_einsum"}
+
+    @pytest.mark.unchanged
+    @pytest.mark.parametrize("platform", OTHERS)
+    def test_other_platforms_keep_their_projection(
+        platform: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        layer = projection.attention(None)
+        layout.pretend_cuda(monkeypatch, rocm=platform == "ROCm")
+
+        def called(*args: object, **kwargs: object) -> None:
+            raise InterruptedError(platform)
+
+        monkeypatch.setattr(layout.module(layout.ATTENTION), OTHERS[platform], called)
+        o = torch.zeros(1, layer.n_local_heads, 512, dtype=torch.bfloat16)
+        with pytest.raises(InterruptedError, match=platform):
+            layer_parts.o_projection(layer, o, torch.tensor([0]))
+
+
+if layout.O_PROJECTION_IN_FP8:
+
+    @pytest.mark.parametrize("choice", pin_ops.choices(OP))
+    def test_a_graph_relies_on_the_layouts_that_it_gets(
+        choice: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        pin_ops.choose(monkeypatch, choice)
+        layer = projection.attention("auto")
+        op = torch.ops.vllm.xpu_deepseek_inv_rope_fp8_quant
+        table, groups = layer.rotary_emb.cos_sin_cache, layer.n_local_groups
+        got, promised = pin_ops.layouts(op, *projection.inputs(layer, 5), table, groups)
+        assert got == promised

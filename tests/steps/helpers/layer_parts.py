@@ -80,6 +80,15 @@ def _attend_by(
         prefill.sparse_prefill(layer, q[split:], window, own, output[split:])
 
 
+def finish_loading(layer: Any) -> None:
+    """Let the layer itself process its weights, as vLLM's loader does when the weights
+    of all its parts are processed."""
+    attention = layout.module("vllm.model_executor.layers.attention")
+    deferred = getattr(attention, "is_deferred_attention_layer", None)
+    if deferred is not None and deferred(layer):
+        layer.process_weights_after_loading(torch.bfloat16)
+
+
 def o_projection(layer: Any, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     """The layer's inverse RoPE, grouped product with wo_a, and wo_b; where a wrapper
     does it, in its forward, with the attention replaced by its output `o`."""

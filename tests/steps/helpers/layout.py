@@ -64,6 +64,10 @@ _ROCM_ATTENTION = PACKAGE / "v1/attention/ops/rocm_aiter_mla_sparse.py"
 O_PROJECTION_IN_BF16 = (
     not O_PROJECTION_IN_FP8 and "_get_cached_wo_a_bf16" in _ROCM_ATTENTION.read_text()
 )
+# Whether XPU takes ROCm's path of a release before that, in torch's operators.
+O_PROJECTION_IN_TORCH = (
+    WITH_XPU_FOLDER and not O_PROJECTION_IN_FP8 and not O_PROJECTION_IN_BF16
+)
 # What the model of XPU calls of the hyper-connections inside a layer.
 HYPER_CONNECTIONS = ["pre", "post"]
 if (

@@ -1,20 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Inverse RoPE of DeepSeek-V4 on XPU, as custom ops that torch.compile does not enter.
+"""Inverse RoPE of DeepSeek-V4 on XPU, as a custom op that torch.compile does not enter.
 
-Both give the operand of a product for each group of heads, contiguous with the groups
+It gives the operand of a product for each group of heads, contiguous with the groups
 outermost: no transposition or copy follows.
 """
 
 import torch
 
 from vllm.utils.torch_utils import direct_register_custom_op
-from vllm.v1.attention.ops.xpu_dsv4.inv_rope import (
-    fused_inv_rope_fp8_quant,
-    inv_rope_bf16,
-)
-
-QUANT_GROUP_SIZE = 128
+from vllm.v1.attention.ops.xpu_dsv4.inv_rope import inv_rope_bf16
 
 
 def _xpu_inv_rope_bf16(
@@ -48,48 +43,8 @@ def _xpu_inv_rope_bf16_fake(
     return o.new_empty((n_groups, num_tokens, num_heads // n_groups * head_dim))
 
 
-def _xpu_inv_rope_fp8_quant(
-    o: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    n_groups: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """(rows, scales): rows as of `_xpu_inv_rope_bf16` in e4m3, and one fp32 scale for
-    each QUANT_GROUP_SIZE of their values."""
-    rope_dim = cos_sin_cache.shape[-1]
-    rows, scales = fused_inv_rope_fp8_quant(
-        o,
-        positions,
-        cos_sin_cache,
-        n_groups,
-        o.shape[1] // n_groups,
-        o.shape[2] - rope_dim,
-        rope_dim,
-        QUANT_GROUP_SIZE,
-        row_major_scales=True,
-    )
-    return rows.transpose(0, 1), scales.transpose(0, 1)
-
-
-def _xpu_inv_rope_fp8_quant_fake(
-    o: torch.Tensor,
-    positions: torch.Tensor,
-    cos_sin_cache: torch.Tensor,
-    n_groups: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    rows = _xpu_inv_rope_bf16_fake(o, positions, cos_sin_cache, n_groups)
-    *outer, width = rows.shape
-    scales = o.new_empty((*outer, width // QUANT_GROUP_SIZE), dtype=torch.float32)
-    return torch.empty_like(rows, dtype=torch.float8_e4m3fn), scales
-
-
 direct_register_custom_op(
     op_name="xpu_inv_rope_bf16",
     op_func=_xpu_inv_rope_bf16,
     fake_impl=_xpu_inv_rope_bf16_fake,
-)
-direct_register_custom_op(
-    op_name="xpu_inv_rope_fp8_quant",
-    op_func=_xpu_inv_rope_fp8_quant,
-    fake_impl=_xpu_inv_rope_fp8_quant_fake,
 )
