@@ -3,7 +3,13 @@
 
 import pytest
 import torch
-from helpers import compressor_run, layout, model_configs, model_layers
+from helpers import (
+    batch_metadata,
+    compressor_run,
+    layout,
+    model_configs,
+    model_layers,
+)
 from helpers.indexer_batch import (
     RATIO,
     Batch,
@@ -60,6 +66,17 @@ def test_the_compressor_writes_mxfp4_keys() -> None:
     error = (e2m1_values(got) * power - wanted).abs().max() / wanted.abs().max()
     assert error < 1e-6, f"the keys are off by {error:.2g}"
     assert torch.equal(written.scales[:2].long(), mxfp4(wanted)[1] + 127)
+
+
+def test_other_models_are_refused() -> None:
+    """Only DeepSeek-V4 writes MXFP4 keys: the pages of another model with a sparse
+    indexer stay FP8, whatever the option says."""
+    config = model_configs.vllm_config()
+    model_configs.take_mxfp4_indexer(config)
+    indexer = model_layers.attention_layer(config, RATIO).indexer
+    config.model_config.hf_config.model_type = "deepseek_v32"
+    with pytest.raises((AssertionError, ValueError), match="only supported for Deep"):
+        batch_metadata.indexer_builder(config, indexer)
 
 
 @pytest.mark.unchanged
