@@ -82,6 +82,7 @@ def common_metadata(
         ),
         "positions": positions.to(layout.device()),
         "_seq_lens_cpu": lengths,
+        "_num_computed_tokens_cpu": lengths - starts.diff(),
     }
     known = {field.name for field in dataclasses.fields(CommonAttentionMetadata)}
     return CommonAttentionMetadata(

@@ -83,6 +83,7 @@ def run(
             block_table=table.int().to(device),
             block_size=STATE_BLOCK,
             num_decode_tokens=0,
+            c128_boundary=True,
         ),
         compressor.k_cache_prefix: SimpleNamespace(
             slot_mapping=torch.cat((slots, none)).to(device)
