@@ -5,6 +5,7 @@ List a new module here: importing this package registers its functions.
 """
 
 from emulated_xpu.ops import (
+    compressor,
     device,
     experts,
     fp4,
@@ -20,6 +21,7 @@ from emulated_xpu.ops import (
 )
 
 __all__ = [
+    "compressor",
     "device",
     "experts",
     "fp4",
