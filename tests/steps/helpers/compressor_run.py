@@ -49,9 +49,11 @@ def run(
     kv_score: torch.Tensor,
     cos_sin: torch.Tensor,
     lengths: Sequence[int],
+    *,
+    padding: int = 0,
 ) -> Written:
     """Compress requests of these lengths, each from its first token on, and one
-    padding token that has no slot.
+    token whose slot is -1. `padding` more rows lie beyond the slots.
 
     `kv_score` is `[sum(lengths), kv | score]`, fp32; `cos_sin` the rotary table.
     """
@@ -89,11 +91,13 @@ def run(
             slot_mapping=torch.cat((slots, none)).to(device)
         ),
     }
-    rows = torch.cat((kv_score, torch.full((1, width), torch.nan))).to(device)
-    at = torch.cat((positions, none * 0 + ratio - 1)).to(device)
+    rows = torch.full((len(positions) + 1 + padding, width), torch.nan)
+    rows[: len(positions)] = kv_score
+    at = torch.full((len(rows),), ratio - 1)
+    at[: len(positions)] = positions
     rope = SimpleNamespace(cos_sin_cache=cos_sin.to(device))
     with model_configs.current(config), set_forward_context(metadata, config):
-        compressor(rows, at, rope)
+        compressor(rows.to(device), at.to(device), rope)
     flat = page.flatten().cpu()
     return Written(
         state=state.cpu().flatten(0, 1)[state_slots],
