@@ -3,7 +3,7 @@
 
 import torch
 
-from emulated_xpu.formats import e2m1_codes, pack_nibbles, power_of_two_exponent
+from emulated_xpu.formats import E2M1, pack_nibbles, power_of_two_exponent
 from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version
 
@@ -11,11 +11,53 @@ INT32_STRIDES = ("0.1.8", "0.1.9")
 """Versions whose paged logits kernel computes page offsets in 32 bits."""
 
 
+def e4m3_codes(x: torch.Tensor) -> torch.Tensor:
+    """The bytes of fp32 `x` as the kernel of the indexer's queries puts them together.
+
+    Nearest with three bits after the leading one, a midpoint away from zero, and below
+    2^-6 cut to a multiple of 2^-9 after that. Beyond 448 it is 448.
+    """
+    bits = x.view(torch.int32)
+    rounded = ((bits & 0x7FFFFFFF) + (1 << 19)).clamp(max=0x43E00000)
+    exponent, mantissa = (rounded >> 23) - 120, rounded >> 20 & 7
+    subnormal = (8 + mantissa) >> (1 - exponent).clamp(0, 7) & 7
+    code = torch.where(exponent > 0, exponent << 3 | mantissa, subnormal)
+    return (code | (bits >> 24 & 0x80)).to(torch.uint8)
+
+
+def e2m1_codes_towards_zero(x: torch.Tensor) -> torch.Tensor:
+    """Nibbles of the nearest e2m1 values, a midpoint towards zero, saturating at 6."""
+    values = torch.tensor(E2M1)
+    code = torch.bucketize(x.abs(), (values[1:] + values[:-1]) / 2)
+    return code.to(torch.uint8) | ((x < 0).to(torch.uint8) << 3)
+
+
 def _rotated(
-    q: torch.Tensor, positions: torch.Tensor, table: torch.Tensor
+    q: torch.Tensor,
+    positions: torch.Tensor,
+    table: torch.Tensor,
+    weights: torch.Tensor,
+    coarsen: int,
 ) -> torch.Tensor:
     """`q`, `[T, H, D]`, after interleaved RoPE on its last values, rounded to bf16, as
-    fp32."""
+    fp32.
+
+    Raises:
+        ValueError: the kernels refuse such arguments, or would read them as what they
+            are not.
+    """
+    if q.shape[2] != 128 or table.shape[1] != 64 or q.shape[1] % coarsen:
+        raise ValueError(
+            f"indexer queries {tuple(q.shape)}, table {tuple(table.shape)}"
+        )
+    for given, dtype in (
+        (q, torch.bfloat16),
+        (weights, torch.bfloat16),
+        (positions, torch.int64),
+        (table, torch.float32),
+    ):
+        if given.dtype != dtype or not given.is_contiguous():
+            raise ValueError(f"indexer queries: {given.dtype}, {given.stride()}")
     half = table.shape[-1] // 2
     rows = table[positions].float()[:, None]
     cos, sin = rows[..., :half], rows[..., half:]
@@ -23,6 +65,11 @@ def _rotated(
     even, odd = x[..., -2 * half :: 2], x[..., -2 * half + 1 :: 2]
     pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
     return torch.cat((x[..., : -2 * half], pairs.flatten(-2)), -1).bfloat16().float()
+
+
+def _product(softmax_scale: float, head_scale: float) -> torch.Tensor:
+    """Both scales of the weights, multiplied in fp32 before a weight is."""
+    return torch.tensor(softmax_scale) * torch.tensor(head_scale)
 
 
 @implements("_xpu_C::deepseek_fused_indexer_q_rope_fp8")
@@ -38,13 +85,13 @@ def deepseek_fused_indexer_q_rope_fp8(
 ) -> None:
     """Rotate and quantize the query, with one power-of-two scale per head, which is
     folded into the weight of the head."""
-    x = _rotated(q, positions, cos_sin_cache)
+    x = _rotated(q, positions, cos_sin_cache, index_weights, 2)
     amax = x.abs().amax(-1).clamp(min=1e-4)
     exponent = power_of_two_exponent(amax / 448)
     scaled = torch.ldexp(x, -exponent[..., None])
-    q_fp8.copy_(scaled.clamp(-448, 448).to(q_fp8.dtype))
+    q_fp8.view(torch.uint8).copy_(e4m3_codes(scaled))
     weights = torch.ldexp(index_weights.float(), exponent)
-    weights_out.copy_(weights * softmax_scale * head_scale)
+    weights_out.copy_(weights * _product(softmax_scale, head_scale))
 
 
 @implements("_xpu_C::deepseek_fused_indexer_q_rope_mxfp4")
@@ -60,13 +107,13 @@ def deepseek_fused_indexer_q_rope_mxfp4(
     weights_out: torch.Tensor,
 ) -> None:
     """Rotate and quantize the query, with one UE8M0 byte per 32 values."""
-    x = _rotated(q, positions, cos_sin_cache).unflatten(-1, (-1, 32))
+    x = _rotated(q, positions, cos_sin_cache, index_weights, 4).unflatten(-1, (-1, 32))
     amax = x.abs().amax(-1).clamp(min=6 * 2.0**-126)
     exponent = power_of_two_exponent(amax / 6)
-    codes = e2m1_codes(torch.ldexp(x, -exponent[..., None])).flatten(-2)
+    codes = e2m1_codes_towards_zero(torch.ldexp(x, -exponent[..., None])).flatten(-2)
     packed_out.copy_(pack_nibbles(codes))
     scales_out.copy_(exponent + 127)
-    weights_out.copy_(index_weights.float() * softmax_scale * head_scale)
+    weights_out.copy_(index_weights.float() * _product(softmax_scale, head_scale))
 
 
 @implements("_C_cache_ops::cp_gather_indexer_k_quant_cache")

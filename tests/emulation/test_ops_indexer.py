@@ -7,7 +7,7 @@ import torch
 from emulated_xpu import pins
 from emulated_xpu.formats import e2m1_codes
 from emulated_xpu.ops import indexer
-from kernels.reference import indexer_q, mqa_logits
+from kernels.reference import mqa_logits
 
 HEADS, DIM, BLOCK = 8, 128, 16
 
@@ -27,28 +27,56 @@ def rotary_table(positions: int) -> torch.Tensor:
 
 
 def query_arguments() -> tuple[torch.Tensor, ...]:
+    torch.manual_seed(0)
     q = torch.randn(5, HEADS, DIM).bfloat16()
+    q[..., :8] *= 2.0**-13  # subnormals of e4m3
     weights = torch.randn(5, HEADS).bfloat16()
     return torch.tensor([0, 3, 9, 2, 7]), q, rotary_table(10), weights
 
 
-def test_fp8_queries_have_the_reference_bytes() -> None:
+def scaled_queries(exponents: torch.Tensor, block: int) -> torch.Tensor:
+    """The rotated queries by their scales, as the kernels round them."""
     positions, q, table, weights = query_arguments()
-    codes = torch.empty(q.shape, dtype=torch.float8_e4m3fn)
+    x = indexer._rotated(q, positions, table, weights, 2).unflatten(-1, (-1, block))
+    return torch.ldexp(x, -exponents[..., None])
+
+
+def kernel_queries(device: torch.device, use_fp4: bool) -> tuple[torch.Tensor, ...]:
+    """Codes, scales and weights of the Triton kernel; FP8 has its scales in weights."""
+    from kernels.xpu_dsv4.indexer_q import fused_indexer_q_rope_quant
+
+    arguments = [x.to(device) for x in query_arguments()]
+    codes, weights = fused_indexer_q_rope_quant(*arguments, 0.25, 0.5, use_fp4=use_fp4)
+    codes, scales = codes if isinstance(codes, tuple) else (codes, weights)
+    return codes.cpu().view(torch.uint8), scales.cpu(), weights.cpu()
+
+
+def test_fp8_queries_are_the_kernel_s_but_for_midpoints_and_subnormals(
+    kernel_device: torch.device,
+) -> None:
+    positions, q, table, weights = query_arguments()
+    q_fp8 = torch.empty(q.shape, dtype=torch.float8_e4m3fn)
     scaled = torch.empty(weights.shape)
     indexer.deepseek_fused_indexer_q_rope_fp8(
-        q, positions, table, weights, 0.25, 0.5, codes, scaled
+        q, positions, table, weights, 0.25, 0.5, q_fp8, scaled
     )
-    expected, expected_weights = indexer_q.fused_indexer_q_rope_quant(
-        positions, q, table, weights, 0.25, 0.5
-    )
-    assert isinstance(expected, torch.Tensor)
-    torch.testing.assert_close(scaled.double(), expected_weights)
-    differ = codes.view(torch.uint8) != expected.view(torch.uint8)
-    assert differ.float().mean() < 1e-3
+    codes, _, wanted = kernel_queries(kernel_device, use_fp4=False)
+    assert torch.equal(scaled, wanted)
+    exponents = torch.frexp(scaled / (weights.float() * 0.125)).exponent - 1
+    x = scaled_queries(exponents[..., None], DIM).flatten(-2).abs()
+    mine, theirs = (c.view(torch.uint8).int() & 0x7F for c in (q_fp8, codes))
+    midpoint = (x.view(torch.int32) & 0xFFFFF) == 0x80000
+    small = x < 2**-6
+    assert torch.equal(mine[~midpoint & ~small], theirs[~midpoint & ~small])
+    up = (mine - theirs)[midpoint & ~small]
+    assert set(up.tolist()) == {0, 1}, "a midpoint goes away from zero"
+    assert (theirs - mine)[small].abs().max() <= 1
+    assert midpoint.float().mean() > 0.02
 
 
-def test_mxfp4_queries_have_the_reference_bytes() -> None:
+def test_mxfp4_queries_are_the_kernel_s_but_for_midpoints(
+    kernel_device: torch.device,
+) -> None:
     positions, q, table, weights = query_arguments()
     packed = torch.empty(5, HEADS, DIM // 2, dtype=torch.uint8)
     scales = torch.empty(5, HEADS, 4, dtype=torch.uint8)
@@ -56,14 +84,43 @@ def test_mxfp4_queries_have_the_reference_bytes() -> None:
     indexer.deepseek_fused_indexer_q_rope_mxfp4(
         q, positions, table, weights, 0.25, 0.5, packed, scales, scaled
     )
-    (expected, expected_scales), expected_weights = (
-        indexer_q.fused_indexer_q_rope_quant(
-            positions, q, table, weights, 0.25, 0.5, use_fp4=True
-        )
+    codes, kernel_scales, wanted = kernel_queries(kernel_device, use_fp4=True)
+    assert torch.equal(scales.view(torch.int32).squeeze(-1), kernel_scales)
+    assert torch.equal(scaled, wanted)
+    x = scaled_queries(scales.int() - 127, 32).flatten(-2).abs()
+    mine, theirs = (
+        torch.stack((c & 7, c >> 4 & 7), -1).flatten(-2).int() for c in (packed, codes)
     )
-    assert torch.equal(scales.view(torch.int32).squeeze(-1), expected_scales)
-    torch.testing.assert_close(scaled.double(), expected_weights)
-    assert (packed != expected).float().mean() < 1e-3
+    midpoint = torch.isin(x, torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0]))
+    assert torch.equal(mine[~midpoint], theirs[~midpoint])
+    assert set((theirs - mine)[midpoint].tolist()) == {0, 1}, "towards zero"
+
+
+def test_fp8_codes_of_all_bf16_values() -> None:
+    bits = torch.arange(2**15, dtype=torch.int32) << 16
+    x = bits.view(torch.float32)
+    x = x[x <= 1000]
+    codes, exact = indexer.e4m3_codes(x), x.clamp(max=448).to(torch.float8_e4m3fn)
+    value = codes.view(torch.float8_e4m3fn).float()
+    error = (value - x.clamp(max=448)).abs()
+    nearest = (exact.float() - x.clamp(max=448)).abs()
+    large = x >= 2**-6
+    assert torch.equal(error[large], nearest[large]), "as near as the nearest"
+    assert error[~large].max() < 2**-9
+    assert torch.equal(indexer.e4m3_codes(-x), codes | 0x80)
+
+
+def test_queries_that_the_kernels_would_misread_are_refused() -> None:
+    positions, q, table, weights = query_arguments()
+    outputs = torch.empty(q.shape, dtype=torch.float8_e4m3fn), torch.empty(5, HEADS)
+    for bad in (
+        (q.float(), positions, table, weights),
+        (q, positions.int(), table, weights),
+        (q, positions, table, weights.t().contiguous().t()),
+        (q[:, :5].contiguous(), positions, table, weights[:, :5].contiguous()),
+    ):
+        with pytest.raises(ValueError, match="indexer queries"):
+            indexer.deepseek_fused_indexer_q_rope_fp8(*bad, 0.25, 0.5, *outputs)
 
 
 def test_midpoints_of_e2m1_go_to_the_even_code() -> None:

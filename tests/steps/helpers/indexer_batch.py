@@ -140,7 +140,10 @@ class Batch:
         self.table = self.table + first_page
         self._fill_cache()
         tokens, heads = len(self.positions), self.indexer.n_head
-        self.q = torch.randn(tokens, heads, DIM).bfloat16()
+        # An odd last bit is no midpoint of e4m3 or e2m1, which the op of later releases
+        # does not round to the even code.
+        q = torch.randn(tokens, heads, DIM).bfloat16().view(torch.int16)
+        self.q = (q | 1).view(torch.bfloat16)
         self.weights = torch.randn(tokens, heads).bfloat16()
         self.rotation = quarter_turns(int(self.positions.max()) + 1)
         buffer = torch.full((tokens, TOPK), 99, dtype=torch.int32)
