@@ -5,6 +5,7 @@ import pytest
 from helpers import attention_batch, kernel_trace, layout
 from helpers import reference_attention as reference
 from helpers.attention_batch import Batch, random_sinks, sink_report
+from helpers.common_ops import TestDraft, TestMixedIndices, TestSharedOps  # noqa: F401
 
 TOLERANCE = 4e-3
 

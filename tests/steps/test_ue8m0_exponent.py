@@ -1,24 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """A UE8M0 scale is the least power of two that keeps its block within e4m3 or e2m1.
 
-With amax = 448·2^k, or 6·2^k, that is 2^k; the next value needs 2^(k + 1). A rounded
-log2 decides neither: just above a power of two its result is the integer itself, and
-on a GPU, whose log2 may be off by some units in the last place, the result at a power
-of two may lie above the integer. `Log2` stands for such a GPU under the interpreter.
+With amax = 448·2^k, or 6·2^k, that is 2^k. A log2 that is off by one unit in the last
+place may lie above the integer there; `coarse_log2` stands for such a device under the
+interpreter.
 """
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from helpers import compressor_run, e2m1_assembly, layout, model_configs, model_layers
-from helpers.common_ops import TestDraft, TestMixedIndices, TestSharedOps  # noqa: F401
+from helpers import compressor_run, e2m1_assembly, layout, model_configs
+from helpers.common_ops import TestCompressor  # noqa: F401
 
-ops = layout.module(layout.OPS)
 E4M3, E2M1 = 448.0, 6.0
-LOWEST = -22
-EXPONENTS = torch.arange(LOWEST, 97)
-BLOCK_SIZE = 64
+# Kind of a compressor, its options, the largest value of its format, amax a entry.
+KINDS = [
+    pytest.param({"head_dim": 512}, E4M3, 7, id="attention"),
+    pytest.param({"head_dim": 128}, E4M3, 1, id="indexer"),
+    pytest.param({"head_dim": 128, "mxfp4": True}, E2M1, 4, id="indexer-mxfp4"),
+]
+EXPONENTS = torch.tensor([-22, -13, -1, 0, 1, 5, 17])
 
 
 def at_powers(exponents: torch.Tensor, largest: float = E4M3) -> torch.Tensor:
@@ -34,13 +37,12 @@ def least_exponent(amax: torch.Tensor, largest: float = E4M3) -> torch.Tensor:
     return torch.searchsorted(at_powers(k, largest).double(), amax.double()) + k[0]
 
 
-def check(scales: torch.Tensor, amax: torch.Tensor, largest: float = E4M3) -> None:
-    """`scales`, fp32, are 2^least_exponent(amax)."""
-    wanted = least_exponent(amax, largest)
+def check(scales: torch.Tensor, wanted: torch.Tensor) -> None:
+    """`scales`, fp32, are 2^wanted."""
     got = scales.cpu().double().log2()
     wrong = int((got != wanted).sum())
-    print(f"figure: {wrong} of {amax.numel()} exponents differ")
-    assert not wrong, f"{wrong} of {amax.numel()} exponents differ: {got - wanted}"
+    print(f"figure: {wrong} of {wanted.numel()} exponents differ")
+    assert not wrong, f"{wrong} of {wanted.numel()} exponents differ: {got - wanted}"
 
 
 def from_bytes(encoded: torch.Tensor) -> torch.Tensor:
@@ -61,28 +63,44 @@ def plain_rope(positions: int, dim: int = 64) -> torch.Tensor:
     return table
 
 
-def inserted_scales(amax: torch.Tensor) -> torch.Tensor:
-    """The scales that the cache insert stores, seven a token."""
-    padding = -amax.numel() % 7
-    padded = torch.cat((amax, torch.ones(padding)))
-    tokens = padded.numel() // 7
-    k = torch.zeros(tokens, 512, dtype=torch.bfloat16)
-    k[:, :448] = blocks(padded, 64).view(tokens, 448)
-    cache = torch.zeros(1, BLOCK_SIZE * 584, dtype=torch.uint8, device=layout.device())
-    slots = torch.arange(tokens, device=layout.device())
-    ops.quantize_and_insert_k_cache(k.to(layout.device()), cache, slots, BLOCK_SIZE)
-    stored = cache[0, BLOCK_SIZE * 576 :].view(BLOCK_SIZE, 8)[:tokens, :7]
-    return from_bytes(stored).flatten()[: amax.numel()]
+def compressed_scales(
+    options: dict[str, Any], amax: torch.Tensor, entry: int
+) -> torch.Tensor:
+    """The scales that a ratio-4 compressor stores, `entry` amax in each entry.
+
+    All partial states are 1, so that an entry is the weight of its norm.
+    """
+    config = model_configs.vllm_config()
+    compressor = compressor_run.build(config, **options)
+    width = compressor.head_dim
+    size = 32 if "mxfp4" in options else 64 if width == 512 else 128
+    compressor.ape.data.zero_()
+    kv_score = torch.ones(4, 4 * width)
+    kv_score[:, 2 * width :] = 0
+    scales = []
+    for some in amax.split(entry):
+        weight = torch.zeros(width)
+        weight[: some.numel() * size] = blocks(some, size).flatten()
+        compressor.norm.weight.data = weight.to(layout.device())
+        with e2m1_assembly.interpreted():
+            written = compressor_run.run(
+                config, compressor, kv_score, plain_rope(4), [4]
+            )
+        row = written.scales[0]
+        scales.append(
+            row.view(torch.float32) if entry == 1 else from_bytes(row[: some.numel()])
+        )
+    return torch.cat(scales)
 
 
-def indexer_query_scales(amax: torch.Tensor) -> torch.Tensor:
-    """The scales that Triton folds into the weights of the indexer's query, one a
-    token. XPU of later releases has an op of its own; the kernel is everyone's."""
+def query_scales(amax: torch.Tensor) -> torch.Tensor:
+    """The scales that are folded into the weights of the indexer's query, one a
+    token."""
     q = blocks(amax, 128)[:, None].to(layout.device())
     tokens = torch.zeros(len(amax), dtype=torch.int64, device=layout.device())
     weights = torch.ones(len(amax), 1, dtype=torch.bfloat16, device=layout.device())
-    with layout.triton_indexer_query() as op:
-        _, folded = op(tokens, q, plain_rope(1), weights, 1.0, 1.0)
+    op = layout.common_op("fused_indexer_q_rope_quant")
+    _, folded = op(tokens, q, plain_rope(1), weights, 1.0, 1.0)
     return folded[:, 0]
 
 
@@ -91,43 +109,10 @@ def mxfp4_query_scales(amax: torch.Tensor) -> torch.Tensor:
     q = blocks(amax, 32).view(-1, 1, 128).to(layout.device())
     tokens = torch.zeros(len(q), dtype=torch.int64, device=layout.device())
     weights = torch.ones(len(q), 1, dtype=torch.bfloat16, device=layout.device())
-    with layout.triton_indexer_query() as op, e2m1_assembly.interpreted():
+    op = layout.common_op("fused_indexer_q_rope_quant")
+    with e2m1_assembly.interpreted():
         (_, scales), _ = op(tokens, q, plain_rope(1), weights, 1.0, 1.0, use_fp4=True)
     return from_bytes(scales.contiguous().view(torch.uint8)).flatten()
-
-
-def inverse_rope_scales(amax: torch.Tensor) -> torch.Tensor:
-    """The scales of the attention output after inverse RoPE, one a token.
-
-    The cosine makes the fp32 maximum of the block `amax`, but for one rounding.
-    """
-    power = at_powers(least_exponent(amax))
-    o = torch.zeros(len(amax), 1, 512, dtype=torch.bfloat16)
-    o[:, 0, 448] = power
-    table = plain_rope(len(amax))
-    table[:, 0] = (amax / power).to(table.device)
-    tokens = torch.arange(len(amax), device=layout.device())
-    _, scales = ops.fused_inv_rope_fp8_quant(
-        o.to(layout.device()), tokens, table, n_groups=1, heads_per_group=1
-    )
-    return scales[:, 0, 3]
-
-
-def compressed_scales(amax: torch.Tensor, compressor: Any, config: Any) -> torch.Tensor:
-    """The scales, as bytes, that a ratio-4 compressor stores for one entry.
-
-    All partial states are 1, so that the entry is the weight of its norm.
-    """
-    size = min(compressor._quant_block, 64)
-    weight = torch.zeros(compressor.head_dim)
-    weight[: amax.numel() * size] = blocks(amax, size).flatten()
-    compressor.norm.weight.data = weight.to(layout.device())
-    compressor.ape.data.zero_()
-    kv_score = torch.ones(8, 4 * compressor.head_dim)
-    kv_score[:, 2 * compressor.head_dim :] = 0
-    with e2m1_assembly.interpreted():
-        written = compressor_run.run(config, compressor, kv_score, plain_rope(8), [8])
-    return written.scales[1]
 
 
 @pytest.fixture
@@ -143,66 +128,61 @@ def coarse_log2(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_log2", create_log2)
 
 
-def test_inverse_rope_just_above_a_power_of_two() -> None:
-    k = EXPONENTS[::4]
-    amax = torch.nextafter(at_powers(k), torch.tensor(torch.inf))
-    check(inverse_rope_scales(amax), amax)
+@pytest.fixture
+def another_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The kernels are launched by a platform that is not XPU."""
+    for name in (layout.COMPRESSOR, f"{layout.OPS}.fused_compress_quant_cache"):
+        module = layout.module(name)
+        if hasattr(module, "current_platform"):
+            other = layout.another_platform(module.current_platform)
+            monkeypatch.setattr(module, "current_platform", other)
+    yield
 
 
 @pytest.mark.usefixtures("coarse_log2")
-def test_inverse_rope_at_a_power_of_two() -> None:
-    amax = at_powers(EXPONENTS[::4])
-    check(inverse_rope_scales(amax), amax)
+@pytest.mark.parametrize(("options", "largest", "entry"), KINDS)
+def test_compressor_at_a_power_of_two(
+    options: dict[str, Any], largest: float, entry: int
+) -> None:
+    scales = compressed_scales(options, at_powers(EXPONENTS, largest), entry)
+    check(scales, EXPONENTS)
 
 
-@pytest.mark.usefixtures("coarse_log2")
-def test_cache_insert_at_a_power_of_two() -> None:
-    amax = at_powers(EXPONENTS)
-    check(inserted_scales(amax), amax)
+class TestIndexerQuery:
+    """XPU of other releases has a kernel of its own for it."""
 
+    __test__ = layout.INDEXER_QUERY_IN_TRITON
 
-@pytest.mark.usefixtures("coarse_log2")
-def test_indexer_query_at_a_power_of_two() -> None:
-    amax = at_powers(EXPONENTS[::4])
-    check(indexer_query_scales(amax), amax)
+    @pytest.mark.usefixtures("coarse_log2")
+    def test_at_a_power_of_two(self) -> None:
+        exponents = torch.arange(-22, 97, 4)
+        check(query_scales(at_powers(exponents)), exponents)
 
-
-@pytest.mark.usefixtures("coarse_log2")
-def test_mxfp4_query_at_a_power_of_two() -> None:
-    amax = at_powers(EXPONENTS[:92:4], E2M1)[:20]
-    check(mxfp4_query_scales(amax), amax, E2M1)
-
-
-@pytest.mark.usefixtures("coarse_log2")
-def test_compressor_at_a_power_of_two() -> None:
-    amax = at_powers(torch.tensor([-22, -13, -1, 0, 1, 5, 17]))
-    config = model_configs.vllm_config()
-    compressor = model_layers.compressor(config, indexer=False)
-    check(from_bytes(compressed_scales(amax, compressor, config)[:7]), amax)
-
-
-@pytest.mark.usefixtures("coarse_log2")
-def test_indexer_compressor_at_a_power_of_two() -> None:
-    amax = at_powers(torch.tensor([-3]))
-    config = model_configs.vllm_config()
-    compressor = compressor_run.of_indexer(config, mxfp4=False)
-    check(compressed_scales(amax, compressor, config).view(torch.float32), amax)
-
-
-@pytest.mark.usefixtures("coarse_log2")
-def test_mxfp4_indexer_compressor_at_a_power_of_two() -> None:
-    amax = at_powers(torch.tensor([-22, -1, 0, 17]), E2M1)
-    config = model_configs.vllm_config()
-    compressor = compressor_run.of_indexer(config, mxfp4=True)
-    check(from_bytes(compressed_scales(amax, compressor, config)), amax, E2M1)
+    @pytest.mark.usefixtures("coarse_log2")
+    def test_mxfp4_at_a_power_of_two(self) -> None:
+        exponents = torch.arange(-22, 58, 4)
+        check(mxfp4_query_scales(at_powers(exponents, E2M1)), exponents)
 
 
 @pytest.mark.unchanged
-@pytest.mark.parametrize(
-    "scales", [inserted_scales, indexer_query_scales, inverse_rope_scales]
-)
-def test_other_values_keep_their_exponents(scales: Any) -> None:
-    torch.manual_seed(0)
-    mantissa = torch.randint(128, 256, (28,)).float() / 128
-    amax = torch.ldexp(mantissa, torch.randint(-13, 100, (28,)))
-    check(scales(amax), amax)
+@pytest.mark.usefixtures("coarse_log2", "another_platform")
+@pytest.mark.parametrize(("options", "largest", "entry"), KINDS)
+def test_other_platforms_keep_their_log2(
+    options: dict[str, Any], largest: float, entry: int
+) -> None:
+    scales = compressed_scales(options, at_powers(EXPONENTS, largest), entry)
+    check(scales, EXPONENTS + 1)
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize(("options", "largest", "entry"), KINDS)
+def test_an_exact_log2_and_the_bits_agree(
+    options: dict[str, Any], largest: float, entry: int
+) -> None:
+    """For every mantissa of a BF16 amax, and at each exponent for those beside the
+    format's largest value: amax is a BF16 value, and a power of two scales exactly."""
+    mantissas = torch.arange(128, 256).float() / 128
+    powers = at_powers(torch.arange(-10, 90, 3), largest)
+    amax = torch.cat((mantissas, powers * (1 - 1 / 128), powers, powers * (1 + 1 / 64)))
+    amax = amax.to(torch.bfloat16).float()
+    check(compressed_scales(options, amax, entry), least_exponent(amax, largest))

@@ -15,7 +15,6 @@ from . import (
     e2m1_assembly,
     layout,
     model_configs,
-    model_layers,
     reference_attention,
 )
 from . import reference_ops as reference
@@ -79,10 +78,9 @@ class Compressed:
         config = model_configs.vllm_config()
         if kind.startswith("indexer"):
             mxfp4 = kind.endswith("MXFP4")
-            compressor = compressor_run.of_indexer(config, mxfp4=mxfp4)
+            compressor = compressor_run.build(config, head_dim=128, mxfp4=mxfp4)
         else:
-            ratio = int(kind.split()[-1])
-            compressor = model_layers.compressor(config, indexer=False, ratio=ratio)
+            compressor = compressor_run.build(config, ratio=int(kind.split()[-1]))
         self.ratio, self.head = compressor.compress_ratio, compressor.head_dim
         lengths = (12, 7) if self.ratio == 4 else (128,)
         width = compressor.coff * self.head
@@ -250,6 +248,11 @@ class TestSharedOps:
         else:
             assert torch.equal(scales.cpu().double(), power.double().exp2())
         assert_few_differ(codes, reference.e4m3(blocks, power).flatten(-2))
+
+
+@pytest.mark.unchanged
+class TestCompressor:
+    """What a compressor writes: the attention's entries and the indexer's keys."""
 
     @pytest.mark.parametrize("ratio", [4, 128])
     def test_fused_compress_quant_cache(self, ratio: int) -> None:

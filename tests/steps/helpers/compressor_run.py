@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import layout, model_configs, model_layers
+from . import layout, model_configs
 
 STATE_BLOCK = 8
 PAGE_TOKENS = 64
@@ -25,21 +25,24 @@ class Written:
     scales: torch.Tensor
 
 
-def of_indexer(config: Any, *, mxfp4: bool) -> Any:
-    """A compressor as the indexer of a ratio-4 layer has it, in FP8 or MXFP4."""
-    model = model_layers.compressor(config, indexer=True)
-    if not mxfp4:
-        return model
+def build(
+    config: Any, *, head_dim: int = 512, ratio: int = 4, mxfp4: bool = False
+) -> Any:
+    """A compressor as an attention layer has it, or with `head_dim` 128 its indexer,
+    whose entries are in FP8 or MXFP4."""
+    prefix = f"compressor_{head_dim}_{ratio}"
+    cache = f"{prefix}.k_cache"
+    config.compilation_config.static_forward_context[cache] = SimpleNamespace()
     with model_configs.current(config):
-        return type(model)(
+        return layout.module(layout.COMPRESSOR).DeepseekCompressor(
             vllm_config=config,
-            compress_ratio=4,
+            compress_ratio=ratio,
             hidden_size=config.model_config.hf_config.hidden_size,
-            head_dim=128,
-            rotate=True,
-            prefix="mxfp4.compressor",
-            k_cache_prefix=model.k_cache_prefix,
-            use_fp4_cache=True,
+            head_dim=head_dim,
+            rotate=head_dim == 128,
+            prefix=prefix,
+            k_cache_prefix=cache,
+            use_fp4_cache=mxfp4,
         )
 
 

@@ -75,6 +75,16 @@ if (
     in (PACKAGE.parent / f"{MODEL.replace('.', '/')}.py").read_text()
 ):
     HYPER_CONNECTIONS.append("fused")
+# Whether XPU quantizes the indexer's query by Triton's kernel of all platforms: later
+# releases have an op for it, and before the kernels of XPU scored pages with 64-bit
+# offsets the step `indexer` replaces it.
+_INDEXER = PACKAGE / "model_executor/layers/sparse_attn_indexer.py"
+_INDEXER_QUERY = PACKAGE / "models/deepseek_v4/common/ops/fused_indexer_q.py"
+INDEXER_QUERY_IN_TRITON = (
+    WITH_XPU_FOLDER
+    and "cooperative_topk" in _INDEXER.read_text()
+    and "xpu_deepseek_fused_indexer_q" not in _INDEXER_QUERY.read_text()
+)
 # Who may multiply by FP8 weights in blocks on XPU.
 BLOCK_FP8_BACKENDS = ["auto", "triton", "fp32"]
 if not WITH_XPU_FOLDER:
@@ -124,8 +134,8 @@ def module(name: str) -> ModuleType:
 def another_platform(
     real: Any, capability: tuple[int, int] | None = None, *, rocm: bool = False
 ) -> Any:
-    """`real` in all but three answers: it is not XPU, it is or is not ROCm, and it has
-    this capability."""
+    """`real` in all but four answers: it is neither XPU nor CPU, it is or is not ROCm,
+    and it has this capability."""
     from vllm.platforms.interface import DeviceCapability
 
     class Another:
@@ -133,6 +143,9 @@ def another_platform(
             return getattr(real, name)
 
         def is_xpu(self) -> bool:
+            return False
+
+        def is_cpu(self) -> bool:
             return False
 
         def is_rocm(self) -> bool:
@@ -156,7 +169,15 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch, *, rocm: bool = False) -> None
 @contextmanager
 def worker() -> Iterator[None]:
     """`torch.cuda` as the model runner of XPU leaves it for the life of a worker, where
-    every model is built: its streams and events are those of XPU."""
+    every model is built: its streams and events are those of XPU. Without
+    an XPU, layers are built as CUDA builds them."""
+    from vllm.platforms import current_platform
+
+    if not current_platform.is_xpu():
+        with pytest.MonkeyPatch.context() as patch:
+            pretend_cuda(patch)
+            yield
+        return
     runner = module("vllm.v1.worker.xpu_model_runner")
     before = dict(vars(torch.cuda))
     try:

@@ -34,6 +34,7 @@ def gate(inputs: int, outputs: int, **options: Any) -> Any:
         made = kind(inputs, outputs, prefix="model.layers.1.ffn.gate", **options)
     for parameter in made.parameters():
         parameter.data.copy_(torch.randn(parameter.shape))
+    made.quant_method.process_weights_after_loading(made)
     return made
 
 
