@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The quantized formats that several ops share: power-of-two scales, e4m3 codes without
-subnormals, e2m1 codes, MXFP4 values and block scales."""
+subnormals, e2m1 codes, MXFP4 and INT4 values, and block scales."""
 
 import torch
 
@@ -68,6 +68,19 @@ def mxfp4_to_float(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     values = torch.tensor([*E2M1, *(-value for value in E2M1)])
     power = torch.exp2(scales.view(torch.uint8).float() - 127)
     return values[nibbles] * power.repeat_interleave(32, dim=-1)
+
+
+def int4_to_float(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
+    """Signed INT4 values in fp32.
+
+    Args:
+        packed: `[N, K / 2]` bytes, the even column in the low nibble, two's complement.
+        scales: `[N, K / group]`, of any group.
+    """
+    codes = torch.stack((packed & 15, packed >> 4), dim=-1).flatten(-2)
+    values = torch.where(codes < 8, codes.float(), codes.float() - 16)
+    group = values.shape[-1] // scales.shape[-1]
+    return values * scales.float().repeat_interleave(group, dim=-1)
 
 
 def expanded(scale: torch.Tensor, shape: torch.Size) -> torch.Tensor:

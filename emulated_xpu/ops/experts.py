@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from emulated_xpu.formats import mxfp4_to_float
+from emulated_xpu.formats import int4_to_float, mxfp4_to_float
 from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version, schemas
 
@@ -79,7 +79,7 @@ def init_expert_map(
 
 @implements("_xpu_C::cutlass_grouped_gemm_interface")
 def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """One product per expert, with MXFP4 weights of shape `[E, N, K / 2]`.
+    """One product per expert, with MXFP4 or signed INT4 weights of `[E, N, K / 2]`.
 
     Up to 0.1.10 two flags tell the format of the weights; later versions read it from
     their dtype, and take a scale of the activations as well.
@@ -93,14 +93,16 @@ def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
         rows_per_expert = arguments["rows_per_expert"]
     scales = arguments.get("ptr_B_scale", arguments.get("ptr_scales"))
     is_mxfp4 = arguments.get("is_B_mxfp4", weights.dtype == torch.float4_e2m1fn_x2)
+    is_int4 = arguments.get("is_B_int4", weights.dtype == torch.int8)
     others = [arguments["ptr_bias"], arguments.get("ptr_A_scale")]
-    if not is_mxfp4 or scales is None or any(other is not None for other in others):
-        raise NotImplementedError("grouped GEMM of other than MXFP4 without bias")
+    if is_mxfp4 == is_int4 or scales is None or any(o is not None for o in others):
+        raise NotImplementedError("grouped GEMM of other than 4 bits without bias")
+    to_float = mxfp4_to_float if is_mxfp4 else int4_to_float
     rows, out = arguments["ptr_A"].float(), arguments["ptr_D"]
     packed = weights.view(torch.uint8)
     start = 0
     for expert, count in enumerate(rows_per_expert.tolist()):
-        weight = mxfp4_to_float(packed[expert], scales[expert])
+        weight = to_float(packed[expert], scales[expert])
         out[start : start + count] = (rows[start : start + count] @ weight.T).to(
             out.dtype
         )
@@ -131,3 +133,42 @@ def moe_gather(
     position = unpermuted_row_to_permuted_row.long()
     rows = moe_output[position].float() * topk_weights.float()[..., None]
     output.copy_(rows.where(position[..., None] >= 0, 0.0).sum(1))
+
+
+@implements("_moe_C::moe_align_block_size")
+def moe_align_block_size(
+    topk_ids: torch.Tensor,
+    num_experts: int,
+    block_size: int,
+    sorted_token_ids: torch.Tensor,
+    experts_ids: torch.Tensor,
+    num_tokens_post_pad: torch.Tensor,
+    maybe_expert_map: torch.Tensor | None = None,
+) -> None:
+    """Rows by expert, each expert's filled up to whole blocks with `topk_ids.numel()`;
+    the expert of each block; the number of rows with what fills them up."""
+    if maybe_expert_map is not None:
+        raise NotImplementedError("alignment of the experts of several ranks")
+    experts = topk_ids.flatten()
+    sorted_token_ids.fill_(len(experts))
+    experts_ids.fill_(-1)
+    start = 0
+    for expert in range(num_experts):
+        rows = (experts == expert).nonzero().flatten()
+        blocks = -(-len(rows) // block_size)
+        sorted_token_ids[start : start + len(rows)] = rows
+        first = start // block_size
+        experts_ids[first : first + blocks] = expert
+        start += blocks * block_size
+    num_tokens_post_pad.fill_(start)
+
+
+@implements("_moe_C::moe_sum")
+def moe_sum(
+    input: torch.Tensor,
+    output: torch.Tensor,
+    topk_ids: torch.Tensor | None = None,
+    expert_map: torch.Tensor | None = None,
+) -> None:
+    """`[T, k, H]` summed over a token's experts, which weighted their rows already."""
+    output.copy_(input.float().sum(1))

@@ -102,3 +102,19 @@ def test_versions_without_a_limit_refuse_one(
             is_mxfp4=True,
             gemm1_clamp_limit=10.0,
         )
+
+
+def test_rows_are_aligned_to_blocks() -> None:
+    ids = torch.tensor([[3, 0], [0, 3], [0, -1]])
+    rows, blocks = torch.empty(12, dtype=torch.int32), torch.empty(6, dtype=torch.int32)
+    count = torch.empty(1, dtype=torch.int32)
+    experts.moe_align_block_size(ids, 4, 2, rows, blocks, count)
+    assert count.item() == 6
+    assert rows[:6].tolist() == [1, 2, 4, 6, 0, 3]
+    assert blocks[:3].tolist() == [0, 0, 3]
+
+
+def test_rows_of_a_token_are_summed() -> None:
+    rows, out = torch.randn(3, 2, 8).bfloat16(), torch.empty(3, 8).bfloat16()
+    experts.moe_sum(rows, out)
+    assert out.equal(rows.float().sum(1).bfloat16())

@@ -149,16 +149,17 @@ def take_nvfp4(config: Any, leave_out: Sequence[str], algorithm: str = "NVFP4") 
 
 def take_packed(config: Any, kind: str, leave_out: Sequence[str]) -> None:
     """As `take_nvfp4`, but as compressed-tensors writes it: "mxfp4-pack-quantized",
-    or "nvfp4-pack-quantized" of weights alone."""
+    or of weights alone "nvfp4-pack-quantized" and INT4's "pack-quantized"."""
     quantization = layout.module(
         f"{layout.LAYER_QUANTIZATION}.compressed_tensors.compressed_tensors"
     )
     mxfp4 = kind.startswith("mxfp4")
+    group_size = {"mxfp4-pack-quantized": 32, "nvfp4-pack-quantized": 16}.get(kind, 128)
     values = {
         "num_bits": 4,
-        "type": "float",
-        "strategy": "group" if mxfp4 else "tensor_group",
-        "group_size": 32 if mxfp4 else 16,
+        "type": "int" if kind == "pack-quantized" else "float",
+        "strategy": "tensor_group" if kind.startswith("nvfp4") else "group",
+        "group_size": group_size,
         "symmetric": True,
     }
     group = {
@@ -173,6 +174,24 @@ def take_packed(config: Any, kind: str, leave_out: Sequence[str]) -> None:
             "format": kind,
             "config_groups": {"group_0": group},
             "ignore": [f"re:.*{name}$" for name in leave_out],
+        }
+    )
+
+
+def take_auto_round(config: Any, leave_out: Sequence[str]) -> None:
+    """As `take_nvfp4`, but INT4 as AutoRound writes it for Intel's checkpoints."""
+    quantization = layout.module(f"{layout.LAYER_QUANTIZATION}.inc")
+    config.quant_config = quantization.INCConfig.from_config(
+        {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "data_type": "int",
+            "group_size": 128,
+            "sym": True,
+            "packing_format": "auto_round:auto_gptq",
+            "extra_config": {
+                f".*{name}$": {"bits": 16, "data_type": "float"} for name in leave_out
+            },
         }
     )
 

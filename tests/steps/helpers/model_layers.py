@@ -157,17 +157,20 @@ def mxfp4_experts(
     topk: int,
     hidden: int,
     inter: int,
+    model_limit: float | None = None,
 ) -> Any:
     """The routed experts of XPU with MXFP4 weights, as a function of hidden
     states, w13, w2, top-k weights and top-k ids.
 
-    `scales` are those of w13 and w2; `activation` is a name of `MoEActivation`.
+    `scales` are those of w13 and w2; `activation` is a name of `MoEActivation`. The
+    quantization's config carries `limit`, that of the experts `model_limit`.
     """
     moe = layout.module(f"{layout.FUSED_MOE}.config")
     oracle = layout.module(f"{layout.FUSED_MOE}.oracle.mxfp4")
     act = layout.module(f"{layout.FUSED_MOE}.activation").MoEActivation[activation]
     names = {field.name for field in dataclasses.fields(moe.FusedMoEConfig)}
     whole = "intermediate_size" in names
+    limits = {} if model_limit is None else {"swiglu_limit": model_limit}
     config = moe.FusedMoEConfig(
         num_experts=num_experts,
         experts_per_token=topk,
@@ -180,6 +183,7 @@ def mxfp4_experts(
         routing_method=moe.RoutingMethodType.Default,
         moe_parallel_config=moe.FusedMoEParallelConfig.make_no_parallel(),
         in_dtype=torch.bfloat16,
+        **limits,
     )
     backend = oracle.Mxfp4MoeBackend.XPU
     quantization = oracle.make_mxfp4_moe_quant_config(

@@ -35,6 +35,9 @@ class Nvfp4:
     def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
         return stored["weight_scale"].double() * stored["weight_scale_2"].double()
 
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
+        return indexer_batch.e2m1_values(codes)
+
     def seen(self, x: torch.Tensor) -> torch.Tensor:
         return x.double()
 
@@ -74,8 +77,58 @@ class Mxfp4:
     def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
         return torch.exp2(stored["weight_scale"].double() - 127)
 
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
+        return indexer_batch.e2m1_values(codes)
+
     def seen(self, x: torch.Tensor) -> torch.Tensor:
         return indexer_batch.quantized(x.double(), fp4=True)
+
+
+class Int4:
+    """As AutoRound writes it: symmetric, eight codes a word along the input."""
+
+    block = 128
+
+    def take(self, config: Any, leave_out: list[str]) -> None:
+        model_configs.take_auto_round(config, leave_out)
+
+    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        words = packed.view(torch.int32)
+        groups, columns = packed.shape[1] * 2 // self.block, packed.shape[0]
+        # Exact in the model's dtype too.
+        scales = torch.rand(groups, columns).mul(0.01).bfloat16()
+        return {
+            "qweight": words.T.contiguous(),
+            "scales": scales.half(),
+            "qzeros": torch.full((groups, columns // 8), 0x77777777, dtype=torch.int32),
+        }
+
+    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        return stored["scales"].T.double()
+
+    def values(self, codes: torch.Tensor) -> torch.Tensor:
+        return codes.double() - 8
+
+    def seen(self, x: torch.Tensor) -> torch.Tensor:
+        return x.double()
+
+
+class Int4OfCompressedTensors(Int4):
+    """The same codes along the input, each column's words contiguous."""
+
+    def take(self, config: Any, leave_out: list[str]) -> None:
+        model_configs.take_packed(config, "pack-quantized", leave_out)
+
+    def stored(self, packed: torch.Tensor) -> dict[str, torch.Tensor]:
+        made = super().stored(packed)
+        return {
+            "weight_packed": made["qweight"].T.contiguous(),
+            "weight_scale": made["scales"].T.contiguous().bfloat16(),
+            "weight_shape": torch.tensor([packed.shape[0], packed.shape[1] * 2]),
+        }
+
+    def scales(self, stored: dict[str, torch.Tensor]) -> torch.Tensor:
+        return stored["weight_scale"].double()
 
 
 def random(
@@ -87,7 +140,7 @@ def random(
     stored = packing.stored(packed)
     codes = torch.stack((packed & 15, packed >> 4), -1).flatten(-2)
     scales = packing.scales(stored).repeat_interleave(packing.block, -1)
-    return stored, indexer_batch.e2m1_values(codes) * scales
+    return stored, packing.values(codes) * scales
 
 
 def load(packing: Any, linear: torch.nn.Module, columns: int, size: int) -> Any:

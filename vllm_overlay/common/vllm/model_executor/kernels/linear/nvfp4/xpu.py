@@ -5,10 +5,28 @@ from typing import cast
 
 import torch
 
-from vllm.model_executor.utils import replace_parameter
 from vllm.platforms import current_platform
+from vllm.utils.torch_utils import direct_register_custom_op
+from vllm.v1.attention.ops.xpu_dsv4.nvfp4_linear import nvfp4_linear
 
 from .base import NvFp4LinearKernel, NvFp4LinearLayerConfig
+
+
+def _xpu_nvfp4_linear_fake(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    weight_scale: torch.Tensor,
+    weight_global_scale: torch.Tensor,
+) -> torch.Tensor:
+    return x.new_empty((x.shape[0], weight.shape[0]))
+
+
+# torch.compile does not enter an op: the tile follows each batch's own size.
+direct_register_custom_op(
+    op_name="xpu_nvfp4_linear",
+    op_func=nvfp4_linear,
+    fake_impl=_xpu_nvfp4_linear_fake,
+)
 
 
 class XPUNvFp4LinearKernel(NvFp4LinearKernel):
@@ -32,16 +50,6 @@ class XPUNvFp4LinearKernel(NvFp4LinearKernel):
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
         """The kernel reads the layout of the checkpoint."""
-        if getattr(layer, "is_bmm", False):
-            # It has no batch: the owner of such a layer multiplies by its weight
-            # itself. The product with the identity is that weight in bf16.
-            weight = cast(torch.Tensor, layer.weight)
-            identity = torch.eye(
-                2 * weight.shape[1], dtype=torch.bfloat16, device=weight.device
-            )
-            dense = self.apply_weights(layer, identity).t().contiguous()
-            replace_parameter(layer, "weight", dense)
-            del layer.weight_scale, layer.weight_global_scale
 
     def apply_weights(
         self,
@@ -49,9 +57,7 @@ class XPUNvFp4LinearKernel(NvFp4LinearKernel):
         x: torch.Tensor,
         bias: torch.Tensor | None = None,
     ) -> torch.Tensor:
-        from vllm.v1.attention.ops.xpu_dsv4.nvfp4_linear import nvfp4_linear
-
-        out = nvfp4_linear(
+        out = torch.ops.vllm.xpu_nvfp4_linear(
             x.reshape(-1, x.shape[-1]).to(torch.bfloat16),
             cast(torch.Tensor, layer.weight),
             cast(torch.Tensor, layer.weight_scale),

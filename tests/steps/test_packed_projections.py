@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A packed checkpoint: the projections of compressor and indexer stay packed."""
 
-import inspect
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -34,11 +33,7 @@ MERGED = {
 FORMATS: dict[str, Any] = {
     "nvfp4": packed_formats.Nvfp4(),
     "mxfp4": packed_formats.Mxfp4(),
-}
-# Weight-only formats, under the names of their writers.
-WEIGHT_ONLY = {
-    "modelopt": packed_formats.Nvfp4("W4A16_NVFP4"),
-    "compressed-tensors": packed_formats.Nvfp4WeightOnly(),
+    "int4": packed_formats.Int4(),
 }
 
 
@@ -126,41 +121,6 @@ def test_the_weights_stay_packed(tmp_path: Path) -> None:
     assert compressor.fused_wkv_wgate.weight.dtype == torch.uint8
 
 
-@pytest.mark.parametrize("name", layout.PACKED_FORMATS)
-def test_a_packed_wo_a_is_loaded_in_bf16(name: str) -> None:
-    torch.manual_seed(0)
-    config = model_configs.vllm_config(heads=2)
-    FORMATS[name].take(config, leave_out=["wo_b"])
-    built = layer_parts.projecting(model_layers.attention_layer(config, 0)).wo_a
-    columns, size = built.output_size, built.input_size
-    weight = packed_formats.load(FORMATS[name], built, columns, size)
-    assert built.weight.dtype == torch.bfloat16, "its owner multiplies packed weights"
-    assert off_by(built.weight.data, weight) < 3e-3
-
-
-@pytest.mark.parametrize("writer", WEIGHT_ONLY)
-def test_weight_only_nvfp4_multiplies(writer: str) -> None:
-    torch.manual_seed(0)
-    config = model_configs.vllm_config()
-    WEIGHT_ONLY[writer].take(config, leave_out=[])
-    built = model_layers.linear(config, HIDDEN, RANK)
-    weight = packed_formats.load(WEIGHT_ONLY[writer], built, RANK, HIDDEN)
-    x = torch.randn(TOKENS, HIDDEN).bfloat16()
-    got = built.quant_method.apply(built, x.to(layout.device()))
-    error = off_by(got, x.double() @ weight.T)
-    assert error < 3e-3, f"the product is off by {error:.4f}"
-
-
-@pytest.mark.parametrize("weight_only", [False, True])
-def test_xpu_has_an_nvfp4_kernel(weight_only: bool) -> None:
-    select = layout.module(layout.LINEAR_KERNELS).init_nvfp4_linear_kernel
-    arguments = {"use_a16": weight_only}
-    if "use_a16" not in inspect.signature(select).parameters:
-        arguments = {}
-    with model_configs.current(model_configs.vllm_config()):
-        assert type(select(**arguments)).__name__ == "XPUNvFp4LinearKernel"
-
-
 @pytest.fixture
 def bf16() -> Iterator[None]:
     """Parameters are made in the model's dtype, as vLLM's loader does."""
@@ -174,16 +134,16 @@ def bf16() -> Iterator[None]:
 @pytest.mark.usefixtures("bf16")
 def test_an_fp8_checkpoint_keeps_them_in_bf16() -> None:
     config = model_configs.vllm_config(quantized=True)
-    with model_configs.current(config):
-        compressor = layout.module(layout.COMPRESSOR).DeepseekCompressor(
-            vllm_config=config,
-            compress_ratio=4,
-            hidden_size=HIDDEN,
-            head_dim=128,
-            prefix="compressor",
-            k_cache_prefix="cache",
-        )
-    assert compressor.fused_wkv_wgate.weight.dtype == torch.bfloat16
+    built = layer_parts.projecting(model_layers.attention_layer(config, 4))
+    dtypes = {
+        "compressor": built.compressor.fused_wkv_wgate.weight.dtype,
+        "indexer's compressor": built.indexer.compressor.fused_wkv_wgate.weight.dtype,
+        "indexer's weights": built.indexer.weights_proj.weight.dtype,
+        "indexer's queries": built.indexer.wq_b.weight.dtype,
+    }
+    queries = dtypes.pop("indexer's queries")
+    assert queries == torch.float8_e4m3fn, "nothing is in FP8"
+    assert set(dtypes.values()) == {torch.bfloat16}, dtypes
 
 
 @pytest.mark.unchanged
@@ -197,41 +157,3 @@ def test_projections_in_bf16_keep_fp32_results() -> None:
     score = layer_parts.input_projections(built, hidden.to(layout.device()))[1]
     assert score.dtype == torch.float32
     assert off_by(score, hidden.double() @ linear.weight.cpu().double().T) < 1e-6
-
-
-@pytest.mark.unchanged
-@pytest.mark.parametrize("platform", ["CUDA", "ROCM"])
-def test_other_platforms_keep_their_kernels(platform: str) -> None:
-    kernels = layout.module(layout.LINEAR_KERNELS)
-    known = layout.module("vllm.platforms.interface").PlatformEnum[platform]
-    names = [kind.__name__ for kind in kernels._POSSIBLE_NVFP4_KERNELS[known]]
-    assert names[-1] in ("EmulationNvFp4LinearKernel", "HummingNvFp4LinearKernel")
-    assert not any(name.startswith("XPU") for name in names)
-
-
-class Marlin:
-    """Stands for the kernel, which needs its GPU."""
-
-    def __init__(self, config: object) -> None:
-        pass
-
-    @classmethod
-    def is_supported(cls) -> tuple[bool, None]:
-        return True, None
-
-
-@pytest.mark.unchanged
-@pytest.mark.may_skip
-def test_other_platforms_keep_marlin(monkeypatch: pytest.MonkeyPatch) -> None:
-    home = layout.module(f"{layout.LAYER_QUANTIZATION}.modelopt")
-    method: Any = getattr(home, "ModelOptNvFp4W4A16LinearMethod", None)
-    if method is None:
-        pytest.skip("this release takes the weight-only kernel from its list")
-    if not hasattr(home, "MarlinNvFp4LinearKernel"):  # it asks for a kernel
-        home = layout.module(layout.LINEAR_KERNELS)
-    if hasattr(home, "current_platform"):
-        another = layout.another_platform(home.current_platform)
-        monkeypatch.setattr(home, "current_platform", another)
-    monkeypatch.setattr(home, "MarlinNvFp4LinearKernel", Marlin)
-    with model_configs.current(model_configs.vllm_config()):
-        assert isinstance(method(None).kernel, Marlin)
