@@ -210,16 +210,23 @@ def config(ratios: tuple[int, ...] = RATIOS) -> dict[str, Any]:
     }
 
 
-def write(directory: Path, seed: int = 0) -> tuple[Path, Path]:
-    """Write both forms below `directory`.
+def write(
+    directory: Path,
+    writer: Writer | None = None,
+    quantization: dict[str, Any] | None = None,
+) -> tuple[Path, Path]:
+    """Write both forms below `directory`: by `writer`, which has nothing yet, and with
+    `quantization` in place of DeepSeek's own `quantization_config`.
 
     Returns:
         The folders of the published form and of the float32 twin.
     """
-    writer = Writer(seed)
+    writer = writer or Writer(seed=0)
     _model(writer)
     published, twin = directory / "published", directory / "twin"
     described = config()
+    if quantization is not None:
+        described["quantization_config"] = quantization
     _save(published, described, writer.published)
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"

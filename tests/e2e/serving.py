@@ -12,9 +12,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import checkpoint
+import packed
 import torch
 from comparison import of_all_ranks
 
@@ -67,6 +69,8 @@ class Job:
     waves: tuple[tuple[Prompt, ...], ...]
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
+    packed: str = ""
+    """Whose checkpoint is served, of `packed.WRITERS`; DeepSeek's own if none."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -113,6 +117,8 @@ class Kitchen:
         self.work, self.cache = work, cache
         self.project = Project.find(HERE)
         self.published, self.twin = checkpoint.write(work / "checkpoint")
+        self._packed: dict[str, tuple[Path, Path]] = {}
+        self._writing = Lock()
         self._lay_out()
         self._pool = ThreadPoolExecutor(workers)
         self._running: dict[tuple[str, bool, str], Future[Served]] = {}
@@ -132,6 +138,27 @@ class Kitchen:
         """
         return self.order(release, job, patched).result()
 
+    def packed(self, name: str) -> tuple[Path, Path]:
+        """The published form and the twin of another writer's checkpoint."""
+        with self._writing:
+            if name not in self._packed:
+                writer = packed.WRITERS[name]
+                self._packed[name] = checkpoint.write(
+                    self.work / f"checkpoint-{name}", writer(0), writer.described()
+                )
+            return self._packed[name]
+
+    def has_wrappers(self, release: str) -> bool:
+        """Whether Python of the release's own vllm-xpu-kernels runs around the ops."""
+        return load(self.project)[release].xpu_kernels.version in WRAPPERS
+
+    def emulates_nvfp4_experts(self, release: str) -> bool:
+        """Whether the release's emulation of experts in NVFP4 clamps as the model."""
+        site = self._installed(load(self.project)[release], patched=True)
+        oracle = site / "vllm/model_executor/layers/fused_moe/oracle/nvfp4.py"
+        clamping = oracle.read_text().partition("WITH_CLAMP = {")[2].partition("}")[0]
+        return "EMULATION" in clamping
+
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
         for (release, patched, name), future in self._running.items():
@@ -148,10 +175,11 @@ class Kitchen:
         tree = f"{release}-{'patched' if patched else 'untouched'}"
         name = f"{tree}-{job.name}"
         order, answer = self.work / f"{name}.json", self.work / f"{name}.pt"
+        model = self.packed(job.packed)[0] if job.packed else self.published
         order.write_text(
             json.dumps(
                 {
-                    "model": str(self.published),
+                    "model": str(model),
                     "engine": dict(job.engine),
                     "sabotage": job.sabotage,
                     "waves": [

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint as others publish it: packed INT4, or with experts in NVFP4.
+
+`Int4` follows Intel's AutoRound checkpoints (W4A16 of Flash and Pro): symmetric codes,
+eight a word along the input, a scale for each 128 of them. Every linear layer has
+them, those of compressor and indexer too; router, embedding and head do not.
+`Nvfp4Experts` follows NVIDIA's: DeepSeek's FP8, and e2m1 codes for the routed experts
+alone, an e4m3 scale for each 16 and an fp32 one for the whole.
+"""
+
+from typing import Any
+
+import checkpoint
+import torch
+
+INT4_GROUP = 128
+NVFP4_BLOCK = 16
+PACKED = ("wkv.weight", "wgate.weight", "weights_proj.weight")
+"""Ends of the names that DeepSeek's own checkpoints do not quantize."""
+
+
+class Int4(checkpoint.Writer):
+    """Writes every linear layer in INT4."""
+
+    def fp8(self, name: str, rows: int, columns: int) -> None:
+        self._int4(name, self.random(rows, columns, std=columns**-0.5))
+
+    def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        self._int4(name, self.random(rows, columns, std=gain * columns**-0.5))
+
+    def plain(
+        self, name: str, values: torch.Tensor, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        if name.endswith(PACKED):
+            self._int4(name.removesuffix(".weight"), values)
+        else:
+            super().plain(name, values, dtype)
+
+    def _int4(self, name: str, weight: torch.Tensor) -> None:
+        groups = weight.unflatten(1, (-1, INT4_GROUP))
+        # Exact in fp16, as it is published, and in the model's bf16.
+        scale = (groups.abs().amax(2, keepdim=True) / 7).bfloat16().float()
+        codes = (groups / scale).round().clamp(-8, 7)
+        self.twin[f"{name}.weight"] = (codes * scale).flatten(1)
+        words = (codes.flatten(1) + 8).long().unflatten(1, (-1, 8))
+        packed = (words << torch.arange(0, 32, 4)).sum(-1).to(torch.int32)
+        self.published[f"{name}.qweight"] = packed.T
+        self.published[f"{name}.scales"] = scale[..., 0].T.half()
+        zeros = torch.full((scale.shape[1], len(weight) // 8), 0x77777777)
+        self.published[f"{name}.qzeros"] = zeros.to(torch.int32)
+
+    @staticmethod
+    def described() -> dict[str, Any]:
+        """`quantization_config`."""
+        whole = {"bits": 16, "data_type": "float"}
+        return {
+            "quant_method": "auto-round",
+            "bits": 4,
+            "data_type": "int",
+            "group_size": INT4_GROUP,
+            "sym": True,
+            "packing_format": "auto_round:auto_gptq",
+            "extra_config": {"head": whole, "embed": whole},
+        }
+
+
+class Nvfp4Experts(checkpoint.Writer):
+    """Writes the routed experts in NVFP4, the rest as DeepSeek does."""
+
+    def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        weight = self.random(rows, columns, std=gain * columns**-0.5)
+        blocks = weight.unflatten(1, (-1, NVFP4_BLOCK))
+        largest = blocks.abs().amax(2, keepdim=True)
+        whole = largest.max() / (checkpoint.E4M3_MAX * checkpoint.E2M1[-1])
+        scale = (largest / checkpoint.E2M1[-1] / whole).to(torch.float8_e4m3fn)
+        step = scale.float() * whole
+        grid = torch.tensor(checkpoint.E2M1)
+        magnitude = ((blocks / step).abs()[..., None] - grid).abs().argmin(-1)
+        signs = torch.where(blocks < 0, -1.0, 1.0)
+        self.twin[f"{name}.weight"] = (signs * grid[magnitude] * step).flatten(1)
+        nibbles = (magnitude + 8 * (blocks < 0)).to(torch.uint8).flatten(1)
+        self.published[f"{name}.weight"] = nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
+        self.published[f"{name}.weight_scale"] = scale[..., 0]
+        self.published[f"{name}.weight_scale_2"] = whole
+        # One for all experts, for activations of up to 64.
+        self.published[f"{name}.input_scale"] = torch.tensor(64 / (448 * 6.0))
+
+    @staticmethod
+    def described() -> dict[str, Any]:
+        """`quantization_config`."""
+        own = checkpoint.config()["quantization_config"]
+        return {**own, "moe_quant_algo": "NVFP4"}
+
+
+WRITERS: dict[str, type[Int4 | Nvfp4Experts]] = {
+    "int4": Int4,
+    "nvfp4-experts": Nvfp4Experts,
+}

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints that others packed, through the engine. Runs with --full."""
+
+import pytest
+from checks import TIGHT, check_attention, check_experts, check_logits
+from comparison import attention_errors, feed_forward_errors
+from serving import Job, Kitchen, Prompt
+from twin import Roundings, Twin
+
+pytestmark = pytest.mark.full
+
+WAVES = ((Prompt(72, 3, seed=1), Prompt(5, 2, seed=2)),)
+INT4 = Job("int4", WAVES, packed="int4")
+NVFP4_EXPERTS = Job("nvfp4 experts", WAVES, packed="nvfp4-experts")
+STOPS = "No NvFp4 MoE backend supports|weight_scale_2|size of tensor"
+"""Older releases have no emulation that clamps; the oldest does not know the format."""
+ACTIVATIONS_IN_FP4 = 0.3
+"""How far e2m1 activations, of at most three significant bits, move the experts."""
+
+
+def test_int4(served: Kitchen, release: str) -> None:
+    if not served.has_wrappers(release):
+        pytest.skip(f"the experts of {release} are emulated in MXFP4 alone")
+    twin = Twin(served.packed("int4")[1])
+    result = served.serve(release, INT4)
+    check_attention(result, twin)
+    check_experts(result, twin)
+    check_logits(result, twin)
+    ops = result.answer["ops"]
+    assert ops["_xpu_C::int4_gemm_w4a16"] > 0, ops
+
+
+def test_experts_in_nvfp4_are_emulated(served: Kitchen, release: str) -> None:
+    if not served.emulates_nvfp4_experts(release):
+        with pytest.raises(RuntimeError, match=STOPS):
+            served.serve(release, NVFP4_EXPERTS)
+        return
+    twin = Twin(served.packed("nvfp4-experts")[1])
+    result = served.serve(release, NVFP4_EXPERTS)
+    launches = result.answer["launches"]
+    assert any("nvfp4_emulation" in name for name in launches), launches
+    roundings = Roundings.of(result.answer["ops"])
+    for error in attention_errors(result.answer, twin, roundings):
+        print(error)
+        assert error.core <= TIGHT and error.output <= TIGHT, error
+    errors = feed_forward_errors(result.answer, twin, roundings)
+    print(errors)
+    assert max(errors.values()) <= ACTIVATIONS_IN_FP4, errors
