@@ -64,7 +64,8 @@ def test_nothing_past_the_length_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_its_memory_is_reserved(ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(ratio, (260, 140), (2, 2), sinks=NO_SINKS)
     with batch.ready() as run, kernel_trace.traced(monkeypatch) as trace:
-        run()
+        output = run()
+    assert output.isfinite().all(), f"{int(output.isnan().sum())} values are NaN"
     # A number or two for each request; indices alone are 1 KiB for each token.
     assert trace.largest <= 64, (
         f"allocates {trace.largest} B: {sorted(set(trace.made))}"
