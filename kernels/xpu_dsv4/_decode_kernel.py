@@ -81,7 +81,7 @@ def _store_out(
     tl.store(out_ptrs, (acc * factor).to(tl.bfloat16), mask=row_mask)
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_splits", "num_kv_slots", "num_swa_slots"])
 def _decode_kernel(
     q_ptr,
     kv_ptr,

@@ -18,7 +18,7 @@ PARTIAL_WIDTH = HEAD_DIM + 2
 """fp32 values of one (token, head, split): 512 of o, then m and l."""
 
 
-@triton.jit(do_not_specialize=["num_splits"])
+@triton.jit(do_not_specialize=["num_rows", "num_splits"])
 def _merge_kernel(
     partial_ptr,
     sink_ptr,

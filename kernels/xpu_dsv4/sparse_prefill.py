@@ -46,7 +46,7 @@ class PrefillConfig(NamedTuple):
     hold_tile: bool
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _prefill_kernel(
     q_ptr,
     kv_ptr,

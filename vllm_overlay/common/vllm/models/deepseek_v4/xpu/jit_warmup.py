@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""JIT warm-up of DeepSeek-V4's sparse attention on XPU.
+
+A dummy run has no attention metadata and ends before these kernels. A launch over rows
+without keys compiles what a request needs, and reads no page.
+"""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
+from vllm.platforms import current_platform
+from vllm.utils.math_utils import cdiv, round_up
+from vllm.v1.attention.ops.xpu_dsv4._decode_config import decode_config
+from vllm.v1.attention.ops.xpu_dsv4.sparse_decode import xpu_sparse_decode_fp8
+from vllm.v1.attention.ops.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
+
+if TYPE_CHECKING:
+    from vllm.models.deepseek_v4.xpu.xpu_sparse import DeepseekV4XPUAttention
+
+HEAD_DIM = 512
+NOPE_HEAD_DIM = 448
+TOKEN_BYTES = 584
+
+
+@dataclass(frozen=True)
+class Pages:
+    """Tokens and bytes of a page."""
+
+    block_size: int
+    stride: int
+
+    @classmethod
+    def of(cls, cache: torch.Tensor) -> "Pages":
+        return cls(cache.shape[1], cache.stride(0))
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(
+            (1, self.block_size, TOKEN_BYTES),
+            (self.stride, TOKEN_BYTES, 1),
+            dtype=torch.uint8,
+            device=current_platform.device_type,
+        )
+
+
+@dataclass(frozen=True)
+class SparseDecodeKey:
+    num_tokens: int
+    num_heads: int
+    swa_width: int
+    swa_pages: Pages
+    topk_width: int
+    pages: Pages | None
+
+
+@dataclass(frozen=True)
+class SparsePrefillKey:
+    num_heads: int
+
+
+def _rows(num_tokens: int, num_heads: int) -> torch.Tensor:
+    return torch.zeros(
+        (num_tokens, num_heads, HEAD_DIM),
+        dtype=torch.bfloat16,
+        device=current_platform.device_type,
+    )
+
+
+def _no_keys(num_tokens: int, width: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Indices of no key, and their numbers."""
+    device = current_platform.device_type
+    indices = torch.full((num_tokens, 1, width), -1, dtype=torch.int32, device=device)
+    return indices, torch.zeros(num_tokens, dtype=torch.int32, device=device)
+
+
+class XPUSparseDecodeKernel(VllmJitKernel[SparseDecodeKey]):
+    """Decode, and the merge of its key splits, in every number of splits."""
+
+    def get_warmup_keys(self, layer: "DeepseekV4XPUAttention") -> list[SparseDecodeKey]:
+        pages = None
+        topk_width = 0
+        if layer.compress_ratio > 1:
+            pages = Pages.of(layer.kv_cache)
+            # C4A: as many as the indexer chooses; C128A: all there are.
+            assert layer.topk_indices_buffer is not None
+            topk_width = (
+                layer.topk_indices_buffer.shape[-1]
+                if layer.compress_ratio == 4
+                else round_up(cdiv(layer.max_model_len, layer.compress_ratio), 128)
+            )
+        # Numbers of splits are powers of two, and so are the batches between them.
+        most = layer.max_num_batched_tokens
+        batches = [1 << bit for bit in range(most.bit_length())]
+        keys: dict[object, SparseDecodeKey] = {}
+        for num_tokens in (*batches, most):
+            config = decode_config(
+                current_platform.device_type,
+                num_tokens,
+                layer.n_local_heads,
+                topk_width + layer.window_size,
+            )
+            key = SparseDecodeKey(
+                num_tokens,
+                layer.n_local_heads,
+                layer.window_size,
+                Pages.of(layer.swa_cache_layer.kv_cache),
+                topk_width,
+                pages,
+            )
+            keys.setdefault(config, key)
+        return list(keys.values())
+
+    def compile(self, compile_key: SparseDecodeKey) -> None:
+        q = _rows(compile_key.num_tokens, compile_key.num_heads)
+        swa_indices, swa_lens = _no_keys(compile_key.num_tokens, compile_key.swa_width)
+        kv_cache = topk_indices = topk_lens = None
+        if compile_key.pages is not None:
+            kv_cache = compile_key.pages.empty()
+            topk_indices, topk_lens = _no_keys(
+                compile_key.num_tokens, compile_key.topk_width
+            )
+        xpu_sparse_decode_fp8(
+            q=q,
+            kv_cache=kv_cache,
+            swa_kv_cache=compile_key.swa_pages.empty(),
+            swa_only=kv_cache is None,
+            topk_indices=topk_indices,
+            topk_lens=topk_lens,
+            swa_indices=swa_indices,
+            swa_lens=swa_lens,
+            attn_sink=torch.zeros(compile_key.num_heads, device=q.device),
+            softmax_scale=1.0,
+            head_dim=HEAD_DIM,
+            nope_head_dim=NOPE_HEAD_DIM,
+            rope_head_dim=HEAD_DIM - NOPE_HEAD_DIM,
+            out=torch.empty_like(q),
+        )
+
+
+class XPUSparsePrefillKernel(VllmJitKernel[SparsePrefillKey]):
+    """Prefill, which depends on the number of heads alone."""
+
+    def get_warmup_keys(
+        self, layer: "DeepseekV4XPUAttention"
+    ) -> list[SparsePrefillKey]:
+        return [SparsePrefillKey(layer.n_local_heads)]
+
+    def compile(self, compile_key: SparsePrefillKey) -> None:
+        q = _rows(1, compile_key.num_heads)
+        indices, lens = _no_keys(1, 128)
+        xpu_sparse_prefill(
+            q=q,
+            kv=_rows(1, 1),
+            indices=indices,
+            sm_scale=1.0,
+            attn_sink=torch.zeros(compile_key.num_heads, device=q.device),
+            topk_length=lens,
+            out=torch.empty_like(q),
+        )
+
+
+XPU_SPARSE_DECODE_KERNEL = XPUSparseDecodeKernel()
+XPU_SPARSE_PREFILL_KERNEL = XPUSparsePrefillKernel()
