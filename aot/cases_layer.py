@@ -83,7 +83,7 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
 
 
 def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:
-    """bf16 for a plain product, blocks of FP8 with packed or row-major scales."""
+    """bf16 for a plain product, blocks of FP8 with scales by columns or rows."""
     for label, count in sizes.heads:
         if count % GROUP_HEADS:
             continue

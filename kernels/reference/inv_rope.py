@@ -24,7 +24,6 @@ def fused_inv_rope_fp8_quant(
     nope_dim: int = 448,
     rope_dim: int = 64,
     quant_group_size: int = 128,
-    tma_aligned_scales: bool = False,
     quantize: bool = True,
     *,
     row_major_scales: bool = False,
@@ -38,8 +37,6 @@ def fused_inv_rope_fp8_quant(
         return x, torch.empty(0, 0, 0)
     exponent = block_exponent(x, quant_group_size, 448.0, 1e-10)
     codes = e4m3_bytes(x, exponent).view(torch.float8_e4m3fn)
-    if tma_aligned_scales:
-        return codes, exponent.to(torch.uint8).contiguous().view(torch.int32)
     one = torch.ones_like(exponent, dtype=torch.float32)
     return codes, torch.ldexp(one, exponent - 127)
 

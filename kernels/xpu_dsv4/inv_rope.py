@@ -43,7 +43,6 @@ def _inv_rope_kernel(
     PAIRS_PER_SCALE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     QUANTIZE: tl.constexpr,
-    PACKED: tl.constexpr,
     MIN_AMAX: tl.constexpr = MIN_AMAX,
 ):
     """BLOCK_H heads of one token, as rows of values that share a scale.
@@ -103,22 +102,12 @@ def _inv_rope_kernel(
         token_scale_offs = (
             group_offs * scales_group_stride + token * scales_token_stride
         )
-        if PACKED:
-            # [ROWS]
-            byte_offs = (
-                token_scale_offs * 4
-                + (block_offs // 4) * scales_block_stride * 4
-                + block_offs % 4
-            )
-            scale_bytes = tl.where(is_token, exponents, 0).to(tl.uint8)  # [ROWS]
-            tl.store(scales_ptr + byte_offs, scale_bytes, mask=head_mask)
-        else:
-            scales = tl.where(is_token, exponent_scale(exponents), 0.0)  # [ROWS]
-            tl.store(
-                scales_ptr + token_scale_offs + block_offs * scales_block_stride,
-                scales,
-                mask=head_mask,
-            )
+        scales = tl.where(is_token, exponent_scale(exponents), 0.0)  # [ROWS]
+        tl.store(
+            scales_ptr + token_scale_offs + block_offs * scales_block_stride,
+            scales,
+            mask=head_mask,
+        )
     else:
         pairs_ptr = out_ptr.to(tl.pointer_type(tl.int32))
         tl.store(pairs_ptr + out_offs, pack_bf16(even, odd), mask=pair_mask)
@@ -133,7 +122,6 @@ def fused_inv_rope_fp8_quant(
     nope_dim: int = 448,
     rope_dim: int = 64,
     quant_group_size: int = 128,
-    tma_aligned_scales: bool = False,
     quantize: bool = True,
     *,
     row_major_scales: bool = False,
@@ -164,8 +152,6 @@ def fused_inv_rope_fp8_quant(
             Trailing values of a head, which do.
         quant_group_size (int):
             Values per scale, a power of two.
-        tma_aligned_scales (bool):
-            Return UE8M0 bytes, four per int32, instead of fp32 scales.
         quantize (bool):
             False returns bf16 values and no scales.
         row_major_scales (bool):
@@ -176,7 +162,7 @@ def fused_inv_rope_fp8_quant(
     Returns:
         (values, scales): values of shape `[T, G, D]`, D = heads_per_group * (nope_dim +
         rope_dim), float8_e4m3fn, with G outermost in memory. Scales of shape `[T, G, D
-        / quant_group_size]`, fp32, or a quarter of the last size in int32.
+        / quant_group_size]`, fp32.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -194,8 +180,6 @@ def fused_inv_rope_fp8_quant(
     if quant_group_size & (quant_group_size - 1) or head_dim % quant_group_size:
         fail("quant_group_size", quant_group_size, f"a power of two up to {head_dim}")
     scales_per_head = head_dim // quant_group_size
-    if tma_aligned_scales and scales_per_head % 4:
-        fail("quant_group_size", quant_group_size, "4 scales a head, or a multiple")
     check_rotary(positions, cos_sin_cache, tokens, rope_dim)
     check_same_device(o=o, positions=positions, cos_sin_cache=cos_sin_cache)
 
@@ -205,20 +189,19 @@ def fused_inv_rope_fp8_quant(
         dtype=torch.float8_e4m3fn if quantize else torch.bfloat16,
         device=device,
     )
-    blocks = heads_per_group * scales_per_head // (4 if tma_aligned_scales else 1)
-    scale_dtype = torch.int32 if tma_aligned_scales else torch.float32
+    blocks = heads_per_group * scales_per_head
     rows = tokens
     if not quantize:
-        buffer = torch.empty((0, 0, 0), dtype=scale_dtype, device=device)
+        buffer = torch.empty((0, 0, 0), dtype=torch.float32, device=device)
         scales = buffer
     elif row_major_scales:
         shape = (n_groups, tokens, blocks)
-        buffer = torch.empty(shape, dtype=scale_dtype, device=device)
+        buffer = torch.empty(shape, dtype=torch.float32, device=device)
         scales = buffer
     else:
         rows = triton.cdiv(tokens, 4) * 4
         shape = (n_groups, blocks, rows)
-        buffer = torch.empty(shape, dtype=scale_dtype, device=device)
+        buffer = torch.empty(shape, dtype=torch.float32, device=device)
         scales = buffer.transpose(1, 2)[:, :tokens]
     if tokens and heads:
         block_h = 4
@@ -227,7 +210,7 @@ def fused_inv_rope_fp8_quant(
             positions,
             cos_sin_cache,
             values.view(torch.uint8) if quantize else values,
-            buffer.view(torch.uint8) if tma_aligned_scales else buffer,
+            buffer,
             tokens,
             heads,
             cos_sin_cache.shape[0],
@@ -241,7 +224,6 @@ def fused_inv_rope_fp8_quant(
             PAIRS_PER_SCALE=quant_group_size // 2,
             BLOCK_H=block_h,
             QUANTIZE=quantize,
-            PACKED=tma_aligned_scales,
             **launch_options(device, num_warps=4),
         )
     return values.transpose(0, 1), scales.transpose(0, 1)

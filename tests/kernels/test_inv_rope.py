@@ -13,8 +13,6 @@ from kernels.xpu_dsv4 import inv_rope
 LAYOUTS = {
     "columns": {},
     "row-major": {"row_major_scales": True},
-    "packed": {"tma_aligned_scales": True},
-    "packed-row-major": {"tma_aligned_scales": True, "row_major_scales": True},
 }
 
 
