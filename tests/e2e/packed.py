@@ -82,8 +82,8 @@ class Nvfp4Experts(checkpoint.Writer):
         self.published[f"{name}.weight"] = nibbles[:, 0::2] | (nibbles[:, 1::2] << 4)
         self.published[f"{name}.weight_scale"] = scale[..., 0]
         self.published[f"{name}.weight_scale_2"] = whole
-        # One for all experts, for activations of up to 64.
-        self.published[f"{name}.input_scale"] = torch.tensor(64 / (448 * 6.0))
+        # One for all experts; swiglu_limit bounds what w2 takes by 100.
+        self.published[f"{name}.input_scale"] = torch.tensor(128 / (448 * 6.0))
 
     @staticmethod
     def described() -> dict[str, Any]:

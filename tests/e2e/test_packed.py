@@ -14,7 +14,7 @@ INT4 = Job("int4", WAVES, packed="int4")
 NVFP4_EXPERTS = Job("nvfp4 experts", WAVES, packed="nvfp4-experts")
 STOPS = "No NvFp4 MoE backend supports|weight_scale_2|size of tensor"
 """Older releases have no emulation that clamps; the oldest does not know the format."""
-ACTIVATIONS_IN_FP4 = 0.3
+ACTIVATIONS_IN_FP4 = 0.2
 """How far e2m1 activations, of at most three significant bits, move the experts."""
 
 
