@@ -16,3 +16,8 @@ def register() -> str:
     if str(STANDINS) not in sys.path:
         sys.path.insert(0, str(STANDINS))
     return "emulated_xpu.platform.EmulatedXpuPlatform"
+
+
+def register_cpu() -> str:
+    """Name vLLM's own CPU platform to it, for what must hold without an XPU."""
+    return "vllm.platforms.cpu.CpuPlatform"

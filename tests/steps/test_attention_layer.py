@@ -108,6 +108,7 @@ def test_heads_are_not_padded(heads: int) -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_a_wait_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.ones(2)
     for wait in (torch.Tensor.tolist, torch.Tensor.cpu, torch.Tensor.any):
@@ -119,6 +120,7 @@ def test_a_wait_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_cuda_keeps_its_backend_and_padding(monkeypatch: pytest.MonkeyPatch) -> None:
     layout.pretend_cuda(monkeypatch)
     layer = model_layers.attention_layer(model_configs.vllm_config(), 0)
@@ -128,6 +130,7 @@ def test_cuda_keeps_its_backend_and_padding(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_rocm_keeps_its_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     layout.pretend_cuda(monkeypatch, rocm=True)
     layer = model_layers.attention_layer(model_configs.vllm_config(), 0)

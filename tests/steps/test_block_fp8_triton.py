@@ -39,6 +39,7 @@ def test_it_multiplies() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_gfx1250_multiplies_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     utilities = layout.module(UTILITIES)
     rocm = layout.another_platform(utilities.current_platform, rocm=True)

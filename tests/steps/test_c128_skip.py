@@ -149,6 +149,7 @@ def test_a_batch_of_unknown_lengths_launches_the_compressor(run: Run) -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_rocm_launches_the_compressor(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:

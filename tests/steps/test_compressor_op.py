@@ -110,6 +110,7 @@ def test_the_indexer_s_keys_come_from_the_triton_kernel(
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_rocm_launches_the_triton_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(4)
     module = layout.module(layout.COMPRESSOR)

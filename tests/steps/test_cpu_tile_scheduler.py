@@ -22,6 +22,7 @@ def test_window_metadata_is_built() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_known_kinds_have_no_plan() -> None:
     plans = batch_metadata.cpu_window_builder(
         model_configs.vllm_config()

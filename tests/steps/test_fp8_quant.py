@@ -108,6 +108,7 @@ def test_the_pinned_op_quantizes_activations(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_other_platforms_keep_their_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = layout.module("vllm.model_executor.kernels.linear")
     for platform, choice in kernels._POSSIBLE_FP8_BLOCK_KERNELS.items():

@@ -80,6 +80,7 @@ def test_other_models_are_refused() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_other_platforms_refuse_mxfp4(monkeypatch: pytest.MonkeyPatch) -> None:
     backend = layout.module(layout.INDEXER_BACKEND)
     other = layout.another_platform(backend.current_platform)

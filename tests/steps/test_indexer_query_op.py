@@ -69,6 +69,7 @@ def test_the_op_is_the_default(fp4: bool, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_other_platforms_launch_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     module = layout.module(f"{layout.OPS}.fused_indexer_q")
     other = layout.another_platform(module.current_platform)

@@ -70,6 +70,7 @@ def test_requests_may_bring_different_numbers_of_rows() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_without_speculation_there_is_one_row_a_request() -> None:
     decode = build((1, 1, 1), speculative_tokens=0)
     assert decode.seq_lens.shape == (3, 1)
@@ -77,6 +78,7 @@ def test_without_speculation_there_is_one_row_a_request() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_other_platforms_keep_two_rows_a_request(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -147,6 +147,7 @@ def test_rows_that_pad_a_batch_have_no_slot(
 if not layout.WITH_XPU_FOLDER:  # one class serves CUDA and XPU
 
     @pytest.mark.unchanged
+    @pytest.mark.any_platform
     def test_cuda_keeps_its_op(monkeypatch: pytest.MonkeyPatch) -> None:
         layout.pretend_cuda(monkeypatch)
         insert = Insert([5, 64])

@@ -64,6 +64,7 @@ def test_weights_keep_the_layout_of_the_checkpoint(oracle: Any) -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_cuda_chooses_as_before(oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = layout.another_platform(oracle.current_platform, (9, 0))
     monkeypatch.setattr(oracle, "current_platform", cuda)

@@ -44,6 +44,7 @@ def test_it_multiplies_what_is_packed(shape: tuple[int, ...]) -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_other_platforms_call_marlin(monkeypatch: pytest.MonkeyPatch) -> None:
     name = f"{layout.LAYER_QUANTIZATION}.compressed_tensors.schemes"
     home = layout.module(f"{name}.compressed_tensors_w4a16_mxfp4")

@@ -104,6 +104,7 @@ def test_no_launch_asks_for_programmatic_dependence(
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 @pytest.mark.parametrize(
     ("capability", "recipe", "aligned"),
     [((9, 0), (1, 128, 128), False), ((10, 0), (1, 1, 128), True)],
@@ -123,6 +124,7 @@ def test_cuda_keeps_its_recipe(
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_a_platform_without_capability_is_still_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

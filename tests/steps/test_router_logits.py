@@ -58,6 +58,7 @@ def test_logits_are_not_rounded_where_float32_is_asked_for_later() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_nothing_asked_for_keeps_bf16() -> None:
     gate = moe_layers.gate(HIDDEN, EXPERTS)
     x = inputs(gate).to(gate.weight.device)
@@ -66,6 +67,7 @@ def test_nothing_asked_for_keeps_bf16() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_a_bias_takes_the_linear_layer() -> None:
     gate = moe_layers.gate(HIDDEN, EXPERTS, bias=True, out_dtype=torch.float32)
     x = inputs(gate).to(gate.weight.device)
@@ -74,6 +76,7 @@ def test_a_bias_takes_the_linear_layer() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 @pytest.mark.parametrize("platform", ["CUDA", "ROCm", "CPU"])
 def test_other_platforms_choose_as_before(
     monkeypatch: pytest.MonkeyPatch, platform: str

@@ -203,6 +203,7 @@ def as_vllm_names_them(intermediate: int) -> Iterator[tuple[str, torch.Tensor]]:
 if OTHERS:
 
     @pytest.mark.unchanged
+    @pytest.mark.any_platform
     @pytest.mark.parametrize("folder", OTHERS)
     @pytest.mark.parametrize(("blocks", "of"), [(3, 2), (4, 2), (3, 1), (1, 8)])
     def test_cuda_pads_as_before(folder: str, blocks: int, of: int) -> None:

@@ -58,6 +58,7 @@ def test_it_rounds_once(shape: tuple[int, ...], scaled: tuple[float, ...]) -> No
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_strided_rows_and_none() -> None:
     wide = projected(6, 512)
     wide[1::2] = float("nan")
@@ -69,6 +70,7 @@ def test_strided_rows_and_none() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_nan_stays() -> None:
     x = projected(2, 8)
     x[0, 1] = x[1, 6] = float("nan")
@@ -77,6 +79,7 @@ def test_nan_stays() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_torch_compile_gets_torch() -> None:
     """Without custom operators the compiler sees operators that it can fuse."""
     x = projected(5, 256)
@@ -85,6 +88,7 @@ def test_torch_compile_gets_torch() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_cuda_keeps_its_op() -> None:
     act, x, calls = activation("all"), projected(5, 256), []
     act.op = lambda *args: calls.append(args)

@@ -49,6 +49,7 @@ def off_by(layer: torch.nn.Module, frequencies: torch.Tensor) -> float:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_the_two_tables_differ() -> None:
     difference = angles(plain(layout.ROPE_THETA)) - angles(yarn(layout.ROPE_THETA))
     assert difference.abs().max() > 1
@@ -71,12 +72,14 @@ def test_window_only_layer_is_plain_after_a_compressed_one() -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 def test_table_reaches_the_last_position() -> None:
     layer = model_layers.attention_layer(model_configs.vllm_config(), 0)
     assert layer.rotary_emb.cos_sin_cache.shape == (layout.MAX_MODEL_LEN, 64)
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 @pytest.mark.parametrize("first", layout.COMPRESS_RATIOS)
 @pytest.mark.parametrize("compress_ratio", (4, 128))
 def test_compressed_layer_keeps_yarn(compress_ratio: int, first: int) -> None:

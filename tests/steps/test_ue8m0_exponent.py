@@ -165,6 +165,7 @@ class TestIndexerQuery:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 @pytest.mark.usefixtures("coarse_log2", "another_platform")
 @pytest.mark.parametrize(("options", "largest", "entry"), KINDS)
 def test_other_platforms_keep_their_log2(
@@ -175,6 +176,7 @@ def test_other_platforms_keep_their_log2(
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 @pytest.mark.parametrize(("options", "largest", "entry"), KINDS)
 def test_an_exact_log2_and_the_bits_agree(
     options: dict[str, Any], largest: float, entry: int

@@ -114,6 +114,7 @@ class TinyStack(FakeStack):
             self.publish(version, {})
         self.write("emulated_xpu/__init__.py", "")
         self.write("emulated_xpu/pytest_plugin.py", EMULATION)
+        self.write("emulated_xpu/cpu_pytest_plugin.py", "")
         self.write("kernels/__init__.py", "")
         self.write("tests/steps/test_value.py", PROVES)
 

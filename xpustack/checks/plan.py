@@ -276,6 +276,8 @@ def _test_result(release: str, step: Step, report: StepTestReport, tip: bool) ->
     summary = f"{counts['tests']} tests"
     if not tip:
         summary += f", {counts['failed_before']} fail before"
+    if counts["on_cpu"]:
+        summary += f", {counts['on_cpu']} on a CPU too"
     if counts["skipped"]:
         summary += f", {counts['skipped']} skipped"
     detail: tuple[str, ...] = ()

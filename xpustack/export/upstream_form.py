@@ -28,12 +28,30 @@ HEADER = SPDX + (
 ONLY_XPU = (
     HEADER
     + b'''\
-"""These tests need an XPU; elsewhere they are not collected."""
+"""These tests need an XPU, but for those marked `any_platform`."""
+
+from pathlib import Path
+
+import pytest
 
 from vllm.platforms import current_platform
 
 if not current_platform.is_xpu():
-    collect_ignore_glob = ["test_*.py"]
+    collect_ignore = [
+        path.name
+        for path in Path(__file__).parent.glob("test_*.py")
+        if "pytest.mark.any_platform" not in path.read_text(encoding="utf-8")
+    ]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "any_platform: needs no XPU")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "any_platform" not in item.keywords and not current_platform.is_xpu():
+            item.add_marker(pytest.mark.skip(reason="needs an XPU"))
 '''
 )
 _TRITON = re.compile(rb"^from \._triton import ", re.MULTILINE)

@@ -38,6 +38,7 @@ class OutcomeRecorder:
                 "id": report.nodeid,
                 "outcome": "passed",
                 "unchanged": "unchanged" in report.keywords,
+                "any_platform": "any_platform" in report.keywords,
                 "may_skip": "may_skip" in report.keywords,
                 "import_error": False,
                 "text": "",
@@ -98,6 +99,7 @@ def describe(error: BaseException | None) -> str:
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "unchanged: must pass on the tree before the step as well",
+        "any_platform: needs no XPU, so it must pass on a CPU as well",
         "may_skip: a skip of this test, with its reason, is no failure",
         "compiled: tests what torch.compile makes, so it is on for the module",
     ):

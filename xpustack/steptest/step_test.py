@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run a step's test module on the emulated XPU against an installed wheel."""
+"""Run a step's test module against an installed wheel: on the emulated XPU, and what
+other platforms have on vLLM's CPU platform."""
 
 import ast
 import shlex
 import shutil
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +23,13 @@ from xpustack.core.syntax import parse_python
 from xpustack.series.patch import Step
 from xpustack.steptest.closure import closure
 from xpustack.steptest.server import ENVIRONMENT, PytestExit, Server, exit_text
-from xpustack.steptest.verdict import Figure, ModuleRun, judge, judge_alone
+from xpustack.steptest.verdict import (
+    Figure,
+    ModuleRun,
+    judge,
+    judge_alone,
+    judge_on_cpu,
+)
 
 TARGET = 20.0
 LIMIT = 300.0
@@ -41,25 +48,41 @@ IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
 _PLUGIN = "xpustack_outcomes"
 _ENTRY_POINTS = "vllm.platform_plugins"
 _COMPILED = "pytest.mark.compiled"
+_ANY_PLATFORM = "pytest.mark.any_platform"
 _FINISHED = frozenset({0, 1, 5})
 """pytest's exit statuses when all passed, when some failed, when there is no test."""
 _INTERRUPTED = 2
 """The one after a collection error, and after `pytest.exit`."""
 _PYTEST_OPTIONS = shlex.split(
-    f"-p no:cacheprovider -p {_PLUGIN} -p emulated_xpu.pytest_plugin"
+    f"-p no:cacheprovider -p {_PLUGIN}"
     " -c pytest.ini --rootdir . -q --tb=short --strict-markers --no-header"
 )
 _SHOWN = 30
 
 
 @dataclass(frozen=True)
+class Platform:
+    """A platform of vLLM that a module can run on here: the entry point that names it,
+    and the pytest plugin that prepares it."""
+
+    entry_point: str
+    plugin: str
+
+
+XPU = Platform("emulated_xpu", "emulated_xpu.pytest_plugin")
+CPU = Platform("plain_cpu", "emulated_xpu.cpu_pytest_plugin")
+_CPU_ENTRY_POINT = "plain_cpu = emulated_xpu.plugin:register_cpu\n"
+"""Known to these runs alone: vLLM refuses to choose between two installed platforms."""
+
+
+@dataclass(frozen=True)
 class StepTestReport:
     """The verdict on a step's test.
 
-    `problems` is empty if the step is proven; `counts` has `tests`,
-    `failed_before` and `skipped`; `warnings` and `skips` are for people to read;
-    `output` is the end of the run to look at; `seconds` adds up both runs; `figures`
-    compare the tests that failed before.
+    `problems` is empty if the step is proven; `counts` has `tests`, `failed_before`,
+    `skipped` and `on_cpu`, the tests that ran on a CPU as well; `warnings` and
+    `skips` are for people to read; `output` is the end of the run to look at; `seconds`
+    adds up all runs; `figures` compare the tests that failed before.
     """
 
     problems: tuple[str, ...]
@@ -106,11 +129,13 @@ class Material:
     def compiled(self) -> bool:
         """Whether the module has the marker `compiled`: it tests what torch.compile
         makes. Other modules run without compilation, in a fraction of the time."""
-        path = self.tests[self.module]
-        return any(
-            isinstance(node, ast.Attribute) and ast.unparse(node) == _COMPILED
-            for node in ast.walk(parse_python(path.read_bytes(), str(path)))
-        )
+        return _mentions(self.tests[self.module], _COMPILED)
+
+    @property
+    def any_platform(self) -> bool:
+        """Whether the module, or a file that it imports tests from, has a test that
+        needs no XPU."""
+        return any(_mentions(path, _ANY_PLATFORM) for path in self.tests.values())
 
     @property
     def digest(self) -> str:
@@ -120,6 +145,14 @@ class Material:
             support=self.support.digest,
             entry_points=self.support.entry_points,
         )
+
+
+def _mentions(path: Path, name: str) -> bool:
+    """Whether a Python file has the dotted name."""
+    return any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) == name
+        for node in ast.walk(parse_python(path.read_bytes(), str(path)))
+    )
 
 
 def material_of(support: Support, step: Step) -> Material:
@@ -192,26 +225,39 @@ class StepTest:
     def run(self, server: Server, cache: Cache) -> StepTestReport:
         """Run the module on both trees, or on `after` alone, and judge.
 
+        On both trees its tests marked `any_platform` also run on vLLM's CPU platform,
+        where no emulation can hide that the step changes another platform.
+
         Raises:
             EnvironmentProblem: no room, or no process can be started.
             Stopped: the runner was stopped.
         """
         with cache.scratch() as work:
             _lay_out(work, self.material)
-            first = self._run_module(server, work, self.before) if self.before else None
-            second = self._run_module(server, work, self.after)
-        if first is None:
-            problems = judge_alone(second)
-        else:
-            problems = judge(
-                first,
-                second,
-                self.step.trailers.failure,
-                imports=self.step.slug in IMPORT_IS_THE_DEFECT,
+            if self.before is None:
+                second = self._run_module(server, work, self.after, XPU)
+                return _report(judge_alone(second), None, second, ())
+            first = self._run_module(server, work, self.before, XPU)
+            second = self._run_module(server, work, self.after, XPU)
+            on_cpu = tuple(
+                self._run_module(server, work, build, CPU)
+                for build in (self.before, self.after)
+                if self.material.any_platform
             )
-        return _report(problems, first, second)
+        problems = judge(
+            first,
+            second,
+            self.step.trailers.failure,
+            imports=self.step.slug in IMPORT_IS_THE_DEFECT,
+        )
+        if on_cpu:
+            collected = not (first.crash or first.collection)
+            problems += judge_on_cpu(on_cpu[0] if collected else None, on_cpu[1])
+        return _report(problems, first, second, on_cpu)
 
-    def _run_module(self, server: Server, work: Path, build: Build) -> ModuleRun:
+    def _run_module(
+        self, server: Server, work: Path, build: Build, platform: Platform
+    ) -> ModuleRun:
         """Run the module on one tree. Neither the repository nor the caller's folder is
         on the path, so `import vllm` can only find the wheel."""
         outcomes, output = work / "outcomes.json", work / "output.txt"
@@ -223,6 +269,7 @@ class StepTest:
         pytest_exit = server.run(
             [
                 *_PYTEST_OPTIONS,
+                *("-p", platform.plugin),
                 self.material.module,
             ],
             cwd=work / "tests",
@@ -235,7 +282,7 @@ class StepTest:
                 VLLM_CACHE_ROOT=str(work / "vllm-cache"),
                 VLLM_CONFIG_ROOT=str(work / "vllm-config"),
                 VLLM_NO_USAGE_STATS="1",
-                VLLM_PLUGINS="emulated_xpu",
+                VLLM_PLUGINS=platform.entry_point,
                 XPUSTACK_OUTCOMES=str(outcomes),
                 **extra,
             ),
@@ -273,16 +320,24 @@ def _crash(pytest_exit: PytestExit, run: ModuleRun | None) -> str:
 
 
 def _report(
-    problems: tuple[str, ...], first: ModuleRun | None, second: ModuleRun
+    problems: tuple[str, ...],
+    first: ModuleRun | None,
+    second: ModuleRun,
+    on_cpu: Sequence[ModuleRun],
 ) -> StepTestReport:
-    runs = [("before", first), ("after", second)]
+    runs = [("before the step", first), ("after the step", second)]
+    names = ("before the step on a CPU", "after the step on a CPU")
+    runs += zip(names, on_cpu, strict=False)
     skipped = [test for test in second.tests if test.outcome == "skipped"]
     before_matters = problems and first is not None and not judge_alone(second)
     slow = tuple(
-        f"{run.seconds:.0f} s {when} the step: a run should take at most {TARGET:.0f} s"
+        f"{run.seconds:.0f} s {when}: a run should take at most {TARGET:.0f} s"
         for when, run in runs
         if run is not None and run.seconds > TARGET
     )
+    shown = [run for run in on_cpu if judge_on_cpu(None, run)]
+    if not shown:
+        shown = [first if first is not None and before_matters else second]
     return StepTestReport(
         problems=problems,
         counts={
@@ -292,10 +347,13 @@ def _report(
                 for test in (first.tests if first else ())
             ),
             "skipped": len(skipped),
+            "on_cpu": sum(
+                test.any_platform for run in on_cpu[1:] for test in run.tests
+            ),
         },
-        warnings=(*slow, *(first.notes if first else ()), *second.notes),
+        warnings=(*slow, *(note for _, run in runs if run for note in run.notes)),
         skips=tuple(f"{test.name}: {test.text}" for test in skipped),
-        output=(first if first is not None and before_matters else second).output,
+        output=shown[-1].output,
         seconds=sum(run.seconds for _, run in runs if run is not None),
         figures=_figures(first, second) if first is not None else (),
     )
@@ -324,7 +382,9 @@ def _lay_out(work: Path, material: Material) -> None:
     (distribution / "METADATA").write_text(
         "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
     )
-    (distribution / "entry_points.txt").write_text(material.support.entry_points)
+    (distribution / "entry_points.txt").write_text(
+        material.support.entry_points + _CPU_ENTRY_POINT
+    )
     (work / "tests" / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
 
 

@@ -20,6 +20,7 @@ class Test(msgspec.Struct, frozen=True):
     id: str
     outcome: str
     unchanged: bool = False
+    any_platform: bool = False
     may_skip: bool = False
     import_error: bool = False
     text: str = ""
@@ -84,6 +85,31 @@ def judge_alone(after: ModuleRun) -> tuple[str, ...]:
     return tuple(_after(after))
 
 
+def judge_on_cpu(before: ModuleRun | None, after: ModuleRun) -> tuple[str, ...]:
+    """The reasons why two runs on vLLM's CPU platform do not show that the step leaves
+    other platforms alone; empty if they do. Tests marked `any_platform` count.
+
+    Args:
+        before: the run on the tree before the step; None if the module cannot be
+            collected there on XPU either.
+        after: the run on the tree after it.
+    """
+    problems: list[str] = []
+    for run, when in ((before, "on a CPU before"), (after, "on a CPU after")):
+        if run is not None:
+            problems += _unusable(run, when)
+            problems += _elsewhere(run, when)
+    return tuple(problems)
+
+
+def _elsewhere(run: ModuleRun, when: str) -> Iterator[str]:
+    for test in run.tests:
+        if test.any_platform:
+            if test.outcome in _RED:
+                yield f"{test.name} fails {when} the step: {_first(test.text)}"
+            yield from _skips(test, when)
+
+
 def _after(run: ModuleRun) -> Iterator[str]:
     yield from _unusable(run, "after")
     if not run.tests and not run.crash and not run.collection:
@@ -105,6 +131,8 @@ def _before(run: ModuleRun, after: ModuleRun, lenient: bool) -> Iterator[str]:
         if earlier is None:
             yield f"{test.name} does not exist on the tree before the step"
     for test in run.tests:
+        if test.any_platform and not test.unchanged:
+            yield f"{test.name} is marked any_platform but not unchanged"
         if test.outcome in _RED and test.unchanged:
             yield (
                 f"{test.name} is marked unchanged but fails before the step:"
@@ -151,8 +179,8 @@ def _unusable(run: ModuleRun, when: str) -> Iterator[str]:
         text = _last(problem.text)
         if problem.outcome == "skipped":
             yield f"the module skips itself {when} the step: {text}"
-        elif when == "after":
-            yield f"the module cannot be collected after the step: {text}"
+        elif when != "before":
+            yield f"the module cannot be collected {when} the step: {text}"
         else:
             yield (
                 "red before the step only because the module cannot be collected"

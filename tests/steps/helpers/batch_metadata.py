@@ -37,7 +37,7 @@ def indexer_builder(config: Any, indexer: Any = None) -> Any:
     builder = backend.DeepseekV32IndexerMetadataBuilder
     if getattr(builder, "requires_block_table_width", False):
         arguments["block_table_width"] = layout.MAX_MODEL_LEN // layout.BLOCK_SIZE
-    with model_configs.current(config):
+    with model_configs.current(config), layout.worker():
         return builder(**arguments)
 
 

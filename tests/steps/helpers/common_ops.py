@@ -113,6 +113,7 @@ class Compressed:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 class TestSharedOps:
     """Ops that every release has."""
 
@@ -251,6 +252,7 @@ class TestSharedOps:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 class TestCompressor:
     """What a compressor writes: the attention's entries and the indexer's keys."""
 
@@ -295,6 +297,7 @@ class TestCompressor:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 class TestDraft:
     """Ops of the draft model, in the releases that have them."""
 
@@ -321,6 +324,7 @@ class TestDraft:
 
 
 @pytest.mark.unchanged
+@pytest.mark.any_platform
 class TestMixedIndices:
     """Two decoding and two prefilling requests, in the releases that have the op."""
 

@@ -167,13 +167,17 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch, *, rocm: bool = False) -> None
 @contextmanager
 def worker() -> Iterator[None]:
     """`torch.cuda` as the model runner of XPU leaves it for the life of a worker, where
-    every model is built: its streams and events are those of XPU. Without
-    an XPU, layers are built as CUDA builds them."""
+    every model is built: its streams and events are those of XPU. On a CPU, layers are
+    built as for CUDA, unless the test names another platform."""
     from vllm.platforms import current_platform
 
-    if not current_platform.is_xpu():
+    if current_platform.is_cpu():
         with pytest.MonkeyPatch.context() as patch:
-            pretend_cuda(patch)
+            patch.setattr(torch.cuda, "Event", object)
+            patch.setattr(current_platform, "num_compute_units", lambda *_: 1)
+            found = getattr(module(ATTENTION), "current_platform", None)
+            if found is current_platform:
+                pretend_cuda(patch)
             yield
         return
     runner = module("vllm.v1.worker.xpu_model_runner")

@@ -44,7 +44,7 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
 def test_red_before_and_green_after_proves_the_step(tiny, tmp_path):
     done = run(tiny, tmp_path, PROVES)
     assert done.problems == ()
-    assert done.counts == {"tests": 1, "failed_before": 1, "skipped": 0}
+    assert done.counts == {"tests": 1, "failed_before": 1, "skipped": 0, "on_cpu": 0}
 
 
 def test_red_before_only_by_import_error_proves_nothing(tiny, tmp_path):
@@ -74,6 +74,28 @@ def test_unchanged_must_pass_on_both_trees(tiny, tmp_path):
     bad = "def test_old():\n    assert value.VALUE == 2\n"
     done = run(tiny, tmp_path / "bad", marked.format(bad))
     assert any("marked unchanged but fails" in text for text in done.problems)
+
+
+def test_what_needs_no_xpu_must_pass_on_a_cpu_too(tiny, tmp_path):
+    marked = (
+        "import os\n\nimport pytest\n\n" + PROVES + "\n\n@pytest.mark.unchanged\n"
+        "@pytest.mark.any_platform\ndef test_old():\n    assert {}\n"
+    )
+    done = run(tiny, tmp_path / "good", marked.format("value.OLD == 1"))
+    assert done.problems == ()
+    assert done.counts["on_cpu"] == 1
+    emulated = "os.environ['VLLM_PLUGINS'] == 'emulated_xpu'"
+    done = run(tiny, tmp_path / "bad", marked.format(emulated))
+    assert [text.partition(":")[0] for text in done.problems] == [
+        "test_old fails on a CPU before the step",
+        "test_old fails on a CPU after the step",
+    ]
+    assert any("test_old" in line for line in done.output)
+
+
+def test_a_module_that_needs_an_xpu_runs_nowhere_else(tiny, tmp_path):
+    look = "import os\n\nassert os.environ['VLLM_PLUGINS'] == 'emulated_xpu'\n"
+    assert run(tiny, tmp_path, look + PROVES).problems == ()
 
 
 def test_a_skip_is_reported_with_its_reason_and_fails(tiny, tmp_path):

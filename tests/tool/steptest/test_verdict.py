@@ -3,7 +3,13 @@
 
 import pytest
 
-from xpustack.steptest.verdict import CollectionProblem, ModuleRun, Test, judge
+from xpustack.steptest.verdict import (
+    CollectionProblem,
+    ModuleRun,
+    Test,
+    judge,
+    judge_on_cpu,
+)
 
 GREEN = Test("test_a.py::test_new", "passed")
 RED = Test("test_a.py::test_new", "failed", text="AssertionError: assert 1 == 2")
@@ -55,6 +61,11 @@ def test_a_step_is_proven_by_red_then_green():
             ModuleRun((RED,)),
             ModuleRun(collection=(MISSING,)),
             "cannot be collected after",
+        ),
+        (
+            ModuleRun((RED, Test(SAME.id, "failed", any_platform=True))),
+            ModuleRun((GREEN, Test(SAME.id, "passed", any_platform=True))),
+            "marked any_platform but not unchanged",
         ),
         (ModuleRun((RED,)), ModuleRun(), "holds no test"),
         (ModuleRun((SAME,)), ModuleRun((SAME,)), "nothing fails before"),
@@ -116,3 +127,40 @@ def test_where_the_import_is_the_defect_it_counts_but_must_match():
 def test_a_step_whose_modules_nothing_calls_may_fail_by_import_but_not_pass():
     assert verdict(ModuleRun((IMPORT,)), ModuleRun((GREEN,)), None) == ""
     assert "passes before" in verdict(ModuleRun((GREEN,)), ModuleRun((GREEN,)), None)
+
+
+ANYWHERE = Test(SAME.id, "passed", unchanged=True, any_platform=True)
+SKIPPED = Test(SAME.id, "skipped", unchanged=True, any_platform=True, text="no Triton")
+BROKEN = Test(SAME.id, "failed", unchanged=True, any_platform=True, text="No: kernel")
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "problem"),
+    [
+        (ModuleRun((ANYWHERE, RED)), ModuleRun((ANYWHERE, RED)), ""),
+        (None, ModuleRun((ANYWHERE,)), ""),
+        (
+            ModuleRun((BROKEN,)),
+            ModuleRun((ANYWHERE,)),
+            "test_same fails on a CPU before the step: No: kernel",
+        ),
+        (
+            ModuleRun((ANYWHERE,)),
+            ModuleRun((SKIPPED,)),
+            "test_same is skipped on a CPU after the step: no Triton",
+        ),
+        (
+            ModuleRun(collection=(MISSING,)),
+            ModuleRun((ANYWHERE,)),
+            "cannot be collected on a CPU before the step",
+        ),
+        (
+            ModuleRun((ANYWHERE,)),
+            ModuleRun(crash="it ended with exit status 7"),
+            "no result on a CPU after the step",
+        ),
+    ],
+)
+def test_what_needs_no_xpu_passes_on_a_cpu(before, after, problem):
+    found = "\n".join(judge_on_cpu(before, after))
+    assert problem in found and bool(problem) == bool(found)
