@@ -30,7 +30,7 @@ def shared(step: Step) -> list[str]:
 def unchanged_tests(module: Path) -> list[str]:
     """Names of the tests that must pass before the step and after it."""
     names = []
-    for node in ast.parse(module.read_text(encoding="utf-8")).body:
+    for node in ast.walk(ast.parse(module.read_text(encoding="utf-8"))):
         if isinstance(node, ast.FunctionDef):
             marks = [ast.unparse(decorator) for decorator in node.decorator_list]
             if any(mark.startswith("pytest.mark.unchanged") for mark in marks):
@@ -44,7 +44,8 @@ def test_a_shared_file_has_a_test_of_other_platforms(step: Step) -> None:
         return
     assert step.trailers.test is not None
     names = unchanged_tests(PROJECT.root / step.trailers.test)
-    assert any("other_platforms" in name or "cuda" in name for name in names), (
+    words = ("other_platforms", "cuda", "rocm")
+    assert any(word in name for name in names for word in words), (
         f"{step.slug} touches {shared(step)}; what shows that CUDA, ROCm and CPU"
         f" keep theirs? Of {names} none says so"
     )
