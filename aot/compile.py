@@ -39,7 +39,7 @@ FLAGS = {
     "auto": "-cl-intel-enable-auto-large-GRF-mode",
     "": "",
 }
-FORMAT = 6
+FORMAT = 7
 """Version of the stored results; raise it when their content changes."""
 
 CompileResult = dict[str, Any]
@@ -161,8 +161,9 @@ def dots(ttgir: str) -> list[dict[str, Any]]:
 
     Returns:
         For each `tt.dot`: `shape` of its result, `warps` along each axis of it (None
-        where the product is not on the matrix unit), and `of_probabilities`, true if
-        its left operand comes from an exponential: a PV product.
+        where the product is not on the matrix unit), `of_probabilities`, true if an
+        operand comes from an exponential: a PV product, and `transposed`, true if that
+        is the right operand: V first.
     """
     layouts = {
         name: [int(n) for n in warps.split(",")]
@@ -192,7 +193,8 @@ def dots(ttgir: str) -> list[dict[str, Any]]:
                     {
                         "shape": [int(n) for n in result[1].split("x")],
                         "warps": layouts.get(result[2]),
-                        "of_probabilities": operands[0],
+                        "of_probabilities": operands[0] or operands[1],
+                        "transposed": operands[1],
                     }
                 )
         if text.endswith("{"):

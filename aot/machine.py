@@ -5,6 +5,8 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from .loops import loops
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -19,6 +21,8 @@ class Machine:
         dpas: matrix instructions in the listing.
         sends: memory and message instructions in the listing.
         instructions: all instructions in the listing.
+        loop: instructions of one turn of the longest loop; 0 without a loop.
+        loop_narrow: of those, loads of one 8-bit or 16-bit value a lane from SLM.
     """
 
     spill: int
@@ -29,6 +33,8 @@ class Machine:
     dpas: int
     sends: int
     instructions: int
+    loop: int
+    loop_narrow: int
 
 
 def read(folder: Path, kernel: str) -> Machine:
@@ -55,6 +61,7 @@ def read(folder: Path, kernel: str) -> Machine:
         )
     }
     listing = (folder / f".text.{kernel}.asm").read_text()
+    turns = loops(listing)
     operations = re.findall(
         r"^\s*(?:\([^)]*\)\s*)?(?:\([^)]*\)\s*)?([a-z][\w.]*)\s*\(", listing, re.M
     )
@@ -67,6 +74,8 @@ def read(folder: Path, kernel: str) -> Machine:
         dpas=sum(name.startswith("dpas") for name in operations),
         sends=sum(name.startswith("send") for name in operations),
         instructions=len(operations),
+        loop=turns[0].instructions if turns else 0,
+        loop_narrow=turns[0].narrow_loads if turns else 0,
     )
 
 

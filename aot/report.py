@@ -12,11 +12,21 @@ from xpustack.core.markdown import table
 from .compile import CompileResult
 from .record import Launch
 
-DPAS_ROWS = 8
-"""Rows of one matrix instruction: sub-groups that share fewer rows repeat work."""
+DPAS_ROWS, DPAS_COLUMNS = 8, 16
+"""Rows and columns of a matrix instruction: sub-groups that share fewer repeat work."""
 MOST_ITEMS, MOST_SLM = 1024, 131072
 """Work-items and bytes of shared local memory that a work-group may have."""
-FIGURES = ("spill", "grf", "simd", "slm", "dpas", "sends", "instructions")
+FIGURES = (
+    "spill",
+    "grf",
+    "simd",
+    "slm",
+    "dpas",
+    "sends",
+    "instructions",
+    "loop",
+    "loop_narrow",
+)
 """The figures of a device's machine code that the report shows."""
 HEADS = (
     "op",
@@ -31,6 +41,8 @@ HEADS = (
     "dpas",
     "sends",
     "instructions",
+    "loop",
+    "narrow loads",
     "products",
 )
 
@@ -74,15 +86,24 @@ class Row:
             shape, warps = dot["shape"], dot["warps"]
             if warps is None:
                 faults.append(f"product {shape} is not on the matrix unit")
-            elif dot["of_probabilities"] and not self._over_columns(shape, warps):
+            elif dot["of_probabilities"] and not self._over_dims(dot):
                 faults.append(f"PV product {shape} has sub-groups {warps}")
         return list(dict.fromkeys(faults))
 
-    def _over_columns(self, shape: list[int], warps: list[int]) -> bool:
-        """Whether the sub-groups share a product's columns and none repeats rows."""
+    def _over_dims(self, dot: dict[str, Any]) -> bool:
+        """Whether the sub-groups share the value dims of a PV product, its columns or,
+        where it is transposed, its rows, and repeat nothing of the other axis."""
         if self.launch.num_warps == 1:
             return True
-        return warps[-1] > 1 and warps[-2] * DPAS_ROWS <= max(shape[-2], DPAS_ROWS)
+        (rows, columns), (over_rows, over_columns) = (
+            dot["shape"][-2:],
+            dot["warps"][-2:],
+        )
+        if dot["transposed"]:
+            return over_rows > 1 and over_columns * DPAS_COLUMNS <= max(
+                columns, DPAS_COLUMNS
+            )
+        return over_columns > 1 and over_rows * DPAS_ROWS <= max(rows, DPAS_ROWS)
 
     def to_json(self) -> dict[str, Any]:
         """The row for programs."""
@@ -145,7 +166,9 @@ def tables(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
     lines = [
         f"Compiled with {compilers}, for {', '.join(devices)}. The front end is older "
         "than the deployed Triton 3.7 to 3.8. Bytes of spill are per hardware thread, "
-        "SLM is per work-group; `P` marks the product of probabilities and values, and "
+        "SLM is per work-group; `loop` counts the instructions of one turn of the "
+        "longest loop, and `narrow loads` those of them that read one 8-bit or 16-bit "
+        "value a lane from SLM; `P` marks the product of probabilities and values, and "
         "`over [r, c]` how its result is laid over the sub-groups. Where devices "
         f"differ, figures stand in the order {', '.join(devices)}.",
     ]

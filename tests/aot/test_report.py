@@ -22,8 +22,16 @@ CODE = {
     "dpas": 8,
     "sends": 9,
     "instructions": 99,
+    "loop": 50,
+    "loop_narrow": 0,
 }
-PV = {"shape": [16, 512], "warps": [1, 16], "of_probabilities": True}
+PV = {
+    "shape": [16, 512],
+    "warps": [1, 16],
+    "of_probabilities": True,
+    "transposed": False,
+}
+VP = {**PV, "shape": [64, 64], "warps": [4, 4], "transposed": True}
 QK = {"shape": [16, 16], "warps": [16, 1], "of_probabilities": False}
 
 
@@ -39,7 +47,7 @@ def row(code: dict[str, int] | None = None, **changed: Any) -> Row:
 
 
 def test_a_sound_row_has_no_fault() -> None:
-    assert row().faults() == []
+    assert row().faults() == row(dots=[QK, VP]).faults() == []
 
 
 @pytest.mark.parametrize(
@@ -61,6 +69,10 @@ def test_a_sound_row_has_no_fault() -> None:
             row(dots=[QK, {**PV, "shape": [128, 512], "warps": [16, 1]}]),
             "PV product [128, 512] has sub-groups [16, 1]",
         ),
+        (
+            row(dots=[QK, {**VP, "warps": [1, 16]}]),
+            "PV product [64, 64] has sub-groups [1, 16]",
+        ),
         (row(dots=[{**QK, "warps": None}]), "[16, 16] is not on the matrix unit"),
         (row(error="boom"), "does not compile: boom"),
     ],
@@ -72,6 +84,7 @@ def test_a_sound_row_has_no_fault() -> None:
         "rows",
         "repeated",
         "no columns",
+        "transposed",
         "no dpas",
         "error",
     ],
@@ -95,14 +108,20 @@ TTGIR = """\
       %3 = math.exp2 %1 : tensor<16x16xf32, #mma>
       %4 = arith.truncf %3 : tensor<16x16xf32, #mma> to tensor<16x16xbf16, #mma>
       %5 = tt.dot %4, %v, %acc : A * B -> tensor<16x512xf32, #m1>
+      %6 = tt.trans %4 : tensor<16x16xbf16, #mma> -> tensor<16x16xbf16, #m1>
+      %7 = tt.dot %v, %6, %acc : A * B -> tensor<64x16xf32, #m1>
     }
 """
 
 
 def test_products_of_probabilities_are_told_apart() -> None:
     assert dots(TTGIR) == [
-        {"shape": [16, 16], "warps": [4, 1], "of_probabilities": False},
-        {"shape": [16, 512], "warps": [1, 4], "of_probabilities": True},
+        {"shape": shape, "warps": warps, "of_probabilities": p, "transposed": right}
+        for shape, warps, p, right in (
+            ([16, 16], [4, 1], False, False),
+            ([16, 512], [1, 4], True, False),
+            ([64, 16], [1, 4], True, True),
+        )
     ]
 
 
@@ -120,11 +139,17 @@ def test_machine_code_is_read(tmp_path: Path) -> None:
         "(W)     mov (16|M0)   r1.0<1>:ud  0x0:ud\n"
         "        send.ugm (16|M0)  r2 r3 null:0 0x0 0x0\n"
         "(f0.0)  dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
+        "L64:\n"
+        "        send.slm (16|M0)  r2 r3 null:0 0x0 // rd:1; load.slm.d16u32.a32\n"
         "        dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
+        "(W&f0.0) jmpi                                 L96\n"
+        "(W)     jmpi                                 L64\n"
+        "L96:\n"
     )
     machine = read(tmp_path, "mine")
     assert (machine.spill, machine.grf, machine.simd) == (640, 256, 16)
     assert (machine.barriers, machine.dpas) == (1, 2)
-    assert (machine.sends, machine.instructions) == (1, 4)
+    assert (machine.sends, machine.instructions) == (2, 5)
+    assert (machine.loop, machine.loop_narrow) == (4, 1)
     with pytest.raises(ValueError, match="names no kernel nobody"):
         read(tmp_path, "nobody")
