@@ -39,9 +39,18 @@ PREFILL_LAYERS = (
 )
 
 
-def decode(q_heads: int, tokens: int, topk: int, block: int, sink: bool = True) -> None:
+def decode(
+    q_heads: int,
+    tokens: int,
+    topk: int,
+    block: int,
+    sink: bool = True,
+    aligned: bool = True,
+) -> None:
     """Sparse decode; `topk` of 0 is a layer with a window only."""
     q, out = meta(tokens, q_heads, HEAD_DIM), meta(tokens, q_heads, HEAD_DIM)
+    if not aligned:
+        q = meta(tokens, q_heads, HEAD_DIM + 1)[..., 1:]
     op("sparse_decode", "xpu_sparse_decode_fp8")(
         q,
         pages(block) if topk else None,
@@ -84,10 +93,14 @@ def prefill(
     keys: int,
     sink: bool = True,
     lens: bool = True,
+    aligned: bool = True,
 ) -> None:
     """Sparse prefill over gathered bf16 KV."""
+    q = meta(tokens, q_heads, HEAD_DIM)
+    if not aligned:
+        q = meta(tokens, q_heads, HEAD_DIM + 1)[..., 1:]
     op("sparse_prefill", "xpu_sparse_prefill")(
-        meta(tokens, q_heads, HEAD_DIM),
+        q,
         meta(65536, 1, HEAD_DIM),
         meta(tokens, 1, keys, dtype=i32),
         HEAD_DIM**-0.5,
@@ -112,6 +125,22 @@ def prefill_cases(sizes: Sizes) -> Iterator[Case]:
         "H64 ratio 4 without sink and lengths",
         lambda: prefill(64, 2048, TOPK + WINDOW, sink=False, lens=False),
     )
+
+
+def unaligned_cases(sizes: Sizes) -> Iterator[Case]:
+    """Queries that 2-dim block loads cannot read."""
+    for label, count in sizes.heads:
+        for tokens in (1, 1024):
+            yield Case(
+                "decode",
+                f"{label} H{count} ratio 4 T{tokens} unaligned",
+                lambda c=count, t=tokens: decode(c, t, TOPK, 64, aligned=False),
+            )
+        yield Case(
+            "prefill",
+            f"{label} H{count} ratio 4 T512 unaligned",
+            lambda c=count: prefill(c, 512, TOPK + WINDOW, aligned=False),
+        )
 
 
 def insert_cases(sizes: Sizes) -> Iterator[Case]:

@@ -38,7 +38,7 @@ def xpu_sparse_decode_fp8(
     """
     for token in range(q.shape[0]):
         parts = []
-        if not swa_only and kv_cache is not None and topk_indices is not None:
+        if not swa_only:
             parts.append((kv_cache, topk_indices, topk_lens))
         parts.append((swa_kv_cache, swa_indices, swa_lens))
         keys = [

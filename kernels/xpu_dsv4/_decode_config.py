@@ -19,7 +19,8 @@ class DecodeConfig(NamedTuple):
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
         halves: programs that share the 512 value dims of a block of heads, 1 or 2.
-        guard_pv: put the second product behind a branch; `_decode_kernel` says why.
+        dims_first: accumulate the transpose; `_decode_kernel._add_values` says why.
+        q_blocks: load q by 2-dim blocks.
 
     """
 
@@ -30,11 +31,16 @@ class DecodeConfig(NamedTuple):
     num_stages: int
     grf: int
     halves: int
-    guard_pv: bool
+    dims_first: bool
+    q_blocks: bool
 
 
 def decode_config(
-    device_type: str, num_tokens: int, num_heads: int, max_keys: int
+    device_type: str,
+    num_tokens: int,
+    num_heads: int,
+    max_keys: int,
+    aligned: bool = True,
 ) -> DecodeConfig:
     """The configuration for one launch, from sizes that the host knows.
 
@@ -48,15 +54,16 @@ def decode_config(
             Heads of `q`.
         max_keys (int):
             Columns of `topk_indices` and of `swa_indices` together.
+        aligned (bool):
+            Whether 2-dim block loads can read `q`. On Intel GPUs twice the sub-groups
+            share a program where they cannot: then nothing spills either.
 
     """
     if device_type == "cuda":
         return _cuda_config(num_tokens, num_heads, max_keys)
     block_n = 16
-    if num_heads <= 8:
-        block_h, num_warps = 8, 4
-    elif num_heads <= 16:
-        block_h, num_warps = 16, 8
+    if num_heads <= 16:
+        block_h, num_warps = 16, 4
     elif num_heads <= 32:
         block_h, num_warps = 32, 8
     else:
@@ -70,11 +77,12 @@ def decode_config(
             programs=256,
             most=32,
         ),
-        num_warps,
+        num_warps if aligned else 2 * num_warps,
         num_stages=1,
         grf=256,
         halves=1,
-        guard_pv=True,
+        dims_first=True,
+        q_blocks=aligned,
     )
 
 
@@ -101,12 +109,13 @@ def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig
         num_stages,
         grf=128,
         halves=halves,
-        guard_pv=False,
+        dims_first=False,
+        q_blocks=False,
     )
 
 
 def _splits(unsplit: int, tiles: int, programs: int, most: int) -> int:
-    """The power of two by which to split the keys of a token.
+    """By how many programs to share the keys of a token, so that none is idle.
 
     Args:
         unsplit (int):
@@ -119,8 +128,9 @@ def _splits(unsplit: int, tiles: int, programs: int, most: int) -> int:
             Splits at most.
 
     """
-    wanted = min(programs // max(unsplit, 1), tiles, most)
-    return 1 << (wanted.bit_length() - 1) if wanted > 0 else 1
+    wanted = max(min(programs // max(unsplit, 1), tiles, most), 1)
+    tiles_per_split = max(triton.cdiv(tiles, wanted), 1)
+    return max(triton.cdiv(tiles, tiles_per_split), 1)
 
 
 def sparse_decode_workspace_size(

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """The fused sparse-decode kernel: from FP8 pages to attention, or to partials of it."""
 
+from ._dims_first import attend, heads_first, query_pointers, zero_accumulator
 from ._fp8 import (
     dequantize,
     load_exponents,
@@ -50,35 +51,22 @@ def _add_values(
     p,  # [BLOCK_H, BLOCK_N] bf16
     v,  # [BLOCK_N, 64] bf16
     rescale,  # [BLOCK_H] fp32
-    any_valid,
-    GUARD_PV: tl.constexpr,
 ):
-    """Return `acc * rescale + p @ v`.
-
-    GUARD_PV is for triton-xpu. Where this product stands in one region with that of
-    the scores, which it depends on, triton-xpu 3.3 gives every sub-group whole rows of
-    the accumulator: with 64 heads that spills 25 KB of registers per thread. Behind a
-    branch it spreads the columns over the sub-groups, and nothing spills. The branch
-    changes no result: it skips tiles without a valid key.
-    """
-    acc *= rescale[:, None]
-    if GUARD_PV:
-        if any_valid:
-            acc = tl.dot(p, v, acc)
-    else:
-        acc = tl.dot(p, v, acc)
-    return acc
+    """Return `acc * rescale + p @ v`."""
+    return tl.dot(p, v, acc * rescale[:, None])
 
 
 @triton.jit
 def _store_out(
     out_ptrs,  # [BLOCK_H, 64]
-    acc,  # [BLOCK_H, 64] fp32
+    acc,  # [64, BLOCK_H] fp32 where DIMS_FIRST, else [BLOCK_H, 64]
     factor,  # [BLOCK_H, 1] fp32
     row_mask,  # [BLOCK_H, 1]
+    DIMS_FIRST: tl.constexpr,
 ):
     """Store acc * factor in bf16."""
-    tl.store(out_ptrs, (acc * factor).to(tl.bfloat16), mask=row_mask)
+    out = (heads_first(acc, DIMS_FIRST) * factor).to(tl.bfloat16)  # [BLOCK_H, 64]
+    tl.store(out_ptrs, out, mask=row_mask)
 
 
 @triton.jit(do_not_specialize=["num_splits", "num_kv_slots", "num_swa_slots"])
@@ -116,18 +104,17 @@ def _decode_kernel(
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     HALVES: tl.constexpr,
-    GUARD_PV: tl.constexpr,
+    DIMS_FIRST: tl.constexpr,
+    Q_BLOCKS: tl.constexpr,
     HEAD_DIM: tl.constexpr = HEAD_DIM,
     QUANT_BLOCK: tl.constexpr = QUANT_BLOCK,
     EMPTY_MAX: tl.constexpr = EMPTY_MAX,
 ):
     """One block of heads of one token, over one split of its keys.
 
-    A head's 512 dims are eight tiles of 64: seven of e4m3 codes, each under its own
-    exponent, and the bf16 rotary part. Triton has no arrays of tiles that a loop could
-    index, so each of q, k and the accumulator has eight names. With HALVES = 2, for
-    CUDA, a program accumulates four tiles: all eight would take 256 registers of each
-    thread, which has 255.
+    With DIMS_FIRST, for Intel GPUs, the tile of `_dims_first`. Without it, for CUDA, q
+    is held and heads come first; with HALVES = 2 a program accumulates four tiles of 64
+    dims: all eight would take 256 registers of each thread, which has 255.
     """
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     program = tl.program_id(0) // HALVES
@@ -141,26 +128,35 @@ def _decode_kernel(
     dim_offs = tl.arange(0, QUANT_BLOCK)  # [64]
     tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
 
-    # [BLOCK_H]
-    q_row_ptrs = q_ptr + token * q_token_stride + head_offs.to(tl.int64) * q_head_stride
-    q_ptrs = q_row_ptrs[:, None] + dim_offs[None, :]  # [BLOCK_H, 64]
     row_mask = head_mask[:, None]  # [BLOCK_H, 1]
-    q0 = tl.load(q_ptrs, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
-    q1 = tl.load(q_ptrs + 1 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
-    q2 = tl.load(q_ptrs + 2 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
-    q3 = tl.load(q_ptrs + 3 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
-    q4 = tl.load(q_ptrs + 4 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
-    q5 = tl.load(q_ptrs + 5 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
-    q6 = tl.load(q_ptrs + 6 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
-    q7 = tl.load(q_ptrs + 7 * QUANT_BLOCK, mask=row_mask, other=0.0)  # [BLOCK_H, 64]
+    # [BLOCK_H, 64]
+    q_ptrs = query_pointers(
+        q_ptr + token * q_token_stride,
+        head_offs,
+        head_block * BLOCK_H,
+        num_heads,
+        q_head_stride,
+        BLOCK_H,
+        Q_BLOCKS,
+    )
+    if not DIMS_FIRST:
+        # [BLOCK_H, 64] each
+        q0 = tl.load(q_ptrs + 0 * QUANT_BLOCK, mask=row_mask, other=0.0)
+        q1 = tl.load(q_ptrs + 1 * QUANT_BLOCK, mask=row_mask, other=0.0)
+        q2 = tl.load(q_ptrs + 2 * QUANT_BLOCK, mask=row_mask, other=0.0)
+        q3 = tl.load(q_ptrs + 3 * QUANT_BLOCK, mask=row_mask, other=0.0)
+        q4 = tl.load(q_ptrs + 4 * QUANT_BLOCK, mask=row_mask, other=0.0)
+        q5 = tl.load(q_ptrs + 5 * QUANT_BLOCK, mask=row_mask, other=0.0)
+        q6 = tl.load(q_ptrs + 6 * QUANT_BLOCK, mask=row_mask, other=0.0)
+        q7 = tl.load(q_ptrs + 7 * QUANT_BLOCK, mask=row_mask, other=0.0)
 
     if HAS_TOPK:
-        topk_len = tl.load(topk_lens_ptr + token).to(tl.int32)
-        topk_len = tl.minimum(tl.maximum(topk_len, 0), topk_width)
+        topk_len = tl.load(topk_lens_ptr + token)
+        topk_len = tl.minimum(tl.maximum(topk_len, 0), topk_width).to(tl.int32)
     else:
         topk_len = tl.full((), 0, tl.int32)
-    swa_len = tl.load(swa_lens_ptr + token).to(tl.int32)
-    swa_len = tl.minimum(tl.maximum(swa_len, 0), swa_width)
+    swa_len = tl.load(swa_lens_ptr + token)
+    swa_len = tl.minimum(tl.maximum(swa_len, 0), swa_width).to(tl.int32)
     num_keys = topk_len + swa_len
     keys_per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), num_splits) * BLOCK_N
     first_key = split * keys_per_split
@@ -171,15 +167,27 @@ def _decode_kernel(
 
     row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
     row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-    acc0 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
-    acc1 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
-    acc2 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
-    acc3 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
-    if HALVES == 1:
-        acc4 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
-        acc5 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
-        acc6 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
-        acc7 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)  # [BLOCK_H, 64]
+    if DIMS_FIRST:
+        # [64, BLOCK_H] each
+        acc0 = zero_accumulator(BLOCK_H)
+        acc1 = zero_accumulator(BLOCK_H)
+        acc2 = zero_accumulator(BLOCK_H)
+        acc3 = zero_accumulator(BLOCK_H)
+        acc4 = zero_accumulator(BLOCK_H)
+        acc5 = zero_accumulator(BLOCK_H)
+        acc6 = zero_accumulator(BLOCK_H)
+        acc7 = zero_accumulator(BLOCK_H)
+    else:
+        # [BLOCK_H, 64] each
+        acc0 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+        acc1 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+        acc2 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+        acc3 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+        if HALVES == 1:
+            acc4 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+            acc5 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+            acc6 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+            acc7 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
 
     # [BLOCK_N]
     slots = _load_slots(
@@ -237,40 +245,68 @@ def _decode_kernel(
         k5 = dequantize(codes5, exponents, 5)  # [BLOCK_N, 64]
         k6 = dequantize(codes6, exponents, 6)  # [BLOCK_N, 64]
 
-        scores = tl.dot(q0, tl.trans(k0))  # [BLOCK_H, BLOCK_N]
-        scores = tl.dot(q1, tl.trans(k1), scores)
-        scores = tl.dot(q2, tl.trans(k2), scores)
-        scores = tl.dot(q3, tl.trans(k3), scores)
-        scores = tl.dot(q4, tl.trans(k4), scores)
-        scores = tl.dot(q5, tl.trans(k5), scores)
-        scores = tl.dot(q6, tl.trans(k6), scores)
-        scores = tl.dot(q7, tl.trans(k7), scores)
-
-        # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
-        p, rescale, row_max, row_sum = softmax_step(
-            scores, key_mask, qk_scale, row_max, row_sum
-        )
-        any_valid = tl.max(key_mask.to(tl.int32), 0) > 0
-        if HALVES == 1:
-            acc0 = _add_values(acc0, p, k0, rescale, any_valid, GUARD_PV)
-            acc1 = _add_values(acc1, p, k1, rescale, any_valid, GUARD_PV)
-            acc2 = _add_values(acc2, p, k2, rescale, any_valid, GUARD_PV)
-            acc3 = _add_values(acc3, p, k3, rescale, any_valid, GUARD_PV)
-            acc4 = _add_values(acc4, p, k4, rescale, any_valid, GUARD_PV)
-            acc5 = _add_values(acc5, p, k5, rescale, any_valid, GUARD_PV)
-            acc6 = _add_values(acc6, p, k6, rescale, any_valid, GUARD_PV)
-            acc7 = _add_values(acc7, p, k7, rescale, any_valid, GUARD_PV)
+        if DIMS_FIRST:
+            row_max, row_sum, acc0, acc1, acc2, acc3, acc4, acc5, acc6, acc7 = attend(
+                q_ptrs,
+                row_mask,
+                k0,
+                k1,
+                k2,
+                k3,
+                k4,
+                k5,
+                k6,
+                k7,
+                key_mask,
+                qk_scale,
+                start < last_key,
+                row_max,
+                row_sum,
+                acc0,
+                acc1,
+                acc2,
+                acc3,
+                acc4,
+                acc5,
+                acc6,
+                acc7,
+                BLOCK_H,
+                BLOCK_N,
+                Q_BLOCKS,
+            )
         else:
-            if half == 0:
-                acc0 = _add_values(acc0, p, k0, rescale, any_valid, GUARD_PV)
-                acc1 = _add_values(acc1, p, k1, rescale, any_valid, GUARD_PV)
-                acc2 = _add_values(acc2, p, k2, rescale, any_valid, GUARD_PV)
-                acc3 = _add_values(acc3, p, k3, rescale, any_valid, GUARD_PV)
+            scores = tl.dot(q0, tl.trans(k0))  # [BLOCK_H, BLOCK_N]
+            scores = tl.dot(q1, tl.trans(k1), scores)
+            scores = tl.dot(q2, tl.trans(k2), scores)
+            scores = tl.dot(q3, tl.trans(k3), scores)
+            scores = tl.dot(q4, tl.trans(k4), scores)
+            scores = tl.dot(q5, tl.trans(k5), scores)
+            scores = tl.dot(q6, tl.trans(k6), scores)
+            scores = tl.dot(q7, tl.trans(k7), scores)
+            # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
+            p, rescale, row_max, row_sum = softmax_step(
+                scores, key_mask, qk_scale, row_max, row_sum
+            )
+            if HALVES == 1:
+                acc0 = _add_values(acc0, p, k0, rescale)
+                acc1 = _add_values(acc1, p, k1, rescale)
+                acc2 = _add_values(acc2, p, k2, rescale)
+                acc3 = _add_values(acc3, p, k3, rescale)
+                acc4 = _add_values(acc4, p, k4, rescale)
+                acc5 = _add_values(acc5, p, k5, rescale)
+                acc6 = _add_values(acc6, p, k6, rescale)
+                acc7 = _add_values(acc7, p, k7, rescale)
             else:
-                acc0 = _add_values(acc0, p, k4, rescale, any_valid, GUARD_PV)
-                acc1 = _add_values(acc1, p, k5, rescale, any_valid, GUARD_PV)
-                acc2 = _add_values(acc2, p, k6, rescale, any_valid, GUARD_PV)
-                acc3 = _add_values(acc3, p, k7, rescale, any_valid, GUARD_PV)
+                if half == 0:
+                    acc0 = _add_values(acc0, p, k0, rescale)
+                    acc1 = _add_values(acc1, p, k1, rescale)
+                    acc2 = _add_values(acc2, p, k2, rescale)
+                    acc3 = _add_values(acc3, p, k3, rescale)
+                else:
+                    acc0 = _add_values(acc0, p, k4, rescale)
+                    acc1 = _add_values(acc1, p, k5, rescale)
+                    acc2 = _add_values(acc2, p, k6, rescale)
+                    acc3 = _add_values(acc3, p, k7, rescale)
 
         slots = next_slots
 
@@ -293,15 +329,37 @@ def _decode_kernel(
             + dim_offs[None, :]
         )
         part_mask = row_mask & (first_key < last_key)  # [BLOCK_H, 1]
-        tl.store(part_ptrs, acc0, mask=part_mask)
-        tl.store(part_ptrs + 1 * QUANT_BLOCK, acc1, mask=part_mask)
-        tl.store(part_ptrs + 2 * QUANT_BLOCK, acc2, mask=part_mask)
-        tl.store(part_ptrs + 3 * QUANT_BLOCK, acc3, mask=part_mask)
+        tl.store(part_ptrs, heads_first(acc0, DIMS_FIRST), mask=part_mask)
+        tl.store(
+            part_ptrs + 1 * QUANT_BLOCK, heads_first(acc1, DIMS_FIRST), mask=part_mask
+        )
+        tl.store(
+            part_ptrs + 2 * QUANT_BLOCK, heads_first(acc2, DIMS_FIRST), mask=part_mask
+        )
+        tl.store(
+            part_ptrs + 3 * QUANT_BLOCK, heads_first(acc3, DIMS_FIRST), mask=part_mask
+        )
         if HALVES == 1:
-            tl.store(part_ptrs + 4 * QUANT_BLOCK, acc4, mask=part_mask)
-            tl.store(part_ptrs + 5 * QUANT_BLOCK, acc5, mask=part_mask)
-            tl.store(part_ptrs + 6 * QUANT_BLOCK, acc6, mask=part_mask)
-            tl.store(part_ptrs + 7 * QUANT_BLOCK, acc7, mask=part_mask)
+            tl.store(
+                part_ptrs + 4 * QUANT_BLOCK,
+                heads_first(acc4, DIMS_FIRST),
+                mask=part_mask,
+            )
+            tl.store(
+                part_ptrs + 5 * QUANT_BLOCK,
+                heads_first(acc5, DIMS_FIRST),
+                mask=part_mask,
+            )
+            tl.store(
+                part_ptrs + 6 * QUANT_BLOCK,
+                heads_first(acc6, DIMS_FIRST),
+                mask=part_mask,
+            )
+            tl.store(
+                part_ptrs + 7 * QUANT_BLOCK,
+                heads_first(acc7, DIMS_FIRST),
+                mask=part_mask,
+            )
     else:
         # [BLOCK_H, 1]
         factor = softmax_factor(
@@ -312,12 +370,12 @@ def _decode_kernel(
         out_ptrs = half_ptr + (
             head_offs.to(tl.int64)[:, None] * out_head_stride + dim_offs[None, :]
         )
-        _store_out(out_ptrs, acc0, factor, row_mask)
-        _store_out(out_ptrs + 1 * QUANT_BLOCK, acc1, factor, row_mask)
-        _store_out(out_ptrs + 2 * QUANT_BLOCK, acc2, factor, row_mask)
-        _store_out(out_ptrs + 3 * QUANT_BLOCK, acc3, factor, row_mask)
+        _store_out(out_ptrs, acc0, factor, row_mask, DIMS_FIRST)
+        _store_out(out_ptrs + 1 * QUANT_BLOCK, acc1, factor, row_mask, DIMS_FIRST)
+        _store_out(out_ptrs + 2 * QUANT_BLOCK, acc2, factor, row_mask, DIMS_FIRST)
+        _store_out(out_ptrs + 3 * QUANT_BLOCK, acc3, factor, row_mask, DIMS_FIRST)
         if HALVES == 1:
-            _store_out(out_ptrs + 4 * QUANT_BLOCK, acc4, factor, row_mask)
-            _store_out(out_ptrs + 5 * QUANT_BLOCK, acc5, factor, row_mask)
-            _store_out(out_ptrs + 6 * QUANT_BLOCK, acc6, factor, row_mask)
-            _store_out(out_ptrs + 7 * QUANT_BLOCK, acc7, factor, row_mask)
+            _store_out(out_ptrs + 4 * QUANT_BLOCK, acc4, factor, row_mask, DIMS_FIRST)
+            _store_out(out_ptrs + 5 * QUANT_BLOCK, acc5, factor, row_mask, DIMS_FIRST)
+            _store_out(out_ptrs + 6 * QUANT_BLOCK, acc6, factor, row_mask, DIMS_FIRST)
+            _store_out(out_ptrs + 7 * QUANT_BLOCK, acc7, factor, row_mask, DIMS_FIRST)

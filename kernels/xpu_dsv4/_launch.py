@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Launch options that differ between Triton back ends."""
+"""Launch options that differ between Triton back ends, and what block loads need."""
 
 import torch
 
@@ -33,3 +33,13 @@ def launch_options(
     if device.type in ("xpu", "meta"):
         options["grf_mode"] = str(grf)
     return options
+
+
+def has_aligned_rows(q: torch.Tensor) -> bool:
+    """Whether 2-dim block loads can read `q`, `[num_tokens, num_heads, dim]`.
+
+    The heads of a token are then rows of a matrix that starts at a multiple of 64
+    bytes, with a pitch that is a multiple of 16.
+    """
+    size = q.element_size()
+    return not (q.data_ptr() % 64 or q.stride(0) * size % 64 or q.stride(1) * size % 16)

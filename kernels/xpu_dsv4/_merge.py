@@ -44,7 +44,7 @@ def _merge_kernel(
     split_mask = split_offs < num_splits  # [BLOCK_S]
     part_max = tl.load(state_ptrs, mask=split_mask, other=EMPTY_MAX)  # [BLOCK_S]
     part_sum = tl.load(state_ptrs + 1, mask=split_mask, other=0.0)  # [BLOCK_S]
-    keys_mask = part_sum > 0.0  # [BLOCK_S]
+    keys_mask = part_sum != 0.0  # [BLOCK_S], true for NaN
     row_max = tl.max(part_max, 0)
     weights = tl.where(keys_mask, tl.exp2(part_max - row_max), 0.0)  # [BLOCK_S]
     row_sum = tl.sum(part_sum * weights, 0)

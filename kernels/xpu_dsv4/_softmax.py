@@ -63,10 +63,13 @@ def softmax_factor(
     HAS_SINK: tl.constexpr,
     LOG2E: tl.constexpr = LOG2E,
 ):
-    """1 / (row_sum + the sink's share), or 0 for a row without keys; element-wise."""
+    """1 / (row_sum + the sink's share), or 0 for a row without keys; element-wise.
+
+    A sum of NaN gives NaN.
+    """
     total = row_sum
     if HAS_SINK:
         sink = tl.load(sink_ptr + head, mask=head_exists, other=float("-inf"))
         total += tl.exp2(sink.to(tl.float32) * LOG2E - row_max)
-    has_keys = row_sum > 0.0
+    has_keys = row_sum != 0.0
     return tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)

@@ -14,7 +14,7 @@ from ._checks import (
 )
 from ._decode_config import decode_config, sparse_decode_workspace_size
 from ._decode_kernel import _decode_kernel
-from ._launch import launch_options
+from ._launch import has_aligned_rows, launch_options
 from ._merge import PARTIAL_WIDTH, merge_splits
 from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, as_pages
 from ._softmax import LOG2E, check_sink
@@ -104,15 +104,18 @@ def xpu_sparse_decode_fp8(
     swa_kv_cache = as_pages("swa_kv_cache", swa_kv_cache)
     swa_rows = index_rows("swa_indices", swa_indices, num_tokens)
     _check_lengths("swa_lens", swa_lens, num_tokens, swa_rows.shape[1])
-    use_topk = False
-    if swa_only or topk_indices is None or kv_cache is None:
+    use_topk = not swa_only
+    if swa_only:
         kv_cache, topk_rows, topk_lens = swa_kv_cache, swa_rows, swa_lens
     else:
-        use_topk = True
+        if kv_cache is None:
+            fail("kv_cache", None, "pages unless swa_only")
+        if topk_indices is None:
+            fail("topk_indices", None, "a tensor unless swa_only")
+        if topk_lens is None:
+            fail("topk_lens", None, "a tensor unless swa_only")
         kv_cache = as_pages("kv_cache", kv_cache)
         topk_rows = index_rows("topk_indices", topk_indices, num_tokens)
-        if topk_lens is None:
-            fail("topk_lens", None, "a tensor beside topk_indices")
         _check_lengths("topk_lens", topk_lens, num_tokens, topk_rows.shape[1])
     check_sink(attn_sink, num_heads)
     check_same_device(
@@ -132,7 +135,11 @@ def xpu_sparse_decode_fp8(
 
     topk_width = topk_rows.shape[1] if use_topk else 0
     config = decode_config(
-        q.device.type, num_tokens, num_heads, topk_width + swa_rows.shape[1]
+        q.device.type,
+        num_tokens,
+        num_heads,
+        topk_width + swa_rows.shape[1],
+        has_aligned_rows(q),
     )
     partial = _partials(workspace, out, config.splits)
     head_blocks = triton.cdiv(num_heads, config.block_h)
@@ -170,7 +177,8 @@ def xpu_sparse_decode_fp8(
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
         HALVES=config.halves,
-        GUARD_PV=config.guard_pv,
+        DIMS_FIRST=config.dims_first,
+        Q_BLOCKS=config.q_blocks,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
     if config.splits > 1:

@@ -14,13 +14,18 @@ from ._checks import (
     fail,
     index_rows,
 )
-from ._launch import launch_options
+from ._dims_first import (
+    TILE_DIM,
+    attend,
+    heads_first,
+    query_pointers,
+    zero_accumulator,
+)
+from ._launch import has_aligned_rows, launch_options
 from ._softmax import EMPTY_MAX, LOG2E, check_sink, softmax_factor, softmax_step
 from ._triton import tl, triton
 
 HEAD_DIM = 512
-BLOCK_D = 64
-"""Dims that are multiplied at a time where no tile is held."""
 
 
 class PrefillConfig(NamedTuple):
@@ -32,9 +37,9 @@ class PrefillConfig(NamedTuple):
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
-        hold_tile: keep the queries and one tile of keys on chip for both products.
-            Otherwise scores are summed over 64 dims at a time, and values are loaded
-            anew.
+        dims_first: use the tile of `_dims_first`, for Intel GPUs. Otherwise q and one
+            tile of keys are held whole for both products.
+        q_blocks: load q by 2-dim blocks.
 
     """
 
@@ -43,7 +48,19 @@ class PrefillConfig(NamedTuple):
     num_warps: int
     num_stages: int
     grf: int
-    hold_tile: bool
+    dims_first: bool
+    q_blocks: bool
+
+
+@triton.jit
+def _store_tile(
+    out_ptrs,  # [BLOCK_H, 64]
+    acc,  # [64, BLOCK_H] fp32
+    factor,  # [BLOCK_H, 1] fp32
+    row_mask,  # [BLOCK_H, 1]
+):
+    """Store an accumulator times `factor` in bf16."""
+    tl.store(out_ptrs, (heads_first(acc, True) * factor).to(tl.bfloat16), mask=row_mask)
 
 
 @triton.jit(do_not_specialize=["num_rows"])
@@ -68,38 +85,61 @@ def _prefill_kernel(
     HAS_SINK: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HOLD_TILE: tl.constexpr,
+    DIMS_FIRST: tl.constexpr,
+    Q_BLOCKS: tl.constexpr,
     HEAD_DIM: tl.constexpr = HEAD_DIM,
-    BLOCK_D: tl.constexpr = BLOCK_D,
+    TILE_DIM: tl.constexpr = TILE_DIM,
     EMPTY_MAX: tl.constexpr = EMPTY_MAX,
 ):
     """One block of heads of one token."""
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
-    # [BLOCK_H]
-    head_offs = (tl.program_id(0) % num_head_blocks) * BLOCK_H + tl.arange(0, BLOCK_H)
+    first_head = (tl.program_id(0) % num_head_blocks) * BLOCK_H
+    head_offs = first_head + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     head_mask = head_offs < num_heads  # [BLOCK_H]
     tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
     all_offs = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
-    dim_offs = tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    dim_offs = tl.arange(0, TILE_DIM)  # [64]
 
-    # [BLOCK_H]
-    q_ptrs = q_ptr + token * q_token_stride + head_offs.to(tl.int64) * q_head_stride
-    q_row_ptrs = q_ptrs[:, None]  # [BLOCK_H, 1]
     row_mask = head_mask[:, None]  # [BLOCK_H, 1]
-    if HOLD_TILE:
+    token_q_ptr = q_ptr + token * q_token_stride
+    if DIMS_FIRST:
+        # [BLOCK_H, 64]
+        q_ptrs = query_pointers(
+            token_q_ptr,
+            head_offs,
+            first_head,
+            num_heads,
+            q_head_stride,
+            BLOCK_H,
+            Q_BLOCKS,
+        )
+    else:
+        # [BLOCK_H, 1]
+        q_row_ptrs = token_q_ptr + head_offs.to(tl.int64)[:, None] * q_head_stride
         # [BLOCK_H, HEAD_DIM]
         q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
 
     if HAS_LENS:
-        num_keys = tl.load(lens_ptr + token).to(tl.int32)
-        num_keys = tl.minimum(tl.maximum(num_keys, 0), width)
+        num_keys = tl.load(lens_ptr + token)
+        num_keys = tl.minimum(tl.maximum(num_keys, 0), width).to(tl.int32)
     else:
         num_keys = width
 
     row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
     row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-    acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
+    if DIMS_FIRST:
+        # [64, BLOCK_H] each
+        acc0 = zero_accumulator(BLOCK_H)
+        acc1 = zero_accumulator(BLOCK_H)
+        acc2 = zero_accumulator(BLOCK_H)
+        acc3 = zero_accumulator(BLOCK_H)
+        acc4 = zero_accumulator(BLOCK_H)
+        acc5 = zero_accumulator(BLOCK_H)
+        acc6 = zero_accumulator(BLOCK_H)
+        acc7 = zero_accumulator(BLOCK_H)
+    else:
+        acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
     index_row_ptr = indices_ptr + token * indices_stride
     # [BLOCK_N]
     next_rows = tl.load(index_row_ptr + tile_offs, mask=tile_offs < num_keys, other=-1)
@@ -113,7 +153,46 @@ def _prefill_kernel(
         valid_mask = (rows >= 0) & (rows < num_rows)  # [BLOCK_N]
         kv_row_ptrs = (kv_ptr + rows.to(tl.int64) * kv_stride)[:, None]  # [BLOCK_N, 1]
         kv_mask = valid_mask[:, None]  # [BLOCK_N, 1]
-        if HOLD_TILE:
+        if DIMS_FIRST:
+            k_ptrs = kv_row_ptrs + dim_offs[None, :]  # [BLOCK_N, 64]
+            # [BLOCK_N, 64] each
+            k0 = tl.load(k_ptrs + 0 * TILE_DIM, mask=kv_mask, other=0.0)
+            k1 = tl.load(k_ptrs + 1 * TILE_DIM, mask=kv_mask, other=0.0)
+            k2 = tl.load(k_ptrs + 2 * TILE_DIM, mask=kv_mask, other=0.0)
+            k3 = tl.load(k_ptrs + 3 * TILE_DIM, mask=kv_mask, other=0.0)
+            k4 = tl.load(k_ptrs + 4 * TILE_DIM, mask=kv_mask, other=0.0)
+            k5 = tl.load(k_ptrs + 5 * TILE_DIM, mask=kv_mask, other=0.0)
+            k6 = tl.load(k_ptrs + 6 * TILE_DIM, mask=kv_mask, other=0.0)
+            k7 = tl.load(k_ptrs + 7 * TILE_DIM, mask=kv_mask, other=0.0)
+            row_max, row_sum, acc0, acc1, acc2, acc3, acc4, acc5, acc6, acc7 = attend(
+                q_ptrs,
+                row_mask,
+                k0,
+                k1,
+                k2,
+                k3,
+                k4,
+                k5,
+                k6,
+                k7,
+                valid_mask,
+                qk_scale,
+                start < num_keys,
+                row_max,
+                row_sum,
+                acc0,
+                acc1,
+                acc2,
+                acc3,
+                acc4,
+                acc5,
+                acc6,
+                acc7,
+                BLOCK_H,
+                BLOCK_N,
+                Q_BLOCKS,
+            )
+        else:
             # [BLOCK_N, HEAD_DIM]
             kv = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
             scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
@@ -128,49 +207,61 @@ def _prefill_kernel(
                     scores, valid_mask, qk_scale, row_max, row_sum
                 )
             acc = tl.dot(p, kv, acc * rescale[:, None])
-        else:
-            scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
-            for first_dim in range(0, HEAD_DIM, BLOCK_D):
-                column_offs = (first_dim + dim_offs)[None, :]  # [1, BLOCK_D]
-                # [BLOCK_H, BLOCK_D]
-                q_part = tl.load(q_row_ptrs + column_offs, mask=row_mask, other=0.0)
-                # [BLOCK_N, BLOCK_D]
-                k_part = tl.load(kv_row_ptrs + column_offs, mask=kv_mask, other=0.0)
-                scores = tl.dot(q_part, tl.trans(k_part), scores)
-            # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
-            p, rescale, row_max, row_sum = softmax_step(
-                scores, valid_mask, qk_scale, row_max, row_sum
-            )
-            acc *= rescale[:, None]
-            # The branch is for triton-xpu, as GUARD_PV in `_decode_kernel`: without it
-            # every sub-group holds whole rows of the accumulator, and registers spill.
-            if tl.max(valid_mask.to(tl.int32), 0) > 0:
-                # [BLOCK_N, HEAD_DIM]
-                v = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
-                acc = tl.dot(p, v, acc)
 
     # [BLOCK_H]
     factor = softmax_factor(row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK)
+    factor = factor[:, None]  # [BLOCK_H, 1]
     token_out_ptr = out_ptr + token * out_token_stride
     # [BLOCK_H, 1]
     out_row_ptrs = token_out_ptr + head_offs.to(tl.int64)[:, None] * out_head_stride
-    tl.store(
-        out_row_ptrs + all_offs[None, :],
-        (acc * factor[:, None]).to(tl.bfloat16),
-        mask=row_mask,
-    )
+    if DIMS_FIRST:
+        out_ptrs = out_row_ptrs + dim_offs[None, :]  # [BLOCK_H, 64]
+        _store_tile(out_ptrs + 0 * TILE_DIM, acc0, factor, row_mask)
+        _store_tile(out_ptrs + 1 * TILE_DIM, acc1, factor, row_mask)
+        _store_tile(out_ptrs + 2 * TILE_DIM, acc2, factor, row_mask)
+        _store_tile(out_ptrs + 3 * TILE_DIM, acc3, factor, row_mask)
+        _store_tile(out_ptrs + 4 * TILE_DIM, acc4, factor, row_mask)
+        _store_tile(out_ptrs + 5 * TILE_DIM, acc5, factor, row_mask)
+        _store_tile(out_ptrs + 6 * TILE_DIM, acc6, factor, row_mask)
+        _store_tile(out_ptrs + 7 * TILE_DIM, acc7, factor, row_mask)
+    else:
+        tl.store(
+            out_row_ptrs + all_offs[None, :],
+            (acc * factor).to(tl.bfloat16),
+            mask=row_mask,
+        )
 
 
-def prefill_config(device_type: str, num_heads: int) -> PrefillConfig:
-    """The configuration for one launch; `device_type` as for `decode_config`."""
+def prefill_config(
+    device_type: str, num_heads: int, aligned: bool = True
+) -> PrefillConfig:
+    """The configuration for one launch; arguments as for `decode_config`."""
     if device_type != "cuda":
-        block_h = 16 if num_heads <= 16 else 32 if num_heads <= 32 else 64
-        block_n = 32 if block_h == 32 else 16
+        if num_heads <= 16:
+            block_h, num_warps = 16, 8
+        elif num_heads <= 32:
+            block_h, num_warps = 32, 16
+        else:
+            block_h, num_warps = 64, 16 if aligned else 32
         return PrefillConfig(
-            block_h, block_n, num_warps=16, num_stages=1, grf=256, hold_tile=False
+            block_h,
+            block_n=16,
+            num_warps=num_warps,
+            num_stages=1,
+            grf=256,
+            dims_first=True,
+            q_blocks=aligned,
         )
     block_h, num_warps = (64, 8) if num_heads > 16 else (16, 4)
-    return PrefillConfig(block_h, 64, num_warps, num_stages=2, grf=128, hold_tile=True)
+    return PrefillConfig(
+        block_h,
+        block_n=64,
+        num_warps=num_warps,
+        num_stages=2,
+        grf=128,
+        dims_first=False,
+        q_blocks=False,
+    )
 
 
 def xpu_sparse_prefill(
@@ -244,7 +335,7 @@ def xpu_sparse_prefill(
     if num_tokens == 0:
         return out
 
-    config = prefill_config(q.device.type, num_heads)
+    config = prefill_config(q.device.type, num_heads, has_aligned_rows(q))
     head_blocks = triton.cdiv(num_heads, config.block_h)
     _prefill_kernel[(num_tokens * head_blocks,)](
         q,
@@ -267,7 +358,8 @@ def xpu_sparse_prefill(
         HAS_SINK=attn_sink is not None,
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
-        HOLD_TILE=config.hold_tile,
+        DIMS_FIRST=config.dims_first,
+        Q_BLOCKS=config.q_blocks,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
     return out

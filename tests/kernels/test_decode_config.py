@@ -14,11 +14,15 @@ KIND = pytest.mark.parametrize("kind", ["xpu", "cuda"])
 @KIND
 @HEADS
 @KEYS
-def test_splits_are_powers_of_two_and_never_grow_with_the_batch(keys, heads, kind):
-    splits = [decode_config(kind, t, heads, keys).splits for t in range(1, 301)]
+def test_no_split_is_idle_and_splits_never_grow_with_the_batch(keys, heads, kind):
+    configs = [decode_config(kind, t, heads, keys) for t in range(1, 301)]
+    splits = [config.splits for config in configs]
     assert splits == sorted(splits, reverse=True)
     assert splits[-1] == 1
-    assert all(count & (count - 1) == 0 for count in splits)
+    for config in configs:
+        tiles = -(-keys // config.block_n)
+        tiles_per_split = -(-tiles // config.splits)
+        assert -(-tiles // tiles_per_split) == config.splits
 
 
 @KIND

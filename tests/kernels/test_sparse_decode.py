@@ -119,8 +119,32 @@ def test_splits_with_empty_parts(splits, monkeypatch, device):
 @pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("splits", [1, 2])
 def test_value_halves(halves, splits, monkeypatch, device):
-    use(monkeypatch, splits=splits, halves=halves, guard_pv=False)
+    use(monkeypatch, splits=splits, halves=halves, dims_first=False, q_blocks=False)
     check(batch(2, 20, 40, 20, device))
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("tokens", [1, 2])
+def test_fewest_rows_with_splits(tokens, heads, monkeypatch, device):
+    use(monkeypatch, splits=2)
+    check(batch(tokens, heads, 40, 20, device))
+
+
+@pytest.mark.parametrize("splits", [1, 2])
+def test_a_score_of_nan_gives_nan(splits, tuned_for, monkeypatch, device):
+    """A row that cannot be computed must not look like a row without keys."""
+    config = decode.decode_config
+    monkeypatch.setattr(
+        decode, "decode_config", lambda *sizes: config(*sizes)._replace(splits=splits)
+    )
+    arguments = batch(2, 16, 40, 20, device)
+    expected = check(arguments)
+    arguments["q"][1, 3, 5] = float("nan")
+    decode.xpu_sparse_decode_fp8(**arguments)
+    actual = arguments["out"].cpu()
+    assert bool(actual[1, 3].isnan().all())
+    actual[1, 3] = expected[1, 3]
+    assert torch.equal(actual, expected)
 
 
 def test_hard_indices(tuned_for, device):
@@ -155,6 +179,13 @@ def test_lengths_are_clamped(tuned_for, device):
     expected = check(arguments)
     arguments["topk_lens"].copy_(torch.tensor([-5, 0, 2000, 7]))
     arguments["swa_lens"].copy_(torch.tensor([3, 0, -1, 2**31 - 1]))
+    decode.xpu_sparse_decode_fp8(**arguments)
+    assert torch.equal(arguments["out"].cpu(), expected)
+    for name, wide in (
+        ("topk_lens", [-(2**32) + 5, 0, 2**32, 7]),
+        ("swa_lens", [3, -(2**40), -1, 2**32 + 1]),
+    ):
+        arguments[name] = torch.tensor(wide, device=device)
     decode.xpu_sparse_decode_fp8(**arguments)
     assert torch.equal(arguments["out"].cpu(), expected)
 
@@ -203,6 +234,32 @@ def test_strided_tensors(tuned_for, device):
     assert torch.equal(arguments["out"].cpu(), expected)
     target[:, 2:8, 8:520] = 7.0
     assert bool((target == 7.0).all())
+
+
+@pytest.mark.parametrize("offset", [0, 32, 3], ids="column {}".format)
+def test_columns_of_a_wider_tensor(offset, monkeypatch, device):
+    """q is loaded by blocks where its rows are aligned, and by pointers elsewhere."""
+    blocks = []
+    kernel = decode._decode_kernel
+
+    class Spied:
+        def __getitem__(self, grid):
+            def launch(*args, **options):
+                blocks.append(options["Q_BLOCKS"])
+                return kernel[grid](*args, **options)
+
+            return launch
+
+    monkeypatch.setattr(decode, "_decode_kernel", Spied())
+    monkeypatch.setattr(
+        decode, "decode_config", lambda _, *sizes: decode_config("xpu", *sizes)
+    )
+    arguments = batch(3, 6, 20, 9, device)
+    wide = torch.full((3, 6, 544), float("nan"), dtype=torch.bfloat16, device=device)
+    wide[:, :, offset : offset + 512] = arguments["q"]
+    arguments["q"] = wide[:, :, offset : offset + 512]
+    check(arguments)
+    assert blocks == [offset != 3]
 
 
 def test_caches_beyond_two_gibibytes(tuned_for, device):
@@ -353,6 +410,8 @@ def _change(name, change):
         ("topk_indices.dtype", _change("topk_indices", lambda x: x.float())),
         ("topk_indices.shape", _change("topk_indices", lambda x: x[:1])),
         ("topk_lens", _change("topk_lens", lambda x: None)),
+        ("topk_indices", _change("topk_indices", lambda x: None)),
+        ("kv_cache", _change("kv_cache", lambda x: None)),
         ("topk_lens.shape", _change("topk_lens", lambda x: x[:1])),
         ("swa_lens.dtype", _change("swa_lens", lambda x: x.float())),
         ("attn_sink.shape", _change("attn_sink", lambda x: x[:2])),

@@ -21,7 +21,7 @@ def tuned_for(request, monkeypatch):
     """Run with the configuration of one kind of device, wherever the test runs."""
     kind = request.param
     monkeypatch.setattr(
-        prefill, "prefill_config", lambda _, heads: prefill_config(kind, heads)
+        prefill, "prefill_config", lambda _, *sizes: prefill_config(kind, *sizes)
     )
     return kind
 
@@ -91,6 +91,8 @@ def test_lengths_are_clamped_and_may_be_absent(tuned_for, device):
     clamped = interface(**arguments).cpu()
     assert torch.equal(clamped[:2], full[:2])
     assert not clamped[2].any()
+    arguments["topk_length"] = torch.tensor([2**32, 2**40 + 3, -(2**32) + 5]).to(device)
+    assert torch.equal(interface(**arguments).cpu(), clamped)
     arguments["topk_length"] = None
     assert torch.equal(check(arguments), full)
 
@@ -104,6 +106,16 @@ def test_sinks_of_every_size(tuned_for, device):
     arguments["attn_sink"] = None
     without = check(arguments)
     assert torch.equal(out[:, 1], without[:, 1])
+
+
+def test_a_score_of_nan_gives_nan(tuned_for, device):
+    arguments = batch(2, 16, 40, 90, device)
+    expected = check(arguments)
+    arguments["q"][1, 3, 5] = float("nan")
+    actual = interface(**arguments).cpu()
+    assert bool(actual[1, 3].isnan().all())
+    actual[1, 3] = expected[1, 3]
+    assert torch.equal(actual, expected)
 
 
 def test_strided_tensors_and_given_out(tuned_for, device):

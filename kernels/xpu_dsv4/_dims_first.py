@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Attention of a block of heads over tiles of keys, accumulated dims first.
+
+This is the form for Intel GPUs. A head's 512 dims are eight tiles of 64; Triton has no
+arrays of tiles that a loop could index, so keys and accumulators have eight names each.
+The accumulators hold the transpose, `[64, BLOCK_H]`: as the left operand of a product,
+values are read from shared local memory 16 dims at a time, and as the right one value
+by value. And triton-xpu would keep all of q in shared local memory, so each tile of it
+is loaded where it is used.
+"""
+
+from ._softmax import softmax_step
+from ._triton import tl, triton
+
+TILE_DIM = 64
+"""Dims of one tile."""
+
+
+@triton.jit
+def query_pointers(
+    q_ptr,
+    head_offs,  # [BLOCK_H]
+    first_head,
+    num_heads,
+    q_head_stride,
+    BLOCK_H: tl.constexpr,
+    Q_BLOCKS: tl.constexpr,
+    TILE_DIM: tl.constexpr = TILE_DIM,
+):
+    """Pointers to the first tile of one token's q, `[BLOCK_H, 64]`.
+
+    With Q_BLOCKS a block pointer: its tiles are loaded by 2-dim block loads, straight
+    into the operand of a matrix instruction, and need aligned rows.
+    """
+    if Q_BLOCKS:
+        q_ptrs = tl.make_block_ptr(
+            q_ptr,
+            shape=(num_heads, 8 * TILE_DIM),
+            strides=(q_head_stride, 1),
+            offsets=(first_head, 0),
+            block_shape=(BLOCK_H, TILE_DIM),
+            order=(1, 0),
+        )
+    else:
+        q_row_ptrs = q_ptr + head_offs.to(tl.int64) * q_head_stride  # [BLOCK_H]
+        q_ptrs = q_row_ptrs[:, None] + tl.arange(0, TILE_DIM)[None, :]
+    return q_ptrs
+
+
+@triton.jit
+def _add_scores(
+    scores,  # [BLOCK_H, BLOCK_N] fp32
+    q_ptrs,  # [BLOCK_H, 64]
+    row_mask,  # [BLOCK_H, 1]
+    k,  # [BLOCK_N, 64] bf16
+    TILE: tl.constexpr,
+    Q_BLOCKS: tl.constexpr,
+    TILE_DIM: tl.constexpr = TILE_DIM,
+):
+    """`scores` plus the products of the dims of one tile; missing heads give 0."""
+    if Q_BLOCKS:
+        tile_ptr = tl.advance(q_ptrs, (0, TILE * TILE_DIM))  # [BLOCK_H, 64]
+        q = tl.load(tile_ptr, boundary_check=(0,), padding_option="zero")
+    else:
+        q = tl.load(q_ptrs + TILE * TILE_DIM, mask=row_mask, other=0.0)
+    return tl.dot(q, tl.trans(k), scores)
+
+
+@triton.jit
+def _add_values(
+    acc,  # [64, BLOCK_H] fp32
+    p,  # [BLOCK_N, BLOCK_H] bf16
+    v,  # [BLOCK_N, 64] bf16
+    rescale,  # [BLOCK_H] fp32
+    keys_left,
+):
+    """`acc * rescale` plus the transpose of the values that `p` weighs.
+
+    The product stands behind a branch that is always taken. Where it shares a region
+    with that of the scores, on which it depends, triton-xpu 3.3 gives every sub-group
+    whole rows of the accumulator, and registers spill.
+    """
+    acc *= rescale[None, :]
+    if keys_left:
+        acc = tl.dot(tl.trans(v), p, acc)
+    return acc
+
+
+@triton.jit
+def zero_accumulator(BLOCK_H: tl.constexpr, TILE_DIM: tl.constexpr = TILE_DIM):
+    """An empty accumulator of one tile of dims, `[64, BLOCK_H]`."""
+    return tl.zeros([TILE_DIM, BLOCK_H], tl.float32)
+
+
+@triton.jit
+def attend(
+    q_ptrs,  # [BLOCK_H, 64]
+    row_mask,  # [BLOCK_H, 1]
+    k0,  # [BLOCK_N, 64] bf16
+    k1,  # [BLOCK_N, 64] bf16
+    k2,  # [BLOCK_N, 64] bf16
+    k3,  # [BLOCK_N, 64] bf16
+    k4,  # [BLOCK_N, 64] bf16
+    k5,  # [BLOCK_N, 64] bf16
+    k6,  # [BLOCK_N, 64] bf16
+    k7,  # [BLOCK_N, 64] bf16
+    key_mask,  # [BLOCK_N]
+    qk_scale,
+    keys_left,
+    row_max,  # [BLOCK_H] fp32
+    row_sum,  # [BLOCK_H] fp32
+    acc0,  # [64, BLOCK_H] fp32
+    acc1,  # [64, BLOCK_H] fp32
+    acc2,  # [64, BLOCK_H] fp32
+    acc3,  # [64, BLOCK_H] fp32
+    acc4,  # [64, BLOCK_H] fp32
+    acc5,  # [64, BLOCK_H] fp32
+    acc6,  # [64, BLOCK_H] fp32
+    acc7,  # [64, BLOCK_H] fp32
+    BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    Q_BLOCKS: tl.constexpr,
+):
+    """Take one tile of keys, which are the values as well, into the attention.
+
+    `keys_left` is true where the tile has keys, as it always is in a loop over keys.
+
+    Returns:
+        The maximum, the sum and the eight accumulators.
+
+    """
+    scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
+    scores = _add_scores(scores, q_ptrs, row_mask, k0, 0, Q_BLOCKS)
+    scores = _add_scores(scores, q_ptrs, row_mask, k1, 1, Q_BLOCKS)
+    scores = _add_scores(scores, q_ptrs, row_mask, k2, 2, Q_BLOCKS)
+    scores = _add_scores(scores, q_ptrs, row_mask, k3, 3, Q_BLOCKS)
+    scores = _add_scores(scores, q_ptrs, row_mask, k4, 4, Q_BLOCKS)
+    scores = _add_scores(scores, q_ptrs, row_mask, k5, 5, Q_BLOCKS)
+    scores = _add_scores(scores, q_ptrs, row_mask, k6, 6, Q_BLOCKS)
+    scores = _add_scores(scores, q_ptrs, row_mask, k7, 7, Q_BLOCKS)
+    # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
+    p, rescale, row_max, row_sum = softmax_step(
+        scores, key_mask, qk_scale, row_max, row_sum
+    )
+    p = tl.trans(p)  # [BLOCK_N, BLOCK_H]
+    acc0 = _add_values(acc0, p, k0, rescale, keys_left)
+    acc1 = _add_values(acc1, p, k1, rescale, keys_left)
+    acc2 = _add_values(acc2, p, k2, rescale, keys_left)
+    acc3 = _add_values(acc3, p, k3, rescale, keys_left)
+    acc4 = _add_values(acc4, p, k4, rescale, keys_left)
+    acc5 = _add_values(acc5, p, k5, rescale, keys_left)
+    acc6 = _add_values(acc6, p, k6, rescale, keys_left)
+    acc7 = _add_values(acc7, p, k7, rescale, keys_left)
+    return row_max, row_sum, acc0, acc1, acc2, acc3, acc4, acc5, acc6, acc7
+
+
+@triton.jit
+def heads_first(
+    acc,  # [64, BLOCK_H] where DIMS_FIRST, else [BLOCK_H, 64]
+    DIMS_FIRST: tl.constexpr,
+):
+    """An accumulator as `[BLOCK_H, 64]`."""
+    if DIMS_FIRST:
+        acc = tl.trans(acc)
+    return acc
