@@ -12,9 +12,9 @@ pytestmark = pytest.mark.full
 WAVES = ((Prompt(72, 3, seed=1), Prompt(5, 2, seed=2)),)
 INT4 = Job("int4", WAVES, packed="int4")
 NVFP4_EXPERTS = Job("nvfp4 experts", WAVES, packed="nvfp4-experts")
-STOPS = "No NvFp4 MoE backend supports|weight_scale_2|size of tensor"
+STOPS = "No NvFp4 MoE backend supports|KeyError: .*_scale"
 """Older releases have no emulation that clamps; the oldest does not know the format."""
-ACTIVATIONS_IN_FP4 = 0.2
+ACTIVATIONS_IN_FP4 = 0.25
 """How far e2m1 activations, of at most three significant bits, move the experts."""
 
 
