@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 from serving import Served
 
-OWN = "vllm.v1.attention.ops.xpu_dsv4."
+OWN = "vllm.model_executor.kernels.xpu_dsv4."
 
 
 def lines_about(served: Served) -> Iterator[str]:

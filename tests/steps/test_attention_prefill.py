@@ -99,3 +99,27 @@ def test_without_sinks_it_is_plain_attention() -> None:
     batch = Batch(128, (259,), (2,), sinks=NO_SINKS)
     output = batch.forward()
     assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE
+
+
+@pytest.mark.unchanged
+@pytest.mark.any_platform
+def test_other_platforms_combine_into_new_tensors() -> None:
+    """Each token reads its chosen entries, then the raw tokens of its window."""
+    ops = layout.module(layout.OPS)
+    arguments = {
+        "topk_indices": torch.tensor([[0, 1, 2]] * 5),
+        "query_start_loc": torch.tensor([0, 3, 5]),
+        "seq_lens": torch.tensor([8, 12]),
+        "gather_lens": torch.tensor([8, 12]),
+    }
+    moved = {name: rows.int().to(layout.device()) for name, rows in arguments.items()}
+    indices, lens = ops.combine_topk_swa_indices(
+        **moved, window_size=8, compress_ratio=4, topk=3, M=20, N=4
+    )
+    tokens = [(0, 5), (0, 6), (0, 7), (1, 10), (1, 11)]
+    for token, (request, position) in enumerate(tokens):
+        recent = range(max(position - 7, 0), position + 1)
+        wanted = [*range((position + 1) // 4), *(4 + row for row in recent)]
+        assert int(lens[token]) == len(wanted)
+        read = indices[token, : len(wanted)].tolist()
+        assert read == [20 * request + row for row in wanted]

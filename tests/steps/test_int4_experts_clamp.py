@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routed experts clamp at the model's swiglu_limit, whose quantization omits it.
 
-The config of INT4 experts is such a one; the experts that read it are the same class for
-every format, so MXFP4's weights will do.
+The config of INT4 experts is such a one; the experts that read it are the same class
+for every format, so MXFP4's weights will do.
 """
 
 import pytest

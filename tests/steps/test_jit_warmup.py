@@ -12,7 +12,7 @@ from helpers import layout, model_layers
 from helpers.attention_batch import Batch, random_sinks
 
 KernelInterface = importlib.import_module("triton.runtime.jit").KernelInterface
-OURS = "vllm.v1.attention.ops.xpu_dsv4."
+OURS = "vllm.model_executor.kernels.xpu_dsv4."
 
 
 def specialization(kernel: Any, values: dict[str, Any]) -> tuple[Any, ...]:

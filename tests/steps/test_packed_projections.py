@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A packed checkpoint: the projections of compressor and indexer stay packed."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -157,3 +158,16 @@ def test_projections_in_bf16_keep_fp32_results() -> None:
     score = layer_parts.input_projections(built, hidden.to(layout.device()))[1]
     assert score.dtype == torch.float32
     assert off_by(score, hidden.double() @ linear.weight.cpu().double().T) < 1e-6
+
+
+@pytest.mark.unchanged
+@pytest.mark.usefixtures("bf16")
+def test_other_platforms_keep_them_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = model_configs.vllm_config(quantized=True)
+    layer = model_layers.attention_layer(config, 4)
+    module = sys.modules[type(layer_parts.projecting(layer).compressor).__module__]
+    other = layout.another_platform(module.current_platform)
+    monkeypatch.setattr(module, "current_platform", other)
+    built = layer_parts.projecting(model_layers.attention_layer(config, 4))
+    for linear in (built.compressor.fused_wkv_wgate, built.indexer.weights_proj):
+        assert linear.weight.dtype == torch.bfloat16

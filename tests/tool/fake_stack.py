@@ -15,7 +15,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.series.apply import trees
-from xpustack.series.overlay import TRITON_IN_VLLM
+from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM
 from xpustack.series.patch import load_series
 from xpustack.series.save import save
 from xpustack.series.tree import Series, Tree
@@ -155,7 +155,7 @@ class FakeStack:
         both = edited(edited(ATTENTION, 5), 7)
         self.step("second", {"vllm/attention.py": both}, "", release)
         kernels = {
-            f"vllm/v1/attention/ops/xpu_dsv4/{path.name}": path.read_text()
+            f"vllm/model_executor/kernels/xpu_dsv4/{path.name}": path.read_text()
             for path in (self.project.kernels / "xpu_dsv4").glob("*.py")
             if path.name in ("__init__.py", "_launch.py", "decode.py")
         }
@@ -163,7 +163,7 @@ class FakeStack:
             "third",
             {
                 "vllm/xpu/layer.py": "LAYER = 1\n",
-                "vllm/v1/attention/ops/xpu_dsv4/_triton.py": TRITON_IN_VLLM.decode(),
+                f"{KERNEL_HOME}/_triton.py": TRITON_IN_VLLM.decode(),
                 "vllm/rope.py": edited(BASE["vllm/rope.py"], 3),
                 **kernels,
             },

@@ -33,7 +33,11 @@ from xpustack.steptest.step_test import Support, material_of
 CI_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
 _BLOCK = re.compile(r"^- label:.*?(?=^- label:|\Z)", re.MULTILINE | re.DOTALL)
-_SOURCES = ("vllm/models/deepseek_v4/xpu", "vllm/v1/attention/ops/xpu_dsv4", TEST_HOME)
+_SOURCES = (
+    "vllm/models/deepseek_v4/xpu",
+    "vllm/model_executor/kernels/xpu_dsv4",
+    TEST_HOME,
+)
 
 
 @dataclass(frozen=True)

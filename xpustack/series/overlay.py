@@ -2,7 +2,7 @@
 """The files that a step adds besides its diff: overlay files and kernels.
 
 Kernels import each other relatively. Inside vLLM they are in one package,
-`vllm/v1/attention/ops/xpu_dsv4/`, with the package's `__init__.py` and a
+`vllm/model_executor/kernels/xpu_dsv4/`, with the package's `__init__.py` and a
 `_triton.py` that imports Triton from vLLM.
 """
 
@@ -19,7 +19,7 @@ from xpustack.core.syntax import parse_python
 from xpustack.series.diff import path_problem
 from xpustack.series.patch import Step
 
-KERNEL_HOME = "vllm/v1/attention/ops/xpu_dsv4"
+KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 COMMON = "common"
 PACKAGE = "__init__"
 TRITON = "_triton"

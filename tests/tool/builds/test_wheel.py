@@ -199,7 +199,7 @@ def test_what_is_shipped_installs_and_is_complete(
     process = subprocess.run(command, capture_output=True, text=True)
     assert process.returncode == 0, process.stderr
     assert "VALUE = 2" in (tmp_path / "site/vllm/value.py").read_text()
-    kernels = tmp_path / "site/vllm/v1/attention/ops/xpu_dsv4"
+    kernels = tmp_path / "site/vllm/model_executor/kernels/xpu_dsv4"
     assert {path.name for path in kernels.glob("*.py")} == {
         "__init__.py",
         "_launch.py",

@@ -25,7 +25,7 @@ PYPROJECT = b"[tool.ruff.lint]\nselect = ['I']\n"
 
 
 def test_a_kernel_takes_triton_from_vllm(tmp_path: Path) -> None:
-    path = "vllm/v1/attention/ops/xpu_dsv4/gather.py"
+    path = "vllm/model_executor/kernels/xpu_dsv4/gather.py"
     form = {path: kernel(KERNEL)}
     vllm = ["vllm/__init__.py", "vllm/triton_utils/__init__.py"]
     done = tidy(form, PYPROJECT, vllm, tmp_path, Runner(), release="v1.0")

@@ -153,7 +153,7 @@ def test_a_person_may_drop_a_conflicting_step(stack: FakeStack) -> None:
     assert stack.slugs("v3.0") == ["second", "third"]
 
 
-KERNELS = "vllm/v1/attention/ops/xpu_dsv4"
+KERNELS = "vllm/model_executor/kernels/xpu_dsv4"
 
 
 def add_gather(stack: FakeStack) -> None:

@@ -64,7 +64,7 @@ def test_it_names_base_steps_tool_and_machine(
     patch = parts["patches/v1.0/bring-kernel.patch"]
     assert patch["annotations"] == {"kind": "patch", "step": "bring-kernel"}
     kernel = parts["kernels/xpu_dsv4/decode.py"]
-    lands = "vllm/v1/attention/ops/xpu_dsv4/decode.py"
+    lands = "vllm/model_executor/kernels/xpu_dsv4/decode.py"
     assert kernel["annotations"]["lands"] == lands
     assert parts["tree"]["digest"]["gitTree"] == shipped.trees()[-1].tree_id
     read = provenance.read(json.dumps(statement).encode())

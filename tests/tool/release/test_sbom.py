@@ -72,7 +72,7 @@ def test_what_a_step_brings_is_listed_by_hash(
     }
     for name in (f"vllm_overlay/common/{LAYER}", "kernels/xpu_dsv4/decode.py"):
         assert files[name] == digest(root / name)
-    assert "vllm/v1/attention/ops/xpu_dsv4/_triton.py" in files
+    assert "vllm/model_executor/kernels/xpu_dsv4/_triton.py" in files
     assert len(files) == 2 + 1 + 4
 
 

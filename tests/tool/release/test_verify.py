@@ -27,7 +27,7 @@ from xpustack.release.ship import (
 from xpustack.release.verify import WheelVerdict
 
 VALUE = "vllm/value.py"
-DECODE = "vllm/v1/attention/ops/xpu_dsv4/decode.py"
+DECODE = "vllm/model_executor/kernels/xpu_dsv4/decode.py"
 
 
 @pytest.fixture(scope="module")

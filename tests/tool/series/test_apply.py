@@ -84,7 +84,7 @@ def test_steps_give_the_expected_files(stack: FakeStack) -> None:
     before, after = contents(store, base.tree_id), contents(store, third.tree_id)
     both = edited(edited(ATTENTION, 5), 7)
     assert after["vllm/attention.py"][1].decode() == both
-    home = "vllm/v1/attention/ops/xpu_dsv4"
+    home = "vllm/model_executor/kernels/xpu_dsv4"
     kernels = {f"{home}/{name}.py" for name in ("__init__", "_launch", "_triton")}
     new = {"vllm/xpu/layer.py", f"{home}/decode.py", *kernels}
     assert after.keys() - before.keys() == new
@@ -223,7 +223,9 @@ def test_a_step_without_a_diff_brings_its_kernels(stack: FakeStack) -> None:
     empty = type(step)("v1.0", "fourth", path, "Bring gather", "", trailers, b"")
     path.write_bytes(format_patch(empty))
     order(stack, "first", "second", "third", "fourth")
-    assert stack.trees()[-1].added == ("vllm/v1/attention/ops/xpu_dsv4/gather.py",)
+    assert stack.trees()[-1].added == (
+        "vllm/model_executor/kernels/xpu_dsv4/gather.py",
+    )
 
 
 def test_a_broken_release_leaves_the_others_alone(stack: FakeStack) -> None:

@@ -29,7 +29,7 @@ def test_a_new_file_becomes_overlay_and_a_kernel_goes_home(stack: FakeStack) -> 
     assert "layer" not in third.partition("\n---\n")[2]
     assert (stack.project.overlay / "common/vllm/xpu/layer.py").is_file()
     work = stack.apply()
-    kernel = "vllm/v1/attention/ops/xpu_dsv4/_launch.py"
+    kernel = "vllm/model_executor/kernels/xpu_dsv4/_launch.py"
     (work / kernel).write_text("OPTIONS = 2\n")
     git(work, "commit", "-qa", "--amend", "--no-edit")
     assert stack.save(work) == ["changed kernels/xpu_dsv4/_launch.py"]
@@ -202,12 +202,12 @@ def test_what_is_not_committed_is_not_lost(stack: FakeStack) -> None:
     [
         ({"PKG-INFO": "Version: 2\n"}, "", "PKG-INFO: the file is generated"),
         (
-            {"vllm/v1/attention/ops/xpu_dsv4/decode.py": "x = 1\n"},
+            {"vllm/model_executor/kernels/xpu_dsv4/decode.py": "x = 1\n"},
             "",
             "is a kernel: change it",
         ),
         (
-            {"vllm/v1/attention/ops/xpu_dsv4/gather.py": "x = 1\n"},
+            {"vllm/model_executor/kernels/xpu_dsv4/gather.py": "x = 1\n"},
             "",
             "would not give the commit's tree",
         ),

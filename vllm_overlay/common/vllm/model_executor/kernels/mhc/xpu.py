@@ -8,13 +8,13 @@ fake, which traces the op, reads only what the shapes of the results follow from
 
 import torch
 
-from vllm.utils.torch_utils import direct_register_custom_op
-from vllm.v1.attention.ops.xpu_dsv4.mhc import (
+from vllm.model_executor.kernels.xpu_dsv4.mhc import (
     hc_head,
     mhc_fused_post_pre,
     mhc_post,
     mhc_pre,
 )
+from vllm.utils.torch_utils import direct_register_custom_op
 
 
 def _mhc_pre_fake(

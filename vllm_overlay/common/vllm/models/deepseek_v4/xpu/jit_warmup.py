@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from vllm.model_executor.kernels.xpu_dsv4._decode_config import decode_config
+from vllm.model_executor.kernels.xpu_dsv4.sparse_decode import xpu_sparse_decode_fp8
+from vllm.model_executor.kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv, round_up
-from vllm.v1.attention.ops.xpu_dsv4._decode_config import decode_config
-from vllm.v1.attention.ops.xpu_dsv4.sparse_decode import xpu_sparse_decode_fp8
-from vllm.v1.attention.ops.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
 
 if TYPE_CHECKING:
     from vllm.models.deepseek_v4.xpu.xpu_sparse import DeepseekV4XPUAttention

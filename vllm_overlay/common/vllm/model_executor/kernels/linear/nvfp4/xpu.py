@@ -5,9 +5,9 @@ from typing import cast
 
 import torch
 
+from vllm.model_executor.kernels.xpu_dsv4.nvfp4_linear import nvfp4_linear
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import direct_register_custom_op
-from vllm.v1.attention.ops.xpu_dsv4.nvfp4_linear import nvfp4_linear
 
 from .base import NvFp4LinearKernel, NvFp4LinearLayerConfig
 

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from vllm.utils.math_utils import cdiv, round_up
-from vllm.v1.attention.ops.xpu_dsv4.gather import dequantize_and_gather_k_cache
-from vllm.v1.attention.ops.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
-from vllm.v1.attention.ops.xpu_dsv4.topk_indices import (
+from vllm.model_executor.kernels.xpu_dsv4.gather import dequantize_and_gather_k_cache
+from vllm.model_executor.kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
+from vllm.model_executor.kernels.xpu_dsv4.topk_indices import (
     WIDTH_MULTIPLE,
     combine_topk_swa_indices,
 )
+from vllm.utils.math_utils import cdiv, round_up
 from vllm.v1.worker.workspace import current_workspace_manager
 
 if TYPE_CHECKING:
