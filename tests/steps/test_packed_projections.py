@@ -168,6 +168,7 @@ def test_other_platforms_keep_them_in_bf16(monkeypatch: pytest.MonkeyPatch) -> N
     module = sys.modules[type(layer_parts.projecting(layer).compressor).__module__]
     other = layout.another_platform(module.current_platform)
     monkeypatch.setattr(module, "current_platform", other)
+    config = model_configs.vllm_config(quantized=True)
     built = layer_parts.projecting(model_layers.attention_layer(config, 4))
     for linear in (built.compressor.fused_wkv_wgate, built.indexer.weights_proj):
         assert linear.weight.dtype == torch.bfloat16

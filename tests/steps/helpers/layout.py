@@ -173,7 +173,8 @@ def worker() -> Iterator[None]:
 
     if current_platform.is_cpu():
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(torch.cuda, "Event", object)
+            for kind in (torch.cuda, torch.xpu):
+                patch.setattr(kind, "Event", object)
             patch.setattr(current_platform, "num_compute_units", lambda *_: 1)
             found = getattr(module(ATTENTION), "current_platform", None)
             if found is current_platform:
