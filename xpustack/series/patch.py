@@ -32,7 +32,7 @@ _NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
 _TEST = re.compile(r"tests/steps/test_[a-z0-9_]+\.py")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Trailers:
     """The trailers of a step, in the order in which they are written.
 

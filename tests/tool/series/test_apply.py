@@ -217,7 +217,11 @@ def test_a_path_that_no_step_may_touch(stack: FakeStack, path: str) -> None:
 def test_a_step_without_a_diff_brings_its_kernels(stack: FakeStack) -> None:
     step = load_series(stack.project, "v1.0")[2]
     trailers = Trailers(
-        "Pending", "x", (), ("gather",), "tests/steps/test_any.py", "none [unused yet]"
+        upstream_status="Pending",
+        removal="x",
+        kernels=("gather",),
+        test="tests/steps/test_any.py",
+        fails_before="none [unused yet]",
     )
     path = stack.patch("fourth")
     empty = type(step)("v1.0", "fourth", path, "Bring gather", "", trailers, b"")

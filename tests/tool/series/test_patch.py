@@ -61,21 +61,27 @@ def test_git_reads_the_same_from_every_mail(stack: FakeStack, tmp_path: Path) ->
         st.from_regex(r"[A-Z][a-z ,é]{0,60}\.", fullmatch=True), max_size=3
     ),
     overlay=st.lists(st.from_regex(r"vllm/[a-z]{1,9}\.py", fullmatch=True), max_size=2),
+    related=st.lists(
+        st.from_regex(r"vllm-project/[a-z-]{1,9}#[1-9][0-9]{0,4}", fullmatch=True),
+        max_size=2,
+    ),
 )
 def test_what_is_written_is_read_back(
     tmp_path_factory: pytest.TempPathFactory,
     subject: str,
     message: list[str],
     overlay: list[str],
+    related: list[str],
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "any-step.patch"
     trailers = Trailers(
-        "Inappropriate [ours alone]",
-        "never",
-        tuple(overlay),
-        ("decode",),
-        "tests/steps/test_any.py",
-        "none [nothing calls it yet]",
+        upstream_status="Inappropriate [ours alone]",
+        related=tuple(related),
+        removal="never",
+        overlay=tuple(overlay),
+        kernels=("decode",),
+        test="tests/steps/test_any.py",
+        fails_before="none [nothing calls it yet]",
     )
     step = Step(
         "v1.0", "any-step", path, subject, "\n\n".join(message), trailers, b"", ()
