@@ -7,62 +7,102 @@ body skips is counted too, as if every branch were taken.
 """
 
 import re
-from collections import Counter
 from dataclasses import dataclass
 
+LANES = 16
+"""32-bit values that a vector engine of Xe-HPC, Xe2 and Xe3 computes per clock."""
+REGISTER = 64
+"""Bytes of a register, the unit in which messages move data."""
 _LABEL = re.compile(r"(\w+):")
-_OPERATION = re.compile(r"\s*(?:\([^)]*\)\s*){0,2}([a-z][\w.]*)\s*(?:\(|\s)")
+_OPERATION = re.compile(
+    r"\s*(?:\([^)]*\)\s*){0,2}([a-z][\w.]*)\s*(?:\((\d+)\|M\d+\)|\(|\s)"
+)
+_WIDE = re.compile(r"<[\d;,]+>:(?:q|uq|df)\b")
 _JUMPS = ("jmpi", "while", "goto", "brd", "brc")
+_SENDS = ("send", "sends", "sendc")
 _NARROW = re.compile(r"load\.slm\.d(?:8|16)(?:u32)?\b")
+_MESSAGE = re.compile(
+    r"wr:(\d+)\+(\d+), rd:(\d+); (?:load|store|atomic)\w*\.(slm|ugm)\b"
+)
 
 
 @dataclass(frozen=True)
-class Loop:
-    """One loop of one kernel's machine code, with the loops inside it.
+class Work:
+    """What a hardware thread executes: in one turn of a loop, or in a whole listing.
 
     Attributes:
-        instructions: instructions of one turn per hardware thread.
-        dpas: matrix instructions among them.
-        sends: memory and message instructions among them.
+        instructions: instructions of any kind.
+        cycles: clocks to issue them, one per 16 lanes of 32 bits.
+        math: clocks of the extended-math unit, which computes four lanes per clock.
+        dpas: matrix instructions.
+        sends: memory and message instructions.
         narrow_loads: loads of one 8-bit or 16-bit value a lane from shared local
             memory among the sends: an operand that is put together value by value.
+        slm: bytes that messages to shared local memory move.
+        memory: bytes that messages to global or scratch memory move.
+        barriers: waits for the other sub-groups.
     """
 
-    instructions: int
-    dpas: int
-    sends: int
-    narrow_loads: int
+    instructions: int = 0
+    cycles: int = 0
+    math: int = 0
+    dpas: int = 0
+    sends: int = 0
+    narrow_loads: int = 0
+    slm: int = 0
+    memory: int = 0
+    barriers: int = 0
 
 
-def loops(listing: str) -> tuple[Loop, ...]:
-    """The loops of a listing by `ocloc disasm`, the longest first."""
+@dataclass(frozen=True)
+class _Instruction:
+    name: str
+    lanes: int
+    text: str
+
+
+def work(listing: str) -> tuple[Work, tuple[Work, ...]]:
+    """Of a listing by `ocloc disasm`: all of it, and its loops, the longest first."""
     labels: dict[str, int] = {}
-    lines: list[tuple[str, str]] = []
+    code: list[_Instruction] = []
     ends: dict[int, int] = {}
     for text in listing.splitlines():
         if label := _LABEL.fullmatch(text.strip()):
-            labels[label[1]] = len(lines)
+            labels[label[1]] = len(code)
             continue
         operation = _OPERATION.match(text)
         if operation is None:
             continue
-        lines.append((operation[1], text))
-        if operation[1].split(".")[0] in _JUMPS:
+        name = operation[1].split(".")[0]
+        code.append(_Instruction(operation[1], int(operation[2] or 1), text))
+        if name in _JUMPS:
             for word in re.findall(r"\w+", text):
                 if word in labels:
-                    ends[labels[word]] = len(lines)
-    spans = [_count(lines[first:end]) for first, end in ends.items()]
-    return tuple(sorted(spans, key=lambda loop: -loop.instructions))
+                    ends[labels[word]] = len(code)
+    turns = [_count(code[first:end]) for first, end in ends.items()]
+    turns.sort(key=lambda turn: -turn.instructions)
+    return _count(code), tuple(turns)
 
 
-def _count(body: list[tuple[str, str]]) -> Loop:
-    kinds = Counter(name.split(".")[0] for name, _ in body)
-    return Loop(
-        instructions=len(body),
-        dpas=kinds["dpas"] + kinds["dpasw"],
-        sends=kinds["send"] + kinds["sends"] + kinds["sendc"],
-        narrow_loads=sum(
-            name.startswith("send") and _NARROW.search(text) is not None
-            for name, text in body
-        ),
-    )
+def _count(code: list[_Instruction]) -> Work:
+    total = dict.fromkeys(Work.__dataclass_fields__, 0)
+    for item in code:
+        total["instructions"] += 1
+        kind = item.name.split(".")[0]
+        if kind in _SENDS:
+            total["sends"] += 1
+            total["cycles"] += 1
+            total["narrow_loads"] += _NARROW.search(item.text) is not None
+            if message := _MESSAGE.search(item.text):
+                moved = (int(message[2]) + int(message[3])) * REGISTER
+                total["slm" if message[4] == "slm" else "memory"] += moved
+        elif kind in ("dpas", "dpasw"):
+            total["dpas"] += 1
+            total["cycles"] += 1
+        else:
+            values = item.lanes * (2 if _WIDE.search(item.text) else 1)
+            total["cycles"] += max(-(-values // LANES), 1)
+            total["barriers"] += item.name == "sync.bar"
+            if kind == "math":
+                total["math"] += max(-(-item.lanes * 4 // LANES), 1)
+    return Work(**total)

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from .loops import loops
+from .loops import Work, work
 
 
 @dataclass(frozen=True)
@@ -18,11 +18,8 @@ class Machine:
         grf: registers per hardware thread.
         simd: lanes per instruction.
         barriers: named barriers.
-        dpas: matrix instructions in the listing.
-        sends: memory and message instructions in the listing.
-        instructions: all instructions in the listing.
-        loop: instructions of one turn of the longest loop; 0 without a loop.
-        loop_narrow: of those, loads of one 8-bit or 16-bit value a lane from SLM.
+        total: what the whole listing executes once.
+        loop: what one turn of the longest loop executes; nothing without a loop.
     """
 
     spill: int
@@ -30,11 +27,8 @@ class Machine:
     grf: int
     simd: int
     barriers: int
-    dpas: int
-    sends: int
-    instructions: int
-    loop: int
-    loop_narrow: int
+    total: Work
+    loop: Work
 
 
 def read(folder: Path, kernel: str) -> Machine:
@@ -61,21 +55,15 @@ def read(folder: Path, kernel: str) -> Machine:
         )
     }
     listing = (folder / f".text.{kernel}.asm").read_text()
-    turns = loops(listing)
-    operations = re.findall(
-        r"^\s*(?:\([^)]*\)\s*)?(?:\([^)]*\)\s*)?([a-z][\w.]*)\s*\(", listing, re.M
-    )
+    total, turns = work(listing)
     return Machine(
         spill=max(_number(text, "spill_size"), scratch.get("spill_fill_space", 0)),
         private=_number(text, "private_size") or scratch.get("private_space", 0),
         grf=_number(text, "grf_count"),
         simd=_number(text, "simd_size"),
         barriers=_number(text, "barrier_count"),
-        dpas=sum(name.startswith("dpas") for name in operations),
-        sends=sum(name.startswith("send") for name in operations),
-        instructions=len(operations),
-        loop=turns[0].instructions if turns else 0,
-        loop_narrow=turns[0].narrow_loads if turns else 0,
+        total=total,
+        loop=turns[0] if turns else Work(),
     )
 
 

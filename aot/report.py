@@ -16,18 +16,6 @@ DPAS_ROWS, DPAS_COLUMNS = 8, 16
 """Rows and columns of a matrix instruction: sub-groups that share fewer repeat work."""
 MOST_ITEMS, MOST_SLM = 1024, 131072
 """Work-items and bytes of shared local memory that a work-group may have."""
-FIGURES = (
-    "spill",
-    "grf",
-    "simd",
-    "slm",
-    "dpas",
-    "sends",
-    "instructions",
-    "loop",
-    "loop_narrow",
-)
-"""The figures of a device's machine code that the report shows."""
 HEADS = (
     "op",
     "kernel",
@@ -76,7 +64,7 @@ class Row:
         for device, code in self.result["devices"].items():
             if code["spill"]:
                 faults.append(f"{device}: {code['spill']} bytes of spill per thread")
-            if dots and not code["dpas"]:
+            if dots and not code["total"]["dpas"]:
                 faults.append(f"{device}: a matrix product without dpas")
             if code["slm"] > MOST_SLM:
                 faults.append(f"{device}: {code['slm']} bytes of SLM per work-group")
@@ -121,6 +109,17 @@ class Row:
         }
 
 
+def figures(code: dict[str, Any]) -> dict[str, int]:
+    """The figures of a device's machine code that the report shows, by name."""
+    total, loop = code["total"], code["loop"]
+    return {
+        **{name: code[name] for name in ("spill", "grf", "simd", "slm")},
+        **{name: total[name] for name in ("dpas", "sends", "instructions")},
+        "loop": loop["instructions"],
+        "narrow": loop["narrow_loads"],
+    }
+
+
 def products(row: Row) -> str:
     """The matrix products of a row: count, shape and sub-groups; `P` marks a product
     of probabilities and values."""
@@ -136,10 +135,8 @@ def line(row: Row) -> str:
     """A row for a terminal: worst figures over the devices, then the faults."""
     if "error" in row.result:
         return f"{row.kernel}: {row.faults()[0]}"
-    codes = row.result["devices"]
-    figures = " ".join(
-        f"{name}={max(code[name] for code in codes.values())}" for name in FIGURES
-    )
+    worst = _by_name(row)
+    values = " ".join(f"{name}={max(of)}" for name, of in worst.items())
     dots = products(row)
     constants = {
         k: v
@@ -148,7 +145,7 @@ def line(row: Row) -> str:
     }
     text = (
         f"{row.kernel} warps={row.launch.num_warps} grf={row.launch.grf or 'default'} "
-        f"{constants}\n    {figures}  dots {dots or 'none'}  [{_calls(row)}]"
+        f"{constants}\n    {values}  dots {dots or 'none'}  [{_calls(row)}]"
     )
     for fault in row.faults():
         text += f"\n    FAULT {fault}"
@@ -192,10 +189,16 @@ def _cells(row: Row) -> list[str]:
         reason = row.result["error"].strip().splitlines()[-1][:120]
         cells.append(f"does not compile: {reason}")
         return cells + [""] * (len(HEADS) - len(cells))
-    for name in FIGURES:
-        values = [str(code[name]) for code in row.result["devices"].values()]
+    for of in _by_name(row).values():
+        values = [str(value) for value in of]
         cells.append(values[0] if len(set(values)) == 1 else " / ".join(values))
     return [*cells, products(row) or "-"]
+
+
+def _by_name(row: Row) -> dict[str, list[int]]:
+    """Each figure's values, one per device."""
+    codes = [figures(code) for code in row.result["devices"].values()]
+    return {name: [code[name] for code in codes] for name in codes[0]}
 
 
 def _calls(row: Row) -> str:

@@ -15,15 +15,16 @@ from xpustack.core.errors import StackError
 from xpustack.core.markdown import with_section
 
 from . import compile as compiler
-from . import report, upstream
+from . import modelled, report, upstream
 from .cases import cases
 from .coverage import launched, uncompiled
+from .model import devices as known_devices
 from .ocloc import OclocError, find
 from .record import LaunchRecord, record_cases
 from .shapes import EVERY, Case
 
-SECTION = "aot"
-"""The generated section of the page that `--docs` names."""
+SECTION, MODEL_SECTION = "aot", "model"
+"""The generated sections of the page that `--docs` names."""
 
 
 def rows(
@@ -118,31 +119,45 @@ def check(options: argparse.Namespace) -> int:
     """
     if options.docs:
         # Known before minutes of compilation.
-        with_section(options.docs, SECTION, "")
+        for section in (SECTION, MODEL_SECTION):
+            with_section(options.docs, section, "")
     cache = Cache.default()
     started = time.monotonic()
     ocloc = find(cache.root / "ocloc", refresh=options.refresh_ocloc)
+    partial_run = options.call or options.op or options.label
     records = selected(options, cache)
+    shapes = {} if partial_run else modelled.record(cache)
     devices = options.device.split(",")
     with upstream.newer_softmax():
-        results = compiler.compile_all(
-            [record.launch for record in records],
-            devices,
-            ocloc,
-            cache,
+        compile_all = partial(
+            compiler.compile_all,
+            devices=devices,
+            ocloc=ocloc,
+            store=cache,
             jobs=options.jobs,
         )
+        results = compile_all([record.launch for record in records])
+        codes = {
+            shape: {
+                whose: list(zip(launches, compile_all(launches), strict=True))
+                for whose, launches in sides.items()
+            }
+            for shape, sides in shapes.items()
+        }
     every = rows(records, results)
     for row in every:
         print(f"{row.origin} {report.line(row)}")
     compilers = f"{compiler.front_end()} and ocloc {ocloc.version}"
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(report.to_json(every, compilers))
+    targets = [device for device in known_devices() if device.target in devices]
+    model = modelled.tables(codes, targets) if codes else ""
+    print(model)
     if options.docs:
         tables = report.tables(every, compilers, devices)
         options.docs.write_text(with_section(options.docs, SECTION, tables))
+        options.docs.write_text(with_section(options.docs, MODEL_SECTION, model))
     ours = [row for row in every if row.origin == "ours"]
-    partial_run = options.call or options.op or options.label
     missing = (
         []
         if partial_run

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each rule of the report turns a row red, and a sound row has no fault."""
 
+from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -8,22 +9,24 @@ from typing import Any, cast
 import pytest
 
 from aot.compile import dots
-from aot.machine import read
+from aot.loops import Work
+from aot.machine import Machine, read
 from aot.record import Launch
 from aot.report import Row
 
 CODE = {
-    "spill": 0,
-    "private": 0,
-    "grf": 256,
-    "simd": 16,
+    **asdict(
+        Machine(
+            spill=0,
+            private=0,
+            grf=256,
+            simd=16,
+            barriers=1,
+            total=Work(instructions=99, dpas=8, sends=9),
+            loop=Work(instructions=50),
+        )
+    ),
     "slm": 1024,
-    "barriers": 1,
-    "dpas": 8,
-    "sends": 9,
-    "instructions": 99,
-    "loop": 50,
-    "loop_narrow": 0,
 }
 PV = {
     "shape": [16, 512],
@@ -35,7 +38,7 @@ VP = {**PV, "shape": [64, 64], "warps": [4, 4], "transposed": True}
 QK = {"shape": [16, 16], "warps": [16, 1], "of_probabilities": False}
 
 
-def row(code: dict[str, int] | None = None, **changed: Any) -> Row:
+def row(code: dict[str, Any] | None = None, **changed: Any) -> Row:
     launch = SimpleNamespace(num_warps=16, num_stages=1, grf="256")
     result = {
         "dots": [QK, PV],
@@ -54,7 +57,10 @@ def test_a_sound_row_has_no_fault() -> None:
     ("bad", "fault"),
     [
         (row({"spill": 64}), "bmg: 64 bytes of spill per thread"),
-        (row({"dpas": 0}), "bmg: a matrix product without dpas"),
+        (
+            row({"total": asdict(Work(instructions=91))}),
+            "bmg: a matrix product without dpas",
+        ),
         (row({"slm": 131073}), "bmg: 131073 bytes of SLM per work-group"),
         (row(threads_per_warp=128), "more than 1024 work-items per work-group"),
         (
@@ -140,7 +146,12 @@ def test_machine_code_is_read(tmp_path: Path) -> None:
         "        send.ugm (16|M0)  r2 r3 null:0 0x0 0x0\n"
         "(f0.0)  dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
         "L64:\n"
-        "        send.slm (16|M0)  r2 r3 null:0 0x0 // rd:1; load.slm.d16u32.a32\n"
+        "(W)     math.inv (8|M0)  r2.0<1>:f     r2.10<0;1,0>:f\n"
+        "        add (16|M0)  r3.0<1>:q     r3.0<1;1,0>:q     r2.1<0;1,0>:q\n"
+        "        sync.bar  null\n"
+        "        send.slm (16|M0)  r2 r3 // wr:1+0, rd:1; load.slm.d16u32.a32\n"
+        "        send.slm (16|M0)  r2 r3 r4:4 // wr:1+4, rd:0; store.slm.d32x4.a32\n"
+        "        send.ugm (1|M0)  r2 r3 // wr:1+0, rd:8; load_block2d.ugm.d16.a64\n"
         "        dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf\n"
         "(W&f0.0) jmpi                                 L96\n"
         "(W)     jmpi                                 L64\n"
@@ -148,8 +159,19 @@ def test_machine_code_is_read(tmp_path: Path) -> None:
     )
     machine = read(tmp_path, "mine")
     assert (machine.spill, machine.grf, machine.simd) == (640, 256, 16)
-    assert (machine.barriers, machine.dpas) == (1, 2)
-    assert (machine.sends, machine.instructions) == (2, 5)
-    assert (machine.loop, machine.loop_narrow) == (4, 1)
+    assert machine.barriers == 1
+    assert (machine.total.dpas, machine.total.sends) == (2, 4)
+    assert machine.total.instructions == 12
+    assert machine.loop == Work(
+        instructions=9,
+        cycles=10,
+        math=2,
+        dpas=1,
+        sends=3,
+        narrow_loads=1,
+        slm=5 * 64,
+        memory=8 * 64,
+        barriers=1,
+    )
     with pytest.raises(ValueError, match="names no kernel nobody"):
         read(tmp_path, "nobody")

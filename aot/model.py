@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model what a kernel's machine code costs on a device: an estimate, no measurement.
+
+A work-group stays on one Xe-core. Its sub-groups share the vector engines, each of
+which issues one instruction per clock, and the matrix engines, the shared local memory
+and the load and store unit beside them. Whichever of these is busy longest bounds the
+time of the work-groups that an Xe-core holds at once; a sub-group's own chain of
+dependent instructions bounds it where few are there to hide it, and the bytes that must
+come from DRAM bound the whole launch. The model leaves out second-level cache, clock
+changes under load, bank conflicts and the launch itself.
+
+Constants are in `devices.toml`, with their sources.
+"""
+
+import math
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from .loops import Work
+
+DATA = Path(__file__).with_name("devices.toml")
+LARGE_GRF = 128
+"""Registers per thread above which only half of the threads have room."""
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device as the model sees it.
+
+    Attributes:
+        name: of the product.
+        target: name of its machine code.
+        xe_cores: of the device.
+        gigahertz: clock.
+        gigabytes_per_second: of its DRAM.
+        vector_engines: of one Xe-core.
+        threads: hardware threads of one Xe-core with 128 registers each.
+        slm: bytes of shared local memory that the work-groups of an Xe-core can have.
+        slm_bytes_per_clock: of shared local memory, per Xe-core.
+        memory_bytes_per_clock: of loads and stores that the first cache serves.
+        dpas_clocks: of one dpas.8x8.
+        clocks_per_dependent_instruction: of a thread that nothing overlaps.
+        load_latency: clocks from a load to its data.
+        barrier_latency: clocks of one barrier.
+    """
+
+    name: str
+    target: str
+    xe_cores: int
+    gigahertz: float
+    gigabytes_per_second: float
+    vector_engines: int
+    threads: int
+    slm: int
+    slm_bytes_per_clock: float
+    memory_bytes_per_clock: float
+    dpas_clocks: float
+    clocks_per_dependent_instruction: float
+    load_latency: float
+    barrier_latency: float
+
+
+@dataclass(frozen=True)
+class Launched:
+    """One launch, as the model needs it.
+
+    Attributes:
+        groups: work-groups.
+        sub_groups: of one work-group.
+        turns: turns of the longest loop, per sub-group.
+        traffic: bytes that come from DRAM or go there.
+        grf: registers per thread.
+        slm: bytes of shared local memory per work-group.
+        total: what the listing executes once.
+        loop: what one turn executes.
+    """
+
+    groups: int
+    sub_groups: int
+    turns: int
+    traffic: float
+    grf: int
+    slm: int
+    total: Work
+    loop: Work
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Modelled time of one launch or of several in a row.
+
+    Attributes:
+        microseconds: on the device alone.
+        bound: what binds: "issue", "dpas", "math", "SLM", "load", "latency" or "DRAM".
+    """
+
+    microseconds: float
+    bound: str
+
+
+def devices() -> list[Device]:
+    """The devices of `devices.toml`, in its order."""
+    data = tomllib.loads(DATA.read_text())
+    return [
+        Device(
+            name=name,
+            **_without_source(device),
+            **_without_source(data["architecture"][device["target"]]),
+            **data["assumed"],
+        )
+        for name, device in data["device"].items()
+    ]
+
+
+def _without_source(table: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in table.items() if key != "source"}
+
+
+def launched(
+    code: Mapping[str, Any], groups: int, sub_groups: int, turns: int, traffic: float
+) -> Launched:
+    """A launch of `code`, which is what `compile_launch` returns of one device."""
+    return Launched(
+        groups=groups,
+        sub_groups=sub_groups,
+        turns=turns,
+        traffic=traffic,
+        grf=code["grf"],
+        slm=code["slm"],
+        total=Work(**code["total"]),
+        loop=Work(**code["loop"]),
+    )
+
+
+def resident(launch: Launched, device: Device) -> int:
+    """Work-groups that an Xe-core holds at once.
+
+    Raises:
+        ValueError: it cannot hold one.
+    """
+    threads = device.threads // (2 if launch.grf > LARGE_GRF else 1)
+    groups = threads // launch.sub_groups
+    if launch.slm:
+        groups = min(groups, device.slm // launch.slm)
+    if groups < 1:
+        raise ValueError(
+            f"{device.name}: an Xe-core has no room for {launch.sub_groups} sub-groups "
+            f"of {launch.grf} registers and {launch.slm} bytes of SLM"
+        )
+    return groups
+
+
+def estimate(launch: Launched, device: Device) -> Estimate:
+    """Model one launch."""
+    at_once = resident(launch, device)
+    here = math.ceil(launch.groups / device.xe_cores)
+    clocks: dict[str, float] = {}
+    waves = [at_once] * (here // at_once) + [here % at_once] * (here % at_once > 0)
+    worst = ""
+    for size in set(waves):
+        bounds = _wave(launch, device, size)
+        bound = max(bounds, key=lambda name: bounds[name])
+        clocks[bound] = clocks.get(bound, 0) + bounds[bound] * waves.count(size)
+        if size == waves[0]:
+            worst = bound
+    busy = sum(clocks.values()) / device.gigahertz / 1e3
+    dram = memory_roof(launch.traffic, device)
+    return Estimate(max(busy, dram), "DRAM" if dram > busy else worst)
+
+
+def memory_roof(traffic: float, device: Device) -> float:
+    """Microseconds to move `traffic` bytes from or to DRAM."""
+    return traffic / device.gigabytes_per_second / 1e3
+
+
+def together(estimates: list[Estimate]) -> Estimate:
+    """Launches one after the other; the longest names the bound."""
+    longest = max(estimates, key=lambda item: item.microseconds)
+    return Estimate(sum(item.microseconds for item in estimates), longest.bound)
+
+
+def _wave(launch: Launched, device: Device, groups: int) -> dict[str, float]:
+    """Clocks of `groups` work-groups that share an Xe-core, by what bounds them."""
+    sub_groups = groups * launch.sub_groups
+    # A vector engine that has one sub-group more than the others ends last.
+    per_engine = math.ceil(sub_groups / device.vector_engines)
+    once, turn = launch.total, launch.loop
+
+    def executed(name: str) -> float:
+        """Of one sub-group; the listing has one turn of the loop."""
+        return getattr(once, name) + (launch.turns - 1) * getattr(turn, name)
+
+    loads = (launch.turns if turn.sends else 0) + 1
+    return {
+        "issue": per_engine * executed("cycles"),
+        "dpas": per_engine * executed("dpas") * device.dpas_clocks,
+        "math": per_engine * executed("math"),
+        "SLM": sub_groups * executed("slm") / device.slm_bytes_per_clock,
+        "load": sub_groups * executed("memory") / device.memory_bytes_per_clock,
+        "latency": executed("cycles") * device.clocks_per_dependent_instruction
+        + loads * device.load_latency
+        + executed("barriers") * device.barrier_latency,
+    }

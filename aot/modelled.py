@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shapes that the cost model compares: our attention and upstream's v0.33.0.
+
+What the code does not show, the shape gives: how often a loop turns, and which bytes
+must come from DRAM. Upstream's decode gathers the chosen rows into bf16 and attends
+to those; the index arithmetic in torch between its two kernels is left out.
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from benchmarks.files import ATTENTION, DECODE
+from benchmarks.upstream import importing
+from xpustack.core.cache import Cache
+from xpustack.core.markdown import table
+
+from . import cases_attention, upstream
+from .model import Device, Estimate, estimate, launched, memory_roof, together
+from .record import Launch, recording
+from .shapes import CONTEXT, HEAD_DIM, WINDOW, i32, meta, pages
+
+RELEASE = "0.33.0"
+KEY_BYTES, ROW_BYTES, PARTIAL_BYTES = 584, 2 * HEAD_DIM, 4 * (HEAD_DIM + 2)
+"""Of a key in a page, of a row in bf16, and of a row's partial result."""
+PREFILL_ROWS = 16384
+"""Rows of the gathered buffer that a prefill chunk reads."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One call of attention.
+
+    Attributes:
+        op: "decode" or "prefill".
+        tokens: queries.
+        heads: of a rank.
+        keys: per query.
+    """
+
+    op: str
+    tokens: int
+    heads: int
+    keys: int
+
+    @property
+    def label(self) -> str:
+        """The shape's name in the report."""
+        return f"T{self.tokens} H{self.heads} K{self.keys}"
+
+    def least_traffic(self) -> float:
+        """Bytes that any implementation must move: queries, keys, and the result."""
+        queries = 2 * self.tokens * self.heads * ROW_BYTES
+        if self.op == "decode":
+            return queries + self.tokens * self.keys * KEY_BYTES
+        return queries + PREFILL_ROWS * ROW_BYTES
+
+
+SHAPES = (
+    Shape("decode", 1, 64, 640),
+    Shape("decode", 16, 64, 640),
+    Shape("decode", 128, 64, 640),
+    Shape("decode", 128, 16, 640),
+    Shape("decode", 128, 8, 640),
+    Shape("decode", 200, 128, 1152),
+    Shape("decode", 1, 64, CONTEXT // 128 + WINDOW),
+    Shape("prefill", 2048, 64, 640),
+    Shape("prefill", 2048, 8, 640),
+    Shape("prefill", 2048, 128, 1152),
+)
+
+
+Code = tuple[Launch, Mapping[str, Any]]
+"""A launch, and what `compile_launch` returned of it."""
+Results = Mapping[Shape, Mapping[str, Sequence[Code]]]
+"""Shape → "ours" and "upstream" → the launches in order."""
+
+
+def record(cache: Cache) -> dict[Shape, dict[str, list[Launch]]]:
+    """The launches of every shape, of ours and of upstream's kernels."""
+    with (
+        importing(upstream.files(cache, RELEASE)) as load,
+        upstream.newer_softmax(),
+    ):
+        return {
+            shape: {
+                "ours": _launches(lambda s=shape: _ours(s)),
+                "upstream": _launches(lambda s=shape: _upstream(s, load)),
+            }
+            for shape in SHAPES
+        }
+
+
+def _launches(call: Callable[[], None]) -> list[Launch]:
+    with recording() as launches:
+        call()
+    return launches
+
+
+def _ours(shape: Shape) -> None:
+    if shape.op == "prefill":
+        cases_attention.prefill(shape.heads, shape.tokens, shape.keys)
+    else:
+        cases_attention.decode(shape.heads, shape.tokens, shape.keys - WINDOW, 64)
+
+
+def _upstream(shape: Shape, load: upstream.Load) -> None:
+    rows = PREFILL_ROWS
+    if shape.op == "decode":
+        rows = shape.tokens * shape.keys
+        for width in (shape.keys - WINDOW, WINDOW):
+            load(DECODE).dequant_gather_slots(
+                meta(shape.tokens * width, HEAD_DIM),
+                pages(64),
+                meta(shape.tokens * width, dtype=i32),
+                64,
+            )
+    load(ATTENTION).triton_bf16_mla_sparse_interface(
+        meta(shape.tokens, shape.heads, HEAD_DIM),
+        meta(rows, 1, HEAD_DIM),
+        meta(shape.tokens, 1, shape.keys, dtype=i32),
+        HEAD_DIM**-0.5,
+        block_dpe=0,
+    )
+
+
+def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float]:
+    """Turns of a launch's loop, and bytes that it moves from and to DRAM.
+
+    Raises:
+        KeyError: the model does not know the kernel.
+    """
+    tokens, heads, keys = shape.tokens, shape.heads, shape.keys
+    rows = tokens * heads
+    constants = launch.constexprs()
+    if launch.name == "_dequant_gather_slots_kernel":
+        return 1, launch.grid[0] * (KEY_BYTES + ROW_BYTES)
+    if launch.name == "_merge_kernel":
+        splits = constants["BLOCK_S"]
+        return 1, rows * (splits * PARTIAL_BYTES + ROW_BYTES)
+    tiles = math.ceil(keys / constants["BLOCK_N"])
+    if launch.name == "_decode_kernel":
+        blocks = tokens * math.ceil(heads / constants["BLOCK_H"])
+        splits = launch.grid[0] // (blocks * constants["HALVES"])
+        result = ROW_BYTES if splits == 1 else splits * PARTIAL_BYTES
+        traffic = tokens * keys * KEY_BYTES + rows * (ROW_BYTES + result)
+        return math.ceil(tiles / splits), traffic
+    if launch.name == "_prefill_kernel":
+        return tiles, shape.least_traffic()
+    if launch.name == "_bf16_mla_sparse_kernel":
+        gathered = tokens * keys if shape.op == "decode" else PREFILL_ROWS
+        return tiles, gathered * ROW_BYTES + 2 * rows * ROW_BYTES
+    raise KeyError(f"no turns and no traffic are known of {launch.name}")
+
+
+def modelled(shape: Shape, codes: Sequence[Code], device: Device) -> Estimate:
+    """The time of a shape's launches on a device, from their compiled code."""
+    return together(
+        [
+            estimate(
+                launched(
+                    code["devices"][device.target],
+                    math.prod(launch.grid),
+                    launch.num_warps,
+                    *turns_and_traffic(shape, launch),
+                ),
+                device,
+            )
+            for launch, code in codes
+        ]
+    )
+
+
+def tables(results: Results, known: Sequence[Device]) -> str:
+    """The model's answers as Markdown, one row per shape and one column per device."""
+    heads = ("op", "shape", *(device.name for device in known))
+    return "\n".join(
+        (
+            "**Modelled, not measured** (`aot/model.py`, constants and sources in "
+            "`aot/devices.toml`): this stack's time on the device, what bounds it, and "
+            "in brackets its ratio to moving queries, keys and results alone at the "
+            f"full rate of DRAM, then how many times longer upstream v{RELEASE} takes. "
+            "Host, launches and second-level cache are left out. T: tokens, H: heads, "
+            "K: keys.",
+            "",
+            table(heads, _rows(results, known)),
+        )
+    )
+
+
+def _rows(results: Results, known: Sequence[Device]) -> Iterator[list[str]]:
+    for shape, codes in results.items():
+        cells = [shape.op, shape.label]
+        for device in known:
+            ours = modelled(shape, codes["ours"], device)
+            theirs = modelled(shape, codes["upstream"], device)
+            roof = memory_roof(shape.least_traffic(), device)
+            cells.append(
+                f"{ours.microseconds:.0f} µs, {ours.bound} "
+                f"({ours.microseconds / roof:.1f}), "
+                f"{theirs.microseconds / ours.microseconds:.0f} x"
+            )
+        yield cells
