@@ -21,7 +21,6 @@ from .shapes import (
     meta,
     op,
     pages,
-    u8,
 )
 
 TOPK = max(model.topk for model in MODELS)
@@ -144,7 +143,7 @@ def unaligned_cases(sizes: Sizes) -> Iterator[Case]:
 
 
 def insert_cases(sizes: Sizes) -> Iterator[Case]:
-    """The fused insert at every head count, and the insert of keys alone."""
+    """The fused insert at every head count."""
     for label, count in sizes.heads:
         for tokens in (*sizes.tokens, *sizes.chunks):
             yield Case(
@@ -163,29 +162,11 @@ def insert_cases(sizes: Sizes) -> Iterator[Case]:
                     64,
                 ),
             )
-    for block in PAGE_BYTES:
-        yield Case(
-            "insert",
-            f"K only, {block} tokens a page",
-            lambda b=block: op("kv_quant", "quantize_and_insert_k_cache")(
-                meta(16, HEAD_DIM),
-                meta(4096, PAGE_BYTES[b], dtype=u8),
-                meta(16, dtype=i64),
-                block_size=b,
-            ),
-        )
 
 
 def gather_cases(sizes: Sizes) -> Iterator[Case]:
-    """By slots, and by request with all rows or the last ones."""
+    """By request: all rows, or the last ones."""
     for block in PAGE_BYTES:
-        yield Case(
-            "gather",
-            f"slots, {block} tokens a page",
-            lambda b=block: op("gather", "dequant_gather_slots")(
-                meta(10240, HEAD_DIM), pages(b), meta(10240, dtype=i32), b
-            ),
-        )
         for requests in sizes.requests:
             for part in ("all", "last"):
                 yield Case(

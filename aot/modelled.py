@@ -13,6 +13,7 @@ from typing import Any
 
 from benchmarks.files import ATTENTION, DECODE
 from benchmarks.upstream import importing
+from kernels.xpu_dsv4._decode_config import decode_config
 from xpustack.core.cache import Cache
 from xpustack.core.markdown import table
 
@@ -137,7 +138,7 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float]:
     if launch.name == "_dequant_gather_slots_kernel":
         return 1, launch.grid[0] * (KEY_BYTES + ROW_BYTES)
     if launch.name == "_merge_kernel":
-        splits = constants["BLOCK_S"]
+        splits = decode_config("xpu", tokens, heads, keys).splits
         return 1, rows * (splits * PARTIAL_BYTES + ROW_BYTES)
     tiles = math.ceil(keys / constants["BLOCK_N"])
     if launch.name == "_decode_kernel":

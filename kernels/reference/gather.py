@@ -1,21 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Float64 reference of the gathers from FP8 pages, one token at a time."""
+"""Float64 reference of the gather from FP8 pages, one token at a time."""
 
 import torch
 
 from .pages import decode_token
-
-
-def dequant_gather_slots(
-    out: torch.Tensor,
-    cache: torch.Tensor,
-    indices: torch.Tensor,
-    cache_block_size: int,
-) -> None:
-    """See `kernels.xpu_dsv4.gather.dequant_gather_slots`."""
-    num_slots = cache.shape[0] * cache_block_size
-    for row, slot in enumerate(indices.tolist()):
-        out[row] = decode_token(cache, slot) if 0 <= slot < num_slots else 0
 
 
 def dequantize_and_gather_k_cache(

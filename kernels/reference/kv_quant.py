@@ -27,15 +27,3 @@ def insert_rows(
         scales = block_size * 576 + token * 8
         page[scales : scales + 7] = exponent[i].to(torch.uint8)
         page[scales + 7] = 0
-
-
-def quantize_and_insert_k_cache(
-    k: torch.Tensor,
-    k_cache: torch.Tensor,
-    slot_mapping: torch.Tensor,
-    block_size: int = 64,
-    is_ue8m0: bool = True,
-) -> None:
-    """See `kernels.xpu_dsv4.kv_quant.quantize_and_insert_k_cache`; the same bytes."""
-    assert is_ue8m0
-    insert_rows(k.double(), k_cache, slot_mapping, block_size)

@@ -2,10 +2,20 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """How a sparse decode is divided into programs, and the workspace that this needs."""
 
+import functools
 from typing import NamedTuple
 
-from ._merge import PARTIAL_WIDTH
+import torch
+
+from ._merge import MOST_SPLITS, PARTIAL_WIDTH
 from ._triton import triton
+
+XE_CORES = 32
+"""Xe-cores that are assumed where there is no XPU to ask, as of an Arc Pro B70."""
+ENGINES = 8
+"""Vector engines of an Xe-core."""
+LARGE_GRF_THREADS = 32
+"""Sub-groups with 256 registers that an Xe-core holds at once."""
 
 
 class DecodeConfig(NamedTuple):
@@ -71,11 +81,13 @@ def decode_config(
     return DecodeConfig(
         block_h,
         block_n,
+        # As many programs as the device holds at once. More would only write and read
+        # more partials.
         _splits(
             num_tokens * triton.cdiv(num_heads, block_h),
             triton.cdiv(max_keys, block_n),
-            programs=256,
-            most=32,
+            programs=_xe_cores() * LARGE_GRF_THREADS // num_warps,
+            most=MOST_SPLITS,
         ),
         num_warps if aligned else 2 * num_warps,
         num_stages=1,
@@ -112,6 +124,14 @@ def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig
         dims_first=False,
         q_blocks=False,
     )
+
+
+@functools.cache
+def _xe_cores() -> int:
+    """Xe-cores of the XPU."""
+    if not torch.xpu.is_available():
+        return XE_CORES
+    return torch.xpu.get_device_properties().max_compute_units // ENGINES
 
 
 def _splits(unsplit: int, tiles: int, programs: int, most: int) -> int:

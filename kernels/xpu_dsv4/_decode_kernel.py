@@ -69,7 +69,15 @@ def _store_out(
     tl.store(out_ptrs, out, mask=row_mask)
 
 
-@triton.jit(do_not_specialize=["num_splits", "num_kv_slots", "num_swa_slots"])
+@triton.jit(
+    do_not_specialize=[
+        "topk_width",
+        "num_splits",
+        "num_kv_slots",
+        "num_swa_slots",
+        "topk_stride",
+    ]
+)
 def _decode_kernel(
     q_ptr,
     kv_ptr,

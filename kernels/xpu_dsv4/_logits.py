@@ -79,12 +79,18 @@ def mqa_logits(
         check_shape(name, bound, rows)
         check_inner_contiguous(name, bound)
     check_same_device(
-        q=q, q_scales=q_scales, kv=kv, kv_scales=kv_scales, weights=weights, **bounds
+        q=q,
+        q_scales=q_scales,
+        kv=kv,
+        kv_scales=kv_scales,
+        weights=weights,
+        **bounds,
+        out=out,
     )
     logits = _output(out, rows, num_keys, q.device)
     if rows and num_keys:
-        grid = (triton.cdiv(rows, _BLOCK_M), triton.cdiv(num_keys, _BLOCK_N))
-        mqa_logits_kernel[grid](
+        programs = triton.cdiv(rows, _BLOCK_M) * triton.cdiv(num_keys, _BLOCK_N)
+        mqa_logits_kernel[(programs,)](
             q.view(torch.uint8),
             q_scales,
             kv.view(torch.uint8),
@@ -142,10 +148,11 @@ def paged_mqa_logits(
         weights=weights,
         context_lens=context_lens,
         block_tables=block_tables,
+        out=out,
     )
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
-        paged_mqa_logits_kernel[(requests, triton.cdiv(max_model_len, _BLOCK_N))](
+        paged_mqa_logits_kernel[(requests * triton.cdiv(max_model_len, _BLOCK_N),)](
             q.view(torch.uint8),
             q_scales,
             pages,
@@ -153,6 +160,7 @@ def paged_mqa_logits(
             context_lens,
             block_tables,
             logits,
+            requests,
             pages.shape[0],
             heads,
             max_model_len,

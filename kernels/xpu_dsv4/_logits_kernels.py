@@ -74,7 +74,7 @@ def _scores(
     return tl.sum(tl.maximum(products, 0.0) * weights[:, None], axis=0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "num_keys", "out_stride"])
 def mqa_logits_kernel(
     q_ptr,
     q_scales_ptr,
@@ -106,8 +106,9 @@ def mqa_logits_kernel(
     codes. The scales of e4m3 keys are fp32.
     """
     VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
-    first_row = tl.program_id(0) * BLOCK_M
-    first_key = tl.program_id(1) * BLOCK_N
+    row_blocks = tl.cdiv(num_rows, BLOCK_M)
+    first_row = (tl.program_id(0) % row_blocks) * BLOCK_M
+    first_key = (tl.program_id(0) // row_blocks) * BLOCK_N
     key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     row_offs = first_row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     row_mask = row_offs < num_rows  # [BLOCK_M]
@@ -158,13 +159,10 @@ def mqa_logits_kernel(
                     scores *= scales
                 # [BLOCK_N]
                 bounds_mask = key_mask & (key_offs >= start) & (key_offs < end)
-                logits = tl.where(bounds_mask, scores, -float("inf"))  # [BLOCK_N]
-                tl.store(out_ptrs, logits, mask=key_offs < num_keys)
-            else:
-                tl.store(out_ptrs, -float("inf"), mask=key_offs < num_keys)
+                tl.store(out_ptrs, scores, mask=bounds_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests"])
 def paged_mqa_logits_kernel(
     q_ptr,
     q_scales_ptr,
@@ -173,6 +171,7 @@ def paged_mqa_logits_kernel(
     lens_ptr,
     table_ptr,
     out_ptr,
+    num_requests,
     num_blocks,
     num_heads,
     width,
@@ -204,8 +203,8 @@ def paged_mqa_logits_kernel(
     VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
     KEY_BYTES: tl.constexpr = DIM // VALUES_PER_BYTE
     SCALE_BYTES: tl.constexpr = DIM // MXFP4_BLOCK if FP4 else 4
-    request = tl.program_id(0).to(tl.int64)
-    first_key = tl.program_id(1) * BLOCK_N
+    request = (tl.program_id(0) % num_requests).to(tl.int64)
+    first_key = (tl.program_id(0) // num_requests) * BLOCK_N
     key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     longest = tl.full((), 0, tl.int32)
     for i in range(0, NEXT_N):
@@ -272,9 +271,6 @@ def paged_mqa_logits_kernel(
             )
             if not FP4:
                 scores *= scales
-            length_mask = key_mask & (key_offs < length)  # [BLOCK_N]
-            logits = tl.where(length_mask, scores, -float("inf"))  # [BLOCK_N]
-            tl.store(out_ptrs + i * out_stride, logits, mask=key_offs < width)
-    else:
-        for i in range(0, NEXT_N):
-            tl.store(out_ptrs + i * out_stride, -float("inf"), mask=key_offs < width)
+            logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
+            length_mask = (key_offs < length) & (key_offs < width)  # [BLOCK_N]
+            tl.store(out_ptrs + i * out_stride, logits, mask=length_mask)

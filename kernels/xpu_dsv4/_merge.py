@@ -16,6 +16,8 @@ from ._triton import tl, triton
 
 PARTIAL_WIDTH = HEAD_DIM + 2
 """fp32 values of one (token, head, split): 512 of o, then m and l."""
+MOST_SPLITS = 32
+"""Programs that share the keys of a token, at most."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])
@@ -95,7 +97,7 @@ def merge_splits(
         out.stride(0),
         out.stride(1),
         HAS_SINK=attn_sink is not None,
-        BLOCK_S=triton.next_power_of_2(splits),
+        BLOCK_S=8 if splits <= 8 else MOST_SPLITS,
         BLOCK_D=block_d,
         **launch_options(out.device, num_warps=4),
     )

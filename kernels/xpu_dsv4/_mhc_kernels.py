@@ -14,7 +14,7 @@ HC_MULT = 4
 """Residual streams."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens"])
 def project_kernel(
     x_ptr,
     residual_ptr,
@@ -121,7 +121,7 @@ def project_kernel(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_tokens", "num_splits"])
 def finish_kernel(
     residual_ptr,
     partial_ptr,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Dequantization of FP8 page tokens into bf16 rows: by slot, or by block table."""
+"""Dequantization of FP8 page tokens into bf16 rows, by block table."""
 
 import torch
 
@@ -21,8 +21,6 @@ from ._launch import launch_options
 from ._pages import HEAD_DIM, NOPE_DIM, QUANT_BLOCK, ROPE_DIM, as_pages
 from ._triton import tl, triton
 
-SLOT_ROWS = 8
-"""Rows per program of a gather by slot."""
 PAGED_ROWS = 4
 """Rows per step of a gather by block table; with 8, its arithmetic spills on PVC."""
 
@@ -68,30 +66,14 @@ def _store_rows(
     )
 
 
-@triton.jit
-def _gather_slots_kernel(
-    out_ptr,
-    cache_ptr,
-    indices_ptr,
-    num_rows,
-    num_slots,
-    out_stride,
-    block_stride,
-    BLOCK_SIZE: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-):
-    row_offs = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)  # [BLOCK_M]
-    # [BLOCK_M]
-    slots = tl.load(indices_ptr + row_offs, mask=row_offs < num_rows, other=-1)
-    slot_mask = (slots >= 0) & (slots < num_slots)  # [BLOCK_M]
-    row_ptrs = out_ptr + row_offs.to(tl.int64) * out_stride  # [BLOCK_M]
-    row_mask = row_offs < num_rows  # [BLOCK_M]
-    _store_rows(
-        cache_ptr, slots, slot_mask, row_ptrs, row_mask, block_stride, BLOCK_SIZE
-    )
-
-
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "offset",
+        "max_rows",
+        "table_width",
+        "out_request_stride",
+    ]
+)
 def _gather_paged_kernel(
     out_ptr,
     cache_ptr,
@@ -141,60 +123,6 @@ def _gather_paged_kernel(
         _store_rows(
             cache_ptr, slots, slot_mask, row_ptrs, row_mask, block_stride, BLOCK_SIZE
         )
-
-
-def dequant_gather_slots(
-    out: torch.Tensor,
-    cache: torch.Tensor,
-    indices: torch.Tensor,
-    cache_block_size: int,
-) -> None:
-    """Dequantize the tokens at `indices` into the rows of `out`.
-
-    A slot outside the cache gives a row of zeros, and nothing is read for it. One
-    launch.
-
-    Args:
-        out (torch.Tensor):
-            Rows of shape `[num_rows or more, 512]`, bf16, written in place.
-        cache (torch.Tensor):
-            FP8 pages of shape `[num_blocks, cache_block_size, (1,) 584]`, uint8.
-        indices (torch.Tensor):
-            Slots of shape `[num_rows]`, int32 or int64.
-        cache_block_size (int):
-            Tokens per page.
-
-    Raises:
-        ValueError: naming the argument, its value and what was expected.
-
-    """
-    cache = as_pages("cache", cache)
-    if cache_block_size != cache.shape[1]:
-        fail("cache_block_size", cache_block_size, f"{cache.shape[1]}, that of cache")
-    check_dtype("indices", indices, torch.int32, torch.int64)
-    check_shape("indices", indices, None)
-    check_inner_contiguous("indices", indices)
-    num_rows = indices.shape[0]
-    check_dtype("out", out, torch.bfloat16)
-    check_shape("out", out, None, HEAD_DIM)
-    if out.shape[0] < num_rows:
-        fail("out.shape[0]", out.shape[0], f"at least {num_rows} rows")
-    check_inner_contiguous("out", out)
-    check_same_device(out=out, cache=cache, indices=indices)
-    if num_rows == 0:
-        return
-    _gather_slots_kernel[(triton.cdiv(num_rows, SLOT_ROWS),)](
-        out,
-        cache,
-        indices,
-        num_rows,
-        cache.shape[0] * cache.shape[1],
-        out.stride(0),
-        cache.stride(0),
-        BLOCK_SIZE=cache_block_size,
-        BLOCK_M=SLOT_ROWS,
-        **launch_options(out.device, num_warps=4),
-    )
 
 
 def dequantize_and_gather_k_cache(

@@ -21,7 +21,14 @@ MIN_AMAX = 1e-10
 """Least absolute maximum assumed of a quantization block."""
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_tokens",
+        "scales_group_stride",
+        "scales_token_stride",
+        "scales_block_stride",
+    ]
+)
 def _inv_rope_kernel(
     o_ptr,
     positions_ptr,

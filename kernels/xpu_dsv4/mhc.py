@@ -72,14 +72,17 @@ def _gates_and_input(
     """(post, comb, layer_input) from the partials of a projection."""
     tokens, _, hidden = streams.shape
     device = streams.device
+    weight, eps = norm
+    if weight is not None:
+        check_shape("norm_weight", weight, hidden)
+        check_inner_contiguous("norm_weight", weight)
+        check_same_device(residual=streams, norm_weight=weight)
     post = torch.empty((tokens, HC_MULT), dtype=torch.float32, device=device)
     comb = torch.empty((tokens, HC_MULT, HC_MULT), dtype=torch.float32, device=device)
     layer_input = finish(
         streams, partial, hc_scale, hc_base, rms_eps, pre_eps, (post, comb), sinkhorn
     )
-    weight, eps = norm
     if weight is not None:
-        check_shape("norm_weight", weight, hidden)
         normalize(layer_input, weight, eps)
     return (
         post.view(*outer, HC_MULT, 1),

@@ -23,7 +23,7 @@ def fp8_mqa_logits(
     """Indexer scores of prefill rows over gathered keys. One launch.
 
     score[m, n] = kv_scales[n] * sum_h weights[m, h] * relu(q[m, h] . kv[n]) for
-    cu_seqlen_ks[m] <= n < cu_seqlen_ke[m], -inf elsewhere.
+    cu_seqlen_ks[m] <= n < cu_seqlen_ke[m]. Elements elsewhere are not written.
 
     Args:
         q (torch.Tensor):
@@ -65,9 +65,9 @@ def fp8_paged_mqa_logits(
     """Indexer scores of decode tokens over paged keys. One launch.
 
     A page holds `block_size` keys of D e4m3 bytes, then their fp32 scales. Row
-    b * next_n + j scores the first L keys of request b and is -inf behind them. L is
-    context_lens[b, j]; if each request has one length, that of its last token, L is
-    smaller by next_n - 1 - j.
+    b * next_n + j scores the first L keys of request b; elements behind them are not
+    written. L is context_lens[b, j]; if each request has one length, that of its last
+    token, L is smaller by next_n - 1 - j.
 
     Args:
         q_fp8 (torch.Tensor):

@@ -26,7 +26,7 @@ def mxfp4_mqa_logits(
     """Indexer scores of prefill rows over gathered MXFP4 keys. One launch.
 
     score[m, n] = sum_h weights[m, h] * relu(q[m, h] . kv[n]) for cu_seqlen_ks[m] <= n <
-    cu_seqlen_ke[m], -inf elsewhere.
+    cu_seqlen_ke[m]. Elements elsewhere are not written.
 
     Args:
         q (torch.Tensor):
@@ -72,9 +72,9 @@ def mxfp4_paged_mqa_logits(
     """Indexer scores of decode tokens over paged MXFP4 keys. One launch.
 
     A page holds `block_size` keys of 64 bytes of codes, then their scales, 4 bytes per
-    key. Row b * next_n + j scores the first L keys of request b and is -inf behind
-    them. L is context_lens[b, j]; if each request has one length, that of its last
-    token, L is smaller by next_n - 1 - j.
+    key. Row b * next_n + j scores the first L keys of request b; elements behind them
+    are not written. L is context_lens[b, j]; if each request has one length, that of
+    its last token, L is smaller by next_n - 1 - j.
 
     Args:
         q (torch.Tensor):

@@ -25,7 +25,7 @@ NVFP4_BLOCK = 16
 """Values that share an e4m3 scale."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows"])
 def _nvfp4_linear_kernel(
     x_ptr,
     weight_ptr,

@@ -9,6 +9,7 @@ rotated row goes from registers to its page and is never stored elsewhere.
 import torch
 
 from ._checks import check_same_device, check_shape, fail
+from ._kv_quant import check_slots, insert_row, row_words
 from ._launch import launch_options
 from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_page_cache
 from ._pairs import (
@@ -20,10 +21,9 @@ from ._pairs import (
     unpack_bf16,
 )
 from ._triton import tl, triton
-from .kv_quant import check_slots, insert_row, row_words
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_slot_tokens"])
 def _qnorm_rope_insert_kernel(
     q_ptr,
     kv_ptr,
@@ -127,8 +127,9 @@ def xpu_qnorm_rope_kv_fp8_insert(
 
     Each head of q becomes `q * rsqrt(mean(q^2) + eps)`, without a weight, in fp32. The
     last 64 values of q and kv are rotated by interleaved RoPE in fp32. q is rounded to
-    bf16 once. KV rows are stored as `quantize_and_insert_k_cache` stores them; `kv`
-    itself stays as it is. One launch.
+    bf16 once. `kv` itself stays as it is. Of a KV row, a block of 64 of the first 448
+    values is stored as e4m3 codes of `x / 2^e`, rounded to nearest even, with
+    `e = ceil(log2(max(amax, 1e-4) / 448))`; the last 64 stay bf16. One launch.
 
     Args:
         q (torch.Tensor):

@@ -63,7 +63,7 @@ def _store_tile(
     tl.store(out_ptrs, (heads_first(acc, True) * factor).to(tl.bfloat16), mask=row_mask)
 
 
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "width", "indices_stride"])
 def _prefill_kernel(
     q_ptr,
     kv_ptr,

@@ -18,7 +18,7 @@ WIDTH_MULTIPLE = 128
 """The number of combined indices per token is a multiple of this."""
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_requests"])
 def _global_topk_kernel(
     indices_ptr,
     requests_ptr,
@@ -70,17 +70,19 @@ def _outputs(
     out: tuple[torch.Tensor, torch.Tensor] | None,
     tokens: int,
     width: int,
-    device: torch.device,
+    like: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`out` after its check, or new int32 tensors `[tokens, width]` and `[tokens]`."""
+    """`out` after its check, or new int32 tensors `[tokens, width]` and `[tokens]`, on
+    the device of `like`, which is `topk_indices`."""
     if out is None:
-        rows = torch.empty((tokens, width), dtype=torch.int32, device=device)
-        return rows, torch.empty(tokens, dtype=torch.int32, device=device)
+        rows = torch.empty((tokens, width), dtype=torch.int32, device=like.device)
+        return rows, torch.empty(tokens, dtype=torch.int32, device=like.device)
     check_shape("out[0]", out[0], tokens, width)
     check_shape("out[1]", out[1], tokens)
     for name, tensor in (("out[0]", out[0]), ("out[1]", out[1])):
         check_dtype(name, tensor, torch.int32)
         check_inner_contiguous(name, tensor)
+        check_same_device(**{"topk_indices": like, name: tensor})
     return out
 
 
@@ -139,8 +141,7 @@ def compute_global_topk_indices_and_lens(
         block_table=block_table,
         is_valid_token=is_valid_token,
     )
-    device = topk_indices.device
-    slots, lens = _outputs(out, tokens, topk, device)
+    slots, lens = _outputs(out, tokens, topk, topk_indices)
     if tokens:
         _global_topk_kernel[(tokens,)](
             topk_indices,
@@ -157,12 +158,22 @@ def compute_global_topk_indices_and_lens(
             block_table.stride(0),
             slots.stride(0),
             BLOCK_N=512,
-            **launch_options(device, num_warps=4),
+            **launch_options(topk_indices.device, num_warps=4),
         )
     return slots, lens
 
 
-@triton.jit
+@triton.jit(
+    do_not_specialize=[
+        "num_requests",
+        "indices_width",
+        "width",
+        "request_rows",
+        "compressed_rows",
+        "indices_stride",
+        "out_stride",
+    ]
+)
 def _combine_kernel(
     indices_ptr,
     query_starts_ptr,
@@ -345,10 +356,9 @@ def combine_topk_swa_indices(
         topk_indices=topk_indices,
         **{name: tensor for name, (tensor, _) in vectors.items()},
     )
-    device = topk_indices.device
     columns = topk + window_size + max_image_tokens
     width = triton.cdiv(columns, WIDTH_MULTIPLE) * WIDTH_MULTIPLE
-    indices, lens = _outputs(out, tokens, width, device)
+    indices, lens = _outputs(out, tokens, width, topk_indices)
     if tokens:
         _combine_kernel[(tokens,)](
             topk_indices,
@@ -372,6 +382,6 @@ def combine_topk_swa_indices(
             HAS_IMAGES=left_visible is not None,
             BLOCK_R=256,
             BLOCK_N=256,
-            **launch_options(device, num_warps=4),
+            **launch_options(topk_indices.device, num_warps=4),
         )
     return indices, lens

@@ -3,6 +3,7 @@
 
 import pytest
 
+from kernels.xpu_dsv4 import _decode_config
 from kernels.xpu_dsv4._decode_config import decode_config
 from kernels.xpu_dsv4.sparse_decode import sparse_decode_workspace_size
 
@@ -37,3 +38,18 @@ def test_workspace_size_is_what_the_largest_batch_needs(keys, heads, kind):
     for most in (300, 10**12):
         size = sparse_decode_workspace_size(most, heads, keys, kind)
         assert size == max(needed, default=0)
+
+
+@pytest.mark.parametrize(
+    ("xe_cores", "heads", "tokens", "splits"),
+    [
+        (20, 64, 1, 20),
+        (20, 64, 16, 2),
+        (20, 64, 128, 1),
+        (64, 64, 16, 8),
+        (20, 8, 16, 10),
+    ],
+)
+def test_splits_fill_an_xpu_once(xe_cores, heads, tokens, splits, monkeypatch):
+    monkeypatch.setattr(_decode_config, "_xe_cores", lambda: xe_cores)
+    assert decode_config("xpu", tokens, heads, 640).splits == splits

@@ -10,33 +10,42 @@ from kernels.reference import gather as reference
 from kernels.xpu_dsv4 import gather
 
 
-def run_slots(cache, indices, device):
-    out = torch.empty(len(indices) + 2, 512, dtype=torch.bfloat16, device=device)
-    want = torch.empty(len(indices) + 2, 512, dtype=torch.bfloat16)
-    gather.dequant_gather_slots(out, cache, indices, cache.shape[1])
-    reference.dequant_gather_slots(want, cache.cpu(), indices.cpu(), cache.shape[1])
-    assert bool(out[-2:].isnan().all()), "rows past the last index were written"
-    return out[:-2].cpu(), want[:-2]
+def gather_pages(cache, table, device):
+    """All tokens of the pages in `table`, one request a row; ours and the reference."""
+    requests, pages = table.shape
+    tokens = pages * cache.shape[1]
+    lens = torch.full((requests,), tokens, dtype=torch.int32)
+    out = torch.empty(requests, tokens + 2, 512, dtype=torch.bfloat16, device=device)
+    want = torch.empty(requests, tokens, 512, dtype=torch.bfloat16)
+    gather.dequantize_and_gather_k_cache(
+        out, cache, lens.to(device), None, table.to(device), cache.shape[1], 0
+    )
+    reference.dequantize_and_gather_k_cache(
+        want, cache.cpu(), lens, None, table, cache.shape[1], 0
+    )
+    assert bool(out[:, -2:].isnan().all()), "rows past the last token were written"
+    return out[:, :-2].cpu(), want
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 7, 64, 256])
-@pytest.mark.parametrize("dtype", [torch.int32, torch.int64], ids=["int32", "int64"])
-def test_slots(block_size, dtype, device):
+def test_pages_in_any_order_and_outside_the_cache(block_size, device):
     blocks = max(2, 96 // block_size)
     cache = filled_pages(blocks, block_size, block_size, device, extra=64)
-    slots = blocks * block_size
-    hard = [0, slots - 1, -1, slots, slots + 7, -(2**31), 2**31 - 1]
-    indices = torch.cat((torch.tensor(hard), torch.randint(0, slots, (30,))))
-    out, want = run_slots(cache, indices.to(dtype).to(device), device)
+    hard = [0, blocks - 1, -1, blocks, blocks + 7, -(2**31), 2**31 - 1, 0]
+    table = torch.tensor([hard, hard[::-1]], dtype=torch.int32)
+    out, want = gather_pages(cache, table, device)
     assert torch.equal(out, want)
 
 
 def test_pages_may_have_an_axis_of_one_head(device):
     cache = filled_pages(3, 7, 7, device)
-    indices = torch.randint(0, 21, (9,), device=device)
-    out, _ = run_slots(cache, indices, device)
-    again = torch.empty(9, 512, dtype=torch.bfloat16, device=device)
-    gather.dequant_gather_slots(again, cache.unsqueeze(2), indices, 7)
+    table = torch.tensor([[2, 0]], dtype=torch.int32)
+    out, _ = gather_pages(cache, table, device)
+    again = torch.empty(1, 14, 512, dtype=torch.bfloat16, device=device)
+    lens = torch.tensor([14], dtype=torch.int32, device=device)
+    gather.dequantize_and_gather_k_cache(
+        again, cache.unsqueeze(2), lens, None, table.to(device), 7, 0
+    )
     assert torch.equal(again.cpu(), out)
 
 
@@ -54,7 +63,8 @@ def test_every_code_and_exponent(device):
         page[64 * 576 + position * 8 : 64 * 576 + position * 8 + 7] = slot
     moved = empty_pages(4, 64, device)
     moved.copy_(cache)
-    out, want = run_slots(moved, torch.arange(255, device=device), device)
+    table = torch.arange(4, dtype=torch.int32)[None]
+    out, want = (x[0, :255] for x in gather_pages(moved, table, device))
     tiny = want.float().abs() < 2.0**-126
     assert torch.equal(out[~tiny].view(torch.int16), want[~tiny].view(torch.int16))
     assert bool((out[tiny].float().abs() < 2.0**-125).all())
@@ -103,53 +113,26 @@ def test_cache_beyond_two_gibibytes(device):
     blocks, stride = 57_500, 37_440
     raw = sparse_memory(blocks * stride, device)
     cache = raw.as_strided((blocks, 64, 584), (stride, 584, 1))
-    chosen = [blocks * 64 - 1, 57_400 * 64 + 3, 5]
     generator = torch.Generator().manual_seed(3)
-    for slot in chosen:
-        write_token(cache, slot, generator)
-    out = torch.empty(3, 512, dtype=torch.bfloat16, device=device)
-    want = torch.empty(3, 512, dtype=torch.bfloat16)
-    indices = torch.tensor(chosen, dtype=torch.int32, device=device)
-    gather.dequant_gather_slots(out, cache, indices, 64)
-    reference.dequant_gather_slots(want, cache.cpu(), indices.cpu(), 64)
-    assert torch.equal(out.cpu(), want)
+    table = torch.tensor([[blocks - 1], [57_400], [0]], dtype=torch.int32)
+    for block, position in zip(table[:, 0].tolist(), (63, 3, 5), strict=True):
+        write_token(cache, block * 64 + position, generator)
+    out, want = gather_pages(cache, table, device)
+    assert torch.equal(out, want)
 
 
 def test_each_byte_is_read_once(device):
     if device.type != "cpu":
         pytest.skip("loads are counted by the interpreter, which runs on a CPU only")
     cache = filled_pages(2, 64, 1, device)
-    out = torch.empty(4, 512, dtype=torch.bfloat16, device=device)
-    indices = torch.tensor([5, -1, 2**31 - 1, 100], dtype=torch.int32, device=device)
+    out = torch.empty(3, 40, 512, dtype=torch.bfloat16, device=device)
+    lens = torch.tensor([1, 0, 36], dtype=torch.int32, device=device)
+    table = torch.tensor([[1], [0], [0]], dtype=torch.int32, device=device)
     with recording_loads() as loads:
-        gather.dequant_gather_slots(out, cache, indices, 64)
+        gather.dequantize_and_gather_k_cache(out, cache, lens, None, table, 64, 0)
     touched = loads.within(cache)
-    assert sum(touched.values()) == 2 * 584
+    assert sum(touched.values()) == 37 * 584
     assert set(touched.values()) == {1}
-
-
-@pytest.mark.parametrize(
-    ("name", "change"),
-    [
-        ("out.dtype", {"out": torch.zeros(4, 512)}),
-        ("out.shape", {"out": torch.zeros(2, 512).bfloat16()}),
-        ("cache.dtype", {"cache": torch.zeros(1, 4, 584)}),
-        ("cache.shape", {"cache": torch.zeros(1, 4, 576, dtype=torch.uint8)}),
-        ("indices.dtype", {"indices": torch.zeros(4)}),
-        ("indices.shape", {"indices": torch.zeros(4, 1, dtype=torch.int32)}),
-        ("cache_block_size", {"cache_block_size": 8}),
-    ],
-)
-def test_bad_slot_arguments(name, change, device):
-    arguments = {
-        "out": torch.zeros(4, 512, dtype=torch.bfloat16),
-        "cache": torch.zeros(1, 4, 584, dtype=torch.uint8),
-        "indices": torch.zeros(4, dtype=torch.int32),
-        "cache_block_size": 4,
-    }
-    arguments.update(change)
-    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
-        gather.dequant_gather_slots(**arguments)
 
 
 @pytest.mark.parametrize(

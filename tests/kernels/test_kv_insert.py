@@ -9,14 +9,23 @@ from compare import assert_close
 from inputs import exact_table, pages, raw_bytes, rotary_table, strided
 from stores import counting_stores
 
-from kernels.reference import _rope
-from kernels.reference import kv_quant as reference_kv
+from kernels.reference import _rope, kv_quant
 from kernels.reference import qnorm_rope_kv_insert as reference_qnorm
-from kernels.xpu_dsv4 import kv_quant, qnorm_rope_kv_insert
+from kernels.xpu_dsv4 import qnorm_rope_kv_insert
 
 EPS = 1e-6
-insert_k = kv_quant.quantize_and_insert_k_cache
 insert_qkv = qnorm_rope_kv_insert.xpu_qnorm_rope_kv_fp8_insert
+
+
+def insert_k(
+    k: torch.Tensor, cache: torch.Tensor, slots: torch.Tensor, block_size: int = 64
+) -> None:
+    """Insert K rows that RoPE does not turn, beside queries that nobody reads."""
+    tokens = len(k)
+    q = torch.zeros(tokens, 1, 512, dtype=torch.bfloat16, device=k.device)
+    no_turn = torch.tensor([[1.0] * 32 + [0.0] * 32], device=k.device)
+    positions = torch.zeros(tokens, dtype=torch.int64, device=k.device)
+    insert_qkv(q, k, cache, slots, positions, no_turn, EPS, block_size)
 
 
 def hard_rows(count: int) -> torch.Tensor:
@@ -47,7 +56,7 @@ def insert_both(k, cache_shape, slots, block_size, flat, device):
     mine = pages(*cache_shape, device, flat=flat)
     want = pages(*cache_shape, torch.device("cpu"), flat=flat)
     insert_k(k, mine, slots.to(device), block_size)
-    reference_kv.quantize_and_insert_k_cache(k.cpu(), want, slots.cpu(), block_size)
+    kv_quant.insert_rows(k.cpu().double(), want, slots.cpu(), block_size)
     return raw_bytes(mine), raw_bytes(want)
 
 
@@ -204,9 +213,6 @@ def test_no_address_stored_twice(device):
     with counting_stores() as counts:
         insert_qkv(*case)
     assert Counter(counts.values()) == {1: 6 * 5 * 1024 + 4 * 584}
-    with counting_stores() as counts:
-        insert_k(case[1], case[2], case[3], 4)
-    assert Counter(counts.values()) == {1: 4 * 584}
 
 
 def test_minus_one_writes_nothing(device):
@@ -214,14 +220,12 @@ def test_minus_one_writes_nothing(device):
     case[3] = torch.full((4,), -1, device=device)
     before = raw_bytes(case[2])
     insert_qkv(*case)
-    insert_k(case[1], case[2], case[3])
     assert torch.equal(raw_bytes(case[2]), before)
 
 
 def test_no_tokens(device):
     case = list(qkv_case(3, 2, device))
     insert_qkv(*(x[:0] if i in (0, 1, 3, 4) else x for i, x in enumerate(case)))
-    insert_k(case[1][:0], case[2], case[3][:0])
 
 
 def test_property_based(device):
@@ -283,9 +287,8 @@ def test_bad_input(name, spoil, message, device):
     assert message in str(error.value)
 
 
-def test_bad_input_of_insert_k(device):
-    case = qkv_case(3, 2, torch.device("cpu"))
-    with pytest.raises(ValueError, match="is_ue8m0 = False: expected True"):
-        insert_k(case[1], case[2], case[3], 64, is_ue8m0=False)
+def test_slots_of_another_device(device):
+    case = list(qkv_case(3, 2, torch.device("cpu")))
+    case[3] = case[3].to("meta")
     with pytest.raises(ValueError, match="device = meta: expected cpu"):
-        insert_k(case[1], case[2], case[3].to("meta"))
+        insert_qkv(*case)

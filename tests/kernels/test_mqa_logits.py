@@ -24,10 +24,16 @@ def assert_scores(mine, want, name="scores"):
 
 def both(function, arguments, device):
     moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
-    mine = getattr(mqa_logits, function)(*moved)
+    want = getattr(reference, function)(*arguments)
+    mine = getattr(mqa_logits, function)(*moved, out=unwritten(want, device))
     assert mine.dtype == torch.float32
-    assert_scores(mine, getattr(reference, function)(*arguments))
+    assert_scores(mine, want)
     return mine
+
+
+def unwritten(want, device):
+    """A result whose elements outside the bounds already are as in the reference."""
+    return torch.full(want.shape, -INF, dtype=torch.float32, device=device)
 
 
 def flat_case(rows, keys, heads, dim=128):
@@ -77,8 +83,11 @@ def test_mqa_logits_strided_and_into(device):
     moved = [x.to(device) for x in arguments]
     wide = torch.full((7, 100), 5.0, device=device)
     mine = mqa_logits.fp8_mqa_logits(*moved, out=wide[:, :90])
-    assert_scores(mine, reference.fp8_mqa_logits(*arguments))
-    assert (wide[:, 90:] == 5.0).all()
+    want = reference.fp8_mqa_logits(*arguments)
+    keys = torch.arange(90)
+    inside = (keys >= starts[:, None]) & (keys < ends[:, None])
+    assert_scores(mine.cpu()[inside], want[inside])
+    assert (mine.cpu()[~inside] == 5.0).all() and (wide[:, 90:] == 5.0).all()
 
 
 def test_every_e4m3_value_counts(device):
@@ -161,8 +170,11 @@ def paged_case(lens, next_n, heads, block_size, max_len, dim=128):
 
 
 def paged_both(arguments, device):
-    mine = mqa_logits.fp8_paged_mqa_logits(*on(device, arguments))
-    assert_scores(mine, reference.fp8_paged_mqa_logits(*arguments))
+    want = reference.fp8_paged_mqa_logits(*arguments)
+    mine = mqa_logits.fp8_paged_mqa_logits(
+        *on(device, arguments), out=unwritten(want, device)
+    )
+    assert_scores(mine, want)
     return mine
 
 
@@ -210,6 +222,23 @@ def test_paged_lengths_beyond_table_and_result(device):
     assert mine.isfinite().sum(1).tolist() == [64, 64]
 
 
+def test_paged_writes_nothing_behind_a_row(device):
+    """The caller's top-k takes the lengths, so 1M columns are not filled."""
+    case = paged_case([[3, 70], [0, 130]], 2, 8, 64, 130)
+    out = torch.full((4, 130), 5.0, device=device)
+    mqa_logits.fp8_paged_mqa_logits(*on(device, case), out=out)
+    assert (out != 5.0).sum(1).tolist() == [3, 70, 0, 130]
+
+
+def test_result_of_another_device(device):
+    case = paged_case([5], 1, 8, 64, 64)
+    with pytest.raises(ValueError, match=r"out\.device = meta: expected cpu"):
+        mqa_logits.fp8_paged_mqa_logits(*case, out=torch.empty(1, 64, device="meta"))
+    case = flat_case(2, 9, 4)
+    with pytest.raises(ValueError, match=r"out\.device = meta: expected cpu"):
+        mqa_logits.fp8_mqa_logits(*case, out=torch.empty(2, 9, device="meta"))
+
+
 def test_paged_without_padding_or_inner_dimension(device):
     torch.manual_seed(6)
     case = list(paged_case([33, 7], 2, 20, 8, 40))
@@ -236,8 +265,9 @@ def test_paged_addresses_beyond_int32(device):
     far[table.long()] = compact[near.long()].to(device)
     mine = on(device, (*case[:1], near, *case[2:4], table.view_as(case[4]), None, 10))
     mine[1] = far
-    scores = mqa_logits.fp8_paged_mqa_logits(*mine)
-    assert_scores(scores, reference.fp8_paged_mqa_logits(*case))
+    want = reference.fp8_paged_mqa_logits(*case)
+    scores = mqa_logits.fp8_paged_mqa_logits(*mine, out=unwritten(want, device))
+    assert_scores(scores, want)
 
 
 def test_property_based(device):

@@ -30,9 +30,11 @@ def assert_scores(mine, want):
 
 def both(function, arguments, device):
     moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
-    mine = getattr(mqa_logits_mxfp4, function)(*moved)
-    assert mine.dtype == torch.float32
-    assert_scores(mine, getattr(reference, function)(*arguments))
+    want = getattr(reference, function)(*arguments)
+    out = torch.full(want.shape, -torch.inf, dtype=torch.float32, device=device)
+    mine = getattr(mqa_logits_mxfp4, function)(*moved, out=out)
+    assert mine is out
+    assert_scores(mine, want)
     return mine
 
 
@@ -200,7 +202,7 @@ def test_paged_beyond_two_gigabytes(device):
     want = reference.mxfp4_paged_mqa_logits(
         q, scales, small, weights, lens, table, None, 128
     )
-    assert_scores(mine, want)
+    assert_scores(mine[:, :100], want[:, :100])
 
 
 @pytest.mark.parametrize(

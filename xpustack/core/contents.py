@@ -48,13 +48,14 @@ class FileVerifier:
     """
 
     def __init__(self) -> None:
-        self._intact: dict[tuple[int, int], Content] = {}
+        self._intact: dict[int, dict[int, Content]] = {}
 
     def is_intact(self, path: str | Path, content: Content) -> bool:
         """Whether `path` is a regular file with this content, mode and time."""
         try:
             status = os.stat(path, follow_symlinks=False)
-            if self.knows(status.st_dev, status.st_ino, content):
+            intact = self.intact_on(status.st_dev)
+            if intact.get(status.st_ino) == content:
                 return True
             if (
                 status.st_mode != stat.S_IFREG | content.mode
@@ -67,12 +68,12 @@ class FileVerifier:
         except FileNotFoundError:
             return False
         if sha256 == content.sha256:
-            self._intact[status.st_dev, status.st_ino] = content
+            intact[status.st_ino] = content
         return sha256 == content.sha256
 
-    def knows(self, device: int, inode: int, content: Content) -> bool:
-        """Whether this run has read this content in this inode."""
-        return self._intact.get((device, inode)) == content
+    def intact_on(self, device: int) -> dict[int, Content]:
+        """What this run has read and found intact on a device, by inode."""
+        return self._intact.setdefault(device, {})
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from tiny_stack import TinyStack
 
+from xpustack.builds import bytecode
 from xpustack.builds.build import Build
 from xpustack.builds.bytecode import collect, load_index, provide
 from xpustack.core.cache import Cache
@@ -135,3 +136,22 @@ def test_two_checks_provide_for_one_tree_at_once(stack: TinyStack, monkeypatch):
     assert provide(stack.cache, base) == len(MODULES)
     second.join()
     assert all(byte_code(base, module).is_file() for module in MODULES)
+
+
+def test_python_renames_its_own_file_meanwhile(stack: TinyStack, monkeypatch):
+    """A test in the same tree writes byte code under a temporary name first."""
+    base, _ = stack.builds(Runner())
+    imported(base)
+    collect(stack.cache, base)
+    written = byte_code(base, MODULES[0]).with_suffix(".pyc.140399437872416")
+    written.touch()
+    present = bytecode._present
+
+    def renamed(site: Path):
+        for module, path in present(site):
+            if path == written:
+                written.unlink()
+            yield module, path
+
+    monkeypatch.setattr(bytecode, "_present", renamed)
+    assert provide(stack.cache, base) == len(MODULES)

@@ -91,7 +91,8 @@ class XPUSparseDecodeKernel(VllmJitKernel[SparseDecodeKey]):
                 if layer.compress_ratio == 4
                 else round_up(cdiv(layer.max_model_len, layer.compress_ratio), 128)
             )
-        # Numbers of splits are powers of two, and so are the batches between them.
+        # From one of these batches to the next the splits at most halve, so every
+        # kernel of decode and of its merge is among them.
         most = layer.max_num_batched_tokens
         batches = [1 << bit for bit in range(most.bit_length())]
         keys: dict[object, SparseDecodeKey] = {}
