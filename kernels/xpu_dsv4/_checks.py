@@ -2,9 +2,43 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Argument checks: a ValueError names the argument, its value and the expectation."""
 
+from collections.abc import Callable
 from typing import NoReturn
 
 import torch
+
+ALIGNMENT = 64
+"""Bytes; an address matters to a check only by its remainder."""
+MOST_LAYOUTS = 4096
+"""Layouts to remember. A server has a few per batch size."""
+_passed: set[tuple[object, ...]] = set()
+
+
+def check_once(check: Callable[..., None], *arguments: object) -> None:
+    """Call `check(*arguments)` unless it passed for arguments of this layout before.
+
+    The layout of a tensor is its type, shape, strides, device and alignment. A check
+    may depend on nothing else of it, least of all on what it holds.
+    """
+    layout = (check, *[_layout(argument) for argument in arguments])
+    if layout in _passed:
+        return
+    check(*arguments)
+    if len(_passed) >= MOST_LAYOUTS:
+        _passed.clear()
+    _passed.add(layout)
+
+
+def _layout(argument: object) -> object:
+    if not isinstance(argument, torch.Tensor):
+        return argument
+    return (
+        argument.dtype,
+        argument.shape,
+        argument.stride(),
+        argument.device,
+        argument.data_ptr() % ALIGNMENT,
+    )
 
 
 def fail(name: str, value: object, expected: str) -> NoReturn:
@@ -49,15 +83,14 @@ def check_same_device(**tensors: torch.Tensor | None) -> None:
             )
 
 
-def index_rows(name: str, indices: torch.Tensor, num_tokens: int) -> torch.Tensor:
-    """`[num_tokens, width]` view of a 2-dim or `[num_tokens, 1, width]` tensor."""
+def check_index_rows(name: str, indices: torch.Tensor, num_tokens: int) -> None:
+    """Raise unless `indices` is `[num_tokens, width]` or `[num_tokens, 1, width]`."""
     check_dtype(name, indices, torch.int32, torch.int64)
-    rows = indices.squeeze(1) if indices.dim() == 3 else indices
-    if rows.dim() != 2 or rows.shape[0] != num_tokens:
+    has_axis = indices.dim() == 3 and indices.shape[1] == 1
+    if not (has_axis or indices.dim() == 2) or indices.shape[0] != num_tokens:
         fail(
             f"{name}.shape",
             list(indices.shape),
             f"[{num_tokens}, width] or [{num_tokens}, 1, width]",
         )
-    check_inner_contiguous(name, rows)
-    return rows
+    check_inner_contiguous(name, indices)

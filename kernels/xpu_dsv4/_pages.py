@@ -28,8 +28,8 @@ SLOT_BYTES = TOKEN_BYTES + SCALE_BYTES
 PAGE_ALIGNMENT = 8
 
 
-def as_pages(name: str, cache: torch.Tensor) -> torch.Tensor:
-    """View `cache` as FP8 pages, `[num_blocks, block_size, 584]` uint8.
+def check_pages(name: str, cache: torch.Tensor) -> None:
+    """Raise unless `cache` holds FP8 pages, `[num_blocks, block_size, (1,) 584]` uint8.
 
     vLLM passes pages in this shape, or with an axis of one head before the last, as
     FlashMLA takes them. Only the block stride may be padded. Pages start at multiples
@@ -62,7 +62,6 @@ def as_pages(name: str, cache: torch.Tensor) -> torch.Tensor:
             hex(pages.data_ptr()),
             f"a multiple of {PAGE_ALIGNMENT}",
         )
-    return pages
 
 
 def page_bytes(block_size: int) -> int:

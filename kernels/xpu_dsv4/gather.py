@@ -18,7 +18,7 @@ from ._fp8 import (
     token_pointers,
 )
 from ._launch import launch_options
-from ._pages import HEAD_DIM, NOPE_DIM, QUANT_BLOCK, ROPE_DIM, as_pages
+from ._pages import HEAD_DIM, NOPE_DIM, QUANT_BLOCK, ROPE_DIM, check_pages
 from ._triton import tl, triton
 
 PAGED_ROWS = 4
@@ -161,7 +161,7 @@ def dequantize_and_gather_k_cache(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    k_cache = as_pages("k_cache", k_cache)
+    check_pages("k_cache", k_cache)
     if block_size != k_cache.shape[1]:
         fail("block_size", block_size, f"{k_cache.shape[1]}, that of k_cache")
     check_dtype("seq_lens", seq_lens, torch.int32, torch.int64)

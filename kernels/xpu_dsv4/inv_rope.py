@@ -4,7 +4,7 @@
 
 import torch
 
-from ._checks import check_same_device, check_shape, fail
+from ._checks import check_once, check_same_device, check_shape, fail
 from ._launch import launch_options
 from ._pairs import (
     check_pair_rows,
@@ -175,21 +175,20 @@ def fused_inv_rope_fp8_quant(
         ValueError: naming the argument, its value and what was expected.
 
     """
+    check_once(
+        _check,
+        o,
+        positions,
+        cos_sin_cache,
+        n_groups * heads_per_group,
+        nope_dim,
+        rope_dim,
+        quant_group_size,
+    )
     head_dim = nope_dim + rope_dim
     heads = n_groups * heads_per_group
-    check_shape("o", o, None, heads, head_dim)
-    check_pair_rows("o", o)
     tokens = o.shape[0]
-    if head_dim & (head_dim - 1):
-        fail("nope_dim + rope_dim", head_dim, "a power of two")
-    if rope_dim % 2:
-        fail("rope_dim", rope_dim, "an even number")
-    if quant_group_size & (quant_group_size - 1) or head_dim % quant_group_size:
-        fail("quant_group_size", quant_group_size, f"a power of two up to {head_dim}")
     scales_per_head = head_dim // quant_group_size
-    check_rotary(positions, cos_sin_cache, tokens, rope_dim)
-    check_same_device(o=o, positions=positions, cos_sin_cache=cos_sin_cache)
-
     device = o.device
     values = torch.empty(
         (n_groups, tokens, heads_per_group * head_dim),
@@ -286,3 +285,26 @@ def inv_rope_bf16(
         quantize=False,
     )
     return values
+
+
+def _check(
+    o: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    heads: int,
+    nope_dim: int,
+    rope_dim: int,
+    quant_group_size: int,
+) -> None:
+    """Raise unless the arguments of `fused_inv_rope_fp8_quant` fit together."""
+    head_dim = nope_dim + rope_dim
+    check_shape("o", o, None, heads, head_dim)
+    check_pair_rows("o", o)
+    if head_dim & (head_dim - 1):
+        fail("nope_dim + rope_dim", head_dim, "a power of two")
+    if rope_dim % 2:
+        fail("rope_dim", rope_dim, "an even number")
+    if quant_group_size & (quant_group_size - 1) or head_dim % quant_group_size:
+        fail("quant_group_size", quant_group_size, f"a power of two up to {head_dim}")
+    check_rotary(positions, cos_sin_cache, o.shape[0], rope_dim)
+    check_same_device(o=o, positions=positions, cos_sin_cache=cos_sin_cache)

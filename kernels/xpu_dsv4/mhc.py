@@ -76,7 +76,6 @@ def _gates_and_input(
     if weight is not None:
         check_shape("norm_weight", weight, hidden)
         check_inner_contiguous("norm_weight", weight)
-        check_same_device(residual=streams, norm_weight=weight)
     post = torch.empty((tokens, HC_MULT), dtype=torch.float32, device=device)
     comb = torch.empty((tokens, HC_MULT, HC_MULT), dtype=torch.float32, device=device)
     layer_input = finish(

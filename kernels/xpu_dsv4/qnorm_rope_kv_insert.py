@@ -8,7 +8,7 @@ rotated row goes from registers to its page and is never stored elsewhere.
 
 import torch
 
-from ._checks import check_same_device, check_shape, fail
+from ._checks import check_once, check_same_device, check_shape, fail
 from ._kv_quant import check_slots, insert_row, row_words
 from ._launch import launch_options
 from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_page_cache
@@ -157,26 +157,19 @@ def xpu_qnorm_rope_kv_fp8_insert(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    check_shape("q", q, None, None, HEAD_DIM)
-    check_pair_rows("q", q)
-    tokens, heads, _ = q.shape
-    check_shape("kv", kv, tokens, HEAD_DIM)
-    check_pair_rows("kv", kv)
-    check_page_cache("swa_kv_cache", swa_kv_cache, block_size)
-    check_rotary(positions, cos_sin_cache, tokens, ROPE_DIM)
-    check_same_device(
-        q=q,
-        kv=kv,
-        swa_kv_cache=swa_kv_cache,
-        slot_mapping=slot_mapping,
-        positions=positions,
-        cos_sin_cache=cos_sin_cache,
+    check_once(
+        _check,
+        q,
+        kv,
+        swa_kv_cache,
+        slot_mapping,
+        positions,
+        cos_sin_cache,
+        eps,
+        block_size,
     )
-    if eps < 0:
-        fail("eps", eps, "a number of at least 0")
+    tokens, heads, _ = q.shape
     num_slots = swa_kv_cache.shape[0] * block_size
-    check_slots(slot_mapping, tokens)
-
     if tokens:
         block_h = 4 if heads * tokens <= 1024 else 8
         _qnorm_rope_insert_kernel[(tokens, 1 + triton.cdiv(heads, block_h))](
@@ -200,3 +193,34 @@ def xpu_qnorm_rope_kv_fp8_insert(
             BLOCK_H=block_h,
             **launch_options(q.device, num_warps=4),
         )
+
+
+def _check(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    swa_kv_cache: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    eps: float,
+    block_size: int,
+) -> None:
+    """Raise unless the arguments of `xpu_qnorm_rope_kv_fp8_insert` fit together."""
+    check_shape("q", q, None, None, HEAD_DIM)
+    check_pair_rows("q", q)
+    tokens = q.shape[0]
+    check_shape("kv", kv, tokens, HEAD_DIM)
+    check_pair_rows("kv", kv)
+    check_page_cache("swa_kv_cache", swa_kv_cache, block_size)
+    check_rotary(positions, cos_sin_cache, tokens, ROPE_DIM)
+    check_same_device(
+        q=q,
+        kv=kv,
+        swa_kv_cache=swa_kv_cache,
+        slot_mapping=slot_mapping,
+        positions=positions,
+        cos_sin_cache=cos_sin_cache,
+    )
+    if eps < 0:
+        fail("eps", eps, "a number of at least 0")
+    check_slots(slot_mapping, tokens)

@@ -6,17 +6,18 @@ import torch
 
 from ._checks import (
     check_dtype,
+    check_index_rows,
     check_inner_contiguous,
+    check_once,
     check_same_device,
     check_shape,
     fail,
-    index_rows,
 )
 from ._decode_config import decode_config, sparse_decode_workspace_size
 from ._decode_kernel import _decode_kernel
 from ._launch import has_aligned_rows, launch_options
 from ._merge import PARTIAL_WIDTH, merge_splits
-from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, as_pages
+from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_pages
 from ._softmax import LOG2E, check_sink
 from ._triton import triton
 
@@ -25,7 +26,7 @@ __all__ = ["sparse_decode_workspace_size", "xpu_sparse_decode_fp8"]
 MOST_HEADS = 128
 
 
-def _check_lengths(name: str, lens: torch.Tensor, num_tokens: int, width: int) -> None:
+def _check_lengths(name: str, lens: torch.Tensor, num_tokens: int) -> None:
     check_dtype(name, lens, torch.int32, torch.int64)
     if lens.numel() != num_tokens or (lens.dim() and lens.shape[0] != num_tokens):
         fail(f"{name}.shape", list(lens.shape), f"[{num_tokens}]")
@@ -99,46 +100,38 @@ def xpu_sparse_decode_fp8(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
-    num_tokens, num_heads = _check_queries(q, out)
-    swa_kv_cache = as_pages("swa_kv_cache", swa_kv_cache)
-    swa_rows = index_rows("swa_indices", swa_indices, num_tokens)
-    _check_lengths("swa_lens", swa_lens, num_tokens, swa_rows.shape[1])
-    use_topk = not swa_only
-    if swa_only:
-        kv_cache, topk_rows, topk_lens = swa_kv_cache, swa_rows, swa_lens
-    else:
-        if kv_cache is None:
-            fail("kv_cache", None, "pages unless swa_only")
-        if topk_indices is None:
-            fail("topk_indices", None, "a tensor unless swa_only")
-        if topk_lens is None:
-            fail("topk_lens", None, "a tensor unless swa_only")
-        kv_cache = as_pages("kv_cache", kv_cache)
-        topk_rows = index_rows("topk_indices", topk_indices, num_tokens)
-        _check_lengths("topk_lens", topk_lens, num_tokens, topk_rows.shape[1])
-    check_sink(attn_sink, num_heads)
-    check_same_device(
-        q=q,
-        kv_cache=kv_cache,
-        swa_kv_cache=swa_kv_cache,
-        topk_indices=topk_rows,
-        topk_lens=topk_lens,
-        swa_indices=swa_rows,
-        swa_lens=swa_lens,
-        attn_sink=attn_sink,
-        out=out,
-        workspace=workspace,
+    check_once(
+        _check,
+        q,
+        kv_cache,
+        swa_kv_cache,
+        swa_only,
+        topk_indices,
+        topk_lens,
+        swa_indices,
+        swa_lens,
+        attn_sink,
+        head_dim,
+        nope_head_dim,
+        rope_head_dim,
+        out,
+        workspace,
     )
+    num_tokens, num_heads, _ = q.shape
     if num_tokens == 0:
         return
-
-    topk_width = topk_rows.shape[1] if use_topk else 0
+    if swa_only:
+        topk_width = 0
+        kv_cache, topk_indices, topk_lens = swa_kv_cache, swa_indices, swa_lens
+    else:
+        assert kv_cache is not None and topk_indices is not None
+        topk_width = topk_indices.shape[-1]
+    swa_width = swa_indices.shape[-1]
     config = decode_config(
         q.device.type,
         num_tokens,
         num_heads,
-        topk_width + swa_rows.shape[1],
+        topk_width + swa_width,
         has_aligned_rows(q),
     )
     partial = _partials(workspace, out, config.splits)
@@ -147,16 +140,16 @@ def xpu_sparse_decode_fp8(
         q,
         kv_cache,
         swa_kv_cache,
-        topk_rows,
+        topk_indices,
         topk_lens,
-        swa_rows,
+        swa_indices,
         swa_lens,
         attn_sink,
         out,
         partial,
         num_heads,
         topk_width,
-        swa_rows.shape[1],
+        swa_width,
         config.splits,
         _num_slots(kv_cache),
         _num_slots(swa_kv_cache),
@@ -166,12 +159,12 @@ def xpu_sparse_decode_fp8(
         out.stride(1),
         kv_cache.stride(0),
         swa_kv_cache.stride(0),
-        topk_rows.stride(0),
-        swa_rows.stride(0),
+        topk_indices.stride(0),
+        swa_indices.stride(0),
         softmax_scale * LOG2E,
         KV_BLOCK_SIZE=kv_cache.shape[1],
         SWA_BLOCK_SIZE=swa_kv_cache.shape[1],
-        HAS_TOPK=use_topk,
+        HAS_TOPK=not swa_only,
         HAS_SINK=attn_sink is not None,
         SPLIT=config.splits > 1,
         BLOCK_H=config.block_h,
@@ -183,6 +176,55 @@ def xpu_sparse_decode_fp8(
     )
     if config.splits > 1:
         merge_splits(partial, attn_sink, out, config.splits)
+
+
+def _check(
+    q: torch.Tensor,
+    kv_cache: torch.Tensor | None,
+    swa_kv_cache: torch.Tensor,
+    swa_only: bool,
+    topk_indices: torch.Tensor | None,
+    topk_lens: torch.Tensor | None,
+    swa_indices: torch.Tensor,
+    swa_lens: torch.Tensor,
+    attn_sink: torch.Tensor | None,
+    head_dim: int,
+    nope_head_dim: int,
+    rope_head_dim: int,
+    out: torch.Tensor,
+    workspace: torch.Tensor | None,
+) -> None:
+    """Raise unless the arguments of `xpu_sparse_decode_fp8` fit together."""
+    _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
+    num_tokens, num_heads = _check_queries(q, out)
+    check_pages("swa_kv_cache", swa_kv_cache)
+    check_index_rows("swa_indices", swa_indices, num_tokens)
+    _check_lengths("swa_lens", swa_lens, num_tokens)
+    if not swa_only:
+        if kv_cache is None:
+            fail("kv_cache", None, "pages unless swa_only")
+        if topk_indices is None:
+            fail("topk_indices", None, "a tensor unless swa_only")
+        if topk_lens is None:
+            fail("topk_lens", None, "a tensor unless swa_only")
+        check_pages("kv_cache", kv_cache)
+        check_index_rows("topk_indices", topk_indices, num_tokens)
+        _check_lengths("topk_lens", topk_lens, num_tokens)
+    check_sink(attn_sink, num_heads)
+    check_same_device(
+        q=q,
+        kv_cache=None if swa_only else kv_cache,
+        swa_kv_cache=swa_kv_cache,
+        topk_indices=None if swa_only else topk_indices,
+        topk_lens=None if swa_only else topk_lens,
+        swa_indices=swa_indices,
+        swa_lens=swa_lens,
+        attn_sink=attn_sink,
+        out=out,
+        workspace=workspace,
+    )
+    if workspace is not None:
+        check_dtype("workspace", workspace, torch.float32)
 
 
 def _check_head_dims(head_dim: int, nope_head_dim: int, rope_head_dim: int) -> None:
@@ -222,7 +264,6 @@ def _partials(
     size = out.shape[0] * out.shape[1] * splits * PARTIAL_WIDTH
     if workspace is None:
         return torch.empty(size, dtype=torch.float32, device=out.device)
-    check_dtype("workspace", workspace, torch.float32)
     if workspace.numel() < size or not workspace.is_contiguous():
         fail(
             "workspace.shape",

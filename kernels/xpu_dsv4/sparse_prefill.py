@@ -8,11 +8,12 @@ import torch
 
 from ._checks import (
     check_dtype,
+    check_index_rows,
     check_inner_contiguous,
+    check_once,
     check_same_device,
     check_shape,
     fail,
-    index_rows,
 )
 from ._dims_first import (
     TILE_DIM,
@@ -304,34 +305,10 @@ def xpu_sparse_prefill(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    check_dtype("q", q, torch.bfloat16)
-    check_shape("q", q, None, None, HEAD_DIM)
+    check_once(_check, q, kv, indices, attn_sink, topk_length, out)
     num_tokens, num_heads, _ = q.shape
-    if num_heads < 1:
-        fail("q.shape[1]", num_heads, "at least one head")
-    check_inner_contiguous("q", q)
-    check_dtype("kv", kv, torch.bfloat16)
-    check_shape("kv", kv, None, 1, HEAD_DIM)
-    check_inner_contiguous("kv", kv)
-    rows = index_rows("indices", indices, num_tokens)
-    check_sink(attn_sink, num_heads)
-    if topk_length is not None:
-        check_dtype("topk_length", topk_length, torch.int32, torch.int64)
-        check_shape("topk_length", topk_length, num_tokens)
-        check_inner_contiguous("topk_length", topk_length)
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    check_dtype("out", out, torch.bfloat16)
-    check_shape("out", out, *q.shape)
-    check_inner_contiguous("out", out)
-    check_same_device(
-        q=q,
-        kv=kv,
-        indices=indices,
-        attn_sink=attn_sink,
-        topk_length=topk_length,
-        out=out,
-    )
     if num_tokens == 0:
         return out
 
@@ -340,17 +317,17 @@ def xpu_sparse_prefill(
     _prefill_kernel[(num_tokens * head_blocks,)](
         q,
         kv,
-        rows,
+        indices,
         topk_length,
         attn_sink,
         out,
         num_heads,
         kv.shape[0],
-        rows.shape[1],
+        indices.shape[-1],
         q.stride(0),
         q.stride(1),
         kv.stride(0),
-        rows.stride(0),
+        indices.stride(0),
         out.stride(0),
         out.stride(1),
         sm_scale * LOG2E,
@@ -363,3 +340,41 @@ def xpu_sparse_prefill(
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
     return out
+
+
+def _check(
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    indices: torch.Tensor,
+    attn_sink: torch.Tensor | None,
+    topk_length: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> None:
+    """Raise unless the arguments of `xpu_sparse_prefill` fit together."""
+    check_dtype("q", q, torch.bfloat16)
+    check_shape("q", q, None, None, HEAD_DIM)
+    num_tokens, num_heads, _ = q.shape
+    if num_heads < 1:
+        fail("q.shape[1]", num_heads, "at least one head")
+    check_inner_contiguous("q", q)
+    check_dtype("kv", kv, torch.bfloat16)
+    check_shape("kv", kv, None, 1, HEAD_DIM)
+    check_inner_contiguous("kv", kv)
+    check_index_rows("indices", indices, num_tokens)
+    check_sink(attn_sink, num_heads)
+    if topk_length is not None:
+        check_dtype("topk_length", topk_length, torch.int32, torch.int64)
+        check_shape("topk_length", topk_length, num_tokens)
+        check_inner_contiguous("topk_length", topk_length)
+    if out is not None:
+        check_dtype("out", out, torch.bfloat16)
+        check_shape("out", out, *q.shape)
+        check_inner_contiguous("out", out)
+    check_same_device(
+        q=q,
+        kv=kv,
+        indices=indices,
+        attn_sink=attn_sink,
+        topk_length=topk_length,
+        out=out,
+    )
