@@ -172,7 +172,7 @@ def tables(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
     for origin in sorted({row.origin for row in rows}, key=lambda o: (o == "ours", o)):
         title = "This stack" if origin == "ours" else f"Upstream {origin}, not judged"
         cells = (_cells(row) for row in rows if row.origin == origin)
-        lines += ["", f"### {title}", "", table(HEADS, cells)]
+        lines += ["", f"#### {title}", "", table(HEADS, cells)]
     return "\n".join(lines)
 
 
