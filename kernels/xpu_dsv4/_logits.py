@@ -27,6 +27,8 @@ MOST_HEADS = 128
 SCALE_BYTES = 4
 """Scale bytes of a key in a page: an fp32, or four UE8M0 bytes."""
 _BLOCK_M, _BLOCK_N = 8, 64
+_AXIS_LIMIT = 65535
+"""Programs along the second and third axis of a grid."""
 
 
 class _Format(NamedTuple):
@@ -89,8 +91,7 @@ def mqa_logits(
     )
     logits = _output(out, rows, num_keys, q.device)
     if rows and num_keys:
-        programs = triton.cdiv(rows, _BLOCK_M) * triton.cdiv(num_keys, _BLOCK_N)
-        mqa_logits_kernel[(programs,)](
+        mqa_logits_kernel[_grid(triton.cdiv(rows, _BLOCK_M), num_keys)](
             q.view(torch.uint8),
             q_scales,
             kv.view(torch.uint8),
@@ -152,7 +153,7 @@ def paged_mqa_logits(
     )
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
-        paged_mqa_logits_kernel[(requests * triton.cdiv(max_model_len, _BLOCK_N),)](
+        paged_mqa_logits_kernel[_grid(requests, max_model_len)](
             q.view(torch.uint8),
             q_scales,
             pages,
@@ -160,7 +161,6 @@ def paged_mqa_logits(
             context_lens,
             block_tables,
             logits,
-            requests,
             pages.shape[0],
             heads,
             max_model_len,
@@ -185,6 +185,12 @@ def paged_mqa_logits(
             **launch_options(q.device, num_warps=8, grf=256),
         )
     return logits
+
+
+def _grid(first: int, num_keys: int) -> tuple[int, int, int]:
+    """A grid of `first` programs for each tile of keys; one axis ends at 4.19 M keys."""
+    tiles = triton.cdiv(num_keys, _BLOCK_N)
+    return first, min(tiles, _AXIS_LIMIT), triton.cdiv(tiles, _AXIS_LIMIT)
 
 
 def _check_queries(

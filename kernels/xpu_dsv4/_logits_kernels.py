@@ -34,6 +34,16 @@ def _to_bf16(
 
 
 @triton.jit
+def _tile():
+    """Number of this program's tile of keys; tiles run along axes 1 and 2 of the grid.
+
+    Axis 0 runs first, and is that of rows or requests: tiles behind the last key then
+    come last. With the tiles on axis 0 scores took 1.2 to 1.6 times as long on an H200.
+    """
+    return tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
+
+
+@triton.jit
 def _scores(
     k,  # [DIM, BLOCK_N] bf16
     q_ptr,
@@ -106,9 +116,8 @@ def mqa_logits_kernel(
     codes. The scales of e4m3 keys are fp32.
     """
     VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
-    row_blocks = tl.cdiv(num_rows, BLOCK_M)
-    first_row = (tl.program_id(0) % row_blocks) * BLOCK_M
-    first_key = (tl.program_id(0) // row_blocks) * BLOCK_N
+    first_row = tl.program_id(0) * BLOCK_M
+    first_key = _tile() * BLOCK_N
     key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     row_offs = first_row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     row_mask = row_offs < num_rows  # [BLOCK_M]
@@ -162,7 +171,7 @@ def mqa_logits_kernel(
                 tl.store(out_ptrs, scores, mask=bounds_mask)
 
 
-@triton.jit(do_not_specialize=["num_requests"])
+@triton.jit
 def paged_mqa_logits_kernel(
     q_ptr,
     q_scales_ptr,
@@ -171,7 +180,6 @@ def paged_mqa_logits_kernel(
     lens_ptr,
     table_ptr,
     out_ptr,
-    num_requests,
     num_blocks,
     num_heads,
     width,
@@ -203,8 +211,8 @@ def paged_mqa_logits_kernel(
     VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
     KEY_BYTES: tl.constexpr = DIM // VALUES_PER_BYTE
     SCALE_BYTES: tl.constexpr = DIM // MXFP4_BLOCK if FP4 else 4
-    request = (tl.program_id(0) % num_requests).to(tl.int64)
-    first_key = (tl.program_id(0) // num_requests) * BLOCK_N
+    request = tl.program_id(0).to(tl.int64)
+    first_key = _tile() * BLOCK_N
     key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
     longest = tl.full((), 0, tl.int32)
     for i in range(0, NEXT_N):
@@ -271,6 +279,6 @@ def paged_mqa_logits_kernel(
             )
             if not FP4:
                 scores *= scales
-            logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
-            length_mask = (key_offs < length) & (key_offs < width)  # [BLOCK_N]
-            tl.store(out_ptrs + i * out_stride, logits, mask=length_mask)
+            length_mask = key_mask & (key_offs < length)  # [BLOCK_N]
+            logits = tl.where(length_mask, scores, -float("inf"))  # [BLOCK_N]
+            tl.store(out_ptrs + i * out_stride, logits, mask=key_offs < width)

@@ -97,7 +97,7 @@ def merge_splits(
         out.stride(0),
         out.stride(1),
         HAS_SINK=attn_sink is not None,
-        BLOCK_S=8 if splits <= 8 else MOST_SPLITS,
+        BLOCK_S=triton.next_power_of_2(splits) if splits <= 8 else MOST_SPLITS,
         BLOCK_D=block_d,
         **launch_options(out.device, num_warps=4),
     )

@@ -65,7 +65,8 @@ def fp8_paged_mqa_logits(
     """Indexer scores of decode tokens over paged keys. One launch.
 
     A page holds `block_size` keys of D e4m3 bytes, then their fp32 scales. Row
-    b * next_n + j scores the first L keys of request b; elements behind them are not
+    b * next_n + j scores the first L keys of request b. Of the elements behind them, up
+    to 63 and those that a longer row of the request has are -inf; the others are not
     written. L is context_lens[b, j]; if each request has one length, that of its last
     token, L is smaller by next_n - 1 - j.
 

@@ -102,9 +102,9 @@ def test_norm_weight(hidden, device):
     assert_close(mine[2], want[2], absolute=0.05, relative=4e-3, name="layer_input")
 
 
-def test_norm_weight_with_a_stride_is_refused() -> None:
-    arguments = case((2,), 96, torch.device("cpu"))
-    weight = torch.rand(96, 2).bfloat16()[:, 0]
+def test_norm_weight_with_a_stride_is_refused(device):
+    arguments = case((2,), 96, device)
+    weight = torch.rand(96, 2, device=device).bfloat16()[:, 0]
     with pytest.raises(ValueError, match=r"norm_weight.stride\(\) = \(2,\)"):
         mhc.mhc_pre(*arguments, *EPS, norm_weight=weight, norm_eps=1e-6)
 

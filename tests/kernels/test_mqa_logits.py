@@ -7,7 +7,7 @@ import torch
 from compare import assert_close
 
 from kernels.reference import mqa_logits as reference
-from kernels.xpu_dsv4 import mqa_logits
+from kernels.xpu_dsv4 import _logits, mqa_logits
 
 INF = float("inf")
 
@@ -222,12 +222,22 @@ def test_paged_lengths_beyond_table_and_result(device):
     assert mine.isfinite().sum(1).tolist() == [64, 64]
 
 
-def test_paged_writes_nothing_behind_a_row(device):
+def test_paged_ends_a_row_with_the_tile_of_its_last_key(device):
     """The caller's top-k takes the lengths, so 1M columns are not filled."""
-    case = paged_case([[3, 70], [0, 130]], 2, 8, 64, 130)
-    out = torch.full((4, 130), 5.0, device=device)
+    case = paged_case([[3, 70], [0, 0], [130, 1]], 2, 8, 64, 250)
+    out = torch.full((6, 250), 5.0, device=device)
     mqa_logits.fp8_paged_mqa_logits(*on(device, case), out=out)
-    assert (out != 5.0).sum(1).tolist() == [3, 70, 0, 130]
+    assert (out != 5.0).sum(1).tolist() == [128, 128, 0, 0, 192, 192]
+    assert out.isfinite().sum(1).tolist() == [3 + 122, 70 + 122, 250, 250, 188, 59]
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5])
+def test_tiles_go_on_along_another_axis(limit, device, monkeypatch):
+    """A grid's second axis ends at 65,535 programs, 4.19 M keys."""
+    monkeypatch.setattr(_logits, "_AXIS_LIMIT", limit)
+    torch.manual_seed(limit)
+    both("fp8_mqa_logits", flat_case(9, 300, 4), device)
+    paged_both(paged_case([300, 5], 1, 4, 64, 300), device)
 
 
 def test_result_of_another_device(device):
