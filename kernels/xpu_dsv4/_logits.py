@@ -188,7 +188,7 @@ def paged_mqa_logits(
 
 
 def _grid(first: int, num_keys: int) -> tuple[int, int, int]:
-    """A grid of `first` programs for each tile of keys; one axis ends at 4.19 M keys."""
+    """`first` programs for each tile of keys; 4.19 M keys and more take two axes."""
     tiles = triton.cdiv(num_keys, _BLOCK_N)
     return first, min(tiles, _AXIS_LIMIT), triton.cdiv(tiles, _AXIS_LIMIT)
 
