@@ -3,7 +3,7 @@
 
 import torch
 
-from .sparse_decode import attend
+from .sparse_decode import weights
 
 
 def xpu_sparse_prefill(
@@ -14,23 +14,26 @@ def xpu_sparse_prefill(
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    *,
+    magnitude: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See `kernels.xpu_dsv4.sparse_prefill.xpu_sparse_prefill`; float64."""
+    """See `kernels.xpu_dsv4.sparse_prefill.xpu_sparse_prefill`; float64.
+
+    `magnitude`, of `q`'s shape, gets the same sum with |v|.
+    """
     num_tokens = q.shape[0]
     result = torch.zeros(q.shape, dtype=torch.float64)
     rows = indices.reshape(num_tokens, -1)
     for token in range(num_tokens):
         length = rows.shape[1] if topk_length is None else int(topk_length[token])
-        chosen = [
-            row
-            for row in rows[token].tolist()[: max(length, 0)]
-            if 0 <= row < kv.shape[0]
-        ]
-        if not chosen:
-            continue
+        chosen = rows[token, : max(length, 0)].long()
+        chosen = chosen[(chosen >= 0) & (chosen < kv.shape[0])]
         k = kv[chosen, 0].to(torch.float64)
         score = q[token].to(torch.float64) @ k.T * sm_scale
-        result[token] = attend(score, k, attn_sink)
+        weight = weights(score, attn_sink)
+        result[token] = weight @ k
+        if magnitude is not None:
+            magnitude[token] = weight @ k.abs()
     if out is not None:
         out.copy_(result)
     return result

@@ -40,3 +40,14 @@ def assert_close(
         assert ratio <= relative, f"{name}: relative error {ratio:.3e}"
         angle = 1 - (a @ b) / (a.norm() * norm)
         assert angle <= cosine, f"{name}: cosine off by {angle:.3e}"
+
+
+def assert_within(
+    actual: torch.Tensor, expected: torch.Tensor, bound: torch.Tensor
+) -> None:
+    """Raise unless every element of `actual` is within its own bound of `expected`."""
+    assert actual.shape == expected.shape == bound.shape
+    ratio = (actual.double().cpu() - expected).abs() / bound.clamp(min=1e-30)
+    # NaN is within no bound.
+    worst = float(ratio.nan_to_num(torch.inf).max()) if ratio.numel() else 0.0
+    assert worst <= 1, f"off by {worst:.2f} times the bound"
