@@ -46,7 +46,7 @@ def test_a_small_product_fits_and_a_large_one_spills(
     small, large = compile_all(launches, ["pvc", "ptl"], ocloc, store)
     for device in ("pvc", "ptl"):
         assert small["devices"][device]["spill"] == 0
-        assert small["devices"][device]["dpas"] > 0
+        assert small["devices"][device]["total"]["dpas"] > 0
         assert small["devices"][device]["simd"] == 16
     assert large["devices"]["pvc"]["spill"] > 0
     assert small["threads_per_warp"] == 16
