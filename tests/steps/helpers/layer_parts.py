@@ -81,12 +81,12 @@ def _attend_by(
 
 
 def finish_loading(layer: Any) -> None:
-    """Let the layer itself process its weights, as vLLM's loader does when the weights
-    of all its parts are processed."""
-    attention = layout.module("vllm.model_executor.layers.attention")
-    deferred = getattr(attention, "is_deferred_attention_layer", None)
-    if deferred is not None and deferred(layer):
-        layer.process_weights_after_loading(torch.bfloat16)
+    """Let the layer itself process its weights, as vLLM's loader does with attention
+    layers when the weights of all its parts are processed."""
+    base = layout.module("vllm.model_executor.layers.attention_layer_base")
+    process = getattr(layer, "process_weights_after_loading", None)
+    if isinstance(layer, base.AttentionLayerBase) and process is not None:
+        process(torch.bfloat16)
 
 
 def o_projection(layer: Any, o: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
