@@ -124,14 +124,15 @@ def test_ids_depend_on_content_alone(
     assert [tree.commit for tree in fresh.trees()] == expected
 
 
-def test_real_series_have_the_same_ids_from_two_fresh_caches(
+def test_the_first_and_the_last_series_have_the_same_ids_from_two_fresh_caches(
     tmp_path: Path, real_cache: Cache, real_project: Project
 ) -> None:
+    pins = list(releases.load(real_project))
     commits = []
     for name in ("one", "two"):
         cache = Cache(tmp_path / name)
         tips = []
-        for release in releases.load(real_project):
+        for release in (pins[0], pins[-1]):
             archive = fetch(release, real_cache)
             place = cache.sdists / release.sha256 / release.sdist
             place.parent.mkdir(parents=True)
