@@ -69,7 +69,7 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
                 "fused and norm": lambda a=mixed, m=model: op(
                     "mhc", "mhc_fused_post_pre"
                 )(*a(), *gates(m), norm_weight=meta(m.hidden), norm_eps=1e-6),
-                "head": lambda s=streams, m=model: op("mhc", "hc_head")(
+                "head": lambda s=streams, m=model: op("mhc_head", "hc_head")(
                     s(),
                     meta(4, 4 * m.hidden, dtype=f32),
                     meta(1, dtype=f32),

@@ -121,6 +121,72 @@ def project_kernel(
     )
 
 
+@triton.jit
+def inverse_rms(
+    row_ptrs,
+    split_mask,
+    hidden,
+    rms_eps,
+    GATES: tl.constexpr,
+    HC_MULT: tl.constexpr = HC_MULT,
+):
+    """One over the root mean square of a token's streams, from its partials.
+
+    `row_ptrs` and `split_mask` are [BLOCK_S].
+    """
+    # [BLOCK_S]
+    squares = tl.load(row_ptrs + GATES, mask=split_mask, other=0.0)
+    mean = tl.sum(squares, axis=0) / (1.0 * HC_MULT * hidden)
+    return tl.rsqrt(mean + rms_eps)
+
+
+@triton.jit
+def store_input_tile(
+    residual_ptr,
+    row_ptrs,
+    split_mask,
+    scale_ptr,
+    base_ptr,
+    out_ptr,
+    token,
+    tile,
+    hidden,
+    residual_token_stride,
+    residual_stream_stride,
+    rms,
+    pre_eps,
+    COLUMNS: tl.constexpr,
+    BLOCK_D: tl.constexpr,
+    HC_MULT: tl.constexpr = HC_MULT,
+):
+    """Sum up one block of hidden dims of a token's streams by their `pre` gates."""
+    column_offs = tl.arange(0, COLUMNS)  # [COLUMNS]
+    # [BLOCK_S, COLUMNS]
+    parts = tl.load(
+        row_ptrs[:, None] + column_offs[None, :], mask=split_mask[:, None], other=0.0
+    )
+    gates = tl.sum(parts, axis=0)  # [COLUMNS]
+    # [COLUMNS]
+    base = tl.load(base_ptr + column_offs, mask=column_offs < HC_MULT, other=0.0)
+    pre = tl.sigmoid(gates * rms * tl.load(scale_ptr) + base) + pre_eps  # [COLUMNS]
+    dim_offs = tile * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
+    dim_mask = dim_offs < hidden  # [BLOCK_D]
+    mixed = tl.zeros((BLOCK_D,), tl.float32)  # [BLOCK_D]
+    for i in tl.static_range(HC_MULT):
+        weight = tl.sum(tl.where(column_offs == i, pre, 0.0), axis=0)
+        # [BLOCK_D]
+        stream = tl.load(
+            residual_ptr
+            + token * residual_token_stride
+            + i * residual_stream_stride
+            + dim_offs,
+            mask=dim_mask,
+            other=0.0,
+        )
+        mixed += stream.to(tl.float32) * weight
+    tl.store(out_ptr + token * hidden + dim_offs, mixed.to(tl.bfloat16), mask=dim_mask)
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_splits"])
 def finish_kernel(
     residual_ptr,
@@ -144,13 +210,12 @@ def finish_kernel(
     COLUMNS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    MIX: tl.constexpr,
     HC_MULT: tl.constexpr = HC_MULT,
 ):
     """One block of hidden dims of a sublayer's input.
 
-    With MIX, the last program of a token computes the output and stream mixes instead:
-    of the gates, the first 4 are `pre`, the next 4 `post` and the last 16 `comb`.
+    The last program of a token computes the output and stream mixes instead: of the
+    gates, the first 4 are `pre`, the next 4 `post` and the last 16 `comb`.
     """
     POST: tl.constexpr = HC_MULT
     COMB: tl.constexpr = 2 * HC_MULT
@@ -158,47 +223,36 @@ def finish_kernel(
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     split_offs = tl.arange(0, BLOCK_S)  # [BLOCK_S]
-    column_offs = tl.arange(0, COLUMNS)  # [COLUMNS]
+    split_mask = split_offs < num_splits  # [BLOCK_S]
     # [BLOCK_S]
     row_ptrs = partial_ptr + (split_offs.to(tl.int64) * num_tokens + token) * COLUMNS
-    split_mask = split_offs[:, None] < num_splits  # [BLOCK_S, 1]
-    # [BLOCK_S]
-    squares = tl.load(row_ptrs + GATES, mask=split_offs < num_splits, other=0.0)
-    mean = tl.sum(squares, axis=0) / (1.0 * HC_MULT * hidden)
-    rms = tl.rsqrt(mean + rms_eps)
-    if (tile * BLOCK_D < hidden) or (not MIX):
-        # [BLOCK_S, COLUMNS]
-        parts = tl.load(
-            row_ptrs[:, None] + column_offs[None, :], mask=split_mask, other=0.0
-        )
-        gates = tl.sum(parts, axis=0)  # [COLUMNS]
-        # [COLUMNS]
-        base = tl.load(base_ptr + column_offs, mask=column_offs < HC_MULT, other=0.0)
-        pre = tl.sigmoid(gates * rms * tl.load(scale_ptr) + base) + pre_eps  # [COLUMNS]
-        dim_offs = tile * BLOCK_D + tl.arange(0, BLOCK_D)  # [BLOCK_D]
-        dim_mask = dim_offs < hidden  # [BLOCK_D]
-        mixed = tl.zeros((BLOCK_D,), tl.float32)  # [BLOCK_D]
-        for i in tl.static_range(HC_MULT):
-            weight = tl.sum(tl.where(column_offs == i, pre, 0.0), axis=0)
-            # [BLOCK_D]
-            stream = tl.load(
-                residual_ptr
-                + token * residual_token_stride
-                + i * residual_stream_stride
-                + dim_offs,
-                mask=dim_mask,
-                other=0.0,
-            )
-            mixed += stream.to(tl.float32) * weight
-        tl.store(
-            out_ptr + token * hidden + dim_offs, mixed.to(tl.bfloat16), mask=dim_mask
+    rms = inverse_rms(row_ptrs, split_mask, hidden, rms_eps, GATES)
+    if tile * BLOCK_D < hidden:
+        store_input_tile(
+            residual_ptr,
+            row_ptrs,
+            split_mask,
+            scale_ptr,
+            base_ptr,
+            out_ptr,
+            token,
+            tile,
+            hidden,
+            residual_token_stride,
+            residual_stream_stride,
+            rms,
+            pre_eps,
+            COLUMNS,
+            BLOCK_D,
         )
     else:
         stream_offs = tl.arange(0, HC_MULT)  # [HC_MULT]
         pair_offs = tl.arange(0, SQUARE)  # [SQUARE]
         # [BLOCK_S, HC_MULT]
         post_parts = tl.load(
-            row_ptrs[:, None] + POST + stream_offs[None, :], mask=split_mask, other=0.0
+            row_ptrs[:, None] + POST + stream_offs[None, :],
+            mask=split_mask[:, None],
+            other=0.0,
         )
         # [HC_MULT]
         post_gates = tl.sum(post_parts, axis=0) * rms * tl.load(scale_ptr + 1)
@@ -210,7 +264,9 @@ def finish_kernel(
 
         # [BLOCK_S, SQUARE]
         comb_parts = tl.load(
-            row_ptrs[:, None] + COMB + pair_offs[None, :], mask=split_mask, other=0.0
+            row_ptrs[:, None] + COMB + pair_offs[None, :],
+            mask=split_mask[:, None],
+            other=0.0,
         )
         logits = tl.sum(comb_parts, axis=0) * rms * tl.load(scale_ptr + 2)  # [SQUARE]
         # [HC_MULT, HC_MULT]

@@ -81,10 +81,10 @@ def finish(
     hc_base: torch.Tensor,
     rms_eps: float,
     pre_eps: float,
-    mix: tuple[torch.Tensor, torch.Tensor] | None = None,
-    sinkhorn: tuple[float, float, int] = (0.0, 0.0, 1),
+    mix: tuple[torch.Tensor, torch.Tensor],
+    sinkhorn: tuple[float, float, int],
 ) -> torch.Tensor:
-    """Compute a sublayer's input, and its mixes, from the partials. One launch.
+    """Compute a sublayer's input and its mixes from the partials. One launch.
 
     Args:
         residual (torch.Tensor):
@@ -99,10 +99,10 @@ def finish(
             Added to the streams' mean square.
         pre_eps (float):
             Added to the pre gates.
-        mix (tuple[torch.Tensor, torch.Tensor] | None):
+        mix (tuple[torch.Tensor, torch.Tensor]):
             (post, comb) to write, fp32 `[T, 4]` and `[T, 4, 4]`.
         sinkhorn (tuple[float, float, int]):
-            (epsilon, factor of the post gates, column normalizations) for `mix`.
+            (epsilon, factor of the post gates, column normalizations).
 
     Returns:
         The sublayer's input of shape `[T, hidden]`, bf16.
@@ -113,15 +113,12 @@ def finish(
     out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=residual.device)
     if tokens:
         block_d = 512 if tokens <= 64 else 1024
-        tiles = triton.cdiv(hidden, block_d)
-        post, comb = (out, out) if mix is None else mix
-        finish_kernel[(tokens, tiles + (mix is not None))](
+        finish_kernel[(tokens, triton.cdiv(hidden, block_d) + 1)](
             residual,
             partial,
             hc_scale,
             hc_base,
-            post,
-            comb,
+            *mix,
             out,
             tokens,
             hidden,
@@ -135,7 +132,6 @@ def finish(
             COLUMNS=columns,
             BLOCK_S=triton.next_power_of_2(splits),
             BLOCK_D=block_d,
-            MIX=mix is not None,
             **launch_options(residual.device, num_warps=4),
         )
     return out

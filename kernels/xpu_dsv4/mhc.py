@@ -20,37 +20,11 @@ from ._checks import (
     check_shape,
     fail,
 )
+from ._mhc_checks import check_gates, check_streams
 from ._mhc_kernels import HC_MULT
 from ._mhc_launch import finish, normalize, project, spread
 
 NUM_GATES = HC_MULT * (2 + HC_MULT)
-
-
-def _streams(name: str, residual: torch.Tensor) -> torch.Tensor:
-    """Check `residual` and flatten its leading dimensions: `[T, 4, hidden]`."""
-    check_dtype(name, residual, torch.bfloat16)
-    if residual.dim() < 2 or residual.shape[-2] != HC_MULT:
-        fail(f"{name}.shape", list(residual.shape), f"[..., {HC_MULT}, hidden]")
-    streams = residual.reshape(-1, HC_MULT, residual.shape[-1])
-    check_inner_contiguous(name, streams)
-    return streams
-
-
-def _check_gates(
-    fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    gates: int,
-    scales: int,
-    hidden: int,
-) -> None:
-    """Raise unless the projection, the scales and the biases are fp32 and fit."""
-    check_shape("fn", fn, gates, HC_MULT * hidden)
-    check_shape("hc_scale", hc_scale, scales)
-    check_shape("hc_base", hc_base, gates)
-    for name, tensor in (("fn", fn), ("hc_scale", hc_scale), ("hc_base", hc_base)):
-        check_dtype(name, tensor, torch.float32)
-        check_inner_contiguous(name, tensor)
 
 
 def _check_repeats(sinkhorn_repeat: int) -> None:
@@ -150,8 +124,8 @@ def mhc_pre(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    streams = _streams("residual", residual)
-    _check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
+    streams = check_streams("residual", residual)
+    check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
     _check_repeats(sinkhorn_repeat)
     check_same_device(
         residual=residual,
@@ -186,7 +160,7 @@ def _post_arguments(
         (x, streams, post, comb): `[T, hidden]`, `[T, 4, hidden]`, `[T, 4]`, `[T, 16]`.
 
     """
-    streams = _streams("residual", residual)
+    streams = check_streams("residual", residual)
     tokens, _, hidden = streams.shape
     outer = residual.shape[:-2]
     check_dtype("x", x, torch.bfloat16)
@@ -307,7 +281,7 @@ def mhc_fused_post_pre(
     flat, streams, post, comb = _post_arguments(
         x, residual, post_layer_mix, comb_res_mix
     )
-    _check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
+    check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
     _check_repeats(sinkhorn_repeat)
     check_same_device(
         residual=residual,
@@ -329,47 +303,3 @@ def mhc_fused_post_pre(
         (norm_weight, norm_eps),
     )
     return mixed.view(residual.shape), *gates
-
-
-def hc_head(
-    hidden_states: torch.Tensor,
-    hc_fn: torch.Tensor,
-    hc_scale: torch.Tensor,
-    hc_base: torch.Tensor,
-    rms_norm_eps: float,
-    hc_eps: float,
-) -> torch.Tensor:
-    """Sum up the residual streams after the last layer. Two launches.
-
-    With m = hc_fn x / rms(x) over the flattened streams x:
-    out = sum_i (sigmoid(scale m_i + base_i) + hc_eps) stream_i.
-
-    Args:
-        hidden_states (torch.Tensor):
-            Streams of shape `[..., 4, hidden]`, bf16.
-        hc_fn (torch.Tensor):
-            Projection of shape `[4, 4 * hidden]`, fp32.
-        hc_scale (torch.Tensor):
-            Scale of the gates, of shape `[1]`, fp32.
-        hc_base (torch.Tensor):
-            Biases of the gates, of shape `[4]`, fp32.
-        rms_norm_eps (float):
-            Added to the streams' mean square.
-        hc_eps (float):
-            Added to the gates.
-
-    Returns:
-        Hidden states of shape `[..., hidden]`, bf16.
-
-    Raises:
-        ValueError: naming the argument, its value and what was expected.
-
-    """
-    streams = _streams("hidden_states", hidden_states)
-    _check_gates(hc_fn, hc_scale, hc_base, HC_MULT, 1, streams.shape[2])
-    check_same_device(
-        hidden_states=hidden_states, hc_fn=hc_fn, hc_scale=hc_scale, hc_base=hc_base
-    )
-    partial, _ = project(streams, hc_fn)
-    out = finish(streams, partial, hc_scale, hc_base, rms_norm_eps, hc_eps)
-    return out.view(*hidden_states.shape[:-2], hidden_states.shape[-1])

@@ -7,7 +7,7 @@ from compare import assert_close
 from inputs import strided
 
 from kernels.reference import mhc as reference
-from kernels.xpu_dsv4 import _mhc_launch, mhc
+from kernels.xpu_dsv4 import _mhc_launch, mhc, mhc_head
 
 EPS = (1e-6, 1e-6, 1e-6, 2.0, 20)
 NAMES = ("post", "comb", "layer_input")
@@ -142,7 +142,7 @@ def test_fused_post_pre(outer, hidden, device):
 def test_head(outer, hidden, device):
     torch.manual_seed(hidden)
     arguments = case(outer, hidden, device, gates=4, scales=1)
-    mine = mhc.hc_head(*arguments, 1e-6, 1e-6)
+    mine = mhc_head.hc_head(*arguments, 1e-6, 1e-6)
     want = reference.hc_head(*arguments, 1e-6, 1e-6)
     assert mine.dtype == torch.bfloat16
     assert_close(mine, want, absolute=0.01 * float(want.abs().max()), relative=3e-3)

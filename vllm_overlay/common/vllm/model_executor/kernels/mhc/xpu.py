@@ -9,7 +9,6 @@ fake, which traces the op, reads only what the shapes of the results follow from
 import torch
 
 from vllm.model_executor.kernels.xpu_dsv4.mhc import (
-    hc_head,
     mhc_fused_post_pre,
     mhc_post,
     mhc_pre,
@@ -41,13 +40,6 @@ def _mhc_fused_post_pre_fake(
     return mixed, *_mhc_pre_fake(mixed)
 
 
-def _hc_head_fake(
-    hidden_states: torch.Tensor, *args: object, **kwargs: object
-) -> torch.Tensor:
-    *outer, _, hidden_size = hidden_states.shape
-    return hidden_states.new_empty((*outer, hidden_size))
-
-
 direct_register_custom_op(
     op_name="mhc_pre_xpu", op_func=mhc_pre, fake_impl=_mhc_pre_fake
 )
@@ -58,7 +50,4 @@ direct_register_custom_op(
     op_name="mhc_fused_post_pre_xpu",
     op_func=mhc_fused_post_pre,
     fake_impl=_mhc_fused_post_pre_fake,
-)
-direct_register_custom_op(
-    op_name="hc_head_xpu", op_func=hc_head, fake_impl=_hc_head_fake
 )
