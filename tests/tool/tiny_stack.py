@@ -37,11 +37,21 @@ vllm_xpu_kernels @ https://example.org/vllm_xpu_kernels-2.11.0-py3-none-any.whl
 DOCKERFILE = """\
 FROM example/tools:1 AS builder
 FROM example/gpu-runtime:2 AS vllm-base
+ARG PYTHON_VERSION=3.12
 RUN wget https://example.org/driver/libze-gpu.deb && \\
     wget https://example.org/driver/level-zero_1.deb && \\
     wget https://example.org/tools/monitor.deb
+ENV LD_LIBRARY_PATH=/opt/venv/lib:/usr/local/lib
 FROM vllm-base AS vllm-openai
 RUN wget https://example.org/driver/libze-unwanted.deb
+RUN uv pip uninstall triton triton-xpu && \\
+    uv pip install triton-xpu==2.11.0 && uv pip uninstall oneccl
+RUN uv pip install \\
+      "intel-sycl-rt==7.1" \\
+      "oneccl==8.2; platform_system == 'Linux' and platform_machine == 'x86_64'"
+"""
+PUBLISHING = """\
+docker manifest push "example/vllm-openai-xpu:v${RELEASE_VERSION}"
 """
 PLATFORMS = """
 
@@ -87,6 +97,7 @@ BASE = {
     ),
     "requirements/xpu.txt": XPU_TXT,
     "docker/Dockerfile.xpu": DOCKERFILE,
+    ".buildkite/scripts/publish-release-images.sh": PUBLISHING,
     "tools/pre_commit/check_spdx_header.py": SPDX_HOOK,
     "vllm/__init__.py": HEADER,
     "vllm/platforms.py": HEADER + PLATFORMS,

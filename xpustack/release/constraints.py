@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exact versions of torch, Triton and vllm-xpu-kernels to install with a wheel,
-with the hashes that an index announces and the places that the base names.
+with the hashes that an index announces and the places that the base names, and the
+build arguments of both images.
 
 A build reads addresses from the base's own requirements and Dockerfile; this
 repository names none.
 """
 
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import httpx2
 from packaging.requirements import InvalidRequirement, Requirement
@@ -20,53 +20,17 @@ from packaging.utils import (
 from packaging.version import Version
 from unearth import Link
 
-from xpustack.base.dockerfile import stages
 from xpustack.base.index import Index
 from xpustack.base.pin import DOCKERFILE, REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
 from xpustack.core.repository import NoSuchPath
+from xpustack.release.pins import PinnedDistribution
+from xpustack.release.runtime import PUBLISHING, OneApi, Runtime, notes, runtime
 from xpustack.series.tree import BaseTree
 
 _LOCAL = "+xpu"
-_EXTRA_INDEX = re.compile(r"--extra-index-url[ =](\S+)")
-_RUNTIME = "vllm-base"
-_IMAGE = re.compile(r"[\w./:@-]+")
-# The driver's packages; the same stage may download tools beside it.
-_DRIVER = re.compile(
-    r"\bwget\s+(\S+/(?:intel-|libigdgmm|libze|level-zero)[^/\s]*\.deb)\b"
-)
-
-
-@dataclass(frozen=True)
-class PinnedDistribution:
-    """A distribution in exactly one version.
-
-    `file` is the base's file that names it; `hashes` are the sorted sha256 of its
-    wheels for Linux on x86-64, empty if no index announces any; `url` is its direct
-    address, None if it comes from an index.
-    """
-
-    name: str
-    version: str
-    file: str
-    hashes: tuple[str, ...] = ()
-    url: str | None = None
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.name}=={self.version}"
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """The runtime that the base's own files describe: the image it starts from, the
-    driver's packages, the indexes besides the default one."""
-
-    image: str
-    drivers: tuple[str, ...]
-    indexes: tuple[str, ...]
 
 
 def pinned_distributions(
@@ -129,7 +93,10 @@ def with_hashes(
 
 
 def constraints(
-    release: Release, version: str, pins: Iterable[PinnedDistribution]
+    release: Release,
+    version: str,
+    pins: Iterable[PinnedDistribution],
+    runtime: Runtime,
 ) -> str:
     """The text of `constraints.txt`, for `pip install -c`."""
     lines = [
@@ -139,6 +106,7 @@ def constraints(
     ]
     for pin in pins:
         lines += [f"# {pin.file}", pin.requirement]
+    lines += [f"# {DOCKERFILE}", f"# Python {runtime.python}", *notes(runtime)]
     return "\n".join(lines) + "\n"
 
 
@@ -154,47 +122,42 @@ def pins_with_hashes(pins: Iterable[PinnedDistribution]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def runtime(requirements: str, dockerfile: str, release: Release) -> Runtime:
-    """Read the base's XPU requirements and Dockerfile.
-
-    Raises:
-        SourceError: the Dockerfile has no stage `vllm-base`, or the stage no image.
-    """
-    stage = stages(dockerfile).get(_RUNTIME)
-    if stage is None or not _IMAGE.fullmatch(stage.image):
-        raise SourceError(
-            f"the base's Dockerfile has no stage {_RUNTIME} to take the image from",
-            release=release.name,
-            path=DOCKERFILE,
-            hint=f"xpustack apply {release.name} --to DIR",
-        )
-    lines = (line for line in requirements.splitlines() if not line.startswith("#"))
-    return Runtime(
-        image=stage.image,
-        drivers=tuple(dict.fromkeys(_DRIVER.findall(stage.text))),
-        indexes=tuple(
-            dict.fromkeys(
-                match[1].rstrip("/")
-                for line in lines
-                if (match := _EXTRA_INDEX.search(line))
-            )
-        ),
-    )
-
-
 def build_arguments(
     wheel: str, pins: Iterable[PinnedDistribution], runtime: Runtime
 ) -> str:
     """The text of `container.args`: the build arguments of `deploy/Containerfile`."""
     triton = next(pin for pin in pins if pin.name.startswith("triton"))
-    arguments = {
-        "BASE_IMAGE": runtime.image,
-        "DRIVER_URLS": ",".join(runtime.drivers),
-        "INDEX_URLS": ",".join(runtime.indexes),
-        "TRITON": triton.requirement,
-        "WHEEL": wheel,
-    }
-    return "".join(f"{name}={value}\n" for name, value in arguments.items())
+    oneapi = runtime.oneapi or OneApi("", "", "", ())
+    return _arguments(
+        {
+            "BASE_IMAGE": runtime.image,
+            "CCL_INSTALLER_URL": runtime.installer or "",
+            "CCL_ROOT": runtime.ccl or "",
+            "DRIVER_URLS": ",".join(runtime.drivers),
+            "INDEX_URLS": ",".join(runtime.indexes),
+            "LIBRARY_PATH": ":".join(runtime.library_path),
+            "ONEAPI_PACKAGES": ",".join(oneapi.packages),
+            "ONEAPI_PIN": oneapi.pin,
+            "ONEAPI_SIGNER_URL": oneapi.key,
+            "ONEAPI_SOURCE_URL": oneapi.source,
+            "PYTHON": runtime.python,
+            "REMOVED": ",".join(runtime.removed),
+            "TRITON": triton.requirement,
+            "WHEEL": wheel,
+        }
+    )
+
+
+def official_arguments(wheel: str, runtime: Runtime) -> str | None:
+    """The text of `official.args`: the build arguments of
+    `deploy/official.Containerfile`. None if upstream publishes no image."""
+    if runtime.official is None:
+        return None
+    return _arguments({"OFFICIAL_IMAGE": runtime.official, "WHEEL": wheel})
+
+
+def _arguments(values: Mapping[str, str]) -> str:
+    return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
 def base_file(store: Store, base: BaseTree, path: str) -> str:
@@ -215,13 +178,23 @@ def base_file(store: Store, base: BaseTree, path: str) -> str:
         ) from None
 
 
-def base_texts(store: Store, base: BaseTree) -> tuple[str, str]:
-    """The base's XPU requirements and its XPU Dockerfile.
+def base_runtime(store: Store, base: BaseTree) -> Runtime:
+    """The runtime that the base's own files describe.
 
     Raises:
-        SourceError: the base lacks one of them.
+        SourceError: the base lacks its XPU requirements or Dockerfile, or they lack
+            what every base has.
     """
-    return base_file(store, base, REQUIREMENTS), base_file(store, base, DOCKERFILE)
+    try:
+        publishing = store.git.file(base.tree_id, PUBLISHING).decode()
+    except NoSuchPath:
+        publishing = ""
+    return runtime(
+        base_file(store, base, REQUIREMENTS),
+        base_file(store, base, DOCKERFILE),
+        publishing,
+        base.release,
+    )
 
 
 def _options(pin: PinnedDistribution) -> list[str]:

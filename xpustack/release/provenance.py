@@ -2,8 +2,8 @@
 """A wheel's provenance: an in-toto Statement with a SLSA v1 predicate.
 
 It names the base, every step, the tool and the programs of the machine, each by hash
-or version. It names no time and no directory, so two builds of the same inputs have
-equal provenances.
+or version, and the runtime that the base's own files name. It names no time and no
+directory, so two builds of the same inputs have equal provenances.
 
 This module does not use in-toto-attestation: the order of its maps differs between
 processes.
@@ -23,6 +23,9 @@ from xpustack.series.tree import Tree
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:xpustack:wheel:v1"
+RUNTIME = "runtime"
+"""The kind of a resource that the base names for running the wheel: it takes no part
+in the build, and no digest of it is known."""
 BUILDER = "urn:xpustack:own-machine"
 
 
@@ -33,6 +36,7 @@ def provenance(
     tip: Tree,
     steps: Sequence[Step],
     parts: Sequence[Input],
+    runtime: Sequence[Mapping[str, str]],
     variables: Mapping[str, str],
     tool: Mapping[str, str],
     machine: Mapping[str, str],
@@ -41,6 +45,7 @@ def provenance(
 
     Args:
         subjects: the sha256 of each built file, by name; the wheel first.
+        runtime: name and address of each part of the runtime that the base names.
         variables: the environment variables that the build sets.
         tool: the sha256 of each module of the tool.
         machine: the version of each program that takes part.
@@ -70,7 +75,8 @@ def provenance(
                         "name": "tree",
                         "digest": {"gitTree": tip.tree_id, "gitCommit": tip.commit},
                     }
-                ],
+                ]
+                + [{**part, "annotations": {"kind": RUNTIME}} for part in runtime],
             },
             "runDetails": {
                 "builder": {
@@ -101,6 +107,7 @@ class Resource(msgspec.Struct, frozen=True):
     """A file that a statement names."""
 
     name: str
+    uri: str = ""
     digest: dict[str, str] = {}
     annotations: dict[str, str] = {}
 

@@ -18,8 +18,8 @@ from packaging.utils import canonicalize_name
 
 from xpustack import __name__ as TOOL_NAME
 from xpustack.base.releases import Release
-from xpustack.release.constraints import PinnedDistribution
 from xpustack.release.inputs import Input
+from xpustack.release.pins import PinnedDistribution
 from xpustack.series.patch import Step
 from xpustack.series.tree import Tree
 
@@ -143,8 +143,8 @@ def _file(part: Input) -> dict[str, object]:
 def _requirements(
     requires: Iterable[str], pins: Sequence[PinnedDistribution]
 ) -> list[dict[str, object]]:
-    """The three pins, then the wheel's other requirements by name, without those of
-    extras."""
+    """The pins and the runtime, then the wheel's other requirements by name, without
+    those of extras."""
     components: dict[str, dict[str, object]] = {}
     for pin in pins:
         component: dict[str, object] = {

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xpustack.base.index import PipConfiguration
+from xpustack.base.pin import REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import wheel
@@ -24,27 +25,39 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance, sbom
 from xpustack.release.constraints import (
-    PinnedDistribution,
-    base_texts,
+    base_file,
+    base_runtime,
     build_arguments,
     constraints,
+    official_arguments,
     pinned_distributions,
     pins_with_hashes,
-    runtime,
     with_hashes,
 )
 from xpustack.release.inputs import Input
+from xpustack.release.pins import PinnedDistribution
+from xpustack.release.runtime import Runtime, requirements_text, resources
 from xpustack.series.apply import trees
 from xpustack.series.patch import Step
 from xpustack.series.tree import Tree
 
 CONSTRAINTS = "constraints.txt"
 PINS = "pins.txt"
+RUNTIME = "runtime.txt"
 SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.json"
 ARGUMENTS = "container.args"
-COMPANION_FILES = (CONSTRAINTS, PINS, SBOM, PROVENANCE, ARGUMENTS)
-"""The files beside a wheel."""
+OFFICIAL_ARGUMENTS = "official.args"
+COMPANION_FILES = (
+    CONSTRAINTS,
+    PINS,
+    RUNTIME,
+    SBOM,
+    PROVENANCE,
+    ARGUMENTS,
+    OFFICIAL_ARGUMENTS,
+)
+"""The files beside a wheel; `official.args` only where upstream has an image."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +76,7 @@ class WheelBuild:
     steps: tuple[Step, ...]
     parts: tuple[Input, ...]
     pins: tuple[PinnedDistribution, ...]
-    requirements: str
-    dockerfile: str
+    runtime: Runtime
 
     def files(
         self,
@@ -79,11 +91,11 @@ class WheelBuild:
             tool, machine: the provenance's record of them.
         """
         digest = inputs.sha256_of(self.data)
-        base_runtime = runtime(self.requirements, self.dockerfile, self.release)
         texts = {
-            CONSTRAINTS: constraints(self.release, self.version, pins),
+            CONSTRAINTS: constraints(self.release, self.version, pins, self.runtime),
             PINS: pins_with_hashes(pins),
-            ARGUMENTS: build_arguments(self.name, pins, base_runtime),
+            RUNTIME: requirements_text(self.runtime),
+            ARGUMENTS: build_arguments(self.name, pins, self.runtime),
             SBOM: sbom.sbom(
                 self.release,
                 self.version,
@@ -91,10 +103,13 @@ class WheelBuild:
                 self.tip,
                 self.steps,
                 self.parts,
-                pins,
+                [*pins, *self.runtime.packages],
                 self.wheel.metadata.get("Requires-Dist", []),
             ),
         }
+        official = official_arguments(self.name, self.runtime)
+        if official is not None:
+            texts[OFFICIAL_ARGUMENTS] = official
         companions = {name: text.encode() for name, text in texts.items()}
         subjects = {self.name: digest} | {
             name: inputs.sha256_of(data) for name, data in sorted(companions.items())
@@ -106,6 +121,7 @@ class WheelBuild:
             self.tip,
             self.steps,
             self.parts,
+            resources(self.runtime, self.pins),
             _variables(self.version),
             tool,
             machine,
@@ -152,7 +168,8 @@ def build_release_wheel(
             hint="xpustack status",
         )
     parts = tuple(inputs.inputs(project, release, steps))
-    requirements, dockerfile = base_texts(store, series.base)
+    requirements = base_file(store, series.base, REQUIREMENTS)
+    runtime = base_runtime(store, series.base)
     version = build_version(series.tip, len(steps))
     progress(f"building vllm {version}")
     with cache.scratch() as work:
@@ -175,8 +192,7 @@ def build_release_wheel(
         steps,
         parts,
         tuple(pinned_distributions(release, requirements)),
-        requirements,
-        dockerfile,
+        runtime,
     )
 
 

@@ -11,19 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from shipped_stack import ShippedStack
-from tiny_stack import DOCKERFILE, XPU_TXT
+from tiny_stack import XPU_TXT
 
-from xpustack.base.archive import members
-from xpustack.base.download import fetch
 from xpustack.base.index import PipConfiguration
 from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
-from xpustack.base.pin import REQUIREMENTS
-from xpustack.base.releases import Pin, Release, load
-from xpustack.core.cache import Cache
-from xpustack.core.errors import SourceError
-from xpustack.core.project import Project
+from xpustack.base.releases import Pin, Release
 from xpustack.release import constraints
-from xpustack.release.constraints import PinnedDistribution
+from xpustack.release.pins import PinnedDistribution
 from xpustack.release.ship import PINS, ship, with_written_hashes
 
 
@@ -171,48 +165,3 @@ def test_an_online_build_asks_the_index(
     index()
     artifacts = ship(shipped.project, shipped.cache, shipped.release, tmp_path)
     assert f"--hash=sha256:{digest}" in (artifacts.directory / PINS).read_text()
-
-
-def test_the_runtime_is_read_from_its_stage_alone(release: Release):
-    here = constraints.runtime(XPU_TXT, DOCKERFILE, release)
-    assert here.image == "example/gpu-runtime:2"
-    names = [url.rpartition("/")[2] for url in here.drivers]
-    assert names == ["libze-gpu.deb", "level-zero_1.deb"]
-    assert here.indexes == ("https://wheels.example.org/xpu",)
-
-
-@pytest.mark.parametrize(
-    "dockerfile",
-    [
-        "FROM x:1\n",
-        "# FROM x:1 AS vllm-base\n",
-        "ARG IMAGE\nFROM ${IMAGE} AS vllm-base\n",
-        "ARG IMAGE=x:1\nFROM ${IMAGE:-y} AS vllm-base\n",
-    ],
-)
-def test_a_base_without_that_stage_or_its_image_is_refused(
-    release: Release, dockerfile: str
-):
-    with pytest.raises(SourceError, match="no stage vllm-base"):
-        constraints.runtime(XPU_TXT, dockerfile, release)
-
-
-def test_every_pinned_release_names_all_of_it(real_project: Project, real_cache: Cache):
-    """Image, driver, indexes and the three pins, from the real archives."""
-    for release in load(real_project):
-        archive = fetch(release, real_cache)
-        texts = {
-            member.path: member.data.decode()
-            for member in members(archive)
-            if member.path in (REQUIREMENTS, DOCKERFILE_PATH)
-        }
-        here = constraints.runtime(texts[REQUIREMENTS], texts[DOCKERFILE_PATH], release)
-        assert "vllm-base" not in here.image
-        names = " ".join(url.rpartition("/")[2] for url in here.drivers)
-        assert "libze-intel-gpu1" in names and "intel-igc-core" in names, release.name
-        assert "xpu-smi" not in names
-        assert here.indexes, release.name
-        pins = constraints.pinned_distributions(release, texts[REQUIREMENTS])
-        text = constraints.constraints(release, "x", pins)
-        assert f"\ntorch=={release.torch.version.partition('+')[0]}+xpu\n" in text
-        assert pins[2].url is None or release.xpu_kernels.version in pins[2].url

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Containerfile: parsed, linted, and in step with what a build yields."""
+"""Both Containerfiles: parsed, linted, and in step with what a build yields."""
 
 import io
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 import sysconfig
+from importlib.metadata import version as version_of
 from pathlib import Path
 
 import pytest
@@ -15,13 +17,17 @@ from dockerfile_parse import DockerfileParser
 from shipped_stack import ShippedStack
 
 from xpustack.core.project import Project
+from xpustack.release.runtime import VIRTUAL_ENVIRONMENT
 
-CONTAINERFILE = "deploy/Containerfile"
+ARGUMENTS = {
+    "deploy/Containerfile": "container.args",
+    "deploy/official.Containerfile": "official.args",
+}
 
 
-@pytest.fixture
-def path(real_project: Project) -> Path:
-    return real_project.root / CONTAINERFILE
+@pytest.fixture(params=ARGUMENTS)
+def path(request: pytest.FixtureRequest, real_project: Project) -> Path:
+    return real_project.root / request.param
 
 
 @pytest.fixture
@@ -48,15 +54,16 @@ def test_hadolint_has_nothing_to_say(path: Path):
 
 def test_hadolint_does_judge(path: Path, tmp_path: Path):
     bad = tmp_path / "Containerfile"
-    bad.write_text(path.read_text().replace("apt-get update \\\n", "cd /tmp \\\n"))
+    bad.write_text(path.read_text() + "RUN cd /tmp\n")
     done = hadolint(bad)
     assert (done.returncode, "DL3003" in done.stdout) == (1, True), done.stdout
 
 
 def test_its_arguments_are_those_that_a_build_yields(
-    lines: list[dict[str, str]], shipped: ShippedStack
+    path: Path, lines: list[dict[str, str]], shipped: ShippedStack
 ):
-    text = (shipped.root / "dist/v1.0/container.args").read_text()
+    name = ARGUMENTS[f"deploy/{path.name}"]
+    text = (shipped.root / "dist/v1.0" / name).read_text()
     given = {line.partition("=")[0] for line in text.splitlines()}
     asked = {value.partition("=")[0] for value in of(lines, "ARG")}
     assert asked == given
@@ -67,21 +74,38 @@ def test_it_copies_what_lies_beside_a_wheel(
     lines: list[dict[str, str]], shipped: ShippedStack
 ):
     [copied] = of(lines, "COPY")
-    assert copied.split() == ["constraints.txt", "pins.txt", "${WHEEL}", "./"]
+    *names, wheel, place = copied.split()
+    assert (wheel, place) == ("${WHEEL}", "./")
     folder = shipped.root / "dist/v1.0"
-    assert {"constraints.txt", "pins.txt"} <= {path.name for path in folder.iterdir()}
+    assert {"constraints.txt", "runtime.txt"} <= set(names)
+    assert set(names) <= {path.name for path in folder.iterdir()}
 
 
 def test_the_image_comes_from_the_base_and_no_host_is_named(
     path: Path, lines: list[dict[str, str]]
 ):
-    assert of(lines, "FROM") == ["${BASE_IMAGE}"]
+    [image] = of(lines, "FROM")
+    assert image in ("${BASE_IMAGE}", "${OFFICIAL_IMAGE}")
     assert not re.search(r"https?://|\.(com|org|io|ai)\b", path.read_text())
 
 
-def test_the_server_does_not_run_as_root(lines: list[dict[str, str]]):
-    assert of(lines, "USER")[-1] == "10001"
+def test_the_server_is_what_starts(path: Path, lines: list[dict[str, str]]):
     assert json.loads(of(lines, "ENTRYPOINT")[0]) == ["vllm", "serve"]
+    # The official image keeps upstream's user.
+    users = of(lines, "USER")
+    assert users == (["10001"] if path.name == "Containerfile" else [])
+
+
+def test_both_use_the_folder_of_the_environment_that_the_base_uses(
+    lines: list[dict[str, str]],
+):
+    assert any(f"{VIRTUAL_ENVIRONMENT}" in script for script in of(lines, "RUN"))
+
+
+def test_the_official_image_keeps_everything_but_vllm(real_project: Project):
+    text = (real_project.root / "deploy/official.Containerfile").read_text()
+    [line] = re.findall(r"pip install (.*(?:\\\n.*)?)", text)
+    assert "--no-deps" in line and "apt-get" not in text
 
 
 def test_every_script_is_one_that_bash_understands(lines: list[dict[str, str]]):
@@ -104,15 +128,27 @@ def test_its_last_check_refuses_another_version(
     code = re.search(r'python3 -c "(.*)"', script, re.DOTALL)
     assert code is not None
 
-    def run(version: str) -> subprocess.CompletedProcess[str]:
-        (tmp_path / "constraints.txt").write_text(f"# a comment\npytest=={version}\n")
+    def run(
+        version: str, runtime: str = "", removed: str = ""
+    ) -> subprocess.CompletedProcess[str]:
+        (tmp_path / "constraints.txt").write_text(
+            f"# a comment: torch==0\npytest=={version}\n"
+        )
+        (tmp_path / "runtime.txt").write_text(f"# nothing==0\n{runtime}\n")
         return subprocess.run(
             [sys.executable, "-c", code[1]],
             cwd=tmp_path,
+            env={**os.environ, "REMOVED": removed},
             capture_output=True,
             text=True,
         )
 
     assert run(pytest.__version__).returncode == 0
+    assert (
+        run(pytest.__version__, f"rich=={version_of('rich')}", "oneccl").returncode == 0
+    )
     done = run("0.1")
     assert (done.returncode, "not 0.1" in done.stderr) == (1, True)
+    assert run(pytest.__version__, "rich==0.1").returncode == 1
+    if "REMOVED" in code[1]:
+        assert "still there" in run(pytest.__version__, removed="a,rich").stderr

@@ -76,7 +76,7 @@ def test_what_a_step_brings_is_listed_by_hash(
     assert len(files) == 2 + 1 + 4
 
 
-def test_the_three_pins_are_required_in_their_versions(bill: dict[str, Any]):
+def test_pins_and_runtime_are_required_in_their_versions(bill: dict[str, Any]):
     libraries = {
         component["name"]: component
         for component in bill["components"]
@@ -86,7 +86,14 @@ def test_the_three_pins_are_required_in_their_versions(bill: dict[str, Any]):
     assert libraries["vllm-xpu-kernels"]["version"] == "2.11.0"
     [depends] = bill["dependencies"]
     assert set(depends["dependsOn"]) == {
-        f"pypi:{name}" for name in ("torch", "triton", "vllm-xpu-kernels")
+        f"pypi:{name}"
+        for name in (
+            "intel-sycl-rt",
+            "oneccl",
+            "torch",
+            "triton",
+            "vllm-xpu-kernels",
+        )
     }
 
 

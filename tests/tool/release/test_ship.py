@@ -29,10 +29,23 @@ def test_a_folder_holds_the_wheel_and_all_beside_it(shipped: ShippedStack):
     arguments = (folder / "container.args").read_text().splitlines()
     assert arguments == [
         "BASE_IMAGE=example/gpu-runtime:2",
+        "CCL_INSTALLER_URL=",
+        "CCL_ROOT=",
         "DRIVER_URLS=https://example.org/driver/libze-gpu.deb,"
         "https://example.org/driver/level-zero_1.deb",
         "INDEX_URLS=https://wheels.example.org/xpu",
+        "LIBRARY_PATH=/opt/venv/lib:/usr/local/lib",
+        "ONEAPI_PACKAGES=",
+        "ONEAPI_PIN=",
+        "ONEAPI_SIGNER_URL=",
+        "ONEAPI_SOURCE_URL=",
+        "PYTHON=3.12",
+        "REMOVED=oneccl",
         "TRITON=triton==2.11.0",
+        f"WHEEL={wheel.name}",
+    ]
+    assert (folder / "official.args").read_text().splitlines() == [
+        "OFFICIAL_IMAGE=example/vllm-openai-xpu:v1.0",
         f"WHEEL={wheel.name}",
     ]
 

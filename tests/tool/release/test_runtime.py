@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime that a base names: image, driver, oneCCL, compiler runtime, libraries."""
+
+from pathlib import Path
+
+import pytest
+from tiny_stack import DOCKERFILE, PUBLISHING, XPU_TXT
+
+from xpustack.base.archive import members
+from xpustack.base.download import fetch
+from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
+from xpustack.base.pin import REQUIREMENTS
+from xpustack.base.releases import Release, load
+from xpustack.core.cache import Cache
+from xpustack.core.errors import SourceError
+from xpustack.core.project import Project
+from xpustack.release import constraints, runtime
+from xpustack.release.runtime import PUBLISHING as PUBLISHING_PATH
+from xpustack.release.runtime import OneApi, Runtime
+
+ONEAPI = """\
+FROM example/os:1 AS vllm-base
+ARG PYTHON_VERSION=3.12
+RUN wget -O- https://example.org/signer.PUB | gpg --dearmor | tee /k > /dev/null && \\
+    echo "deb [signed-by=/k] https://example.org/oneapi all main" | tee /l && \\
+    printf '%s\\n' 'Package: intel-oneapi-*' 'Pin: version 2025.3*' > /p && \\
+    apt-get install -y \\
+    intel-oneapi-compiler-dpcpp-cpp-2025.3 \\
+    intel-oneapi-mkl-devel-2025.3 && \\
+    rm -rf /var/lib/apt/lists/*
+ARG ONECCL_INSTALLER="intel-oneccl-9.1_offline.sh"
+RUN wget "https://example.org/9.1/${ONECCL_INSTALLER}" && \\
+    ln -s /opt/intel/oneapi/ccl/9.1 /opt/intel/oneapi/ccl/latest
+ENV LD_LIBRARY_PATH="$LD_LIBRARY_PATH:/usr/local/lib/"
+"""
+
+
+def read(dockerfile: str, release: Release, publishing: str = "") -> Runtime:
+    return runtime.runtime(XPU_TXT, dockerfile, publishing, release)
+
+
+def test_it_is_read_from_the_stages_of_the_server_alone(release: Release):
+    here = read(DOCKERFILE, release, PUBLISHING)
+    assert here.image == "example/gpu-runtime:2"
+    names = [url.rpartition("/")[2] for url in here.drivers]
+    assert names == ["libze-gpu.deb", "level-zero_1.deb"]
+    assert here.indexes == ("https://wheels.example.org/xpu",)
+    assert here.python == "3.12"
+    assert [package.requirement for package in here.packages] == [
+        "intel-sycl-rt==7.1",
+        "oneccl==8.2",
+    ]
+    assert here.removed == ("oneccl",)
+    assert here.library_path == ("/opt/venv/lib", "/usr/local/lib")
+    assert (here.installer, here.ccl, here.oneapi) == (None, None, None)
+    assert here.official == f"example/vllm-openai-xpu:{release.name}"
+
+
+def test_a_oneccl_of_its_own_is_read_with_the_packages_that_it_needs(release: Release):
+    here = read(ONEAPI, release)
+    assert here.installer == "https://example.org/9.1/intel-oneccl-9.1_offline.sh"
+    assert here.ccl == "/opt/intel/oneapi/ccl/9.1"
+    assert here.oneapi == OneApi(
+        "https://example.org/signer.PUB",
+        "https://example.org/oneapi",
+        "2025.3*",
+        ("intel-oneapi-compiler-dpcpp-cpp-2025.3", "intel-oneapi-mkl-devel-2025.3"),
+    )
+    # The path names the image's own, so a server needs the folder said to it.
+    assert here.library_path == ("/opt/intel/oneapi/ccl/9.1/lib", "/usr/local/lib/")
+    assert here.official is None
+
+
+def test_a_package_for_another_machine_is_not_taken(release: Release):
+    other = DOCKERFILE.replace("== 'x86_64'", "== 'aarch64'")
+    packages = read(other, release).packages
+    assert [package.name for package in packages] == ["intel-sycl-rt"]
+
+
+def test_constraints_and_provenance_carry_it(release: Release):
+    here = read(ONEAPI, release)
+    pins = constraints.pinned_distributions(release, "")
+    text = constraints.constraints(release, "x", pins, here)
+    assert "# oneCCL: https://example.org/9.1/intel-oneccl-9.1_offline.sh\n" in text
+    assert "# Python 3.12\n" in text
+    resources = {part["name"]: part["uri"] for part in runtime.resources(here, pins)}
+    assert resources["intel-oneccl-9.1_offline.sh"].startswith("https://example.org/")
+    assert resources["torch"] == "pkg:pypi/torch@2.11.0+xpu"
+    here = read(DOCKERFILE, release)
+    text = constraints.constraints(release, "x", pins, here)
+    assert "# runtime.txt, over torch's own: oneccl==8.2\n" in text
+    assert "# uninstalled: oneccl\n" in text
+    assert runtime.requirements_text(here).endswith("\noneccl==8.2\n")
+
+
+@pytest.mark.parametrize(
+    "dockerfile",
+    [
+        "FROM x:1\n",
+        "# FROM x:1 AS vllm-base\n",
+        "ARG IMAGE\nFROM ${IMAGE} AS vllm-base\n",
+        "ARG IMAGE=x:1\nFROM ${IMAGE:-y} AS vllm-base\n",
+    ],
+)
+def test_a_base_without_that_stage_or_its_image_is_refused(
+    release: Release, dockerfile: str
+):
+    with pytest.raises(SourceError, match="no stage vllm-base"):
+        read(dockerfile, release)
+
+
+@pytest.fixture(scope="session")
+def runtimes(
+    real_project: Project, real_cache: Cache
+) -> dict[str, tuple[Release, Runtime, str]]:
+    """Each pinned release with its runtime and its requirements, by name."""
+    found = {}
+    for release in load(real_project):
+        texts = {
+            member.path: member.data.decode()
+            for member in members(fetch(release, real_cache))
+            if member.path in (REQUIREMENTS, DOCKERFILE_PATH, PUBLISHING_PATH)
+        }
+        requirements = texts[REQUIREMENTS]
+        here = runtime.runtime(
+            requirements,
+            texts[DOCKERFILE_PATH],
+            texts.get(PUBLISHING_PATH, ""),
+            release,
+        )
+        found[release.name] = (release, here, requirements)
+    return found
+
+
+def pinned_names() -> tuple[str, ...]:
+    return load(Project.find(Path(__file__).parent)).names
+
+
+@pytest.mark.parametrize("name", pinned_names())
+def test_each_pinned_release_names_all_of_it(
+    name: str, runtimes: dict[str, tuple[Release, Runtime, str]]
+):
+    release, here, requirements = runtimes[name]
+    assert "vllm-base" not in here.image
+    names = " ".join(url.rpartition("/")[2] for url in here.drivers)
+    assert "libze-intel-gpu1" in names and "intel-igc-core" in names
+    assert "xpu-smi" not in names
+    assert here.indexes
+    pins = constraints.pinned_distributions(release, requirements)
+    text = constraints.constraints(release, "x", pins, here)
+    assert f"\ntorch=={release.torch.version.partition('+')[0]}+xpu\n" in text
+    assert pins[2].url is None or release.xpu_kernels.version in pins[2].url
+    assert here.python == "3.12"
+    assert here.library_path and all(part[0] == "/" for part in here.library_path)
+    # oneCCL comes from exactly one place: an installer, in whose favour torch's own
+    # goes, the list of packages, or torch.
+    assert (here.installer is not None) == ("oneccl" in here.removed)
+    if here.installer is not None:
+        assert not here.packages
+        assert here.oneapi is not None and "$" not in here.installer
+        assert here.ccl is not None and here.library_path[0] == f"{here.ccl}/lib"
+        assert f"# oneCCL: {here.installer}" in text
+    listed = {package.name: package.version for package in here.packages}
+    if listed:
+        assert {
+            "oneccl",
+            "intel-sycl-rt",
+            "intel-cmplr-lib-rt",
+            "intel-openmp",
+            "intel-pti",
+        } <= set(listed)
+        assert all(f"{key}=={value}" in text for key, value in listed.items())
+    arguments = constraints.build_arguments("x.whl", pins, here)
+    assert "$" not in arguments and " " not in arguments
+    official = constraints.official_arguments("x.whl", here)
+    assert (official is None) == (here.official is None)
+
+
+def test_the_official_image_exists_from_one_release_on(
+    runtimes: dict[str, tuple[Release, Runtime, str]],
+):
+    has = [here.official is not None for _, here, _ in runtimes.values()]
+    assert has == sorted(has) and any(has)
+    for name, (_, here, _) in runtimes.items():
+        assert here.official is None or here.official.endswith(f":{name}")

@@ -1,0 +1,264 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runtime that a wheel needs, as the base's own XPU Dockerfile installs it.
+
+That file is the only place where a release says which oneCCL, SYCL runtime, compiler
+runtime, OpenMP and PTI belong to its torch. A build reads it; this repository repeats
+none of its versions and addresses.
+"""
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from xpustack.base.dockerfile import Stage, stages
+from xpustack.base.pin import DOCKERFILE
+from xpustack.base.releases import Release
+from xpustack.core.errors import SourceError
+from xpustack.release.pins import PinnedDistribution
+
+BASE_STAGE = "vllm-base"
+SERVER_STAGE = "vllm-openai"
+VIRTUAL_ENVIRONMENT = "/opt/venv"
+"""Where the base's images, and ours, have their Python environment."""
+PUBLISHING = ".buildkite/scripts/publish-release-images.sh"
+"""The base's script that publishes its images; it has the official image's name."""
+
+_PINNED_ELSEWHERE = ("torch", "triton", "triton-xpu", "vllm-xpu-kernels")
+_TARGET = {
+    "platform_system": "Linux",
+    "platform_machine": "x86_64",
+    "sys_platform": "linux",
+    "os_name": "posix",
+}
+_IMAGE = re.compile(r"[\w./:@-]+")
+_ARGUMENT = re.compile(r"^ARG (\w+)=[\"']?([^\"'\n]*)[\"']?$", re.MULTILINE)
+_EXTRA_INDEX = re.compile(r"--extra-index-url[ =](\S+)")
+# The driver's packages; the same stage may download tools beside it.
+_DRIVER = re.compile(
+    r"\bwget\s+(\S+/(?:intel-|libigdgmm|libze|level-zero)[^/\s]*\.deb)\b"
+)
+_INSTALLER = re.compile(r"\bwget\s+[\"']?([^\s\"']+/[^\s\"'/]*oneccl[^\s\"'/]*\.sh)\b")
+_CCL_LINK = re.compile(r"\bln -s (/[\w./-]+/ccl/[\w.-]+) /[\w./-]+/ccl/latest\b")
+_KEY = re.compile(r"\bwget -O- (\S+) \| gpg --dearmor")
+_SOURCE = re.compile(r"\bdeb \[[^\]]*\] (\S+) all main\b")
+_PIN = re.compile(r"'Pin: version ([\w.*]+)'")
+_ONEAPI_PACKAGE = re.compile(r"(?<=\s)intel-oneapi-[a-z][\w-]*-\d{4}\.\d+(?=\s)")
+_LIBRARY_PATH = re.compile(r"^ENV LD_LIBRARY_PATH=[\"']?([^\"'\n]*)", re.MULTILINE)
+_PIP = re.compile(r"\bpip (install|uninstall) ((?:(?!&&|\|\||;;).)*)")
+_EXACT = re.compile(r"\"([^\"]+==[^\"]+)\"|'([^']+==[^']+)'|(?<!\S)([\w.-]+==[\w.+!]+)")
+_OFFICIAL = re.compile(
+    r"\bmanifest push \"?([\w./-]+-xpu):v\$\{RELEASE_VERSION\}(?![\w-])"
+)
+
+
+@dataclass(frozen=True)
+class OneApi:
+    """Packages of Intel's own repository for Debian and Ubuntu.
+
+    Attributes:
+        key, source: the addresses of its key and of the repository.
+        pin: the versions that may be installed, such as `2025.3*`.
+        packages: the names to install.
+    """
+
+    key: str
+    source: str
+    pin: str
+    packages: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """What the base's own files say about the runtime.
+
+    Attributes:
+        image: the image that its Dockerfile starts from.
+        python: the Python of its image, such as `3.12`.
+        drivers: the addresses of the user-mode driver's packages.
+        indexes: the package indexes besides the default one.
+        packages: the exact distributions that it installs over what torch brought.
+        removed: the distributions of torch's that it uninstalls.
+        installer: the address of a oneCCL to install in their place, None if torch's
+            or that of `packages` stays; `ccl` is the folder that it installs into.
+        oneapi: what it installs from Intel's repository, None if nothing.
+        library_path: where it has the loader look for libraries.
+        official: the image that upstream publishes of this release, None before
+            there was any.
+    """
+
+    image: str
+    python: str
+    drivers: tuple[str, ...]
+    indexes: tuple[str, ...]
+    packages: tuple[PinnedDistribution, ...]
+    removed: tuple[str, ...]
+    installer: str | None
+    ccl: str | None
+    oneapi: OneApi | None
+    library_path: tuple[str, ...]
+    official: str | None
+
+
+def runtime(
+    requirements: str, dockerfile: str, publishing: str, release: Release
+) -> Runtime:
+    """Read the base's XPU requirements, its XPU Dockerfile and its script that
+    publishes images (empty if it has none).
+
+    Raises:
+        SourceError: the Dockerfile has no stage `vllm-base`, or the stage no image.
+    """
+    found = stages(dockerfile)
+    base = found.get(BASE_STAGE)
+    if base is None or not _IMAGE.fullmatch(base.image):
+        raise SourceError(
+            f"the base's Dockerfile has no stage {BASE_STAGE} to take the image from",
+            release=release.name,
+            path=DOCKERFILE,
+            hint=f"xpustack apply {release.name} --to DIR",
+        )
+    server = found.get(SERVER_STAGE, Stage(base.image, ""))
+    arguments = dict(_ARGUMENT.findall(base.text))
+    text = _substituted(base.text, arguments)
+    lines = (line for line in requirements.splitlines() if not line.startswith("#"))
+    ccl = _first(_CCL_LINK, text)
+    official = _first(_OFFICIAL, publishing)
+    return Runtime(
+        image=base.image,
+        python=arguments.get("PYTHON_VERSION", ""),
+        drivers=tuple(dict.fromkeys(_DRIVER.findall(text))),
+        indexes=tuple(
+            dict.fromkeys(
+                match[1].rstrip("/")
+                for line in lines
+                if (match := _EXTRA_INDEX.search(line))
+            )
+        ),
+        packages=tuple(_packages(server.text)),
+        removed=tuple(_removed(server.text)),
+        installer=_first(_INSTALLER, text),
+        ccl=ccl,
+        oneapi=_oneapi(text),
+        library_path=_library_path(base.text, ccl),
+        official=f"{official}:{release.name}" if official else None,
+    )
+
+
+def requirements_text(runtime: Runtime) -> str:
+    """The text of `runtime.txt`, for `pip install -r` after everything else."""
+    lines = [
+        "# What the base installs over the runtime that torch brought. torch's own",
+        "# metadata may ask for other versions, so this is installed last:",
+        "# pip install -r runtime.txt",
+        *(package.requirement for package in runtime.packages),
+    ]
+    if not runtime.packages:
+        lines.append("# the base installs nothing over it")
+    return "\n".join(lines) + "\n"
+
+
+def notes(runtime: Runtime) -> Iterator[str]:
+    """What `constraints.txt` says of the runtime, one comment each."""
+    for package in runtime.packages:
+        yield f"# runtime.txt, over torch's own: {package.requirement}"
+    for name in runtime.removed:
+        yield f"# uninstalled: {name}"
+    if runtime.installer:
+        yield f"# oneCCL: {runtime.installer}"
+    if runtime.oneapi:
+        for name in runtime.oneapi.packages:
+            yield f"# Intel's repository: {name}, version {runtime.oneapi.pin}"
+
+
+def resources(
+    runtime: Runtime, pins: Iterable[PinnedDistribution]
+) -> list[dict[str, str]]:
+    """The runtime as name and address of each part, for the provenance."""
+    parts = [("image", f"pkg:docker/{_docker(runtime.image)}")]
+    if runtime.official:
+        parts.append(("official image", f"pkg:docker/{_docker(runtime.official)}"))
+    if runtime.python:
+        parts.append(("python", f"pkg:generic/python@{runtime.python}"))
+    parts += [(_file_name(url), url) for url in runtime.drivers]
+    if runtime.installer:
+        parts.append((_file_name(runtime.installer), runtime.installer))
+    if runtime.oneapi:
+        pin = runtime.oneapi.pin
+        parts += [
+            (name, f"pkg:deb/{name}@{pin}?repository_url={runtime.oneapi.source}")
+            for name in runtime.oneapi.packages
+        ]
+    parts += [
+        (pin.name, f"pkg:pypi/{canonicalize_name(pin.name)}@{pin.version}")
+        for pin in (*pins, *runtime.packages)
+    ]
+    return [{"name": name, "uri": uri} for name, uri in parts]
+
+
+def _packages(server: str) -> Iterator[PinnedDistribution]:
+    seen = set()
+    for command, words in _PIP.findall(server):
+        if command != "install":
+            continue
+        for match in _EXACT.finditer(words):
+            try:
+                requirement = Requirement(match[1] or match[2] or match[3])
+            except InvalidRequirement:
+                continue
+            name = canonicalize_name(requirement.name)
+            marker = requirement.marker
+            if name in _PINNED_ELSEWHERE or name in seen:
+                continue
+            if marker is not None and not marker.evaluate(dict(_TARGET)):
+                continue
+            seen.add(name)
+            [specifier] = requirement.specifier
+            yield PinnedDistribution(requirement.name, specifier.version, DOCKERFILE)
+
+
+def _removed(server: str) -> Iterator[str]:
+    for command, words in _PIP.findall(server):
+        if command == "uninstall":
+            for name in words.split():
+                if not name.startswith("-") and name not in _PINNED_ELSEWHERE:
+                    yield name
+
+
+def _oneapi(text: str) -> OneApi | None:
+    key, source, pin = (_first(what, text) for what in (_KEY, _SOURCE, _PIN))
+    packages = tuple(dict.fromkeys(_ONEAPI_PACKAGE.findall(text)))
+    if key is None or source is None or pin is None or not packages:
+        return None
+    return OneApi(key, source, pin, packages)
+
+
+def _library_path(base: str, ccl: str | None) -> tuple[str, ...]:
+    """The base's own path; where that leaves it to a shell's profile, the folder of
+    the oneCCL that it installs. A server is started without a profile."""
+    values = _LIBRARY_PATH.findall(base)
+    places = values[-1].split(":") if values else []
+    literal = tuple(place for place in places if place and "$" not in place)
+    if ccl is not None and not any(place.startswith(ccl) for place in literal):
+        return (f"{ccl}/lib", *literal)
+    return literal
+
+
+def _substituted(text: str, arguments: dict[str, str]) -> str:
+    return re.sub(r"\$\{(\w+)\}", lambda name: arguments.get(name[1], name[0]), text)
+
+
+def _first(pattern: re.Pattern[str], text: str) -> str | None:
+    match = pattern.search(text)
+    return match[1] if match else None
+
+
+def _file_name(url: str) -> str:
+    return url.rpartition("/")[2]
+
+
+def _docker(image: str) -> str:
+    name, _, tag = image.rpartition(":")
+    return f"{name}@{tag}" if name else f"{tag}@latest"
