@@ -23,6 +23,7 @@ from xpustack.commands import (
     pin,
     refresh,
     save,
+    stamp,
     status,
     verify,
     watch,
@@ -129,6 +130,7 @@ for panel, commands in {
     CONTRIBUTOR: (apply.apply, save.save, check.check, export.export),
     MAINTAINER: (
         status.status,
+        stamp.stamp,
         pin.pin,
         refresh.refresh,
         watch.watch,

@@ -72,7 +72,10 @@ def check(
             findings = _static(project, release, step)
             answer.data = [msgspec.to_builtins(finding) for finding in findings]
             errors = sum(not finding.warning for finding in findings)
-            answer.say(*map(str, findings), f"static: {errors} errors")
+            answer.say(*map(str, findings))
+            if not errors:
+                answer.say(*(f"note: {note}" for note in static.unrecorded(project)))
+            answer.say(f"static: {errors} errors")
             answer.exit_code = SeriesError.exit_code if errors else 0
             return
         pinned = releases.load(project)

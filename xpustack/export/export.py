@@ -25,6 +25,7 @@ from xpustack.export.upstream_trees import Person, upstream_trees
 from xpustack.series.apply import trees
 from xpustack.series.overlay import KERNEL_HOME, kernel_closure, overlay_files
 from xpustack.series.patch import Step
+from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import Series, StepTree
 
@@ -65,7 +66,8 @@ def export(
         UsageError: the release has no steps, or `directory` holds something else.
         CheckFailed: a step lacks green checks of its current state, the exported tip
             fails the base's own hooks, or with `bisect` a commit fails its test.
-        SeriesError: a subject cannot be a title, or a file cannot be exported.
+        SeriesError: a subject cannot be a title, a file cannot be exported, or the
+            series changed since its revision was recorded.
     """
     directory = directory.absolute()
     previous = previous_export(directory, release)
@@ -75,6 +77,7 @@ def export(
         raise UsageError(
             "the release has no steps", release=release.name, hint="xpustack status"
         )
+    require_recorded(project, release, [tree.step for tree in series.steps])
     step_proofs = proofs(project, cache, series)
     require_checked(release, step_proofs)
     for tree in series.steps:

@@ -38,7 +38,8 @@ from xpustack.release.inputs import Input
 from xpustack.release.pins import PinnedDistribution
 from xpustack.release.runtime import Runtime, requirements_text, resources
 from xpustack.series.apply import trees
-from xpustack.series.patch import Step
+from xpustack.series.patch import Step, load_series
+from xpustack.series.revision import require_recorded
 from xpustack.series.tree import Tree
 
 CONSTRAINTS = "constraints.txt"
@@ -213,10 +214,12 @@ def ship(
     Raises:
         UsageError: the folder holds something that is not ours.
         EnvironmentProblem: no room, or no right, to write it.
+        SeriesError: the series changed since its revision was recorded.
         StackError: as `build_release_wheel`.
     """
     begin = time.monotonic()
     runner = Runner()
+    require_recorded(project, release, load_series(project, release.name))
     target = directory.absolute() / release.name
     recover_dir(target)
     _require_ours(target, release)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xpustack.base import releases
+from xpustack.base.releases import Release
 from xpustack.core.errors import StackError
 from xpustack.core.files import links_below, without_link
 from xpustack.core.project import Project
@@ -16,6 +17,7 @@ from xpustack.series.diff import NO_BLOB
 from xpustack.series.order import ORDER, SUFFIX, read_order, redo
 from xpustack.series.overlay import COMMON, KERNEL_HOME, new_files
 from xpustack.series.patch import Step, read_patch, trailer_problems
+from xpustack.series.revision import read_records, require_recorded
 
 LARGE = 500
 """Above this many changed lines outside kernels and tests, upstream asks for an
@@ -52,13 +54,14 @@ def check_static(project: Project) -> list[SeriesProblem]:
         Errors and warnings. One about the whole repository has no step.
     """
     try:
-        names = releases.load(project).names
+        pinned = releases.load(project)
     except StackError as error:
         return [_problem(error, None)]
+    names = pinned.names
     problems: list[SeriesProblem] = []
     used: set[Path] = set()
-    for name in names:
-        problems += _series(project, name, used)
+    for release in pinned:
+        problems += _series(project, release, used)
     problems += _folders(project.patches, names, "a series of no pinned release")
     problems += _folders(
         project.overlay, (*names, COMMON), "an overlay of no pinned release"
@@ -89,6 +92,21 @@ def check_static(project: Project) -> list[SeriesProblem]:
     return problems
 
 
+def unrecorded(project: Project) -> list[str]:
+    """A note for each release whose revision has no recorded digest yet.
+
+    Raises:
+        StackError: the pins or the records cannot be read.
+    """
+    records = read_records(project)
+    return [
+        f"{release.name}: revision {release.revision}: no digest recorded"
+        f" (xpustack stamp {release.name})"
+        for release in releases.load(project)
+        if release.name not in records
+    ]
+
+
 def changed_lines(step: Step) -> int:
     """How many lines a step's diff adds and removes, without tests."""
     return sum(file.changed for file in step.files if not _is_test(file.path))
@@ -107,7 +125,8 @@ def new_file_lines(project: Project, before: list[Step], step: Step) -> int:
     )
 
 
-def _series(project: Project, release: str, used: set[Path]) -> Iterator[SeriesProblem]:
+def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[SeriesProblem]:
+    release = pin.name
     directory = project.series_dir(release)
     try:
         slugs = read_order(project, release)
@@ -125,14 +144,24 @@ def _series(project: Project, release: str, used: set[Path]) -> Iterator[SeriesP
                 f" {directory / ORDER}",
             )
     state = _SeriesState(project, used)
+    broken = False
     for slug in slugs:
         try:
             step = read_patch(release, directory / (slug + SUFFIX))
         except StackError as error:
+            broken = True
             yield _problem(error, release)
             continue
-        yield from _step(state, step)
+        for problem in _step(state, step):
+            broken = broken or not problem.warning
+            yield problem
         state.steps.append(step)
+    # A series with an error has no content to compare.
+    if not broken:
+        try:
+            require_recorded(project, pin, state.steps)
+        except StackError as error:
+            yield _problem(error, release)
 
 
 @dataclass

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of what a revision holds: what breaks it, and how `stamp` renews it."""
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from children import TOOL
+from fake_stack import ATTENTION, FakeStack, edited
+
+from xpustack.core.errors import SeriesError
+from xpustack.export.export import export
+from xpustack.export.upstream_trees import Person
+from xpustack.release.ship import ship
+from xpustack.series import static
+from xpustack.series.patch import load_series
+from xpustack.series.revision import (
+    RECORDS,
+    change,
+    read_records,
+    step_digests,
+)
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(stack: FakeStack, *words: str) -> str:
+    done = subprocess.run(
+        [*TOOL, *words],
+        cwd=stack.project.root,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "XPUSTACK_CACHE": str(stack.cache.root),
+        },
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture
+def stamped(stack: FakeStack) -> FakeStack:
+    run(stack, "stamp", "--all")
+    return stack
+
+
+def problems(stack: FakeStack) -> list[str]:
+    return [str(problem) for problem in static.check_static(stack.project)]
+
+
+def edit_kernel(stack: FakeStack) -> None:
+    stack.write("kernels/xpu_dsv4/_launch.py", "OPTIONS = 2\n")
+
+
+def edit_overlay(stack: FakeStack) -> None:
+    stack.write("vllm_overlay/common/vllm/xpu/layer.py", "LAYER = 2\n")
+
+
+def edit_message(stack: FakeStack) -> None:
+    path = stack.patch("second")
+    path.write_text(path.read_text().replace("Why second.", "Why the second."))
+
+
+def add_step(stack: FakeStack) -> None:
+    stack.step("fourth", {"vllm/no_end.txt": "changed\n"})
+
+
+def drop_step(stack: FakeStack) -> None:
+    stack.patch("third").unlink()
+    series = stack.project.series_dir("v1.0") / "series"
+    series.write_text(series.read_text().replace("third.patch\n", ""))
+    (stack.project.overlay / "common/vllm/xpu/layer.py").unlink()
+
+
+CHANGES = {
+    edit_kernel: "changed: third",
+    edit_overlay: "changed: third",
+    edit_message: "changed: second",
+    add_step: "added: fourth",
+    drop_step: "dropped: third",
+}
+
+
+@pytest.mark.parametrize("edit", CHANGES, ids=lambda edit: edit.__name__)
+def test_each_change_of_the_content_fails_until_it_is_stamped(stamped: FakeStack, edit):
+    assert problems(stamped) == []
+    edit(stamped)
+    [problem] = problems(stamped)
+    assert "the series changed since revision 1 was recorded" in problem
+    assert CHANGES[edit] in problem
+    assert "next: xpustack stamp v1.0" in problem
+    output = run(stamped, "stamp", "v1.0")
+    assert f"v1.0: revision 2: {CHANGES[edit]}" in output
+    assert problems(stamped) == []
+    assert [release.revision for release in stamped.releases] == [2, 1]
+
+
+def test_without_a_record_the_check_passes_and_says_so(stack: FakeStack):
+    assert problems(stack) == []
+    output = run(stack, "check", "--static")
+    assert "note: v1.0: revision 1: no digest recorded" in output
+    assert output.endswith("static: 0 errors\n")
+
+
+def test_stamping_again_changes_nothing(stamped: FakeStack):
+    before = stamped.contents()
+    assert "v1.0: revision 1: unchanged" in run(stamped, "stamp", "--all")
+    assert stamped.contents() == before
+
+
+def test_keep_records_under_the_same_number(stamped: FakeStack):
+    edit_overlay(stamped)
+    run(stamped, "stamp", "v1.0", "--keep")
+    assert problems(stamped) == []
+    assert stamped.release.revision == 1
+
+
+def test_a_revision_that_a_person_raised_is_recorded_as_it_is(stamped: FakeStack):
+    pins = stamped.project.releases_file
+    pins.write_text(pins.read_text().replace("revision = 1", "revision = 7", 1))
+    [problem] = problems(stamped)
+    assert "says revision 7, the record is of revision 1" in problem
+    assert "v1.0: revision 7: raised" in run(stamped, "stamp", "v1.0")
+    assert read_records(stamped.project)["v1.0"].revision == 7
+    assert problems(stamped) == []
+
+
+def test_the_order_of_the_steps_is_part_of_the_content(stamped: FakeStack):
+    record = read_records(stamped.project)["v1.0"]
+    steps = load_series(stamped.project, "v1.0")
+    digests = step_digests(stamped.project, steps)
+    assert not change(record, digests)
+    turned = dict(reversed(digests.items()))
+    assert change(record, turned).lines() == ["the order of the steps changed"]
+
+
+def test_build_and_export_refuse_a_changed_series(stamped: FakeStack, tmp_path: Path):
+    edit_kernel(stamped)
+    with pytest.raises(SeriesError, match="changed since revision 1"):
+        ship(stamped.project, stamped.cache, stamped.release, tmp_path, offline=True)
+    assert list(tmp_path.glob("*.whl")) == []
+    with pytest.raises(SeriesError, match="changed since revision 1"):
+        export(
+            stamped.project,
+            stamped.cache,
+            stamped.release,
+            tmp_path / "export",
+            Person("Me", "me@localhost"),
+            offline=True,
+        )
+    assert not (tmp_path / "export").exists()
+
+
+def test_a_damaged_record_is_an_error(stamped: FakeStack):
+    path = stamped.project.root / RECORDS
+    path.write_text("{")
+    assert all("cannot be read" in problem for problem in problems(stamped))
+    path.write_text(json.dumps({"v1.0": {"revision": 1}}))
+    with pytest.raises(SeriesError, match="cannot be read"):
+        read_records(stamped.project)
+
+
+def test_steps_that_edit_one_file_have_digests_of_their_own(stamped: FakeStack):
+    steps = load_series(stamped.project, "v1.0")
+    before = step_digests(stamped.project, steps)
+    path = stamped.patch("first")
+    text = path.read_text().replace("attention line 5 changed", "attention line 5 new")
+    assert edited(ATTENTION, 5) and text != path.read_text()
+    path.write_text(text)
+    after = step_digests(stamped.project, load_series(stamped.project, "v1.0"))
+    assert [slug for slug in after if after[slug] != before[slug]] == ["first"]
