@@ -20,6 +20,7 @@ from xpustack.commands import (
     check,
     defects,
     export,
+    index,
     pin,
     refresh,
     save,
@@ -126,7 +127,7 @@ def _global_options(
 
 
 for panel, commands in {
-    DEPLOYER: (build.build, verify.verify),
+    DEPLOYER: (build.build, verify.verify, index.index),
     CONTRIBUTOR: (apply.apply, save.save, check.check, export.export),
     MAINTAINER: (
         status.status,

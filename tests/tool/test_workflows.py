@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The workflows: their commands are tox environments, their actions are pinned, and
+each job has the rights and the time that it needs."""
+
+import configparser
+import itertools
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from xpustack.base.releases import load
+from xpustack.core.project import Project
+
+ROOT = Path(__file__).parents[2]
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TOX = re.compile(r"(?:\.venv/bin/)?tox -e ([a-z0-9-]+)(?: -- .+)?")
+PREPARATION = (
+    r"apt-get update",
+    r"apt-get install --yes --no-install-recommends [a-z0-9+ -]+",
+    r"python3 -m venv \.venv",
+    r"(?:python3|\.venv/bin/python) -m pip install"
+    r" -c requirements/constraints\.txt tox",
+)
+PUBLICATION = (r"gh release create .+", r"podman (?:build|login|push) .+")
+"""What publishes is no check that anybody runs at home, so it is no environment."""
+
+
+def jobs() -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text())
+        for name, job in workflow["jobs"].items():
+            yield path.stem, name, job
+
+
+def commands(job: dict[str, Any]) -> Iterator[str]:
+    """The lines of a job's scripts, for each value of its matrix."""
+    matrix = job.get("strategy", {}).get("matrix", {})
+    for values in itertools.product(*matrix.values()):
+        for step in job["steps"]:
+            for line in step.get("run", "").splitlines():
+                for key, value in zip(matrix, values, strict=True):
+                    line = line.replace(f"${{{{ matrix.{key} }}}}", value)
+                yield line
+
+
+def environments() -> set[str]:
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "tox.ini")
+    sections = (name.partition("testenv:") for name in config.sections())
+    return {name for _, found, name in sections if found}
+
+
+JOBS = list(jobs())
+IDS = [f"{workflow}-{name}" for workflow, name, _ in JOBS]
+
+
+@pytest.mark.parametrize(("workflow", "name", "job"), JOBS, ids=IDS)
+def test_each_command_is_an_environment_that_exists(
+    workflow: str, name: str, job: dict[str, Any]
+):
+    known = environments()
+    for command in commands(job):
+        tox = TOX.fullmatch(command)
+        if tox is not None:
+            assert tox[1] in known, command
+            continue
+        allowed = PREPARATION + (PUBLICATION if workflow == "release" else ())
+        assert any(re.fullmatch(form, command) for form in allowed), command
+
+
+def test_a_pull_request_runs_what_tox_runs():
+    run = {
+        match[1]
+        for workflow, _, job in JOBS
+        if workflow == "pull-request"
+        for command in commands(job)
+        if (match := TOX.fullmatch(command))
+    }
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "tox.ini")
+    assert run == {name.strip() for name in config["tox"]["env_list"].split(",")}
+
+
+@pytest.mark.parametrize(("workflow", "name", "job"), JOBS, ids=IDS)
+def test_each_job_has_few_rights_and_little_time(
+    workflow: str, name: str, job: dict[str, Any]
+):
+    assert 0 < job["timeout-minutes"] <= 180
+    rights = job["permissions"]
+    writes = {right for right, kind in rights.items() if kind == "write"}
+    # What runs code of a pull request or of an archive can write nothing.
+    if any(TOX.fullmatch(command) for command in commands(job)):
+        assert rights == {"contents": "read"}
+    if writes:
+        assert workflow == "release" and "environment" in job
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_each_action_is_pinned_by_hash_with_its_version(path: Path):
+    text = path.read_text()
+    assert yaml.safe_load(text)["permissions"] == {}
+    uses = re.findall(r"uses: *(.*)", text)
+    assert uses
+    for line in uses:
+        assert re.fullmatch(r"actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", line)
+    hashes = {
+        (line.partition("@")[0], line.partition("@")[2])
+        for workflow in WORKFLOWS
+        for line in re.findall(r"uses: *(.*)", workflow.read_text())
+    }
+    assert len({name for name, _ in hashes}) == len(hashes), "one version of each"
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_no_expression_stands_in_a_script(path: Path):
+    """GitHub pastes an expression into the script as text; the matrix is our own."""
+    for _, job in yaml.safe_load(path.read_text())["jobs"].items():
+        for step in job["steps"]:
+            found = re.findall(r"\$\{\{ *([^}]*?) *\}\}", step.get("run", ""))
+            assert all(name.startswith("matrix.") for name in found), step
+
+
+def test_what_is_published_is_made_without_a_cache():
+    text = (ROOT / ".github/workflows/release.yml").read_text()
+    assert "actions/cache" not in text
+
+
+def test_the_image_is_of_the_newest_release(real_project: Project):
+    [job] = [job for _, name, job in JOBS if name == "image"]
+    assert job["strategy"]["matrix"]["release"] == [load(real_project).names[-1]]
