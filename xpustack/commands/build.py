@@ -26,13 +26,18 @@ def build(
     to: Annotated[
         Path, typer.Option(help="Where a folder for each release is made.")
     ] = Path("dist"),
+    sign_key: Annotated[
+        Path | None,
+        typer.Option(help="A private key (PEM) to sign the provenance with."),
+    ] = None,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the wheel of a whole series, the same bytes each time.
 
-    DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), sbom.cdx.json,
-    provenance.json and container.args; after a failure it gets none of them."""
+    DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), runtime.txt,
+    sbom.cdx.json, provenance.json, and the arguments of the images; with --sign-key
+    also provenance.dsse.json. After a failure it gets none of them."""
     with answering("build", as_json) as answer:
         wheels: list[ReleaseArtifacts] = []
         with showing_progress() as progress, using_cache() as cache:
@@ -41,7 +46,13 @@ def build(
             for chosen in selected(pinned, release, all_, "build"):
                 try:
                     wheel = ship(
-                        project, cache, chosen, to, offline=offline, progress=progress
+                        project,
+                        cache,
+                        chosen,
+                        to,
+                        private_key=sign_key,
+                        offline=offline,
+                        progress=progress,
                     )
                 except StackError as problem:
                     answer.fail(problem)

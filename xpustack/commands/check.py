@@ -73,7 +73,7 @@ def check(
             answer.data = [msgspec.to_builtins(finding) for finding in findings]
             errors = sum(not finding.warning for finding in findings)
             answer.say(*map(str, findings))
-            if not errors:
+            if not errors and release is None:
                 answer.say(*(f"note: {note}" for note in static.unrecorded(project)))
             answer.say(f"static: {errors} errors")
             answer.exit_code = SeriesError.exit_code if errors else 0

@@ -20,18 +20,28 @@ from xpustack.terminal.console import (
 
 def verify(
     wheel: Annotated[Path, typer.Argument(help="A wheel that xpustack build made.")],
+    key: Annotated[
+        Path | None,
+        typer.Option(help="The public key (PEM) of who must have signed it."),
+    ] = None,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the wheel again and say, file by file, what differs.
 
     This compares the wheel's members and its own bytes, the files beside it, and
-    the base, patches, overlay and kernels that its provenance names. Exit code 0
-    means that all are the same, 1 that the listed ones differ."""
+    the base, patches, overlay and kernels that its provenance names. With --key, the
+    signature of the provenance must be by that key. Exit code 0 means that all are
+    the same, 1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
             verdict = verify_wheel(
-                Project.find(), cache, wheel, offline=offline, progress=progress
+                Project.find(),
+                cache,
+                wheel,
+                public_key=key,
+                offline=offline,
+                progress=progress,
             )
         answer.data = {
             "wheel": str(verdict.wheel),

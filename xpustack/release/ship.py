@@ -23,7 +23,7 @@ from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import inputs, provenance, sbom
+from xpustack.release import inputs, provenance, sbom, signature
 from xpustack.release.constraints import (
     base_file,
     base_runtime,
@@ -37,6 +37,7 @@ from xpustack.release.constraints import (
 from xpustack.release.inputs import Input
 from xpustack.release.pins import PinnedDistribution
 from xpustack.release.runtime import Runtime, requirements_text, resources
+from xpustack.release.signature import ENVELOPE
 from xpustack.series.apply import trees
 from xpustack.series.patch import Step, load_series
 from xpustack.series.revision import require_recorded
@@ -203,6 +204,7 @@ def ship(
     release: Release,
     directory: Path,
     *,
+    private_key: Path | None = None,
     offline: bool = False,
     progress: Progress = silent,
 ) -> ReleaseArtifacts:
@@ -211,14 +213,19 @@ def ship(
     The folder appears atomically and replaces an earlier one of `ship`. Offline,
     pins.txt has no hashes of torch, Triton and the kernels.
 
+    Args:
+        private_key: what signs the provenance; None leaves it unsigned.
+
     Raises:
-        UsageError: the folder holds something that is not ours.
+        UsageError: the folder holds something that is not ours, or the key cannot sign.
         EnvironmentProblem: no room, or no right, to write it.
         SeriesError: the series changed since its revision was recorded.
         StackError: as `build_release_wheel`.
     """
     begin = time.monotonic()
     runner = Runner()
+    if private_key is not None:
+        signature.require_private_key(private_key)
     require_recorded(project, release, load_series(project, release.name))
     target = directory.absolute() / release.name
     recover_dir(target)
@@ -232,6 +239,8 @@ def ship(
             progress("asking the index for hashes")
             pins = with_hashes(pins, PipConfiguration.of_this_machine().index())
         files = build.files(pins, inputs.tool(), inputs.machine(runner))
+        if private_key is not None:
+            files[ENVELOPE] = signature.sign(files[PROVENANCE], private_key)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
     return ReleaseArtifacts(
@@ -282,7 +291,7 @@ def _require_ours(target: Path, release: Release) -> None:
     names = {path.name for path in target.iterdir()} if target.exists() else set()
     foreign = sorted(
         name
-        for name in names - set(COMPANION_FILES)
+        for name in names - {*COMPANION_FILES, ENVELOPE}
         if not name.startswith(f"vllm-{release.version}+xpu.dsv4.")
     )
     if foreign:

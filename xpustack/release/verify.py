@@ -25,7 +25,7 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import inputs, provenance
+from xpustack.release import inputs, provenance, signature
 from xpustack.release.constraints import with_hashes
 from xpustack.release.provenance import Statement
 from xpustack.release.ship import (
@@ -36,6 +36,7 @@ from xpustack.release.ship import (
     build_release_wheel,
     with_written_hashes,
 )
+from xpustack.release.signature import ENVELOPE
 
 _LOCAL = re.compile(r"xpu\.dsv4\.([1-9]\d*)")
 
@@ -72,14 +73,19 @@ def verify(
     cache: Cache,
     path: Path,
     *,
+    public_key: Path | None = None,
     offline: bool = False,
     progress: Progress = silent,
 ) -> WheelVerdict:
     """Compare a wheel and the files beside it with this checkout.
 
+    Args:
+        public_key: of whoever must have signed the provenance; None for anybody.
+
     Raises:
         UsageError: there is no such file, or it is not a wheel of this stack, or of
-            a release or revision that this checkout does not have.
+            a release or revision that this checkout does not have; or `public_key`
+            holds no key.
         StackError: the machine cannot build, for example without a compiler.
     """
     release = _release(project, path)
@@ -99,6 +105,7 @@ def verify(
     statement = _statement(path, differences)
     runner = Runner()
     notes: list[str] = []
+    differences += _signature(path, public_key, notes)
     if statement is not None:
         differences += _companions(path, statement)
         differences += _inputs(project, release, statement)
@@ -162,6 +169,34 @@ def _statement(path: Path, differences: list[Difference]) -> Statement | None:
     except CheckFailed as error:
         differences.append(Difference(PROVENANCE, error.message, error.detail))
     return None
+
+
+def _signature(
+    path: Path, public_key: Path | None, notes: list[str]
+) -> Iterator[Difference]:
+    """The signed envelope beside the wheel: whether it is there, holds this
+    provenance, and was signed by the owner of the key."""
+    file = path.parent / ENVELOPE
+    if not file.is_file():
+        if public_key is None:
+            notes.append("the provenance is not signed")
+        else:
+            yield Difference(ENVELOPE, "missing: the provenance is not signed")
+        return
+    try:
+        signed = signature.read(file.read_bytes())
+        if public_key is None:
+            keys = ", ".join(signed.key_ids) or "nobody"
+            notes.append(f"the signature is not checked (--key): it names {keys}")
+        else:
+            key_id = signed.check(public_key)
+            notes.append(f"the provenance is signed by {key_id}")
+    except CheckFailed as error:
+        yield Difference(ENVELOPE, error.message, error.detail)
+        return
+    statement = path.parent / PROVENANCE
+    if statement.is_file() and statement.read_bytes() != signed.payload:
+        yield Difference(ENVELOPE, f"it holds another provenance than {PROVENANCE}")
 
 
 def _companions(path: Path, statement: Statement) -> Iterator[Difference]:

@@ -90,7 +90,10 @@ def test_what_was_built_here_is_verified_by_building_it_again(
     verdict = judge.verify(shipped.project, shipped.cache, path, offline=True)
     assert problems_by_file(verdict) == {}
     assert verdict.good
-    assert verdict.notes == ("--offline: the hashes in pins.txt are taken as they are",)
+    assert verdict.notes == (
+        "the provenance is not signed",
+        "--offline: the hashes in pins.txt are taken as they are",
+    )
 
 
 def test_one_flipped_byte_in_each_part_of_the_archive(judged, path: Path):

@@ -1,0 +1,215 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The signed provenance: who signed, over what, and every way in which that fails."""
+
+import base64
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from shipped_stack import ShippedStack
+from typer.testing import CliRunner
+
+from xpustack.cli import app
+from xpustack.core.errors import CheckFailed, UsageError
+from xpustack.release import signature
+from xpustack.release import verify as judge
+from xpustack.release.ship import PROVENANCE, WheelBuild, ship
+from xpustack.release.signature import ENVELOPE
+from xpustack.release.verify import WheelVerdict
+
+
+def make_keys(folder: Path, name: str, *algorithm: str) -> tuple[Path, Path]:
+    """A private and a public key, as the deploying page says to make them."""
+    private, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    words = algorithm or ("-algorithm", "ed25519")
+    for command in (
+        ["openssl", "genpkey", "-quiet", *words, "-out", str(private)],
+        ["openssl", "pkey", "-in", str(private), "-pubout", "-out", str(public)],
+    ):
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode and "-quiet" in command:
+            command.remove("-quiet")
+            done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    return private, public
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return make_keys(tmp_path_factory.mktemp("keys"), "ours")
+
+
+@pytest.fixture(scope="module")
+def wheel_build(shipped: ShippedStack) -> WheelBuild:
+    return judge.build_release_wheel(
+        judge.Runner(), shipped.project, shipped.cache, shipped.release, offline=True
+    )
+
+
+@pytest.fixture
+def folder(shipped: ShippedStack, keys: tuple[Path, Path], tmp_path: Path) -> Path:
+    """What was handed out, signed."""
+    given = Path(shutil.copytree(shipped.root / "dist/v1.0", tmp_path / "given"))
+    envelope = signature.sign((given / PROVENANCE).read_bytes(), keys[0])
+    (given / ENVELOPE).write_bytes(envelope)
+    return given
+
+
+@pytest.fixture
+def judged(
+    shipped: ShippedStack,
+    folder: Path,
+    wheel_build: WheelBuild,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Callable[..., WheelVerdict]:
+    """Judge the wheel without building it again."""
+    monkeypatch.setattr(judge, "build_release_wheel", lambda *_, **__: wheel_build)
+    [path] = folder.glob("*.whl")
+    return lambda key=None: judge.verify(
+        shipped.project, shipped.cache, path, public_key=key, offline=True
+    )
+
+
+def envelope_problem(verdict: WheelVerdict) -> str:
+    [found] = [item for item in verdict.differences if item.path == ENVELOPE]
+    return "\n".join([found.problem, *found.detail])
+
+
+def test_a_signed_wheel_is_verified_with_the_key(judged, keys: tuple[Path, Path]):
+    verdict = judged(keys[1])
+    assert verdict.differences == ()
+    assert any("is signed by" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize(
+    "algorithm",
+    [
+        ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-256"),
+        ("-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048"),
+    ],
+    ids=["ecdsa", "rsa"],
+)
+def test_other_kinds_of_keys_sign_too(algorithm: tuple[str, ...], tmp_path: Path):
+    private, public = make_keys(tmp_path, "other", *algorithm)
+    signed = signature.read(signature.sign(b"{}", private))
+    assert signed.check(public) == signed.key_ids[0]
+
+
+def test_without_a_key_it_is_said_that_nobody_checked(judged):
+    verdict = judged()
+    assert verdict.differences == ()
+    assert any("the signature is not checked (--key)" in n for n in verdict.notes)
+
+
+def test_an_unsigned_wheel_is_called_unsigned(
+    judged, folder: Path, keys: tuple[Path, Path]
+):
+    (folder / ENVELOPE).unlink()
+    assert "the provenance is not signed" in judged().notes
+    assert "not signed" in envelope_problem(judged(keys[1]))
+
+
+def test_another_key_is_refused(judged, tmp_path: Path):
+    _, public = make_keys(tmp_path, "theirs")
+    assert "not that of the given key" in envelope_problem(judged(public))
+
+
+def test_a_tampered_signature_is_refused(judged, folder: Path, keys: tuple[Path, Path]):
+    path = folder / ENVELOPE
+    envelope = json.loads(path.read_text())
+    raw = bytearray(base64.b64decode(envelope["signatures"][0]["sig"]))
+    raw[7] ^= 1
+    envelope["signatures"][0]["sig"] = base64.b64encode(raw).decode()
+    path.write_text(json.dumps(envelope))
+    assert "not that of the given key" in envelope_problem(judged(keys[1]))
+
+
+def test_a_tampered_payload_is_refused(judged, folder: Path, keys: tuple[Path, Path]):
+    path = folder / ENVELOPE
+    envelope = json.loads(path.read_text())
+    payload = base64.b64decode(envelope["payload"]).replace(b"v1.0", b"v2.0", 1)
+    envelope["payload"] = base64.b64encode(payload).decode()
+    path.write_text(json.dumps(envelope))
+    assert "not that of the given key" in envelope_problem(judged(keys[1]))
+    assert "another provenance" in envelope_problem(judged())
+
+
+def test_a_signature_of_another_provenance_is_refused(
+    judged, folder: Path, keys: tuple[Path, Path]
+):
+    (folder / ENVELOPE).write_bytes(signature.sign(b"{}", keys[0]))
+    assert "another provenance" in envelope_problem(judged(keys[1]))
+
+
+def test_a_tampered_wheel_is_found_though_the_signature_holds(
+    judged, folder: Path, keys: tuple[Path, Path]
+):
+    [path] = folder.glob("*.whl")
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+    verdict = judged(keys[1])
+    assert any("is signed by" in note for note in verdict.notes)
+    files = {item.path for item in verdict.differences}
+    assert path.name in files and ENVELOPE not in files
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b"[]", b'{"payload": 1, "payloadType": "", "signatures": []}']
+)
+def test_what_is_no_envelope_is_refused(judged, folder: Path, data: bytes):
+    (folder / ENVELOPE).write_bytes(data)
+    assert "cannot be read" in envelope_problem(judged())
+
+
+def test_an_envelope_of_something_else_is_refused():
+    data = {"payload": "", "payloadType": "text/plain", "signatures": []}
+    with pytest.raises(CheckFailed, match="of something else"):
+        signature.read(json.dumps(data).encode())
+
+
+def test_the_command_line_signs_and_verifies(
+    shipped: ShippedStack, keys: tuple[Path, Path], tmp_path: Path
+):
+    artifacts = ship(
+        shipped.project,
+        shipped.cache,
+        shipped.release,
+        tmp_path,
+        private_key=keys[0],
+        offline=True,
+    )
+    assert ENVELOPE in artifacts.files
+    wheel = artifacts.directory / artifacts.wheel
+    done = shipped.run("verify", str(wheel), "--offline", "--key", str(keys[1]))
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "note: the provenance is signed by " in done.stdout
+    _, theirs = make_keys(tmp_path, "theirs")
+    done = shipped.run("verify", str(wheel), "--offline", "--key", str(theirs))
+    assert done.returncode == 1 and ENVELOPE in done.stdout
+
+
+def test_a_file_without_a_key_stops_the_build_before_it_begins(
+    shipped: ShippedStack, keys: tuple[Path, Path], tmp_path: Path
+):
+    for bad in (keys[1], tmp_path / "absent.pem"):
+        with pytest.raises(UsageError, match="not a private key"):
+            ship(
+                shipped.project,
+                shipped.cache,
+                shipped.release,
+                tmp_path / "dist",
+                private_key=bad,
+                offline=True,
+            )
+    assert not (tmp_path / "dist").exists()
+    with pytest.raises(UsageError, match="not a public key"):
+        signature.read(signature.sign(b"{}", keys[0])).check(keys[0])
+
+
+def test_the_help_names_both_options():
+    for command, option in (("build", "--sign-key"), ("verify", "--key")):
+        assert option in CliRunner().invoke(app, [command, "--help"]).stdout
