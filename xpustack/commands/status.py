@@ -9,6 +9,7 @@ import typer
 from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.pages import status as page
+from xpustack.pages.overview import overview, overview_table
 from xpustack.terminal.console import AsJson, answering, using_cache
 
 
@@ -25,14 +26,15 @@ def status(
     """Show release by step: lines changed, upstream's status, cached checks of
     the step as it is now, and days since it was committed first.
 
-    The README's table and --markdown leave out what depends on machine and day."""
+    docs/steps.md and --markdown leave out what depends on machine and day; the
+    README has one row for each release."""
     with answering("status", as_json) as answer, using_cache() as cache:
         project = Project.find()
         pinned = releases.load(project)
         if check_readme:
-            page.require_fresh(project, pinned)
+            page.require_fresh(project, pinned, _overview(project, pinned))
         elif write_readme:
-            page.write_pages(project, pinned)
+            page.write_pages(project, pinned, _overview(project, pinned))
         elif markdown:
             statuses = page.step_statuses(project, pinned)
             answer.data = msgspec.to_builtins(statuses)
@@ -47,3 +49,7 @@ def status(
                     {"step": slug, **dict(zip(pinned.names, cells, strict=True))}
                 )
             answer.table(rows, ("step", *pinned.names))
+
+
+def _overview(project: Project, pinned: releases.Releases) -> str:
+    return overview_table(overview(project, pinned))

@@ -23,7 +23,7 @@ from xpustack.series.static import changed_lines, new_file_lines
 README = "README.md"
 STEPS = "docs/steps.md"
 SECTION = "status"
-"""The README's generated section."""
+"""The README's generated section: one row for each release."""
 _DAY = 86_400
 _STEPS_HEAD = """\
 # Every step of every release
@@ -32,7 +32,10 @@ What a step changes there, where upstream stands, and when the step is dropped. 
 are those that its patch adds and removes, `new` those of the files and kernels that it
 brings. `python -m xpustack status --write-readme` writes this page.
 
+## Which release has which step
+
 """
+_ROWS_HEAD = "\n\n## Each of them\n\n"
 
 
 class StepStatus(msgspec.Struct, frozen=True):
@@ -146,7 +149,7 @@ def _date(seconds: int) -> str:
 
 
 def cell(status: StepStatus) -> str:
-    """A step in the README's matrix, such as `120 lines + 30 new, Pending`."""
+    """A step in the matrix, such as `120 lines + 30 new, Pending`."""
     size = f"{status.changed} lines"
     if status.brought:
         size += f" + {status.brought} new"
@@ -205,11 +208,15 @@ def steps_page(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
         if status is not None
     )
     heads = ("step", "release", "lines", "new", "upstream", "dropped when")
-    return f"{_STEPS_HEAD}{markdown.table(heads, rows)}\n"
+    table = matrix_table(statuses, names)
+    return f"{_STEPS_HEAD}{table}{_ROWS_HEAD}{markdown.table(heads, rows)}\n"
 
 
-def write_pages(project: Project, releases: Releases) -> bool:
+def write_pages(project: Project, releases: Releases, overview: str) -> bool:
     """Refresh the README's section and the page of all steps.
+
+    Args:
+        overview: the content of the README's section.
 
     Returns:
         Whether anything changed.
@@ -217,7 +224,7 @@ def write_pages(project: Project, releases: Releases) -> bool:
     Raises:
         UsageError: the README has no such section.
     """
-    stale = list(_stale_pages(project, releases))
+    stale = list(_stale_pages(project, releases, overview))
     for path, text in stale:
         path.parent.mkdir(exist_ok=True)
         with atomic_file(path) as file:
@@ -225,14 +232,14 @@ def write_pages(project: Project, releases: Releases) -> bool:
     return bool(stale)
 
 
-def require_fresh(project: Project, releases: Releases) -> None:
+def require_fresh(project: Project, releases: Releases, overview: str) -> None:
     """Insist that the README's section and the page of all steps say what the series
     say.
 
     Raises:
         UsageError: one of them does not.
     """
-    for path, _ in _stale_pages(project, releases):
+    for path, _ in _stale_pages(project, releases, overview):
         raise UsageError(
             f"the status in {path.relative_to(project.root)} is stale",
             path=path,
@@ -240,13 +247,14 @@ def require_fresh(project: Project, releases: Releases) -> None:
         )
 
 
-def _stale_pages(project: Project, releases: Releases) -> list[tuple[Path, str]]:
+def _stale_pages(
+    project: Project, releases: Releases, overview: str
+) -> list[tuple[Path, str]]:
     """The pages that do not say what the series say, each with its fresh text."""
     statuses, names = step_statuses(project, releases), releases.names
     readme, steps = project.root / README, project.root / STEPS
-    table = matrix_table(statuses, names)
     fresh = {
-        readme: markdown.with_section(readme, SECTION, table),
+        readme: markdown.with_section(readme, SECTION, overview),
         steps: steps_page(statuses, names),
     }
     return [

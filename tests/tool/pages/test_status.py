@@ -12,7 +12,6 @@ from xpustack.base import releases
 from xpustack.checks.run import run
 from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
-from xpustack.core.project import Project
 from xpustack.pages import status
 from xpustack.pages.status import StepStatus, matrix
 
@@ -43,23 +42,24 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
     text = f"# Stack\n\n{begin}\n{end}\n\nThe end.\n"
     readme.write_text(text)
     with pytest.raises(UsageError, match="stale"):
-        status.require_fresh(tiny.project, pinned)
-    assert status.write_pages(tiny.project, pinned)
-    assert not status.write_pages(tiny.project, pinned)
-    status.require_fresh(tiny.project, pinned)
+        status.require_fresh(tiny.project, pinned, "A row.")
+    assert status.write_pages(tiny.project, pinned, "A row.")
+    assert not status.write_pages(tiny.project, pinned, "A row.")
+    status.require_fresh(tiny.project, pinned, "A row.")
     written = readme.read_text()
-    row = "| `raise-value` | 2 lines, Pending | 2 lines, Pending |\n"
-    assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}{end}" in written
+    assert f"{begin}\nA row.\n{end}" in written
     assert written.startswith("# Stack\n") and written.endswith("\nThe end.\n")
     steps = tiny.project.root / status.STEPS
+    row = "| `raise-value` | 2 lines, Pending | 2 lines, Pending |\n"
+    assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}" in steps.read_text()
     row = "| `raise-value` | v1.0 | 2 | 0 | Pending |"
     assert f"|---|---|---|---|---|---|\n{row}" in steps.read_text()
     steps.write_text(steps.read_text().replace("| 2 |", "| 3 |"))
     with pytest.raises(UsageError, match="steps"):
-        status.require_fresh(tiny.project, pinned)
+        status.require_fresh(tiny.project, pinned, "A row.")
     readme.write_text("no section\n")
     with pytest.raises(UsageError, match="no section"):
-        status.write_pages(tiny.project, pinned)
+        status.write_pages(tiny.project, pinned, "A row.")
 
 
 def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
@@ -84,7 +84,3 @@ def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     assert red.checks is not None and red.checks.startswith("not ")
     assert red.since == "2026-11-01"
     assert status.long_cell(green) == "2 lines, Pending, green, 20 d"
-
-
-def test_the_readme_of_this_repository_is_fresh(real_project: Project):
-    status.require_fresh(real_project, releases.load(real_project))

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README: its table of releases, its length, and what it promises to run."""
+
+import re
+from pathlib import Path
+
+import pytest
+from tiny_stack import TinyStack
+
+from xpustack.base import releases
+from xpustack.core.project import Project
+from xpustack.pages.overview import overview, overview_table
+from xpustack.pages.status import README, SECTION, require_fresh
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return (ROOT / README).read_text()
+
+
+def test_each_release_has_a_row_that_its_steps_fill(tmp_path: Path, tiny: TinyStack):
+    stack = tiny.copy(tmp_path)
+    stack.write(
+        "tests/steps/defects.toml",
+        '[[defect]]\nid = "N1"\nwhat = "low"\nstep = "raise-value"\n'
+        'elsewhere = { "v2.0" = "never low" }\n'
+        '[[defect]]\nid = "N1"\nwhat = "lower"\nstep = "raise-value"\n',
+    )
+    stack.add("platform-guards", {"vllm/guard.py": "# SPDX\n"}, "v1.0")
+    rows = overview(stack.project, releases.load(stack.project))
+    assert [row.release for row in rows] == ["v2.0", "v1.0"]
+    newer, older = rows
+    assert (older.untouched, older.steps) == ("does not start", 2)
+    assert (newer.untouched, newer.steps) == ("serves, with wrong attention", 1)
+    assert (older.fixed, newer.fixed) == (1, 1)
+    assert newer.wheel == "2.0+xpu.dsv4.1"
+    assert overview_table(rows).count("\n") == 3
+
+
+def test_the_readme_is_fresh(real_project: Project):
+    pinned = releases.load(real_project)
+    require_fresh(real_project, pinned, overview_table(overview(real_project, pinned)))
+
+
+def test_the_readme_takes_two_screens(readme: str):
+    """Without the rows of the releases, of which there are more each month."""
+    before, _, rest = readme.partition(f"<!-- {SECTION}: begin -->")
+    _, _, after = rest.partition(f"<!-- {SECTION}: end -->")
+    assert len((before + after).splitlines()) <= 90
+
+
+def test_the_honest_line_stands_at_the_top(readme: str):
+    top = "\n".join(readme.splitlines()[:14])
+    assert "has run on an Intel GPU yet" in top
+
+
+def test_every_link_leads_to_a_file(readme: str):
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", readme)
+    assert links
+    assert [link for link in links if not (ROOT / link).exists()] == []
+
+
+def test_every_environment_that_it_names_exists(readme: str):
+    settings = (ROOT / "tox.ini").read_text()
+    names = set(re.findall(r"tox -e ([a-z0-9-]+)", readme))
+    assert {"apply-and-test", "build", "export"} <= names
+    assert [name for name in names if f"[testenv:{name}]" not in settings] == []

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The README's table: one row for each release, read from its series.
+
+A step exists where a release has the fault that it fixes, so the steps say how far a
+release comes without them.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from xpustack.base.releases import Release, Releases
+from xpustack.core import markdown
+from xpustack.core.project import Project
+from xpustack.pages.defects import LIST, Defect, defects
+from xpustack.pages.status import StepStatus, step_statuses
+
+HEADS = ("release", "untouched", "defects fixed", "steps", "MTP draft", "wheel")
+
+_UNTOUCHED = {
+    "platform-guards": "does not start",
+    "router-op": "stops at its first layer of experts",
+}
+"""By the step that changes it: what serving with the untouched release does."""
+_WRONG = "serves, with wrong attention"
+_DRAFT = {
+    "mtp": "missing → one token",
+    "mtp-weights": "does not load → one token",
+    "indexer-speculation": "wrong lengths → one token",
+}
+"""By the step that changes it: speculation, untouched and patched."""
+
+
+class Row(NamedTuple):
+    """A release in the README's table."""
+
+    release: str
+    untouched: str
+    fixed: int
+    steps: int
+    lines: int
+    draft: str
+    wheel: str
+
+    def cells(self) -> tuple[str, ...]:
+        return (
+            self.release,
+            self.untouched,
+            str(self.fixed),
+            f"{self.steps}, {self.lines} lines",
+            self.draft,
+            f"`{self.wheel}`",
+        )
+
+
+def overview(project: Project, pinned: Releases) -> list[Row]:
+    """One row for each pinned release, newest first.
+
+    Raises:
+        SeriesError: a series cannot be read.
+        UsageError: the list of defects cannot be read.
+    """
+    statuses = step_statuses(project, pinned)
+    listed = defects(project) if (project.root / LIST).is_file() else ()
+    rows = []
+    for release in reversed(list(pinned)):
+        steps = [status for status in statuses if status.release == release.name]
+        rows.append(_row(release, steps, listed))
+    return rows
+
+
+def overview_table(rows: Sequence[Row]) -> str:
+    """The rows as a Markdown table."""
+    return markdown.table(HEADS, (row.cells() for row in rows))
+
+
+def _row(
+    release: Release, steps: Sequence[StepStatus], listed: Sequence[Defect]
+) -> Row:
+    slugs = {status.step for status in steps}
+    fixed = {
+        defect.id
+        for defect in listed
+        if defect.step in slugs and release.name not in defect.elsewhere
+    }
+    return Row(
+        release.name,
+        _first(_UNTOUCHED, slugs) or _WRONG,
+        len(fixed),
+        len(steps),
+        sum(status.changed + status.brought for status in steps),
+        _first(_DRAFT, slugs) or "untested",
+        f"{release.version}+xpu.dsv4.{release.revision}",
+    )
+
+
+def _first(words: dict[str, str], slugs: set[str]) -> str | None:
+    return next((text for slug, text in words.items() if slug in slugs), None)
