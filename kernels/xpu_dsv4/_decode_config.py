@@ -9,6 +9,7 @@ import torch
 
 from ._merge import MOST_SPLITS, PARTIAL_WIDTH
 from ._triton import triton
+from ._tuned import tuned_rows
 
 XE_CORES = 32
 """Xe-cores that are assumed where there is no XPU to ask, as of an Arc Pro B70."""
@@ -45,6 +46,64 @@ class DecodeConfig(NamedTuple):
     q_blocks: bool
 
 
+class TunedDecode(NamedTuple):
+    """A measured configuration, for a range of heads; fields as in `DecodeConfig`.
+
+    Attributes:
+        least_heads: heads of `q` at least.
+        most_heads: heads of `q` at most.
+        programs: programs that fill the device; they decide the splits.
+
+    """
+
+    least_heads: int
+    most_heads: int
+    block_h: int
+    block_n: int
+    programs: int
+    num_warps: int
+    num_stages: int
+    grf: int
+    halves: int
+    dims_first: bool
+    q_blocks: bool
+
+    def fits(self) -> bool:
+        """Whether the kernel has this configuration."""
+        return (
+            self.least_heads <= self.most_heads
+            and self.block_h in (16, 32, 64, 128)
+            and self.block_n in (16, 32, 64)
+            and self.programs > 0
+            and self.num_warps in (1, 2, 4, 8, 16)
+            and self.num_stages in (1, 2, 3, 4)
+            and self.grf in (128, 256)
+            and self.halves in (1, 2)
+            and not (self.dims_first and self.halves == 2)
+        )
+
+    def config(
+        self, num_tokens: int, num_heads: int, max_keys: int, aligned: bool
+    ) -> DecodeConfig:
+        """This configuration for one launch; arguments as for `decode_config`."""
+        return DecodeConfig(
+            self.block_h,
+            self.block_n,
+            _splits(
+                self.halves * num_tokens * triton.cdiv(num_heads, self.block_h),
+                triton.cdiv(max_keys, self.block_n),
+                self.programs,
+                MOST_SPLITS,
+            ),
+            self.num_warps if aligned or not self.q_blocks else 2 * self.num_warps,
+            self.num_stages,
+            self.grf,
+            self.halves,
+            self.dims_first,
+            self.q_blocks and aligned,
+        )
+
+
 def decode_config(
     device_type: str,
     num_tokens: int,
@@ -53,6 +112,8 @@ def decode_config(
     aligned: bool = True,
 ) -> DecodeConfig:
     """The configuration for one launch, from sizes that the host knows.
+
+    One that was measured on this device wins.
 
     Args:
         device_type (str):
@@ -69,6 +130,9 @@ def decode_config(
             share a program where they cannot: then nothing spills either.
 
     """
+    for row in tuned_rows("sparse_decode", device_type, TunedDecode, TunedDecode.fits):
+        if row.least_heads <= num_heads <= row.most_heads:
+            return row.config(num_tokens, num_heads, max_keys, aligned)
     if device_type == "cuda":
         return _cuda_config(num_tokens, num_heads, max_keys)
     block_n = 16

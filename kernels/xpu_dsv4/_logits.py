@@ -22,11 +22,11 @@ from ._fp4 import MXFP4_BLOCK, SCALES_A_WORD
 from ._launch import launch_options
 from ._logits_kernels import mqa_logits_kernel, paged_mqa_logits_kernel
 from ._triton import triton
+from ._tuned import tuned_rows
 
 MOST_HEADS = 128
 SCALE_BYTES = 4
 """Scale bytes of a key in a page: an fp32, or four UE8M0 bytes."""
-_BLOCK_M, _BLOCK_N = 8, 64
 _AXIS_LIMIT = 65535
 """Programs along the second and third axis of a grid."""
 
@@ -44,6 +44,44 @@ class _Format(NamedTuple):
     dtypes: tuple[torch.dtype, ...]
     scale_dtype: torch.dtype
     page_alignment: int
+
+
+class LogitsConfig(NamedTuple):
+    """How the scores are divided into tiles; measured ones are rows of a file.
+
+    Attributes:
+        block_m: rows per tile, where keys are gathered.
+        block_n: keys per tile, at most 64: so many scores behind a row may be written.
+        num_warps: warps per program; on XPU, sub-groups of 16 lanes.
+        num_stages: depth of software pipelining.
+        grf: registers per hardware thread on XPU, 128 or 256.
+
+    """
+
+    block_m: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    grf: int
+
+    def fits(self) -> bool:
+        """Whether the kernels have this configuration."""
+        return (
+            self.block_m in (1, 2, 4, 8, 16, 32)
+            and self.block_n in (16, 32, 64)
+            and self.num_warps in (1, 2, 4, 8, 16, 32)
+            and self.num_stages in (1, 2, 3, 4)
+            and self.grf in (128, 256)
+        )
+
+
+DEFAULT = LogitsConfig(8, 64, num_warps=8, num_stages=1, grf=256)
+
+
+def logits_config(kernel: str, device_type: str) -> LogitsConfig:
+    """The configuration of `mqa_logits` or `paged_mqa_logits`, with FP8 or MXFP4."""
+    rows = tuned_rows(kernel, device_type, LogitsConfig, LogitsConfig.fits)
+    return rows[0] if rows else DEFAULT
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -91,7 +129,9 @@ def mqa_logits(
     )
     logits = _output(out, rows, num_keys, q.device)
     if rows and num_keys:
-        mqa_logits_kernel[_grid(triton.cdiv(rows, _BLOCK_M), num_keys)](
+        config = logits_config("mqa_logits", q.device.type)
+        row_blocks = triton.cdiv(rows, config.block_m)
+        mqa_logits_kernel[_grid(row_blocks, num_keys, config.block_n)](
             q.view(torch.uint8),
             q_scales,
             kv.view(torch.uint8),
@@ -109,12 +149,12 @@ def mqa_logits(
             kv.stride(0),
             weights.stride(0),
             logits.stride(0),
-            BLOCK_M=_BLOCK_M,
-            BLOCK_N=_BLOCK_N,
+            BLOCK_M=config.block_m,
+            BLOCK_N=config.block_n,
             BLOCK_H=_padded(heads),
             DIM=_dim(width, q_scales),
             FP4=q_scales is not None,
-            **launch_options(q.device, num_warps=8, grf=256),
+            **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )
     return logits
 
@@ -153,7 +193,8 @@ def paged_mqa_logits(
     )
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
-        paged_mqa_logits_kernel[_grid(requests, max_model_len)](
+        config = logits_config("paged_mqa_logits", q.device.type)
+        paged_mqa_logits_kernel[_grid(requests, max_model_len, config.block_n)](
             q.view(torch.uint8),
             q_scales,
             pages,
@@ -177,19 +218,19 @@ def paged_mqa_logits(
             logits.stride(0),
             NEXT_N=next_n,
             BLOCK_SIZE=pages.shape[1],
-            BLOCK_N=_BLOCK_N,
+            BLOCK_N=config.block_n,
             BLOCK_H=_padded(heads),
             DIM=_dim(width, q_scales),
             ROW_LENS=row_lens,
             FP4=q_scales is not None,
-            **launch_options(q.device, num_warps=8, grf=256),
+            **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )
     return logits
 
 
-def _grid(first: int, num_keys: int) -> tuple[int, int, int]:
-    """`first` programs for each tile of keys; 4.19 M keys and more take two axes."""
-    tiles = triton.cdiv(num_keys, _BLOCK_N)
+def _grid(first: int, num_keys: int, block_n: int) -> tuple[int, int, int]:
+    """`first` programs for each tile of keys; 65,536 tiles and more take two axes."""
+    tiles = triton.cdiv(num_keys, block_n)
     return first, min(tiles, _AXIS_LIMIT), triton.cdiv(tiles, _AXIS_LIMIT)
 
 

@@ -25,6 +25,7 @@ from ._dims_first import (
 from ._launch import has_aligned_rows, launch_options
 from ._softmax import EMPTY_MAX, LOG2E, check_sink, softmax_factor, softmax_step
 from ._triton import tl, triton
+from ._tuned import tuned_rows
 
 HEAD_DIM = 512
 
@@ -51,6 +52,49 @@ class PrefillConfig(NamedTuple):
     grf: int
     dims_first: bool
     q_blocks: bool
+
+
+class TunedPrefill(NamedTuple):
+    """A measured configuration, for a range of heads; fields as in `PrefillConfig`.
+
+    Attributes:
+        least_heads: heads of `q` at least.
+        most_heads: heads of `q` at most.
+
+    """
+
+    least_heads: int
+    most_heads: int
+    block_h: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    grf: int
+    dims_first: bool
+    q_blocks: bool
+
+    def fits(self) -> bool:
+        """Whether the kernel has this configuration."""
+        return (
+            self.least_heads <= self.most_heads
+            and self.block_h in (16, 32, 64, 128)
+            and self.block_n in (16, 32, 64)
+            and self.num_warps in (1, 2, 4, 8, 16)
+            and self.num_stages in (1, 2, 3, 4)
+            and self.grf in (128, 256)
+        )
+
+    def config(self, aligned: bool) -> PrefillConfig:
+        """This configuration for one launch; `aligned` as for `decode_config`."""
+        return PrefillConfig(
+            self.block_h,
+            self.block_n,
+            self.num_warps if aligned or not self.q_blocks else 2 * self.num_warps,
+            self.num_stages,
+            self.grf,
+            self.dims_first,
+            self.q_blocks and aligned,
+        )
 
 
 @triton.jit
@@ -237,6 +281,11 @@ def prefill_config(
     device_type: str, num_heads: int, aligned: bool = True
 ) -> PrefillConfig:
     """The configuration for one launch; arguments as for `decode_config`."""
+    for row in tuned_rows(
+        "sparse_prefill", device_type, TunedPrefill, TunedPrefill.fits
+    ):
+        if row.least_heads <= num_heads <= row.most_heads:
+            return row.config(aligned)
     if device_type != "cuda":
         if num_heads <= 16:
             block_h, num_warps = 16, 8
