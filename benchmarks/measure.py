@@ -18,6 +18,8 @@ import torch
 Call = Callable[[], Any]
 REPEATS = 15
 BATCH_MICROSECONDS = 4000.0
+GRAPHS = {"cuda": "CUDAGraph", "xpu": "XPUGraph"}
+"""Class of a captured graph by kind of device; torch for XPU may have none."""
 
 
 @dataclass(frozen=True)
@@ -80,16 +82,18 @@ class Clock:
 
     def captured(self, calls: Sequence[Call]) -> float | None:
         """Time of one call inside a graph; None where there are no graphs."""
-        if self.device.type != "cuda":
+        module = self._module
+        make = getattr(module, GRAPHS.get(self.device.type, ""), None)
+        if make is None:
             return None
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
+        side = module.Stream()
+        side.wait_stream(module.current_stream())
+        with module.stream(side):
             for call in calls:
                 call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
+        module.current_stream().wait_stream(side)
+        graph = make()
+        with module.graph(graph):
             for call in calls:
                 call()
         return self._median(graph.replay) / len(calls)

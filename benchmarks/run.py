@@ -11,7 +11,6 @@ import argparse
 import csv
 import gc
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,8 @@ from typing import TYPE_CHECKING
 
 import torch
 import triton
+
+from .device import UnusableDevice, add_device, describe, take_device
 
 if TYPE_CHECKING:
     from .measure import Clock, Roofline
@@ -115,11 +116,8 @@ def text(case: "Case", rows: Sequence[Measurement]) -> str:
 
 def environment(device: torch.device) -> dict[str, str]:
     """What the figures were measured on."""
-    name = "CPU"
-    if device.type != "cpu":
-        name = getattr(torch, device.type).get_device_name()
     return {
-        "device": name,
+        "device": describe(device),
         "torch": torch.__version__,
         "triton": triton.__version__,
         "time": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
@@ -146,29 +144,18 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--others", type=Path, default=Path(".bench"))
     parser.add_argument("--op", action="append", default=[], help="may be repeated")
     parser.add_argument("--seconds", type=float, default=540, help="stop after that")
-    parser.add_argument(
-        "--dry-run", action="store_true", help="tiny shapes on the interpreter"
-    )
+    add_device(parser)
     return parser.parse_args(arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
     started = time.monotonic()
-    device = torch.device("cpu")
-    if options.dry_run:
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            print("set TRITON_INTERPRET=1 for a dry run", file=sys.stderr)
-            return 2
-        from kernels import interpreter
-
-        interpreter.repair()
-    else:
-        accelerator = torch.accelerator.current_accelerator()
-        if accelerator is None:
-            print("no GPU here; --dry-run needs none", file=sys.stderr)
-            return 5
-        device = accelerator
+    try:
+        device = take_device(options.device)
+    except UnusableDevice as error:
+        print(error, file=sys.stderr)
+        return 5
     from .measure import Clock
     from .workload import competitors_in
 
@@ -211,8 +198,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"not measured: {line}")
     wrong = sum(bool(row.wrong) for row in rows)
     print(
-        f"{len(rows)} figures, {wrong} wrong, {skipped} cases left out for time, "
-        f"{time.monotonic() - started:.0f} s"
+        f"{facts['device']}: {len(rows)} figures, {wrong} wrong, {skipped} cases left "
+        f"out for time, {time.monotonic() - started:.0f} s"
     )
     return 1 if wrong else 0
 

@@ -1,38 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """The repository and the cache that the tests of the emulation use, and where the
-kernels run that they hold stand-ins against: a GPU, else the repaired interpreter."""
+kernels run that they hold stand-ins against: what `--device` names."""
 
-import os
 from pathlib import Path
 
 import pytest
 import torch
+from device_choice import take_device
 
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 
-
-def _device() -> torch.device:
-    for kind in ("cuda", "xpu"):
-        if getattr(torch, kind).is_available():
-            return torch.device(kind)
-    return torch.device("cpu")
+_DEVICE = pytest.StashKey[torch.device]()
 
 
-DEVICE = _device()
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-    from kernels.interpreter import repair
-    from kernels.interpreter_speed import speed_up
-
-    repair()
-    speed_up()
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_DEVICE] = take_device(config)
 
 
 @pytest.fixture(scope="session")
-def kernel_device() -> torch.device:
+def kernel_device(request: pytest.FixtureRequest) -> torch.device:
     """The device that a kernel's tensors live on; a stand-in's live on the CPU."""
-    return DEVICE
+    return request.config.stash[_DEVICE]
 
 
 @pytest.fixture(scope="session")

@@ -1,41 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the kernels run: a GPU when there is one, else Triton's repaired interpreter.
+"""Where the kernels run: what `--device` names. No test knows it."""
 
-The choice is made before Triton is imported, and no test knows it.
-"""
-
-import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from device_choice import take_device
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-
-def _device() -> torch.device:
-    for kind in ("cuda", "xpu"):
-        if hasattr(torch, kind) and getattr(torch, kind).is_available():
-            return torch.device(kind)
-    return torch.device("cpu")
+_DEVICE = pytest.StashKey[torch.device]()
 
 
-DEVICE = _device()
-if DEVICE.type == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-    from kernels.interpreter import repair
-    from kernels.interpreter_speed import speed_up
-
-    repair()
-    speed_up()
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_DEVICE] = take_device(config)
 
 
 @pytest.fixture(scope="session")
-def device() -> torch.device:
+def device(request: pytest.FixtureRequest) -> torch.device:
     """The device that every tensor of a test lives on."""
-    return DEVICE
+    return request.config.stash[_DEVICE]
 
 
 def _poisoned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:

@@ -1,0 +1,26 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The option `--device`, and where kernels ran as a run's first and last line."""
+
+import pytest
+from device_choice import KINDS, described
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--device",
+        choices=KINDS,
+        help="where kernels run: a GPU of that kind, or Triton's repaired interpreter",
+    )
+
+
+def pytest_report_header(config: pytest.Config) -> str | None:
+    return described(config) or None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, config: pytest.Config
+) -> None:
+    """As in the header: a reader of the log's end sees it, too."""
+    if line := described(config):
+        terminalreporter.write_line(line)
