@@ -108,6 +108,7 @@ def vllm_config(
         hf_text_config=hf,
         architectures=hf.architectures,
         dtype=torch.bfloat16,
+        head_dtype=torch.bfloat16,
         max_model_len=layout.MAX_MODEL_LEN,
         use_mla=True,
         is_moe=True,
