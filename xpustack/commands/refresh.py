@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack refresh`: carry a series over to another release."""
 
+import dataclasses
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xpustack.core.cache import atomic_file
-from xpustack.core.errors import ApplyError
+from xpustack.core.errors import ApplyError, UsageError
 from xpustack.core.project import Project
+from xpustack.refresh.neighbours import Source, choose_source, missing_releases
 from xpustack.refresh.refresh import refresh as carry_over
 from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
 from xpustack.terminal.console import (
+    Answer,
     AsJson,
     Offline,
     answering,
@@ -21,8 +24,17 @@ from xpustack.terminal.console import (
 
 
 def refresh(
-    release: Annotated[str, typer.Argument(help="Where to, such as v0.24.0.")],
-    source: Annotated[str, typer.Option("--from", help="Where from, such as v0.23.0.")],
+    release: Annotated[
+        str | None, typer.Argument(help="Where to, such as v0.24.0.")
+    ] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            help="Where from, such as v0.23.0. Without it, the pinned neighbour that"
+            " gives fewer conflicts.",
+        ),
+    ] = None,
     to: Annotated[
         Path | None,
         typer.Option(help="The work repository: new, or that of an earlier run."),
@@ -43,6 +55,10 @@ def refresh(
     report: Annotated[
         Path | None, typer.Option(help="Write the report there as Markdown.")
     ] = None,
+    missing: Annotated[
+        bool,
+        typer.Option("--missing", help="List the releases without a pin instead."),
+    ] = False,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
@@ -52,12 +68,32 @@ def refresh(
     progress (exit code 4): resolve it, continue the cherry-pick, and run the same
     command again. Nothing else is written until every step is carried or dropped."""
     with answering("refresh", as_json) as answer:
+        if missing:
+            _list_missing(answer, release, offline)
+            return
+        if release is None:
+            raise UsageError(
+                "no release to carry a series to",
+                hint="xpustack refresh v0.24.0, or xpustack refresh --missing",
+            )
         with showing_progress() as progress, using_cache() as cache:
+            project = Project.find()
+            chosen = Source(source, "as asked") if source else None
+            if chosen is None:
+                chosen = choose_source(
+                    project,
+                    cache,
+                    release,
+                    directory=to,
+                    drop=tuple(drop or ()),
+                    offline=offline,
+                    progress=progress,
+                )
             refreshed = carry_over(
-                Project.find(),
+                project,
                 cache,
                 release,
-                source,
+                chosen.name,
                 directory=to,
                 drop=tuple(drop or ()),
                 tests=tests,
@@ -69,7 +105,9 @@ def refresh(
         if report is not None:
             with atomic_file(report) as file:
                 file.write(markdown(refreshed).encode())
-        answer.data = to_json(refreshed)
+        answer.data = {**to_json(refreshed), "why": chosen.why}
+        if source is None:
+            answer.say(f"from {chosen.name}: {chosen.why}")
         answer.table(rows(refreshed), ("step", "outcome", "why"))
         answer.say(*conflicts(refreshed), summary(refreshed))
         answer.say(*(f"{stale.kind} {stale.path}" for stale in refreshed.stale or ()))
@@ -80,6 +118,25 @@ def refresh(
         if refreshed.open:
             answer.say(f"next: {_advice(refreshed.directory)}")
             answer.exit_code = ApplyError.exit_code
+
+
+def _list_missing(answer: Answer, release: str | None, offline: bool) -> None:
+    """Say which releases of the index are not pinned."""
+    if release is not None or offline:
+        raise UsageError(
+            "--missing asks the index about all releases",
+            hint="xpustack refresh --missing",
+        )
+    with showing_progress() as progress:
+        found = missing_releases(Project.find(), progress=progress)
+    answer.data = {"missing": [dataclasses.asdict(item) for item in found]}
+    for item in found:
+        beside = f", beside the pin {item.pinned}" if item.pinned else ""
+        answer.say(f"{item.version}: not pinned{beside}")
+    if not found:
+        answer.say("every minor's newest patch release is pinned")
+    for item in found[:1]:
+        answer.say(f"next: xpustack refresh {item.version}")
 
 
 def _advice(directory: Path | None) -> str:

@@ -8,13 +8,13 @@ from pathlib import Path
 from packaging.version import Version
 
 from xpustack.base import releases
-from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import carrier
+from xpustack.refresh.neighbours import final_releases
 from xpustack.refresh.refresh import target_release
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order
@@ -102,14 +102,8 @@ def watch(
 
 def _newer(newest: Release, progress: Progress) -> Iterator[str]:
     """The final releases on the index after the newest pin, oldest first."""
-    progress("asking the index")
-    offered = {
-        Version(package.version or "0")
-        for package in PipConfiguration.of_this_machine().index().archives()
-        if not package.link.is_yanked
-    }
-    for version in sorted(offered):
-        if version > Version(newest.version) and not version.is_prerelease:
+    for version in final_releases(progress):
+        if version > Version(newest.version):
             yield str(version)
 
 

@@ -168,6 +168,14 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
     return work
 
 
+def noted_source(directory: Path) -> str | None:
+    """The release that an earlier run in `directory` carries from; None if that is no
+    work repository of a refresh."""
+    if not (directory / ".git" / NOTE).is_file():
+        return None
+    return read_note(open_work(directory)).source
+
+
 def settled_outcome(note: Note, slug: str) -> StepOutcome:
     """The outcome of a step whose commit is there."""
     for outcome in note.done:
