@@ -107,9 +107,12 @@ def devices() -> list[Device]:
     return [
         Device(
             name=name,
-            **_without_source(device),
-            **_without_source(data["architecture"][device["target"]]),
-            **data["assumed"],
+            # What was measured on a device wins over what its architecture says.
+            **{
+                **data["assumed"],
+                **_without_source(data["architecture"][device["target"]]),
+                **_without_source(device),
+            },
         )
         for name, device in data["device"].items()
     ]

@@ -5,7 +5,7 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, NoReturn
@@ -19,6 +19,7 @@ from xpustack.commands import (
     cache,
     check,
     defects,
+    device,
     export,
     index,
     pin,
@@ -126,8 +127,8 @@ def _global_options(
         os.chdir(directory)
 
 
-for panel, commands in {
-    DEPLOYER: (build.build, verify.verify, index.index),
+PANELS: dict[str, tuple[Callable[..., None], ...]] = {
+    DEPLOYER: (build.build, verify.verify, index.index, device.device),
     CONTRIBUTOR: (apply.apply, save.save, check.check, export.export),
     MAINTAINER: (
         status.status,
@@ -137,7 +138,8 @@ for panel, commands in {
         watch.watch,
         defects.defects,
     ),
-}.items():
+}
+for panel, commands in PANELS.items():
     for command in commands:
         app.command(epilog=EXIT_CODES, rich_help_panel=panel)(command)
 

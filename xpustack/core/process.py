@@ -219,6 +219,11 @@ def program(name: str) -> list[str]:
     return [str(path)] if path.is_file() else [sys.executable, "-m", name]
 
 
-def _kill(child: subprocess.Popen[str]) -> None:
+def kill_group(leader: int) -> None:
+    """Kill a process started here and its group; nothing where they have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child.pid, signal.SIGKILL)
+        os.killpg(leader, signal.SIGKILL)
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    kill_group(child.pid)

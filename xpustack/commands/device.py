@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xpustack device`: prove, compare, tune and serve on a GPU, and report it."""
+
+import shutil
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import typer
+
+from xpustack.base import releases
+from xpustack.core.errors import CheckFailed, UsageError
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.device import archive, session
+from xpustack.device.ingest import ingest
+from xpustack.device.records import STAGES, Kind
+from xpustack.device.stages import Bench
+from xpustack.terminal.console import AsJson, answering, showing_progress
+
+FOLDER = ".device"
+
+
+def device(
+    stage: Annotated[
+        list[str] | None,
+        typer.Argument(help=f"{', '.join(STAGES)}; all if none is named."),
+    ] = None,
+    kind: Annotated[
+        Kind, typer.Option("--device", help="Where kernels run; nothing else is tried.")
+    ] = "xpu",
+    python: Annotated[
+        str,
+        typer.Option(
+            help="The Python that has torch and Triton for the device.",
+            show_default="the one that runs this",
+        ),
+    ] = sys.executable,
+    release: Annotated[
+        str | None,
+        typer.Option(help="The release whose pins count.", show_default="the newest"),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            file_okay=False, help="Where results go.", show_default=f"{FOLDER}/KIND"
+        ),
+    ] = None,
+    minutes: Annotated[
+        float,
+        typer.Option(min=1, help="About how long a stage may take at most."),
+    ] = 25,
+    again: Annotated[
+        bool, typer.Option("--again", help="Run finished stages anew.")
+    ] = False,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--ingest",
+            metavar="FILE",
+            help="Take a report in: a row of docs/devices.md, and the cost model.",
+        ),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run kernels, benchmarks and vLLM's engine on a GPU, and write a report to send.
+
+    Stages that passed are kept: a run that was interrupted goes on where it was. A
+    stage that fails or hangs does not stop the others. Nothing is installed, and no
+    network is used."""
+    with answering("device", as_json) as answer:
+        project = Project.find()
+        if report is not None:
+            said = ingest(project, archive.read(report))
+            answer.data = {"ingested": said}
+            answer.say(*said)
+            return
+        unknown = [name for name in stage or () if name not in STAGES]
+        if unknown:
+            raise UsageError(
+                f"{unknown[0]!r} is no stage",
+                detail=[f"stages: {', '.join(STAGES)}"],
+                hint="python -m xpustack device --help",
+            )
+        program = shutil.which(python)
+        if program is None:
+            raise UsageError("there is no such Python", path=python)
+        pinned = releases.load(project)
+        folder = (out or project.root / FOLDER / kind).absolute()
+        with showing_progress() as progress, Runner().stop_on_error() as runner:
+            bench = Bench(
+                project,
+                kind,
+                pinned[release or pinned.names[-1]],
+                program,
+                folder,
+                minutes,
+                runner,
+                progress,
+            )
+            done = session.run(bench, stage or STAGES, again=again)
+        answer.data = {
+            "device": bench.facts()[0].found,
+            "folder": str(folder),
+            "stages": [msgspec.to_builtins(result) for result in done.results],
+            "kept": sorted(done.kept),
+        }
+        answer.say(f"device: {bench.facts()[0].found} (--device {kind})")
+        answer.table(
+            (
+                {
+                    "stage": result.stage,
+                    "verdict": result.status,
+                    "seconds": f"{result.seconds:.0f}"
+                    + (" *" if result.stage in done.kept else ""),
+                    "result": result.summary,
+                }
+                for result in done.results
+            ),
+            ("stage", "verdict", "seconds", "result"),
+        )
+        for result in done.results:
+            answer.say(*(f"{result.stage}: {finding}" for finding in result.findings))
+        if done.kept:
+            answer.say("* from an earlier run")
+        if done.report is not None:
+            answer.say(f"to send: {folder / 'report' / archive.NAME}")
+        answer.say(f"device: {bench.facts()[0].found} (--device {kind})")
+        if done.failed:
+            answer.exit_code = CheckFailed.exit_code

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One archive to send: reports, tables and logs, without names of host or user."""
+
+import getpass
+import gzip
+import io
+import re
+import socket
+import tarfile
+import xml.etree.ElementTree as ET
+from collections.abc import Mapping
+from pathlib import Path
+
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import UsageError
+from xpustack.device.records import Report, StageResult, parse_report
+from xpustack.device.stages import Bench
+
+NAME = "device-report.tar.gz"
+REPORT = "report.json"
+_COMMON = frozenset({"root", "localhost", "user", "ubuntu", "vllm", "intel", "admin"})
+"""Names that identify nobody."""
+_TEXTS = {
+    "doctor": ("log.txt",),
+    "prove": ("log.txt", "machine_code.json"),
+    "compare": ("log.txt", "benchmark.json", "benchmark.svg"),
+    "tune": ("log.txt", "tried.json"),
+    "serve": ("log.txt",),
+}
+
+
+def names(bench: Bench) -> dict[str, str]:
+    """What must not be in an archive, and what stands for it."""
+    host = socket.gethostname()
+    found = {
+        str(bench.out): "<out>",
+        str(bench.project.root): "<checkout>",
+        str(Path.home()): "<home>",
+        host: "<host>",
+        host.partition(".")[0]: "<host>",
+        _user(): "<user>",
+    }
+    return {
+        name: stand_in
+        for name, stand_in in found.items()
+        if len(name) > 1 and name not in _COMMON and name != "/root"
+    }
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return ""
+
+
+def anonymous(text: str, hidden: Mapping[str, str]) -> str:
+    """`text` with each hidden name replaced, the longest first."""
+    for name in sorted(hidden, key=len, reverse=True):
+        pattern = rf"(?<![A-Za-z0-9_]){re.escape(name)}(?![A-Za-z0-9_])"
+        text = re.sub(pattern, hidden[name], text)
+    return text
+
+
+def junit(stages: tuple[StageResult, ...], tests: Path) -> str:
+    """One test suite for the stages, and that of the kernel tests where it exists."""
+    root = ET.Element("testsuites")
+    suite = ET.SubElement(
+        root,
+        "testsuite",
+        name="xpustack device",
+        tests=str(len(stages)),
+        failures=str(sum(s.status == "failed" for s in stages)),
+        skipped=str(sum(s.status == "left out" for s in stages)),
+    )
+    for stage in stages:
+        case = ET.SubElement(
+            suite,
+            "testcase",
+            classname="device",
+            name=stage.stage,
+            time=str(stage.seconds),
+        )
+        kinds = {"failed": "failure", "left out": "skipped"}
+        if stage.status in kinds:
+            verdict = ET.SubElement(case, kinds[stage.status], message=stage.summary)
+            verdict.text = "\n".join(map(str, stage.findings))
+    if tests.is_file():
+        for part in ET.parse(tests).getroot().iter("testsuite"):
+            part.attrib.pop("hostname", None)
+            root.append(part)
+    ET.indent(root)
+    return ET.tostring(root, encoding="unicode") + "\n"
+
+
+def write(bench: Bench, report: Report) -> Path:
+    """Write `junit.xml` beside the report, and the archive of everything.
+
+    The folder's own report is made anonymous as well.
+    """
+    hidden = names(bench)
+    folder = bench.folder("report")
+    texts = {
+        "junit.xml": junit(report.stages, bench.out / "prove/junit.xml"),
+        REPORT: (folder / REPORT).read_text("utf-8"),
+        "report.md": (folder / "report.md").read_text("utf-8"),
+    }
+    for stage, files in _TEXTS.items():
+        for file in files:
+            path = bench.out / stage / file
+            if path.is_file():
+                name = file if file.endswith(".svg") else f"{stage}/{file}"
+                texts[name] = path.read_text("utf-8", "replace")
+    for path in sorted((bench.out / "tuned").glob("*.json")):
+        texts[f"tuned/{path.name}"] = path.read_text("utf-8")
+    clean = {name: anonymous(text, hidden) for name, text in texts.items()}
+    for name in ("junit.xml", REPORT, "report.md", "benchmark.svg"):
+        if name in clean:
+            with atomic_file(folder / name) as output:
+                output.write(clean[name].encode())
+    target = folder / NAME
+    with (
+        atomic_file(target) as output,
+        gzip.GzipFile(filename="", mode="wb", fileobj=output, mtime=0) as packed,
+        tarfile.open(fileobj=packed, mode="w") as archive,
+    ):
+        for name, text in sorted(clean.items()):
+            data = text.encode()
+            member = tarfile.TarInfo(f"device-report/{name}")
+            member.size = len(data)
+            archive.addfile(member, io.BytesIO(data))
+    return target
+
+
+def read(path: Path) -> Report:
+    """The report in an archive, or a `report.json`.
+
+    Raises:
+        UsageError: there is no such file, or no report in it.
+    """
+    if not path.is_file():
+        raise UsageError("there is no such report", path=path)
+    if path.suffix == ".json":
+        return parse_report(path.read_bytes(), str(path))
+    try:
+        with tarfile.open(path) as archive:
+            member = archive.extractfile(f"device-report/{REPORT}")
+            content = member.read() if member else b""
+    except (tarfile.TarError, KeyError, OSError, EOFError) as error:
+        raise UsageError(f"no archive of a device report: {error}", path=path) from None
+    return parse_report(content, str(path))
