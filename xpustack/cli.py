@@ -25,6 +25,7 @@ from xpustack.commands import (
     pin,
     refresh,
     save,
+    site,
     stamp,
     status,
     verify,
@@ -137,6 +138,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         refresh.refresh,
         watch.watch,
         defects.defects,
+        site.site,
     ),
 }
 for panel, commands in PANELS.items():

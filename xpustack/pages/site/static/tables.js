@@ -1,0 +1,47 @@
+// Makes tables sortable and filterable, and folds long cells.
+"use strict";
+
+const LONG = 220;
+const FEW = 6;
+
+function fold(cell) {
+  const text = cell.textContent.trim();
+  if (text.length <= LONG) return;
+  const details = document.createElement("details");
+  const summary = document.createElement("summary");
+  summary.textContent = text.slice(0, 120) + " …";
+  details.append(summary);
+  while (cell.firstChild) details.append(cell.firstChild);
+  cell.dataset.order = text;
+  cell.append(details);
+}
+
+async function enhance() {
+  const tables = [...document.querySelectorAll("article table")].filter(
+    (table) => table.tHead && table.tBodies[0] && table.tBodies[0].rows.length >= FEW,
+  );
+  for (const table of tables) table.querySelectorAll("tbody td").forEach(fold);
+  if (tables.length) {
+    const { default: DataTable } = await window.dataTables;
+    for (const table of tables) {
+      const width = table.tHead.rows[0].cells.length;
+      const regular = [...table.tBodies[0].rows].every((row) => row.cells.length === width);
+      if (!regular) continue;
+      new DataTable(table, {
+        order: [],
+        paging: false,
+        info: true,
+        autoWidth: false,
+        language: { search: "Filter:" },
+      });
+    }
+  }
+  document.documentElement.dataset.tables = "ready";
+}
+
+document.addEventListener("DOMContentLoaded", () => {
+  enhance().catch((error) => {
+    document.documentElement.dataset.tables = "failed";
+    throw error;
+  });
+});
