@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Indexer logits over gathered and paged keys, in FP8 and in MXFP4.
 
-Upstream's releases compute neither in Triton, so ours is compared with torch.
+Upstream's releases compute neither in Triton, so ours is compared with torch, and FP8
+with the ops of vllm-xpu-kernels where they are installed.
 """
 
 from collections.abc import Callable, Iterator
@@ -13,7 +14,7 @@ from kernels.xpu_dsv4.mqa_logits import fp8_mqa_logits, fp8_paged_mqa_logits
 from kernels.xpu_dsv4.mqa_logits_mxfp4 import mxfp4_mqa_logits, mxfp4_paged_mqa_logits
 
 from .attention import BLOCK
-from .workload import OURS, TORCH, Candidate, Case, Competitors
+from .workload import OURS, SYCL, TORCH, Candidate, Case, Competitors
 
 INDEX_HEADS, INDEX_DIM = 64, 128
 PAGE = 8640
@@ -56,9 +57,13 @@ def random_mxfp4(
 
 
 def flat_candidates(
-    run: Run, q: torch.Tensor, keys: Keys, weights: torch.Tensor
+    run: Run,
+    q: torch.Tensor,
+    keys: Keys,
+    weights: torch.Tensor,
+    sycl: Callable[[], torch.Tensor] | None = None,
 ) -> list[Candidate]:
-    """Ours and torch, with queries and keys as values, all keys visible."""
+    """Ours and others, with queries and keys as values, all keys visible."""
     rows, count = q.shape[0], keys(torch.bfloat16).shape[0]
     out = torch.empty(rows, count, device=q.device)
     check = slice(0, min(rows, 16))
@@ -74,11 +79,36 @@ def flat_candidates(
 
     return [
         Candidate(OURS, [partial(run, out)], lambda: out[check], reference),
+        *_sycl(sycl, lambda scored: scored[check], reference),
         Candidate(TORCH, [baseline], lambda: out[check], reference, tolerance=2e-2),
     ]
 
 
-def prefill(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candidate]:
+def _sycl(
+    call: Callable[[], torch.Tensor] | None,
+    part: Callable[[torch.Tensor], torch.Tensor],
+    reference: Callable[[], torch.Tensor],
+) -> list[Candidate]:
+    """The pin's op, which allocates its result; none where there is no such op."""
+    if call is None:
+        return []
+    results: list[torch.Tensor] = []
+
+    def run() -> None:
+        results[:] = [call()]
+
+    return [
+        Candidate(SYCL, [run], lambda: part(results[0]), reference, note="allocates")
+    ]
+
+
+def prefill(
+    fp4: bool,
+    rows: int,
+    keys: int,
+    device: torch.device,
+    competitors: Competitors | None = None,
+) -> list[Candidate]:
     """Candidates for logits over gathered keys."""
     weights = torch.randn(rows, INDEX_HEADS, device=device)
     starts = torch.zeros(rows, dtype=torch.int32, device=device)
@@ -107,12 +137,23 @@ def prefill(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candi
     def run8(out: torch.Tensor) -> object:
         return fp8_mqa_logits(q8, k8, scales, weights, starts, ends, out=out)
 
+    op = competitors.sycl("fp8_mqa_logits") if competitors else None
     return flat_candidates(
-        run8, q8, lambda dtype: k8.to(dtype) * scales[:, None].to(dtype), weights
+        run8,
+        q8,
+        lambda dtype: k8.to(dtype) * scales[:, None].to(dtype),
+        weights,
+        partial(op, q8, k8, scales, weights, starts, ends) if op else None,
     )
 
 
-def decode(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candidate]:
+def decode(
+    fp4: bool,
+    rows: int,
+    keys: int,
+    device: torch.device,
+    competitors: Competitors | None = None,
+) -> list[Candidate]:
     """Candidates for logits over paged keys, one row per request."""
     weights = torch.randn(rows, INDEX_HEADS, device=device)
     width = keys // BLOCK
@@ -120,6 +161,7 @@ def decode(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candid
     table = torch.randperm(blocks, device=device).int().view(rows, width)
     lens = torch.full((rows,), keys, dtype=torch.int32, device=device)
     out = torch.empty(rows, keys, device=device)
+    sycl: Callable[[], torch.Tensor] | None = None
     half = INDEX_DIM // 2 if fp4 else INDEX_DIM
     flat = torch.zeros(blocks, PAGE, dtype=torch.uint8, device=device)
     pages = flat.as_strided((blocks, BLOCK, 1, half + 4), (PAGE, half + 4, half + 4, 1))
@@ -145,10 +187,13 @@ def decode(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candid
         values = torch.randn(rows, INDEX_HEADS, INDEX_DIM, device=device)
         values = values.to(torch.float8_e4m3fn)
 
+        arguments = (values.unsqueeze(1), pages, weights, lens, table, None, keys)
+
         def run() -> object:
-            return fp8_paged_mqa_logits(
-                values.unsqueeze(1), pages, weights, lens, table, None, keys, out=out
-            )
+            return fp8_paged_mqa_logits(*arguments, out=out)
+
+        op = competitors.sycl("fp8_paged_mqa_logits") if competitors else None
+        sycl = partial(op, *arguments) if op else None
 
     def gathered(row: int, dtype: torch.dtype) -> torch.Tensor:
         page_ids = table[row].long()
@@ -172,6 +217,7 @@ def decode(fp4: bool, rows: int, keys: int, device: torch.device) -> list[Candid
 
     return [
         Candidate(OURS, [run], result, reference),
+        *_sycl(sycl, lambda scored: scored[: min(rows, 4)], reference),
         Candidate(TORCH, [baseline], result, reference, tolerance=2e-2),
     ]
 
@@ -191,7 +237,7 @@ def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
                 keys,
                 tokens * keys * (key_bytes + 4),
                 2 * tokens * INDEX_HEADS * keys * INDEX_DIM,
-                partial(decode, fp4, tokens, keys, device),
+                partial(decode, fp4, tokens, keys, device, competitors),
             )
         for tokens, keys in prefills:
             yield Case(
@@ -201,5 +247,5 @@ def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
                 keys,
                 keys * key_bytes + tokens * keys * 4,
                 2 * tokens * INDEX_HEADS * keys * INDEX_DIM,
-                partial(prefill, fp4, tokens, keys, device),
+                partial(prefill, fp4, tokens, keys, device, competitors),
             )

@@ -11,7 +11,7 @@ from kernels.xpu_dsv4.qnorm_rope_kv_insert import xpu_qnorm_rope_kv_fp8_insert
 
 from .attention import BLOCK, DIM, NOPE, PAGE, ROPE, TOKEN_BYTES, dequantize
 from .files import INSERT, MHC
-from .workload import OURS, TORCH, UPSTREAM, Candidate, Case, Competitors
+from .workload import OURS, SYCL, TORCH, UPSTREAM, Candidate, Case, Competitors
 
 EPS = 1e-6
 STREAMS, GATES, SINKHORN = 4, 24, 20
@@ -85,6 +85,11 @@ def insert(
     module = competitors.upstream(INSERT)
     if module is not None:
         candidates.append(candidate(UPSTREAM, module.xpu_qnorm_rope_kv_fp8_insert))
+    op = competitors.sycl("deepseek_qnorm_rope_kv_insert")
+    if op is not None:
+        candidates.append(
+            candidate(SYCL, lambda *arguments: op(*arguments, "fp8_ds_mla"))
+        )
     candidates.append(candidate(TORCH, insert_by_torch))
     return candidates
 
@@ -162,6 +167,9 @@ def mixing(
         )
 
     candidates = [candidate(OURS, mhc_pre, mhc_post)]
+    pre, post = (competitors.sycl(name) for name in ("mhc_pre", "mhc_post"))
+    if pre is not None and post is not None:
+        candidates.append(candidate(SYCL, pre, post))
     module = competitors.upstream(MHC)
     if module is not None:
         candidates.append(

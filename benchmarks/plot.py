@@ -17,9 +17,16 @@ from xpustack.core.markdown import table, with_section
 
 Row = dict[str, Any]
 """A `benchmarks.run.Measurement`, as the report has it."""
-MARKERS = {"ours": "o", "upstream 0.33.0": "s", "FlashMLA": "^", "torch": "x"}
+MARKERS = {
+    "ours": "o",
+    "vllm-xpu-kernels": "D",
+    "upstream 0.33.0": "s",
+    "FlashMLA": "^",
+    "torch": "x",
+}
 COLORS = {
     "ours": "#0060a9",
+    "vllm-xpu-kernels": "#7a3fa0",
     "upstream 0.33.0": "#c04000",
     "FlashMLA": "#2a8c3c",
     "torch": "#888888",

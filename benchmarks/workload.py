@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of a benchmark case: candidates, and the check before any is timed."""
 
+import importlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from .upstream import importing
 
 UPSTREAM_FOLDER, FLASHMLA_FOLDER = "0.33.0", "flashmla"
 OURS, UPSTREAM, FLASHMLA, TORCH = "ours", "upstream 0.33.0", "FlashMLA", "torch"
+SYCL, SYCL_MODULE = "vllm-xpu-kernels", "vllm_xpu_kernels._xpu_C"
 
 
 @dataclass(frozen=True)
@@ -106,6 +108,19 @@ class Competitors:
             return self.load(path)
         self.missing.append(f"upstream's {path}: run python -m benchmarks.prepare")
         return None
+
+    def sycl(self, name: str) -> Callable[..., Any] | None:
+        """An op of the installed vllm-xpu-kernels; on other devices there is none."""
+        try:
+            importlib.import_module(SYCL_MODULE)
+        except ImportError as error:
+            if torch.xpu.is_available():
+                self.missing.append(f"{SYCL}: {error}")
+            return None
+        op: Callable[..., Any] | None = getattr(torch.ops._xpu_C, name, None)
+        if op is None:
+            self.missing.append(f"{SYCL} has no {name}")
+        return op
 
     def flashmla(self) -> ModuleType | None:
         """FlashMLA's interface, with its extension loaded."""
