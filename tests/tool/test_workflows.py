@@ -124,6 +124,16 @@ def test_no_expression_stands_in_a_script(path: Path):
             assert all(name.startswith("matrix.") for name in found), step
 
 
+def test_the_device_runs_no_code_of_a_pull_request():
+    workflow = yaml.safe_load((ROOT / ".github/workflows/device.yml").read_text())
+    # YAML 1.1 reads the key `on` as true.
+    assert set(workflow[True]) == {"schedule", "workflow_dispatch"}
+    for path in WORKFLOWS:
+        text = path.read_text()
+        assert "pull_request_target" not in text
+        assert path.stem == "device" or "self-hosted" not in text
+
+
 def test_what_is_published_is_made_without_a_cache():
     text = (ROOT / ".github/workflows/release.yml").read_text()
     assert "actions/cache" not in text

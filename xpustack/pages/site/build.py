@@ -20,7 +20,12 @@ _FILES = ("LICENSE", "NOTICE")
 _STATIC = Path(__file__).parent / "static"
 _GROUPS = {
     "Data": ("steps", "defects", "machine_code", "measurements"),
-    "For deployers": ("docs/deploying", "docs/capabilities", "docs/e2e"),
+    "For deployers": (
+        "docs/deploying",
+        "docs/devices",
+        "docs/capabilities",
+        "docs/e2e",
+    ),
     "Evidence": ("docs/defects", "docs/kernels", "docs/layers", "docs/xpu_branches"),
     "For contributors": (
         "CONTRIBUTING",
