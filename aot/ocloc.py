@@ -83,7 +83,7 @@ def find(
         progress: gets a line before a download.
 
     Raises:
-        OclocError: none is at hand and none can be fetched.
+        OclocError: none is installed and none can be fetched.
     """
     environ = os.environ if environ is None else environ
     named = environ.get("OCLOC")

@@ -105,7 +105,7 @@ def draw(report: dict[str, Any], target: Path) -> None:
         below.set_ylim(0, 100)
         below.set_xlabel("tokens")
     for axis in axes.flat[:: COLUMNS * 2]:
-        axis.set_ylabel("µs a call")
+        axis.set_ylabel("µs per call")
     for axis in axes.flat[COLUMNS :: COLUMNS * 2]:
         axis.set_ylabel("% of the roof")
     for index in range(len(shapes), bands * COLUMNS):

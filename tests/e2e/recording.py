@@ -24,7 +24,7 @@ from kernels import interpreter, interpreter_speed
 SUBLAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:mtp_block\.)?(attn|ffn)$")
 
 records: list[dict[str, Any]] = []
-"""One entry a sublayer a step: `layer`, `part`, `rows`, inputs and outputs."""
+"""One entry per sublayer and step: `layer`, `part`, `rows`, inputs and outputs."""
 logits: list[dict[str, Any]] = []
 loaded: dict[str, torch.Tensor] = {}
 """Parameters as the loader left them, before vLLM rearranges them."""

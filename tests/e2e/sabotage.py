@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults put into a running engine, one a layer, to see that the comparison finds them.
+"""Faults put into a running engine, one per layer: the comparison must find them.
 
 Lives inside an installed vLLM, beside `recording.py`. Layer 0 forgets its sinks,
 layer 1 answers one wrong index in each row of its top-k, layer 2 turns by a wrong RoPE

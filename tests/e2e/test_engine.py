@@ -148,7 +148,7 @@ def raw(tensor: torch.Tensor) -> torch.dtype:
 def test_a_speculated_token_changes_nothing(
     served: Kitchen, twin: Twin, release: str
 ) -> None:
-    """With two tokens a step the indexer still sees each token's own entries."""
+    """With two tokens per step the indexer still sees each token's own entries."""
     plain = served.serve(release, MIXED)
     speculated = served.serve(release, SPECULATING)
     print(plain.new_tokens(), speculated.new_tokens())

@@ -400,7 +400,7 @@ def test_bytes_requested(heads, tuned_for, device):
         touched = loads.within(arguments[cache])
         assert not set(touched) - allowed, f"{cache}: bytes outside valid tokens"
         requested += sum(touched.values())
-    print(f"head tile {head_tile}: {requested / keys / tiles:.1f} bytes a key")
+    print(f"head tile {head_tile}: {requested / keys / tiles:.1f} bytes per key")
     assert requested <= 1.05 * keys * 584 * tiles
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handing out a release: all of it or nothing, and every way in which it fails."""
+"""Building a release: the folder appears complete or not at all, however it fails."""
 
 import json
 import os
