@@ -10,6 +10,7 @@ import os
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 SETTINGS = json.loads(os.environ.get("FAKE_DEVICE", "{}"))
 GIB = 1 << 30
@@ -63,6 +64,23 @@ def after(words: list[str], option: str) -> Path:
     return Path(words[words.index(option) + 1])
 
 
+def answers(waves: list[list[dict[str, Any]]], kind: str) -> dict[str, Any]:
+    """Tokens that follow from the prompt, with the faults that are asked for."""
+    wrong = SETTINGS.get("wrong", ())
+    served = [
+        [[(sum(p["tokens"]) + i) % 128 for i in range(p["new"])] for p in wave]
+        for wave in waves
+    ]
+    if kind in wrong:
+        served[0][1][3] += 1
+    if "change" in wrong and kind == "graphs":
+        served[-1][0][-1] += 1
+    if "repeat" in wrong and kind == "graphs":
+        for wave in served[1:]:
+            wave[0] = [7] * len(wave[0])
+    return {"waves": served, "not_finite": int("nan" in wrong)}
+
+
 def main(words: list[str]) -> int:
     program = Path(words[0]).stem if words[0] != "-m" else words[1]
     calls = os.environ.get("FAKE_CALLS")
@@ -100,8 +118,26 @@ def main(words: list[str]) -> int:
         (folder / "tried.json").write_text("[]")
     elif program == "picture":
         Path(words[-1]).write_text("<svg/>")
-    elif program == "-c":
+    elif program == "engine":
+        job = json.loads(Path(words[1]).read_text())
+        kind = "eager" if job["engine"].get("enforce_eager") else "graphs"
+        kind = "ranks" if "tensor_parallel_size" in job["engine"] else kind
+        Path(words[2]).write_text(json.dumps(answers(job["waves"], kind)))
+    elif program == "reference":
+        texts = json.loads(Path(words[3]).read_text())
+        wrong = int("reference" in SETTINGS.get("wrong", ()))
+        found = [
+            {"next": [t + wrong for t in text[1:]] + [0], "lead": [1.0] * len(text)}
+            for text in texts
+        ]
+        Path(words[4]).write_text(json.dumps(found))
+    elif program == "-c" and "xdist" in words[1]:
         return 1
+    elif program == "-c":
+        print("two ranks meet")
+        if "all_reduce" in SETTINGS.get("hang", ()):
+            time.sleep(600)
+        return int("all_reduce" in SETTINGS.get("fail", ()))
     return int(failing)
 
 

@@ -142,6 +142,8 @@ def test_only_a_sure_reference_counts() -> None:
     prompts = [{"tokens": [5, 6], "new": 3}]
     reference = {"next": [0, 10, 11, 12, 0], "lead": [9, 0.9, 0.1, 0.9, 9]}
     assert serve.disagreements(prompts, [[10, 99, 12]], [reference]) == ([], 2)
+    turned = {**reference, "next": [0, -1, 11, 12, 0]}
+    assert serve.disagreements(prompts, [[99, 11, 12]], [turned]) == ([], 1)
     faults, sure = serve.disagreements(prompts, [[99, 11, 12]], [reference])
     assert (faults, sure) == (["request 0, token 0: 99 instead of 10"], 2)
 

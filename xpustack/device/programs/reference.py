@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reference.py TWIN JOB FILE`: Hugging Face's float32 model, on the CPU.
+"""`reference.py E2E TWIN JOB FILE`: Hugging Face's model on the CPU, the twin of E2E.
 
-JOB is a list of texts; of each, what the model would add after every token, and by how
-much its best logit leads.
+JOB is a list of texts. Of each, the token that the model would add after every token,
+-1 where the roundings that releases make turn it, and the least lead of its logit.
 """
 
 import json
@@ -10,24 +10,35 @@ import sys
 from pathlib import Path
 
 
-def main(twin: str, job: Path, target: Path) -> None:
-    import torch
-    from transformers import AutoModelForCausalLM
+def main(e2e: str, folder: Path, job: Path, target: Path) -> None:
+    sys.path.insert(0, e2e)
+    from twin import Roundings, Twin
 
-    model = AutoModelForCausalLM.from_pretrained(
-        twin, dtype=torch.float32, attn_implementation="eager"
-    )
-    model.train(False)
+    twin = Twin(folder)
+    made = [
+        Roundings(activations=a, output_fp8=o)
+        for a, o in ((True, True), (True, False), (False, True), (False, False))
+    ]
     answers = []
     for text in json.loads(job.read_text()):
-        with torch.no_grad():
-            logits = model(torch.tensor([text])).logits[0]
-        best = logits.topk(2)
-        lead = best.values[:, 0] - best.values[:, 1]
-        answers.append({"next": best.indices[:, 0].tolist(), "lead": lead.tolist()})
+        found = []
+        for roundings in made:
+            with twin.rounded(roundings):
+                found.append(twin.logits(text).topk(2))
+        first = [best.indices[:, 0].tolist() for best in found]
+        leads = [(best.values[:, 0] - best.values[:, 1]).tolist() for best in found]
+        answers.append(
+            {
+                "next": [
+                    tokens[0] if len(set(tokens)) == 1 else -1
+                    for tokens in zip(*first, strict=True)
+                ],
+                "lead": [min(lead) for lead in zip(*leads, strict=True)],
+            }
+        )
         print("one text compared", flush=True)
     target.write_text(json.dumps(answers))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]))
+    main(sys.argv[1], *map(Path, sys.argv[2:5]))
