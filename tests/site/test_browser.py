@@ -26,7 +26,7 @@ PAGES = (
     "docs/defects",
     "docs/kernels",
     "docs/e2e",
-    "docs/xpu_branches",
+    "branches",
     "CONTRIBUTING",
 )
 PHONE = 390
@@ -116,7 +116,7 @@ def test_numbers_sort_as_numbers(browser: Chrome, site: Path):
 
 
 def test_long_cells_are_folded_and_unfold(browser: Chrome, site: Path):
-    open_page(browser, site, "docs/defects")
+    open_page(browser, site, "defects")
     details = browser.find_elements(By.CSS_SELECTOR, "article td details")
     assert len(details) > 10
     assert all(not one.get_attribute("open") for one in details)

@@ -88,6 +88,8 @@ def test_nothing_comes_from_a_network(site: Path, pages: dict[Path, BeautifulSou
         ("steps", "steps-matrix"),
         ("steps", "step-rows"),
         ("defects", "defects-grid"),
+        ("defects", "defects-figures"),
+        ("branches", "xpu-branches"),
         ("machine_code", "machine-code-rows"),
         ("measurements", "measurement-rows"),
     ],

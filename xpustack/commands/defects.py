@@ -20,7 +20,7 @@ from xpustack.terminal.console import (
 
 def defects(
     write: Annotated[
-        bool, typer.Option("--write", help=f"Refresh the tables in {page.PAGE}.")
+        bool, typer.Option("--write", help=f"Refresh {page.DATA} and {page.PAGE}.")
     ] = False,
     compare: Annotated[
         tuple[str, str], typer.Option(help="Two releases whose patches to compare.")
@@ -42,7 +42,7 @@ def defects(
             overlaps = page.overlaps(first, second)
             if write:
                 content = page.section(observed, overlaps, " and ".join(compare))
-                page.write_section(project, content)
+                page.write(project, content, page.figures(observed))
         rows: list[dict[str, Any]] = [
             {
                 "defect": row.defect.id,

@@ -2,6 +2,8 @@
 """Defects of upstream by release: what a step's tests observe before and after it,
 and how much two releases' patches of one slug have in common."""
 
+import csv
+import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,6 +25,7 @@ from xpustack.steptest.verdict import Figure
 
 LIST = "tests/steps/defects.toml"
 PAGE = "docs/defects.md"
+DATA = "docs/data/defects.csv"
 SECTION = "defects"
 """The page's generated section."""
 UNPROVEN = "not checked on this machine"
@@ -165,30 +168,32 @@ def _changed(diff: bytes) -> Counter[bytes]:
     )
 
 
+def figures(observed: Sequence[Observation]) -> str:
+    """The text of `docs/data/defects.csv`, without releases that have no figure."""
+    checked = _checked(observed)
+    stream = io.StringIO()
+    writer = csv.writer(stream, lineterminator="\n")
+    writer.writerow(("id", "defect", "release", "before", "after", "step"))
+    for row in observed:
+        if row.release in checked:
+            step = row.defect.step if row.after else ""
+            what = (row.defect.id, row.defect.what)
+            writer.writerow((*what, row.release, row.before, row.after, step))
+    return stream.getvalue()
+
+
 def section(
     observed: Sequence[Observation], compared: Sequence[Overlap], names: str
 ) -> str:
-    """Both as Markdown tables; a release without any figure is only named below.
+    """The page's generated section: how alike patches are, and what has no figures.
 
     Args:
         names: the two releases whose patches are compared.
     """
+    checked = _checked(observed)
     releases = dict.fromkeys(row.release for row in observed)
-    checked = {row.release for row in observed if row.after not in ("", UNPROVEN)}
     unchecked = [release for release in releases if release not in checked]
-    rows = (
-        (
-            f"**{row.defect.id}** {row.defect.what}",
-            row.release,
-            row.before,
-            row.after,
-            f"`{row.defect.step}`" if row.after else "",
-        )
-        for row in observed
-        if row.release in checked
-    )
-    heads = ("defect", "release", "before the step", "after it", "step")
-    lines = [markdown.table(heads, rows), ""]
+    lines = []
     if unchecked:
         lines += [
             f"Not checked step by step where this was written: {', '.join(unchecked)}.",
@@ -201,13 +206,20 @@ def section(
     return "\n".join(lines)
 
 
-def write_section(project: Project, content: str) -> None:
-    """Write the page's generated section.
+def write(project: Project, content: str, rows: str) -> None:
+    """Write the page's generated section and the file of figures.
 
     Raises:
         UsageError: the page has no such section.
     """
-    path = project.root / PAGE
-    text = markdown.with_section(path, SECTION, content)
-    with atomic_file(path) as file:
-        file.write(text.encode())
+    page, data = project.root / PAGE, project.root / DATA
+    text = markdown.with_section(page, SECTION, content)
+    data.parent.mkdir(parents=True, exist_ok=True)
+    for path, content in ((data, rows), (page, text)):
+        with atomic_file(path) as file:
+            file.write(content.encode())
+
+
+def _checked(observed: Sequence[Observation]) -> set[str]:
+    """The releases of which at least one step has figures."""
+    return {row.release for row in observed if row.after not in ("", UNPROVEN)}

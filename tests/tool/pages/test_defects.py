@@ -80,10 +80,13 @@ def test_figures_come_from_the_tests_that_the_entry_names(
     )
     blank = replace(row, release="v2.0", before="no such step", after="")
     section = defects.section([row, blank], [], "v1.0 and v2.0")
-    defects.write_section(stack.project, section)
+    defects.write(stack.project, section, defects.figures([row, blank]))
     text = page.read_text()
-    assert "| v2.0 |" not in text and "where this was written: v2.0." in text
-    assert "| **N1** a | v1.0 | [0] off by 4% | [0] off by 0.2% |" in text
+    assert "where this was written: v2.0." in text
+    assert (stack.project.root / defects.DATA).read_text() == (
+        "id,defect,release,before,after,step\n"
+        f"N1,a,v1.0,[0] off by 4%,[0] off by 0.2%,{slug}\n"
+    )
     assert "old" not in text
     assert text.endswith("<!-- defects: end -->\nend\n")
 

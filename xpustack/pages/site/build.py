@@ -19,7 +19,7 @@ _PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 _FILES = ("LICENSE", "NOTICE")
 _STATIC = Path(__file__).parent / "static"
 _GROUPS = {
-    "Data": ("steps", "defects", "machine_code", "measurements"),
+    "Data": ("steps", "defects", "machine_code", "measurements", "branches"),
     "For deployers": (
         "docs/deploying",
         "docs/devices",
@@ -119,6 +119,7 @@ def _write_source(
         "defects": generated.defects_page(project, pinned, statuses),
         "machine_code": generated.machine_code_page(project),
         "measurements": generated.measurements_page(project),
+        "branches": generated.branches_page(project),
     }
     for name, (text, files) in pages.items():
         (source / f"{name}.md").write_text(text, "utf-8")

@@ -15,12 +15,13 @@ from pathlib import Path
 
 from xpustack.base.releases import Releases
 from xpustack.core.project import Project
-from xpustack.pages.defects import LIST, Defect, defects
+from xpustack.pages.defects import DATA, LIST, Defect, defects
 from xpustack.pages.site.charts import Bar, bars
 from xpustack.pages.status import StepStatus, matrix
 
 KERNELS = "docs/kernels.md"
 BENCHMARK = "docs/benchmark.json"
+BRANCHES = "docs/data/xpu_branches.csv"
 _DEVICE = "bmg"
 _DEVICES = ("pvc", "bmg", "lnl", "ptl")
 _SECTION = re.compile(r"^#### (.+)$")
@@ -95,14 +96,33 @@ def defects_page(
         cells = [_state(defect, name, has) for name in pinned.names]
         step = f"<code>{html.escape(defect.step)}</code>"
         rows.append([defect.id, html.escape(defect.what), step, *cells])
+    figures = _read_csv(project.root / DATA)
     text = "\n\n".join(
         [
             "# Defects by release",
             "`fixed`: the published release is wrong, a step fixes it, and the step's"
             " test fails before and passes after. `no step`: point at it for the"
-            " reason, such as fixed upstream. What the tests found before and after"
-            " is in [Defects](docs/defects.md).",
+            " reason, such as fixed upstream. [Defects](docs/defects.md) says how the"
+            " figures come about.",
             _table("defects-grid", ["id", "defect", "step", *pinned.names], rows),
+            "## What the tests found",
+            "Before the step and after it, in each release; click a long cell. All"
+            " rows: [CSV](docs/data/defects.csv).",
+            _rows_table("defects-figures", figures),
+        ]
+    )
+    return text + "\n", {}
+
+
+def branches_page(project: Project) -> Page:
+    """Every line of two releases that names XPU, with its verdict."""
+    text = "\n\n".join(
+        [
+            "# XPU branches",
+            "Each line of v0.23.0 and v0.33.0 that names XPU, and what was found there."
+            " [How it was read](docs/xpu_branches.md); all rows:"
+            " [CSV](docs/data/xpu_branches.csv).",
+            _rows_table("xpu-branches", _read_csv(project.root / BRANCHES)),
         ]
     )
     return text + "\n", {}
@@ -215,6 +235,23 @@ def _table(name: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) ->
             "</table>",
         ]
     )
+
+
+def _rows_table(name: str, rows: Sequence[dict[str, str]]) -> str:
+    """A table of rows whose cells are Markdown with code alone."""
+    heads = list(rows[0]) if rows else []
+    return _table(name, heads, ([_inline(row[head]) for head in heads] for row in rows))
+
+
+def _inline(text: str) -> str:
+    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+
+
+def _read_csv(path: Path) -> list[dict[str, str]]:
+    if not path.is_file():
+        return []
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
 def _on_device(cell: str) -> float | None:
