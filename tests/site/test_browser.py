@@ -27,6 +27,7 @@ PAGES = (
     "docs/kernels",
     "docs/e2e",
     "branches",
+    "layer",
     "CONTRIBUTING",
 )
 PHONE = 390

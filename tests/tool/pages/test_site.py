@@ -14,6 +14,7 @@ from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.project import Project
 from xpustack.pages.site import build, generated
 from xpustack.pages.site.charts import Bar, bars
+from xpustack.pages.site.layer import ELSEWHERE, layer_steps
 from xpustack.pages.status import step_statuses
 
 
@@ -51,6 +52,14 @@ def test_a_figure_for_four_devices_is_read_for_one():
     assert generated._on_device("0") == 0
     assert generated._on_device("does not compile") is None
     assert generated._on_device("") is None
+
+
+def test_every_step_stands_in_one_part_of_the_layer(real_project: Project):
+    slugs = {status.step for status in step_statuses(real_project, load(real_project))}
+    parts = layer_steps(slugs)
+    shown = [slug for _, _, steps in parts for slug in steps]
+    assert sorted(shown) == sorted(slugs)
+    assert layer_steps(["new-step"])[-1] == (ELSEWHERE, parts[-1][1], ["new-step"])
 
 
 def test_a_chart_names_its_bars_and_its_unit():

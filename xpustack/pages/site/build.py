@@ -13,13 +13,21 @@ from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.pages.site import generated
+from xpustack.pages.site.layer import layer_page
 from xpustack.pages.status import checked_statuses
 
 _PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 _FILES = ("LICENSE", "NOTICE")
 _STATIC = Path(__file__).parent / "static"
 _GROUPS = {
-    "Data": ("steps", "defects", "machine_code", "measurements", "branches"),
+    "Data": (
+        "steps",
+        "layer",
+        "defects",
+        "machine_code",
+        "measurements",
+        "branches",
+    ),
     "For deployers": (
         "docs/deploying",
         "docs/devices",
@@ -120,6 +128,7 @@ def _write_source(
         "machine_code": generated.machine_code_page(project),
         "measurements": generated.measurements_page(project),
         "branches": generated.branches_page(project),
+        "layer": layer_page(statuses),
     }
     for name, (text, files) in pages.items():
         (source / f"{name}.md").write_text(text, "utf-8")
