@@ -62,6 +62,7 @@ def stamp(
                     difference,
                     {step.slug: step.subject for step in steps},
                     pinned.names,
+                    first=record is None,
                 )
                 words = "; ".join(difference.lines()) if record else "first record"
                 answer.say(f"{pin.name}: revision {number}: {words or 'raised'}")

@@ -18,7 +18,8 @@ What changed in the wheels, newest release first: `v0.33.0`, revision 4 is the w
 `vllm-0.33.0+xpu.dsv4.4`. `xpustack stamp` adds the lines from the steps' subjects; edit
 them freely, it keeps what is there.
 """
-_TAG = re.compile(r"\[(?:XPU|DSv4|DeepSeek-?V4|Kernel|Bugfix|Perf)\]\s*", re.IGNORECASE)
+_TAGS = re.compile(r"^(?:\[[^\]]+\]\s*)+")
+_FIRST = "The first recorded revision. Its steps:"
 
 
 def with_changes(
@@ -28,6 +29,8 @@ def with_changes(
     change: Change,
     subjects: Mapping[str, str],
     order: Sequence[str],
+    *,
+    first: bool = False,
 ) -> str:
     """The changelog with the lines of one revision.
 
@@ -36,6 +39,7 @@ def with_changes(
         change: what the revision changed.
         subjects: the subject of each step of the series, by slug.
         order: the pinned releases, oldest first.
+        first: no earlier revision of the release is recorded.
     """
     head, sections = _split(text or _HEAD)
     body = sections.setdefault(release, [])
@@ -47,7 +51,10 @@ def with_changes(
     end = ends[0] if ends else len(body)
     section = body[begin:end]
     named = {slug for line in section for slug in re.findall(r"`([a-z0-9-]+)`", line)}
-    lines = [line for slug, line in _lines(change, subjects) if slug not in named]
+    found = _lines(change, subjects, "" if first else "Added ")
+    lines = [line for slug, line in found if slug not in named]
+    if first and _FIRST not in section:
+        lines[:0] = [_FIRST, ""]
     while section and not section[-1]:
         section.pop()
     section = [*(section or [""]), *lines, ""]
@@ -63,11 +70,13 @@ def with_changes(
     return "\n\n".join(parts) + "\n"
 
 
-def _lines(change: Change, subjects: Mapping[str, str]) -> list[tuple[str, str]]:
+def _lines(
+    change: Change, subjects: Mapping[str, str], added: str
+) -> list[tuple[str, str]]:
     lines = []
-    for word, slugs in (("Added", change.added), ("Changed", change.changed)):
+    for word, slugs in ((added, change.added), ("Changed ", change.changed)):
         for slug in slugs:
-            lines.append((slug, f"- {word} `{slug}`: {_plain(subjects[slug])}"))
+            lines.append((slug, f"- {word}`{slug}`: {_plain(subjects[slug])}"))
     lines += [(slug, f"- Dropped `{slug}`") for slug in change.dropped]
     if change.moved:
         lines.append(("", "- The order of the steps changed"))
@@ -75,7 +84,7 @@ def _lines(change: Change, subjects: Mapping[str, str]) -> list[tuple[str, str]]
 
 
 def _plain(subject: str) -> str:
-    return _TAG.sub("", subject).strip()
+    return _TAGS.sub("", subject).strip()
 
 
 def _split(text: str) -> tuple[str, dict[str, list[str]]]:

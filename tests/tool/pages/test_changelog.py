@@ -17,14 +17,18 @@ def lines(text: str) -> list[str]:
 
 
 def test_a_first_record_lists_the_steps_by_subject():
-    text = with_changes("", "v1.0", 1, change(["sink", "rope"]), SUBJECTS, ORDER)
+    steps = change(["sink", "rope"])
+    text = with_changes("", "v1.0", 1, steps, SUBJECTS, ORDER, first=True)
+    assert "\n\nThe first recorded revision. Its steps:\n\n- `sink`" in text
     assert lines(text) == [
         "# Changelog",
         "## v1.0",
         "### Revision 1",
-        "- Added `sink`: Honour the sink",
-        "- Added `rope`: Turn by position",
+        "- `sink`: Honour the sink",
+        "- `rope`: Turn by position",
     ]
+    again = with_changes("", "v1.0", 2, steps, SUBJECTS, ORDER)
+    assert "- Added `sink`: Honour the sink" in again
 
 
 def test_newer_releases_and_revisions_stand_first():

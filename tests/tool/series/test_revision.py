@@ -3,13 +3,13 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from children import TOOL
 from fake_stack import ATTENTION, FakeStack, edited
+from typer.testing import CliRunner
 
+from xpustack.cli import app
 from xpustack.core.errors import SeriesError
 from xpustack.export.export import export
 from xpustack.export.upstream_trees import Person
@@ -23,23 +23,17 @@ from xpustack.series.revision import (
     step_digests,
 )
 
-ROOT = Path(__file__).parents[3]
-
 
 def run(stack: FakeStack, *words: str) -> str:
-    done = subprocess.run(
-        [*TOOL, *words],
-        cwd=stack.project.root,
-        env={
-            **os.environ,
-            "PYTHONPATH": str(ROOT),
-            "XPUSTACK_CACHE": str(stack.cache.root),
-        },
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
+    words = ("-C", str(stack.project.root), *words)
+    here = Path.cwd()
+    try:
+        done = CliRunner().invoke(
+            app, words, env={"XPUSTACK_CACHE": str(stack.cache.root)}
+        )
+    finally:
+        os.chdir(here)
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 

@@ -8,7 +8,7 @@ from xpustack.pages.status import StepStatus
 
 PARTS = (
     ("Start", "platform, warm-up, refusals", "platform-guards", "events", "jit-warmup"),
-    ("Hyper-connections", "mix the residual streams", "mhc-forward-xpu", "merge-once"),
+    ("Hyper-connections", "mix the residual streams", "mhc-forward-xpu"),
     (
         "Projections of query and key",
         "linear layers in FP8, FP4, INT4 or bf16",
@@ -75,7 +75,14 @@ PARTS = (
         "shared-experts-padding",
         "shared-experts-swiglu",
     ),
-    ("Draft model", "speculation", "mtp", "mtp-weights", "pipeline-draft"),
+    (
+        "Draft model",
+        "speculation",
+        "mtp",
+        "mtp-weights",
+        "merge-once",
+        "pipeline-draft",
+    ),
 )
 """The parts in the order in which a token meets them: name, what it does, its steps."""
 ELSEWHERE = "Elsewhere"
