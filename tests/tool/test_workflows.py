@@ -134,6 +134,23 @@ def test_the_device_runs_no_code_of_a_pull_request():
         assert path.stem == "device" or "self-hosted" not in text
 
 
+@pytest.mark.parametrize(
+    "path",
+    [*sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml")), ROOT / "CITATION.cff"],
+    ids=lambda path: path.name,
+)
+def test_forms_and_citation_are_yaml_that_the_forge_reads(path: Path):
+    data = yaml.safe_load(path.read_text())
+    if path.suffix == ".cff":
+        assert {"cff-version", "message", "title", "authors"} <= set(data)
+    elif path.stem != "config":
+        assert {"name", "description", "body"} <= set(data)
+        parts = [part for part in data["body"] if part["type"] != "markdown"]
+        ids = [part["id"] for part in parts]
+        assert len(set(ids)) == len(ids)
+        assert all(part["attributes"]["label"] for part in parts)
+
+
 def test_what_is_published_is_made_without_a_cache():
     text = (ROOT / ".github/workflows/release.yml").read_text()
     assert "actions/cache" not in text
