@@ -152,3 +152,107 @@ def test_its_last_check_refuses_another_version(
     assert run(pytest.__version__, "rich==0.1").returncode == 1
     if "REMOVED" in code[1]:
         assert "still there" in run(pytest.__version__, removed="a,rich").stderr
+
+
+def run_with_stubs(
+    script: str, arguments: dict[str, str], folder: Path
+) -> tuple[subprocess.CompletedProcess[str], list[str]]:
+    """Run an instruction's script with programs that only note how they were called;
+    system folders become folders below `folder`."""
+    programs, log = folder / "bin", folder / "log"
+    programs.mkdir()
+    log.touch()
+    for name in ("apt-get", "curl", "gpg", "bash", "pip"):
+        stub = programs / name
+        stub.write_text(f'#!/bin/sh\necho "{name} $*" >> {log}\ntouch oneccl.sh\n')
+        stub.chmod(0o755)
+    for place in ("/usr/share/keyrings", "/etc/apt", "/var/lib/apt"):
+        script = script.replace(place, f"{folder}{place}")
+    for place in ("usr/share/keyrings", "etc/apt/sources.list.d", "var/lib/apt/lists"):
+        (folder / place).mkdir(parents=True)
+    (folder / "etc/apt/preferences.d").mkdir()
+    done = subprocess.run(
+        ["/bin/bash", "-o", "pipefail", "-c", script],
+        cwd=folder,
+        env={"PATH": f"{programs}:/usr/bin:/bin", **arguments},
+        capture_output=True,
+        text=True,
+    )
+    return done, log.read_text().splitlines()
+
+
+@pytest.fixture
+def self_made(real_project: Project) -> list[str]:
+    data = (real_project.root / "deploy/Containerfile").read_bytes()
+    parser = DockerfileParser(fileobj=io.BytesIO(data))
+    return of(parser.structure, "RUN")
+
+
+def test_intels_packages_and_oneccl_are_installed_where_they_are_named(
+    self_made: list[str], tmp_path: Path
+):
+    [script] = [script for script in self_made if "ONEAPI_PACKAGES" in script]
+    root = tmp_path / "opt/ccl/9.1"
+    (root / "lib").mkdir(parents=True)
+    arguments = {
+        "ONEAPI_PACKAGES": "intel-oneapi-a-1.0,intel-oneapi-b-1.0",
+        "ONEAPI_PIN": "1.0*",
+        "ONEAPI_SIGNER_URL": "https://example.org/key",
+        "ONEAPI_SOURCE_URL": "https://example.org/oneapi",
+        "CCL_INSTALLER_URL": "https://example.org/ccl.sh",
+        "CCL_ROOT": str(root),
+    }
+    done, calls = run_with_stubs(script, arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    installed = [call.split()[-1] for call in calls if "apt-get install" in call]
+    assert installed == ["intel-oneapi-a-1.0", "intel-oneapi-b-1.0"]
+    assert "bash oneccl.sh -a --silent --eula accept" in calls
+    assert (root.parent / "latest").resolve() == root
+    source = (tmp_path / "etc/apt/sources.list.d/oneapi.list").read_text()
+    assert source.endswith(" https://example.org/oneapi all main\n")
+    pin = (tmp_path / "etc/apt/preferences.d/oneapi.pref").read_text()
+    assert "Pin: version 1.0*\n" in pin
+
+
+def test_nothing_of_it_happens_where_the_release_names_none(
+    self_made: list[str], tmp_path: Path
+):
+    [script] = [script for script in self_made if "ONEAPI_PACKAGES" in script]
+    done, calls = run_with_stubs(script, {}, tmp_path)
+    assert (done.returncode, calls) == (0, [])
+
+
+def test_an_installer_that_installs_elsewhere_stops_the_build(
+    self_made: list[str], tmp_path: Path
+):
+    [script] = [script for script in self_made if "ONEAPI_PACKAGES" in script]
+    arguments = {"CCL_INSTALLER_URL": "x", "CCL_ROOT": str(tmp_path / "absent")}
+    done, _ = run_with_stubs(script, arguments, tmp_path)
+    assert done.returncode != 0
+
+
+def test_the_runtime_comes_last_and_replaces_what_goes(
+    self_made: list[str], tmp_path: Path
+):
+    [script] = [script for script in self_made if "runtime.txt; then" in script]
+    (tmp_path / "pins.txt").write_text("torch==1 --hash=sha256:0\n")
+    (tmp_path / "runtime.txt").write_text("# none\noneccl==8\n")
+    arguments = {
+        "INDEX_URLS": "https://a.example,https://b.example",
+        "REMOVED": "oneccl,oneccl-devel",
+        "TRITON": "triton==3",
+        "WHEEL": "vllm.whl",
+    }
+    done, calls = run_with_stubs(script, arguments, tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = [call.replace("--no-cache-dir ", "").split() for call in calls]
+    indexes = "--extra-index-url https://a.example --extra-index-url https://b.example"
+    assert [" ".join(call).replace(f" {indexes}", "") for call in words] == [
+        "pip install --no-deps --require-hashes --requirement pins.txt",
+        "pip install --constraint constraints.txt ./vllm.whl",
+        "pip uninstall --yes triton triton-xpu",
+        "pip install --no-deps triton==3",
+        "pip uninstall --yes oneccl",
+        "pip uninstall --yes oneccl-devel",
+        "pip install --requirement runtime.txt",
+    ]
