@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routed experts of vllm-xpu-kernels in Python, around the ops: a class from 0.1.8 on,
-a function in 0.1.7."""
+a function before."""
 
 from typing import Any
 
@@ -157,8 +157,8 @@ def xpu_fused_moe(
     is_int4: bool = False,
     is_mxfp4: bool = False,
 ) -> torch.Tensor:
-    """The function of 0.1.7, which has no limit. Emulated for MXFP4 on one rank
-    only."""
+    """The function of 0.1.5 and 0.1.7, which has no limit. Emulated for MXFP4 on one
+    rank only."""
     if is_fp8 or is_int4 or not is_mxfp4 or ep_size > 1 or expert_map is not None:
         raise NotImplementedError(
             "xpu_fused_moe on the emulated XPU: MXFP4 on one rank only"

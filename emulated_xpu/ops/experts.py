@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Routed experts: permutation, grouped GEMM and activation.
 
-From 0.1.8 on vllm-xpu-kernels count the rows of each expert, in int32. 0.1.7 has
-offsets instead: the first row of each expert and the end of the last one, in int64.
+From 0.1.8 on vllm-xpu-kernels count the rows of each expert, in int32. 0.1.5 and
+0.1.7 have offsets instead: the first row of each expert and the end of the last one, in
+int64.
 """
 
 from functools import cache
@@ -46,7 +47,7 @@ def remap_hidden_states(
     """Sort the rows by expert.
 
     A row whose expert is not on this rank (-1 for a padded token, or by `expert_map`)
-    gets the position -1. In 0.1.7 `rows_per_expert` is called
+    gets the position -1. Before 0.1.8 `rows_per_expert` is called
     expert_first_token_offset and has one element more.
     """
     if hidden_states_scales is not None:

@@ -8,6 +8,7 @@ from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version
 
 MX_GROUP = 32
+MX_SINCE = (0, 1, 6)
 BLOCKS_SINCE = (0, 1, 9)
 MIXED_SINCE = (0, 1, 10)
 """From this version on vLLM passes fp32 scales of rows with e8m0 scales of weights."""
@@ -30,6 +31,10 @@ def _check_blocks(
         )
     microscaled = a_scale.dtype == torch.float8_e8m0fnu
     if microscaled:
+        if _version() < MX_SINCE:
+            raise NotImplementedError(
+                f"fp8_gemm of vllm_xpu_kernels {kernels_version()} has no e8m0 scales"
+            )
         expected = [a.shape[1] // MX_GROUP, b.shape[1]]
         if list(b_scale.shape) != expected:
             raise ValueError(
@@ -62,8 +67,8 @@ def fp8_gemm(
         A: `[M, K]`.
         B: `[K, N]`, row-major or column-major.
         out_dtype: bf16 or fp16; None means bf16.
-        A_scale_: one value, `[M, 1]`, or one per group of a row: `[M, K / 32]` e8m0,
-            from 0.1.9 on also `[M, K / 128]` fp32.
+        A_scale_: one value, `[M, 1]`, or one per group of a row: from 0.1.6 on
+            `[M, K / 32]` e8m0, from 0.1.9 on also `[M, K / 128]` fp32.
         B_scale_: one value, `[N]` or `[1, N]`, or with groups `[K / 32, N]` e8m0 and
             `[K / 128, N / 128]` fp32.
         bias_: `[N]`; an empty tensor means none.

@@ -46,7 +46,7 @@ def test_one_scale_for_all_and_an_empty_bias() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.1.7", "0.1.15.4"])
-def test_microscaling_on_every_version(
+def test_microscaling_since_0_1_6(
     version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(OVERRIDE, version)
@@ -61,6 +61,9 @@ def test_microscaling_on_every_version(
     )
     with pytest.raises(ValueError, match="MXFP8 wants weight scales"):
         fp8_gemm(a, b, None, scales[0], scales[1][:, :3], None)
+    monkeypatch.setenv(OVERRIDE, "0.1.5")
+    with pytest.raises(NotImplementedError, match=r"0\.1\.5 has no e8m0 scales"):
+        fp8_gemm(a, b, None, *scales, None)
 
 
 def test_fp32_blocks_since_0_1_9(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -204,6 +204,9 @@ def test_cuda_keeps_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = (inputs.fn, inputs.scale, inputs.base, EPS, EPS, EPS, POST_MULT, ROUNDS)
     ops.pre(inputs.residual, *weights)
     ops.post(*streams)
-    ops.fused(*streams, *weights)
+    expected = ["mhc_pre", "mhc_post"]
+    if hasattr(ops, "fused"):
+        ops.fused(*streams, *weights)
+        expected.append("mhc_fused_post_pre")
     names = [name.removesuffix("_tilelang") for name in called.names]
-    assert names == ["mhc_pre", "mhc_post", "mhc_fused_post_pre"]
+    assert names == expected

@@ -23,7 +23,7 @@ _UNTOUCHED = {
 """By the step that changes it: what serving with the untouched release does."""
 _WRONG = "serves, with wrong attention"
 _DRAFT = {
-    "mtp": "missing → one token",
+    "attention-layer": "missing → one token",
     "mtp-weights": "does not load → one token",
     "indexer-speculation": "wrong lengths → one token",
 }

@@ -40,6 +40,15 @@ else:
     MTP = "vllm.model_executor.models.deepseek_v4_mtp"
     OPS = "vllm.v1.attention.ops.deepseek_v4_ops"
     QUANTIZATION = MODEL
+_ATTENTION_TEXT = (PACKAGE.parent / f"{ATTENTION.replace('.', '/')}.py").read_text()
+# Whether the layer that the platforms share has a path of ROCm.
+ROCM_ATTENTION = "rocm_inv_rope_einsum" in _ATTENTION_TEXT
+# Whether the indexer's MXFP4 values are rounded to even, and their scales floored as in
+# DeepSeek's own code.
+MXFP4_TO_EVEN = (
+    "def _e2m1_nibble("
+    not in (PACKAGE.parent / f"{OPS.replace('.', '/')}/fused_indexer_q.py").read_text()
+)
 COMMON_OPS = "vllm.models.common.ops"
 MLA = "vllm.v1.attention.backends.mla"
 MHC = "vllm.model_executor.layers.mhc"
@@ -83,9 +92,10 @@ INDEXER_QUERY_IN_TRITON = (
     and "cooperative_topk" in _INDEXER.read_text()
     and "xpu_deepseek_fused_indexer_q" not in _INDEXER_QUERY.read_text()
 )
-# Who may multiply by FP8 weights in blocks on XPU.
+# Who may multiply by FP8 weights in blocks on XPU. The op's product with scales of 32
+# values came to vllm-xpu-kernels together with that of FP4.
 BLOCK_FP8_BACKENDS = ["auto", "triton", "fp32"]
-if not WITH_XPU_FOLDER:
+if not WITH_XPU_FOLDER and hasattr(torch.ops._xpu_C, "fp4_gemm"):
     BLOCK_FP8_BACKENDS.append("xpu")
 # Whether torch may; on a CPU it does not.
 TORCH_BLOCK_FP8 = (

@@ -3,6 +3,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -90,6 +91,10 @@ def decoder_layers(config: Any, count: int, sublayer: type[torch.nn.Module]) -> 
 def run_layers(layers: Sequence[Any], x: torch.Tensor) -> torch.Tensor:
     """The residual streams `x`, `[T, 4, hidden]`, after the layers."""
     positions = torch.arange(len(x), device=x.device)
+    if "residual" not in signature(layers[0].forward).parameters:
+        for layer in layers:
+            x = layer(x, positions, None)
+        return x
     state: tuple[Any, ...] = (None, None, None)
     for layer in layers:
         x, residual, *mixes = layer(x, positions, None, *state)
@@ -115,21 +120,24 @@ def compressor(config: Any, *, indexer: bool, ratio: int = 4) -> Any:
 
 
 def hyper_connections() -> Any:
-    """What a layer and the model call, as `pre`, `post`, `fused` and `head`."""
+    """What a layer and the model call, as `pre`, `post`, `head`, and `fused` where
+    the release has that."""
     mhc = layout.module(layout.MHC)
     if hasattr(mhc, "MHCPreOp"):
-        return SimpleNamespace(
-            pre=mhc.MHCPreOp(),
-            post=mhc.MHCPostOp(),
-            fused=mhc.MHCFusedPostPreOp(),
-            head=mhc.HCHeadOp(),
+        ops = SimpleNamespace(
+            pre=mhc.MHCPreOp(), post=mhc.MHCPostOp(), head=mhc.HCHeadOp()
         )
-    return SimpleNamespace(
+        if hasattr(mhc, "MHCFusedPostPreOp"):
+            ops.fused = mhc.MHCFusedPostPreOp()
+        return ops
+    ops = SimpleNamespace(
         pre=torch.ops.vllm.mhc_pre,
         post=torch.ops.vllm.mhc_post,
-        fused=torch.ops.vllm.mhc_fused_post_pre,
         head=layout.module(layout.MODEL).hc_head,
     )
+    if "fused" in layout.HYPER_CONNECTIONS:
+        ops.fused = torch.ops.vllm.mhc_fused_post_pre
+    return ops
 
 
 def linear(config: Any, inputs: int, outputs: int, *, backend: str = "auto") -> Any:
