@@ -3,6 +3,7 @@
 
 import base64
 import importlib.resources
+import re
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from xpustack.pages.site import generated
 from xpustack.pages.site.layer import layer_page
 from xpustack.pages.status import checked_statuses
 
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 _PAGES = ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
 _FILES = ("LICENSE", "NOTICE")
 _STATIC = Path(__file__).parent / "static"
@@ -101,7 +103,8 @@ def build_site(
                 raise CheckFailed(
                     "the site cannot be built", detail=str(error)
                 ) from None
-        faults = log.read_text().replace(f"{source}/", "").splitlines()
+        text = _COLOUR.sub("", log.read_text())
+        faults = text.replace(f"{source}/", "").splitlines()
         if faults:
             raise CheckFailed("the pages have faults", detail=faults[:40])
         for name in (".doctrees", ".buildinfo", "objects.inv"):
