@@ -60,7 +60,7 @@ class OneApi:
 
     Attributes:
         key, source: the addresses of its key and of the repository.
-        pin: the versions that may be installed, such as `2025.3*`.
+        pin: the versions that may be installed, such as `2025.3*`; empty for any.
         packages: the names to install.
     """
 
@@ -170,7 +170,8 @@ def notes(runtime: Runtime) -> Iterator[str]:
         yield f"# oneCCL: {runtime.installer}"
     if runtime.oneapi:
         for name in runtime.oneapi.packages:
-            yield f"# Intel's repository: {name}, version {runtime.oneapi.pin}"
+            version = f", version {runtime.oneapi.pin}" if runtime.oneapi.pin else ""
+            yield f"# Intel's repository: {name}{version}"
 
 
 def resources(
@@ -186,9 +187,9 @@ def resources(
     if runtime.installer:
         parts.append((_file_name(runtime.installer), runtime.installer))
     if runtime.oneapi:
-        pin = runtime.oneapi.pin
+        pin = f"@{runtime.oneapi.pin}" if runtime.oneapi.pin else ""
         parts += [
-            (name, f"pkg:deb/{name}@{pin}?repository_url={runtime.oneapi.source}")
+            (name, f"pkg:deb/{name}{pin}?repository_url={runtime.oneapi.source}")
             for name in runtime.oneapi.packages
         ]
     parts += [
@@ -230,9 +231,9 @@ def _removed(server: str) -> Iterator[str]:
 def _oneapi(text: str) -> OneApi | None:
     key, source, pin = (_first(what, text) for what in (_KEY, _SOURCE, _PIN))
     packages = tuple(dict.fromkeys(_ONEAPI_PACKAGE.findall(text)))
-    if key is None or source is None or pin is None or not packages:
+    if key is None or source is None or not packages:
         return None
-    return OneApi(key, source, pin, packages)
+    return OneApi(key, source, pin or "", packages)
 
 
 def _library_path(base: str, ccl: str | None) -> tuple[str, ...]:

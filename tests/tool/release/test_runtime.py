@@ -71,6 +71,15 @@ def test_a_oneccl_of_its_own_is_read_with_the_packages_that_it_needs(release: Re
     assert here.official is None
 
 
+def test_packages_without_a_pinned_version_are_read_too(release: Release):
+    unpinned = ONEAPI.replace("'Pin: version 2025.3*' ", "")
+    assert unpinned != ONEAPI
+    here = read(unpinned, release)
+    assert here.oneapi is not None and here.oneapi.pin == ""
+    text = constraints.constraints(release, "x", [], here)
+    assert "intel-oneapi-mkl-devel-2025.3\n" in text
+
+
 def test_a_package_for_another_machine_is_not_taken(release: Release):
     other = DOCKERFILE.replace("== 'x86_64'", "== 'aarch64'")
     packages = read(other, release).packages
