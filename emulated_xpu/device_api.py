@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The parts of torch's device API that vLLM's XPU path uses and a CPU lacks."""
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -122,6 +124,28 @@ def provide_pinning() -> None:
 
     torch.Tensor.pin_memory = pin_memory
     torch.Tensor.record_stream = lambda tensor, stream: None
+
+
+FACTORIES = ("empty", "empty_like", "full", "ones", "tensor", "zeros", "zeros_like")
+
+
+def provide_pinned_memory() -> None:
+    """Accept `pin_memory=True`, and call all memory pinned: the emulated device reads
+    the host's memory.
+
+    Not for tests of kernels, where torch.compile would trace the factories.
+    """
+
+    def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(make)
+        def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+            return make(*args, **kwargs)
+
+        return made
+
+    for name in FACTORIES:
+        setattr(torch, name, unpinned(getattr(torch, name)))
+    torch.Tensor.is_pinned = lambda tensor, device=None: True
 
 
 _libraries: list[torch.library.Library] = []

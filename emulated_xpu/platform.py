@@ -8,6 +8,7 @@ import vllm_xpu_kernels._moe_C
 import vllm_xpu_kernels._xpu_C  # noqa: F401
 from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import PlatformEnum
+from vllm.utils import platform_utils
 
 from emulated_xpu import device_api
 
@@ -30,6 +31,7 @@ class EmulatedXpuPlatform(CpuPlatform):
     _enum = PlatformEnum.XPU
     device_name = "xpu"
     device_type = "cpu"
+    pins_memory = False
 
     @classmethod
     def get_attn_backend_cls(cls, *args: Any, **kwargs: Any) -> str:
@@ -72,6 +74,22 @@ class EmulatedXpuPlatform(CpuPlatform):
     @classmethod
     def support_hybrid_kv_cache(cls) -> bool:
         return True
+
+    @classmethod
+    def is_pin_memory_available(cls) -> bool:
+        """As on an XPU, once a worker has provided it."""
+        return cls.pins_memory
+
+    @classmethod
+    def provide_pinned_memory(cls) -> None:
+        """Answer that host memory can be pinned, and let torch pin it."""
+        if cls.pins_memory:
+            return
+        device_api.provide_pinned_memory()
+        cls.pins_memory = True
+        # vLLM may have asked before, and remembers the answers.
+        platform_utils.is_pin_memory_available.cache_clear()
+        platform_utils.is_uva_available.cache_clear()
 
     @classmethod
     def get_device_capability(cls, device_id: int = 0) -> None:

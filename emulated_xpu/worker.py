@@ -8,6 +8,7 @@ import torch
 from vllm.distributed import parallel_state
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_random_seed
+from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
@@ -33,9 +34,16 @@ class EmulatedXpuWorker(Worker):
         )
         set_random_seed(self.model_config.seed)
         self.init_snapshot = _NothingInUse()
-        init_workspace_manager(self.device, 1)
+        init_workspace_manager(self.device, 1, *self._workspace_lanes())
+        if self.use_v2_model_runner:
+            current_platform.provide_pinned_memory()
         runner = _RunnerV2 if self.use_v2_model_runner else _Runner
         self.model_runner = runner(self.vllm_config, self.device)
+
+    def _workspace_lanes(self) -> tuple[int, ...]:
+        """How many lanes the GPU's worker would make, where the release has lanes."""
+        count = getattr(gpu_worker, "_num_workspace_lanes", None)
+        return (count(self.vllm_config, self.use_v2_model_runner),) if count else ()
 
     def compile_or_warm_up_model(self) -> Any:
         """Skip the warm-up, which compiles and tunes for a device."""
@@ -67,8 +75,7 @@ class _Runner(_NoSamplingInProfile, XPUModelRunner):
 
 
 class _RunnerV2(_NoSamplingInProfile, XPUModelRunnerV2):
-    """The release's second model runner. Host memory is not pinned here, so vLLM copies
-    the buffers that a device would share with its host."""
+    """The release's second model runner, whose buffers host and device share."""
 
 
 class _NothingInUse:

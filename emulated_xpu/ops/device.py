@@ -20,3 +20,9 @@ def is_xe3_arch(device_index: int = -1) -> bool:
 def weak_ref_tensor(input: torch.Tensor) -> torch.Tensor:
     """Another tensor over the same memory."""
     return input.view_as(input)
+
+
+@implements("_C::get_xpu_view_from_cpu_tensor")
+def get_xpu_view_from_cpu_tensor(cpu_tensor: torch.Tensor) -> torch.Tensor:
+    """The device's view of host memory: the same memory."""
+    return cpu_tensor.view_as(cpu_tensor)

@@ -97,6 +97,22 @@ class Writer:
         self.twin: dict[str, torch.Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
 
+    def described(self) -> dict[str, Any]:
+        """What `config.json` says in place of DeepSeek's own or besides."""
+        return {}
+
+    def draft(self) -> None:
+        """The draft model: here the one layer of multi-token prediction."""
+        decoder_layer(self, "mtp.0", 0, hashed=False)
+        for name in ("e_proj", "h_proj"):
+            self.fp8(f"mtp.0.{name}", HIDDEN, HIDDEN)
+        for name in ("enorm", "hnorm", "norm"):
+            self.norm(f"mtp.0.{name}", HIDDEN)
+        embedding = self.published["embed.weight"].float()
+        self.plain("mtp.0.emb.tok_emb.weight", embedding)
+        self.plain("mtp.0.head.weight", self.published["head.weight"].float())
+        output_head(self, "mtp.0.")
+
     def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         values = torch.randn(*shape, generator=self._generator)
         return values * std + mean
@@ -213,10 +229,8 @@ def config(ratios: tuple[int, ...] = RATIOS) -> dict[str, Any]:
 def write(
     directory: Path,
     writer: Writer | None = None,
-    quantization: dict[str, Any] | None = None,
 ) -> tuple[Path, Path]:
-    """Write both forms below `directory`: by `writer`, which has nothing yet, and with
-    `quantization` in place of DeepSeek's own `quantization_config`.
+    """Write both forms below `directory`, by `writer`, which has nothing yet.
 
     Returns:
         The folders of the published form and of the float32 twin.
@@ -224,9 +238,7 @@ def write(
     writer = writer or Writer(seed=0)
     _model(writer)
     published, twin = directory / "published", directory / "twin"
-    described = config()
-    if quantization is not None:
-        described["quantization_config"] = quantization
+    described = {**config(), **writer.described()}
     _save(published, described, writer.published)
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"
@@ -248,20 +260,13 @@ def _model(writer: Writer) -> None:
     writer.plain("embed.weight", writer.random(VOCABULARY, HIDDEN))
     writer.plain("head.weight", writer.random(VOCABULARY, HIDDEN, std=HIDDEN**-0.5))
     writer.norm("norm", HIDDEN)
-    _head(writer, "")
+    output_head(writer, "")
     for layer, ratio in enumerate(RATIOS):
-        _layer(writer, f"layers.{layer}", ratio, hashed=layer < HASH_LAYERS)
-    _layer(writer, "mtp.0", 0, hashed=False)
-    for name in ("e_proj", "h_proj"):
-        writer.fp8(f"mtp.0.{name}", HIDDEN, HIDDEN)
-    for name in ("enorm", "hnorm", "norm"):
-        writer.norm(f"mtp.0.{name}", HIDDEN)
-    writer.plain("mtp.0.emb.tok_emb.weight", writer.published["embed.weight"].float())
-    writer.plain("mtp.0.head.weight", writer.published["head.weight"].float())
-    _head(writer, "mtp.0.")
+        decoder_layer(writer, f"layers.{layer}", ratio, hashed=layer < HASH_LAYERS)
+    writer.draft()
 
 
-def _head(writer: Writer, prefix: str) -> None:
+def output_head(writer: Writer, prefix: str) -> None:
     width = STREAMS * HIDDEN
     fn = writer.random(STREAMS, width, std=width**-0.5)
     writer.plain(f"{prefix}hc_head_fn", fn, torch.float32)
@@ -269,7 +274,7 @@ def _head(writer: Writer, prefix: str) -> None:
     writer.plain(f"{prefix}hc_head_scale", writer.random(1, mean=1.0), torch.float32)
 
 
-def _layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
+def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
     mixes, width = (2 + STREAMS) * STREAMS, STREAMS * HIDDEN
     for part in ("attn", "ffn"):
         hc = f"{layer}.hc_{part}"

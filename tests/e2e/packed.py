@@ -49,11 +49,9 @@ class Int4(checkpoint.Writer):
         zeros = torch.full((scale.shape[1], len(weight) // 8), 0x77777777)
         self.published[f"{name}.qzeros"] = zeros.to(torch.int32)
 
-    @staticmethod
-    def described() -> dict[str, Any]:
-        """`quantization_config`."""
+    def described(self) -> dict[str, Any]:
         whole = {"bits": 16, "data_type": "float"}
-        return {
+        packing = {
             "quant_method": "auto-round",
             "bits": 4,
             "data_type": "int",
@@ -62,6 +60,7 @@ class Int4(checkpoint.Writer):
             "packing_format": "auto_round:auto_gptq",
             "extra_config": {"head": whole, "embed": whole},
         }
+        return {"quantization_config": packing}
 
 
 class Nvfp4Experts(checkpoint.Writer):
@@ -85,11 +84,9 @@ class Nvfp4Experts(checkpoint.Writer):
         # One for all experts; swiglu_limit bounds what w2 takes by 100.
         self.published[f"{name}.input_scale"] = torch.tensor(128 / (448 * 6.0))
 
-    @staticmethod
-    def described() -> dict[str, Any]:
-        """`quantization_config`."""
+    def described(self) -> dict[str, Any]:
         own = checkpoint.config()["quantization_config"]
-        return {**own, "moe_quant_algo": "NVFP4"}
+        return {"quantization_config": {**own, "moe_quant_algo": "NVFP4"}}
 
 
 WRITERS: dict[str, type[Int4 | Nvfp4Experts]] = {

@@ -69,8 +69,9 @@ class Job:
     waves: tuple[tuple[Prompt, ...], ...]
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
-    packed: str = ""
-    """Whose checkpoint is served, of `packed.WRITERS`; DeepSeek's own if none."""
+    checkpoint: str = ""
+    """Which checkpoint is served: of `packed.WRITERS`, or as given to
+    `Kitchen.add_checkpoint`; DeepSeek's own if none."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -117,7 +118,7 @@ class Kitchen:
         self.work, self.cache = work, cache
         self.project = Project.find(HERE)
         self.published, self.twin = checkpoint.write(work / "checkpoint")
-        self._packed: dict[str, tuple[Path, Path]] = {}
+        self._checkpoints: dict[str, tuple[Path, Path]] = {}
         self._writing = Lock()
         self._lay_out()
         self._pool = ThreadPoolExecutor(workers)
@@ -138,15 +139,18 @@ class Kitchen:
         """
         return self.order(release, job, patched).result()
 
-    def packed(self, name: str) -> tuple[Path, Path]:
+    def written(self, name: str) -> tuple[Path, Path]:
         """The published form and the twin of another writer's checkpoint."""
+        if name not in self._checkpoints:
+            self.add_checkpoint(name, packed.WRITERS[name](0))
+        return self._checkpoints[name]
+
+    def add_checkpoint(self, name: str, writer: checkpoint.Writer) -> None:
+        """Write a checkpoint that jobs can name, unless it is there."""
         with self._writing:
-            if name not in self._packed:
-                writer = packed.WRITERS[name]
-                self._packed[name] = checkpoint.write(
-                    self.work / f"checkpoint-{name}", writer(0), writer.described()
-                )
-            return self._packed[name]
+            if name not in self._checkpoints:
+                folder = self.work / f"checkpoint-{name}"
+                self._checkpoints[name] = checkpoint.write(folder, writer)
 
     def has_wrappers(self, release: str) -> bool:
         """Whether Python of the release's own vllm-xpu-kernels runs around the ops."""
@@ -158,6 +162,11 @@ class Kitchen:
         oracle = site / "vllm/model_executor/layers/fused_moe/oracle/nvfp4.py"
         clamping = oracle.read_text().partition("WITH_CLAMP = {")[2].partition("}")[0]
         return "EMULATION" in clamping
+
+    def has_dspark(self, release: str) -> bool:
+        """Whether the release has DSpark's draft model for XPU."""
+        site = self._installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v4/xpu/dspark.py").is_file()
 
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
@@ -175,7 +184,7 @@ class Kitchen:
         tree = f"{release}-{'patched' if patched else 'untouched'}"
         name = f"{tree}-{job.name}"
         order, answer = self.work / f"{name}.json", self.work / f"{name}.pt"
-        model = self.packed(job.packed)[0] if job.packed else self.published
+        model = self.written(job.checkpoint)[0] if job.checkpoint else self.published
         order.write_text(
             json.dumps(
                 {
@@ -217,9 +226,6 @@ class Kitchen:
         wrappers = {}
         if version in WRAPPERS:
             wrappers["EMULATED_XPU_WRAPPERS"] = str(self._wrappers(version))
-        runner = {}
-        if not runs_without_shared_memory(site):
-            runner["VLLM_USE_V2_MODEL_RUNNER"] = "0"
         return clean_environment(
             CUDA_VISIBLE_DEVICES="",
             EMULATED_XPU_KERNELS=version,
@@ -237,7 +243,6 @@ class Kitchen:
             VLLM_NO_USAGE_STATS="1",
             VLLM_PLUGINS="emulated_xpu",
             **wrappers,
-            **runner,
         )
 
     def _lay_out(self) -> None:
@@ -271,13 +276,6 @@ class Kitchen:
                             target.parent.mkdir(parents=True, exist_ok=True)
                             target.write_bytes(archive.read(name))
         return folder
-
-
-def runs_without_shared_memory(site: Path) -> bool:
-    """Whether a release's second model runner copies where host and device share no
-    memory, as on the emulated XPU; else its first one must run."""
-    buffers = site / "vllm/v1/worker/gpu/buffer_utils.py"
-    return "class NonUvaBuffer" in buffers.read_text()
 
 
 def fetch(cache: Cache, version: str) -> Path:

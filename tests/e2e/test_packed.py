@@ -10,8 +10,8 @@ from twin import Roundings, Twin
 pytestmark = pytest.mark.full
 
 WAVES = ((Prompt(72, 3, seed=1), Prompt(5, 2, seed=2)),)
-INT4 = Job("int4", WAVES, packed="int4")
-NVFP4_EXPERTS = Job("nvfp4 experts", WAVES, packed="nvfp4-experts")
+INT4 = Job("int4", WAVES, checkpoint="int4")
+NVFP4_EXPERTS = Job("nvfp4 experts", WAVES, checkpoint="nvfp4-experts")
 STOPS = "No NvFp4 MoE backend supports|KeyError: .*_scale"
 """Older releases have no emulation that clamps; the oldest does not know the format."""
 ACTIVATIONS_IN_FP4 = 0.25
@@ -21,7 +21,7 @@ ACTIVATIONS_IN_FP4 = 0.25
 def test_int4(served: Kitchen, release: str) -> None:
     if not served.has_wrappers(release):
         pytest.skip(f"the experts of {release} are emulated in MXFP4 alone")
-    twin = Twin(served.packed("int4")[1])
+    twin = Twin(served.written("int4")[1])
     result = served.serve(release, INT4)
     check_attention(result, twin)
     check_experts(result, twin)
@@ -35,7 +35,7 @@ def test_experts_in_nvfp4_are_emulated(served: Kitchen, release: str) -> None:
         with pytest.raises(RuntimeError, match=STOPS):
             served.serve(release, NVFP4_EXPERTS)
         return
-    twin = Twin(served.packed("nvfp4-experts")[1])
+    twin = Twin(served.written("nvfp4-experts")[1])
     result = served.serve(release, NVFP4_EXPERTS)
     launches = result.answer["launches"]
     assert any("nvfp4_emulation" in name for name in launches), launches

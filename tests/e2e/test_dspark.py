@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DSpark's draft model through the engine: its tokens are those without it."""
+
+from itertools import pairwise
+
+import dspark
+import pytest
+from checks import check_same_tokens
+from serving import Job, Kitchen
+from test_engine import MIXED
+
+NAME = "dspark"
+METHOD = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
+DRAFTING = Job(NAME, MIXED.waves, (("speculative_config", METHOD),), checkpoint=NAME)
+
+
+def steps(answer: dict) -> int:
+    """Steps in which the target's first layer ran."""
+    return sum(record["layer"] == 0 for record in answer["records"])
+
+
+def test_dspark(served: Kitchen, release: str) -> None:
+    if not served.has_dspark(release):
+        pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
+    plain = served.serve(release, MIXED)
+    known = {
+        before: after
+        for text in plain.texts.values()
+        for before, after in pairwise(text)
+    }
+    served.add_checkpoint(NAME, dspark.DSpark(0, known))
+    drafted = served.serve(release, DRAFTING)
+    check_same_tokens(drafted, plain)
+    assert steps(drafted.answer) < steps(plain.answer), "no draft token was accepted"
