@@ -57,9 +57,10 @@ class RecordingWorker(EmulatedXpuWorker):
         names = ("drafter", "speculator")
         drafter = next((d for n in names if (d := getattr(runner, n, None))), None)
         draft = getattr(drafter, "model", None)
-        for model in (runner.model, draft):
-            if model is not None:
-                hook(runner, model)
+        hook(runner, runner.model)
+        # DSpark's layers see a block of queries in place of the batch's tokens.
+        if draft is not None and not hasattr(draft, "markov_bias"):
+            hook(runner, draft)
         record_logits(runner)
 
     def recorded(self) -> bytes:

@@ -44,6 +44,9 @@ def start_worker(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(worker, name, value)
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda _: None)
+    monkeypatch.setattr(
+        worker.current_platform, "check_if_supports_dtype", lambda _: None
+    )
     properties = SimpleNamespace(total_memory=0)
     monkeypatch.setattr(torch.xpu, "get_device_properties", lambda _: properties)
     for name in ("CCL_ATL_TRANSPORT", "LOCAL_WORLD_SIZE", "LOCAL_RANK"):
