@@ -27,10 +27,11 @@ ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements/constraints.txt"
 PYTHONS = ("3.11", "3.12", "3.13")
 # The sets of tox.ini, with the Pythons that run them.
-SHARED, AOT = "shared", "aot"
+SHARED, AOT, SITE = "shared", "aot", "site"
 CASES = [
     *((SHARED, python) for python in PYTHONS),
     *((AOT, python) for python in ("3.11", "3.12")),
+    *((SITE, python) for python in PYTHONS),
 ]
 # The machine may decide how the index is reached, not what else there is.
 KEPT = re.compile(r"SSL_CERT_(FILE|DIR)|REQUESTS_CA_BUNDLE|PIP_(CERT|PROXY)|.*_proxy")
@@ -73,7 +74,8 @@ def requirements(name: str) -> list[str]:
         return ["--no-deps", "triton-xpu"]
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
-    return tox["testenv"]["deps"].split()
+    section = "testenv:site" if name == SITE else "testenv"
+    return tox[section]["deps"].split()
 
 
 def pinned() -> dict[str, str]:
