@@ -8,6 +8,7 @@ it has applied the previous sublayer's mixing where that is fused; `finish_kerne
 them up and computes the rest.
 """
 
+from ._pairs import round_to_bf16
 from ._triton import tl, triton
 
 HC_MULT = 4
@@ -104,7 +105,7 @@ def project_kernel(
             other=0.0,
         )
         # [BLOCK_D, 2 * COLUMNS]
-        rest = weights - weights.to(tl.bfloat16).to(tl.float32)
+        rest = weights - round_to_bf16(weights)
         # [BLOCK_D, 2 * COLUMNS]
         parts = tl.where((part_offs % 2 == 0)[None, :], weights, rest)
         acc = tl.dot(stream, parts.to(tl.bfloat16), acc)

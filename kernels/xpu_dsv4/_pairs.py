@@ -54,6 +54,19 @@ def unpack_bf16(word):
 
 
 @triton.jit
+def round_to_bf16(x):
+    """fp32 `x` rounded to bf16, a tie to even, and still fp32.
+
+    For triton-xpu, seen in 3.3: it drops a conversion to bf16 that one back to fp32
+    follows, and nothing is rounded.
+    """
+    HIGH_HALF: tl.constexpr = -0x10000
+    bits = x.to(tl.int32, bitcast=True)
+    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & HIGH_HALF
+    return tl.where(x == x, rounded.to(tl.float32, bitcast=True), x)
+
+
+@triton.jit
 def pack_bf16(even, odd):
     """The int32 word of two fp32 values, each rounded once to bf16."""
     LOW_HALF: tl.constexpr = 0xFFFF

@@ -7,7 +7,14 @@ import torch
 from ._checks import check_dtype, check_same_device, check_shape, fail
 from ._fp4 import MXFP4_BLOCK
 from ._launch import launch_options
-from ._pairs import check_pair_rows, check_rotary, load_rotation, rotate, unpack_bf16
+from ._pairs import (
+    check_pair_rows,
+    check_rotary,
+    load_rotation,
+    rotate,
+    round_to_bf16,
+    unpack_bf16,
+)
 from ._triton import tl, triton
 from ._ue8m0 import (
     e2m1_code,
@@ -82,8 +89,8 @@ def _indexer_q_kernel(
         HALF_ROPE,
     )
     even, odd = rotate(even, odd, cos, sin, rope_mask)
-    even = even.to(tl.bfloat16).to(tl.float32)
-    odd = odd.to(tl.bfloat16).to(tl.float32)
+    even = round_to_bf16(even)
+    odd = round_to_bf16(odd)
     amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)  # [ROWS]
 
     out_offs = token * num_heads + head_offs  # [ROWS]
