@@ -50,4 +50,6 @@ def test_the_first_and_the_last_line_say_what_it_was():
     assert done.returncode == 0, done.stdout
     lines = done.stdout.splitlines()
     said = "device: none, kernels are interpreted on the CPU (--device interpreter)"
-    assert [i for i, line in enumerate(lines) if line == said] == [2, len(lines) - 2]
+    first, last = (i for i, line in enumerate(lines) if line == said)
+    # Below pytest's own header, whose length depends on its plugins.
+    assert first < 5 and last == len(lines) - 2, done.stdout
