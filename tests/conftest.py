@@ -2,7 +2,7 @@
 """The option `--device`, and where kernels ran as a run's first and last line."""
 
 import pytest
-from device_choice import KINDS, described
+from device_choice import KINDS, RAN, described
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,5 +22,10 @@ def pytest_terminal_summary(
     terminalreporter: pytest.TerminalReporter, config: pytest.Config
 ) -> None:
     """As in the header: a reader of the log's end sees it, too."""
+    ran = config.stash.get(RAN, None)
+    if ran:
+        terminalreporter.section("executed through Intel's lowering")
+        for launch in ran:
+            terminalreporter.write_line(str(launch))
     if line := described(config):
         terminalreporter.write_line(line)

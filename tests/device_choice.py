@@ -5,11 +5,14 @@ There is no default. A run that was meant for a GPU must not be green on a CPU.
 """
 
 import os
+from typing import Any
 
 import pytest
 import torch
 
-KINDS = ("xpu", "cuda", "interpreter")
+RAN = pytest.StashKey[list[Any]]()
+"""Launches that `--device lowered` executed."""
+KINDS = ("xpu", "cuda", "interpreter", "lowered")
 
 
 def take_device(config: pytest.Config) -> torch.device:
@@ -29,6 +32,8 @@ def take_device(config: pytest.Config) -> torch.device:
         repair()
         speed_up()
         return torch.device("cpu")
+    if kind == "lowered":
+        return _lowered(config)
     if not (hasattr(torch, kind) and getattr(torch, kind).is_available()):
         raise pytest.UsageError(
             f"torch {torch.__version__} sees no {kind} device;"
@@ -41,10 +46,33 @@ def take_device(config: pytest.Config) -> torch.device:
     return torch.device(kind)
 
 
+def _lowered(config: pytest.Config) -> torch.device:
+    """The CPU, on which Intel's own lowering of every launch is executed.
+
+    Raises:
+        pytest.UsageError: its compilers are not here.
+    """
+    from contextlib import ExitStack
+
+    try:
+        from lowered.opencl import Cpu
+        from lowered.run import lowering
+        from xpustack.core.cache import Cache
+    except ImportError as error:
+        raise pytest.UsageError(f"{error}; next: tox -e lowered") from error
+    cpu = Cpu(Cache.default().root / "lowered")
+    stack = ExitStack()
+    config.stash[RAN] = stack.enter_context(lowering(cpu))
+    config.add_cleanup(stack.close)
+    return torch.device("cpu")
+
+
 def described(config: pytest.Config) -> str:
     kind = config.getoption("--device")
     if kind is None:
         return ""
+    if kind == "lowered":
+        return "device: none, Intel's lowering runs on the CPU (--device lowered)"
     if kind == "interpreter":
         return "device: none, kernels are interpreted on the CPU (--device interpreter)"
     module = getattr(torch, kind)

@@ -3,6 +3,9 @@
 
 import torch
 
+figures: list[tuple[str, float]] = []
+"""What was compared and its relative error, or its share of a bound; newest last."""
+
 
 def assert_close(
     actual: torch.Tensor,
@@ -37,6 +40,7 @@ def assert_close(
     norm = b.norm()
     if norm > 0:
         ratio = difference.norm() / norm
+        figures.append((f"{name}, relative", float(ratio)))
         assert ratio <= relative, f"{name}: relative error {ratio:.3e}"
         angle = 1 - (a @ b) / (a.norm() * norm)
         assert angle <= cosine, f"{name}: cosine off by {angle:.3e}"
@@ -50,4 +54,5 @@ def assert_within(
     ratio = (actual.double().cpu() - expected).abs() / bound.clamp(min=1e-30)
     # NaN is within no bound.
     worst = float(ratio.nan_to_num(torch.inf).max()) if ratio.numel() else 0.0
+    figures.append(("share of the bound", worst))
     assert worst <= 1, f"off by {worst:.2f} times the bound"
