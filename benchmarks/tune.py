@@ -303,7 +303,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         share = (best or tried[0]).mean / tried[0].mean if tried[0].mean else 1.0
         print(
             f"{sweep.kernel}, {sweep.label}: {len(tried)} tried,"
-            f" {sum(bool(item.wrong) for item in tried)} wrong;"
+            f" {sum(bool(item.wrong) for item in tried)} left out;"
             + (f" {100 * share:.0f} % of the default's time" if best else " default"),
             flush=True,
         )
