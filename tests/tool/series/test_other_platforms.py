@@ -14,10 +14,15 @@ PROJECT = Project.find(Path(__file__).parent)
 RELEASES = ("v0.23.0", "v0.33.0")
 # What upstream has wrong on every platform, or on the CPU alone.
 FOR_ALL = {"swa-rope", "cpu-tile-scheduler"}
-# Nothing that another platform runs: a variable that only XPU's code reads, classes of
+# Nothing that another platform runs: variables that only XPU's code reads, classes of
 # XPU in a file of all, and branches on is_xpu() between modules of which only XPU's can
 # be imported here.
-OF_XPU_ALONE = {"triton-ops-switch", "packed-wo-a", "unsupported-models"}
+OF_XPU_ALONE = {
+    "overlap-streams",
+    "packed-wo-a",
+    "triton-ops-switch",
+    "unsupported-models",
+}
 
 CASES = [
     pytest.param(step, id=f"{release}-{step.slug}")
