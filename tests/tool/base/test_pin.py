@@ -133,7 +133,7 @@ def pinned_as(release: Release, version: str) -> Release:
     )
 
 
-@pytest.mark.parametrize("version", ["0.20.2", "0.22.0", "0.32.99", "0.100.0"])
+@pytest.mark.parametrize("version", ["0.1.0", "0.22.0", "0.32.99", "0.100.0"])
 def test_all_else_stays_byte_for_byte(
     version: str, real_project: Project, release: Release
 ) -> None:
