@@ -142,7 +142,7 @@ def test_the_lock_names_one_version_of_each_package_that_is_asked_for() -> None:
         for line in path.read_text().splitlines():
             if path != LOCK and line and not line.startswith(("#", "-r ")):
                 asked = Requirement(line)
-                # Where one environment alone has a package, its version may stand there.
+                # A package of one environment alone may be pinned where it stands.
                 exact = str(asked.specifier).startswith("==")
                 name = canonicalize_name(asked.name)
                 assert name in pins or exact, f"{path.name}: {line}"
