@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a device's report in: a row of docs/devices.md, constants of the cost model."""
+"""Take a device's report in: a row of docs/devices.md, constants of the cost model, and
+the tuned configurations, which the next wheels bring."""
 
+import json
 import re
 import tomllib
 from pathlib import Path
@@ -15,6 +17,7 @@ from xpustack.device.records import Report
 PAGE = "docs/devices.md"
 SECTION = "devices"
 MODEL = "aot/devices.toml"
+PACKAGE = "kernels/xpu_dsv4"
 OPERATIONS_OF_A_DPAS = 2 * 8 * 16 * 16
 """Of one dpas.8x8 of bf16 over 16 lanes: 8 rows, 16 columns, 16 products each."""
 HEADS = (
@@ -24,21 +27,28 @@ HEADS = (
 
 
 def ingest(project: Project, report: Report) -> list[str]:
-    """Write both files; return what a person should know, one line each.
+    """Write these files; return what a person should know, one line each.
 
     Raises:
-        UsageError: the page or the cost model's data has not the expected form.
+        UsageError: the page, the cost model's data or the tuned file's name has not the
+            expected form.
     """
     page = project.root / PAGE
     text = with_section(page, SECTION, _rows(page, report))
     said = [f"{PAGE}: {report.device}"]
     constants, told = _calibrated(project, report)
+    tuned, about_tuned = _tuned(report)
+    if tuned is not None:
+        path, content = tuned
+        (project.root / path).parent.mkdir(exist_ok=True)
+        with atomic_file(project.root / path) as file:
+            file.write(content)
     if constants is not None:
         with atomic_file(project.root / MODEL) as file:
             file.write(constants.encode())
     with atomic_file(page) as file:
         file.write(text.encode())
-    return [*said, told]
+    return [*said, told, about_tuned]
 
 
 def _rows(page: Path, report: Report) -> str:
@@ -121,6 +131,29 @@ def _calibrated(project: Project, report: Report) -> tuple[str | None, str]:
     }
     source = f"measured, {report.time}: copy and bf16 product; else {_rest(device)}"
     return _edited(text, name, measured, source), f"{MODEL}: {name} calibrated"
+
+
+def _tuned(report: Report) -> tuple[tuple[str, bytes] | None, str]:
+    """The path and the content of the device's tuned configurations, None where the
+    report has none to ship; and a line.
+
+    Raises:
+        UsageError: the report names another place than `tuned/`.
+    """
+    tune = report.stage("tune")
+    where = f"{PACKAGE}/tuned"
+    if report.kind != "xpu":
+        return None, f"{where}: unchanged, wheels are for Intel GPUs"
+    if tune is None or tune.status != "passed" or not any(tune.data["rows"].values()):
+        return None, f"{where}: unchanged, no tuned configuration beat the default"
+    file = tune.data["file"]
+    if not re.fullmatch(r"tuned/[a-z0-9-]+\.json", file):
+        raise UsageError(f"the report's tuned file is {file!r}", path=where)
+    content = {key: tune.data[key] for key in ("schema", "device", "rows")}
+    path = f"{PACKAGE}/{file}"
+    return (path, json.dumps(content, indent=1).encode() + b"\n"), (
+        f"{path}: in every wheel from the next revision on (python -m xpustack stamp)"
+    )
 
 
 def _rest(device: dict[str, object]) -> str:

@@ -351,12 +351,13 @@ def tune(bench: Bench) -> Outcome:
     (written,) = (
         p for p in folder.glob("*.json") if p.name not in ("tried.json", "result.json")
     )
-    rows = json.loads(written.read_text())["rows"]
+    content = json.loads(written.read_text())
+    rows = content["rows"]
     shipped = bench.out / "tuned"
     shipped.mkdir(exist_ok=True)
     shutil.copyfile(written, shipped / written.name)
     count = sum(map(len, rows.values()))
-    data = {"file": f"tuned/{written.name}", "rows": rows, "tried": attempts}
+    data = {"file": f"tuned/{written.name}", "tried": attempts, **content}
     summary = f"{len(attempts)} configurations tried, {count} beat the default"
     if ended.timed_out:
         late = hung(bench, "tune", summary, ended)

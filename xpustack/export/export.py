@@ -145,8 +145,8 @@ def _needs(project: Project, tree: StepTree) -> Iterator[str]:
     )
     own_paths = set(_code(tree.changed))
     if step.trailers.kernels:
-        modules = kernel_closure(project, step, step.trailers.kernels)
-        own_paths |= {f"{KERNEL_HOME}/{name}.py" for name in modules}
+        files = kernel_closure(project, step, step.trailers.kernels)
+        own_paths |= {f"{KERNEL_HOME}/{name}" for name in files}
     for earlier in reversed(tree.parent.applied):
         modules_added = (
             path.removesuffix(".py").replace("/", ".")

@@ -243,8 +243,8 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     that the tree before it lacks, even if an earlier step brought them."""
     if not step.trailers.kernels:
         return {}
-    modules = kernel_closure(project, step, step.trailers.kernels)
-    return {f"{KERNEL_HOME}/{name}.py": file.content for name, file in modules.items()}
+    files = kernel_closure(project, step, step.trailers.kernels)
+    return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 
 
 def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:

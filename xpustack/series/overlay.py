@@ -3,7 +3,8 @@
 
 Kernels import each other relatively. Inside vLLM they are in one package,
 `vllm/model_executor/kernels/xpu_dsv4/`, with the package's `__init__.py` and a
-`_triton.py` that imports Triton from vLLM.
+`_triton.py` that imports Triton from vLLM. `_tuned` reads the files in `tuned/`, one
+for each device that was measured: they come with it.
 """
 
 import ast
@@ -23,6 +24,7 @@ KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 COMMON = "common"
 PACKAGE = "__init__"
 TRITON = "_triton"
+TUNED = "_tuned"
 TRITON_IN_VLLM = b"""\
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
@@ -120,7 +122,7 @@ def kernel_files(
     earlier = [name for other in before for name in other.trailers.kernels]
     present = kernel_closure(project, step, earlier) if earlier else {}
     return {
-        f"{KERNEL_HOME}/{name}.py": file
+        f"{KERNEL_HOME}/{name}": file
         for name, file in kernel_closure(project, step, step.trailers.kernels).items()
         if name not in present
     }
@@ -129,18 +131,19 @@ def kernel_files(
 def kernel_closure(
     project: Project, step: Step, entries: Iterable[str]
 ) -> Mapping[str, NewFile]:
-    """The given kernels and the modules that they need (the package's `__init__`,
-    `_triton`, relative imports), by name in sorted order.
+    """The files of the given kernels and of the modules that they need (the package's
+    `__init__`, `_triton`, relative imports, what `_tuned` reads), by their path in the
+    package, sorted.
 
     Raises:
         SeriesError: a module is missing or unreadable, or imports from above its
             package, or imports `kernels` or `vllm` by an absolute name.
     """
-    modules: dict[str, NewFile] = {}
+    files: dict[str, NewFile] = {}
     queue = [PACKAGE, TRITON, *entries]
     while queue:
         name = queue.pop()
-        if name in modules:
+        if f"{name}.py" in files:
             continue
         source = kernel_source(project, name)
         if not source.is_file():
@@ -149,16 +152,25 @@ def kernel_closure(
             )
         file = _read_new_file(project, step, source)
         if name == TRITON:
-            modules[name] = NewFile(TRITON_IN_VLLM, source)
+            files[f"{name}.py"] = NewFile(TRITON_IN_VLLM, source)
             continue
-        modules[name] = file
+        files[f"{name}.py"] = file
+        if name == TUNED:
+            for measured in source.parent.glob("tuned/*.json"):
+                path = measured.relative_to(source.parent).as_posix()
+                files[path] = _read_new_file(project, step, measured)
         queue += _relative_imports(project, step, file)
-    return dict(sorted(modules.items()))
+    return dict(sorted(files.items()))
 
 
 def kernel_source(project: Project, name: str) -> Path:
     """The file of the kernel module `name` in this repository."""
-    return project.kernels / "xpu_dsv4" / f"{name}.py"
+    return kernel_package(project) / f"{name}.py"
+
+
+def kernel_package(project: Project) -> Path:
+    """The folder of the kernels in this repository."""
+    return project.kernels / "xpu_dsv4"
 
 
 def _read_new_file(project: Project, step: Step, source: Path) -> NewFile:

@@ -34,7 +34,7 @@ from xpustack.series.overlay import (
     KERNEL_HOME,
     TRITON,
     TRITON_IN_VLLM,
-    kernel_source,
+    kernel_package,
 )
 from xpustack.series.patch import Step, format_patch, load_step
 from xpustack.series.rederive import rederive
@@ -47,6 +47,7 @@ from xpustack.series.worktree import (
     start_over,
 )
 
+_KERNEL_FILE = re.compile(r"[^/]+\.py|tuned/[^/]+\.json")
 _LEGEND = (
     "D: the commit has it, no Kernels: trailer reaches it;"
     " A: the trailers bring it, the commit lacks it; M: they differ"
@@ -246,13 +247,14 @@ def _put_added(project: Project, staged: Project, commit: StepCommit) -> None:
         if not path.startswith(KERNEL_HOME + "/"):
             target = _overlay_target(staged, commit.step.release, path, content)
         else:
-            name = path.removeprefix(KERNEL_HOME + "/").removesuffix(".py")
-            target = kernel_source(staged, name)
-            if name == TRITON and content == TRITON_IN_VLLM:
+            name = path.removeprefix(KERNEL_HOME + "/")
+            target = kernel_package(staged) / name
+            if name == f"{TRITON}.py" and content == TRITON_IN_VLLM:
                 continue
-            if name == TRITON or "/" in name or not path.endswith(".py"):
+            if name == f"{TRITON}.py" or not _KERNEL_FILE.fullmatch(name):
                 raise SeriesError(
-                    "this kernel file is generated or is no module",
+                    "this kernel file is generated, or is neither a module nor what was"
+                    " tuned for a device",
                     release=commit.step.release,
                     step=commit.step.slug,
                     path=path,

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
+from kernels.xpu_dsv4 import _tuned
 from xpustack.cli import app
 
 HERE = Path(__file__).parent
@@ -30,7 +31,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         shutil.copy(ROOT / name, root / name)
     for folder in ("kernels", "aot"):
         shutil.copytree(
-            ROOT / folder, root / folder, ignore=shutil.ignore_patterns("__pycache__")
+            ROOT / folder,
+            root / folder,
+            ignore=shutil.ignore_patterns("__pycache__", "tuned"),
         )
     for folder in ("benchmarks", "tests/kernels", "tests/e2e", "xpustack/device"):
         (root / folder).mkdir(parents=True)
@@ -410,9 +413,37 @@ def test_a_report_is_taken_in(checkout: Path) -> None:
     assert b60["dpas_clocks"] == pytest.approx(19.7, abs=0.05)
     assert b60["source"].endswith(old["Arc Pro B60"]["source"])
     once = (checkout / "aot/devices.toml").read_text()
+    tuned = checkout / "kernels/xpu_dsv4/tuned/intel-b60.json"
+    assert "tuned/intel-b60.json: in every wheel" in done.stdout
+    rows = _tuned._read(tuned, "Intel(R) Arc(TM) Pro B60 Graphics")
+    assert rows == {"mqa_logits": [{"block_m": 4}]}
     assert call(checkout, "--ingest", str(archive)).exit_code == 0
     assert (checkout / "aot/devices.toml").read_text() == once
     assert (checkout / "docs/devices.md").read_text() == page
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "code", "said"),
+    [
+        ("file", "tuned/../../../x.json", 2, "the report's tuned file is"),
+        ("rows", {"mqa_logits": []}, 0, "no tuned configuration beat the default"),
+    ],
+)
+def test_what_was_tuned_is_not_taken_in(
+    checkout: Path, field: str, value: object, code: int, said: str
+) -> None:
+    assert call(checkout).exit_code == 0
+    path = checkout / ".device/xpu/report/report.json"
+    report = json.loads(path.read_text())
+    (tune,) = (s for s in report["stages"] if s["stage"] == "tune")
+    tune["data"][field] = value
+    path.write_text(json.dumps(report))
+    before = (checkout / "docs/devices.md").read_bytes()
+    done = call(checkout, "--ingest", str(path))
+    assert done.exit_code == code
+    assert said in done.output
+    assert not (checkout / "kernels/xpu_dsv4/tuned").exists()
+    assert ((checkout / "docs/devices.md").read_bytes() == before) == bool(code)
 
 
 def test_a_calibrated_constant_reaches_the_model(
