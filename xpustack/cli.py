@@ -145,7 +145,8 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(epilog=EXIT_CODES, rich_help_panel=panel)(command)
 
-caches = typer.Typer(no_args_is_help=True, help="Show the cache, or clean it up.")
+caches = typer.Typer()
+caches.callback(invoke_without_command=True, epilog=EXIT_CODES)(cache.main)
 caches.command(epilog=EXIT_CODES)(cache.info)
 caches.command(epilog=EXIT_CODES)(cache.gc)
 app.add_typer(caches, name="cache", rich_help_panel=MAINTAINER)

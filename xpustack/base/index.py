@@ -18,6 +18,7 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import httpx2
+from packaging.version import Version
 from unearth import Link, Package, PackageFinder
 from unearth.auth import MultiDomainBasicAuth
 from unearth.fetchers import Fetcher
@@ -151,8 +152,30 @@ class Index:
             EnvironmentProblem: an index cannot be reached.
         """
         requirement = PROJECT if version is None else f"{PROJECT}=={version}"
+        return [
+            package
+            for package in self._packages(requirement)
+            if package.link.filename.endswith(".tar.gz")
+        ]
+
+    def final_versions(self, project: str) -> list[Version]:
+        """The final versions of a project that are not yanked, oldest first; none if
+        no index has the project.
+
+        Raises:
+            EnvironmentProblem: an index cannot be reached.
+        """
+        offered = {
+            Version(package.version or "0")
+            for package in self._packages(project)
+            if not package.link.is_yanked
+        }
+        return sorted(version for version in offered if not version.is_prerelease)
+
+    def _packages(self, requirement: str) -> list[Package]:
+        """Every file of a requirement, yanked ones and pre-releases included."""
         try:
-            packages = list(
+            return list(
                 self.finder.find_matches(
                     requirement, allow_yanked=True, allow_prereleases=True
                 )
@@ -163,9 +186,6 @@ class Index:
                 detail=str(error),
                 hint="python -m pip config list",
             ) from error
-        return [
-            package for package in packages if package.link.filename.endswith(".tar.gz")
-        ]
 
 
 def link_label(link: Link) -> str:

@@ -2,7 +2,7 @@
 """`xpustack cache`: list what the cache holds, and clean it up."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Annotated
 
 import typer
@@ -10,10 +10,52 @@ import typer
 from xpustack.checks import cache_contents
 from xpustack.checks.cache_contents import Area
 from xpustack.core.cache import Cache
+from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.terminal.console import Answer, AsJson, answering, showing_progress
 
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Only report what would be removed.")
+]
 _UNITS = ("B", "kB", "MB", "GB")
+
+
+def main(
+    context: typer.Context,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune",
+            help="Remove everything that no pin and no series of this checkout reaches,"
+            " however lately it was used.",
+        ),
+    ] = False,
+    dry_run: DryRun = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show the cache, or clean it up.
+
+    `--prune` is for a disk that is full: other checkouts must derive anew what they
+    alone use. `gc` leaves what was used in the last days."""
+    if context.invoked_subcommand is not None:
+        if prune or dry_run:
+            raise typer.BadParameter(
+                "`--prune` and `--dry-run` stand without a command"
+            )
+        return
+    if not prune:
+        print(context.get_help())
+        raise typer.Exit(UsageError.exit_code)
+    with answering("cache --prune", as_json) as answer:
+        cache = Cache.default()
+        before = _bytes(cache_contents.info(cache))
+        areas = _clean(answer, cache, days=0, dry_run=dry_run)
+        removed = _bytes(areas)
+        after = before - removed if dry_run else _bytes(cache_contents.info(cache))
+        answer.data = {**_data(cache, areas), "before": before, "after": after}
+        answer.say(
+            f"{cache.root}: {_size(before)} at its largest, {_size(after)} after"
+        )
 
 
 def info(as_json: AsJson = False) -> None:
@@ -22,16 +64,14 @@ def info(as_json: AsJson = False) -> None:
         cache = Cache.default()
         areas = cache_contents.info(cache)
         _report(answer, cache, areas)
-        answer.say(f"{cache.root}: {_size(areas)}")
+        answer.say(f"{cache.root}: {_size(_bytes(areas))}")
 
 
 def gc(
     days: Annotated[
         float, typer.Option(min=0, help="Keep what was made or used since then.")
     ] = 7,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only report what would be removed.")
-    ] = False,
+    dry_run: DryRun = False,
     as_json: AsJson = False,
 ) -> None:
     """Remove what no pin and no series of this checkout needs, and what killed runs
@@ -40,29 +80,44 @@ def gc(
     Everything removed can be made or downloaded again. Refused while another command
     uses the cache (exit code 5)."""
     with answering("cache gc", as_json) as answer:
-        cache = Cache.default()
-        with showing_progress() as progress:
-            needed = cache_contents.needs(Project.find(), cache, progress)
-            areas = cache_contents.gc(cache, needed, days=days, dry_run=dry_run)
-        _report(answer, cache, areas)
-        answer.say(f"{'would free' if dry_run else 'freed'} {_size(areas)}")
+        _clean(answer, Cache.default(), days=days, dry_run=dry_run)
+
+
+def _clean(
+    answer: Answer, cache: Cache, *, days: float, dry_run: bool
+) -> Sequence[Area]:
+    """Clean up, say what was removed, and return it."""
+    with showing_progress() as progress:
+        needed = cache_contents.needs(Project.find(), cache, progress)
+        areas = cache_contents.gc(cache, needed, days=days, dry_run=dry_run)
+    _report(answer, cache, areas)
+    answer.say(f"{'would free' if dry_run else 'freed'} {_size(_bytes(areas))}")
+    return areas
 
 
 def _report(answer: Answer, cache: Cache, areas: Sequence[Area]) -> None:
-    answer.data = {
-        "cache": str(cache.root),
-        "bytes": sum(area.bytes for area in areas),
-        "areas": [dataclasses.asdict(area) for area in areas],
-    }
+    answer.data = _data(cache, areas)
     rows = [
-        {"area": area.name, "entries": area.entries, "size": _size([area])}
+        {"area": area.name, "entries": area.entries, "size": _size(area.bytes)}
         for area in areas
     ]
     answer.table(rows, ("area", "entries", "size"))
 
 
-def _size(areas: Sequence[Area]) -> str:
-    size = float(sum(area.bytes for area in areas))
+def _data(cache: Cache, areas: Sequence[Area]) -> dict[str, object]:
+    return {
+        "cache": str(cache.root),
+        "bytes": _bytes(areas),
+        "areas": [dataclasses.asdict(area) for area in areas],
+    }
+
+
+def _bytes(areas: Iterable[Area]) -> int:
+    return sum(area.bytes for area in areas)
+
+
+def _size(count: int) -> str:
+    size = float(count)
     for unit in _UNITS[:-1]:
         if size < 1000:
             return f"{size:.0f} {unit}"

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack watch`: what upstream did since the newest pin."""
+"""`xpustack watch`: what upstream has and this stack has not."""
 
 import dataclasses
+from collections.abc import Iterator
 
 from xpustack.core.errors import CheckFailed
 from xpustack.core.project import Project
+from xpustack.refresh.kernel_versions import SCHEMAS
+from xpustack.refresh.watch import WatchReport
 from xpustack.refresh.watch import watch as watch_upstream
 from xpustack.terminal.console import (
     AsJson,
@@ -16,27 +19,63 @@ from xpustack.terminal.console import (
 
 
 def watch(offline: Offline = False, as_json: AsJson = False) -> None:
-    """Say which releases are newer than the newest pin, and which steps of pinned
-    releases the newest release has.
+    """Compare the pins with the package index, and the series with the newest release.
 
-    For a scheduled job: exit code 1 means that there is something to do. A step
-    whose Upstream-Status is Backport does not count."""
+    Lists releases without a pin (newer ones, gaps, newer patch releases), newer
+    versions of vllm-xpu-kernels, models of the newest release that have no XPU path,
+    and steps that the newest release has.
+
+    For a scheduled job: exit code 0 means that nothing is to do, 1 that something is,
+    3 that an archive cannot be fetched, 5 that the index cannot be reached. `(known)`
+    marks what needs no action, such as a step whose Upstream-Status is Backport."""
     with answering("watch", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
             report = watch_upstream(
                 Project.find(), cache, offline=offline, progress=progress
             )
         answer.data = {**dataclasses.asdict(report), "news": report.news}
-        answer.say(f"newest pin: {report.newest_pin}")
-        answer.say(f"newer releases: {', '.join(report.newer) or 'none'}")
-        for step in report.landed:
-            mark = " (known)" if step.known else ""
-            answer.say(
-                f"{step.release} {step.step}: in {step.newer}, {step.evidence}{mark}"
-            )
-        if not report.landed:
-            answer.say(f"no step of a pinned release is in {report.compared}")
-        for version in report.newer[-1:]:
-            answer.say(f"next: xpustack refresh v{version} --from {report.newest_pin}")
+        answer.say(*_lines(report))
         if report.news:
             answer.exit_code = CheckFailed.exit_code
+
+
+def _lines(report: WatchReport) -> Iterator[str]:
+    """The report for people, what to do next at the end."""
+    yield f"newest pin: {report.newest_pin}"
+    yield f"newer releases: {', '.join(report.newer) or 'none'}"
+    for gap in report.gaps:
+        yield f"{gap.version}: its minor has no pin"
+    for patch in report.patches:
+        yield f"{patch.version}: newer patch release than the pin {patch.pinned}"
+    for item in report.kernels:
+        yield (
+            f"vllm-xpu-kernels {item.newer}: newer than {item.pinned} of"
+            f" {item.release}{_mark(item.known)}"
+        )
+    for model in report.models:
+        yield f"{model.release} model {model.model}: no XPU path, {model.why}"
+    for step in report.landed:
+        yield (
+            f"{step.release} {step.step}: in {step.newer},"
+            f" {step.evidence}{_mark(step.known)}"
+        )
+    if not report.landed:
+        yield f"no step of a pinned release is in {report.compared}"
+    yield from _next(report)
+
+
+def _mark(known: bool) -> str:
+    return " (known)" if known else ""
+
+
+def _next(report: WatchReport) -> Iterator[str]:
+    """The next commands to run."""
+    for version in report.newer[-1:]:
+        yield f"next: xpustack refresh v{version} --from {report.newest_pin}"
+    newer = {f"v{version}" for version in report.newer}
+    for item in (*report.gaps, *report.patches):
+        if item.version not in newer:
+            yield f"next: xpustack refresh {item.version}"
+    for kernels in report.kernels:
+        if not kernels.known:
+            yield f"next: record the ops in {SCHEMAS}/{kernels.newer}.txt"

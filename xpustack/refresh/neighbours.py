@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which release a series is carried from, and which releases have none yet."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -110,14 +110,19 @@ def missing_releases(
     Raises:
         EnvironmentProblem: the index cannot be reached.
     """
-    pinned = {
-        Version(release.version): release.name for release in releases.load(project)
-    }
+    return missing_among(releases.load(project), final_releases(progress))
+
+
+def missing_among(
+    pins: Iterable[Release], offered: Iterable[Version]
+) -> list[MissingRelease]:
+    """As `missing_releases`, for the versions that an index offers, oldest first."""
+    pinned = {Version(release.version): release.name for release in pins}
     if not pinned:
         return []
     by_minor = {version.release[:2]: name for version, name in sorted(pinned.items())}
     newest: dict[tuple[int, ...], Version] = {}
-    for version in final_releases(progress):
+    for version in offered:
         newest[version.release[:2]] = version
     first = min(by_minor)
     return [
@@ -127,7 +132,7 @@ def missing_releases(
     ]
 
 
-def final_releases(progress: Progress = silent) -> Iterator[Version]:
+def final_releases(progress: Progress = silent) -> list[Version]:
     """The final releases on the index that are not yanked, oldest first.
 
     Raises:
@@ -139,7 +144,7 @@ def final_releases(progress: Progress = silent) -> Iterator[Version]:
         for package in PipConfiguration.of_this_machine().index().archives()
         if not package.link.is_yanked
     }
-    yield from sorted(version for version in offered if not version.is_prerelease)
+    return sorted(version for version in offered if not version.is_prerelease)
 
 
 def _of(pinned: Iterable[Version], minor: tuple[int, ...]) -> list[Version]:

@@ -1,20 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Watch upstream: newer releases, and steps that upstream has by now."""
+"""Watch upstream: releases without a pin, newer kernels, models without an XPU path,
+and steps that upstream has by now."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from packaging.version import Version
 
 from xpustack.base import releases
+from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import carrier
-from xpustack.refresh.neighbours import final_releases
+from xpustack.refresh.kernel_versions import PROJECT, NewerKernels, newer_kernels
+from xpustack.refresh.models import models_without_xpu
+from xpustack.refresh.neighbours import (
+    MissingRelease,
+    final_releases,
+    missing_among,
+    neighbours,
+)
 from xpustack.refresh.refresh import target_release
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order
@@ -37,22 +46,48 @@ class LandedStep:
 
 
 @dataclass(frozen=True)
-class WatchReport:
-    """The newer releases and landed steps.
+class ModelWithoutXpu:
+    """A model of a release that has no path for XPU, though the pin before that release
+    lacks the model or has such a path."""
 
-    `newer` are the final releases on the index after the newest pin, oldest first;
-    `compared` is the release with which all older series were compared.
+    release: str
+    model: str
+    why: str
+
+
+@dataclass(frozen=True)
+class WatchReport:
+    """What upstream has and this stack has not.
+
+    Attributes:
+        newer: the final releases on the index after the newest pin, oldest first.
+        gaps: the newest release of each minor between two pins that has no pin.
+        patches: newer patch releases of pinned minors.
+        kernels: newer versions of vllm-xpu-kernels.
+        compared: the release with which all older series were compared: the newest of
+            `newer`, else the newest pin.
+        models: models of `compared` that came without an XPU path.
+        landed: steps of pinned releases that `compared` has.
     """
 
     newest_pin: str
     newer: tuple[str, ...]
+    gaps: tuple[MissingRelease, ...]
+    patches: tuple[MissingRelease, ...]
+    kernels: tuple[NewerKernels, ...]
     compared: str
+    models: tuple[ModelWithoutXpu, ...]
     landed: tuple[LandedStep, ...]
 
     @property
     def news(self) -> bool:
-        """Whether there is something to do."""
-        return bool(self.newer) or any(not step.known for step in self.landed)
+        """Whether there is something to do. Models alone are no news: those of a
+        release without a pin come with that release."""
+        return (
+            bool(self.newer or self.gaps or self.patches)
+            or any(not step.known for step in self.landed)
+            or any(not kernels.known for kernels in self.kernels)
+        )
 
 
 def watch(
@@ -62,7 +97,7 @@ def watch(
     offline: bool = False,
     progress: Progress = silent,
 ) -> WatchReport:
-    """Look for newer releases, and for steps that the newest one has.
+    """Compare the pins with the index, and the series with the newest release.
 
     Args:
         offline: look at the pinned releases alone.
@@ -73,7 +108,15 @@ def watch(
     """
     pinned = list(releases.load(project))
     newest = pinned[-1]
-    newer = [] if offline else list(_newer(newest, progress))
+    offered: list[Version] = []
+    kernels: tuple[NewerKernels, ...] = ()
+    if not offline:
+        offered = final_releases(progress)
+        index = PipConfiguration.of_this_machine().index()
+        versions = index.final_versions(PROJECT)
+        kernels = tuple(newer_kernels(pinned, versions, project.root))
+    newer = [str(version) for version in offered if version > Version(newest.version)]
+    missing = missing_among(pinned, offered)
     compared = newest
     if newer:
         compared = target_release(project, cache, f"v{newer[-1]}", progress=progress)
@@ -86,6 +129,7 @@ def watch(
         for release in pinned
         if release.name != compared.name
     }
+    models = _models(store, pinned, compared, offline, progress)
     landed: list[LandedStep] = []
     carried: list[str] | None = None
     if compared in pinned:
@@ -97,14 +141,43 @@ def watch(
                 landed += _landed(
                     writer, series, base.id, compared.name, carried, scratch
                 )
-    return WatchReport(newest.name, tuple(newer), compared.name, tuple(landed))
+    return WatchReport(
+        newest_pin=newest.name,
+        newer=tuple(newer),
+        gaps=tuple(
+            item
+            for item in missing
+            if item.pinned is None and item.version.removeprefix("v") not in newer
+        ),
+        patches=tuple(item for item in missing if item.pinned is not None),
+        kernels=kernels,
+        compared=compared.name,
+        models=tuple(models),
+        landed=tuple(landed),
+    )
 
 
-def _newer(newest: Release, progress: Progress) -> Iterator[str]:
-    """The final releases on the index after the newest pin, oldest first."""
-    for version in final_releases(progress):
-        if version > Version(newest.version):
-            yield str(version)
+def _models(
+    store: Store,
+    pinned: Sequence[Release],
+    compared: Release,
+    offline: bool,
+    progress: Progress,
+) -> Iterator[ModelWithoutXpu]:
+    """The models without an XPU path that are new in a release."""
+    before = [
+        release
+        for release in neighbours(pinned, compared.version)
+        if Version(release.version) < Version(compared.version)
+    ]
+    known: set[str] = set()
+    for release in before:
+        base = store.base(release, offline=offline, progress=progress)
+        known |= models_without_xpu(store.git, base.id).keys()
+    base = store.base(compared, offline=offline, progress=progress)
+    for model, why in models_without_xpu(store.git, base.id).items():
+        if model not in known:
+            yield ModelWithoutXpu(compared.name, model, why)
 
 
 def _landed(

@@ -203,3 +203,34 @@ def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
     answer = json.loads(done.stdout)
     assert (answer["command"], answer["data"]["bytes"]) == ("cache gc", 40960)
     assert "freed 0 B" in call("cache", "gc").stdout
+
+
+def test_prune_removes_also_what_was_used_lately(
+    stack: FakeStack, monkeypatch: pytest.MonkeyPatch
+):
+    call = calling(stack, monkeypatch)
+    needed = stack.trees()
+    stack.cache.results_put("test-new", {})
+    tree = write(stack.cache.root / "builds" / "unneeded" / "site" / "a.py", PAGE * 10)
+    assert "freed 0 B" in call("cache", "gc").stdout
+    done = call("cache", "--prune", "--dry-run")
+    assert done.exit_code == 0 and "would free" in done.stdout, done.output
+    assert tree.exists()
+    done = call("cache", "--prune", "--json")
+    answer = json.loads(done.stdout)
+    data = answer["data"]
+    assert answer["command"] == "cache --prune"
+    assert data["before"] - data["after"] >= data["bytes"] >= 40960
+    assert not tree.exists()
+    assert stack.cache.results_get("test-new") is None
+    assert [each.commit for each in stack.trees()] == [each.commit for each in needed]
+    text = call("cache", "--prune").stdout
+    assert "freed 0 B" in text and "at its largest" in text
+
+
+def test_wrong_usage_of_prune(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
+    call = calling(stack, monkeypatch)
+    done = call("cache")
+    assert (done.exit_code, "--prune" in done.output) == (2, True)
+    done = call("cache", "--prune", "gc")
+    assert (done.exit_code, "stand without a command" in done.output) == (2, True)
