@@ -11,6 +11,7 @@ from xpustack.core.cache import atomic_file
 from xpustack.core.errors import ApplyError, UsageError
 from xpustack.core.project import Project
 from xpustack.refresh.neighbours import Source, choose_source, missing_releases
+from xpustack.refresh.refresh import RefreshReport
 from xpustack.refresh.refresh import refresh as carry_over
 from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
 from xpustack.terminal.console import (
@@ -116,7 +117,7 @@ def refresh(
                 f"next: xpustack status --write-readme; xpustack check {release}"
             )
         if refreshed.open:
-            answer.say(f"next: {_advice(refreshed.directory)}")
+            answer.say(f"next: {_advice(refreshed)}")
             answer.exit_code = ApplyError.exit_code
 
 
@@ -139,10 +140,17 @@ def _list_missing(answer: Answer, release: str | None, offline: bool) -> None:
         answer.say(f"next: xpustack refresh {item.version}")
 
 
-def _advice(directory: Path | None) -> str:
+def _advice(refreshed: RefreshReport) -> str:
     """What to do about a conflict."""
+    directory = refreshed.directory
     if directory is None:
         return "the same command with --to DIR leaves the conflict there"
+    solved = next((step.solved_on for step in refreshed.open if step.solved_on), "")
+    if solved:
+        return (
+            f"look at the solution of {solved} in {directory} (git diff), change it if"
+            " need be, git add, git cherry-pick --continue, then the same command again"
+        )
     return (
         f"resolve it in {directory}, git add, git cherry-pick --continue, then the"
         " same command again"

@@ -9,7 +9,7 @@ left out, and then only with `write`.
 """
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import CarriedStep, Carrier, carrier
+from xpustack.refresh.solved import solution
 from xpustack.refresh.work import (
     OPEN,
     Outcome,
@@ -147,7 +148,9 @@ def refresh(
     with working(
         project, cache, release, origin, directory, offline=offline, progress=progress
     ) as (work, scratch):
-        run = _RefreshRun(project, cache, release, work, series, set(drop), progress)
+        run = _RefreshRun(
+            project, cache, release, work, series, set(drop), progress, offline
+        )
         run.go(scratch, frozenset(slugs if tests else test))
         stale = None
         if write and not run.open:
@@ -169,6 +172,7 @@ class _RefreshRun:
     series: Series
     drop: set[str]
     progress: Progress
+    offline: bool
     outcomes: list[StepOutcome] = field(default_factory=list)
 
     @property
@@ -234,11 +238,35 @@ class _RefreshRun:
         self._remember()
         if conflicting is not None:
             kernels = needed_kernels(self.project, conflicting.step)
-            leave_conflict(self.work, conflicting, kernels)
+            leave_conflict(self.work, conflicting, kernels, self._solved(carry))
         elif obsolete := self._obsolete(judged):
             self._leave_out(obsolete, carry)
             self.outcomes = []
             self.go(scratch, frozenset())
+
+    def _solved(self, carry: Carrier) -> Mapping[str, bytes]:
+        """The files of the first conflict as another release has solved it."""
+        index, conflict = next(
+            (index, outcome)
+            for index, outcome in enumerate(self.outcomes)
+            if outcome.outcome == "conflict"
+        )
+        found = solution(
+            self.project,
+            Store(self.cache),
+            self.work,
+            carry,
+            self.series.base.release.name,
+            conflict,
+            offline=self.offline,
+            progress=self.progress,
+        )
+        if found is None:
+            return {}
+        self.outcomes[index] = msgspec.structs.replace(
+            conflict, solved_on=found.release
+        )
+        return found.files
 
     def _add(
         self,

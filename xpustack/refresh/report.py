@@ -25,7 +25,7 @@ def rows(done: RefreshReport) -> list[dict[str, str]]:
         {
             "step": step.step,
             "outcome": _outcome(step),
-            "why": step.text or _places(step),
+            "why": _why(step),
         }
         for step in done.steps
     ]
@@ -108,6 +108,13 @@ def _sides(done: RefreshReport, clash: Clash) -> Iterator[str]:
 
 def _outcome(step: StepOutcome) -> str:
     return f"{step.outcome} (tentative)" if step.tentative else step.outcome
+
+
+def _why(step: StepOutcome) -> str:
+    why = step.text or _places(step)
+    if step.solved_on:
+        return f"{why}: {step.solved_on} has solved the same conflict"
+    return why
 
 
 def _places(step: StepOutcome) -> str:

@@ -121,6 +121,50 @@ def test_a_conflict_is_resolved_by_hand_and_the_run_goes_on(stack: FakeStack) ->
     assert outcomes(carry_over(stack, directory=work)) == outcomes(done)
 
 
+def solve_on_3(stack: FakeStack) -> str:
+    """Carry to v3.0, whose line 7 collides, by hand; its attention with the steps."""
+    theirs = edited(ATTENTION, 7, "upstream's way")
+    stack.publish("3.0", {"vllm/attention.py": theirs})
+    work = stack.root / "carry"
+    carry_over(stack, directory=work, write=True)
+    solved = edited(edited(theirs, 5), 7, "both ways")
+    (work / "vllm/attention.py").write_text(solved)
+    git(work, "add", "vllm/attention.py")
+    git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
+    assert not carry_over(stack, directory=work, write=True).open
+    return solved
+
+
+def test_a_solution_is_offered_for_the_next_release(stack: FakeStack) -> None:
+    solved = solve_on_3(stack)
+    theirs = edited(edited(ATTENTION, 7, "upstream's way"), 1, "newer")
+    stack.publish("4.0", {"vllm/attention.py": theirs})
+    work = stack.root / "next"
+    done = carry_over(stack, "v4.0", directory=work)
+    assert list(outcomes(done).values()) == ["merged", "conflict", "clean"]
+    assert done.steps[1].solved_on == "v3.0"
+    assert "v3.0 has solved the same conflict" in refresh_report.markdown(done)
+    offered = edited(solved, 1, "newer")
+    assert (work / "vllm/attention.py").read_text() == offered
+    with pytest.raises(UsageError, match="resolve them first"):
+        carry_over(stack, "v4.0", directory=work)
+    git(work, "add", "vllm/attention.py")
+    git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
+    done = carry_over(stack, "v4.0", directory=work, write=True)
+    assert list(outcomes(done).values()) == ["merged", "resolved", "clean"]
+    assert (stack.apply("there", "v4.0") / "vllm/attention.py").read_text() == offered
+
+
+def test_another_conflict_has_no_solution(stack: FakeStack) -> None:
+    solve_on_3(stack)
+    theirs = edited(ATTENTION, 7, "a third way")
+    stack.publish("4.0", {"vllm/attention.py": theirs})
+    work = stack.root / "next"
+    done = carry_over(stack, "v4.0", directory=work)
+    assert done.steps[1].solved_on == ""
+    assert "<<<<<<<" in (work / "vllm/attention.py").read_text()
+
+
 def test_a_conflict_that_was_committed_as_it_was_is_refused(stack: FakeStack) -> None:
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 5, "otherwise")})
     work = stack.root / "carry"
