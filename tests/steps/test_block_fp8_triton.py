@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import layout
+from helpers import kernel_trace, layout
 from helpers.block_fp8 import BLOCK
 
 UTILITIES = f"{layout.LAYER_QUANTIZATION}.utils.fp8_utils"
@@ -47,5 +47,6 @@ def test_gfx1250_multiplies_in_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(
         sys.modules, "vllm.platforms.rocm", SimpleNamespace(on_gfx1250=lambda: True)
     )
-    monkeypatch.setattr(utilities, "_w8a8_triton_block_scaled_mm", None)
-    assert off_by() < TOLERANCE
+    with kernel_trace.options_of_launches(monkeypatch) as launches:
+        assert off_by() < TOLERANCE
+    assert not launches, "a Triton kernel multiplies"

@@ -121,6 +121,7 @@ def test_other_platforms_keep_deep_gemm(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(op, "ops", layout.module("vllm._custom_ops"), raising=False)
     for name in ("fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"):
         monkeypatch.setattr(op, name, logits(name))
-    batch.indexer.indexer_op._forward_method = batch.indexer.indexer_op.forward_cuda
+    indexer_op = batch.indexer.indexer_op
+    monkeypatch.setattr(indexer_op, "forward", indexer_op.forward_cuda)
     batch.run()
     assert calls == ["fp8_fp4_mqa_logits", "fp8_fp4_paged_mqa_logits"]

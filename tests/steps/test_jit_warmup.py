@@ -2,13 +2,13 @@
 """What attention compiles for a request, the JIT warm-up has compiled."""
 
 import importlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_layers
+from helpers import indexer_batch, layout, model_layers
 from helpers.attention_batch import Batch, random_sinks
 
 KernelInterface = importlib.import_module("triton.runtime.jit").KernelInterface
@@ -57,6 +57,45 @@ def compiled(
         yield found
 
 
+def registered(registries: list[Any]) -> Callable[[Any, int], Any]:
+    """A function that builds an attention layer in a registry, which `registries`
+    gets."""
+    warmup = layout.module("vllm.model_executor.warmup.jit_warmup")
+
+    def build(config: Any, ratio: int) -> Any:
+        registries.append(warmup.JitWarmupRegistry(config))
+        with registries[-1].activate():
+            return model_layers.attention_layer(config, ratio)
+
+    return build
+
+
+def warmed_up(registry: Any, monkeypatch: pytest.MonkeyPatch) -> set[Any]:
+    """What the registry's warm-up compiles of our kernels."""
+    triton_helper = layout.module("vllm.model_executor.warmup.jit_warmup_triton_helper")
+    # Kernels that are compiled without a launch: the interpreter cannot.
+    monkeypatch.setattr(
+        triton_helper.VllmTritonJitKernel, "compile_many", lambda *args: None
+    )
+    with compiled(monkeypatch, launch=False) as found:
+        registry.warmup()
+    return found
+
+
+def check(needed: set[Any], before: set[Any]) -> None:
+    assert needed
+    missing = {name for name, *_ in needed - before}
+    assert not missing, f"a request compiles {sorted(missing)}"
+
+
+def give_pages(layer: Any) -> None:
+    """Empty pages for the attention of a ratio-4 layer, which the warm-up measures."""
+    for cache, tokens in ((layer, 64), (layer.swa_cache_layer, 64)):
+        cache.kv_cache = torch.zeros(
+            (2, tokens, 584), dtype=torch.uint8, device=layout.device()
+        )
+
+
 @pytest.mark.parametrize(
     ("ratio", "seq_lens", "query_lens"),
     [
@@ -73,24 +112,32 @@ def test_a_request_compiles_nothing(
     query_lens: Sequence[int],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    warmup = layout.module("vllm.model_executor.warmup.jit_warmup")
-    triton_helper = layout.module("vllm.model_executor.warmup.jit_warmup_triton_helper")
-    registries = []
-
-    def build(config: Any, ratio: int) -> Any:
-        registries.append(warmup.JitWarmupRegistry(config))
-        with registries[0].activate():
-            return model_layers.attention_layer(config, ratio)
-
-    batch = Batch(ratio, seq_lens, query_lens, sinks=random_sinks(), build=build)
-    # Kernels that are compiled without a launch: the interpreter cannot.
-    monkeypatch.setattr(
-        triton_helper.VllmTritonJitKernel, "compile_many", lambda *args: None
+    registries: list[Any] = []
+    batch = Batch(
+        ratio, seq_lens, query_lens, sinks=random_sinks(), build=registered(registries)
     )
-    with compiled(monkeypatch, launch=False) as before:
-        registries[0].warmup()
+    before = warmed_up(registries[0], monkeypatch)
     with batch.ready() as run, compiled(monkeypatch) as needed:
         run()
-    assert needed
-    missing = {name for name, *_ in needed - before}
-    assert not missing, f"a request compiles {sorted(missing)}"
+    check(needed, before)
+
+
+@pytest.mark.parametrize(
+    ("seq_lens", "query_lens"),
+    [((300,), (1,)), ((300, 70, 9), (1, 1, 5)), ((90, 40), (6, 5))],
+    ids=["decode", "mixed", "prefill"],
+)
+def test_an_mxfp4_indexer_compiles_nothing(
+    seq_lens: Sequence[int],
+    query_lens: Sequence[int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    registries: list[Any] = []
+    batch = indexer_batch.Batch(
+        seq_lens, query_lens, fp4=True, build=registered(registries)
+    )
+    give_pages(batch.layer)
+    before = warmed_up(registries[0], monkeypatch)
+    with compiled(monkeypatch) as needed:
+        batch.run()
+    check({found for found in needed if "logits" in found[0]}, before)

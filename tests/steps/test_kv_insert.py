@@ -49,13 +49,10 @@ class Insert:
     def run(self) -> torch.Tensor:
         """The queries after the insert: what it returns, or those it was given."""
         metadata = SimpleNamespace(slot_mapping=self.slots, block_size=self.block_size)
-        queries = self.layer._fused_qnorm_rope_kv_insert(
-            self.q,
-            self.kv,
-            self.positions,
-            {self.layer.swa_cache_layer.prefix: metadata},
+        metadata_by_layer = {self.layer.swa_cache_layer.prefix: metadata}
+        return layer_parts.insert_keys(
+            self.layer, self.q, self.kv, self.positions, metadata_by_layer
         )
-        return self.q if queries is None else queries
 
     def stored(self, slot: int) -> torch.Tensor:
         block, position = divmod(slot, self.block_size)

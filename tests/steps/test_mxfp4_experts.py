@@ -34,10 +34,16 @@ def experts_config() -> Any:
     )
 
 
+def select(oracle: Any) -> tuple[Any, type]:
+    """The backend and the kernel that the release takes for DeepSeek-V4's experts."""
+    chosen = getattr(oracle, "select_deepseek_v4_mxfp4_moe_backend", None)
+    chosen = chosen or oracle.select_mxfp4_moe_backend
+    backend, kernel = chosen(experts_config())
+    return backend, kernel
+
+
 def test_the_kernel_of_xpu_is_chosen(oracle: Any) -> None:
-    select = getattr(oracle, "select_deepseek_v4_mxfp4_moe_backend", None)
-    select = select or oracle.select_mxfp4_moe_backend
-    backend, kernel = select(experts_config())
+    backend, kernel = select(oracle)
     assert backend == oracle.Mxfp4MoeBackend.XPU
     assert kernel in oracle.backend_to_kernel_cls(backend)
 
@@ -70,5 +76,14 @@ def test_weights_keep_the_layout_of_the_checkpoint(oracle: Any) -> None:
 def test_cuda_chooses_as_before(oracle: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = layout.another_platform(oracle.current_platform, (9, 0))
     monkeypatch.setattr(oracle, "current_platform", cuda)
-    assert oracle.Mxfp4MoeBackend.XPU not in oracle._get_priority_backends()
-    assert oracle.Mxfp4MoeBackend.MARLIN in oracle._get_priority_backends()
+    asked: list[Any] = []
+
+    def no_kernel(backend: Any) -> list[type]:
+        asked.append(backend)
+        return []
+
+    monkeypatch.setattr(oracle, "backend_to_kernel_cls", no_kernel)
+    with pytest.raises(NotImplementedError, match="No MXFP4 MoE backend"):
+        select(oracle)
+    assert oracle.Mxfp4MoeBackend.XPU not in asked
+    assert oracle.Mxfp4MoeBackend.MARLIN in asked

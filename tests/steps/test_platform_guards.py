@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs, model_layers
+from helpers import kernel_trace, layer_parts, layout, model_configs, model_layers
 
 # The new layout came with some of the guards; there they only have to stay.
 missing_in_the_old_layout = pytest.mark.unchanged if layout.NEW else lambda test: test
@@ -86,22 +86,17 @@ def test_no_launch_asks_for_programmatic_dependence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ops = layout.module(f"{layout.OPS}.fused_inv_rope_fp8_quant")
-    options: list[set[str]] = []
-
-    class Kernel:
-        def __getitem__(self, grid: Any) -> Any:
-            return lambda *args, **kwargs: options.append(set(kwargs))
-
-    monkeypatch.setattr(ops, "_fused_inv_rope_fp8_quant_per_head", Kernel())
-    ops.fused_inv_rope_fp8_quant(
-        torch.zeros(1, 8, 512, dtype=torch.bfloat16),
-        torch.zeros(1, dtype=torch.int64),
-        torch.zeros(4, 64),
-        n_groups=2,
-        heads_per_group=4,
-    )
-    assert options, "the kernel was not launched"
-    assert "launch_pdl" not in options[0]
+    device = layout.device()
+    with kernel_trace.options_of_launches(monkeypatch) as options:
+        ops.fused_inv_rope_fp8_quant(
+            torch.zeros(1, 8, 512, dtype=torch.bfloat16, device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+            torch.zeros(4, 64, device=device),
+            n_groups=2,
+            heads_per_group=4,
+        )
+    assert options, "no kernel was launched"
+    assert not any("launch_pdl" in names for names in options)
 
 
 def who_is_asked() -> ModuleType:
@@ -127,9 +122,28 @@ def test_cuda_keeps_its_recipe(
     asked = who_is_asked()
     platform = layout.another_platform(asked.current_platform, capability)
     monkeypatch.setattr(asked, "current_platform", platform)
-    wrapper = model_layers.attention_layer(model_configs.vllm_config(), 0).mla_attn
-    assert wrapper._einsum_recipe == recipe
-    assert wrapper._tma_aligned_scales is aligned
+    layer = model_layers.attention_layer(model_configs.vllm_config(), 0)
+    monkeypatch.setattr(layer.wo_a, "weight_scale_inv", None, raising=False)
+    layer.wo_b = torch.nn.Identity()
+    quantized: list[Any] = []
+    multiplied: list[Any] = []
+
+    def quantize(o: torch.Tensor, *args: Any, **kwargs: Any) -> tuple[None, None]:
+        quantized.append(kwargs["tma_aligned_scales"])
+        return None, None
+
+    monkeypatch.setattr(
+        layout.module(layout.ATTENTION), "fused_inv_rope_fp8_quant", quantize
+    )
+    monkeypatch.setattr(
+        torch.ops.vllm,
+        "deepseek_v4_fp8_einsum",
+        lambda *args: multiplied.append(args[-1]),
+    )
+    o = torch.zeros(2, layer.n_local_heads, 512, dtype=torch.bfloat16)
+    layer_parts.o_projection(layer, o, torch.arange(2))
+    assert quantized == [aligned]
+    assert multiplied == [list(recipe)]
 
 
 @pytest.mark.unchanged

@@ -101,7 +101,7 @@ def shared_experts(
             )
             block = made.layers[1]
         experts = block.ffn.shared_experts
-        experts.act_fn._forward_method = experts.act_fn.forward_native
+        experts.act_fn.forward = experts.act_fn.forward_native
         for linear in (experts.gate_up_proj, experts.down_proj):
             linear.quant_method.process_weights_after_loading(linear)
     return experts

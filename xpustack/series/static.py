@@ -194,6 +194,13 @@ def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
 
     for problem in trailer_problems(step):
         yield report(problem, f"correct the trailer in {step.path}")
+    for line in step.message.splitlines():
+        if line.startswith("#"):
+            yield report(
+                f"the message has the line {line!r}, which git takes for a comment and"
+                " drops when the commit is edited",
+                f"let no line of the message in {step.path} begin with #",
+            )
     trailers = step.trailers
     if trailers.test and not (project.root / trailers.test).is_file():
         yield report(f"there is no {trailers.test}", f"create {trailers.test}")

@@ -12,6 +12,8 @@ from . import layout, model_configs
 
 STATE_BLOCK = 8
 PAGE_TOKENS = 64
+# Bytes of an entry's codes and of its scales by head dim and whether it is in MXFP4.
+ENTRY_BYTES = {(512, False): (576, 8), (128, False): (128, 4), (128, True): (64, 4)}
 
 
 @dataclass
@@ -64,7 +66,7 @@ def run(
 
     device = layout.device()
     ratio = compressor.compress_ratio
-    data, scale = compressor._token_stride, compressor._scale_dim
+    data, scale = ENTRY_BYTES[compressor.head_dim, compressor.use_fp4_cache]
     blocks = -(-max(lengths) // STATE_BLOCK)
     table = torch.arange(1, len(lengths) * blocks + 1).view(len(lengths), blocks)
     owner = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One batch through the real sparse indexer, with what it must choose."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +107,7 @@ class Batch:
         fp4: MXFP4 keys and queries instead of FP8.
         first_page: the pages before it exist and are not touched.
         speculative_tokens: draft tokens that still count as a decode.
+        build: makes the layer from a `VllmConfig` and the ratio.
     """
 
     def __init__(
@@ -117,6 +118,7 @@ class Batch:
         fp4: bool = False,
         first_page: int = 0,
         speculative_tokens: int = 0,
+        build: Callable[[Any, int], Any] = model_layers.attention_layer,
     ) -> None:
         torch.manual_seed(len(seq_lens))
         self.seq_lens, self.query_lens, self.fp4 = seq_lens, query_lens, fp4
@@ -125,7 +127,8 @@ class Batch:
         if fp4:
             model_configs.take_mxfp4_indexer(config)
         self.config = config
-        self.indexer = model_layers.attention_layer(config, RATIO).indexer
+        self.layer = build(config, RATIO)
+        self.indexer = self.layer.indexer
         self.builder = batch_metadata.indexer_builder(config, self.indexer)
         self.positions = torch.tensor(
             [

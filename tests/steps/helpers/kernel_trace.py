@@ -106,6 +106,19 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
         yield trace
 
 
+@contextmanager
+def options_of_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
+    """Record the keyword names of each launch instead of launching."""
+    options: list[set[str]] = []
+
+    def launcher(kernel: Any, grid: Any) -> Any:
+        return lambda *args, **kwargs: options.append(set(kwargs))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(KernelInterface, "__getitem__", launcher)
+        yield options
+
+
 WAITING = (
     *("item", "tolist", "cpu", "numpy", "nonzero", "masked_select", "unique"),
     *("__bool__", "__int__", "__float__", "__index__", "__array__"),

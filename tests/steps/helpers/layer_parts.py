@@ -12,12 +12,14 @@ from . import layout
 
 def open_ops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let attention and indexer be called as the Python functions that they are, and
-    not by their names in `torch.ops`, which hide from tracing what they do."""
+    not by their names in `torch.ops`, which hide from tracing what they do. Where
+    attention has no such name, the layer calls it as a method."""
     for home, name in (
         (layout.ATTENTION, "deepseek_v4_attention"),
         ("vllm.model_executor.layers.sparse_attn_indexer", "sparse_attn_indexer"),
     ):
-        monkeypatch.setattr(torch.ops.vllm, name, getattr(layout.module(home), name))
+        if function := getattr(layout.module(home), name, None):
+            monkeypatch.setattr(torch.ops.vllm, name, function)
 
 
 def input_projections(layer: Any, hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -78,6 +80,19 @@ def _attend_by(
         decode.sparse_decode(layer, q[:split], window, own, output[:split])
     if prefill and window.num_prefill_tokens:
         prefill.sparse_prefill(layer, q[split:], window, own, output[split:])
+
+
+def insert_keys(
+    layer: Any,
+    q: torch.Tensor,
+    kv: torch.Tensor,
+    positions: torch.Tensor,
+    metadata: dict[str, Any],
+) -> torch.Tensor:
+    """The queries after `layer`, which `projecting` gave, normalized and rotated them
+    and inserted the keys: what it returns, or `q` itself. No public method ends there."""
+    queries = layer._fused_qnorm_rope_kv_insert(q, kv, positions, metadata)
+    return q if queries is None else queries
 
 
 def finish_loading(layer: Any) -> None:

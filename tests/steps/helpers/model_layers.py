@@ -84,7 +84,7 @@ def decoder_layers(config: Any, count: int, sublayer: type[torch.nn.Module]) -> 
         ]
     for layer in layers:
         for norm in (layer.attn_norm, layer.ffn_norm):
-            norm._forward_method = norm.forward_native
+            norm.forward = norm.forward_native
     return layers
 
 

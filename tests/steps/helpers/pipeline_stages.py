@@ -78,7 +78,7 @@ def stage_of_model(method: str | None, rank: int = 0, of: int = 1) -> Any:
         parameter.data.copy_(values)
     for module in made.modules():
         if hasattr(module, "variance_epsilon"):
-            module._forward_method = module.forward_native
+            module.forward = module.forward_native
     return made
 
 
@@ -96,5 +96,6 @@ def run(
     """What a stage sends on, or the last gives: the hidden states and `auxiliary`."""
     tokens = torch.arange(TOKENS, device=layout.device())
     with stage(rank, of):
-        made._set_aux_hidden_state_layers(tuple(auxiliary))
+        owner = layout.module(layout.MODEL).DeepseekV4ForCausalLM
+        owner.set_aux_hidden_state_layers(SimpleNamespace(model=made), tuple(auxiliary))
         return made(tokens, tokens, before)

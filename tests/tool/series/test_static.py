@@ -47,6 +47,10 @@ FAULTS = {
         written(ORDER, "second.patch\nfirst.patch\nthird.patch\n"),
         "the order is wrong",
     ),
+    "comment-in-message": (
+        replaced("first", "Why first.\n", "Why first:\n#7 calls it.\n"),
+        "the line '#7 calls it.', which git takes for a comment",
+    ),
     "no-status": (
         replaced("first", "Upstream-Status: Pending\n", ""),
         "Status is missing",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""JIT warm-up of DeepSeek-V4's sparse attention on XPU.
+"""JIT warm-up of DeepSeek-V4's sparse attention and MXFP4 indexer on XPU.
 
-A dummy run has no attention metadata and ends before these kernels. A launch over rows
-without keys compiles what a request needs, and reads no page.
+A profile run has no attention metadata and ends before these kernels; a mixed batch
+compiles one configuration of each. A launch over rows without keys compiles what
+other batches need, and reads no page.
 """
 
 from dataclasses import dataclass
@@ -12,18 +13,28 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm.model_executor.kernels.xpu_dsv4._decode_config import decode_config
+from vllm.model_executor.kernels.xpu_dsv4.mqa_logits_mxfp4 import (
+    mxfp4_mqa_logits,
+    mxfp4_paged_mqa_logits,
+)
 from vllm.model_executor.kernels.xpu_dsv4.sparse_decode import xpu_sparse_decode_fp8
 from vllm.model_executor.kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
+from vllm.model_executor.warmup.jit_warmup_triton_helper import (
+    triton_scalar_specialization_rep,
+)
 from vllm.platforms import current_platform
 from vllm.utils.math_utils import cdiv, round_up
 
 if TYPE_CHECKING:
+    from vllm.models.deepseek_v4.attention import DeepseekV4Indexer
     from vllm.models.deepseek_v4.xpu.xpu_sparse import DeepseekV4XPUAttention
 
 HEAD_DIM = 512
 NOPE_HEAD_DIM = 448
 TOKEN_BYTES = 584
+INDEXER_HEAD_BYTES = 64
+INDEXER_TOKEN_BYTES = 68
 
 
 @dataclass(frozen=True)
@@ -37,10 +48,12 @@ class Pages:
     def of(cls, cache: torch.Tensor) -> "Pages":
         return cls(cache.shape[1], cache.stride(0))
 
-    def empty(self) -> torch.Tensor:
+    def empty(
+        self, num_blocks: int = 1, token_bytes: int = TOKEN_BYTES
+    ) -> torch.Tensor:
         return torch.empty_strided(
-            (1, self.block_size, TOKEN_BYTES),
-            (self.stride, TOKEN_BYTES, 1),
+            (num_blocks, self.block_size, token_bytes),
+            (self.stride, token_bytes, 1),
             dtype=torch.uint8,
             device=current_platform.device_type,
         )
@@ -59,6 +72,20 @@ class SparseDecodeKey:
 @dataclass(frozen=True)
 class SparsePrefillKey:
     num_heads: int
+
+
+@dataclass(frozen=True)
+class Mxfp4LogitsKey:
+    num_heads: int
+
+
+@dataclass(frozen=True)
+class PagedMxfp4LogitsKey:
+    num_heads: int
+    num_blocks: int
+    pages: Pages
+    block_table_width: int
+    max_model_len: int
 
 
 def _rows(num_tokens: int, num_heads: int) -> torch.Tensor:
@@ -163,5 +190,71 @@ class XPUSparsePrefillKernel(VllmJitKernel[SparsePrefillKey]):
         )
 
 
+def _mxfp4_queries(
+    shape: tuple[int, ...],
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Queries, their scales, and the weights of `[..., num_heads]`."""
+    device = current_platform.device_type
+    q = torch.zeros((*shape, INDEXER_HEAD_BYTES), dtype=torch.int8, device=device)
+    scales = torch.zeros(shape, dtype=torch.int32, device=device)
+    return q, scales, torch.zeros((1, shape[-1]), device=device)
+
+
+class XPUMxfp4LogitsKernel(VllmJitKernel[Mxfp4LogitsKey]):
+    """The indexer's scores of prefill, which depend on the number of heads alone."""
+
+    def get_warmup_keys(self, indexer: "DeepseekV4Indexer") -> list[Mxfp4LogitsKey]:
+        return [Mxfp4LogitsKey(indexer.n_head)]
+
+    def compile(self, compile_key: Mxfp4LogitsKey) -> None:
+        q, q_scales, weights = _mxfp4_queries((1, compile_key.num_heads))
+        no_keys = torch.zeros(1, dtype=torch.int32, device=q.device)
+        mxfp4_mqa_logits(
+            q,
+            q_scales,
+            torch.zeros((1, INDEXER_HEAD_BYTES), dtype=torch.int8, device=q.device),
+            torch.zeros(1, dtype=torch.int32, device=q.device),
+            weights,
+            no_keys,
+            no_keys,
+        )
+
+
+class XPUPagedMxfp4LogitsKernel(VllmJitKernel[PagedMxfp4LogitsKey]):
+    """The indexer's scores of decode."""
+
+    def get_warmup_keys(
+        self, indexer: "DeepseekV4Indexer"
+    ) -> list[PagedMxfp4LogitsKey]:
+        cache = indexer.k_cache.kv_cache
+        return [
+            PagedMxfp4LogitsKey(
+                indexer.n_head,
+                triton_scalar_specialization_rep(cache.shape[0]),
+                Pages.of(cache),
+                block_table_width,
+                indexer.max_model_len,
+            )
+            # Triton tells 1 and multiples of 16 from other widths.
+            for block_table_width in (1, 2, 16)
+        ]
+
+    def compile(self, compile_key: PagedMxfp4LogitsKey) -> None:
+        q, q_scales, weights = _mxfp4_queries((1, 1, compile_key.num_heads))
+        no_keys = torch.zeros((1, 1), dtype=torch.int32, device=q.device)
+        mxfp4_paged_mqa_logits(
+            q,
+            q_scales,
+            compile_key.pages.empty(compile_key.num_blocks, INDEXER_TOKEN_BYTES),
+            weights,
+            no_keys,
+            no_keys.expand(1, compile_key.block_table_width).contiguous(),
+            None,
+            compile_key.max_model_len,
+        )
+
+
 XPU_SPARSE_DECODE_KERNEL = XPUSparseDecodeKernel()
 XPU_SPARSE_PREFILL_KERNEL = XPUSparsePrefillKernel()
+XPU_MXFP4_LOGITS_KERNEL = XPUMxfp4LogitsKernel()
+XPU_PAGED_MXFP4_LOGITS_KERNEL = XPUPagedMxfp4LogitsKernel()
