@@ -31,7 +31,7 @@ def defects(
     """Show each defect of upstream: what the tests found before a step and after it.
 
     The figures are those that `xpustack check` stored; a step that was not checked
-    as it is now has none."""
+    as it is now has none. --write keeps those that the file has of such a step."""
     with answering("defects", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
             project = Project.find()
@@ -41,8 +41,9 @@ def defects(
             first, second = (load_series(project, name) for name in compare)
             overlaps = page.overlaps(first, second)
             if write:
-                content = page.section(observed, overlaps, " and ".join(compare))
-                page.write(project, content, page.figures(observed))
+                kept = page.kept(project, observed)
+                content = page.section(kept, overlaps, " and ".join(compare))
+                page.write(project, content, page.figures(kept))
         rows: list[dict[str, Any]] = [
             {
                 "defect": row.defect.id,

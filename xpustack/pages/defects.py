@@ -7,7 +7,7 @@ import io
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -56,12 +56,17 @@ class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class Observation:
-    """What the tests observe of a defect in a release, before the step and after it."""
+    """What the tests observe of a defect in a release, before the step and after it.
+
+    Attributes:
+        kept: the figures are those of an earlier check.
+    """
 
     defect: Defect
     release: str
     before: str
     after: str
+    kept: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,6 +173,26 @@ def _changed(diff: bytes) -> Counter[bytes]:
     )
 
 
+def kept(project: Project, observed: Sequence[Observation]) -> list[Observation]:
+    """`observed`, with the figures that the file of figures has where a step was not
+    checked here as it is now: those of an earlier check."""
+    path = project.root / DATA
+    if not path.is_file():
+        return list(observed)
+    with path.open(encoding="utf-8", newline="") as file:
+        rows = {
+            (row["id"], row["defect"], row["release"]): row
+            for row in csv.DictReader(file)
+        }
+    found = []
+    for row in observed:
+        old = rows.get((row.defect.id, row.defect.what, row.release))
+        if row.after == UNPROVEN and old:
+            row = replace(row, before=old["before"], after=old["after"], kept=True)
+        found.append(row)
+    return found
+
+
 def figures(observed: Sequence[Observation]) -> str:
     """The text of `docs/data/defects.csv`, without releases that have no figure."""
     checked = _checked(observed)
@@ -194,6 +219,12 @@ def section(
     releases = dict.fromkeys(row.release for row in observed)
     unchecked = [release for release in releases if release not in checked]
     lines = []
+    if earlier := list(dict.fromkeys(row.release for row in observed if row.kept)):
+        lines += [
+            "With figures of a check before the steps' last change:"
+            f" {', '.join(earlier)}.",
+            "",
+        ]
     if unchecked:
         lines += [
             f"Not checked step by step where this was written: {', '.join(unchecked)}.",

@@ -91,6 +91,24 @@ def test_figures_come_from_the_tests_that_the_entry_names(
     assert text.endswith("<!-- defects: end -->\nend\n")
 
 
+def test_figures_of_an_earlier_check_are_kept(stack: FakeStack) -> None:
+    slug = load_series(stack.project, "v1.0")[0].slug
+    defect = defects.Defect(id="N1", what="a", step=slug)
+    row = defects.Observation(defect, "v1.0", "off by 4%", "off by 0.2%")
+    path = stack.project.root / defects.DATA
+    path.parent.mkdir(parents=True)
+    path.write_text(defects.figures([row]))
+    unproven = replace(row, before=defects.UNPROVEN, after=defects.UNPROVEN)
+    other = replace(unproven, release="v2.0")
+    found = defects.kept(stack.project, [unproven, other])
+    assert found == [replace(row, kept=True), other]
+    section = defects.section(found, [], "v1.0 and v2.0")
+    assert "before the steps' last change: v1.0." in section
+    assert "where this was written: v2.0." in section
+    newer = replace(row, before="off by 5%")
+    assert defects.kept(stack.project, [newer]) == [newer]
+
+
 def test_alike_counts_changed_lines(stack: FakeStack) -> None:
     step = load_series(stack.project, "v1.0")[0]
     one = replace(step, diff=b"--- a\n+++ b\n+x\n+y\n+y\n-z\n c\n")
