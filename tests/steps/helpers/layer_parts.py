@@ -90,7 +90,7 @@ def insert_keys(
     metadata: dict[str, Any],
 ) -> torch.Tensor:
     """The queries after `layer`, which `projecting` gave, normalized and rotated them
-    and inserted the keys: what it returns, or `q` itself. No public method ends there."""
+    and inserted the keys: what it returns, or `q` itself. No public method does it."""
     queries = layer._fused_qnorm_rope_kv_insert(q, kv, positions, metadata)
     return q if queries is None else queries
 
