@@ -7,6 +7,7 @@ the pinned vllm-xpu-kernels. It computes in plain torch, or raises.
 | module | what it holds |
 |---|---|
 | `plugin`, `pytest_plugin` | the two ways in: vLLM's entry point, and pytest's `-p` |
+| `decisions` | what a platform that says XPU decides, wherever its tensors live |
 | `platform`, `worker` | vLLM's platform and worker classes, on the CPU |
 | `device_api` | the parts of `torch.xpu` and `torch.accelerator` that a CPU lacks |
 | `registry` | defines the ops of a version with torch, under their true schemas |
@@ -14,6 +15,7 @@ the pinned vllm-xpu-kernels. It computes in plain torch, or raises.
 | `ops` | those functions, one op family a module |
 | `formats` | power-of-two scales, e2m1 codes and MXFP4 values, for several ops |
 | `fused_experts` | the Python class around the ops of routed experts |
+| `on_cuda` | the second home: tensors on an NVIDIA GPU, for runs with compiled kernels |
 | `pins`, `schemas` | which version is pinned, and the schemas of each version |
 | `wheel_schemas` | reads schemas out of a wheel |
 | `standins` | the package `vllm_xpu_kernels` that vLLM imports |

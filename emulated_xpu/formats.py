@@ -8,6 +8,15 @@ E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 """The values of the codes 0 to 7; the codes 8 to 15 are their negatives."""
 
 
+def quotient(value: torch.Tensor, divisor: float) -> torch.Tensor:
+    """`value / divisor`, rounded once.
+
+    For a number, torch on a GPU multiplies with its inverse, and 448 / 448 may then be
+    more than 1, whose next power of two is 2.
+    """
+    return value / torch.full_like(value, divisor)
+
+
 def power_of_two_exponent(ratio: torch.Tensor) -> torch.Tensor:
     """ceil(log2(ratio)) of a positive fp32 value, exact: from its mantissa and
     exponent."""
@@ -43,7 +52,7 @@ def e4m3_codes_without_subnormals(
 def e2m1_codes(x: torch.Tensor) -> torch.Tensor:
     """Nibbles of the nearest e2m1 values, ties to even, saturating at 6."""
     size = x.abs()
-    code = torch.zeros(x.shape, dtype=torch.uint8)
+    code = torch.zeros(x.shape, dtype=torch.uint8, device=x.device)
     bounds = (0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0)
     for lower, bound in enumerate(bounds):
         # A midpoint goes to the neighbour with the even code.
@@ -65,7 +74,7 @@ def mxfp4_to_float(packed: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """
     codes = packed.view(torch.uint8)
     nibbles = torch.stack((codes & 15, codes >> 4), dim=-1).flatten(-2).long()
-    values = torch.tensor([*E2M1, *(-value for value in E2M1)])
+    values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=codes.device)
     power = torch.exp2(scales.view(torch.uint8).float() - 127)
     return values[nibbles] * power.repeat_interleave(32, dim=-1)
 

@@ -13,11 +13,21 @@ STANDINS = Path(__file__).parent / "standins"
 
 def register() -> str:
     """Put the stand-in packages on the path and name the platform's class to vLLM."""
-    if str(STANDINS) not in sys.path:
-        sys.path.insert(0, str(STANDINS))
+    _add_stand_ins()
     return "emulated_xpu.platform.EmulatedXpuPlatform"
+
+
+def register_on_cuda() -> str:
+    """The same for an XPU whose tensors live on an NVIDIA GPU."""
+    _add_stand_ins()
+    return "emulated_xpu.on_cuda.platform.XpuPathOnCudaPlatform"
 
 
 def register_cpu() -> str:
     """Name vLLM's own CPU platform to it, for what must hold without an XPU."""
     return "vllm.platforms.cpu.CpuPlatform"
+
+
+def _add_stand_ins() -> None:
+    if str(STANDINS) not in sys.path:
+        sys.path.insert(0, str(STANDINS))

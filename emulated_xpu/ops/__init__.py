@@ -19,6 +19,7 @@ from emulated_xpu.ops import (
     norms,
     quant,
     router,
+    sampler,
 )
 
 __all__ = [
@@ -36,4 +37,5 @@ __all__ = [
     "norms",
     "quant",
     "router",
+    "sampler",
 ]

@@ -88,12 +88,38 @@ def fused_kv_compress_norm_rope_insert_sparse_attn(
     rows = block_table[token_to_req_indices[:tokens][ends].long()]
     window = (1 + overlap) * compress_ratio
     x = _compressed(state_cache, rows, at, compress_ratio, window)
+    data, scales = entry_bytes(
+        x,
+        rms_norm_weight,
+        rms_norm_eps,
+        cos_sin_cache[at + 1 - compress_ratio],
+        rope_head_dim,
+        scale_dim,
+    )
+    page_bytes = kv_cache_block_size * (token_stride + scale_dim)
+    pages = k_cache.as_strided((len(k_cache), page_bytes), (kv_block_stride, 1))
+    page, row = (slots // kv_cache_block_size)[:, None], slots % kv_cache_block_size
+    first = (row * token_stride)[:, None]
+    pages[page, first + torch.arange(data.shape[1])] = data
+    first = (kv_cache_block_size * token_stride + row * scale_dim)[:, None]
+    pages[page, first + torch.arange(scale_dim)] = scales
+
+
+def entry_bytes(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    eps: float,
+    turn: torch.Tensor,
+    rope_head_dim: int,
+    scale_dim: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data `[E, 576]` and scales `[E, scale_dim]` of the entries that the means `x`,
+    `[E, 512]`, give after norm and RoPE; `turn` has each entry's row of the table."""
     mean = x.square().sum(-1, keepdim=True) / HEAD
-    x = x * torch.rsqrt(mean + rms_norm_eps) * rms_norm_weight.float()
+    x = x * torch.rsqrt(mean + eps) * weight.float()
 
     nope, half = HEAD - rope_head_dim, rope_head_dim // 2
-    turn = cos_sin_cache[at + 1 - compress_ratio].float()
-    cos, sin = turn[:, :half], turn[:, half:]
+    cos, sin = turn.float().split(half, dim=1)
     even, odd = x[:, nope::2], x[:, nope + 1 :: 2]
     pairs = torch.stack((even * cos - odd * sin, odd * cos + even * sin), -1)
     rope = pairs.flatten(1).bfloat16()
@@ -103,14 +129,7 @@ def fused_kv_compress_norm_rope_insert_sparse_attn(
     exponent = torch.ceil(torch.log2(amax * torch.tensor(1 / FP8_MAX)))
     scaled = blocks * torch.exp2(-exponent)[..., None]
     codes = scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn)
-    scales = torch.zeros(len(at), scale_dim, dtype=torch.uint8)
-    scales[:, : exponent.shape[1]] = (exponent + 127).clamp(0, 255).to(torch.uint8)
-
-    page_bytes = kv_cache_block_size * (token_stride + scale_dim)
-    pages = k_cache.as_strided((len(k_cache), page_bytes), (kv_block_stride, 1))
-    page, row = (slots // kv_cache_block_size)[:, None], slots % kv_cache_block_size
+    exponents = (exponent + 127).clamp(0, 255).to(torch.uint8)
+    scales = torch.nn.functional.pad(exponents, (0, scale_dim - exponents.shape[1]))
     data = torch.cat((codes.flatten(1).view(torch.uint8), rope.view(torch.uint8)), 1)
-    first = (row * token_stride)[:, None]
-    pages[page, first + torch.arange(data.shape[1])] = data
-    first = (kv_cache_block_size * token_stride + row * scale_dim)[:, None]
-    pages[page, first + torch.arange(scale_dim)] = scales
+    return data, scales

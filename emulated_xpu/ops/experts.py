@@ -6,6 +6,7 @@ From 0.1.8 on vllm-xpu-kernels count the rows of each expert, in int32. 0.1.5 an
 int64.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -59,7 +60,7 @@ def remap_hidden_states(
     order = experts.argsort(stable=True)[len(experts) - len(known) :]
     remapped_hidden_states[: len(order)] = hidden_states[order // topk_ids.shape[1]]
     counts = known.bincount(minlength=local_experts_num)
-    if _has_offsets():
+    if has_offsets():
         rows_per_expert[0] = 0
         rows_per_expert[1:] = counts.cumsum(0)
     else:
@@ -85,10 +86,42 @@ def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
     Up to 0.1.10 two flags tell the format of the weights; later versions read it from
     their dtype, and take a scale of the activations as well.
     """
+    arguments = grouped_gemm_arguments(*args, **kwargs)
+    to_float = int4_to_float if arguments.is_int4 else mxfp4_to_float
+    rows, out = arguments.rows.float(), arguments.out
+    start = 0
+    for expert, count in enumerate(arguments.rows_per_expert.tolist()):
+        weight = to_float(arguments.packed[expert], arguments.scales[expert])
+        out[start : start + count] = (rows[start : start + count] @ weight.T).to(
+            out.dtype
+        )
+        start += count
+    return out.view_as(out)
+
+
+@dataclass(frozen=True)
+class GroupedGemm:
+    """The arguments of a grouped product, by what they are in every version."""
+
+    rows: torch.Tensor
+    packed: torch.Tensor
+    scales: torch.Tensor
+    out: torch.Tensor
+    rows_per_expert: torch.Tensor
+    is_int4: bool
+
+
+def grouped_gemm_arguments(*args: Any, **kwargs: Any) -> GroupedGemm:
+    """The arguments of the op under the pinned version's schema.
+
+    Raises:
+        NotImplementedError: other weights than MXFP4 and INT4, a bias, or a scale of
+            the activations.
+    """
     names = [argument.name for argument in _grouped_gemm_schema().arguments]
     arguments = dict(zip(names, args, strict=False)) | kwargs
     weights = arguments["ptr_B"]
-    if _has_offsets():
+    if has_offsets():
         rows_per_expert = arguments["expert_first_token_offset"].diff()
     else:
         rows_per_expert = arguments["rows_per_expert"]
@@ -98,17 +131,14 @@ def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
     others = [arguments["ptr_bias"], arguments.get("ptr_A_scale")]
     if is_mxfp4 == is_int4 or scales is None or any(o is not None for o in others):
         raise NotImplementedError("grouped GEMM of other than 4 bits without bias")
-    to_float = mxfp4_to_float if is_mxfp4 else int4_to_float
-    rows, out = arguments["ptr_A"].float(), arguments["ptr_D"]
-    packed = weights.view(torch.uint8)
-    start = 0
-    for expert, count in enumerate(rows_per_expert.tolist()):
-        weight = to_float(packed[expert], scales[expert])
-        out[start : start + count] = (rows[start : start + count] @ weight.T).to(
-            out.dtype
-        )
-        start += count
-    return out.view_as(out)
+    return GroupedGemm(
+        arguments["ptr_A"],
+        weights.view(torch.uint8),
+        scales,
+        arguments["ptr_D"],
+        rows_per_expert,
+        is_int4,
+    )
 
 
 @cache
@@ -117,7 +147,7 @@ def _grouped_gemm_schema() -> Any:
     return torch._C.parse_schema(schemas(kernels_version())[name])
 
 
-def _has_offsets() -> bool:
+def has_offsets() -> bool:
     names = [argument.name for argument in _grouped_gemm_schema().arguments]
     return "expert_first_token_offset" in names
 

@@ -8,6 +8,7 @@ from emulated_xpu.formats import (
     mxfp4_to_float,
     pack_nibbles,
     power_of_two_exponent,
+    quotient,
 )
 from emulated_xpu.implementations import implements
 
@@ -22,7 +23,7 @@ def per_token_group_quant_mxfp4(
 ) -> None:
     """`[M, K]` to packed e2m1 codes `[M, K / 2]` and powers of two `[M, K / group]`."""
     groups = input.float().unflatten(-1, (-1, group_size))
-    exponent = power_of_two_exponent(groups.abs().amax(-1).clamp(min=eps) / 6)
+    exponent = power_of_two_exponent(quotient(groups.abs().amax(-1).clamp(min=eps), 6))
     codes = e2m1_codes(torch.ldexp(groups, -exponent[..., None])).flatten(-2)
     output_q.view(torch.uint8).copy_(pack_nibbles(codes))
     output_s.copy_(torch.exp2(exponent.float()))

@@ -3,7 +3,7 @@
 
 import torch
 
-from emulated_xpu.formats import E2M1, pack_nibbles, power_of_two_exponent
+from emulated_xpu.formats import E2M1, pack_nibbles, power_of_two_exponent, quotient
 from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version
 
@@ -87,7 +87,7 @@ def deepseek_fused_indexer_q_rope_fp8(
     folded into the weight of the head."""
     x = _rotated(q, positions, cos_sin_cache, index_weights, 2)
     amax = x.abs().amax(-1).clamp(min=1e-4)
-    exponent = power_of_two_exponent(amax / 448)
+    exponent = power_of_two_exponent(quotient(amax, 448))
     scaled = torch.ldexp(x, -exponent[..., None])
     q_fp8.view(torch.uint8).copy_(e4m3_codes(scaled))
     weights = torch.ldexp(index_weights.float(), exponent)
@@ -109,7 +109,7 @@ def deepseek_fused_indexer_q_rope_mxfp4(
     """Rotate and quantize the query, with one UE8M0 byte per 32 values."""
     x = _rotated(q, positions, cos_sin_cache, index_weights, 4).unflatten(-1, (-1, 32))
     amax = x.abs().amax(-1).clamp(min=6 * 2.0**-126)
-    exponent = power_of_two_exponent(amax / 6)
+    exponent = power_of_two_exponent(quotient(amax, 6))
     codes = e2m1_codes_towards_zero(torch.ldexp(x, -exponent[..., None])).flatten(-2)
     packed_out.copy_(pack_nibbles(codes))
     scales_out.copy_(exponent + 127)

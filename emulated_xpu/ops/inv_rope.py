@@ -7,7 +7,11 @@ whose files are the same from 0.1.11 to 0.1.13.1. So are the arguments that they
 
 import torch
 
-from emulated_xpu.formats import e4m3_codes_without_subnormals, next_power_of_two
+from emulated_xpu.formats import (
+    e4m3_codes_without_subnormals,
+    next_power_of_two,
+    quotient,
+)
 from emulated_xpu.implementations import implements
 
 BLOCK = 128
@@ -75,6 +79,6 @@ def deepseek_inv_rope_fp8_quant(
     sizes = (n_groups, heads_per_group, nope_dim, rope_dim)
     rows = inverse_rope(attn_output, positions, cos_sin_cache, *sizes)
     blocks = rows.transpose(0, 1).unflatten(-1, (-1, BLOCK)).contiguous()
-    scales = next_power_of_two(blocks.abs().amax(-1).clamp(1e-10) / LARGEST)
+    scales = next_power_of_two(quotient(blocks.abs().amax(-1).clamp(1e-10), LARGEST))
     codes = e4m3_codes_without_subnormals(blocks, scales[..., None])
     return codes.flatten(-2).view(torch.float8_e4m3fn), scales

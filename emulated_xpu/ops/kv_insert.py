@@ -8,7 +8,11 @@ this fails.
 
 import torch
 
-from emulated_xpu.formats import e4m3_codes_without_subnormals, next_power_of_two
+from emulated_xpu.formats import (
+    e4m3_codes_without_subnormals,
+    next_power_of_two,
+    quotient,
+)
 from emulated_xpu.implementations import implements
 
 NOPE, ROPE, BLOCK = 448, 64, 64
@@ -48,20 +52,33 @@ def deepseek_qnorm_rope_kv_insert(
     if tokens and int(slots.max()) >= len(cache) * block_size:
         raise IndexError("deepseek_qnorm_rope_kv_insert: a slot beyond the cache")
     table = cos_sin_cache[position_ids[:tokens]]
+    q.copy_(normalized_and_rotated(q, table, eps))
+    valid = slots >= 0
+    data, scales = entry_bytes(kv[:tokens][valid], table[valid])
+    _write(cache, slots[valid], block_size, data, scales)
+
+
+def normalized_and_rotated(
+    q: torch.Tensor, table: torch.Tensor, eps: float
+) -> torch.Tensor:
+    """The queries `[T, H, 512]` after norm and RoPE, fp32; `table` has their rows."""
     mean = q.float().square().sum(-1, keepdim=True) / q.shape[-1] + eps
     # torch's square root in fp32 is off by one step for some numbers.
     root = mean.double().sqrt().float()
-    q.copy_(_rotated(q.float() * (1 / root), table[:, None]))
+    return _rotated(q.float() * (1 / root), table[:, None])
 
-    valid = slots >= 0
-    rows = _rotated(kv[:tokens].float(), table)[valid]
-    blocks = kv[:tokens][valid][:, :NOPE].float().unflatten(-1, (-1, BLOCK))
-    scales = next_power_of_two(blocks.abs().amax(-1).clamp(1e-4) / LARGEST)
+
+def entry_bytes(
+    kv: torch.Tensor, table: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Data `[T, 576]` and scales `[T, 8]` of the entries of `kv`, `[T, 512]`."""
+    rows = _rotated(kv.float(), table)
+    blocks = kv[:, :NOPE].float().unflatten(-1, (-1, BLOCK))
+    scales = next_power_of_two(quotient(blocks.abs().amax(-1).clamp(1e-4), LARGEST))
     codes = e4m3_codes_without_subnormals(blocks, scales[..., None]).flatten(1)
     rope = rows[:, NOPE:].to(torch.bfloat16).view(torch.uint8)
     exponents = (scales.view(torch.int32) >> 23).to(torch.uint8)
-    padded = torch.nn.functional.pad(exponents, (0, 1))
-    _write(cache, slots[valid], block_size, torch.cat((codes, rope), 1), padded)
+    return torch.cat((codes, rope), 1), torch.nn.functional.pad(exponents, (0, 1))
 
 
 def _rotated(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:

@@ -40,7 +40,8 @@ def mhc_pre(
     outer, (n, hidden) = residual.shape[:-2], residual.shape[-2:]
     streams = residual.reshape(-1, n, hidden)
     mixes = normalized_product(streams, fn, rms_eps)
-    scale = hc_scale.float().repeat_interleave(torch.tensor([n, n, n * n]))
+    gates = hc_scale.float().split(1)
+    scale = torch.cat([s.expand(k) for s, k in zip(gates, (n, n, n * n), strict=True)])
     pre, post, comb = (mixes * scale + hc_base.float()).split([n, n, n * n], dim=1)
     gate = pre.sigmoid() + hc_pre_eps
     mixed = (gate[..., None] * streams.float()).sum(1).to(residual.dtype)

@@ -3,7 +3,7 @@
 
 import torch
 
-from emulated_xpu.formats import next_power_of_two
+from emulated_xpu.formats import next_power_of_two, quotient
 from emulated_xpu.implementations import implements
 
 
@@ -40,7 +40,7 @@ def per_token_group_fp8_quant(
             f" in groups of {group_size}"
         )
     groups = input.float().unflatten(-1, (-1, group_size))
-    scale = groups.abs().amax(-1).clamp(min=eps) / fp8_max
+    scale = quotient(groups.abs().amax(-1).clamp(min=eps), fp8_max)
     if scale_ue8m0:
         scale = next_power_of_two(scale)
     output_s.copy_(scale)

@@ -1,19 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run inside an installed vLLM: `python engine.py JOB.json RESULT.pt`.
 
-JOB names the checkpoint, the arguments of `LLM`, and waves of prompts; each wave is
-one call of `LLM.generate`. RESULT holds the tokens and what the worker wrote down.
+JOB names the checkpoint, the arguments of `LLM`, and waves of prompts, and may say how
+many waves are written down; each wave is one call of `LLM.generate`. RESULT holds the
+tokens and what the worker wrote down.
+`E2E_HOME` names the module that chooses the emulated XPU's home; by default the CPU.
 """
 
 import importlib
 import io
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-importlib.import_module("emulated_xpu.pytest_plugin")
+importlib.import_module(os.environ.get("E2E_HOME", "emulated_xpu.pytest_plugin"))
 
 ENGINE = {
     "skip_tokenizer_init": True,
@@ -45,7 +48,9 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     llm = LLM(model=job["model"], **{**ENGINE, **job.get("engine", {})})
     ready = time.perf_counter()
     tokens = []
-    for wave in job["waves"]:
+    for number, wave in enumerate(job["waves"]):
+        if number == job.get("recorded_waves"):
+            llm.collective_rpc("stop_recording")
         outputs = llm.generate(
             [{"prompt_token_ids": prompt["tokens"]} for prompt in wave],
             [

@@ -28,6 +28,10 @@ records: list[dict[str, Any]] = []
 logits: list[dict[str, Any]] = []
 loaded: dict[str, torch.Tensor] = {}
 """Parameters as the loader left them, before vLLM rearranges them."""
+keep = records.append
+"""What takes an entry. A graph's entries are taken elsewhere while it is captured."""
+stopped = False
+"""Whether nothing more is written down."""
 broken = False
 """Whether `sabotage.py` shall break the model's layers."""
 layers: Counter[str] = Counter()
@@ -36,19 +40,17 @@ programs: Counter[str] = Counter()
 seconds: Counter[str] = Counter()
 
 
-class RecordingWorker(EmulatedXpuWorker):
-    """Loads the model and hooks into it."""
+class Recording:
+    """Loads the model and hooks into it: a part of a worker, whatever its device."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        """Each rank of several is a fresh process, with Triton's own interpreter."""
-        interpreter.repair()
-        interpreter_speed.speed_up()
-        super().__init__(*args, **kwargs)
+    model_runner: Any
+    keeps_parameters = True
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        keep_loaded_parameters()
+        if self.keeps_parameters:
+            keep_loaded_parameters()
         count_launches()
-        super().load_model(*args, **kwargs)
+        super().load_model(*args, **kwargs)  # type: ignore[misc]
         runner = self.model_runner
         if broken:
             sabotage.break_layers(runner.model)
@@ -63,14 +65,19 @@ class RecordingWorker(EmulatedXpuWorker):
             hook(runner, draft)
         record_logits(runner)
 
+    def stop_recording(self) -> None:
+        """Write down nothing more."""
+        global stopped
+        stopped = True
+
     def recorded(self) -> bytes:
         """Everything that this rank wrote down so far, as `torch.save` keeps it:
         vLLM's own messages cannot carry tensors of every dtype."""
         found = {
-            "records": records,
-            "logits": logits,
+            "records": [on_the_host(record) for record in records],
+            "logits": [on_the_host(entry) for entry in logits],
             "runner": vllm_class(self.model_runner),
-            "loaded": loaded,
+            "loaded": on_the_host(loaded),
             "layers": dict(layers),
             "ops": dict(registry.calls),
             "launches": dict(launches),
@@ -80,6 +87,24 @@ class RecordingWorker(EmulatedXpuWorker):
         file = io.BytesIO()
         torch.save(found, file)
         return file.getvalue()
+
+
+class RecordingWorker(Recording, EmulatedXpuWorker):
+    """On the CPU, with kernels interpreted."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Each rank of several is a fresh process, with Triton's own interpreter."""
+        interpreter.repair()
+        interpreter_speed.speed_up()
+        super().__init__(*args, **kwargs)
+
+
+def on_the_host(record: dict[str, Any]) -> dict[str, Any]:
+    """The record with its tensors on the CPU."""
+    return {
+        name: value.cpu() if isinstance(value, torch.Tensor) else value
+        for name, value in record.items()
+    }
 
 
 def keep_loaded_parameters() -> None:
@@ -158,10 +183,17 @@ def rows_of_this_step(runner: Any) -> list[tuple[str, int]] | None:
     """Each request's id and token count in batch order; None in a dummy run."""
     if get_forward_context().attn_metadata is None:
         return None
+    return rows_of_the_batch(runner)
+
+
+def rows_of_the_batch(runner: Any) -> list[tuple[str, int]]:
+    """Each request's id and token count in batch order; none before the first batch."""
     if hasattr(runner, "query_start_loc"):
         start = runner.query_start_loc.np
-    else:
+    elif hasattr(runner, "input_batch"):
         start = runner.input_batch.query_start_loc_np
+    else:
+        return []
     return [
         (request, int(start[i + 1] - start[i]))
         for i, request in enumerate(requests_of_this_step(runner))
@@ -205,7 +237,7 @@ def keep_core(module: Any) -> None:
 def record_attention(runner: Any, layer: int) -> Any:
     def record(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         rows = rows_of_this_step(runner)
-        if rows is None:
+        if rows is None or stopped:
             return
         given = dict(zip(("positions", "hidden_states"), args, strict=False)) | kwargs
         ratio = owner_of("compress_ratio", module).compress_ratio
@@ -223,7 +255,7 @@ def record_attention(runner: Any, layer: int) -> Any:
         if ratio == 4:
             buffer = owner_of("topk_indices_buffer", module).topk_indices_buffer
             entry["topk"] = buffer[: len(entry["positions"])].clone()
-        records.append(entry)
+        keep(entry)
 
     return record
 
@@ -231,11 +263,11 @@ def record_attention(runner: Any, layer: int) -> Any:
 def record_ffn(runner: Any, layer: int) -> Any:
     def record(module: Any, args: Any, kwargs: Any, output: Any) -> None:
         rows = rows_of_this_step(runner)
-        if rows is None:
+        if rows is None or stopped:
             return
         layers[type(module).__name__] += 1
         ids = args[1] if len(args) > 1 else kwargs.get("input_ids")
-        records.append(
+        keep(
             {
                 "layer": layer,
                 "part": "ffn",
@@ -254,6 +286,8 @@ def record_logits(runner: Any) -> None:
 
     def record(hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         result = compute(hidden_states, *args, **kwargs)
+        if stopped:
+            return result
         logits.append(
             {
                 "requests": requests_of_this_step(runner),

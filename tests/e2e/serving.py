@@ -158,14 +158,14 @@ class Kitchen:
 
     def emulates_nvfp4_experts(self, release: str) -> bool:
         """Whether the release's emulation of experts in NVFP4 clamps as the model."""
-        site = self._installed(load(self.project)[release], patched=True)
+        site = self.installed(load(self.project)[release], patched=True)
         oracle = site / "vllm/model_executor/layers/fused_moe/oracle/nvfp4.py"
         clamping = oracle.read_text().partition("WITH_CLAMP = {")[2].partition("}")[0]
         return "EMULATION" in clamping
 
     def has_dspark(self, release: str) -> bool:
         """Whether the release has DSpark's draft model for XPU."""
-        site = self._installed(load(self.project)[release], patched=True)
+        site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v4/xpu/dspark.py").is_file()
 
     def finished(self) -> Iterator[tuple[str, Served]]:
@@ -180,7 +180,7 @@ class Kitchen:
 
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
         pinned = load(self.project)[release]
-        site = self._installed(pinned, patched)
+        site = self.installed(pinned, patched)
         tree = f"{release}-{'patched' if patched else 'untouched'}"
         name = f"{tree}-{job.name}"
         order, answer = self.work / f"{name}.json", self.work / f"{name}.pt"
@@ -212,7 +212,8 @@ class Kitchen:
         result = torch.load(answer, weights_only=False)
         return Served(job, result, "\n".join(done.last_lines(200)), done.seconds)
 
-    def _installed(self, pinned: Release, patched: bool) -> Path:
+    def installed(self, pinned: Release, patched: bool) -> Path:
+        """The files of a release, as its wheel installs them."""
         store = Store(self.cache)
         grown = trees(store, self.project, pinned)
         tree = grown.tip if patched else grown.base
@@ -225,7 +226,7 @@ class Kitchen:
         version = pinned.xpu_kernels.version
         wrappers = {}
         if version in WRAPPERS:
-            wrappers["EMULATED_XPU_WRAPPERS"] = str(self._wrappers(version))
+            wrappers["EMULATED_XPU_WRAPPERS"] = str(self.wrappers(version))
         return clean_environment(
             CUDA_VISIBLE_DEVICES="",
             EMULATED_XPU_KERNELS=version,
@@ -262,7 +263,7 @@ class Kitchen:
             "[vllm.platform_plugins]\n{} = {}\n".format(*point)
         )
 
-    def _wrappers(self, version: str) -> Path:
+    def wrappers(self, version: str) -> Path:
         """The Python modules of a wheel of vllm-xpu-kernels around the ops."""
         folder = self.work / f"wrappers-{version}"
         with self.cache.lock(f"wrappers-{version}"):

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's XPU code path with compiled kernels on an NVIDIA GPU.
+
+| module | where it runs | what it does |
+|---|---|---|
+| `prepare` | here | packs what the GPU's machine lacks into `.carried/` |
+| `run` | on the GPU | unpacks it and runs the jobs, each a process of its own |
+| `jobs` | - | what is asked of the engines |
+| `bench` | on the GPU | times a model with Flash's attention in an installed vLLM |
+| `page` | here | compares, and writes `docs/xpu_path.md` and its data |
+"""

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of the engines on the GPU."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+VOCABULARY = 128
+"""Of the tiny checkpoint of `tests/e2e`."""
+MIXED = ((129, 8, 1), (5, 6, 2), (1, 4, 3))
+"""Length, new tokens and seed of the prompts of `tests/e2e/test_engine.py`."""
+GRAPHS = {
+    "enforce_eager": False,
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 2, 4, 8],
+    },
+}
+PLAIN = {"worker_cls": "auto"}
+SANITIZED = (
+    "_decode_kernel",
+    "_merge_kernel",
+    "_prefill_kernel",
+    "_fused_kv_compress_norm_rope_insert",
+    "_compute_swa_indices_and_lens",
+)
+"""Names of the kernels that compute-sanitizer looks at: of all it would take hours."""
+DECODE = [
+    ("decode", batch, context)
+    for context in (1 << 10, 1 << 14, 1 << 16)
+    for batch in (1, 16, 64, 128)
+]
+BENCH = {
+    "folder": "/tmp/xpu-path/flash",
+    "sizes": {},
+    "steps": 12,
+    "cases": [*DECODE, ("prefill", 1, 8192)],
+}
+FLASH = {
+    **PLAIN,
+    "max_model_len": (1 << 16) + 64,
+    "max_num_batched_tokens": 8192,
+    "max_num_seqs": 128,
+    "kv_cache_memory_bytes": 40 << 30,
+    "enforce_eager": False,
+    "compilation_config": {
+        "mode": 0,
+        "cudagraph_mode": "FULL_DECODE_ONLY",
+        "cudagraph_capture_sizes": [1, 16, 64, 128],
+    },
+}
+RECORDING = "recording_on_cuda.RecordingOnCudaWorker"
+
+
+@dataclass(frozen=True)
+class Job:
+    """One process: a program, the tree that it runs in, and what it is told."""
+
+    name: str
+    patched: bool = True
+    program: str = "engine"
+    engine: dict[str, Any] = field(default_factory=dict)
+    waves: tuple[tuple[tuple[int, int, int], ...], ...] = (MIXED,)
+    environment: tuple[tuple[str, str], ...] = ()
+    told: dict[str, Any] = field(default_factory=dict)
+    suffix: str = "pt"
+    limit: float = 200.0
+    wrapped_by: tuple[str, ...] = ()
+
+    def order(self, work: Path) -> dict[str, Any]:
+        """What the program reads."""
+        engine = {"worker_cls": RECORDING, "async_scheduling": True, **self.engine}
+        if engine["worker_cls"] == "auto":
+            engine.pop("worker_cls")
+        waves = [
+            [{"tokens": tokens(length, seed), "new": new} for length, new, seed in wave]
+            for wave in self.waves
+        ]
+        model = str(work / "checkpoint")
+        order = {"model": model, "engine": engine, "waves": waves, "recorded_waves": 1}
+        return {**order, **self.told}
+
+
+def tokens(length: int, seed: int) -> list[int]:
+    """Random tokens, those of `tests/e2e` for the same seed."""
+    own = random.Random(seed)
+    return [own.randrange(2, VOCABULARY) for _ in range(length)]
+
+
+def soak() -> tuple[tuple[int, int, int], ...]:
+    """Requests of mixed lengths: more than run at once, so that prompts arrive while
+    others decode."""
+    own = random.Random(0)
+    return tuple(
+        (own.choice((1, 7, 63, 129, 300)), own.choice((8, 32)), 100 + i)
+        for i in range(48)
+    )
+
+
+def bench(name: str, patched: bool, *environment: tuple[str, str]) -> Job:
+    return Job(
+        name,
+        patched,
+        "benchmarks.xpu_path.bench",
+        FLASH,
+        (),
+        environment,
+        BENCH,
+        "json",
+        280.0,
+    )
+
+
+def sanitized(tool: str) -> Job:
+    names = ",".join(f"kernel_substring={name}" for name in SANITIZED)
+    words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
+    words += ("--print-limit", "20", "--kernel-name", names)
+    short = ((72, 3, 1), (5, 3, 2))
+    return Job(
+        f"sanitized-{tool}",
+        engine={"enforce_eager": True},
+        waves=(short,),
+        limit=150.0,
+        wrapped_by=words,
+    )
+
+
+REPEATED = (MIXED, soak(), soak())
+STREAMS = ("VLLM_XPU_DSV4_OVERLAP_STREAMS", "1")
+TRITON = ("VLLM_XPU_DSV4_TRITON_OPS", "1")
+JOBS = {
+    job.name: job
+    for job in (
+        Job("eager", waves=(MIXED, soak())),
+        Job("graphs", engine=GRAPHS, waves=REPEATED),
+        Job("streams", engine=GRAPHS, waves=REPEATED, environment=(STREAMS,)),
+        Job("triton", engine=GRAPHS, waves=REPEATED, environment=(TRITON,)),
+        bench("flash-patched", True),
+        bench("flash-patched-triton", True, TRITON),
+        bench("flash-untouched", False),
+        sanitized("memcheck"),
+        sanitized("racecheck"),
+        Job("eager-untouched", patched=False),
+    )
+}

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.xpu_path.prepare`: pack what the GPU's machine lacks.
+
+That machine has Python 3.12, torch and Triton for CUDA, numpy, and no network. What
+goes there: wheels of what vLLM imports, the patched and the untouched release as
+installed trees, the tiny checkpoint, and this repository's own modules.
+"""
+
+import argparse
+import filecmp
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests/e2e"))
+
+from serving import Kitchen  # noqa: E402
+
+from xpustack.base.releases import load  # noqa: E402
+from xpustack.core.cache import Cache  # noqa: E402
+
+ARCHIVE = "xpu-path.tar.gz"
+PYTHON = "3.12"
+GLIBCS = (5, 12, 17, 24, 26, 27, 28, 31, 34)
+OWN = ("benchmarks", "emulated_xpu", "kernels", "tests/e2e")
+"""Folders of this repository that travel."""
+
+
+def download(folder: Path) -> None:
+    """Download the wheels of `packages.txt`."""
+    words = ["--no-deps", "--only-binary=:all:", "--implementation", "cp"]
+    words += ["--python-version", PYTHON, "-d", str(folder)]
+    for version in GLIBCS:
+        words += ["--platform", f"manylinux_2_{version}_x86_64"]
+    for name in ("manylinux1", "manylinux2010", "manylinux2014"):
+        words += ["--platform", f"{name}_x86_64"]
+    words += ["-c", str(ROOT / "requirements/constraints.txt")]
+    words += ["-r", str(Path(__file__).with_name("packages.txt"))]
+    pip = [sys.executable, "-m", "pip", "download", "--quiet", *words]
+    subprocess.run(pip, check=True)
+
+
+def pack(archive: Path, release: str) -> None:
+    """Write the archive of one release: its tip, what the base has otherwise, the
+    wrappers of its kernels, and the tiny checkpoint."""
+    with tempfile.TemporaryDirectory() as made:
+        work = Path(made)
+        kitchen = Kitchen(work / "kitchen", Cache.default())
+        pinned = load(kitchen.project)[release]
+        tip, base = (kitchen.installed(pinned, patched) for patched in (True, False))
+        (work / "xpu-kernels").write_text(pinned.xpu_kernels.version)
+        (work / "release").write_text(release)
+        (work / "removed").write_text("\n".join(sorted(files(tip) - files(base))))
+        with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
+            for name in sorted(files(tip)):
+                tar.add(tip / name, f"patched/{name}")
+            for name in sorted(files(base)):
+                ours = tip / name
+                if not ours.is_file() or not filecmp.cmp(ours, base / name, False):
+                    tar.add(base / name, f"differing/{name}")
+            tar.add(kitchen.wrappers(pinned.xpu_kernels.version), "wrappers")
+            tar.add(kitchen.published, "checkpoint")
+            for name in ("release", "removed", "xpu-kernels"):
+                tar.add(work / name, name)
+
+
+def files(tree: Path) -> set[str]:
+    """The files of an installed tree, without byte code."""
+    return {
+        str(path.relative_to(tree))
+        for path in tree.rglob("*")
+        if path.is_file() and path.suffix != ".pyc"
+    }
+
+
+def copy_own(folder: Path) -> None:
+    """Copy this repository's own modules into `folder`."""
+    shutil.rmtree(folder, ignore_errors=True)
+    for name in OWN:
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / name, folder / name, ignore=ignored)
+
+
+def main() -> None:
+    """Pack, and say how large it is."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--release", default="v0.33.0")
+    parser.add_argument("--to", type=Path, default=ROOT / ".carried")
+    parser.add_argument(
+        "--own", action="store_true", help="this repository's own modules alone"
+    )
+    arguments = parser.parse_args()
+    arguments.to.mkdir(exist_ok=True)
+    archive = arguments.to / ARCHIVE
+    copy_own(arguments.to / "own")
+    if not arguments.own:
+        download(arguments.to / "wheels")
+        pack(archive, arguments.release)
+    size = sum(f.stat().st_size for f in arguments.to.rglob("*") if f.is_file())
+    print(f"{arguments.to}: {size / 2**20:.1f} MiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python3 -m benchmarks.xpu_path.run --carried DIR --out DIR [JOB ...]`, on the GPU.
+
+Unpacks what `prepare` packed, and runs each job in a process of its own, with a time
+limit. A job that fails costs nothing but itself. Needs nothing but Python.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import time
+import zipfile
+from pathlib import Path
+
+from .jobs import JOBS, Job
+
+HERE = Path(__file__).resolve()
+OWN = HERE.parents[2]
+ENTRY = "emulated_xpu_on_cuda = emulated_xpu.plugin:register_on_cuda"
+
+
+def unpack(carried: Path, work: Path) -> None:
+    """Unpack what was carried, unless it is there; put the untouched tree together, and
+    install our platform beside it."""
+    if not (work / "unpacked").exists():
+        with tarfile.open(carried / "xpu-path.tar.gz") as tar:
+            tar.extractall(work, filter="data")
+        for wheel in (carried / "wheels").glob("*.whl"):
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(work / "site")
+        untouched = work / "untouched"
+        shutil.copytree(work / "patched", untouched, dirs_exist_ok=True)
+        for name in (work / "removed").read_text().splitlines():
+            (untouched / name).unlink()
+        shutil.copytree(work / "differing", untouched, dirs_exist_ok=True)
+        (work / "unpacked").touch()
+    described = work / "plugin/emulated_xpu-0.dist-info"
+    described.mkdir(parents=True, exist_ok=True)
+    (described / "METADATA").write_text("Name: emulated-xpu\nVersion: 0\n")
+    (described / "entry_points.txt").write_text(f"[vllm.platform_plugins]\n{ENTRY}\n")
+
+
+def environment(job: Job, work: Path) -> dict[str, str]:
+    """What the process of a job sees."""
+    tree = "patched" if job.patched else "untouched"
+    paths = [work / tree, OWN / "tests/e2e", OWN, work / "plugin", work / "site"]
+    own = work / "kept" / tree
+    return {
+        **os.environ,
+        "E2E_HOME": "emulated_xpu.on_cuda.environment",
+        "EMULATED_XPU_KERNELS": (work / "xpu-kernels").read_text(),
+        "EMULATED_XPU_WRAPPERS": str(work / "wrappers"),
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join(map(str, paths)),
+        "PYTHONUNBUFFERED": "1",
+        # Layers marked for compilation run as they stand.
+        "TORCHDYNAMO_DISABLE": "1",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TRITON_CACHE_DIR": str(own / "triton"),
+        "VLLM_CACHE_ROOT": str(own / "cache"),
+        "VLLM_CONFIG_ROOT": str(own / "config"),
+        "VLLM_NO_USAGE_STATS": "1",
+        **dict(job.environment),
+    }
+
+
+def run(job: Job, work: Path, out: Path) -> dict[str, object]:
+    """Run one job; its log and what it answers go to `out`."""
+    order = work / f"{job.name}.json"
+    order.write_text(json.dumps(job.order(work)))
+    started = time.monotonic()
+    words = [*job.wrapped_by, sys.executable]
+    words += ["-m", job.program, str(order), str(out / f"{job.name}.{job.suffix}")]
+    with open(out / f"{job.name}.log", "w") as log:
+        try:
+            ended = subprocess.run(
+                words,
+                env=environment(job, work),
+                cwd=work,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                timeout=job.limit,
+            )
+            status: object = ended.returncode
+        except subprocess.TimeoutExpired:
+            status = f"stopped after {job.limit} s"
+        except OSError as error:
+            status = str(error)
+    seconds = round(time.monotonic() - started, 1)
+    return {"job": job.name, "status": status, "seconds": seconds}
+
+
+def main() -> None:
+    """Run the named jobs, all by default; exit with 1 if one failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--carried", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/xpu-path"))
+    parser.add_argument("jobs", nargs="*", metavar="JOB")
+    arguments = parser.parse_args()
+    if unknown := set(arguments.jobs) - set(JOBS):
+        parser.error(
+            f"no job is called {', '.join(unknown)}; there are {', '.join(JOBS)}"
+        )
+    started = time.monotonic()
+    arguments.work.mkdir(parents=True, exist_ok=True)
+    unpack(arguments.carried, arguments.work)
+    print(f"unpacked in {time.monotonic() - started:.0f} s", flush=True)
+    results = []
+    for name in arguments.jobs or JOBS:
+        results.append(run(JOBS[name], arguments.work, arguments.out))
+        print(results[-1], flush=True)
+        if results[-1]["status"] != 0:
+            log = (arguments.out / f"{name}.log").read_text().splitlines()
+            print("\n".join(line[:400] for line in log[-40:]), flush=True)
+    (arguments.out / "jobs.json").write_text(json.dumps(results))
+    sys.exit(any(result["status"] != 0 for result in results))
+
+
+if __name__ == "__main__":
+    main()

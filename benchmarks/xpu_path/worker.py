@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker that fills pages, times and profiles steps, and checks attention.
+
+Lives inside an installed vLLM, on the GPU.
+"""
+
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from vllm.forward_context import get_forward_context
+
+from benchmarks.xpu_path import pages, parts
+from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker
+
+ROWS = 4
+"""Tokens of a batch whose attention is checked in each layer."""
+_replays: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+Event = torch.cuda.Event
+"""Kept, because vLLM's XPU runner puts a function in its place."""
+
+
+class TimedGraph(torch.cuda.CUDAGraph):  # type: ignore[misc]
+    """A graph that times its replays."""
+
+    def replay(self) -> None:
+        begin, end = Event(enable_timing=True), Event(enable_timing=True)
+        begin.record()
+        super().replay()
+        end.record()
+        _replays.append((begin, end))
+
+
+class BenchWorker(XpuPathOnCudaWorker):
+    """What a case asks for is set by `begin_case`, and read by `end_case`."""
+
+    eager = False
+    profiled_steps = 0
+
+    def init_device(self) -> None:
+        torch.xpu.XPUGraph = TimedGraph
+        super().init_device()
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        super().load_model(*args, **kwargs)
+        model = self.model_runner.model
+        parts.name_parts(model)
+        self.errors: dict[str, float] = {}
+        self.checking = False
+        for module in model.modules():
+            if hasattr(module, "forward_mqa") and hasattr(module, "swa_cache_layer"):
+                module.forward_mqa = self._checked(module, module.forward_mqa)
+
+    def begin_case(self, eager: bool, fill: bool) -> None:
+        """Start a case: in captured graphs, or in eager mode with checks."""
+        torch.cuda.synchronize()
+        _replays.clear()
+        self.eager, self.fill, self.step = eager, fill, 0
+        self.starts: list[Any] = []
+        self.rows: list[parts.Row] = []
+        self.errors = {}
+        if manager := getattr(self.model_runner, "cudagraph_manager", None):
+            manager._graphs_captured = not eager
+        self._profile: Any = None
+
+    def execute_model(self, scheduler_output: Any) -> Any:
+        if not hasattr(self, "starts") or not scheduler_output.num_scheduled_tokens:
+            return super().execute_model(scheduler_output)
+        begins = bool(scheduler_output.scheduled_new_reqs)
+        self.checking = self.eager and self.step == (1 if self.fill else 0)
+        if self.eager and self.step == self.first_profiled:
+            torch.cuda.synchronize()
+            self._profile = profile(
+                activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]
+            )
+            self._profile.__enter__()
+        start = Event(enable_timing=True)
+        start.record()
+        self.starts.append(start)
+        result = super().execute_model(scheduler_output)
+        if begins and self.fill:
+            pages.fill_caches(self.model_runner.model)
+        self.step += 1
+        return result
+
+    @property
+    def first_profiled(self) -> int:
+        """The step that a profile begins with: its kernels are compiled."""
+        return 2
+
+    def end_case(self) -> dict[str, Any]:
+        """Milliseconds of replays and between starts, kernels by part, and the largest
+        relative error of attention by ratio."""
+        end = Event(enable_timing=True)
+        end.record()
+        torch.cuda.synchronize()
+        if self._profile is not None:
+            self._profile.__exit__(None, None, None)
+            with tempfile.TemporaryDirectory() as folder:
+                trace = Path(folder) / "trace.json"
+                self._profile.export_chrome_trace(str(trace))
+                self.rows = parts.rows_of_trace(trace)
+            self._profile = None
+        starts = [*self.starts, end]
+        return {
+            "replays": [begin.elapsed_time(end) for begin, end in _replays],
+            "steps": [a.elapsed_time(b) for a, b in pairwise(starts)],
+            "profiled": max(self.step - self.first_profiled, 0),
+            "rows": [vars(row) for row in self.rows],
+            "errors": dict(self.errors),
+        }
+
+    def _checked(self, layer: Any, forward: Any) -> Any:
+        def run(q: Any, kv: Any, positions: Any, output: Any) -> None:
+            forward(q, kv, positions, output)
+            if self.checking:
+                self._check(layer, q, positions, output)
+
+        return run
+
+    def _check(self, layer: Any, q: Any, positions: Any, output: Any) -> None:
+        batch = get_forward_context().attn_metadata
+        window = batch[layer.swa_cache_layer.prefix]
+        own = batch.get(layer.prefix)
+        last = len(positions) - 1
+        for row in sorted({last * i // (ROWS - 1) for i in range(ROWS)}):
+            position = int(positions[row])
+            wanted = pages.expected_core(layer, window, own, q[row], row, position)
+            given = output[row, : len(wanted)].double()
+            error = float((given - wanted).norm() / wanted.norm())
+            ratio = f"ratio {layer.compress_ratio}"
+            self.errors[ratio] = max(self.errors.get(ratio, 0.0), error)

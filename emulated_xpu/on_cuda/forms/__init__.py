@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Stand-ins in a form that stays on the device.
+
+No shape depends on a value, so nothing waits for the device and everything can be
+captured into a graph. What a stand-in of `emulated_xpu.ops` does with those ways alone
+is used as it is. `tests/emulation/test_device_forms.py` compares both on the CPU.
+
+| module | what it holds |
+|---|---|
+| `table` | which form computes which op |
+| `pages` | writing rows into pages where some have no slot |
+| `products` | FP8 products with dequantized weights |
+| `experts` | routed experts: permutation and grouped product |
+| `indexer` | gather of keys, logits and top-k |
+| `compressor` | the compressed entry of a block of tokens |
+"""
+
+from emulated_xpu.on_cuda.forms import (
+    compressor,
+    experts,
+    indexer,
+    kv_insert,
+    memory,
+    products,
+)
+from emulated_xpu.on_cuda.forms.table import replace_stand_ins
+
+__all__ = [
+    "compressor",
+    "experts",
+    "indexer",
+    "kv_insert",
+    "memory",
+    "products",
+    "replace_stand_ins",
+]
