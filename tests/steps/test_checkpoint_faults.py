@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A checkpoint that cannot be loaded is refused; the message names what is wrong."""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout, model_configs
+
+LOADER = "vllm.model_executor.model_loader.default_loader"
+NAME = "part.weight"
+
+
+class Model(torch.nn.Module):
+    """One linear layer, loaded as vLLM's own models are."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.part = torch.nn.Linear(4, 4, bias=False)
+        self.part.weight = torch.nn.Parameter(torch.zeros(4, 4).to(dtype), False)
+        self.part.scale = torch.nn.Parameter(torch.zeros(1), False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        loader = layout.module("vllm.model_executor.models.utils").AutoWeightsLoader
+        loaded: set[str] = loader(self).load_weights(weights)
+        return loaded
+
+
+def deepseek_v4() -> Any:
+    registry = layout.module("vllm.model_executor.models.registry")
+    return registry.ModelRegistry.models["DeepseekV4ForCausalLM"].load_model_cls()
+
+
+def message(
+    monkeypatch: pytest.MonkeyPatch,
+    tensors: dict[str, torch.Tensor],
+    dtype: torch.dtype = torch.bfloat16,
+    owner: Any = None,
+) -> str:
+    """What loading these tensors ends with; empty if it ends well."""
+    kind = layout.module(LOADER).DefaultModelLoader
+    config = model_configs.vllm_config()
+    config.model_config.quantization = "fp8"
+    config.model_config.multimodal_config = None
+    model = Model(dtype)
+    if hasattr(owner, "requires_scales"):
+        model.requires_scales = owner.requires_scales
+
+    def given(*_: object) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from tensors.items()
+
+    with model_configs.current(config):
+        loader = kind(config.load_config)
+        monkeypatch.setattr(loader, "get_all_weights", given)
+        loader.counter_before_loading_weights = 0.0
+        try:
+            loader.load_weights(model, config.model_config)
+        except Exception as error:
+            return str(error)
+    return ""
+
+
+def test_a_wrong_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = message(
+        monkeypatch, {"part.scale": torch.ones(1), NAME: torch.ones(2, 4).bfloat16()}
+    )
+    assert NAME in found and "(2, 4)" in found, found
+
+
+def test_a_name_that_the_model_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = message(monkeypatch, {"part.strange": torch.ones(2)})
+    assert "part.strange (torch.float32, (2,))" in found, found
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])
+def test_a_missing_scale(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    tensors = {NAME: torch.zeros(4, 4).to(dtype)}
+    found = message(monkeypatch, tensors, dtype, deepseek_v4())
+    assert f"no scale for {NAME}" in found, found
+
+
+def test_a_truncated_shard(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    utils = layout.module("vllm.model_executor.model_loader.weight_utils")
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    save_file({NAME: torch.zeros(64, 64)}, shard)
+    shard.write_bytes(shard.read_bytes()[:-8])
+    with pytest.raises(Exception) as stop:
+        list(utils.safetensors_weights_iterator([str(shard)], False))
+    assert shard.name in str(stop.value), stop.value
+
+
+@pytest.mark.unchanged
+def test_a_whole_checkpoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {
+        NAME: torch.zeros(4, 4).to(torch.float8_e4m3fn),
+        "part.scale": torch.ones(1),
+    }
+    found = message(monkeypatch, tensors, torch.float8_e4m3fn, deepseek_v4())
+    assert found == ""
+
+
+@pytest.mark.unchanged
+def test_other_models_may_have_no_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = {NAME: torch.zeros(4, 4, dtype=torch.int8)}
+    assert message(monkeypatch, tensors, torch.int8) == ""
