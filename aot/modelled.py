@@ -7,7 +7,7 @@ to those; the index arithmetic in torch between its two kernels is left out.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ from benchmarks.files import ATTENTION, DECODE
 from benchmarks.upstream import importing
 from kernels.xpu_dsv4._decode_config import decode_config
 from xpustack.core.cache import Cache
-from xpustack.core.markdown import table
 
 from . import cases_attention, upstream
 from .model import Device, Estimate, estimate, launched, memory_roof, together
@@ -23,6 +22,8 @@ from .record import Launch, recording
 from .shapes import CONTEXT, HEAD_DIM, WINDOW, i32, meta, pages
 
 RELEASE = "0.33.0"
+ROWS = "data/cost_model.csv"
+"""The file of rows beside the page."""
 KEY_BYTES, ROW_BYTES, PARTIAL_BYTES = 584, 2 * HEAD_DIM, 4 * (HEAD_DIM + 2)
 """Of a key in a page, of a row in bf16, and of a row's partial result."""
 PREFILL_ROWS = 16384
@@ -173,33 +174,50 @@ def modelled(shape: Shape, codes: Sequence[Code], device: Device) -> Estimate:
     )
 
 
-def tables(results: Results, known: Sequence[Device]) -> str:
-    """The model's answers as Markdown, one row per shape and one column per device."""
-    heads = ("op", "shape", *(device.name for device in known))
-    return "\n".join(
-        (
-            "**Modelled, not measured** (`aot/model.py`, constants and sources in "
-            "`aot/devices.toml`): this stack's time on the device, what bounds it, and "
-            "in brackets its ratio to moving queries, keys and results alone at the "
-            f"full rate of DRAM, then how many times longer upstream v{RELEASE} takes. "
-            "Host, launches and second-level cache are left out. T: tokens, H: heads, "
-            "K: keys.",
-            "",
-            table(heads, _rows(results, known)),
-        )
-    )
-
-
-def _rows(results: Results, known: Sequence[Device]) -> Iterator[list[str]]:
-    for shape, codes in results.items():
-        cells = [shape.op, shape.label]
-        for device in known:
-            ours = modelled(shape, codes["ours"], device)
-            theirs = modelled(shape, codes["upstream"], device)
-            roof = memory_roof(shape.least_traffic(), device)
-            cells.append(
-                f"{ours.microseconds:.0f} µs, {ours.bound} "
-                f"({ours.microseconds / roof:.1f}), "
-                f"{theirs.microseconds / ours.microseconds:.0f} x"
+def csv_rows(results: Results, known: Sequence[Device]) -> list[dict[str, object]]:
+    """The model's answers, a row for each shape and device: this stack's microseconds,
+    what bounds them, their ratio to the memory roof, and how many times longer
+    upstream takes."""
+    return [
+        {
+            "op": shape.op,
+            "shape": shape.label,
+            "device": device.name,
+            "microseconds": f"{ours.microseconds:.0f}",
+            "bound": ours.bound,
+            "times the memory roof": f"{ours.microseconds / roof:.1f}",
+            "upstream takes": f"{theirs.microseconds / ours.microseconds:.0f}",
+        }
+        for shape, codes in results.items()
+        for device in known
+        for ours, theirs, roof in [
+            (
+                modelled(shape, codes["ours"], device),
+                modelled(shape, codes["upstream"], device),
+                memory_roof(shape.least_traffic(), device),
             )
-        yield cells
+        ]
+    ]
+
+
+def summary(rows: Sequence[Mapping[str, object]]) -> str:
+    """What the page says of the rows: how many times longer upstream takes."""
+    lines = [
+        "**Modelled, not measured** (`aot/model.py`, constants and sources in"
+        " `aot/devices.toml`): time on the device alone. Host, launches and"
+        f" second-level cache are left out. All rows: [{ROWS}]({ROWS})."
+    ]
+    for op in dict.fromkeys(row["op"] for row in rows):
+        ratios = [int(str(row["upstream takes"])) for row in rows if row["op"] == op]
+        shapes = {row["shape"] for row in rows if row["op"] == op}
+        devices = {row["device"] for row in rows}
+        lines.append(
+            f"- {op}: upstream v{RELEASE} takes {min(ratios)} to {max(ratios)} times"
+            f" as long, over {len(shapes)} shapes on {len(devices)} devices."
+        )
+    return "\n".join([lines[0], "", *lines[1:]])
+
+
+def text(rows: Sequence[Mapping[str, object]]) -> str:
+    """The rows for a terminal."""
+    return "\n".join(" ".join(map(str, row.values())) for row in rows)

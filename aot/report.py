@@ -3,7 +3,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,23 +16,10 @@ DPAS_ROWS, DPAS_COLUMNS = 8, 16
 """Rows and columns of a matrix instruction: sub-groups that share fewer repeat work."""
 MOST_ITEMS, MOST_SLM = 1024, 131072
 """Work-items and bytes of shared local memory that a work-group may have."""
-HEADS = (
-    "op",
-    "kernel",
-    "calls",
-    "warps",
-    "GRF asked",
-    "spill",
-    "GRF",
-    "SIMD",
-    "SLM",
-    "dpas",
-    "sends",
-    "instructions",
-    "loop",
-    "narrow loads",
-    "products",
-)
+ROWS = "data/machine_code.csv"
+"""The file of rows beside the page."""
+OURS = "This stack"
+"""How the rows and the page name what this repository ships."""
 
 
 @dataclass(frozen=True)
@@ -158,41 +145,84 @@ def to_json(rows: Sequence[Row], compilers: str) -> str:
     return json.dumps(report, indent=1) + "\n"
 
 
-def tables(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
-    """The whole report as Markdown; a figure that differs is given per device."""
-    lines = [
-        f"Compiled with {compilers}, for {', '.join(devices)}. The front end is older "
-        "than the deployed Triton 3.7 to 3.8. Bytes of spill are per hardware thread, "
-        "SLM is per work-group; `loop` counts the instructions of one turn of the "
-        "longest loop, and `narrow loads` those of them that read one 8-bit or 16-bit "
-        "value a lane from SLM; `P` marks the product of probabilities and values, and "
-        "`over [r, c]` how its result is laid over the sub-groups. Where devices "
-        f"differ, figures stand in the order {', '.join(devices)}.",
+def csv_rows(rows: Sequence[Row]) -> list[dict[str, object]]:
+    """The whole report as data: a row for each kernel and device. `spill` is in bytes
+    per hardware thread, `slm` in bytes per work-group, `loop` in instructions of one
+    turn of the longest loop, `narrow` in loads of 8 or 16 bits from SLM among them."""
+    return [
+        cells
+        for name, group in _by_origin(rows)
+        for row in group
+        for cells in _device_rows(name, row)
     ]
-    for origin in sorted({row.origin for row in rows}, key=lambda o: (o == "ours", o)):
-        title = "This stack" if origin == "ours" else f"Upstream {origin}, not judged"
-        cells = (_cells(row) for row in rows if row.origin == origin)
-        lines += ["", f"#### {title}", "", table(HEADS, cells)]
-    return "\n".join(lines)
 
 
-def _cells(row: Row) -> list[str]:
-    launch = row.launch
-    cells = [
-        row.op,
-        f"`{row.kernel}`",
-        _calls(row),
-        str(launch.num_warps),
-        launch.grf or "-",
+def summary(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
+    """What the page says of the report, in Markdown: the worst of each op, of this
+    stack and of the newest release of upstream."""
+    groups = dict(_by_origin(rows))
+    newest = [name for name in groups if name != OURS][-1:]
+    sides = [_worst(groups.get(name, ())) for name in (*newest, OURS)]
+    ops = dict.fromkeys(op for side in sides for op in side)
+    heads = ["op"]
+    for name in (*newest, OURS):
+        heads += [f"{name}: spill", "longest loop"]
+    cells = (
+        [op, *(text for side in sides for text in side.get(op, ("-", "-")))]
+        for op in ops
+    )
+    return "\n".join(
+        (
+            f"Compiled with {compilers}, for {', '.join(devices)}. The front end is"
+            " older than the deployed Triton 3.7 to 3.8. The worst kernel of each op,"
+            " over its configurations and devices: bytes of spill per hardware thread,"
+            " and instructions of one turn of the longest loop (0: no loop). All rows:"
+            f" [{ROWS}]({ROWS}).",
+            "",
+            table(heads, cells),
+        )
+    )
+
+
+def _by_origin(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
+    """The rows by what they are of, oldest release first and this stack last."""
+    origins = sorted({row.origin for row in rows}, key=lambda o: (o == "ours", o))
+    return [
+        (
+            OURS if origin == "ours" else f"Upstream {origin}",
+            [row for row in rows if row.origin == origin],
+        )
+        for origin in origins
     ]
+
+
+def _device_rows(name: str, row: Row) -> Iterator[dict[str, object]]:
+    """A row for each device; a single one, with the reason, if it does not compile."""
+    cells: dict[str, object] = {
+        "by": name,
+        "op": row.op,
+        "kernel": row.kernel,
+        "calls": _calls(row),
+        "warps": row.launch.num_warps,
+        "grf asked": row.launch.grf or "",
+    }
     if "error" in row.result:
         reason = row.result["error"].strip().splitlines()[-1][:120]
-        cells.append(f"does not compile: {reason}")
-        return cells + [""] * (len(HEADS) - len(cells))
-    for of in _by_name(row).values():
-        values = [str(value) for value in of]
-        cells.append(values[0] if len(set(values)) == 1 else " / ".join(values))
-    return [*cells, products(row) or "-"]
+        yield {**cells, "products": f"does not compile: {reason}"}
+        return
+    for device, code in row.result["devices"].items():
+        yield {**cells, "device": device, **figures(code), "products": products(row)}
+
+
+def _worst(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:
+    """The most spill and the longest loop of each op, in the rows that compile."""
+    worst: dict[str, tuple[int, int]] = {}
+    for row in rows:
+        for code in row.result.get("devices", {}).values():
+            spill, loop = worst.get(row.op, (0, 0))
+            of = figures(code)
+            worst[row.op] = max(spill, of["spill"]), max(loop, of["loop"])
+    return {op: (f"{spill:,}", f"{loop:,}") for op, (spill, loop) in worst.items()}
 
 
 def _by_name(row: Row) -> dict[str, list[int]]:

@@ -13,6 +13,7 @@ import kernels.xpu_dsv4
 from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError
 from xpustack.core.markdown import with_section
+from xpustack.core.rows import csv_text
 
 from . import compile as compiler
 from . import modelled, report, upstream
@@ -56,7 +57,9 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", default=",".join(compiler.DEVICES))
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("build/aot.json"))
-    parser.add_argument("--docs", type=Path, help="write the table into this file")
+    parser.add_argument(
+        "--docs", type=Path, help="write this page's summary, and rows beside it"
+    )
     parser.add_argument("--refresh-ocloc", action="store_true", help="fetch it again")
     return parser.parse_args(arguments)
 
@@ -117,14 +120,17 @@ def check(options: argparse.Namespace) -> int:
     Raises:
         OclocError, StackError: the compiler, an archive or the page cannot be had.
     """
+    partial_run = options.call or options.op or options.label
     if options.docs:
         # Known before minutes of compilation.
-        for section in (SECTION, MODEL_SECTION):
-            with_section(options.docs, section, "")
+        if partial_run:
+            print("--docs needs all calls", file=sys.stderr)
+            return 2
+        for name in (SECTION, MODEL_SECTION):
+            with_section(options.docs, name, "")
     cache = Cache.default()
     started = time.monotonic()
     ocloc = find(cache.root / "ocloc", refresh=options.refresh_ocloc)
-    partial_run = options.call or options.op or options.label
     records = selected(options, cache)
     shapes = {} if partial_run else modelled.record(cache)
     devices = options.device.split(",")
@@ -151,12 +157,18 @@ def check(options: argparse.Namespace) -> int:
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(report.to_json(every, compilers))
     targets = [device for device in known_devices() if device.target in devices]
-    model = modelled.tables(codes, targets) if codes else ""
-    print(model)
+    model = modelled.csv_rows(codes, targets)
+    print(modelled.text(model))
     if options.docs:
-        tables = report.tables(every, compilers, devices)
-        options.docs.write_text(with_section(options.docs, SECTION, tables))
-        options.docs.write_text(with_section(options.docs, MODEL_SECTION, model))
+        sections = {
+            SECTION: report.summary(every, compilers, devices),
+            MODEL_SECTION: modelled.summary(model),
+        }
+        for name, section in sections.items():
+            options.docs.write_text(with_section(options.docs, name, section))
+        folder = options.docs.parent
+        (folder / report.ROWS).write_text(csv_text(report.csv_rows(every)))
+        (folder / modelled.ROWS).write_text(csv_text(model))
     ours = [row for row in every if row.origin == "ours"]
     missing = (
         []

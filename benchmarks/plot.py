@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.plot`: draw a finished run and write its table.
+"""`python -m benchmarks.plot`: draw a finished run and write its rows.
 
-Reads `benchmark.json`. Needs matplotlib for the picture and no package for the table,
+Reads `benchmark.json`. Needs matplotlib for the picture and no package for the rows,
 so it runs on another machine than the one that measured.
 """
 
@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from xpustack.core.errors import UsageError
-from xpustack.core.markdown import table, with_section
+from xpustack.core.markdown import with_section
+from xpustack.core.rows import csv_text
 
 Row = dict[str, Any]
 """A `benchmarks.run.Measurement`, as the report has it."""
@@ -34,6 +35,8 @@ COLORS = {
 COLUMNS = 4
 SECTION = "benchmark"
 """The generated section of the page."""
+ROWS = "data/benchmark.csv"
+"""The file of rows beside the page."""
 HEADS = (
     "op",
     "tokens",
@@ -52,7 +55,7 @@ FIGURES = (
     ("percent_of_roof", 0),
     ("speedup_of_ours", 2),
 )
-"""The figures of the table and their decimals."""
+"""The figures of the rows and their decimals."""
 
 
 def best(row: Row) -> float | None:
@@ -122,32 +125,32 @@ def draw(report: dict[str, Any], target: Path) -> None:
 
 
 def section(report: dict[str, Any]) -> str:
-    """The rows as a Markdown table, below what they were measured on."""
+    """What was measured on what, in a line of Markdown."""
     facts, roof = report["environment"], report["roofline"]
-    lines = [
+    return (
         f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, "
         f"{facts['time']}: copy {roof['bandwidth'] / 1e12:.2f} TB/s, bf16 product "
-        f"{roof['matrix'] / 1e12:.0f} TFLOP/s. Medians in µs.",
-        "",
-        table(HEADS, map(_cells, report["rows"])),
-    ]
-    return "\n".join(lines)
+        f"{roof['matrix'] / 1e12:.0f} TFLOP/s. The {len(report['rows'])} rows are in "
+        f"[{ROWS}]({ROWS}): medians in µs."
+    )
 
 
-def _cells(row: Row) -> list[object]:
+def csv_row(row: Row) -> dict[str, object]:
+    """A row of the file; an empty cell has no figure."""
     figures = (
-        "-" if row[name] is None else f"{row[name]:.{digits}f}"
+        "" if row[name] is None else f"{row[name]:.{digits}f}"
         for name, digits in FIGURES
     )
-    return [
+    cells = (
         row["op"],
         row["tokens"],
-        row["heads"] or "-",
-        row["keys"] or "-",
+        row["heads"] or "",
+        row["keys"] or "",
         row["candidate"],
         *figures,
         f"WRONG: {row['wrong']}" if row["wrong"] else row["note"],
-    ]
+    )
+    return dict(zip(HEADS, cells, strict=True))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -167,6 +170,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     options.docs.write_text(text)
+    rows = options.docs.parent / ROWS
+    rows.parent.mkdir(parents=True, exist_ok=True)
+    rows.write_text(csv_text([csv_row(row) for row in report["rows"]]))
     if panels(report["rows"]):
         draw(report, options.picture)
     else:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each rule of the report turns a row red, and a sound row has no fault."""
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -12,7 +12,7 @@ from aot.compile import dots
 from aot.loops import Work
 from aot.machine import Machine, read
 from aot.record import Launch
-from aot.report import Row
+from aot.report import OURS, Row, csv_rows, summary
 
 CODE = {
     **asdict(
@@ -175,3 +175,17 @@ def test_machine_code_is_read(tmp_path: Path) -> None:
     )
     with pytest.raises(ValueError, match="names no kernel nobody"):
         read(tmp_path, "nobody")
+
+
+def test_the_rows_are_one_for_each_device_and_the_summary_takes_the_worst() -> None:
+    theirs = replace(row({"spill": 640}), origin="v0.33.0")
+    broken = row(error="no\nmemory", devices={})
+    broken = replace(broken, origin="v0.33.0", op="other")
+    rows = [row(), theirs, broken]
+    data = csv_rows(rows)
+    assert [each["by"] for each in data] == ["Upstream v0.33.0"] * 3 + [OURS] * 2
+    assert [each.get("device") for each in data] == ["pvc", "bmg", None, "pvc", "bmg"]
+    assert (data[1]["spill"], data[1]["loop"], data[1]["dpas"]) == (640, 50, 8)
+    assert data[2]["products"] == "does not compile: memory"
+    text = summary(rows, "compilers", ["pvc", "bmg"])
+    assert "\n| op | 640 | 50 | 0 | 50 |" in text

@@ -28,9 +28,16 @@ PAGES = (
     "docs/e2e",
     "branches",
     "layer",
+    "devices",
+    "checkpoints",
+    "docs/devices/nvidia-h200/report",
+    "docs/upstreaming",
+    "docs/decisions",
     "CONTRIBUTING",
 )
 PHONE = 390
+ROOT = Path(__file__).parents[2]
+CHECKPOINTS = "docs/data/checkpoints.csv"
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +77,8 @@ def open_page(browser: Chrome, site: Path, page: str, width: int = 1280) -> None
 def test_a_page_loads_without_an_error_and_fits_a_phone(
     browser: Chrome, site: Path, page: str
 ):
+    if page == "checkpoints" and not (ROOT / CHECKPOINTS).is_file():
+        pytest.skip(f"{CHECKPOINTS}: nobody ran the kinds of checkpoints yet")
     browser.get_log("browser")
     open_page(browser, site, page, PHONE)
     severe = [
@@ -135,6 +144,32 @@ def test_charts_have_bars_of_both_groups(browser: Chrome, site: Path):
     loops, spills = browser.execute_script(script)
     # This stack spills nowhere.
     assert (loops, spills) == (2, 1)
+
+
+def test_the_layer_is_drawn_with_its_steps(browser: Chrome, site: Path):
+    open_page(browser, site, "layer")
+    parts = browser.find_elements(By.CSS_SELECTOR, "ol.layer > li")
+    assert len(parts) > 10
+    tops = [part.location["y"] for part in parts]
+    assert tops == sorted(tops)
+    assert len(browser.find_elements(By.CSS_SELECTOR, "ol.layer li li code")) > 30
+
+
+def test_the_plot_of_the_benchmark_is_shown(browser: Chrome, site: Path):
+    open_page(browser, site, "measurements")
+    script = (
+        "return [...document.querySelectorAll('article img')].map(i => i.naturalWidth)"
+    )
+    widths = browser.execute_script(script)
+    assert widths and all(width > 0 for width in widths)
+
+
+def test_a_report_of_a_device_is_reached(browser: Chrome, site: Path):
+    open_page(browser, site, "devices")
+    link = browser.find_element(By.CSS_SELECTOR, "#device-rows tbody a")
+    browser.execute_script("arguments[0].click()", link)
+    WebDriverWait(browser, 20).until(lambda here: "report.html" in here.current_url)
+    assert "The machine" in browser.find_element(By.CSS_SELECTOR, "article").text
 
 
 def test_the_search_finds_a_page_from_the_disk(browser: Chrome, site: Path):

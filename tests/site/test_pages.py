@@ -91,6 +91,7 @@ def test_nothing_comes_from_a_network(site: Path, pages: dict[Path, BeautifulSou
         ("defects", "defects-figures"),
         ("branches", "xpu-branches"),
         ("machine_code", "machine-code-rows"),
+        ("machine_code", "cost-model"),
         ("measurements", "measurement-rows"),
     ],
 )
@@ -114,7 +115,7 @@ def test_each_release_has_its_column(site: Path, pages: dict[Path, BeautifulSoup
 
 
 def test_the_raw_rows_can_be_taken_along(site: Path):
-    for name in ("machine_code.csv", "benchmark.csv"):
+    for name in ("machine_code.csv", "cost_model.csv", "benchmark.csv"):
         [path] = site.rglob(name)
         with open(path, encoding="utf-8") as file:
             rows = list(csv.DictReader(file))

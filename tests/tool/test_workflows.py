@@ -5,6 +5,9 @@ each job has the rights and the time that it needs."""
 import configparser
 import itertools
 import re
+import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +16,12 @@ import pytest
 import yaml
 
 from xpustack.base.releases import load
+from xpustack.cli import PANELS
 from xpustack.core.project import Project
 
 ROOT = Path(__file__).parents[2]
 WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+COMMANDS = {command.__name__ for panel in PANELS.values() for command in panel}
 TOX = re.compile(r"(?:\.venv/bin/)?tox -e ([a-z0-9-]+)(?: -- .+)?")
 PREPARATION = (
     r"apt-get update",
@@ -25,7 +30,11 @@ PREPARATION = (
     r"(?:python3|\.venv/bin/python) -m pip install"
     r" -c requirements/constraints\.txt tox",
 )
-PUBLICATION = (r"gh release create .+", r"podman (?:build|login|push) .+")
+PUBLICATION = (
+    r'cp "\$BUNDLE" dist/attestation\.sigstore\.json',
+    r"gh release create .+",
+    r"podman (?:build|login|push) .+",
+)
 """What publishes is no check that anybody runs at home, so it is no environment."""
 
 
@@ -70,6 +79,49 @@ def test_each_command_is_an_environment_that_exists(
             continue
         allowed = PREPARATION + (PUBLICATION if workflow == "release" else ())
         assert any(re.fullmatch(form, command) for form in allowed), command
+
+
+def test_a_dry_run_of_every_command():
+    """tox itself says what each command of a workflow would run. Shown with `-s`."""
+    wanted = {
+        (match[1], tuple(shlex.split(command.partition(" -- ")[2])))
+        for _, _, job in JOBS
+        for command in commands(job)
+        if (match := TOX.fullmatch(command))
+    }
+    assert {name for name, _ in wanted} >= {"lowered", "watch", "apply-and-test"}
+    runs = {}
+    for name, rest in sorted(wanted):
+        words = [sys.executable, "-m", "tox", "config", "-e", name, "-k", "commands"]
+        words += ["--", *rest] if rest else []
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert f"[testenv:{name}]" in done.stdout
+        lines = done.stdout.partition("commands =")[2].splitlines()
+        runs[name, rest] = [line.strip() for line in lines if line.strip()]
+        assert runs[name, rest], done.stdout
+        for line in runs[name, rest]:
+            program, *words = shlex.split(line)
+            assert program in ("python", "pytest", "pre-commit"), line
+            if words[:2] == ["-m", "xpustack"]:
+                assert words[2] in COMMANDS, line
+            for word in words:
+                if word.startswith(("tests/", "@tests/")):
+                    assert (ROOT / word.lstrip("@")).exists(), line
+    for (name, rest), lines in runs.items():
+        text = f"tox -e {name}" + (f" -- {shlex.join(rest)}" if rest else "")
+        print(f"{text}: {'; '.join(lines)}")
+
+
+def test_every_night_runs_what_a_pull_request_does_not():
+    run = {
+        match[1]
+        for workflow, _, job in JOBS
+        if workflow == "nightly"
+        for command in commands(job)
+        if (match := TOX.fullmatch(command))
+    }
+    assert run == {"apply-and-test", "lowered", "site", "watch"}
 
 
 def test_a_pull_request_runs_what_tox_runs():

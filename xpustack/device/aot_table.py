@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Intel's compiler made ahead of time: the rows of docs/kernels.md."""
+"""What Intel's compiler made ahead of time: the rows of `python -m aot --docs`."""
 
-import re
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = "docs/kernels.md"
-TITLE = "#### This stack"
+from xpustack.core.rows import read_rows
+
+ROWS = "docs/data/machine_code.csv"
+OURS = "This stack"
 
 
 @dataclass(frozen=True)
@@ -21,24 +22,13 @@ class Compiled:
 
 
 def read(root: Path) -> dict[tuple[str, int, str], Compiled]:
-    """The rows by kernel, warps and GRF mode asked for; none without the page."""
-    page = root / PAGE
-    if not page.is_file():
-        return {}
-    _, _, text = page.read_text("utf-8").partition(TITLE)
+    """The rows by kernel, warps and GRF mode asked for; none without the file."""
     found: dict[tuple[str, int, str], Compiled] = {}
-    for line in text.partition("<!--")[0].splitlines():
-        cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]]
-        if len(cells) < 10 or not cells[1].startswith("`") or not cells[3].isdigit():
+    for row in read_rows(root / ROWS):
+        if row["by"] != OURS or not row["device"]:
             continue
-        key = (cells[1].strip("`"), int(cells[3]), "" if cells[4] == "-" else cells[4])
+        key = (row["kernel"], int(row["warps"]), row["grf asked"])
         old = found.get(key, Compiled(*key, 0, 0))
-        found[key] = Compiled(
-            *key, max(old.spill, _most(cells[5])), max(old.dpas, _most(cells[9]))
-        )
+        spill, dpas = int(row["spill"]), int(row["dpas"])
+        found[key] = Compiled(*key, max(old.spill, spill), max(old.dpas, dpas))
     return found
-
-
-def _most(cell: str) -> int:
-    """The largest of the figures that stand for several devices."""
-    return max((int(number) for number in re.findall(r"\d+", cell)), default=0)

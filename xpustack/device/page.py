@@ -61,7 +61,8 @@ def _prove(result: StageResult) -> Iterator[str]:
     yield (
         "What the driver's compiler made of the kernels that the tests launched: the"
         " most of up to three variants. Matrix instructions are counted in what Triton"
-        " hands to the driver. Ahead-of-time figures are those of docs/kernels.md."
+        " hands to the driver. Ahead-of-time figures are those of"
+        " docs/data/machine_code.csv."
     )
     yield ""
     yield table(

@@ -25,7 +25,7 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import inputs, provenance, signature
+from xpustack.release import attestation, inputs, provenance, signature
 from xpustack.release.constraints import with_hashes
 from xpustack.release.provenance import Statement
 from xpustack.release.ship import (
@@ -106,6 +106,7 @@ def verify(
     runner = Runner()
     notes: list[str] = []
     differences += _signature(path, public_key, notes)
+    differences += _attestation(path, notes)
     if statement is not None:
         differences += _companions(path, statement)
         differences += _inputs(project, release, statement)
@@ -197,6 +198,26 @@ def _signature(
     statement = path.parent / PROVENANCE
     if statement.is_file() and statement.read_bytes() != signed.payload:
         yield Difference(ENVELOPE, f"it holds another provenance than {PROVENANCE}")
+
+
+def _attestation(path: Path, notes: list[str]) -> Iterator[Difference]:
+    """The workflow's attestation, if it lies beside the wheel: what can be checked
+    without sigstore's roots of trust, and in a note what cannot."""
+    file = path.parent / attestation.BUNDLE
+    if not file.is_file():
+        return
+    try:
+        attested = attestation.read(file.read_bytes())
+    except CheckFailed as error:
+        yield Difference(file.name, error.message, error.detail)
+        return
+    if not attested.names(path.name, inputs.sha256_of(path.read_bytes())):
+        yield Difference(file.name, f"it does not attest this {path.name}")
+        return
+    notes.append(
+        f"attested by a certificate of {attested.identity}; that sigstore issued the"
+        f" certificate is NOT checked here, but by {attestation.HINT}"
+    )
 
 
 def _companions(path: Path, statement: Statement) -> Iterator[Difference]:

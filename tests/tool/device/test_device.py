@@ -17,6 +17,7 @@ from typer.testing import CliRunner, Result
 
 from kernels.xpu_dsv4 import _tuned
 from xpustack.cli import app
+from xpustack.device import aot_table
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -26,8 +27,8 @@ ROOT = Path(__file__).parents[3]
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A checkout with what stages look at, and a Python that stands in for a GPU's."""
     root = tmp_path / "checkout"
-    (root / "docs").mkdir(parents=True)
-    for name in ("releases.toml", "pyproject.toml", "docs/kernels.md"):
+    (root / "docs/data").mkdir(parents=True)
+    for name in ("releases.toml", "pyproject.toml", aot_table.ROWS):
         shutil.copy(ROOT / name, root / name)
     for folder in ("kernels", "aot"):
         shutil.copytree(

@@ -118,7 +118,7 @@ def test_a_kernel_that_the_driver_refuses_is_said(
     assert "MODULE_BUILD_FAILURE" in row["problem"]
 
 
-def test_the_ahead_of_time_table_is_that_of_the_page() -> None:
+def test_the_ahead_of_time_rows_are_those_of_the_docs() -> None:
     rows = aot_table.read(ROOT)
     row = rows["_decode_kernel", 16, "256"]
     assert (row.spill, row.dpas) == (0, 48)

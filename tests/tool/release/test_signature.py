@@ -2,6 +2,8 @@
 """The signed provenance: who signed, over what, and every way in which that fails."""
 
 import base64
+import datetime
+import hashlib
 import json
 import shutil
 import subprocess
@@ -9,6 +11,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding
 from shipped_stack import ShippedStack
 from typer.testing import CliRunner
 
@@ -16,6 +22,7 @@ from xpustack.cli import app
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.release import signature
 from xpustack.release import verify as judge
+from xpustack.release.attestation import BUNDLE
 from xpustack.release.ship import PROVENANCE, WheelBuild, ship
 from xpustack.release.signature import ENVELOPE
 from xpustack.release.verify import WheelVerdict
@@ -213,3 +220,91 @@ def test_a_file_without_a_key_stops_the_build_before_it_begins(
 def test_the_help_names_both_options():
     for command, option in (("build", "--sign-key"), ("verify", "--key")):
         assert option in CliRunner().invoke(app, [command, "--help"]).stdout
+
+
+def bundle(subjects: dict[str, str], *, chain: bool = False) -> bytes:
+    """A sigstore bundle of a made-up workflow: its own key issues its certificate."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([])
+    address = x509.UniformResourceIdentifier("https://forge.example/release.yml")
+    now = datetime.datetime.now(datetime.UTC)
+    certificate = (
+        x509.CertificateBuilder(name, name, key.public_key(), 1)
+        .not_valid_before(now)
+        .not_valid_after(now + datetime.timedelta(minutes=10))
+        .add_extension(x509.SubjectAlternativeName([address]), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    listed = [{"name": n, "digest": {"sha256": d}} for n, d in subjects.items()]
+    payload = json.dumps({"subject": listed}).encode()
+    kind = signature.PAYLOAD_TYPE
+    head = f"DSSEv1 {len(kind)} {kind} {len(payload)} ".encode()
+    signed = key.sign(head + payload, ec.ECDSA(hashes.SHA256()))
+    der = certificate.public_bytes(Encoding.DER)
+    raw = {"rawBytes": base64.b64encode(der).decode()}
+    alone, first = (
+        {"certificate": raw},
+        {"x509CertificateChain": {"certificates": [raw]}},
+    )
+    envelope = {
+        "payload": base64.b64encode(payload).decode(),
+        "payloadType": kind,
+        "signatures": [{"sig": base64.b64encode(signed).decode()}],
+    }
+    material = first if chain else alone
+    return json.dumps(
+        {"verificationMaterial": material, "dsseEnvelope": envelope}
+    ).encode()
+
+
+@pytest.fixture
+def attested(folder: Path) -> Callable[..., None]:
+    """Lay the attestation of a workflow beside the wheel."""
+    [path] = folder.glob("*.whl")
+
+    def write(name: str = path.name, digest: str = "", **options: bool) -> None:
+        actual = hashlib.sha256(path.read_bytes()).hexdigest()
+        subjects = {f"v1.0/{name}": digest or actual, "v2.0/other.whl": "0" * 64}
+        (folder / BUNDLE).write_bytes(bundle(subjects, **options))
+
+    return write
+
+
+def attestation_problem(verdict: WheelVerdict) -> str:
+    [found] = [item for item in verdict.differences if item.path == BUNDLE]
+    return "\n".join([found.problem, *found.detail])
+
+
+@pytest.mark.parametrize("chain", [False, True])
+def test_an_attestation_is_read_and_what_is_not_checked_is_said(
+    judged, attested: Callable[..., None], chain: bool
+):
+    attested(chain=chain)
+    verdict = judged()
+    assert verdict.differences == ()
+    [note] = [note for note in verdict.notes if "attested" in note]
+    assert "https://forge.example/release.yml" in note
+    assert "NOT checked here" in note and "gh attestation verify" in note
+
+
+def test_an_attestation_of_another_wheel_is_refused(
+    judged, attested: Callable[..., None]
+):
+    attested(digest="1" * 64)
+    assert "does not attest this" in attestation_problem(judged())
+    attested(name="vllm-9.whl")
+    assert "does not attest this" in attestation_problem(judged())
+
+
+def test_a_tampered_attestation_is_refused(
+    judged, attested: Callable[..., None], folder: Path
+):
+    attested()
+    whole = json.loads((folder / BUNDLE).read_bytes())
+    payload = base64.b64decode(whole["dsseEnvelope"]["payload"])
+    changed = payload.replace(b"other.whl", b"evil.whl0")
+    whole["dsseEnvelope"]["payload"] = base64.b64encode(changed).decode()
+    (folder / BUNDLE).write_text(json.dumps(whole))
+    assert "not that of its certificate" in attestation_problem(judged())
+    (folder / BUNDLE).write_text("{}")
+    assert "cannot be read" in attestation_problem(judged())

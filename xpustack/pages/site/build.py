@@ -5,7 +5,7 @@ import base64
 import importlib.resources
 import re
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from xpustack.base import releases
@@ -15,6 +15,7 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.pages.site import generated
 from xpustack.pages.site.layer import layer_page
+from xpustack.pages.site.reports import checkpoints_page, devices_page, report_pages
 from xpustack.pages.status import checked_statuses
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
@@ -29,11 +30,14 @@ _GROUPS = {
         "machine_code",
         "measurements",
         "branches",
+        "devices",
+        "checkpoints",
     ),
     "For deployers": (
         "docs/deploying",
         "docs/devices",
         "docs/capabilities",
+        "docs/checkpoints",
         "docs/e2e",
     ),
     "Evidence": ("docs/defects", "docs/kernels", "docs/layers", "docs/xpu_branches"),
@@ -133,12 +137,19 @@ def _write_source(
         "branches": generated.branches_page(project),
         "layer": layer_page(statuses),
     }
+    for name, page in (
+        ("devices", devices_page(project)),
+        ("checkpoints", checkpoints_page(project)),
+    ):
+        if page is not None:
+            pages[name] = page
     for name, (text, files) in pages.items():
         (source / f"{name}.md").write_text(text, "utf-8")
         for file, content in files.items():
             (source / file).write_text(content, "utf-8")
     index = (project.root / "README.md").read_text("utf-8")
-    (source / "index.md").write_text(index + _contents(source), "utf-8")
+    contents = _contents(source, report_pages(project))
+    (source / "index.md").write_text(index + contents, "utf-8")
     static = source / "_static"
     shutil.copytree(_STATIC, static)
     (static / "datatables.js").write_text(_bundle("dt_bundle.js"), "utf-8")
@@ -146,10 +157,10 @@ def _write_source(
     (static / "datatables.css").write_text(css, "utf-8")
 
 
-def _contents(source: Path) -> str:
+def _contents(source: Path, reports: Sequence[str]) -> str:
     """The table of contents, hidden on the page itself and shown beside every page."""
     groups = []
-    for caption, pages in _GROUPS.items():
+    for caption, pages in {**_GROUPS, "Reports of devices": reports}.items():
         names = [page for page in pages if (source / f"{page}.md").is_file()]
         groups.append(_toctree(caption, names))
     return "\n".join(["", *groups])

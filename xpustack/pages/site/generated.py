@@ -5,29 +5,25 @@ Each function gives the text of a page in Markdown with HTML tables, and the fil
 the raw rows that the page links.
 """
 
-import csv
 import html
-import io
-import json
-import re
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 
 from xpustack.base.releases import Releases
+from xpustack.core.markdown import section
 from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
 from xpustack.pages.defects import DATA, LIST, Defect, defects
 from xpustack.pages.site.charts import Bar, bars
+from xpustack.pages.site.tables import Page, columns_table, rows_table, table
 from xpustack.pages.status import StepStatus, matrix
 
-KERNELS = "docs/kernels.md"
-BENCHMARK = "docs/benchmark.json"
+KERNELS = "docs/data/machine_code.csv"
+MODEL = "docs/data/cost_model.csv"
+BENCHMARK = "docs/data/benchmark.csv"
+KERNELS_PAGE = "docs/kernels.md"
 BRANCHES = "docs/data/xpu_branches.csv"
 _DEVICE = "bmg"
-_DEVICES = ("pvc", "bmg", "lnl", "ptl")
-_SECTION = re.compile(r"^#### (.+)$")
-
-Page = tuple[str, dict[str, str]]
-"""A page's text, and the text of each further file by name."""
+_OURS = "This stack"
 
 
 def steps_page(statuses: Sequence[StepStatus], names: Sequence[str]) -> Page:
@@ -76,10 +72,10 @@ def steps_page(statuses: Sequence[StepStatus], names: Sequence[str]) -> Page:
             "A number is how many lines the step changes and brings in that release;"
             " point at it for the subject. An empty cell: the release does not need"
             " the step, or cannot have it.",
-            _table("steps-matrix", ["step", *names], rows),
+            table("steps-matrix", ["step", *names], rows),
             "## Each step of each release",
             "`checks` are those of the machine that made this page.",
-            _table("step-rows", heads, each),
+            table("step-rows", heads, each),
         ]
     )
     return text + "\n", {}
@@ -96,7 +92,7 @@ def defects_page(
         cells = [_state(defect, name, has) for name in pinned.names]
         step = f"<code>{html.escape(defect.step)}</code>"
         rows.append([defect.id, html.escape(defect.what), step, *cells])
-    figures = _read_csv(project.root / DATA)
+    figures = read_rows(project.root / DATA)
     text = "\n\n".join(
         [
             "# Defects by release",
@@ -104,11 +100,11 @@ def defects_page(
             " test fails before and passes after. `no step`: point at it for the"
             " reason, such as fixed upstream. [Defects](docs/defects.md) says how the"
             " figures come about.",
-            _table("defects-grid", ["id", "defect", "step", *pinned.names], rows),
+            table("defects-grid", ["id", "defect", "step", *pinned.names], rows),
             "## What the tests found",
             "Before the step and after it, in each release; click a long cell. All"
             " rows: [CSV](docs/data/defects.csv).",
-            _rows_table("defects-figures", figures),
+            rows_table("defects-figures", figures),
         ]
     )
     return text + "\n", {}
@@ -122,7 +118,7 @@ def branches_page(project: Project) -> Page:
             "Each line of v0.23.0 and v0.33.0 that names XPU, and what was found there."
             " [How it was read](docs/xpu_branches.md); all rows:"
             " [CSV](docs/data/xpu_branches.csv).",
-            _rows_table("xpu-branches", _read_csv(project.root / BRANCHES)),
+            rows_table("xpu-branches", read_rows(project.root / BRANCHES)),
         ]
     )
     return text + "\n", {}
@@ -130,87 +126,62 @@ def branches_page(project: Project) -> Page:
 
 def machine_code_page(project: Project) -> Page:
     """Loop cost and spill of every compiled kernel, as charts and as raw rows."""
-    groups = compiled_kernels(project.root / KERNELS)
-    rows = [row for rows in groups.values() for row in rows]
-    newest = [name for name in groups if name.startswith("Upstream")][-1:]
-    shown = [*newest, "This stack"]
+    rows = read_rows(project.root / KERNELS)
+    newest = [
+        name
+        for name in dict.fromkeys(row["by"] for row in rows)
+        if name.startswith("Upstream")
+    ][-1:]
+    shown = [*newest, _OURS]
     parts = [
         "# Machine code",
         "Counted in the output of Intel's compiler for Battlemage; no device ran it."
-        f" All rows: [CSV](machine_code.csv). How they are made: [Kernels]({KERNELS}).",
+        f" All rows, of each device: [CSV]({KERNELS}). How they are made:"
+        " [Kernels](docs/kernels.md).",
     ]
     for title, key, unit in (
         ("Instructions of one turn of the longest loop", "loop", "instructions"),
         ("Spilled registers", "spill", "bytes per hardware thread"),
     ):
         chart = [
-            Bar(f"{row['op']}: {row['calls']}"[:44], value, number)
-            for number, group in enumerate(shown)
-            for row in groups.get(group, ())
-            if (value := _on_device(row[key])) is not None and value > 0
+            Bar(f"{row['op']}: {row['calls']}"[:44], value, shown.index(row["by"]))
+            for row in rows
+            if row["by"] in shown
+            and row["device"] == _DEVICE
+            and (value := float(row[key])) > 0
         ]
         chart.sort(key=lambda bar: -bar.value)
         parts += [f"## {title}", bars(title, unit, chart[:40], shown)]
-    heads = ("by", "op", "calls", "kernel", "spill", "loop", "instructions")
+    heads = ("by", "op", "calls", "kernel", "device", "spill", "loop", "instructions")
     parts += [
         "## All kernels",
-        f"Four figures are those of {', '.join(_DEVICES)}; one is that of all.",
-        _table(
-            "machine-code-rows",
-            heads,
-            ([html.escape(row.get(head, "")) for head in heads] for row in rows),
-        ),
+        "Bytes of spill per hardware thread, instructions of the longest loop, and all"
+        " instructions.",
+        columns_table("machine-code-rows", heads, rows),
+        "## What it should cost",
+        "**Modelled, not measured**, from that machine code and each device's data"
+        " sheet. T: tokens, H: heads, K: keys. `times the memory roof`: beside moving"
+        " queries, keys and results alone at the full rate of DRAM. `upstream takes`:"
+        f" times as long. All rows: [CSV]({MODEL}).",
+        rows_table("cost-model", read_rows(project.root / MODEL)),
     ]
-    return "\n\n".join(parts) + "\n", {"machine_code.csv": _csv(rows)}
+    return "\n\n".join(parts) + "\n", {}
 
 
 def measurements_page(project: Project) -> Page:
     """The benchmark's plot and rows."""
-    report = json.loads((project.root / BENCHMARK).read_text("utf-8"))
-    environment = report["environment"]
-    rows = report["rows"]
-    heads = (
-        "op",
-        "tokens",
-        "heads",
-        "keys",
-        "candidate",
-        "captured",
-        "speedup_of_ours",
-    )
+    measured = section(project.root / KERNELS_PAGE, "benchmark").partition(". The ")[0]
     text = "\n\n".join(
         [
             "# Measurements",
-            f"On one {environment['device']}, torch {environment['torch']}, Triton"
-            f" {environment['triton']}, {environment['time']}. **No Intel GPU.** Times"
-            " are microseconds of a captured graph. All rows: [CSV](benchmark.csv).",
+            f"{measured}. **No Intel GPU.** Times are microseconds; `graph` is a"
+            " captured graph, whose figure counts, `direct` a call from Python."
+            f" All rows: [CSV]({BENCHMARK}).",
             "![Time against the roof](docs/benchmark.svg)",
-            _table(
-                "measurement-rows",
-                heads,
-                ([_number(row[k]) for k in heads] for row in rows),
-            ),
+            rows_table("measurement-rows", read_rows(project.root / BENCHMARK)),
         ]
     )
-    return text + "\n", {"benchmark.csv": _csv(rows)}
-
-
-def compiled_kernels(page: Path) -> dict[str, list[dict[str, str]]]:
-    """The rows of the tables of compiled kernels on a page, by their headings."""
-    groups: dict[str, list[dict[str, str]]] = {}
-    name = ""
-    heads: list[str] = []
-    for line in page.read_text("utf-8").splitlines():
-        if found := _SECTION.match(line):
-            name, heads = found[1].partition(",")[0], []
-        elif line.startswith("| op | kernel |"):
-            heads = _cells(line)
-        elif heads and line.startswith("| "):
-            row = dict(zip(heads, _cells(line), strict=False))
-            groups.setdefault(name, []).append({"by": name, **row})
-        elif not line.startswith("|"):
-            heads = []
-    return groups
+    return text + "\n", {}
 
 
 def _state(defect: Defect, release: str, has: set[tuple[str, str]]) -> str:
@@ -219,63 +190,3 @@ def _state(defect: Defect, release: str, has: set[tuple[str, str]]) -> str:
         return '<span class="fixed">fixed</span>'
     title = html.escape(reason or "no reason recorded")
     return f'<span class="none" title="{title}">no step</span>'
-
-
-def _table(name: str, heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """An HTML table that the reader's browser can sort and filter. Cells are HTML."""
-    head = "".join(f"<th>{html.escape(cell)}</th>" for cell in heads)
-    lines = ["<tr>" + "".join(f"<td>{c}</td>" for c in row) + "</tr>" for row in rows]
-    return "\n".join(
-        [
-            f'<table id="{name}" class="data">',
-            f"<thead><tr>{head}</tr></thead>",
-            "<tbody>",
-            *lines,
-            "</tbody>",
-            "</table>",
-        ]
-    )
-
-
-def _rows_table(name: str, rows: Sequence[dict[str, str]]) -> str:
-    """A table of rows whose cells are Markdown with code alone."""
-    heads = list(rows[0]) if rows else []
-    return _table(name, heads, ([_inline(row[head]) for head in heads] for row in rows))
-
-
-def _inline(text: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
-
-
-def _read_csv(path: Path) -> list[dict[str, str]]:
-    if not path.is_file():
-        return []
-    with open(path, encoding="utf-8", newline="") as file:
-        return list(csv.DictReader(file))
-
-
-def _on_device(cell: str) -> float | None:
-    """The figure of the charts' device in `a / b / c / d`, or the one for all."""
-    figures = [part.strip() for part in cell.split("/")]
-    text = figures[_DEVICES.index(_DEVICE)] if len(figures) > 1 else figures[0]
-    return float(text) if text.isdigit() else None
-
-
-def _cells(line: str) -> list[str]:
-    parts = re.split(r"(?<!\\)\|", line.strip().strip("|"))
-    return [part.strip().replace(r"\|", "|").replace("`", "") for part in parts]
-
-
-def _number(value: object) -> str:
-    if isinstance(value, float):
-        return f"{value:.2f}"
-    return "" if value is None else html.escape(str(value))
-
-
-def _csv(rows: Sequence[dict[str, str]]) -> str:
-    stream = io.StringIO()
-    heads = list(dict.fromkeys(key for row in rows for key in row))
-    writer = csv.DictWriter(stream, heads, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return stream.getvalue()
