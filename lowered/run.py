@@ -56,8 +56,6 @@ class Ran:
     module: SpirvModule = field(repr=False)
     test: str = ""
     error: str = ""
-    test: str = ""
-    error: str = ""
 
     def __str__(self) -> str:
         shown = ", ".join(
