@@ -9,6 +9,8 @@ from dataclasses import dataclass
 HEADER_WORDS = 5
 OP_EXTENSION, OP_EXECUTION_MODE, OP_CAPABILITY, OP_DECORATE = 10, 16, 17, 71
 OP_CONTROL_BARRIER = 224
+OP_TYPE_BOOL, OP_CONSTANT_TRUE, OP_FUNCTION, OP_LOAD = 20, 41, 54, 61
+OP_LABEL, OP_BRANCH, OP_BRANCH_CONDITIONAL = 248, 249, 250
 KERNEL_ATTRIBUTES = 5892
 """Capability KernelAttributesINTEL; 5893 to 5896 are its execution modes."""
 MODES = range(5893, 5897)
@@ -63,6 +65,57 @@ def without_kernel_attributes(binary: bytes) -> bytes:
 def without_barriers(binary: bytes) -> bytes:
     """The module without barriers of a work-group: a fault to plant."""
     return without(binary, lambda item: item.opcode == OP_CONTROL_BARRIER)
+
+
+def without_load_masks(binary: bytes) -> bytes:
+    """The module that loads where a mask forbids it: a fault to plant.
+
+    Triton makes of a masked load a branch around a block with the load; here its
+    condition is the constant true.
+
+    Raises:
+        ValueError: the module has no masked load.
+    """
+    items = list(instructions(binary))
+    labels = {item.words[1]: n for n, item in enumerate(items) if _is(item, OP_LABEL)}
+    header = list(struct.unpack(f"<{HEADER_WORDS}I", binary[: 4 * HEADER_WORDS]))
+    true = header[3]
+    header[3] += 1
+    boolean = next(item.words[1] for item in items if _is(item, OP_TYPE_BOOL))
+    constant = (3 << 16 | OP_CONSTANT_TRUE, boolean, true)
+    found = 0
+    words = header
+    for item in items:
+        if _is(item, OP_FUNCTION) and constant:
+            words += constant
+            constant = ()
+        if _is(item, OP_BRANCH_CONDITIONAL) and _skips_load(item, items, labels):
+            words += (item.words[0], true, *item.words[2:])
+            found += 1
+        else:
+            words += item.words
+    if not found:
+        raise ValueError("no masked load")
+    return struct.pack(f"<{len(words)}I", *words)
+
+
+def _is(item: Instruction, opcode: int) -> bool:
+    return item.opcode == opcode
+
+
+def _skips_load(
+    branch: Instruction, items: list[Instruction], labels: dict[int, int]
+) -> bool:
+    """Whether a branch goes either to its other label, or there by a block that loads."""
+    _, _, yes, no = branch.words[:4]
+    loads = False
+    for item in items[labels[yes] + 1 :]:
+        if item.opcode in (OP_LABEL, OP_BRANCH_CONDITIONAL):
+            return False
+        if item.opcode == OP_BRANCH:
+            return loads and item.words[1] == no
+        loads |= item.opcode == OP_LOAD
+    return False
 
 
 def without(binary: bytes, unwanted: Callable[[Instruction], bool]) -> bytes:

@@ -10,7 +10,7 @@ from kernels.reference import nvfp4_linear as reference
 from kernels.xpu_dsv4 import nvfp4_linear as kernel
 from lowered.opencl import BUILTINS, Cpu
 from lowered.run import lowering
-from lowered.spirv import without_barriers
+from lowered.spirv import without_barriers, without_load_masks
 from xpustack.core.cache import Cache
 
 
@@ -21,13 +21,19 @@ def cpu(request: pytest.FixtureRequest) -> Cpu:
     return Cpu(Cache.default().root / "lowered")
 
 
+def roomy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with memory behind it: a load without its mask reads that."""
+    buffer = torch.zeros(tensor.numel() + 65536, dtype=tensor.dtype)
+    return buffer[: tensor.numel()].view(tensor.shape).copy_(tensor)
+
+
 def product() -> None:
     """One product with NVFP4 weights, held against float64."""
     torch.manual_seed(3)
     given = (
-        torch.randn(3, 144).bfloat16(),
-        torch.randint(0, 256, (111, 72), dtype=torch.uint8),
-        (torch.rand(111, 9) * 300 + 1).to(torch.float8_e4m3fn),
+        roomy(torch.randn(3, 144).bfloat16()),
+        roomy(torch.randint(0, 256, (111, 72), dtype=torch.uint8)),
+        roomy((torch.rand(111, 9) * 300 + 1).to(torch.float8_e4m3fn)),
         torch.tensor(0.0021),
     )
     mine, want = kernel.nvfp4_linear(*given), reference.nvfp4_linear(*given)
@@ -50,4 +56,9 @@ def test_halves_of_a_dpas_operand_swapped(cpu: Cpu) -> None:
 
 def test_barriers_removed(cpu: Cpu) -> None:
     with lowering(cpu, edit=without_barriers), pytest.raises(AssertionError):
+        product()
+
+
+def test_masks_dropped(cpu: Cpu) -> None:
+    with lowering(cpu, edit=without_load_masks), pytest.raises(AssertionError):
         product()

@@ -66,3 +66,33 @@ def test_imports_are_named() -> None:
 def test_what_is_no_module_is_refused() -> None:
     with pytest.raises(ValueError, match="no SPIR-V"):
         list(spirv.instructions(b"\0" * 20))
+
+
+def test_a_masked_load_loads_always() -> None:
+    def masked(condition: int, *constants: tuple[int, ...]) -> bytes:
+        return module(
+            (spirv.OP_TYPE_BOOL, 1),
+            *constants,
+            (spirv.OP_FUNCTION, 2, 3, 0, 4),
+            (spirv.OP_LABEL, 5),
+            (spirv.OP_BRANCH_CONDITIONAL, condition, 6, 7),
+            (spirv.OP_LABEL, 6),
+            (spirv.OP_LOAD, 2, 8, 9),
+            (spirv.OP_BRANCH, 7),
+            (spirv.OP_LABEL, 7),
+            # A loop is none.
+            (spirv.OP_BRANCH_CONDITIONAL, condition, 5, 7),
+        )
+
+    before = masked(4)
+    after = bytearray(spirv.without_load_masks(before))
+    first_branch = masked(4, (spirv.OP_CONSTANT_TRUE, 1, 10))
+    assert struct.unpack_from("<I", after, 12) == (11,)
+    struct.pack_into("<I", after, 12, 10)
+    differing = [
+        n for n in range(0, len(after), 4) if after[n : n + 4] != first_branch[n : n + 4]
+    ]
+    assert len(after) == len(first_branch)
+    assert [struct.unpack_from("<I", after, n)[0] for n in differing] == [10]
+    with pytest.raises(ValueError, match="no masked load"):
+        spirv.without_load_masks(module((spirv.OP_TYPE_BOOL, 1)))
