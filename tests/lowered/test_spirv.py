@@ -90,7 +90,9 @@ def test_a_masked_load_loads_always() -> None:
     assert struct.unpack_from("<I", after, 12) == (11,)
     struct.pack_into("<I", after, 12, 10)
     differing = [
-        n for n in range(0, len(after), 4) if after[n : n + 4] != first_branch[n : n + 4]
+        n
+        for n in range(0, len(after), 4)
+        if after[n : n + 4] != first_branch[n : n + 4]
     ]
     assert len(after) == len(first_branch)
     assert [struct.unpack_from("<I", after, n)[0] for n in differing] == [10]
