@@ -106,7 +106,7 @@ def _is(item: Instruction, opcode: int) -> bool:
 def _skips_load(
     branch: Instruction, items: list[Instruction], labels: dict[int, int]
 ) -> bool:
-    """Whether a branch goes either to its other label, or there by a block that loads."""
+    """Whether a branch goes to its other label, at once or past a load."""
     _, _, yes, no = branch.words[:4]
     loads = False
     for item in items[labels[yes] + 1 :]:
