@@ -36,7 +36,7 @@ class Work:
         math: clocks of the extended-math unit, which computes four lanes per clock.
         dpas: matrix instructions.
         sends: memory and message instructions.
-        narrow_loads: loads of one 8-bit or 16-bit value a lane from shared local
+        narrow_loads: loads of one 8-bit or 16-bit value per lane from shared local
             memory among the sends: an operand that is put together value by value.
         slm: bytes that messages to shared local memory move.
         memory: bytes that messages to global or scratch memory move.

@@ -42,7 +42,7 @@ class Device:
         slm_bytes_per_clock: of shared local memory, per Xe-core.
         memory_bytes_per_clock: of loads and stores that the first cache serves.
         dpas_clocks: of one dpas.8x8.
-        clocks_per_dependent_instruction: of a thread that nothing overlaps.
+        clocks_per_dependent_instruction: per thread, where no other thread overlaps.
         load_latency: clocks from a load to its data.
         barrier_latency: clocks of one barrier.
     """

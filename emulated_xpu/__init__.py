@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's XPU code path on a CPU: a platform plugin and stand-ins for its ops.
 
-A stand-in exists because no Intel GPU is at hand. It has the true schema of the op in
-the pinned vllm-xpu-kernels. It computes in plain torch, or raises.
+Stand-ins exist because this project has no Intel GPU. It has the true schema of the op
+in the pinned vllm-xpu-kernels. It computes in plain torch, or raises.
 
 | module | what it holds |
 |---|---|
@@ -15,7 +15,7 @@ the pinned vllm-xpu-kernels. It computes in plain torch, or raises.
 | `ops` | those functions, one op family a module |
 | `formats` | power-of-two scales, e2m1 codes and MXFP4 values, for several ops |
 | `fused_experts` | the Python class around the ops of routed experts |
-| `on_cuda` | the second home: tensors on an NVIDIA GPU, for runs with compiled kernels |
+| `on_cuda` | tensors on an NVIDIA GPU instead, for runs with compiled kernels |
 | `pins`, `schemas` | which version is pinned, and the schemas of each version |
 | `wheel_schemas` | reads schemas out of a wheel |
 | `standins` | the package `vllm_xpu_kernels` that vLLM imports |

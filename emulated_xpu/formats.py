@@ -32,8 +32,8 @@ def next_power_of_two(value: torch.Tensor) -> torch.Tensor:
 def e4m3_codes_without_subnormals(
     values: torch.Tensor, scales: torch.Tensor
 ) -> torch.Tensor:
-    """The bytes of `values / scales` as the SYCL kernels put them together from the
-    bits of an fp32 value and of a scale that is a power of two.
+    """The bytes of `values / scales` as the SYCL kernels assemble them from the bits
+    of an fp32 value and of a scale that is a power of two.
 
     Nearest, ties to even, down to 2^-6. From 2^-7 to 2^-6 the byte holds the three
     bits after the leading one and no leading one: x becomes 2 * x - 2^-6, to a

@@ -12,7 +12,7 @@ INT32_STRIDES = ("0.1.8", "0.1.9")
 
 
 def e4m3_codes(x: torch.Tensor) -> torch.Tensor:
-    """The bytes of fp32 `x` as the kernel of the indexer's queries puts them together.
+    """The bytes of fp32 `x` as the indexer's query kernel assembles them.
 
     Nearest with three bits after the leading one, a midpoint away from zero, and below
     2^-6 cut to a multiple of 2^-9 after that. Beyond 448 it is 448.

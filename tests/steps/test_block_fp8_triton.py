@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Triton multiplies FP8 blocks by FP8 blocks, and asks ROCm on ROCm alone."""
+"""Triton multiplies FP8 blocks by FP8 blocks, and queries ROCm only on ROCm."""
 
 import sys
 from types import SimpleNamespace

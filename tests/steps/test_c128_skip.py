@@ -107,7 +107,7 @@ def test_a_batch_that_ends_no_block_launches_no_compressor(run: Run) -> None:
 def test_entries_are_the_same_with_and_without_the_steps_between(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What skipped batches saved is what the next entry is compressed from."""
+    """The next entry is compressed from what the skipped batches saved."""
     skipped = run.step(*SHORT)
     assert run.step(*FIRST_END)
     whole = Run(monkeypatch)

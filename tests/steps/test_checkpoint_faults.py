@@ -39,7 +39,7 @@ def message(
     dtype: torch.dtype = torch.bfloat16,
     owner: Any = None,
 ) -> str:
-    """What loading these tensors ends with; empty if it ends well."""
+    """The error of loading these tensors; empty without one."""
     kind = layout.module(LOADER).DefaultModelLoader
     config = model_configs.vllm_config()
     config.model_config.quantization = "fp8"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Expert load balancing, which XPU's model cannot do, is refused at the start."""
+"""The start refuses expert load balancing, which XPU's model cannot do."""
 
 from typing import Any
 

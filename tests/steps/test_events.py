@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Building a layer leaves `torch.cuda.Event` as the model runner set it."""
+"""Building a layer does not change `torch.cuda.Event`, which the model runner set."""
 
 from typing import Any
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts on ranks that do not divide them are those that vLLM put there."""
+"""Each rank runs the routed experts that vLLM gave it, also if ranks do not divide
+them."""
 
 import pytest
 import torch

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Block-scaled FP8 linear layers on XPU: which kernel, what it keeps, what it gives."""
+"""Block-scaled FP8 linear layers on XPU: the kernel chosen, its weights, its
+results."""
 
 from types import SimpleNamespace
 from typing import Any

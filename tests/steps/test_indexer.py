@@ -95,7 +95,7 @@ def test_combined_rows() -> None:
 
 @pytest.mark.unchanged
 def test_decode_beside_a_prompt() -> None:
-    """Decode rows of a mixed batch take their own of the whole batch's requests."""
+    """Decode rows of a mixed batch read the request that they belong to."""
     sinks = attention_batch.NO_SINKS
     batch = attention_batch.Batch(4, (131, 259), (1, 2), sinks=sinks)
     expected = batch.expected(sinks)

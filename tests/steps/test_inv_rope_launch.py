@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inverse RoPE of the shared ops launches where there is no PDL."""
+"""The shared inverse RoPE also launches on devices without PDL."""
 
 import torch
 from helpers import layout

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention compiles for a request, the JIT warm-up has compiled."""
+"""The JIT warm-up compiles every kernel that attention needs for a request."""
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
@@ -16,8 +16,8 @@ OURS = "vllm.model_executor.kernels.xpu_dsv4."
 
 
 def specialization(kernel: Any, values: dict[str, Any]) -> tuple[Any, ...]:
-    """What Triton compiles a kernel anew for: constants and options, dtypes and
-    alignment of tensors, and whether a number is 1 or a multiple of 16."""
+    """The properties for which Triton compiles a kernel again: constants and options,
+    dtypes and alignment of tensors, and whether a number is 1 or a multiple of 16."""
     alike = kernel.kwargs.get("do_not_specialize") or ()
     found = []
     for name, value in sorted(values.items()):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hyper-connections take few launches on an XPU whose kernels package has none."""
+"""Hyper-connections take few launches where vllm-xpu-kernels has no op for them."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -94,7 +94,7 @@ def ops(monkeypatch: pytest.MonkeyPatch) -> Any:
 def run(
     kind: str, ops: Any, inputs: Inputs
 ) -> tuple[tuple[torch.Tensor, ...], tuple[torch.Tensor, ...], kernel_trace.Trace]:
-    """What the op gives, what it must give, and what it asked of the device."""
+    """The op's result, the expected result, and its cost on the device."""
     device = inputs.on_device()
     weights = (device.fn, device.scale, device.base)
     numbers = (EPS, EPS, EPS, POST_MULT, ROUNDS)

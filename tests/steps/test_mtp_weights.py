@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The draft model finds the checkpoint's weights of its layer where it keeps them."""
+"""The draft model loads its layer's weights under the checkpoint's names."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ def draft() -> Any:
 
 
 def load(draft: Any, names: list[str]) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """What the parameter of each checkpoint name holds, and what it should."""
+    """Each parameter's content by checkpoint name, and the expected content."""
     parameters = dict(draft.named_parameters())
     layer = model_configs.hf_config().num_hidden_layers
     found = {name: parameters[f"model.layers.{layer}.{NAMES[name]}"] for name in names}

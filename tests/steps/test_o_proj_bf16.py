@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A wo_a in BF16, or whose FP8 kernel has no batched product, is multiplied in BF16."""
+"""A wo_a is multiplied in BF16 if it is BF16 or its FP8 kernel has no batched
+product."""
 
 import pytest
 import torch

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The RoPE of the attention output is undone in one launch."""
+"""One launch undoes the RoPE of the attention output."""
 
 import pytest
 from helpers import layout, pin_ops

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the user asks for it, a layer's inputs overlap on streams."""
+"""If the user asks for it, a layer computes its inputs on overlapping streams."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -98,7 +98,7 @@ class Entered:
 def test_a_layer_gives_the_same(
     ratio: int, count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The switch only passes streams; what the layer does with them, it did before."""
+    """The switch only passes streams to the layer; the layer itself is upstream's."""
     layer = DecodeLayer(ratio, (601, 131))
     part = layer.part
     if part.indexer is not None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A draft model on the last pipeline stage gets what the target's stages know."""
+"""A draft model on the last pipeline stage gets the hidden states of earlier stages."""
 
 from types import SimpleNamespace
 

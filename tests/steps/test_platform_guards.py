@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSeek-V4's modules import and its layers can be built on XPU."""
+"""On XPU, DeepSeek-V4's modules can be imported and its layers built."""
 
 from types import ModuleType
 from typing import Any

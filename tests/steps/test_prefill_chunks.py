@@ -12,7 +12,7 @@ TOLERANCE = 4e-3
 
 
 def rounds_of(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> int:
-    """How many rounds the batch takes, after a check of what they give."""
+    """How many rounds the batch takes, after a check of their results."""
     module = layout.prefill_module(batch.layer)
     combine = module.combine_topk_swa_indices
     rounds = []

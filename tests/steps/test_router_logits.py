@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router's logits come in the float32 that the model asks for, not from BF16."""
+"""The router's logits are computed in float32, as the model asks, not rounded to
+BF16."""
 
 from typing import Any
 

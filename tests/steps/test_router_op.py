@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The router calls its op with the arguments that the pinned kernels have for it."""
+"""The router calls its op with the arguments that the pinned version takes."""
 
 from typing import Any
 
@@ -74,7 +74,7 @@ def test_a_table_chooses_the_experts() -> None:
 @pytest.mark.unchanged
 @pytest.mark.any_platform
 def test_images_are_still_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a model routes images, the op gets what they are routed by."""
+    """If a model routes images, the op still gets their routing arguments."""
     given: list[tuple[Any, ...]] = []
 
     class Ops:

@@ -150,8 +150,8 @@ class Shared:
 
 
 def given_by(folder: str, intermediate: int, of: int) -> dict[str, torch.Tensor]:
-    """What the loader of another platform's model gives its parameters, by the names
-    of the checkpoint; the model has no layers of its own."""
+    """The tensors that another platform's loader gives the parameters, by checkpoint
+    name. The model itself has no layers."""
     module = layout.module(f"vllm.models.{folder}.model")
     config = model_configs.vllm_config(quantized=True)
     parameters = {

@@ -81,7 +81,7 @@ def test_nan_stays() -> None:
 @pytest.mark.unchanged
 @pytest.mark.any_platform
 def test_torch_compile_gets_torch() -> None:
-    """Without custom operators the compiler sees operators that it can fuse."""
+    """Without custom operators, torch.compile gets plain operators that it can fuse."""
     x = projected(5, 256)
     act = activation("none")
     assert torch.equal(act(x), act.forward_native(x))

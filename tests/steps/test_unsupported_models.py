@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What XPU cannot run refuses at the start, and says what XPU runs instead."""
+"""Models that XPU cannot run are refused at the start, with the model to use
+instead."""
 
 from typing import Any
 
@@ -19,7 +20,7 @@ def registered(architecture: str) -> Any:
 
 
 def end_of_start(architecture: str) -> str:
-    """What a server of this architecture ends with."""
+    """The error that the start of a server of this architecture ends with."""
     kind = registered(architecture)
     info = layout.module(REGISTRY)._ModelInfo.from_model_cls(kind)
     if not info.is_text_generation_model:

@@ -136,7 +136,7 @@ def _download_pinned(release: Release, cache: Cache, progress: Progress) -> None
                 return
             mismatches.append(f"actual sha256   {actual} ({link_label(link)})")
     raise SourceError(
-        "the index serves another archive than the pinned one",
+        "the archive on the index differs from the pinned one",
         release=release.name,
         path=release.sdist,
         detail=[f"expected sha256 {release.sha256}", *mismatches],

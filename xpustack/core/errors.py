@@ -161,7 +161,7 @@ def stack_error_of(error: Exception) -> StackError:
     if isinstance(error, OSError):
         path = error.filename if isinstance(error.filename, str | PurePath) else None
         return EnvironmentProblem(
-            f"the system refuses: {error.strerror or error}",
+            f"the operating system refuses: {error.strerror or error}",
             path=path,
             detail=[f"asked at {place}"],
             hint=f"ls -ld {shlex.quote(str(path))}" if path else "df -h; ulimit -a",

@@ -147,5 +147,7 @@ def read(path: Path) -> Report:
             member = archive.extractfile(f"device-report/{REPORT}")
             content = member.read() if member else b""
     except (tarfile.TarError, KeyError, OSError, EOFError) as error:
-        raise UsageError(f"no archive of a device report: {error}", path=path) from None
+        raise UsageError(
+            f"not an archive of a device report: {error}", path=path
+        ) from None
     return parse_report(content, str(path))

@@ -112,7 +112,7 @@ def findings(
         yield Finding(
             f"only {device['free'] / GIB:.1f} of {device['memory'] / GIB:.1f} GiB are"
             f" free; compare and tune need {LEAST_MEMORY // GIB} GiB and are left out",
-            "end what else uses the device, then run again",
+            "stop other programs on the device, then run again",
         )
     if not probe["distributions"].get("pytest"):
         yield Finding("pytest is not installed; prove needs it", "pip install pytest")
@@ -120,8 +120,8 @@ def findings(
         return
     if not known_as(device["name"], known):
         yield Finding(
-            f"{device['name']} is not in aot/devices.toml: everything runs, the cost"
-            " model knows nothing of it",
+            f"{device['name']} is not in aot/devices.toml: all stages run, but the"
+            " cost model has no data of it",
             "send the report, or ingest it: python -m xpustack device --ingest FILE",
         )
     for name, pin in (

@@ -104,7 +104,7 @@ def parse_report(content: bytes, name: str) -> Report:
         if schema == SCHEMA:
             return msgspec.json.decode(content, type=Report)
     except msgspec.DecodeError as error:
-        raise UsageError(f"no device report: {error}", path=name) from None
+        raise UsageError(f"not a device report: {error}", path=name) from None
     raise UsageError(
         f"a report of schema {schema}; this checkout reads schema {SCHEMA}",
         path=name,

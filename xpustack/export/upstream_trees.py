@@ -69,7 +69,7 @@ class Person:
         email = history.git_setting(project, "user.email")
         if not name or not email:
             raise UsageError(
-                "git knows no name and address to sign commits off with",
+                "git has no user.name and user.email to sign commits off with",
                 path=project.root,
                 hint="git config user.name NAME; git config user.email ADDRESS,"
                 " or --author 'Name <address>'",

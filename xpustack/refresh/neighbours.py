@@ -75,7 +75,7 @@ def choose_source(
     ]
     if not candidates:
         raise UsageError(
-            "no pinned release beside it has a series to carry",
+            "neither neighbouring pinned release has a series to carry",
             release=release.name,
             path=project.releases_file,
             hint=f"xpustack refresh {release.name} --from RELEASE",

@@ -63,7 +63,7 @@ def read(data: bytes) -> Attestation:
         certificate = x509.load_der_x509_certificate(_certificate(bundle))
         key = certificate.public_key()
         if envelope["payloadType"] != PAYLOAD_TYPE:
-            raise ValueError(f"it is of {envelope['payloadType']}")
+            raise ValueError(f"its payload is {envelope['payloadType']}")
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError("its certificate has no key on an elliptic curve")
         given = base64.b64decode(signature["sig"])

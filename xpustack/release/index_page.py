@@ -69,7 +69,7 @@ def write_index(pinned: Releases, directory: Path) -> IndexedWheels:
                 links.append(_link(name, sums[name], data))
     if not wheels:
         raise UsageError(
-            "no wheel of a pinned release is there",
+            "the folder has no wheel of a pinned release",
             path=directory,
             hint="xpustack build --all",
         )

@@ -178,6 +178,7 @@ def read(data: bytes) -> Statement:
         raise CheckFailed("the provenance cannot be read", detail=str(error)) from None
     if statement.predicateType != PREDICATE:
         raise CheckFailed(
-            "the provenance is of another kind", detail=statement.predicateType
+            "the provenance has another format than this tool reads",
+            detail=statement.predicateType,
         )
     return statement

@@ -90,7 +90,7 @@ def read(data: bytes) -> SignedProvenance:
         ) from None
     if envelope.payload_type != PAYLOAD_TYPE:
         raise CheckFailed(
-            "the envelope is of something else", detail=str(envelope.payload_type)
+            "the envelope does not hold a provenance", detail=str(envelope.payload_type)
         )
     return SignedProvenance(envelope.payload, tuple(envelope.signatures), envelope)
 

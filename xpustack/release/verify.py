@@ -197,7 +197,7 @@ def _signature(
         return
     statement = path.parent / PROVENANCE
     if statement.is_file() and statement.read_bytes() != signed.payload:
-        yield Difference(ENVELOPE, f"it holds another provenance than {PROVENANCE}")
+        yield Difference(ENVELOPE, f"its provenance differs from {PROVENANCE}")
 
 
 def _attestation(path: Path, notes: list[str]) -> Iterator[Difference]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What step tests are put together from. Each module is imported by its own name, so
+"""The building blocks of step tests. Each module is imported by its own name, so
 that a test depends on what it uses alone.
 
 Which vLLM is installed

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch through a real XPU attention layer, with what it must give."""
+"""A batch for a real XPU attention layer, and its expected output."""
 
 import mmap
 from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +154,7 @@ class Batch:
             return run()
 
     def expected(self, sinks: torch.Tensor) -> torch.Tensor:
-        """What `forward` must give with these sinks, float64 on the host."""
+        """The expected output of `forward` with these sinks, float64 on the host."""
         owners = [
             request for request, new in enumerate(self.query_lens) for _ in range(new)
         ]
@@ -175,7 +175,7 @@ class Batch:
         )
 
     def keys(self, token: int, request: int, position: int) -> torch.Tensor:
-        """All that a token sees: its window, then its compressed entries."""
+        """All keys that a token attends to: its window, then its compressed entries."""
         first = max(position + 1 - layout.WINDOW, 0)
         table = self.window_table[request]
         found = [reference.gather(self.window_pages, table, range(first, position + 1))]
@@ -190,7 +190,8 @@ class Batch:
 
 
 def sink_report(batch: Batch, output: torch.Tensor, sinks: torch.Tensor) -> str:
-    """How far `output` is from attention with and without the sinks, and where."""
+    """A report of the error of `output` against attention with and without the
+    sinks."""
     expected = batch.expected(sinks)
     error = reference.relative(output, expected)
     no_sinks = torch.full_like(sinks, -torch.inf)
@@ -206,7 +207,7 @@ def sink_report(batch: Batch, output: torch.Tensor, sinks: torch.Tensor) -> str:
 
 
 def zeros_far_out(size: int) -> torch.Tensor:
-    """`size` bf16 zeros; on a CPU only what is written takes memory."""
+    """`size` bf16 zeros. On a CPU, only pages that are written take memory."""
     if layout.device() != "cpu":
         return torch.zeros(size, dtype=torch.bfloat16, device=layout.device())
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Metadata of a batch, and the builders that make a layer's own of it."""
+"""Metadata of a batch, and the builders that turn it into each layer's metadata."""
 
 import dataclasses
 from collections.abc import Sequence

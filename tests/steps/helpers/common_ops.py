@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Upstream's Triton ops that XPU shares with other platforms do what they say.
+"""Tests of the Triton ops that XPU shares with other platforms.
 
 Each is held to a reference, bytes and counts exactly. A module of step tests that
 imports these classes runs them too.
@@ -58,7 +58,7 @@ def assert_few_differ(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def indexer_query(mxfp4: bool) -> tuple[Any, torch.Tensor, torch.Tensor]:
-    """What Triton makes of an indexer's query: (codes, or codes and scales), weights,
+    """Quantize an indexer's query by Triton: (codes, or codes and scales), weights,
     and the rotated query in bf16."""
     q = (normal(3, 4, INDEX_HEAD) * 3).to(torch.bfloat16)
     weights = normal(3, 4, seed=1).to(torch.bfloat16)
@@ -72,7 +72,7 @@ def indexer_query(mxfp4: bool) -> tuple[Any, torch.Tensor, torch.Tensor]:
 
 
 class Compressed:
-    """What a compressor wrote of random tokens, and what it had to."""
+    """What a compressor wrote for random tokens, and what it should have written."""
 
     def __init__(self, kind: str) -> None:
         config = model_configs.vllm_config()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real compressor over whole requests, and what it writes."""
+"""Run a real compressor over whole requests and read what it wrote."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

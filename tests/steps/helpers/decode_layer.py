@@ -78,7 +78,7 @@ class DecodeLayer:
             batch.metadata[indexer.k_cache.prefix] = builder.build(0, common)
 
     def run(self) -> torch.Tensor:
-        """What the layer gives its output projection, `[tokens, heads, 512]`."""
+        """The layer's input to its output projection, `[tokens, heads, 512]`."""
         if not layout.WITH_XPU_FOLDER:
             self.part.attention_impl(self.hidden, self.positions, self.out)
         else:
@@ -138,5 +138,6 @@ def weight(norm: torch.nn.Module) -> torch.Tensor:
 
 
 def matrix(linear: torch.nn.Module) -> torch.Tensor:
-    """What a linear layer multiplies rows by, `[in, out]` float64 on the host."""
+    """The matrix that a linear layer multiplies rows by, `[in, out]` float64 on the
+    host."""
     return linear.weight.detach().double().cpu().T

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one instruction of inline assembly in the shared ops, for Triton's interpreter.
+"""Emulates, for Triton's interpreter, the only inline assembly in the shared ops.
 
 `cvt.rn.satfinite.e2m1x2.f32` rounds two fp32 values to e2m1, ties to even, and packs
 the first operand into the high nibble. A device that has it runs it itself.
@@ -29,7 +29,7 @@ def codes(x: np.ndarray) -> np.ndarray:
 
 @contextmanager
 def interpreted() -> Iterator[None]:
-    """Give the interpreter that instruction."""
+    """Make the interpreter emulate that instruction."""
 
     def create_inline_asm(
         self: Any, assembly: str, constraints: str, values: Any, *rest: Any

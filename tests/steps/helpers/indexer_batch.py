@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch through the real sparse indexer, with what it must choose."""
+"""A batch for the real sparse indexer, and the keys that it must choose."""
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,7 +18,7 @@ E2M1 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.float64)
 
 
 class Given(torch.nn.Module):
-    """A projection that hands on what it is given."""
+    """A projection that returns a given result."""
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None]:
         return x, None

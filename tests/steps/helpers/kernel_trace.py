@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a region of code asks of the device: launches, memory and waiting."""
+"""Counts what a region of code costs the device: launches, memory and
+synchronization."""
 
 import importlib
 from collections.abc import Iterator
@@ -83,7 +84,8 @@ class _Watch(TorchDispatchMode):
 
 @contextmanager
 def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
-    """Record into the `Trace` that this yields; a kernel's own doing is not seen."""
+    """Record into the `Trace` that this yields. What happens inside a kernel is not
+    seen."""
     trace = Trace()
     watch = _Watch(trace)
     original = KernelInterface.__getitem__
@@ -127,10 +129,9 @@ WAITING = (
 
 @contextmanager
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Raise wherever Python asks a tensor for a value, or for its copy on the host.
-
-    On a device each of these waits for all work before it. What an operator or an
-    interpreted kernel does inside, where the emulation is the device, is not meant.
+    """Raise wherever Python reads a tensor's value or copies it to the host. On a
+    device each such read waits for all work before it. Reads inside an operator or an
+    interpreted kernel are not counted: there the emulation plays the device.
     """
     inside = 0
 
@@ -185,7 +186,7 @@ def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @contextmanager
 def stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """Yield a list that gets, for each launch, how many bytes it stored again.
+    """Yield a list that gets, for each launch, how many bytes it stored more than once.
 
     Only an interpreted kernel can be watched; on a device the list stays empty.
     """
@@ -215,10 +216,8 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 @contextmanager
 def last_row_of_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Run of each interpreted launch only the programs with the last first index.
-
-    It makes a launch over many tokens affordable whose last token is of interest. A
-    device runs them all.
+    """In each interpreted launch, run only the programs with the highest first index.
+    So a test of the last of many tokens stays affordable. A device runs all programs.
     """
     launch = interpreter.GridExecutor.__call__
     builder = interpreter.interpreter_builder

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of a built attention layer, whichever object owns them."""
+"""Finds the parts of a built attention layer; releases differ in which object owns
+them."""
 
 from types import ModuleType
 from typing import Any
@@ -11,9 +12,9 @@ from . import layout
 
 
 def open_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let attention and indexer be called as the Python functions that they are, and
-    not by their names in `torch.ops`, which hide from tracing what they do. Where
-    attention has no such name, the layer calls it as a method."""
+    """Call attention and indexer directly as Python functions instead of through
+    `torch.ops`, which hides their work from tracing. Where attention is no op, the
+    layer already calls it as a method."""
     for home, name in (
         (layout.ATTENTION, "deepseek_v4_attention"),
         ("vllm.model_executor.layers.sparse_attn_indexer", "sparse_attn_indexer"),
@@ -50,8 +51,8 @@ def attend(layer: Any) -> Any:
 
 
 def unwired(layer: Any) -> Any:
-    """As `attend`; on a tree whose layer does not call the modules of decode and
-    prefill yet, those that are there."""
+    """As `attend`. On a tree whose layer does not call the decode and prefill modules
+    yet, this calls the modules directly."""
     part = attending(layer)
     names = ("xpu_sparse_decode", "xpu_sparse_prefill")
     files = layout.PACKAGE / "v1/attention/backends/mla"

@@ -129,13 +129,13 @@ def mentions(path: str, text: str) -> bool:
 
 
 def unchanged_with_xpu_folder(test: Any) -> Any:
-    """Mark a test `unchanged` where upstream has an XPU path that does this right;
-    elsewhere nothing does it before the step."""
+    """Mark a test `unchanged` where upstream's XPU path is already right. Elsewhere it
+    fails before the step."""
     return pytest.mark.unchanged(test) if WITH_XPU_FOLDER else test
 
 
 def module(name: str) -> ModuleType:
-    """Import `name`; what the import raises is the caller's to judge."""
+    """Import `name`. Errors of the import reach the caller."""
     return importlib.import_module(name)
 
 
@@ -176,7 +176,7 @@ def pretend_cuda(monkeypatch: pytest.MonkeyPatch, *, rocm: bool = False) -> None
 
 @contextmanager
 def worker() -> Iterator[None]:
-    """`torch.cuda` as the model runner of XPU leaves it for the life of a worker, where
+    """Set `torch.cuda` as XPU's model runner does for the life of a worker, in which
     every model is built: its streams and events are those of XPU. On a CPU, layers are
     built as for CUDA, unless the test names another platform."""
     from vllm.platforms import current_platform

@@ -16,7 +16,8 @@ from . import layout
 
 
 def hf_config(heads: int = layout.HEADS) -> Any:
-    """A DeepSeek-V4 configuration of three small layers, its dicts not shared."""
+    """A DeepSeek-V4 configuration of three small layers; each call returns new
+    dicts."""
     from vllm.transformers_utils.config import get_config
 
     with tempfile.TemporaryDirectory() as directory:
@@ -211,8 +212,8 @@ def take_mxfp4_indexer(config: Any) -> None:
 
 
 def speculative_config(tokens: int) -> Any:
-    """A `SpeculativeConfig` of an MTP draft, which its constructor would want
-    to load: only the fields that the layers and builders of a step test read."""
+    """A `SpeculativeConfig` of an MTP draft with only the fields that the layers and
+    builders of a step test read. Its constructor would load a draft model."""
     from vllm.config import SpeculativeConfig
 
     speculation = object.__new__(SpeculativeConfig)

@@ -39,7 +39,7 @@ def gate(inputs: int, outputs: int, **options: Any) -> Any:
 
 
 def pretend(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    """Let a router that is made find another platform: "CUDA" of capability 9.0,
+    """Make a router, when it is built, see another platform: "CUDA" of capability 9.0,
     "ROCm" or "CPU"."""
     cuda, rocm = platform == "CUDA", platform == "ROCm"
     answers = SimpleNamespace(

@@ -46,7 +46,7 @@ def inputs(layer: Any, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 @dataclass
 class Projection:
-    """What a projection got wrong, and what it asked of the device: `launches` are
+    """A projection's error and its cost on the device: `launches` are
     names of Triton kernels and of inverse RoPE's ops of the pin."""
 
     error: float
@@ -56,7 +56,7 @@ class Projection:
 
 
 def projected(backend: str | None, monkeypatch: pytest.MonkeyPatch) -> Projection:
-    """Project five tokens by a layer as of `attention(backend)`, the second time."""
+    """Project five tokens by the layer of `attention(backend)`, after one warm-up."""
     layer = attention(backend)
     weight = load(layer.wo_a)
     layer_parts.finish_loading(layer)
@@ -87,7 +87,7 @@ def projected(backend: str | None, monkeypatch: pytest.MonkeyPatch) -> Projectio
 
 
 def check(projection: Projection) -> None:
-    """Right, in one launch and one product with at most one copy beside it."""
+    """Insist on a right result from one launch, one product and at most one copy."""
     error = projection.error
     assert error < TOLERANCE, f"the output projection is off by {error:.3f}"
     assert len(projection.launches) <= 1, f"launches {projection.launches}"

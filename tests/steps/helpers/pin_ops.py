@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops of the pinned vllm-xpu-kernels that a Triton kernel can take the place of."""
+"""Ops of the pinned vllm-xpu-kernels that a Triton kernel can replace."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,7 +14,7 @@ SWITCH = "VLLM_XPU_DSV4_TRITON_OPS"
 
 
 def choices(*names: str) -> list[str]:
-    """What a release can compute by: "op" where its pin has all the ops `names`, and
+    """The choices of a release: "op" where its pin has all the ops `names`, and
     "triton"."""
     assert current_platform, "which imports the ops of the pin"
     has = all(hasattr(torch.ops._xpu_C, name) for name in names)

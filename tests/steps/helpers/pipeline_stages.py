@@ -34,7 +34,7 @@ class Sublayer(torch.nn.Module):
 
 @contextmanager
 def stage(rank: int, of: int) -> Iterator[None]:
-    """Let vLLM find itself on one of `of` pipeline stages."""
+    """Make vLLM believe that it runs one of `of` pipeline stages."""
     group = SimpleNamespace(
         world_size=of,
         rank_in_group=rank,
@@ -93,7 +93,8 @@ def run(
     before: Any = None,
     auxiliary: Sequence[int] = AUXILIARY,
 ) -> Any:
-    """What a stage sends on, or the last gives: the hidden states and `auxiliary`."""
+    """The output of a stage, sent to the next stage or returned by the last: the hidden
+    states and `auxiliary`."""
     tokens = torch.arange(TOKENS, device=layout.device())
     with stage(rank, of):
         owner = layout.module(layout.MODEL).DeepseekV4ForCausalLM

@@ -106,8 +106,8 @@ def normalize(values: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def quantize(values: torch.Tensor) -> torch.Tensor:
-    """What a page gives back for `[..., 512]`: blocks of 64 in e4m3 under a power of
-    two, the last 64 in bf16."""
+    """The values that a page returns for stored `[..., 512]`: blocks of 64 in e4m3
+    under a power of two, the last 64 in bf16."""
     blocks = values[..., :NOPE].unflatten(-1, (-1, BLOCK)).double()
     exponents = (blocks.abs().amax(-1).clamp_min(1e-4) / 448).log2().ceil()
     scale = exponents.exp2()[..., None]

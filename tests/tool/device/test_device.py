@@ -471,10 +471,10 @@ def test_a_calibrated_constant_reaches_the_model(
     ("name", "content", "said"),
     [
         ("absent.json", None, "there is no such report"),
-        ("a.json", b"{", "no device report"),
+        ("a.json", b"{", "not a device report"),
         ("a.json", b'{"schema": 99}', "a report of schema 99"),
-        ("a.json", b'{"schema": 1, "tool": 3}', "no device report"),
-        ("a.tar.gz", b"nothing", "no archive of a device report"),
+        ("a.json", b'{"schema": 1, "tool": 3}', "not a device report"),
+        ("a.tar.gz", b"nothing", "not an archive of a device report"),
     ],
 )
 def test_a_report_that_is_none(

@@ -105,7 +105,7 @@ def test_what_is_no_provenance_is_refused(data: bytes, problem: str):
 
 def test_another_kind_of_statement_is_refused(statement: dict[str, Any]):
     statement["predicateType"] = "urn:other"
-    with pytest.raises(CheckFailed, match="another kind"):
+    with pytest.raises(CheckFailed, match="another format"):
         provenance.read(json.dumps(statement).encode())
 
 
