@@ -102,15 +102,13 @@ def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:
                 f"{label} H{count} bf16 T{tokens}",
                 lambda i=inputs, a=arguments: op("inv_rope", "inv_rope_bf16")(*i(), *a),
             )
-            for row_major in (False, True):
-                yield Case(
-                    "inv_rope",
-                    f"{label} H{count} FP8 T{tokens}"
-                    + (" row-major scales" if row_major else ""),
-                    lambda i=inputs, a=arguments, r=row_major: op(
-                        "inv_rope", "fused_inv_rope_fp8_quant"
-                    )(*i(), *a, row_major_scales=r),
-                )
+            yield Case(
+                "inv_rope",
+                f"{label} H{count} FP8 T{tokens}",
+                lambda i=inputs, a=arguments: op("inv_rope", "inv_rope_fp8_quant")(
+                    *i(), *a
+                ),
+            )
 
 
 def nvfp4_cases(sizes: Sizes) -> Iterator[Case]:

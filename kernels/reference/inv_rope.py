@@ -15,7 +15,7 @@ def _unrotated(
     return x.reshape(o.shape[0], groups, -1)
 
 
-def fused_inv_rope_fp8_quant(
+def inv_rope_fp8_quant(
     o: torch.Tensor,
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
@@ -24,17 +24,9 @@ def fused_inv_rope_fp8_quant(
     nope_dim: int = 448,
     rope_dim: int = 64,
     quant_group_size: int = 128,
-    quantize: bool = True,
-    *,
-    row_major_scales: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """See `kernels.xpu_dsv4.inv_rope.fused_inv_rope_fp8_quant`.
-
-    The memory layout of the results is another; without quantization they are float64.
-    """
+    """See `kernels.xpu_dsv4.inv_rope.inv_rope_fp8_quant`; tokens are outermost."""
     x = _unrotated(o, positions, cos_sin_cache, n_groups)
-    if not quantize:
-        return x, torch.empty(0, 0, 0)
     exponent = block_exponent(x, quant_group_size, 448.0, 1e-10)
     codes = e4m3_bytes(x, exponent).view(torch.float8_e4m3fn)
     one = torch.ones_like(exponent, dtype=torch.float32)

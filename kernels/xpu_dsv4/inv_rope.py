@@ -17,18 +17,13 @@ from ._pairs import (
 from ._triton import tl, triton
 from ._ue8m0 import e4m3_code, e4m3_exponent, exponent_inverse, exponent_scale
 
+QUANT_GROUP = 128
+"""Values per scale."""
 MIN_AMAX = 1e-10
 """Least absolute maximum assumed of a quantization block."""
 
 
-@triton.jit(
-    do_not_specialize=[
-        "num_tokens",
-        "scales_group_stride",
-        "scales_token_stride",
-        "scales_block_stride",
-    ]
-)
+@triton.jit(do_not_specialize=["num_tokens"])
 def _inv_rope_kernel(
     o_ptr,
     positions_ptr,
@@ -41,9 +36,6 @@ def _inv_rope_kernel(
     o_token_stride,
     o_head_stride,
     cos_sin_stride,
-    scales_group_stride,
-    scales_token_stride,
-    scales_block_stride,
     HEADS_PER_GROUP: tl.constexpr,
     PAIRS: tl.constexpr,
     HALF_ROPE: tl.constexpr,
@@ -52,10 +44,7 @@ def _inv_rope_kernel(
     QUANTIZE: tl.constexpr,
     MIN_AMAX: tl.constexpr = MIN_AMAX,
 ):
-    """BLOCK_H heads of one token, as rows of values that share a scale.
-
-    Tokens from `num_tokens` on are padding: they have scales, which become zero.
-    """
+    """BLOCK_H heads of one token, as rows of values that share a scale."""
     SCALES: tl.constexpr = PAIRS // PAIRS_PER_SCALE
     ROWS: tl.constexpr = BLOCK_H * SCALES
     NOPE_PAIRS: tl.constexpr = PAIRS - HALF_ROPE
@@ -65,12 +54,11 @@ def _inv_rope_kernel(
     group_offs = head_offs // HEADS_PER_GROUP  # [ROWS]
     block_offs = (head_offs % HEADS_PER_GROUP) * SCALES + row_offs % SCALES  # [ROWS]
     head_mask = head_offs < num_heads  # [ROWS]
-    is_token = token < num_tokens
     first_offs = (row_offs % SCALES)[:, None] * PAIRS_PER_SCALE  # [ROWS, 1]
     # [ROWS, PAIRS_PER_SCALE]
     pair_offs = first_offs + tl.arange(0, PAIRS_PER_SCALE)[None, :]
     # [ROWS, PAIRS_PER_SCALE]
-    pair_mask = (head_mask & is_token)[:, None] & (pair_offs >= 0)
+    pair_mask = head_mask[:, None] & (pair_offs >= 0)
 
     words_ptr = (o_ptr + token * o_token_stride).to(tl.pointer_type(tl.int32))
     # [ROWS, PAIRS_PER_SCALE]
@@ -78,7 +66,7 @@ def _inv_rope_kernel(
     # [ROWS, PAIRS_PER_SCALE]
     words = tl.load(words_ptr + word_offs, mask=pair_mask, other=0)
     even, odd = unpack_bf16(words)  # [ROWS, PAIRS_PER_SCALE] each
-    position = tl.load(positions_ptr + token, mask=is_token, other=-1).to(tl.int64)
+    position = tl.load(positions_ptr + token).to(tl.int64)
     rope_mask = pair_offs >= NOPE_PAIRS  # [ROWS, PAIRS_PER_SCALE]
     # [ROWS, PAIRS_PER_SCALE] each
     cos, sin = load_rotation(
@@ -105,22 +93,16 @@ def _inv_rope_kernel(
         codes = e4m3_code(even * inverses) | (e4m3_code(odd * inverses) << 8)
         code_pairs_ptr = out_ptr.to(tl.pointer_type(tl.int16))
         tl.store(code_pairs_ptr + out_offs, codes.to(tl.int16), mask=pair_mask)
-        # [ROWS]
-        token_scale_offs = (
-            group_offs * scales_group_stride + token * scales_token_stride
-        )
-        scales = tl.where(is_token, exponent_scale(exponents), 0.0)  # [ROWS]
-        tl.store(
-            scales_ptr + token_scale_offs + block_offs * scales_block_stride,
-            scales,
-            mask=head_mask,
-        )
+        GROUP_SCALES: tl.constexpr = HEADS_PER_GROUP * SCALES
+        scale_offs = (group_offs * num_tokens + token) * GROUP_SCALES  # [ROWS]
+        scales = exponent_scale(exponents)  # [ROWS]
+        tl.store(scales_ptr + scale_offs + block_offs, scales, mask=head_mask)
     else:
         pairs_ptr = out_ptr.to(tl.pointer_type(tl.int32))
         tl.store(pairs_ptr + out_offs, pack_bf16(even, odd), mask=pair_mask)
 
 
-def fused_inv_rope_fp8_quant(
+def inv_rope_fp8_quant(
     o: torch.Tensor,
     positions: torch.Tensor,
     cos_sin_cache: torch.Tensor,
@@ -128,10 +110,7 @@ def fused_inv_rope_fp8_quant(
     heads_per_group: int,
     nope_dim: int = 448,
     rope_dim: int = 64,
-    quant_group_size: int = 128,
-    quantize: bool = True,
-    *,
-    row_major_scales: bool = False,
+    quant_group_size: int = QUANT_GROUP,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Undo the RoPE of the attention output and quantize it block by block. One launch.
 
@@ -159,79 +138,19 @@ def fused_inv_rope_fp8_quant(
             Trailing values of a head, which do.
         quant_group_size (int):
             Values per scale, a power of two.
-        quantize (bool):
-            False returns bf16 values and no scales.
-        row_major_scales (bool):
-            Keep scales contiguous as `[G, T, D / quant_group_size]`, as a batched FP8
-            matrix product takes them. False keeps `[G, D / quant_group_size, T]`, T
-            padded to a multiple of 4, the padding zero.
 
     Returns:
         (values, scales): values of shape `[T, G, D]`, D = heads_per_group * (nope_dim +
-        rope_dim), float8_e4m3fn, with G outermost in memory. Scales of shape `[T, G, D
-        / quant_group_size]`, fp32.
+        rope_dim), float8_e4m3fn, and scales of shape `[T, G, D / quant_group_size]`,
+        fp32. Both have G outermost in memory: `.transpose(0, 1)` gives the contiguous
+        operands of a batched FP8 product.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
 
     """
-    check_once(
-        _check,
-        o,
-        positions,
-        cos_sin_cache,
-        n_groups * heads_per_group,
-        nope_dim,
-        rope_dim,
-        quant_group_size,
-    )
-    head_dim = nope_dim + rope_dim
-    heads = n_groups * heads_per_group
-    tokens = o.shape[0]
-    scales_per_head = head_dim // quant_group_size
-    device = o.device
-    values = torch.empty(
-        (n_groups, tokens, heads_per_group * head_dim),
-        dtype=torch.float8_e4m3fn if quantize else torch.bfloat16,
-        device=device,
-    )
-    blocks = heads_per_group * scales_per_head
-    rows = tokens
-    if not quantize:
-        buffer = torch.empty((0, 0, 0), dtype=torch.float32, device=device)
-        scales = buffer
-    elif row_major_scales:
-        shape = (n_groups, tokens, blocks)
-        buffer = torch.empty(shape, dtype=torch.float32, device=device)
-        scales = buffer
-    else:
-        rows = triton.cdiv(tokens, 4) * 4
-        shape = (n_groups, blocks, rows)
-        buffer = torch.empty(shape, dtype=torch.float32, device=device)
-        scales = buffer.transpose(1, 2)[:, :tokens]
-    if tokens and heads:
-        block_h = 4
-        _inv_rope_kernel[(rows, triton.cdiv(heads, block_h))](
-            o,
-            positions,
-            cos_sin_cache,
-            values.view(torch.uint8) if quantize else values,
-            buffer,
-            tokens,
-            heads,
-            cos_sin_cache.shape[0],
-            o.stride(0),
-            o.stride(1),
-            cos_sin_cache.stride(0),
-            *scales.stride(),
-            HEADS_PER_GROUP=heads_per_group,
-            PAIRS=head_dim // 2,
-            HALF_ROPE=rope_dim // 2,
-            PAIRS_PER_SCALE=quant_group_size // 2,
-            BLOCK_H=block_h,
-            QUANTIZE=quantize,
-            **launch_options(device, num_warps=4),
-        )
+    sizes = (n_groups, heads_per_group, nope_dim, rope_dim, quant_group_size)
+    values, scales = _undo(o, positions, cos_sin_cache, *sizes, quantize=True)
     return values.transpose(0, 1), scales.transpose(0, 1)
 
 
@@ -274,17 +193,62 @@ def inv_rope_bf16(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    values, _ = fused_inv_rope_fp8_quant(
-        attn_output,
-        positions,
-        cos_sin_cache,
-        n_groups,
-        heads_per_group,
-        nope_dim,
-        rope_dim,
-        quantize=False,
+    sizes = (n_groups, heads_per_group, nope_dim, rope_dim, QUANT_GROUP)
+    values, _ = _undo(attn_output, positions, cos_sin_cache, *sizes, quantize=False)
+    return values.transpose(0, 1)
+
+
+def _undo(
+    o: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin_cache: torch.Tensor,
+    n_groups: int,
+    heads_per_group: int,
+    nope_dim: int,
+    rope_dim: int,
+    quant_group_size: int,
+    *,
+    quantize: bool,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Values `[G, T, D]` and, if they are quantized, scales `[G, T, D / size]`."""
+    heads = n_groups * heads_per_group
+    check_once(
+        _check, o, positions, cos_sin_cache, heads, nope_dim, rope_dim, quant_group_size
     )
-    return values
+    tokens = o.shape[0]
+    width = heads_per_group * (nope_dim + rope_dim)
+    values = torch.empty(
+        (n_groups, tokens, width),
+        dtype=torch.float8_e4m3fn if quantize else torch.bfloat16,
+        device=o.device,
+    )
+    blocks = width // quant_group_size if quantize else 0
+    scales = torch.empty(
+        (n_groups, tokens, blocks), dtype=torch.float32, device=o.device
+    )
+    if tokens and heads:
+        block_h = 4
+        _inv_rope_kernel[(tokens, triton.cdiv(heads, block_h))](
+            o,
+            positions,
+            cos_sin_cache,
+            values.view(torch.uint8) if quantize else values,
+            scales,
+            tokens,
+            heads,
+            cos_sin_cache.shape[0],
+            o.stride(0),
+            o.stride(1),
+            cos_sin_cache.stride(0),
+            HEADS_PER_GROUP=heads_per_group,
+            PAIRS=(nope_dim + rope_dim) // 2,
+            HALF_ROPE=rope_dim // 2,
+            PAIRS_PER_SCALE=quant_group_size // 2,
+            BLOCK_H=block_h,
+            QUANTIZE=quantize,
+            **launch_options(o.device, num_warps=4),
+        )
+    return values, scales
 
 
 def _check(
@@ -296,7 +260,7 @@ def _check(
     rope_dim: int,
     quant_group_size: int,
 ) -> None:
-    """Raise unless the arguments of `fused_inv_rope_fp8_quant` fit together."""
+    """Raise unless the arguments of `inv_rope_fp8_quant` fit together."""
     head_dim = nope_dim + rope_dim
     check_shape("o", o, None, heads, head_dim)
     check_pair_rows("o", o)

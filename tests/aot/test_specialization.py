@@ -71,7 +71,7 @@ def step(draw: random.Random) -> Iterator[tuple[str, Callable[[], object]]]:
     )
     rotated = (meta(tokens, 64, HEAD_DIM), meta(tokens, dtype=i64))
     table = meta(65536, ROPE_DIM, dtype=f32)
-    for name in ("inv_rope_bf16", "fused_inv_rope_fp8_quant"):
+    for name in ("inv_rope_bf16", "inv_rope_fp8_quant"):
         yield name, lambda n=name: op("inv_rope", n)(*rotated, table, 8, 8)
     yield (
         "global top-k",

@@ -59,10 +59,8 @@ def test_codes_and_scales_are_those_of_the_kernel(
     from kernels.xpu_dsv4 import inv_rope
 
     o, positions, table, *sizes = arguments(*shape, scale)
-    mine, mine_scales = inv_rope.fused_inv_rope_fp8_quant(
-        *(x.to(kernel_device) for x in (o, positions, table)),
-        *sizes,
-        row_major_scales=True,
+    mine, mine_scales = inv_rope.inv_rope_fp8_quant(
+        *(x.to(kernel_device) for x in (o, positions, table)), *sizes
     )
     mine, mine_scales = mine.transpose(0, 1).cpu(), mine_scales.transpose(0, 1).cpu()
     codes, scales = deepseek_inv_rope_fp8_quant(o, positions, table, *sizes)

@@ -1,19 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Inverse RoPE of the attention output: FP8 bytes, scales in each layout, and bf16."""
+"""Inverse RoPE of the attention output: FP8 bytes and scales, and bf16."""
 
 import pytest
 import torch
 from compare import assert_close
-from inputs import exact_table, raw_bytes, rotary_table
+from inputs import exact_table, rotary_table
 
 from kernels.reference import inv_rope as reference
 from kernels.reference._rope import rotate
 from kernels.xpu_dsv4 import inv_rope
-
-LAYOUTS = {
-    "columns": {},
-    "row-major": {"row_major_scales": True},
-}
 
 
 def hard_outputs(tokens, heads, dim=512):
@@ -46,19 +41,15 @@ def as_bytes(x):
     return x.cpu().contiguous().view(torch.uint8)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(
     ("tokens", "groups", "per_group"),
     [(1, 8, 8), (3, 2, 4), (2, 16, 8), (5, 1, 8), (63, 1, 1), (111, 1, 1), (4, 3, 5)],
 )
-def test_fp8_bytes(tokens, groups, per_group, layout, device):
+def test_fp8_bytes(tokens, groups, per_group, device):
     torch.manual_seed(tokens)
     arguments = case(tokens, groups, per_group, exact_table, device)
-    options = LAYOUTS[layout]
-    codes, scales = inv_rope.fused_inv_rope_fp8_quant(*arguments, **options)
-    want, want_scales = reference.fused_inv_rope_fp8_quant(
-        *on_cpu(arguments), **options
-    )
+    codes, scales = inv_rope.inv_rope_fp8_quant(*arguments)
+    want, want_scales = reference.inv_rope_fp8_quant(*on_cpu(arguments))
     width = per_group * 512
     assert codes.dtype == torch.float8_e4m3fn
     assert codes.shape == (tokens, groups, width)
@@ -66,21 +57,15 @@ def test_fp8_bytes(tokens, groups, per_group, layout, device):
     assert torch.equal(as_bytes(codes), as_bytes(want))
     assert scales.dtype == want_scales.dtype and scales.shape == want_scales.shape
     assert torch.equal(scales.cpu(), want_scales)
-    if "row-major" in layout:
-        assert scales.transpose(0, 1).is_contiguous()
-    else:
-        rows = -(-tokens // 4) * 4
-        assert scales.stride() == (1, scales.shape[2] * rows, rows)
-        padding = raw_bytes(scales).view(groups, -1, rows, 4)[:, :, tokens:]
-        assert not padding.any(), "padding tokens are zero"
+    assert scales.transpose(0, 1).is_contiguous(), "groups are outermost"
 
 
 def test_real_turns(device):
     """Real RoPE rounds in fp32: few codes may differ, by one, and no scale."""
     torch.manual_seed(2)
     arguments = case(9, 2, 8, rotary_table, device)
-    codes, scales = inv_rope.fused_inv_rope_fp8_quant(*arguments)
-    want, want_scales = reference.fused_inv_rope_fp8_quant(*on_cpu(arguments))
+    codes, scales = inv_rope.inv_rope_fp8_quant(*arguments)
+    want, want_scales = reference.inv_rope_fp8_quant(*on_cpu(arguments))
     assert torch.equal(scales.cpu(), want_scales)
     differ = as_bytes(codes) != as_bytes(want)
     assert differ.double().mean() < 1e-4
@@ -101,8 +86,6 @@ def test_bf16(tokens, groups, per_group, device):
     assert torch.equal(heads[0][..., :448].cpu(), heads[1][..., :448].bfloat16())
     scale = float(want.abs().max())
     assert_close(mine, want, absolute=2.0**-8 * scale, relative=3e-3)
-    same = inv_rope.fused_inv_rope_fp8_quant(*arguments, quantize=False)[0]
-    assert torch.equal(same, mine)
 
 
 def test_undoes_the_rotation(device):
@@ -123,8 +106,8 @@ def test_strided_and_unrotated(device):
     wide = torch.full((5, 9, 520), 77.0, device=device).bfloat16()
     wide[:, 2:8, 4:516] = o
     arguments = (wide[:, 2:8, 4:516], positions.int(), table, groups, per_group)
-    codes, _ = inv_rope.fused_inv_rope_fp8_quant(*arguments)
-    want, _ = reference.fused_inv_rope_fp8_quant(*on_cpu(arguments))
+    codes, _ = inv_rope.inv_rope_fp8_quant(*arguments)
+    want, _ = reference.inv_rope_fp8_quant(*on_cpu(arguments))
     assert torch.equal(as_bytes(codes), as_bytes(want))
 
 
@@ -132,17 +115,15 @@ def test_strided_and_unrotated(device):
 def test_other_quantization_blocks(block, device):
     torch.manual_seed(5)
     arguments = (*case(3, 2, 2, exact_table, device), 448, 64, block)
-    codes, scales = inv_rope.fused_inv_rope_fp8_quant(*arguments)
-    want, want_scales = reference.fused_inv_rope_fp8_quant(*on_cpu(arguments))
+    codes, scales = inv_rope.inv_rope_fp8_quant(*arguments)
+    want, want_scales = reference.inv_rope_fp8_quant(*on_cpu(arguments))
     assert torch.equal(as_bytes(codes), as_bytes(want))
     assert torch.equal(scales.cpu(), want_scales)
 
 
 def test_no_tokens(device):
     o, positions, table, *groups = case(2, 2, 2, exact_table, device)
-    codes, scales = inv_rope.fused_inv_rope_fp8_quant(
-        o[:0], positions[:0], table, *groups
-    )
+    codes, scales = inv_rope.inv_rope_fp8_quant(o[:0], positions[:0], table, *groups)
     assert codes.shape == (0, 2, 1024) and scales.shape == (0, 2, 8)
 
 
@@ -162,5 +143,5 @@ def test_bad_input(index, spoil, message):
     arguments = [*case(2, 2, 2, exact_table, torch.device("cpu")), 448, 64, 128]
     arguments[index] = spoil(arguments)
     with pytest.raises(ValueError) as error:
-        inv_rope.fused_inv_rope_fp8_quant(*arguments)
+        inv_rope.inv_rope_fp8_quant(*arguments)
     assert message in str(error.value)
