@@ -26,7 +26,7 @@ def off_by(experts: int, ranks: int) -> float:
     )
     gate, up = torch.einsum("th,enh->ten", x.double(), dequantized(*w13)).chunk(2, -1)
     rows = torch.einsum(
-        "ten,ehn->teh", torch.nn.functional.silu(gate) * up, dequantized(*w2)
+        "ten,eon->teo", torch.nn.functional.silu(gate) * up, dequantized(*w2)
     )
     taken = rows.gather(1, topk_ids[..., None].expand(-1, -1, HIDDEN))
     wanted = (taken * topk_weights.double()[..., None]).sum(1)

@@ -51,7 +51,7 @@ class Case:
         gate, up = gate_up.chunk(2, dim=-1)
         gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
         each = torch.nn.functional.silu(gate) * up
-        rows = torch.einsum("ten,ehn->teh", each, w2)
+        rows = torch.einsum("ten,eon->teo", each, w2)
         taken = rows.gather(1, self.topk_ids.long()[..., None].expand(-1, -1, HIDDEN))
         return (taken * self.topk_weights.double()[..., None]).sum(1)
 

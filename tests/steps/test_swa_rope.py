@@ -2,6 +2,7 @@
 """Window-only layers rotate by plain RoPE, compressed layers by YaRN."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ def yarn(theta: float, dim: int = 64) -> torch.Tensor:
     """Frequencies of YaRN's section 3.2: those that turn less than `beta_slow` times
     over the trained context are divided by the factor, those that turn more than
     `beta_fast` times are kept, and a ramp over the dimensions joins them."""
-    parameters = layout.YARN
+    parameters: dict[str, Any] = layout.YARN
     trained = parameters["original_max_position_embeddings"]
 
     def dimension(turns: float) -> float:

@@ -40,8 +40,8 @@ class DecodeLayer:
         hidden = torch.randn(shape, generator=self.generator)
         self.hidden = hidden.to(torch.bfloat16).to(layout.device())
         self.positions = torch.tensor(self.batch.positions(), device=layout.device())
-        shape = (len(seq_lens), self.part.padded_heads, reference.HEAD_DIM)
-        self.out = torch.full(shape, torch.nan).to(self.hidden)
+        size = (len(seq_lens), self.part.padded_heads, reference.HEAD_DIM)
+        self.out = torch.full(size, torch.nan).to(self.hidden)
 
     def _states(self, cache: Any) -> None:
         spec = cache.get_kv_cache_spec(self.batch.config)
