@@ -16,22 +16,16 @@ from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, decoders, models
 
 BLOCK = 128
 MXFP4_BLOCK = 32
 E4M3_MAX = 448.0
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
-RATIOS = (0, 4, 128)
-HASH_LAYERS = 1
 VOCABULARY = 128
-HIDDEN = 256
-HEADS = 8
 HEAD_DIM = 512
 ROPE_DIM = 64
-GROUPS = 2
-INTERMEDIATE = 256
-EXPERTS = 8
 CHOSEN = 4
 LEAD = 4.0
 """How far the bias lifts the chosen experts: more than a score can be, so that rounding
@@ -39,10 +33,34 @@ never changes the choice of a scored layer."""
 STREAMS = 4
 INDEX_HEADS = 64
 INDEX_DIM = 128
-INDEX_TOPK = 16
 WINDOW = 128
-LORA = 128
 MAX_LENGTH = 512
+
+
+@dataclass(frozen=True)
+class Size:
+    """What differs between Flash and Pro, as small as it can be. Flash by default.
+
+    `ratios` are those of the layers, 0 for the window alone; `hashed` how many layers
+    choose experts by a table.
+    """
+
+    ratios: tuple[int, ...] = (0, 4, 128)
+    hashed: int = 1
+    hidden: int = 256
+    heads: int = 8
+    groups: int = 2
+    q_lora: int = 128
+    o_lora: int = 128
+    intermediate: int = 256
+    experts: int = 8
+    index_topk: int = 16
+
+
+FLASH = Size()
+PRO = Size((128, 128, 4), 1, 384, 16, 4, 384, 128, 384, 12, 32)
+"""Two layers of ratio 128 first, twice the heads and groups, and a hidden size, an
+intermediate size and a number of experts that are no powers of two."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +110,8 @@ def _e8m0(exponent: torch.Tensor) -> torch.Tensor:
 class Writer:
     """Collects both forms of each tensor, name by name."""
 
+    size = FLASH
+
     def __init__(self, seed: int) -> None:
         self.published: dict[str, torch.Tensor] = {}
         self.twin: dict[str, torch.Tensor] = {}
@@ -103,11 +123,12 @@ class Writer:
 
     def draft(self) -> None:
         """The draft model: here the one layer of multi-token prediction."""
+        hidden = self.size.hidden
         decoder_layer(self, "mtp.0", 0, hashed=False)
         for name in ("e_proj", "h_proj"):
-            self.fp8(f"mtp.0.{name}", HIDDEN, HIDDEN)
+            self.fp8(f"mtp.0.{name}", hidden, hidden)
         for name in ("enorm", "hnorm", "norm"):
-            self.norm(f"mtp.0.{name}", HIDDEN)
+            self.norm(f"mtp.0.{name}", hidden)
         embedding = self.published["embed.weight"].float()
         self.plain("mtp.0.emb.tok_emb.weight", embedding)
         self.plain("mtp.0.head.weight", self.published["head.weight"].float())
@@ -145,56 +166,61 @@ class Writer:
         self.plain(f"{name}.weight", self.random(width, std=0.1, mean=1.0))
 
     def experts_of(self, layer: str) -> None:
-        sizes = {"w1": (INTERMEDIATE, HIDDEN), "w3": (INTERMEDIATE, HIDDEN)}
-        sizes["w2"] = (HIDDEN, INTERMEDIATE)
+        inner, hidden = self.size.intermediate, self.size.hidden
+        sizes = {"w1": (inner, hidden), "w3": (inner, hidden), "w2": (hidden, inner)}
         for part, (rows, columns) in sizes.items():
             # Large enough for swiglu_limit to matter.
             gain = 0.1 if part == "w2" else 6.0
-            for expert in range(EXPERTS):
+            for expert in range(self.size.experts):
                 name = f"{layer}.ffn.experts.{expert}.{part}"
-                self.mxfp4(name, rows, columns, gain)
+                self.expert(name, rows, columns, gain)
             self.fp8(f"{layer}.ffn.shared_experts.{part}", rows, columns)
+
+    def expert(self, name: str, rows: int, columns: int, gain: float) -> None:
+        """One matrix of a routed expert."""
+        self.mxfp4(name, rows, columns, gain)
 
     def choice(self, rows: int, count: int, of: int) -> torch.Tensor:
         scores = torch.rand(rows, of, generator=self._generator)
         return scores.topk(count, dim=1).indices
 
     def _quantized(self, name: str, weight: Quantized) -> None:
+        """A weight and its scales, under DeepSeek's names."""
         self.published[f"{name}.weight"] = weight.codes
         self.published[f"{name}.scale"] = weight.scale
         self.twin[f"{name}.weight"] = weight.values
 
 
-def config(ratios: tuple[int, ...] = RATIOS) -> dict[str, Any]:
+def config(size: Size = FLASH) -> dict[str, Any]:
     """`config.json` as a published checkpoint of this size would carry it."""
     return {
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
         "torch_dtype": "bfloat16",
         "vocab_size": VOCABULARY,
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": len(ratios),
-        "num_attention_heads": HEADS,
+        "hidden_size": size.hidden,
+        "num_hidden_layers": len(size.ratios),
+        "num_attention_heads": size.heads,
         "num_key_value_heads": 1,
         "head_dim": HEAD_DIM,
         "qk_rope_head_dim": ROPE_DIM,
-        "q_lora_rank": LORA,
-        "o_groups": GROUPS,
-        "o_lora_rank": LORA,
+        "q_lora_rank": size.q_lora,
+        "o_groups": size.groups,
+        "o_lora_rank": size.o_lora,
         "sliding_window": WINDOW,
-        "compress_ratios": list(ratios),
+        "compress_ratios": list(size.ratios),
         "index_n_heads": INDEX_HEADS,
         "index_head_dim": INDEX_DIM,
-        "index_topk": INDEX_TOPK,
+        "index_topk": size.index_topk,
         "hc_mult": STREAMS,
         "hc_sinkhorn_iters": 20,
         "hc_eps": 1e-6,
         "rms_norm_eps": 1e-6,
-        "moe_intermediate_size": INTERMEDIATE,
-        "n_routed_experts": EXPERTS,
+        "moe_intermediate_size": size.intermediate,
+        "n_routed_experts": size.experts,
         "n_shared_experts": 1,
         "num_experts_per_tok": CHOSEN,
-        "num_hash_layers": HASH_LAYERS,
+        "num_hash_layers": size.hashed,
         "num_nextn_predict_layers": 1,
         "scoring_func": "sqrtsoftplus",
         "topk_method": "noaux_tc",
@@ -238,8 +264,9 @@ def write(
     writer = writer or Writer(seed=0)
     _model(writer)
     published, twin = directory / "published", directory / "twin"
-    described = {**config(), **writer.described()}
+    described = {**config(writer.size), **writer.described()}
     _save(published, described, writer.published)
+    write_tokenizer(published)
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"
     shared = {k: v for k, v in writer.twin.items() if not k.startswith("mtp.")}
@@ -256,18 +283,29 @@ def _save(
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
 
 
+def write_tokenizer(folder: Path) -> None:
+    """One token for each ASCII character, so that a grammar can be asked for."""
+    characters = {chr(code): code for code in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.BPE(vocab=characters, merges=[]))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": chr(1)}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described))
+
+
 def _model(writer: Writer) -> None:
-    writer.plain("embed.weight", writer.random(VOCABULARY, HIDDEN))
-    writer.plain("head.weight", writer.random(VOCABULARY, HIDDEN, std=HIDDEN**-0.5))
-    writer.norm("norm", HIDDEN)
+    size, hidden = writer.size, writer.size.hidden
+    writer.plain("embed.weight", writer.random(VOCABULARY, hidden))
+    writer.plain("head.weight", writer.random(VOCABULARY, hidden, std=hidden**-0.5))
+    writer.norm("norm", hidden)
     output_head(writer, "")
-    for layer, ratio in enumerate(RATIOS):
-        decoder_layer(writer, f"layers.{layer}", ratio, hashed=layer < HASH_LAYERS)
+    for layer, ratio in enumerate(size.ratios):
+        decoder_layer(writer, f"layers.{layer}", ratio, hashed=layer < size.hashed)
     writer.draft()
 
 
 def output_head(writer: Writer, prefix: str) -> None:
-    width = STREAMS * HIDDEN
+    width = STREAMS * writer.size.hidden
     fn = writer.random(STREAMS, width, std=width**-0.5)
     writer.plain(f"{prefix}hc_head_fn", fn, torch.float32)
     writer.plain(f"{prefix}hc_head_base", writer.random(STREAMS), torch.float32)
@@ -275,51 +313,54 @@ def output_head(writer: Writer, prefix: str) -> None:
 
 
 def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
-    mixes, width = (2 + STREAMS) * STREAMS, STREAMS * HIDDEN
+    hidden, experts = writer.size.hidden, writer.size.experts
+    mixes, width = (2 + STREAMS) * STREAMS, STREAMS * hidden
     for part in ("attn", "ffn"):
         hc = f"{layer}.hc_{part}"
         fn = writer.random(mixes, width, std=width**-0.5)
         writer.plain(f"{hc}_fn", fn, torch.float32)
         writer.plain(f"{hc}_base", writer.random(mixes), torch.float32)
         writer.plain(f"{hc}_scale", writer.random(3, std=0.3, mean=1.0), torch.float32)
-        writer.norm(f"{layer}.{part}_norm", HIDDEN)
+        writer.norm(f"{layer}.{part}_norm", hidden)
     _attention(writer, f"{layer}.attn", ratio)
-    gate = writer.random(EXPERTS, HIDDEN, std=HIDDEN**-0.5)
+    gate = writer.random(experts, hidden, std=hidden**-0.5)
     writer.plain(f"{layer}.ffn.gate.weight", gate)
     if hashed:
-        table = writer.choice(VOCABULARY, CHOSEN, EXPERTS)
+        table = writer.choice(VOCABULARY, CHOSEN, experts)
         writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
     else:
-        bias = writer.random(EXPERTS, std=0.3)
-        bias[writer.choice(1, CHOSEN, EXPERTS)[0]] += LEAD
+        bias = writer.random(experts, std=0.3)
+        bias[writer.choice(1, CHOSEN, experts)[0]] += LEAD
         writer.plain(f"{layer}.ffn.gate.bias", bias, torch.float32)
     writer.experts_of(layer)
 
 
 def _attention(writer: Writer, attn: str, ratio: int) -> None:
-    writer.fp8(f"{attn}.wq_a", LORA, HIDDEN)
-    writer.norm(f"{attn}.q_norm", LORA)
-    writer.fp8(f"{attn}.wq_b", HEADS * HEAD_DIM, LORA)
-    writer.fp8(f"{attn}.wkv", HEAD_DIM, HIDDEN)
+    size, hidden = writer.size, writer.size.hidden
+    writer.fp8(f"{attn}.wq_a", size.q_lora, hidden)
+    writer.norm(f"{attn}.q_norm", size.q_lora)
+    writer.fp8(f"{attn}.wq_b", size.heads * HEAD_DIM, size.q_lora)
+    writer.fp8(f"{attn}.wkv", HEAD_DIM, hidden)
     writer.norm(f"{attn}.kv_norm", HEAD_DIM)
-    writer.fp8(f"{attn}.wo_a", GROUPS * LORA, HEADS * HEAD_DIM // GROUPS)
-    writer.fp8(f"{attn}.wo_b", HIDDEN, GROUPS * LORA)
-    sink = writer.random(HEADS, std=2.0, mean=2.0)
+    grouped = size.groups * size.o_lora
+    writer.fp8(f"{attn}.wo_a", grouped, size.heads * HEAD_DIM // size.groups)
+    writer.fp8(f"{attn}.wo_b", hidden, grouped)
+    sink = writer.random(size.heads, std=2.0, mean=2.0)
     writer.plain(f"{attn}.attn_sink", sink, torch.float32)
     if ratio:
         _compressor(writer, f"{attn}.compressor", ratio, HEAD_DIM)
     if ratio == 4:
         indexer = f"{attn}.indexer"
-        writer.fp8(f"{indexer}.wq_b", INDEX_HEADS * INDEX_DIM, LORA)
-        weights = writer.random(INDEX_HEADS, HIDDEN, std=HIDDEN**-0.5)
+        writer.fp8(f"{indexer}.wq_b", INDEX_HEADS * INDEX_DIM, size.q_lora)
+        weights = writer.random(INDEX_HEADS, hidden, std=hidden**-0.5)
         writer.plain(f"{indexer}.weights_proj.weight", weights)
         _compressor(writer, f"{indexer}.compressor", ratio, INDEX_DIM)
 
 
 def _compressor(writer: Writer, name: str, ratio: int, dim: int) -> None:
-    width = dim * (2 if ratio == 4 else 1)
+    width, hidden = dim * (2 if ratio == 4 else 1), writer.size.hidden
     for part in ("wkv", "wgate"):
-        weight = writer.random(width, HIDDEN, std=HIDDEN**-0.5)
+        weight = writer.random(width, hidden, std=hidden**-0.5)
         writer.plain(f"{name}.{part}.weight", weight)
     writer.plain(f"{name}.ape", writer.random(ratio, width), torch.float32)
     writer.norm(f"{name}.norm", dim)

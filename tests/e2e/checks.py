@@ -63,7 +63,7 @@ def check_logits(result: Served, twin: Twin) -> None:
             all_ += 1
             if best.values[0] - best.values[1] > MARGIN:
                 sure += 1
-                if is_sampled(result, request, position):
+                if is_greedy(result, request, position):
                     assert best.indices[0] == text[position + 1], (request, position)
     figures = [relative(torch.stack(ours), torch.stack(x)) for x in (plain, rounded)]
     print(f"logits: {figures[0]:.4f} of float32, {figures[1]:.4f} of the rounding twin")
@@ -73,11 +73,11 @@ def check_logits(result: Served, twin: Twin) -> None:
     assert figures[1] <= PLAIN, figures
 
 
-def is_sampled(result: Served, request: str, position: int) -> bool:
-    """Whether the token after `position` is the engine's, not the prompt's."""
+def is_greedy(result: Served, request: str, position: int) -> bool:
+    """Whether the token after `position` is the engine's best, not the prompt's."""
     number = int(request.partition("-")[0])
     prompt = result.job.prompts[number]
-    return position + 1 >= len(prompt.tokens)
+    return not prompt.sampling and position + 1 >= len(prompt.tokens)
 
 
 def check_same_tokens(result: Served, other: Served) -> None:

@@ -24,6 +24,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--full", action="store_true", help="every release and every scenario"
     )
+    parser.addoption(
+        "--write-table",
+        action="store_true",
+        help="write what each kind of checkpoint does to docs/",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +38,7 @@ def pytest_configure(config: pytest.Config) -> None:
         " given the release, of the untouched one",
     )
     config.addinivalue_line("markers", "full: takes minutes; runs with --full alone")
+    config.addinivalue_line("markers", "newest: other releases run with --full alone")
     torch.set_num_threads(1)
 
 
@@ -40,7 +46,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "release" in metafunc.fixturenames:
         options = metafunc.config.option
         pinned = load(Project.find(Path(__file__).parent)).names
-        default = pinned if options.full else (pinned[0], pinned[-1])
+        newest = any(metafunc.definition.iter_markers("newest"))
+        default = pinned[-1:] if newest else (pinned[0], pinned[-1])
+        if options.full:
+            default = pinned
         metafunc.parametrize("release", options.release or default, scope="session")
 
 
@@ -60,7 +69,8 @@ def served(
 ) -> Iterator[Kitchen]:
     """Serves jobs; the checkpoint and the installed trees are made once.
 
-    What the collected tests will ask for starts at once, the longest jobs first.
+    What the collected tests will ask for starts at once: release by release, the
+    longest jobs first.
     """
     wanted: list[tuple[str, Job, bool]] = []
     for item in request.session.items:
@@ -70,8 +80,12 @@ def served(
             untouched = asked.kwargs.get("untouched", lambda release: ())(release)
             wanted += [(release, job, True) for job in asked.args]
             wanted += [(release, job, False) for job in untouched]
-    # Upstream's kernels take longer for the same tokens.
-    wanted.sort(key=lambda order: (-order[1].tokens, order[2]))
+    releases = list(dict.fromkeys(release for release, _, _ in wanted))
+    # One tree's process serves all its jobs. Upstream's kernels take longer for the
+    # same tokens.
+    wanted.sort(
+        key=lambda order: (releases.index(order[0]), -order[1].tokens, order[2])
+    )
     with kitchen(tmp_path_factory.mktemp("e2e"), Cache.default()) as opened:
         _open.append(opened)
         for release, job, patched in wanted:
@@ -82,7 +96,7 @@ def served(
 @pytest.fixture(scope="session")
 def twin(served: Kitchen) -> Twin:
     """Hugging Face's model in float32."""
-    return Twin(served.twin)
+    return served.twin_of("")
 
 
 @pytest.hookimpl(trylast=True)

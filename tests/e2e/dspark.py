@@ -37,7 +37,7 @@ class DSpark(checkpoint.Writer):
         }
 
     def draft(self) -> None:
-        hidden = checkpoint.HIDDEN
+        hidden = self.size.hidden
         for stage in range(STAGES):
             checkpoint.decoder_layer(self, f"mtp.{stage}", 0, hashed=False)
         self.fp8("mtp.0.main_proj", hidden, hidden * len(TARGET_LAYERS))

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The checkpoint as others publish it: packed INT4, or with experts in NVFP4.
+"""The checkpoint in the other formats that are published.
 
+`Pro` has Flash's formats and other sizes. `Base` is what DeepSeek publishes before
+training for instructions: experts in FP8 as the linear layers, and fp32 scales.
 `Int4` follows Intel's AutoRound checkpoints (W4A16 of Flash and Pro): symmetric codes,
 eight a word along the input, a scale for each 128 of them. Every linear layer has
 them, those of compressor and indexer too; router, embedding and head do not.
@@ -17,6 +19,27 @@ INT4_GROUP = 128
 NVFP4_BLOCK = 16
 PACKED = ("wkv.weight", "wgate.weight", "weights_proj.weight")
 """Ends of the names that DeepSeek's own checkpoints do not quantize."""
+
+
+class Pro(checkpoint.Writer):
+    """Writes Flash's formats in Pro's sizes."""
+
+    size = checkpoint.PRO
+
+
+class Base(checkpoint.Writer):
+    """Writes the routed experts in FP8, and all scales in fp32."""
+
+    def expert(self, name: str, rows: int, columns: int, gain: float) -> None:
+        weight = self.random(rows, columns, std=gain * columns**-0.5)
+        self._quantized(name, checkpoint.fp8_blocks(weight))
+
+    def _quantized(self, name: str, weight: checkpoint.Quantized) -> None:
+        super()._quantized(name, weight)
+        self.published[f"{name}.scale"] = weight.scale.float()
+
+    def described(self) -> dict[str, Any]:
+        return {"expert_dtype": "fp8"}
 
 
 class Int4(checkpoint.Writer):
@@ -89,7 +112,9 @@ class Nvfp4Experts(checkpoint.Writer):
         return {"quantization_config": {**own, "moe_quant_algo": "NVFP4"}}
 
 
-WRITERS: dict[str, type[Int4 | Nvfp4Experts]] = {
+WRITERS: dict[str, type[checkpoint.Writer]] = {
+    "pro": Pro,
+    "base": Base,
     "int4": Int4,
     "nvfp4-experts": Nvfp4Experts,
 }

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trees built, installed and served: one process of `engine.py` a job."""
+"""Trees built, installed and served: one process of `engine.py` for each job."""
 
 import hashlib
 import json
 import random
-import sys
 import tomllib
 import zipfile
 from collections.abc import Iterator
@@ -18,7 +17,11 @@ from typing import Any
 import checkpoint
 import packed
 import torch
+import unsupported
 from comparison import of_all_ranks
+from damage import damage
+from twin import Twin
+from warm import WarmUp
 
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
@@ -41,6 +44,10 @@ WRAPPERS = {
 around the emulated ops. Others are nowhere that pip looks: our class stands in."""
 WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
 
+INSIDE = ("engine.py", "engine_ops.py", "recording.py", "sabotage.py")
+ABSENT = ("lmformatenforcer", "outlines_core")
+"""Grammar backends that vLLM imports and that are not among our requirements."""
+
 
 @dataclass(frozen=True)
 class Prompt:
@@ -51,6 +58,21 @@ class Prompt:
     seed: int = 0
     own_tail: int = 0
     """The last tokens that differ from other prompts of the same seed."""
+    sampling: tuple[tuple[str, Any], ...] = ()
+    """Arguments of `SamplingParams`, and `regex` for a grammar; greedy if none."""
+    priority: int = 0
+    abort_after: int | None = None
+    """The number of new tokens after which the request is aborted."""
+
+    def order(self) -> dict[str, Any]:
+        """The prompt as `engine.py` takes it."""
+        abort = {} if self.abort_after is None else {"abort_after": self.abort_after}
+        return abort | {
+            "tokens": self.tokens,
+            "new": self.new,
+            "sampling": dict(self.sampling),
+            "priority": self.priority,
+        }
 
     @property
     def tokens(self) -> list[int]:
@@ -70,8 +92,11 @@ class Job:
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
     checkpoint: str = ""
-    """Which checkpoint is served: of `packed.WRITERS`, or as given to
-    `Kitchen.add_checkpoint`; DeepSeek's own if none."""
+    """Which checkpoint is served: of `packed.WRITERS` or
+    `unsupported.CONFIGURATIONS`, or as given to
+    `Kitchen.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
+    refused: tuple[Prompt, ...] = ()
+    """What is asked at the end, and must be refused."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -81,6 +106,10 @@ class Job:
     def tokens(self) -> int:
         """Tokens read and written by all prompts."""
         return sum(prompt.length + prompt.new for prompt in self.prompts)
+
+
+class EngineStopped(RuntimeError):
+    """An engine ended with an error; the message has the end of its output."""
 
 
 @dataclass
@@ -119,31 +148,48 @@ class Kitchen:
         self.project = Project.find(HERE)
         self.published, self.twin = checkpoint.write(work / "checkpoint")
         self._checkpoints: dict[str, tuple[Path, Path]] = {}
+        self._twins: dict[str, Twin] = {}
         self._writing = Lock()
         self._lay_out()
+        self._warm = WarmUp(work / "support")
         self._pool = ThreadPoolExecutor(workers)
+        self._late = ThreadPoolExecutor(1)
         self._running: dict[tuple[str, bool, str], Future[Served]] = {}
 
     def order(self, release: str, job: Job, patched: bool = True) -> Future[Served]:
         """Start a job, unless it was started before."""
+        return self._ordered(self._pool, release, job, patched)
+
+    def _ordered(
+        self, pool: ThreadPoolExecutor, release: str, job: Job, patched: bool
+    ) -> Future[Served]:
         key = (release, patched, job.name)
         if key not in self._running:
-            self._running[key] = self._pool.submit(self._serve, release, job, patched)
+            self._running[key] = pool.submit(self._serve, release, job, patched)
         return self._running[key]
 
     def serve(self, release: str, job: Job, patched: bool = True) -> Served:
-        """The job's result.
+        """The job's result. One that was not ordered overtakes those that were.
 
         Raises:
-            RuntimeError: the engine ended with an error; the message has its trace.
+            EngineStopped: the engine ended with an error; the message has its trace.
         """
-        return self.order(release, job, patched).result()
+        return self._ordered(self._late, release, job, patched).result()
 
     def written(self, name: str) -> tuple[Path, Path]:
         """The published form and the twin of another writer's checkpoint."""
-        if name not in self._checkpoints:
+        if name in unsupported.CONFIGURATIONS:
+            self._add_configuration(name)
+        elif name not in self._checkpoints:
             self.add_checkpoint(name, packed.WRITERS[name](0))
         return self._checkpoints[name]
+
+    def twin_of(self, name: str) -> Twin:
+        """Hugging Face's model of a checkpoint in float32; DeepSeek's own if none."""
+        if name not in self._twins:
+            folder = self.written(name)[1] if name else self.twin
+            self._twins[name] = Twin(folder)
+        return self._twins[name]
 
     def add_checkpoint(self, name: str, writer: checkpoint.Writer) -> None:
         """Write a checkpoint that jobs can name, unless it is there."""
@@ -151,6 +197,22 @@ class Kitchen:
             if name not in self._checkpoints:
                 folder = self.work / f"checkpoint-{name}"
                 self._checkpoints[name] = checkpoint.write(folder, writer)
+
+    def _add_configuration(self, name: str) -> None:
+        """Write the configuration of a model that is more than DeepSeek-V4."""
+        with self._writing:
+            if name not in self._checkpoints:
+                folder = self.work / f"checkpoint-{name}"
+                unsupported.write(folder, name, self.published)
+                self._checkpoints[name] = (folder, self.twin)
+
+    def add_damaged(self, fault: str) -> None:
+        """Write DeepSeek's checkpoint with one of `damage.DAMAGES`, under its name."""
+        with self._writing:
+            if fault not in self._checkpoints:
+                folder = self.work / f"checkpoint-{fault}"
+                damage(self.published, folder, fault)
+                self._checkpoints[fault] = (folder, self.twin)
 
     def has_wrappers(self, release: str) -> bool:
         """Whether Python of the release's own vllm-xpu-kernels runs around the ops."""
@@ -176,7 +238,9 @@ class Kitchen:
                 yield f"{release} {tree}: {name}", future.result()
 
     def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._late):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._warm.close()
 
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
         pinned = load(self.project)[release]
@@ -191,26 +255,20 @@ class Kitchen:
                     "model": str(model),
                     "engine": dict(job.engine),
                     "sabotage": job.sabotage,
-                    "waves": [
-                        [{"tokens": p.tokens, "new": p.new} for p in wave]
-                        for wave in job.waves
-                    ],
+                    "waves": [[p.order() for p in wave] for wave in job.waves],
+                    "refused": [p.order() for p in job.refused],
                 }
             )
         )
-        done = Runner().run(
-            [sys.executable, "engine.py", str(order), str(answer)],
-            cwd=self.work / "support",
-            env=self._environment(pinned, site, self.work / tree),
-            timeout=LIMIT,
-        )
-        if done.returncode or not answer.is_file():
-            raise RuntimeError(
-                f"{name}: the engine ended with exit status {done.returncode}\n"
-                + "\n".join(done.last_lines(60))
+        env = self._environment(pinned, site, self.work / tree)
+        done = self._warm.run(tree, env, order, answer, LIMIT)
+        if done.status or not answer.is_file():
+            raise EngineStopped(
+                f"{name}: the engine ended with exit status {done.status}\n"
+                + "\n".join(done.log[-60:])
             )
         result = torch.load(answer, weights_only=False)
-        return Served(job, result, "\n".join(done.last_lines(200)), done.seconds)
+        return Served(job, result, "\n".join(done.log[-200:]), done.seconds)
 
     def installed(self, pinned: Release, patched: bool) -> Path:
         """The files of a release, as its wheel installs them."""
@@ -252,8 +310,10 @@ class Kitchen:
         support.mkdir()
         for folder in (self.project.emulation, self.project.kernels):
             (support / folder.name).symlink_to(folder)
-        for name in ("engine.py", "recording.py", "sabotage.py"):
+        for name in INSIDE:
             (support / name).symlink_to(HERE / name)
+        for name in ABSENT:
+            (support / f"{name}.py").symlink_to(HERE / "absent.py")
         described = tomllib.loads((self.project.root / "pyproject.toml").read_text())
         (point,) = described["project"]["entry-points"]["vllm.platform_plugins"].items()
         distribution = support / "emulated_xpu-0.dist-info"

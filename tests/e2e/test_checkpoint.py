@@ -101,7 +101,7 @@ def test_the_order_of_scales_matters(served: Kitchen) -> None:
             mirrored = powers.T.contiguous().view_as(powers)
             assert (powers != mirrored).double().mean() >= 0.5, name
             compared += 1
-    assert compared >= 6 * len(checkpoint.RATIOS)
+    assert compared >= 6 * len(checkpoint.FLASH.ratios)
 
 
 @torch.no_grad()

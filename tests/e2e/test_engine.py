@@ -46,7 +46,7 @@ def test_each_attention_layer(served: Kitchen, twin: Twin, release: str) -> None
 
 def test_each_layer_of_experts(served: Kitchen, twin: Twin, release: str) -> None:
     errors = check_experts(served.serve(release, MIXED), twin)
-    assert len(errors) == 3 * len(checkpoint.RATIOS)
+    assert len(errors) == 3 * len(checkpoint.FLASH.ratios)
 
 
 def test_logits_and_greedy_tokens(served: Kitchen, twin: Twin, release: str) -> None:
@@ -129,7 +129,7 @@ def published_form(
                         for p in pieces
                     ]
                 )
-                for e in range(checkpoint.EXPERTS)
+                for e in range(checkpoint.FLASH.experts)
             ]
         )
     else:

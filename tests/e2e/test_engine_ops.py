@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The stand-ins of the engines: the device's generator, and FP8 blocks."""
+
+import engine_ops
+import torch
+
+
+def test_the_generator_is_a_seed_and_an_offset() -> None:
+    generator = engine_ops.Generators()[None]
+    state = generator.get_state()
+    seed, _ = state.view(torch.int64).tolist()
+    state.view(torch.int64)[1] = 8
+    generator.set_state(state)
+    assert generator.get_state().view(torch.int64).tolist() == [seed, 8]
+
+
+def test_blocks_of_fp8_weights() -> None:
+    torch.manual_seed(0)
+    counts = torch.tensor([3, 0, 2], dtype=torch.int32)
+    rows = torch.randn(5, 256, dtype=torch.bfloat16)
+    weights = torch.randn(3, 256, 384).to(torch.float8_e4m3fn)
+    scales = torch.rand(3, 2, 3)
+    product = torch.empty(5, 384, dtype=torch.bfloat16)
+    engine_ops.grouped_gemm(
+        rows, None, weights, scales, None, product, counts, 384, 256, 3
+    )
+    spread = scales.double().repeat_interleave(128, 1).repeat_interleave(128, 2)
+    dense = weights.double() * spread
+    wanted = torch.cat((rows[:3].double() @ dense[0], rows[3:].double() @ dense[2]))
+    assert (product.double() - wanted).norm() < 5e-3 * wanted.norm()

@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every published kind of checkpoint, on every release. Runs with --full.
+
+What a cell must be stands in docs/data/checkpoints.csv, which `--write-table` writes,
+for the releases that it ran, from what came out.
+"""
+
+import pytest
+from serving import Kitchen
+from verdicts import FORMATS, verdict
+
+from xpustack.core.project import Project
+from xpustack.pages import checkpoints
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.serves(*form.first))
+        for name, form in FORMATS.items()
+    ],
+)
+def test_a_kind_of_checkpoint(
+    served: Kitchen, release: str, name: str, request: pytest.FixtureRequest
+) -> None:
+    form = FORMATS[name]
+    found = verdict(served, release, form)
+    print(f"{release} {name}: {found.kind}: {found.why}")
+    cell = checkpoints.Cell(release, name, form.what, found.kind, found.why)
+    project = Project.find(request.path)
+    if request.config.option.write_table:
+        checkpoints.keep(project, cell)
+        return
+    recorded = checkpoints.recorded(project, release, name)
+    assert cell.verdict == recorded.verdict, (
+        f"{release}, {form.what}: {found.kind} ({found.why}), but {checkpoints.DATA}"
+        f" has {recorded.verdict} ({recorded.why}); if that is right: pytest tests/e2e"
+        f" --full --release {release} -k kind_of_checkpoint --write-table"
+    )

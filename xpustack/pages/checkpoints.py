@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which release serves which kind of checkpoint: the record that `tests/e2e` writes,
+and the page made of it."""
+
+import csv
+import io
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass, fields
+
+from xpustack.base.releases import load
+from xpustack.core import markdown
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import UsageError
+from xpustack.core.project import Project
+
+PAGE = "docs/checkpoints.md"
+DATA = "docs/data/checkpoints.csv"
+COMMAND = "tox -e e2e -- --full -k kind_of_checkpoint --write-table"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What a release made of a kind of checkpoint.
+
+    Attributes:
+        release: such as `v0.33.0`.
+        checkpoint: the short name of the kind.
+        what: the kind in a few words, the column's head.
+        verdict: `serves`, `refuses`, `wrong` or `not emulated`.
+        why: figures, or the message.
+    """
+
+    release: str
+    checkpoint: str
+    what: str
+    verdict: str
+    why: str
+
+
+def cells(project: Project) -> tuple[Cell, ...]:
+    """The record, the newest release first; empty if there is none.
+
+    Raises:
+        UsageError: the file has other columns.
+    """
+    path = project.root / DATA
+    if not path.is_file():
+        return ()
+    heads, *rows = csv.reader(io.StringIO(path.read_text("utf-8")))
+    if heads != [field.name for field in fields(Cell)]:
+        raise UsageError("the record has other columns", path=path, hint=COMMAND)
+    return tuple(Cell(*row) for row in rows)
+
+
+def recorded(project: Project, release: str, checkpoint: str) -> Cell:
+    """The recorded cell.
+
+    Raises:
+        UsageError: nobody ran that release with that kind of checkpoint.
+    """
+    for cell in cells(project):
+        if (cell.release, cell.checkpoint) == (release, checkpoint):
+            return cell
+    raise UsageError(
+        f"nobody served {checkpoint}",
+        path=project.root / DATA,
+        release=release,
+        hint=f"{COMMAND} --release {release}",
+    )
+
+
+def keep(project: Project, cell: Cell) -> None:
+    """Put a cell into the record, in place of the one before it, and write the page."""
+    known = {(one.release, one.checkpoint): one for one in cells(project)}
+    known[cell.release, cell.checkpoint] = cell
+    newest = {name: place for place, name in enumerate(reversed(load(project).names))}
+    kinds = list(dict.fromkeys(name for _, name in known))
+    ordered = sorted(
+        (one for one in known.values() if one.release in newest),
+        key=lambda one: (newest[one.release], kinds.index(one.checkpoint)),
+    )
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(field.name for field in fields(Cell))
+    writer.writerows(astuple(one) for one in ordered)
+    with atomic_file(project.root / DATA) as file:
+        file.write(text.getvalue().encode())
+    page = project.root / PAGE
+    whole = markdown.with_section(page, "checkpoints", render(ordered, newest))
+    with atomic_file(page) as file:
+        file.write(whole.encode())
+
+
+def render(record: Iterable[Cell], releases: Iterable[str]) -> str:
+    """The table of verdicts, a line for each release, and what stands behind each."""
+    found: dict[str, dict[str, Cell]] = {}
+    kinds: dict[str, str] = {}
+    for cell in record:
+        found.setdefault(cell.release, {})[cell.checkpoint] = cell
+        kinds[cell.checkpoint] = cell.what
+    short = []
+    for release in releases:
+        of = found.get(release, {})
+        row = (of[kind].verdict if kind in of else "not run" for kind in kinds)
+        short.append([release, *row])
+    reasons: dict[tuple[str, str, str], list[str]] = {}
+    for release, of in found.items():
+        for kind, cell in of.items():
+            key = (kinds[kind], cell.verdict, cell.why)
+            reasons.setdefault(key, []).append(release)
+    long = [
+        [what, ", ".join(releases), verdict, why]
+        for (what, verdict, why), releases in sorted(
+            reasons.items(), key=lambda item: list(kinds.values()).index(item[0][0])
+        )
+    ]
+    return "\n\n".join(
+        (
+            markdown.table(("release", *kinds.values()), short),
+            markdown.table(("checkpoint", "releases", "verdict", "why"), long),
+        )
+    )
