@@ -325,7 +325,7 @@ def test_a_full_disk_is_named(stack: TinyStack, small_disk: Path, spare: int) ->
 def test_who_exports(stack: TinyStack, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("GLOBAL", "SYSTEM"):
         monkeypatch.setenv(f"GIT_CONFIG_{name}", "/dev/null")
-    with pytest.raises(UsageError, match="git has no user.name") as caught:
+    with pytest.raises(UsageError, match=r"git has no user\.name") as caught:
         Person.find(stack.project)
     assert "git config user.name" in (caught.value.hint or "")
     subprocess.run(["git", "init", "-q", str(stack.project.root)], check=True)

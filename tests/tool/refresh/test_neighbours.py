@@ -93,7 +93,9 @@ def test_the_only_neighbour_with_a_series(stack: FakeStack) -> None:
     stack.publish("3.0", {})
     assert choose(stack, "v2.0").name == "v1.0"
     assert "only pinned neighbour" in choose(stack, "v2.0").why
-    with pytest.raises(UsageError, match="neither neighbouring pinned release") as caught:
+    with pytest.raises(
+        UsageError, match="neither neighbouring pinned release"
+    ) as caught:
         choose(stack, "v3.0")
     assert caught.value.release == "v3.0"
     assert caught.value.hint == "xpustack refresh v3.0 --from RELEASE"
