@@ -76,10 +76,12 @@ def run(job: dict[str, Any], result: Path) -> None:
             if not decodes:
                 # A prompt is one step; the first compiles, the third is profiled.
                 new = 1
-            llm.collective_rpc("begin_case", args=(mode == "eager", decodes))
+            given = (mode == "eager", decodes, batch, length)
+            llm.collective_rpc("begin_case", args=given)
             for _ in range(1 if decodes else 3 if mode == "eager" else 5):
-                generate(batch, length, new)
+                answers = generate(batch, length, new)
             (case[mode],) = llm.collective_rpc("end_case")
+            case[mode]["tokens"] = [answer[:4] for answer in answers]
         case["seconds"] = time.perf_counter() - started
         print(kind, batch, length, case["eager"]["errors"], flush=True)
         found["cases"].append(case)

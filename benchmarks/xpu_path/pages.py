@@ -11,51 +11,71 @@ DISTINCT = 512
 """Pages that differ; further pages repeat them."""
 
 
-def fill_caches(model: torch.nn.Module, seed: int = 0) -> None:
-    """Fill every cache of every attention layer."""
-    filled: set[int] = set()
-    for module in model.modules():
-        cache = getattr(module, "kv_cache", None)
-        if not isinstance(cache, torch.Tensor) or not cache.numel():
-            continue
-        if cache.data_ptr() not in filled:
-            filled.add(cache.data_ptr())
-            fill_cache(cache, seed)
+def zero_caches(runner: Any) -> None:
+    """Make every page of every cache zero."""
+    for layers in _layers(runner):
+        for layer in layers:
+            layer.kv_cache.zero_()
 
 
-def fill_cache(cache: torch.Tensor, seed: int) -> None:
-    """Fill one cache `[pages, tokens, width]`, by its width or its type."""
+def fill_caches(runner: Any, batch: int, tokens: int, seed: int = 0) -> None:
+    """Fill the pages that the requests of a batch have, in the order of their texts.
+
+    Groups of layers share memory: a page belongs to the group whose block table names
+    it. Block 0 belongs to nobody.
+    """
+    groups = runner.kv_cache_config.kv_cache_groups
+    tables = runner.block_tables.input_block_tables
+    for group, table, layers in zip(groups, tables, _layers(runner), strict=True):
+        columns = -(-tokens // group.kv_cache_spec.block_size)
+        blocks = table[:batch, :columns].flatten().long()
+        blocks = blocks[blocks > 0]
+        for layer in layers:
+            pages = random_pages(layer.kv_cache, seed)
+            order = torch.arange(len(blocks), device=blocks.device) % len(pages)
+            layer.kv_cache[blocks] = pages[order]
+
+
+def _layers(runner: Any) -> list[list[Any]]:
+    """The layers of each group that have a cache."""
+    context = runner.vllm_config.compilation_config.static_forward_context
+    groups = runner.kv_cache_config.kv_cache_groups
+    return [[context[name] for name in group.layer_names] for group in groups]
+
+
+def random_pages(cache: torch.Tensor, seed: int) -> torch.Tensor:
+    """`DISTINCT` pages `[pages, tokens, width]` like those of a cache, by its width or
+    its type."""
     generator = torch.Generator(cache.device).manual_seed(seed)
-    count, tokens = min(DISTINCT, len(cache)), cache.shape[1]
+    count, tokens = DISTINCT, cache.shape[1]
 
     def normal(*shape: int) -> torch.Tensor:
         made = torch.empty(count, tokens, *shape, device=cache.device)
         return made.normal_(generator=generator)
 
     if cache.dtype == torch.float32:
-        pages: torch.Tensor = normal(cache.shape[2])
-    elif cache.shape[2] == ENTRY:
+        return normal(cache.shape[2])
+    if cache.shape[2] == ENTRY:
         codes = normal(448).to(torch.float8_e4m3fn).view(torch.uint8)
         rope = normal(64).bfloat16().view(torch.uint8)
-        scales = torch.full((count, tokens, SCALES), 127, device=cache.device)
-        scales = scales.to(torch.uint8)
-        data = torch.cat((codes, rope), -1)
-        pages = torch.cat((data.flatten(1), scales.flatten(1)), 1).view(
-            count, tokens, ENTRY
-        )
-    elif cache.shape[2] == INDEX_ENTRY:
+        data = torch.cat((codes, rope), -1).flatten(1)
+        scales = torch.full_like(data[:, : tokens * SCALES], 127)
+        return torch.cat((data, scales), 1).view(count, tokens, ENTRY)
+    if cache.shape[2] == INDEX_ENTRY:
         codes = normal(INDEX_DATA).to(torch.float8_e4m3fn).view(torch.uint8)
         ones = torch.ones(count, tokens, device=cache.device).view(torch.uint8)
-        pages = torch.cat((codes.flatten(1), ones), 1).view(count, tokens, INDEX_ENTRY)
-    else:
-        raise ValueError(f"no cache is known with entries of {tuple(cache.shape)}")
-    for first in range(0, len(cache), count):
-        part = cache[first : first + count]
-        part.copy_(pages[: len(part)])
+        return torch.cat((codes.flatten(1), ones), 1).view(count, tokens, INDEX_ENTRY)
+    raise ValueError(f"no cache is known with entries of {tuple(cache.shape)}")
 
 
 def expected_core(
-    layer: Any, metadata: Any, own: Any, q: torch.Tensor, row: int, position: int
+    layer: Any,
+    metadata: Any,
+    own: Any,
+    q: torch.Tensor,
+    row: int,
+    position: int,
+    chosen: torch.Tensor,
 ) -> torch.Tensor:
     """What attention gives for one token, `[heads, 512]`, by float64 from the pages.
 
@@ -65,6 +85,7 @@ def expected_core(
         q: `[heads, 512]`, after norm and RoPE.
         row: the token's place in the batch.
         position: its place in its text.
+        chosen: the indexer's choice for it, with -1 for none.
     """
     from kernels.reference.pages import decode_tokens
 
@@ -78,8 +99,7 @@ def expected_core(
     if layer.compress_ratio > 1:
         entries = torch.arange((position + 1) // layer.compress_ratio, device=q.device)
         if layer.compress_ratio == 4:
-            chosen = layer.topk_indices_buffer[row].long()
-            entries = chosen[chosen >= 0]
+            entries = chosen[chosen >= 0].long()
         size = own.block_size // layer.compress_ratio
         blocks = own.block_table[request].long()
         slots = blocks[entries // size] * size + entries % size

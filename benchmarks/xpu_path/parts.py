@@ -26,7 +26,10 @@ BY_CLASS = {
     r"MoE$": "experts",
     r"Linear$": "projections",
 }
-BY_OP = {r"::(mhc|hc)_": "hyper-connections"}
+BY_OP = {
+    r"::(mhc|hc)_": "hyper-connections",
+    r"mqa_logits|top_k_per_row|cp_gather_indexer": "indexer",
+}
 BY_METHOD = {
     "forward_mqa": "attention",
     "_fused_qnorm_rope_kv_insert": "insert",
@@ -120,7 +123,12 @@ def owner_at(ranges: list[tuple[float, float, str]], at: float) -> tuple[str, st
             part = name.removeprefix(PART)
         elif name.startswith(STAND_IN):
             stand_in = name.removeprefix(STAND_IN)
-    if not part:
-        found = (p for pattern, p in BY_OP.items() if re.search(pattern, stand_in))
-        part = next(found, OTHER)
-    return part, stand_in
+    return part_of(part or OTHER, stand_in), stand_in
+
+
+def part_of(part: str, stand_in: str) -> str:
+    """The part of a kernel: its range's, or of a stand-in's op that lies in none."""
+    if part != OTHER:
+        return part
+    found = (p for pattern, p in BY_OP.items() if re.search(pattern, stand_in))
+    return next(found, OTHER)

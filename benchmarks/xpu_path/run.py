@@ -20,6 +20,7 @@ from .jobs import JOBS, Job
 
 HERE = Path(__file__).resolve()
 OWN = HERE.parents[2]
+TREES = ("patched", "untouched", "site")
 ENTRY = "emulated_xpu_on_cuda = emulated_xpu.plugin:register_on_cuda"
 
 
@@ -36,7 +37,13 @@ def unpack(carried: Path, work: Path) -> None:
         shutil.copytree(work / "patched", untouched, dirs_exist_ok=True)
         for name in (work / "removed").read_text().splitlines():
             (untouched / name).unlink()
+            # An empty folder would be a distribution without a version.
+            if not any((untouched / name).parent.iterdir()):
+                (untouched / name).parent.rmdir()
         shutil.copytree(work / "differing", untouched, dirs_exist_ok=True)
+        # Else the first process of each tree compiles 2,000 modules by itself.
+        words = ["-q", "-j", "0", *(str(work / name) for name in TREES)]
+        subprocess.run([sys.executable, "-m", "compileall", *words], check=False)
         (work / "unpacked").touch()
     described = work / "plugin/emulated_xpu-0.dist-info"
     described.mkdir(parents=True, exist_ok=True)

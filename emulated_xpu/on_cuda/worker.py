@@ -24,6 +24,7 @@ class XpuPathOnCudaWorker(Worker):
         """Start one gloo rank, the workspace manager and the model runner that the
         release chose."""
         self.device = torch.device("cuda:0")
+        size_workspaces_for_cuda()
         current_platform.set_device(self.device)
         init_worker_distributed_environment(
             self.vllm_config,
@@ -47,6 +48,16 @@ class XpuPathOnCudaWorker(Worker):
         super().shutdown()
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
+
+
+def size_workspaces_for_cuda() -> None:
+    """Let the patched layers size their workspace for the configuration that our decode
+    kernel takes on `cuda` tensors. They ask for an XPU's, which splits keys less."""
+    try:
+        from vllm.model_executor.kernels.xpu_dsv4 import _decode_config
+    except ImportError:
+        return  # an untouched release
+    _decode_config.sparse_decode_workspace_size.__defaults__ = ("cuda",)
 
 
 class _Snapshot:

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.xpu_path.page RESULTS`: write what came back from the GPU.
+
+Reads `flash-*.json` and, where it is there, `eager.pt` and `graphs.pt`, which are held
+against Hugging Face as `tests/e2e` does. Writes `docs/data/xpu_path*.csv` and the
+generated part of `docs/xpu_path.md`.
+"""
+
+import argparse
+import csv
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+from .parts import part_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/xpu_path.md"
+DATA = ROOT / "docs/data"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+TREES = {
+    "flash-untouched": "untouched",
+    "flash-patched": "patched",
+    "flash-patched-triton": "patched, Triton",
+}
+PARTS = (
+    "attention",
+    "insert",
+    "compressor",
+    "indexer",
+    "projections",
+    "hyper-connections",
+    "experts",
+    "other",
+)
+Case = tuple[str, int, int]
+WARM = 4
+"""Replays left out at the beginning of a case."""
+Sums = dict[str, tuple[float, float]]
+
+
+def sums_of(case: dict[str, Any]) -> Sums:
+    """Microseconds of each part in one step, and those of them in stand-ins."""
+    found: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    for row in case["eager"]["rows"]:
+        part = part_of(row["part"], row["stand_in"])
+        time = row["microseconds"] / case["eager"]["profiled"]
+        found[part][0] += time
+        found[part][1] += time if row["stand_in"] else 0.0
+    return {part: (both[0], both[1]) for part, both in found.items()}
+
+
+def read(folder: Path) -> dict[str, dict[str, Any]]:
+    """The results of each tree, by its name here."""
+    return {
+        name: json.loads((folder / f"{file}.json").read_text())
+        for file, name in TREES.items()
+        if (folder / f"{file}.json").is_file()
+    }
+
+
+def key(case: dict[str, Any]) -> Case:
+    return case["kind"], case["batch"], case["tokens"]
+
+
+def time_of(case: dict[str, Any]) -> float:
+    """Milliseconds of a step: the median replay, or an eager prompt's step."""
+    graphs = case["graphs"]
+    return statistics.median(graphs["replays"][WARM:] or graphs["steps"][1:])
+
+
+def write_data(results: dict[str, dict[str, Any]]) -> None:
+    """One row for each tree, case and part."""
+    with open(DATA / "xpu_path.csv", "w", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(
+            ["tree", "kind", "batch", "tokens", "part", "microseconds", "in_stand_ins"]
+        )
+        for tree, result in results.items():
+            for case in result["cases"]:
+                for part, (time, inside) in sums_of(case).items():
+                    numbers = f"{time:.1f}", f"{inside:.1f}"
+                    rows.writerow([tree, *key(case), part, *numbers])
+                rows.writerow(
+                    [tree, *key(case), "step", f"{1e3 * time_of(case):.0f}", ""]
+                )
+
+
+def attention_table(results: dict[str, dict[str, Any]]) -> list[str]:
+    """Attention of each case, with its largest error to float64."""
+    cases = {
+        tree: {key(case): case for case in result["cases"]}
+        for tree, result in results.items()
+    }
+    lines = [
+        "| case | untouched, µs | patched, µs | ratio | error, untouched | patched |",
+        "|---|---|---|---|---|---|",
+    ]
+    for case, ours in cases["patched"].items():
+        theirs = cases["untouched"][case]
+        before, after = (sums_of(c)["attention"][0] for c in (theirs, ours))
+        errors = [
+            max([*c["eager"]["errors"].values(), *c["graphs"]["errors"].values()])
+            for c in (theirs, ours)
+        ]
+        lines.append(
+            f"| {named(case)} | {before:.0f} | {after:.0f} | {before / after:.1f} |"
+            f" {100 * errors[0]:.0f} % | {100 * errors[1]:.2f} % |"
+        )
+    return lines
+
+
+def named(case: Case) -> str:
+    kind, batch, tokens = case
+    return (
+        f"{kind}, {batch} at {tokens:,}" if kind == "decode" else f"{kind}, {tokens:,}"
+    )
+
+
+def parts_table(results: dict[str, dict[str, Any]], case: Case) -> list[str]:
+    """All parts of one case: microseconds, and how many of them in stand-ins."""
+    lines = [
+        "| part | " + " | ".join(results) + " |",
+        "|---" * (len(results) + 1) + "|",
+    ]
+    found = [
+        next(c for c in result["cases"] if key(c) == case)
+        for result in results.values()
+    ]
+    for part in PARTS:
+        cells = []
+        for one in found:
+            time, inside = sums_of(one).get(part, (0.0, 0.0))
+            cells.append(f"{time:.0f} (stand-ins {inside:.0f})")
+        lines.append(f"| {part} | " + " | ".join(cells) + " |")
+    steps = (f"{time_of(one):.2f} ms" for one in found)
+    lines.append("| the step, with stand-ins | " + " | ".join(steps) + " |")
+    return lines
+
+
+def tokens_lines(results: dict[str, dict[str, Any]]) -> list[str]:
+    """In which cases eager and captured steps gave other tokens."""
+    lines = []
+    for tree, result in results.items():
+        differing = []
+        for case in result["cases"]:
+            pairs = zip(case["eager"]["tokens"], case["graphs"]["tokens"], strict=True)
+            equal = sum(a[:4] == b[:4] for a, b in pairs)
+            if equal < case["batch"]:
+                differing.append(f"{named(key(case))}: {equal} of {case['batch']}")
+        said = "; ".join(differing) or "all requests of all cases"
+        lines.append(f"- {tree}, requests with equal tokens: {said}")
+    return lines
+
+
+def engine_table(folder: Path) -> list[str]:
+    """The tiny checkpoint's engines against Hugging Face: bounds of `tests/e2e`."""
+    sys.path.insert(0, str(ROOT / "tests/e2e"))
+    import checkpoint
+    import checks
+    import torch
+    from serving import Job, Prompt, Served
+    from twin import Twin
+
+    from .jobs import MIXED
+
+    lines = [
+        "| engine | tokens | ratio | float32 | core | output | overlap |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    job = Job("mixed", (tuple(Prompt(n, new, seed) for n, new, seed in MIXED),))
+    with tempfile.TemporaryDirectory() as made:
+        twin = Twin(checkpoint.write(Path(made))[1])
+        for name in ("eager", "graphs"):
+            if not (folder / f"{name}.pt").is_file():
+                continue
+            answer = torch.load(folder / f"{name}.pt", weights_only=False)
+            answer["tokens"] = answer["tokens"][:1]
+            served = Served(job, answer, "", 0.0)
+            for error in checks.check_attention(served, twin):
+                overlap = "" if error.overlap is None else f"{error.overlap:.3f}"
+                lines.append(
+                    f"| {name} | {error.tokens} | {error.ratio} |"
+                    f" {100 * error.plain:.1f} % | {100 * error.core:.2f} % |"
+                    f" {100 * error.output:.3f} % | {overlap} |"
+                )
+            experts = max(checks.check_experts(served, twin).values())
+            checks.check_logits(served, twin)
+            tokens = " · ".join(" ".join(map(str, t)) for t in answer["tokens"][0])
+            lines += [
+                "",
+                f"Experts off by at most {100 * experts:.2f} %. Tokens: {tokens}",
+            ]
+    return lines
+
+
+def page(results: dict[str, dict[str, Any]], engine: list[str]) -> str:
+    """The generated part."""
+    any_result = results["patched"]
+    lines = [
+        f"{any_result['device']}, torch {any_result['torch']},"
+        f" Triton {any_result['triton']}, CUDA {any_result['cuda']}.",
+        "",
+        "### Against Hugging Face",
+        "",
+        *engine,
+        "",
+        "### Attention",
+        "",
+        *attention_table(results),
+        "",
+    ]
+    for case in (("decode", 16, 16384), ("decode", 128, 65536), ("prefill", 1, 8192)):
+        lines += [f"### All parts: {named(case)}", "", "Microseconds of one step.", ""]
+        lines += [*parts_table(results, case), ""]
+    return "\n".join([*lines, "### Eager and captured", "", *tokens_lines(results)])
+
+
+def main() -> None:
+    """Write the data, and the part of the page between its marks."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("results", type=Path)
+    folder = parser.parse_args().results
+    results = read(folder)
+    if missing := {"patched", "untouched"} - set(results):
+        raise SystemExit(f"{folder} has no results of: {', '.join(sorted(missing))}")
+    write_data(results)
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    figures = page(results, engine_table(folder))
+    PAGE.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}")
+
+
+if __name__ == "__main__":
+    main()
