@@ -80,7 +80,8 @@ def checkpoints_page(project: Project) -> Page | None:
             "# Checkpoints by release",
             "Each verdict comes from a run: a tiny checkpoint of that kind through the"
             " engine on the emulated XPU. `serves`: it agrees with its float32 twin."
-            " `refuses`: it ends with a message. `not run`: no verdict yet. Point at a cell for what was found. All rows:"
+            " `refuses`: it ends with a message. `not run`: no verdict yet."
+            " Point at a cell for what was found. All rows:"
             f" [CSV]({CHECKPOINTS}).",
             table("checkpoints-grid", ("release", *kinds), grid),
             "## What was found",
