@@ -11,11 +11,7 @@ from aot.shapes import Sizes
 SMALL = Sizes(heads=(("H8", 8),), tokens=(2,), chunks=(17,), requests=(1,))
 
 
-TOO_LONG = {"_prefill_kernel"}
-"""The CPU compiler took more than ten minutes for the smallest configuration."""
-
-
 def test_every_shipped_kernel_ran(request: pytest.FixtureRequest) -> None:
     ran = {launch.kernel for launch in request.config.stash[RAN]}
     shipped = {record.launch.name for record in record_cases("ours", cases(SMALL))}
-    assert shipped - ran == TOO_LONG
+    assert not shipped - ran
