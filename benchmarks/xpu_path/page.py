@@ -172,6 +172,7 @@ def engine_table(folder: Path) -> list[str]:
         "| engine | tokens | ratio | float32 | core | output | overlap |",
         "|---|---|---|---|---|---|---|",
     ]
+    below: list[str] = []
     job = Job("mixed", (tuple(Prompt(n, new, seed) for n, new, seed in MIXED),))
     with tempfile.TemporaryDirectory() as made:
         twin = Twin(checkpoint.write(Path(made))[1])
@@ -191,11 +192,12 @@ def engine_table(folder: Path) -> list[str]:
             experts = max(checks.check_experts(served, twin).values())
             checks.check_logits(served, twin)
             tokens = " · ".join(" ".join(map(str, t)) for t in answer["tokens"][0])
-            lines += [
+            below += [
                 "",
-                f"Experts off by at most {100 * experts:.2f} %. Tokens: {tokens}",
+                f"{name}: experts off by at most {100 * experts:.2f} %."
+                f" Tokens: {tokens}",
             ]
-    return lines
+    return [*lines, *below]
 
 
 def page(results: dict[str, dict[str, Any]], engine: list[str]) -> str:

@@ -16,7 +16,7 @@ from vllm.forward_context import get_forward_context
 from benchmarks.xpu_path import pages, parts
 from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker
 
-ROWS = 4
+ROWS = 16
 """Tokens of a batch whose attention is checked in each layer."""
 _replays: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 Event = torch.cuda.Event
