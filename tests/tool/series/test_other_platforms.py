@@ -2,18 +2,22 @@
 """Steps do not affect CUDA, ROCm and CPU: by the files they touch, or by a test."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 
 from xpustack.core.project import Project
+from xpustack.series.diff import FileDiff
 from xpustack.series.patch import Step, load_series
 
 PROJECT = Project.find(Path(__file__).parent)
 # The releases whose XPU model is a folder of its own.
 RELEASES = ("v0.23.0", "v0.33.0")
 # What upstream has wrong on every platform, or on the CPU alone.
-FOR_ALL = {"swa-rope", "cpu-tile-scheduler"}
+FOR_ALL = {"swa-rope", "cpu-tile-scheduler", "checkpoint-faults"}
+PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
+"""A line of `setup.py` that packages one more file."""
 # Nothing that another platform runs: variables that only XPU's code reads, classes of
 # XPU in a file of all, and branches on is_xpu() between modules of which only XPU's can
 # be imported here.
@@ -33,7 +37,22 @@ CASES = [
 
 def shared(step: Step) -> list[str]:
     """Files of the step's patch that other platforms run too."""
-    return [path for path in step.touched if "xpu" not in path]
+    return [
+        file.path
+        for file in step.files
+        if "xpu" not in file.path and not (file.path == "setup.py" and packages(file))
+    ]
+
+
+def packages(file: FileDiff) -> bool:
+    """Whether the change only packages more files."""
+    changed = [
+        line
+        for hunk in file.hunks
+        for line in hunk.lines
+        if line.startswith((b"+", b"-"))
+    ]
+    return all(PACKAGED.fullmatch(line) for line in changed)
 
 
 def unchanged_tests(module: Path) -> list[str]:
