@@ -3,6 +3,7 @@
 
 import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +16,10 @@ from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.device import archive, session
 from xpustack.device.ingest import ingest
+from xpustack.device.programs import served
 from xpustack.device.records import STAGES, Kind
 from xpustack.device.stages import Bench
-from xpustack.terminal.console import AsJson, answering, showing_progress
+from xpustack.terminal.console import Answer, AsJson, answering, showing_progress
 
 FOLDER = ".device"
 
@@ -54,6 +56,13 @@ def device(
     again: Annotated[
         bool, typer.Option("--again", help="Run finished stages anew.")
     ] = False,
+    url: Annotated[
+        str | None,
+        typer.Option(
+            help="Ask a server that runs already, such as http://127.0.0.1:8000,"
+            " instead of starting an engine."
+        ),
+    ] = None,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -75,6 +84,9 @@ def device(
             said = ingest(project, archive.read(report))
             answer.data = {"ingested": said}
             answer.say(*said)
+            return
+        if url is not None:
+            _ask(answer, url, stage or ())
             return
         unknown = [name for name in stage or () if name not in STAGES]
         if unknown:
@@ -129,3 +141,26 @@ def device(
         answer.say(f"device: {bench.facts()[0].found} (--device {kind})")
         if done.failed:
             answer.exit_code = CheckFailed.exit_code
+
+
+def _ask(answer: Answer, url: str, stage: Sequence[str]) -> None:
+    """Judge a running server.
+
+    Raises:
+        UsageError: another stage than `serve` is asked for.
+        CheckFailed: the server is not sound.
+    """
+    if list(stage) not in ([], ["serve"]):
+        raise UsageError(
+            "--url asks a running server, which is the stage serve alone",
+            hint=f"python -m xpustack device --url {url} serve",
+        )
+    try:
+        said = served.judge(url, twice=True)
+    except served.Unsound as unsound:
+        raise CheckFailed(
+            str(unsound),
+            hint="docs/deploying.md, Troubleshooting; the server's own log",
+        ) from None
+    answer.data = {"served": said}
+    answer.say(f"sound: {said}")

@@ -50,6 +50,9 @@ SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.json"
 ARGUMENTS = "container.args"
 OFFICIAL_ARGUMENTS = "official.args"
+HEALTH = "served.py"
+HEALTH_SOURCE = Path(__file__).parents[1] / "device/programs/served.py"
+"""The images' health check."""
 COMPANION_FILES = (
     CONSTRAINTS,
     PINS,
@@ -58,6 +61,7 @@ COMPANION_FILES = (
     PROVENANCE,
     ARGUMENTS,
     OFFICIAL_ARGUMENTS,
+    HEALTH,
 )
 """The files beside a wheel; `official.args` only where upstream has an image."""
 
@@ -98,6 +102,7 @@ class WheelBuild:
             PINS: pins_with_hashes(pins),
             RUNTIME: requirements_text(self.runtime),
             ARGUMENTS: build_arguments(self.name, pins, self.runtime),
+            HEALTH: HEALTH_SOURCE.read_text(encoding="utf-8"),
             SBOM: sbom.sbom(
                 self.release,
                 self.version,

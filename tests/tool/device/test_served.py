@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The doctor of a served engine, against servers that are made up."""
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from xpustack.cli import app
+from xpustack.device.programs import served
+
+SOUND = (" Wednesday, Thursday, Friday", [-0.1, -0.2])
+Answers = Callable[[int], tuple[str, list[float]]]
+
+
+@contextmanager
+def server(answers: Answers, status: int = 200, key: str = "") -> Iterator[str]:
+    """A server whose n-th answer is `answers(n)`; its address."""
+    asked = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            models = {"data": [{"id": "flash"}]}
+            self.answer("" if self.path == "/health" else json.dumps(models))
+
+        def do_POST(self) -> None:
+            length = int(self.headers["Content-Length"])
+            question = json.loads(self.rfile.read(length))
+            assert (question["model"], question["temperature"]) == ("flash", 0)
+            asked.append(question)
+            text, logprobs = answers(len(asked))
+            choice = {"text": text, "logprobs": {"token_logprobs": logprobs}}
+            self.answer(json.dumps({"choices": [choice]}))
+
+        def answer(self, text: str) -> None:
+            allowed = not key or self.headers["Authorization"] == f"Bearer {key}"
+            self.send_response(status if allowed else 401)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as running:
+        thread = threading.Thread(target=running.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{running.server_port}"
+        finally:
+            running.shutdown()
+            thread.join()
+
+
+def test_a_sound_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("VLLM_API_KEY", "secret")
+    with server(lambda _: SOUND, key="secret") as url:
+        assert served.judge(url, twice=True) == f"flash: {SOUND[0]!r}"
+        done = CliRunner().invoke(app, ["device", "--url", url, "serve"])
+        assert (done.exit_code, "sound: flash" in done.stdout) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("answers", "status", "said"),
+    [
+        (lambda _: (SOUND[0], [-0.1, float("nan")]), 200, "are not finite"),
+        (lambda _: (SOUND[0], []), 200, "are not finite"),
+        (lambda _: ("!!!!!!!!!!!!", [-0.1]), 200, "one character over and over"),
+        (lambda n: (f"{SOUND[0]} {n}", [-0.1]), 200, "two answers"),
+        (lambda _: SOUND, 503, "503"),
+        (lambda _: (None, None), 200, "are not finite"),
+    ],
+)
+def test_a_server_that_is_not_sound(answers: Answers, status: int, said: str) -> None:
+    with server(answers, status) as url:
+        done = CliRunner().invoke(app, ["device", "--url", url, "serve"])
+    assert done.exit_code == 1
+    assert said in done.stderr
+
+
+def test_no_server_and_wrong_words() -> None:
+    done = CliRunner().invoke(app, ["device", "--url", "http://127.0.0.1:9"])
+    assert (done.exit_code, "refused" in done.stderr) == (1, True)
+    done = CliRunner().invoke(app, ["device", "--url", "http://127.0.0.1:9", "tune"])
+    assert (done.exit_code, "serve alone" in done.stderr) == (2, True)
+
+
+def test_the_program_stands_alone(tmp_path: Path) -> None:
+    """As in an image: no package of ours, and the address by the environment."""
+    program = tmp_path / "served.py"
+    program.write_bytes(Path(served.__file__).read_bytes())
+
+    def run(url: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-I", str(program)],
+            env={served.VARIABLE: url},
+            capture_output=True,
+            text=True,
+        )
+
+    with server(lambda n: (f"{SOUND[0]} {n}", [-0.1])) as url:
+        done = run(url)
+        assert (done.returncode, "flash" in done.stdout) == (0, True), done
+    done = run(url)
+    assert (done.returncode, "refused" in done.stdout) == (1, True), done
