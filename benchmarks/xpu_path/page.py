@@ -207,19 +207,19 @@ def page(results: dict[str, dict[str, Any]], engine: list[str]) -> str:
         f"{any_result['device']}, torch {any_result['torch']},"
         f" Triton {any_result['triton']}, CUDA {any_result['cuda']}.",
         "",
-        "### Against Hugging Face",
+        "## Against Hugging Face",
         "",
         *engine,
         "",
-        "### Attention",
+        "## Attention",
         "",
         *attention_table(results),
         "",
     ]
     for case in (("decode", 16, 16384), ("decode", 128, 65536), ("prefill", 1, 8192)):
-        lines += [f"### All parts: {named(case)}", "", "Microseconds of one step.", ""]
+        lines += [f"## All parts: {named(case)}", "", "Microseconds of one step.", ""]
         lines += [*parts_table(results, case), ""]
-    return "\n".join([*lines, "### Eager and captured", "", *tokens_lines(results)])
+    return "\n".join([*lines, "## Eager and captured", "", *tokens_lines(results)])
 
 
 def main() -> None:
