@@ -3,10 +3,12 @@
 
 import sys
 
+from xpustack.checks.once import summarize
+
 from .front_end import missing
 
 if reason := missing():
-    print(f"aot skipped: {reason}")
+    summarize(f"aot skipped: {reason}")
     sys.exit(0)
 
 from .run import main

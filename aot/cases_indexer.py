@@ -26,16 +26,20 @@ from .shapes import (
 INDEX_PAGE = 64
 NEXT_N = (1, 2, 3, 4)
 """Tokens per request in a decode batch: one, and up to three speculative ones."""
+ODD_WIDTH = 65
+"""Compressed keys of a ratio-128 layer at a context of 8,320 tokens."""
+BLOCKS = 4096
+"""Blocks of the cache, and of the longest request: the same number by chance."""
 IMAGE = 1024
 """Columns that an image adds in this report; any number compiles the same."""
 
 
-def index_pages() -> torch.Tensor:
-    """The indexer's key cache `[4096, 64, 1, 132]`, block stride padded to 576."""
+def index_pages(blocks: int) -> torch.Tensor:
+    """The indexer's key cache `[blocks, 64, 1, 132]`, block stride padded to 576."""
     width = INDEX_DIM + 4
     stride = -(-INDEX_PAGE * width // 576) * 576
-    return meta(4096, stride, dtype=u8).as_strided(
-        (4096, INDEX_PAGE, 1, width), (stride, width, width, 1)
+    return meta(blocks, stride, dtype=u8).as_strided(
+        (blocks, INDEX_PAGE, 1, width), (stride, width, width, 1)
     )
 
 
@@ -63,49 +67,62 @@ def query_cases(sizes: Sizes) -> Iterator[Case]:
             )
 
 
-def logits(tokens: int, keys: int) -> None:
-    """Indexer logits of a prefill chunk over gathered FP8 keys."""
+def logits(tokens: int, keys: int, first: int = 0) -> None:
+    """Indexer logits of a prefill chunk over gathered FP8 keys; the chunk begins at row
+    `first` of its batch."""
     op("mqa_logits", "fp8_mqa_logits")(
         meta(tokens, INDEX_HEADS, INDEX_DIM, dtype=fp8),
         meta(keys, INDEX_DIM, dtype=fp8),
         meta(keys, dtype=f32),
         meta(tokens, INDEX_HEADS, dtype=f32),
-        meta(tokens, dtype=i32),
-        meta(tokens, dtype=i32),
+        meta(first + tokens, dtype=i32)[first:],
+        meta(first + tokens, dtype=i32)[first:],
     )
 
 
-def paged_logits(requests: int, next_n: int, last: bool = False) -> None:
+def paged_logits(
+    requests: int,
+    next_n: int,
+    last: bool = False,
+    blocks: int = BLOCKS,
+    table_width: int = BLOCKS,
+) -> None:
     """Indexer logits of a decode batch over the paged FP8 keys."""
     op("mqa_logits", "fp8_paged_mqa_logits")(
         meta(requests, next_n, INDEX_HEADS, INDEX_DIM, dtype=fp8),
-        index_pages(),
+        index_pages(blocks),
         meta(requests * next_n, INDEX_HEADS, dtype=f32),
         context_lens(requests, next_n, last),
-        meta(requests, CONTEXT // 4 // INDEX_PAGE, dtype=i32),
+        meta(requests, table_width, dtype=i32),
         None,
         CONTEXT // 4,
     )
 
 
-def logits_mxfp4(tokens: int, keys: int) -> None:
-    """Indexer logits of a prefill chunk over gathered MXFP4 keys."""
+def logits_mxfp4(tokens: int, keys: int, first: int = 0) -> None:
+    """Indexer logits of a prefill chunk over gathered MXFP4 keys, as `logits`."""
     op("mqa_logits_mxfp4", "mxfp4_mqa_logits")(
         meta(tokens, INDEX_HEADS, INDEX_DIM // 2, dtype=u8),
         meta(tokens, INDEX_HEADS, dtype=i32),
         meta(keys, INDEX_DIM // 2, dtype=u8),
         meta(keys, dtype=i32),
         meta(tokens, INDEX_HEADS, dtype=f32),
-        meta(tokens, dtype=i32),
-        meta(tokens, dtype=i32),
+        meta(first + tokens, dtype=i32)[first:],
+        meta(first + tokens, dtype=i32)[first:],
     )
 
 
-def paged_logits_mxfp4(requests: int, next_n: int, last: bool = False) -> None:
+def paged_logits_mxfp4(
+    requests: int,
+    next_n: int,
+    last: bool = False,
+    blocks: int = BLOCKS,
+    table_width: int = BLOCKS,
+) -> None:
     """Indexer logits of a decode batch over the paged MXFP4 keys, in pages of the size
     that v0.22.1 gives both formats."""
     width = INDEX_DIM // 2 + INDEX_DIM // 32
-    pages = index_pages()
+    pages = index_pages(blocks)
     pages = pages.as_strided(
         (*pages.shape[:3], width), (pages.stride(0), width, width, 1)
     )
@@ -115,7 +132,7 @@ def paged_logits_mxfp4(requests: int, next_n: int, last: bool = False) -> None:
         pages,
         meta(requests * next_n, INDEX_HEADS, dtype=f32),
         context_lens(requests, next_n, last),
-        meta(requests, CONTEXT // 4 // INDEX_PAGE, dtype=i32),
+        meta(requests, table_width, dtype=i32),
         None,
         CONTEXT // 4,
     )
@@ -175,6 +192,11 @@ def combine(requests: int, ratio: int, topk: int, image: int = 0) -> None:
     )
 
 
+def odd_combine() -> None:
+    """The conversion where ratio-128 layers have a width of no multiple of 16."""
+    combine(16, 128, ODD_WIDTH)
+
+
 def topk_cases(sizes: Sizes) -> Iterator[Case]:
     """The conversions of decode and of prefill."""
     for model in MODELS:
@@ -196,3 +218,4 @@ def topk_cases(sizes: Sizes) -> Iterator[Case]:
             f"{model.name} combine ratio 4 with images",
             lambda k=model.topk: combine(16, 4, k, IMAGE),
         )
+    yield Case("topk", f"combine ratio 128, {ODD_WIDTH} keys", odd_combine)

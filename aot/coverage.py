@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Check that everything that ships was compiled: kernels, and their configurations.
+"""Check that everything that ships was compiled: kernels, in each of their forms.
 
-A configuration is what a wrapper chooses for a kernel: compile-time parameters,
-sub-groups, pipelining depth and registers. To know which ones exist, aot records (and
-does not compile) every call over ranges far wider than those it compiles.
+A wrapper chooses a kernel's configuration: compile-time parameters, sub-groups,
+pipelining depth and registers. Triton then specializes it for the arguments: their
+types, which ones are 1, and which ones are multiples of 16. To know which forms exist,
+aot records (and does not compile) calls over ranges far wider than those it compiles.
 """
 
 import ast
+from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -54,6 +56,53 @@ def uncompiled(
         name = configuration(launch)
         if name not in known:
             missing.setdefault(name, label)
+    return missing
+
+
+def specialization(launch: Launch) -> frozenset[str]:
+    """What Triton assumes of a launch's arguments, as conditions."""
+    conditions: set[str] = set()
+    for parameter in launch.function.params:
+        if parameter.is_constexpr:
+            continue
+        name, place = parameter.name, (parameter.num,)
+        if place in launch.constants:
+            conditions.add(f"{name} == {launch.constants[place]}")
+        else:
+            conditions.add(f"{name}: {launch.signature[name]}")
+        if launch.attributes.get(place):
+            conditions.add(f"{name} % 16 == 0")
+    return frozenset(conditions)
+
+
+def unspecialized(
+    compiled: Iterable[Launch], every: Iterable[tuple[str, Launch]]
+) -> dict[str, str]:
+    """The specializations that `every` call needs and nothing compiled.
+
+    A configuration that nothing compiled is left out: `uncompiled` names it.
+
+    Returns:
+        Kernel, and how it differs from the compiled specialization that is most alike
+        → label of the first call that needs it.
+    """
+    known: dict[str, set[frozenset[str]]] = defaultdict(set)
+    for launch in compiled:
+        known[configuration(launch)].add(specialization(launch))
+    missing: dict[str, str] = {}
+    for label, launch in every:
+        forms, needed = known.get(configuration(launch)), specialization(launch)
+        if forms and needed not in forms:
+            # Sorted, so that of equally near ones the same is named each time.
+            nearest = min(
+                sorted(forms, key=sorted), key=lambda form: len(form ^ needed)
+            )
+            more, less = sorted(needed - nearest), sorted(nearest - needed)
+            missing.setdefault(
+                f"{configuration(launch)}: with {more or 'nothing'}"
+                f" instead of {less or 'nothing'}",
+                label,
+            )
     return missing
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find the loops of a kernel in its disassembly, and count what one turn executes.
+"""Find the loops of a kernel in its disassembly, and count what one iteration executes.
 
 A loop is the code between a label and a later jump back to it. Intel's compiler lays
 loops out contiguously, so the lines between are its body; code that a branch of the
@@ -28,7 +28,8 @@ _MESSAGE = re.compile(
 
 @dataclass(frozen=True)
 class Work:
-    """What a hardware thread executes: in one turn of a loop, or in a whole listing.
+    """What a hardware thread executes: in one iteration of a loop, or in a whole
+    listing.
 
     Attributes:
         instructions: instructions of any kind.

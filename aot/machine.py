@@ -19,7 +19,7 @@ class Machine:
         simd: lanes per instruction.
         barriers: named barriers.
         total: what the whole listing executes once.
-        loop: what one turn of the longest loop executes; nothing without a loop.
+        loop: what one iteration of the longest loop executes; nothing without a loop.
     """
 
     spill: int

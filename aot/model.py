@@ -23,7 +23,7 @@ from .loops import Work
 
 DATA = Path(__file__).with_name("devices.toml")
 LARGE_GRF = 128
-"""Registers per thread above which only half of the threads have room."""
+"""Registers per thread above which an Xe-core holds half as many threads."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +70,12 @@ class Launched:
     Attributes:
         groups: work-groups.
         sub_groups: of one work-group.
-        turns: turns of the longest loop, per sub-group.
+        turns: iterations of the longest loop, per sub-group.
         traffic: bytes that come from DRAM or go there.
         grf: registers per thread.
         slm: bytes of shared local memory per work-group.
         total: what the listing executes once.
-        loop: what one turn executes.
+        loop: what one iteration of that loop executes.
     """
 
     groups: int
@@ -150,7 +150,7 @@ def resident(launch: Launched, device: Device) -> int:
         groups = min(groups, device.slm // launch.slm)
     if groups < 1:
         raise ValueError(
-            f"{device.name}: an Xe-core has no room for {launch.sub_groups} sub-groups "
+            f"{device.name}: an Xe-core cannot hold {launch.sub_groups} sub-groups "
             f"of {launch.grf} registers and {launch.slm} bytes of SLM"
         )
     return groups
@@ -193,7 +193,7 @@ def _wave(launch: Launched, device: Device, groups: int) -> dict[str, float]:
     once, turn = launch.total, launch.loop
 
     def executed(name: str) -> float:
-        """Of one sub-group; the listing has one turn of the loop."""
+        """What one sub-group executes; the listing has one iteration of the loop."""
         return getattr(once, name) + (launch.turns - 1) * getattr(turn, name)
 
     loads = (launch.turns if turn.sends else 0) + 1

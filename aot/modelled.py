@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The shapes that the cost model compares: our attention and upstream's v0.33.0.
 
-What the code does not show, the shape gives: how often a loop turns, and which bytes
-must come from DRAM. Upstream's decode gathers the chosen rows into bf16 and attends
-to those; the index arithmetic in torch between its two kernels is left out.
+The shape tells what the code does not show: how many iterations a loop has, and which
+bytes must come from DRAM. Upstream's decode gathers the chosen rows into bf16 and
+attends to those; the index arithmetic in torch between its two kernels is left out.
 """
 
 import math
@@ -128,7 +128,7 @@ def _upstream(shape: Shape, load: upstream.Load) -> None:
 
 
 def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float]:
-    """Turns of a launch's loop, and bytes that it moves from and to DRAM.
+    """Iterations of a launch's loop, and bytes that it moves from and to DRAM.
 
     Raises:
         KeyError: the model does not know the kernel.
@@ -153,7 +153,7 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float]:
     if launch.name == "_bf16_mla_sparse_kernel":
         gathered = tokens * keys if shape.op == "decode" else PREFILL_ROWS
         return tiles, gathered * ROW_BYTES + 2 * rows * ROW_BYTES
-    raise KeyError(f"no turns and no traffic are known of {launch.name}")
+    raise KeyError(f"neither iterations nor traffic are known of {launch.name}")
 
 
 def modelled(shape: Shape, codes: Sequence[Code], device: Device) -> Estimate:

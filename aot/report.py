@@ -148,7 +148,8 @@ def to_json(rows: Sequence[Row], compilers: str) -> str:
 def csv_rows(rows: Sequence[Row]) -> list[dict[str, object]]:
     """The whole report as data: a row for each kernel and device. `spill` is in bytes
     per hardware thread, `slm` in bytes per work-group, `loop` in instructions of one
-    turn of the longest loop, `narrow` in loads of 8 or 16 bits from SLM among them."""
+    iteration of the longest loop, `narrow` in loads of 8 or 16 bits from SLM among
+    them."""
     return [
         cells
         for name, group in _by_origin(rows)
@@ -176,8 +177,8 @@ def summary(rows: Sequence[Row], compilers: str, devices: Sequence[str]) -> str:
             f"Compiled with {compilers}, for {', '.join(devices)}. The front end is"
             " older than the deployed Triton 3.7 to 3.8. The worst kernel of each op,"
             " over its configurations and devices: bytes of spill per hardware thread,"
-            " and instructions of one turn of the longest loop (0: no loop). All rows:"
-            f" [{ROWS}]({ROWS}).",
+            " and instructions of one iteration of the longest loop (0: no loop). All"
+            f" rows: [{ROWS}]({ROWS}).",
             "",
             table(heads, cells),
         )

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m aot`: compile every shipped kernel for Intel GPUs and judge the result."""
+"""`python -m aot`: compile every shipped kernel for Intel GPUs and judge the result.
+
+Upstream's kernels, which nothing judges, are compiled on request: they take as long.
+"""
 
 import argparse
 import runpy
@@ -10,6 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import kernels.xpu_dsv4
+from xpustack.checks.once import summarize
 from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError
 from xpustack.core.markdown import with_section
@@ -18,10 +22,11 @@ from xpustack.core.rows import csv_text
 from . import compile as compiler
 from . import modelled, report, upstream
 from .cases import cases
-from .coverage import launched, uncompiled
+from .coverage import launched, uncompiled, unspecialized
 from .model import devices as known_devices
 from .ocloc import OclocError, find
-from .record import LaunchRecord, record_cases
+from .record import Launch, LaunchRecord, record_cases
+from .served import served
 from .shapes import EVERY, Case
 
 SECTION, MODEL_SECTION = "aot", "model"
@@ -46,7 +51,9 @@ def rows(
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(prog="python -m aot", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m aot", description=(__doc__ or "").splitlines()[0]
+    )
     parser.add_argument(
         "--op", action="append", help="only this group of calls; may be repeated"
     )
@@ -58,14 +65,22 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2)
     parser.add_argument("--json", type=Path, default=Path("build/aot.json"))
     parser.add_argument(
-        "--docs", type=Path, help="write this page's summary, and rows beside it"
+        "--upstream",
+        action="store_true",
+        help="report upstream's kernels too, and model the time of both",
+    )
+    parser.add_argument(
+        "--docs",
+        type=Path,
+        help="as --upstream; write this page's summaries, and rows beside it",
     )
     parser.add_argument("--refresh-ocloc", action="store_true", help="fetch it again")
     return parser.parse_args(arguments)
 
 
 def selected(options: argparse.Namespace, cache: Cache) -> list[LaunchRecord]:
-    """The launches that the options ask for: of one file, of some calls, or all."""
+    """The launches that the options ask for: of one file, of some calls, or all of
+    ours; `upstream` adds upstream's."""
     if options.call:
         run = partial(runpy.run_path, str(options.call))
         return record_cases("ours", [Case("call", options.call.name, run)])
@@ -77,32 +92,32 @@ def selected(options: argparse.Namespace, cache: Cache) -> list[LaunchRecord]:
             if (not options.op or case.op in options.op) and options.label in case.label
         ),
     )
-    if options.op or options.label:
-        return ours
-    return [*upstream.record_releases(cache), *ours]
+    return [*upstream.record_releases(cache), *ours] if options.upstream else ours
 
 
 def gaps(ours: Sequence[LaunchRecord]) -> list[str]:
-    """What ships but is not among `ours`: kernels, and configurations."""
-    names = {record.launch.name for record in ours}
+    """What ships but is not among `ours`: kernels, configurations, specializations."""
+    launches = [record.launch for record in ours]
+    names = {launch.name for launch in launches}
     shipped = launched(Path(kernels.xpu_dsv4.__path__[0]))
     lines = [
         f"{name} ({file}): no call of aot/cases*.py launches it"
         for name, file in shipped.items()
         if name not in names
     ]
-    missing = uncompiled(
-        (record.launch for record in ours),
-        (
-            (f"{record.op} {record.label}", record.launch)
-            for record in record_cases("ours", cases(EVERY))
-        ),
-    )
+    missing = {
+        **uncompiled(launches, _labelled(record_cases("ours", cases(EVERY)))),
+        **unspecialized(launches, _labelled(served())),
+    }
     lines += [
         f"{name}: [{label}] needs it and SHIPPED in aot/shapes.py does not compile it"
         for name, label in missing.items()
     ]
     return lines
+
+
+def _labelled(records: Sequence[LaunchRecord]) -> list[tuple[str, Launch]]:
+    return [(f"{record.op} {record.label}", record.launch) for record in records]
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -121,18 +136,19 @@ def check(options: argparse.Namespace) -> int:
         OclocError, StackError: the compiler, an archive or the page cannot be had.
     """
     partial_run = options.call or options.op or options.label
+    options.upstream = options.upstream or bool(options.docs)
+    if options.upstream and partial_run:
+        print("--upstream and --docs need all calls", file=sys.stderr)
+        return 2
     if options.docs:
         # Known before minutes of compilation.
-        if partial_run:
-            print("--docs needs all calls", file=sys.stderr)
-            return 2
         for name in (SECTION, MODEL_SECTION):
             with_section(options.docs, name, "")
     cache = Cache.default()
     started = time.monotonic()
     ocloc = find(cache.root / "ocloc", refresh=options.refresh_ocloc)
     records = selected(options, cache)
-    shapes = {} if partial_run else modelled.record(cache)
+    shapes = modelled.record(cache) if options.upstream else {}
     devices = options.device.split(",")
     with upstream.newer_softmax():
         compile_all = partial(
@@ -158,7 +174,8 @@ def check(options: argparse.Namespace) -> int:
     options.json.write_text(report.to_json(every, compilers))
     targets = [device for device in known_devices() if device.target in devices]
     model = modelled.csv_rows(codes, targets)
-    print(modelled.text(model))
+    if model:
+        print(modelled.text(model))
     if options.docs:
         sections = {
             SECTION: report.summary(every, compilers, devices),
@@ -180,8 +197,10 @@ def check(options: argparse.Namespace) -> int:
     faulty = [row for row in ours if row.faults()]
     for row in faulty:
         print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
-    print(
-        f"{compilers}: {len(every) - len(ours)} of upstream's configurations reported, "
+    others = len(every) - len(ours)
+    reported = f"{others} of upstream's configurations reported, " if others else ""
+    summarize(
+        f"{compilers}: {reported}"
         f"{len(ours)} of ours judged, {len(faulty)} with faults, {len(missing)} gaps, "
         f"{time.monotonic() - started:.0f} s; {options.json}"
     )

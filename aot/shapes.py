@@ -6,7 +6,7 @@ sees, tensor parallelism of 1, 2, 4 or 8 divides only the heads.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
@@ -73,7 +73,7 @@ SHIPPED = Sizes(
         for model in MODELS
         for parallel in (1, 2, 4, 8)
     ),
-    tokens=(1, 16, 64, 512),
+    tokens=(1, 16, 64, 128, 512),
     chunks=(2048,),
     requests=(1, 16),
 )
@@ -84,7 +84,13 @@ EVERY = Sizes(
     chunks=(1, 17, 256, 2048, 8192),
     requests=(1, 3, 64, 256, 1024),
 )
-"""What is only recorded, to check that `SHIPPED` compiles all that these need."""
+"""What is only recorded, to check that `SHIPPED` compiles all configurations of it."""
+SERVED = replace(EVERY, heads=tuple((f"H{n}", n) for n in (2, 4, 8, 16, 32, 64, 128)))
+"""What is only recorded, to check that `SHIPPED` compiles all specializations of it.
+
+A rank has a model's heads over a tensor-parallel size. Other numbers are in `EVERY`
+because a configuration must not depend on them.
+"""
 
 
 @dataclass(frozen=True)

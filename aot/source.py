@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The code of a Triton function, wherever it stands in its file.
+"""Extracts the code of a Triton function, whatever its line in the file.
 
 Triton's own cache key contains the line at which a kernel and each helper begins, so
 that debug information stays right. Here a moved function must not compile again.

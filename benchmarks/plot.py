@@ -125,7 +125,7 @@ def draw(report: dict[str, Any], target: Path) -> None:
 
 
 def section(report: dict[str, Any]) -> str:
-    """What was measured on what, in a line of Markdown."""
+    """The device, the versions and the file of rows of a run, in a line of Markdown."""
     facts, roof = report["environment"], report["roofline"]
     return (
         f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}, "

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m benchmarks.tune`: measure configurations and write the device's file.
 
-Every candidate is first held against the float64 reference on the inputs that are
+Every candidate is first compared with the float64 reference on the inputs that are
 timed; a wrong one, or one that does not compile, cannot win. A candidate replaces the
-default where its mean time over the shapes, geometric, is at least 3 % shorter.
-`kernels/xpu_dsv4/_tuned.py` reads the file. After each kernel it is written anew, so an
-interrupted run keeps what it measured.
+default where its geometric mean time over the shapes is at least 3 % shorter.
+`kernels/xpu_dsv4/_tuned.py` reads the file. The program writes it after each kernel, so
+an interrupted run keeps what it measured.
 """
 
 import argparse
@@ -272,7 +272,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnusableDevice as error:
         print(error, file=sys.stderr)
         return 5
-    # Candidates are held against the kernels' own choice.
+    # Candidates are compared with the kernels' own choice.
     os.environ.pop(_tuned.VARIABLE, None)
     _tuned.FOLDER = Path("nowhere")
     name = describe(device)

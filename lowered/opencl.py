@@ -46,7 +46,7 @@ class Cpu:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.compiled = 0
-        """Programs that were compiled, not found."""
+        """How many programs were compiled instead of read from `folder`."""
 
     @cached_property
     def context(self) -> Any:

@@ -57,14 +57,30 @@ class Ran:
     test: str = ""
     error: str = ""
 
-    def __str__(self) -> str:
-        shown = ", ".join(
+    @property
+    def shown(self) -> str:
+        """The parameters by name, without those that are None."""
+        return ", ".join(
             f"{name} {value}"
             for name, value in self.configuration.items()
             if name.isupper() and value is not None
         )
+
+    def row(self) -> dict[str, str]:
+        """What `--rows` writes."""
+        return {
+            "kernel": self.kernel,
+            "configuration": self.shown,
+            "sub-groups": str(self.warps),
+            "grid": " x ".join(map(str, self.grid)),
+            "error": self.error,
+            "compiled in s": f"{self.compile_seconds:.1f}",
+            "ran ms": f"{1e3 * self.seconds:.0f}",
+        }
+
+    def __str__(self) -> str:
         return (
-            f"{self.kernel} [{shown}] {self.warps} sub-groups, grid {self.grid}:"
+            f"{self.kernel} [{self.shown}] {self.warps} sub-groups, grid {self.grid}:"
             f" {self.error}; compiled in {self.compile_seconds:.1f} s,"
             f" ran {1e3 * self.seconds:.0f} ms"
         )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read and edit SPIR-V: what Intel's CPU runtime does not take, and what a module
-imports."""
+"""Reads and edits SPIR-V: removes what Intel's CPU runtime refuses, lists imports, and
+plants faults."""
 
 import struct
 from collections.abc import Callable, Iterator
@@ -77,19 +77,21 @@ def without_load_masks(binary: bytes) -> bytes:
         ValueError: the module has no masked load.
     """
     items = list(instructions(binary))
-    labels = {item.words[1]: n for n, item in enumerate(items) if _is(item, OP_LABEL)}
+    labels = {
+        item.words[1]: n for n, item in enumerate(items) if item.opcode == OP_LABEL
+    }
     header = list(struct.unpack(f"<{HEADER_WORDS}I", binary[: 4 * HEADER_WORDS]))
     true = header[3]
     header[3] += 1
-    boolean = next(item.words[1] for item in items if _is(item, OP_TYPE_BOOL))
+    boolean = next(item.words[1] for item in items if item.opcode == OP_TYPE_BOOL)
     constant = (3 << 16 | OP_CONSTANT_TRUE, boolean, true)
     found = 0
     words = header
     for item in items:
-        if _is(item, OP_FUNCTION) and constant:
+        if item.opcode == OP_FUNCTION and constant:
             words += constant
             constant = ()
-        if _is(item, OP_BRANCH_CONDITIONAL) and _skips_load(item, items, labels):
+        if item.opcode == OP_BRANCH_CONDITIONAL and _skips_load(item, items, labels):
             words += (item.words[0], true, *item.words[2:])
             found += 1
         else:
@@ -97,10 +99,6 @@ def without_load_masks(binary: bytes) -> bytes:
     if not found:
         raise ValueError("no masked load")
     return struct.pack(f"<{len(words)}I", *words)
-
-
-def _is(item: Instruction, opcode: int) -> bool:
-    return item.opcode == opcode
 
 
 def _skips_load(
@@ -128,7 +126,7 @@ def without(binary: bytes, unwanted: Callable[[Instruction], bool]) -> bytes:
 
 
 def imports(binary: bytes) -> set[str]:
-    """Names of the functions that a module leaves to others."""
+    """Names of the functions that a module imports."""
     return {
         text_of(item.words[3:-1])
         for item in instructions(binary)

@@ -3,7 +3,8 @@
 attention inside an installed vLLM, on the GPU.
 
 Each case runs twice: in captured graphs, whose replays are timed, and in eager mode,
-where attention is checked against float64 and kernels are timed by part.
+where attention is checked against float64 and kernels are timed by part. A job may ask
+for one of the modes alone.
 """
 
 import importlib
@@ -72,7 +73,8 @@ def run(job: dict[str, Any], result: Path) -> None:
         decodes = kind == "decode"
         started = time.perf_counter()
         case: dict[str, Any] = {"kind": kind, "batch": batch, "tokens": length}
-        for mode, new in (("eager", 4), ("graphs", job["steps"])):
+        for mode in job["modes"]:
+            new = 4 if mode == "eager" else job["steps"]
             if not decodes:
                 # A prompt is one step; the first compiles, the third is profiled.
                 new = 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A KV connector that calls every prompt computed but for its last token.
+"""A KV connector that reports every prompt as computed, except for its last token.
 
-The engine then decodes at any context at once; the pages hold what somebody else put
-there. A prompt of `FRESH` tokens is left to the engine, which computes all of it.
+The engine then decodes at any context length at once, over pages that other code
+filled. It computes all of a prompt of `FRESH` tokens.
 """
 
 from typing import Any

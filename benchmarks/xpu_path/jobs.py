@@ -35,6 +35,7 @@ DECODE = [
 BENCH = {
     "folder": "/tmp/xpu-path/flash",
     "sizes": {},
+    "modes": ["eager", "graphs"],
     "steps": 12,
     "cases": [*DECODE[:8], ("prefill", 1, 8192), *DECODE[8:]],
 }
@@ -51,6 +52,16 @@ FLASH = {
         "cudagraph_capture_sizes": [1, 16, 64, 128],
     },
 }
+EAGER = {
+    **FLASH,
+    "async_scheduling": False,
+    "enforce_eager": True,
+    "compilation_config": {"mode": 0},
+    "kv_cache_memory_bytes": 64 << 30,
+}
+"""For releases that make no graphs on XPU unless told to."""
+FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
+"""Eager steps at up to 16k tokens, and the prompt."""
 RECORDING = "recording_on_cuda.RecordingOnCudaWorker"
 
 
@@ -99,15 +110,21 @@ def soak() -> tuple[tuple[int, int, int], ...]:
     )
 
 
-def bench(name: str, patched: bool, *environment: tuple[str, str]) -> Job:
+def bench(
+    name: str,
+    patched: bool,
+    *environment: tuple[str, str],
+    engine: dict[str, Any] = FLASH,
+    told: dict[str, Any] = BENCH,
+) -> Job:
     return Job(
         name,
         patched,
         "benchmarks.xpu_path.bench",
-        FLASH,
+        engine,
         (),
         environment,
-        BENCH,
+        told,
         "json",
         200.0,
     )
@@ -140,6 +157,8 @@ JOBS = {
         bench("flash-patched", True),
         bench("flash-patched-triton", True, TRITON),
         bench("flash-untouched", False),
+        bench("flash-eager-patched", True, engine=EAGER, told=FEW),
+        bench("flash-eager-untouched", False, engine=EAGER, told=FEW),
         sanitized("memcheck"),
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`python -m benchmarks.xpu_path.page RESULTS`: write what came back from the GPU.
 
-Reads `flash-*.json` and, where it is there, `eager.pt` and `graphs.pt`, which are held
-against Hugging Face as `tests/e2e` does. Writes `docs/data/xpu_path*.csv` and the
+Reads `flash-*.json` and, where it is there, `eager.pt` and `graphs.pt`, which are
+compared with Hugging Face as in `tests/e2e`, and `streams.pt` and `triton.pt`. Of an
+older release it takes `flash-eager-*.json`. Writes `docs/data/xpu_path.csv` and the
 generated part of `docs/xpu_path.md`.
 """
 
@@ -27,6 +28,7 @@ TREES = {
     "flash-patched": "patched",
     "flash-patched-triton": "patched, Triton",
 }
+OLDER_TREES = {"flash-eager-untouched": "untouched", "flash-eager-patched": "patched"}
 PARTS = (
     "attention",
     "insert",
@@ -38,6 +40,8 @@ PARTS = (
     "other",
 )
 Case = tuple[str, int, int]
+Results = dict[str, dict[str, Any]]
+"""What `bench` wrote, by the name of the tree."""
 WARM = 4
 """Replays left out at the beginning of a case."""
 Sums = dict[str, tuple[float, float]]
@@ -54,13 +58,21 @@ def sums_of(case: dict[str, Any]) -> Sums:
     return {part: (both[0], both[1]) for part, both in found.items()}
 
 
-def read(folder: Path) -> dict[str, dict[str, Any]]:
-    """The results of each tree, by its name here."""
-    return {
+def read(folder: Path, trees: dict[str, str]) -> Results:
+    """The results of each tree that has some.
+
+    Raises:
+        SystemExit: naming the folder, if a tree is missing that a table compares.
+
+    """
+    results = {
         name: json.loads((folder / f"{file}.json").read_text())
-        for file, name in TREES.items()
+        for file, name in trees.items()
         if (folder / f"{file}.json").is_file()
     }
+    if missing := {"patched", "untouched"} - set(results):
+        raise SystemExit(f"{folder} has no results of: {', '.join(sorted(missing))}")
+    return results
 
 
 def key(case: dict[str, Any]) -> Case:
@@ -73,24 +85,24 @@ def time_of(case: dict[str, Any]) -> float:
     return statistics.median(graphs["replays"][WARM:] or graphs["steps"][1:])
 
 
-def write_data(results: dict[str, dict[str, Any]]) -> None:
-    """One row for each tree, case and part."""
+def write_data(releases: dict[str, Results]) -> None:
+    """One row for each release, tree, case and part, and for steps in graphs."""
     with open(DATA / "xpu_path.csv", "w", newline="") as file:
         rows = csv.writer(file, lineterminator="\n")
-        rows.writerow(
-            ["tree", "kind", "batch", "tokens", "part", "microseconds", "in_stand_ins"]
-        )
-        for tree, result in results.items():
-            for case in result["cases"]:
-                for part, (time, inside) in sums_of(case).items():
-                    numbers = f"{time:.1f}", f"{inside:.1f}"
-                    rows.writerow([tree, *key(case), part, *numbers])
-                rows.writerow(
-                    [tree, *key(case), "step", f"{1e3 * time_of(case):.0f}", ""]
-                )
+        named = ("release", "tree", "kind", "batch", "tokens", "part")
+        rows.writerow([*named, "microseconds", "in_stand_ins"])
+        for release, results in releases.items():
+            for tree, result in results.items():
+                for case in result["cases"]:
+                    which = [release, tree, *key(case)]
+                    for part, (time, inside) in sums_of(case).items():
+                        rows.writerow([*which, part, f"{time:.1f}", f"{inside:.1f}"])
+                    if "graphs" in case:
+                        step = 1e3 * time_of(case)
+                        rows.writerow([*which, "step", f"{step:.0f}", ""])
 
 
-def attention_table(results: dict[str, dict[str, Any]]) -> list[str]:
+def attention_table(results: Results) -> list[str]:
     """Attention of each case, with its largest error to float64."""
     cases = {
         tree: {key(case): case for case in result["cases"]}
@@ -104,7 +116,11 @@ def attention_table(results: dict[str, dict[str, Any]]) -> list[str]:
         theirs = cases["untouched"][case]
         before, after = (sums_of(c)["attention"][0] for c in (theirs, ours))
         errors = [
-            max([*c["eager"]["errors"].values(), *c["graphs"]["errors"].values()])
+            max(
+                error
+                for mode in ("eager", "graphs")
+                for error in c.get(mode, {"errors": {}})["errors"].values()
+            )
             for c in (theirs, ours)
         ]
         lines.append(
@@ -121,7 +137,7 @@ def named(case: Case) -> str:
     )
 
 
-def parts_table(results: dict[str, dict[str, Any]], case: Case) -> list[str]:
+def parts_table(results: Results, case: Case) -> list[str]:
     """All parts of one case: microseconds, and how many of them in stand-ins."""
     lines = [
         "| part | " + " | ".join(results) + " |",
@@ -142,7 +158,7 @@ def parts_table(results: dict[str, dict[str, Any]], case: Case) -> list[str]:
     return lines
 
 
-def tokens_lines(results: dict[str, dict[str, Any]]) -> list[str]:
+def tokens_lines(results: Results) -> list[str]:
     """In which cases eager and captured steps gave other tokens."""
     lines = []
     for tree, result in results.items():
@@ -200,11 +216,41 @@ def engine_table(folder: Path) -> list[str]:
     return [*lines, *below]
 
 
-def page(results: dict[str, dict[str, Any]], engine: list[str]) -> str:
-    """The generated part."""
+def soak_lines(folder: Path) -> list[str]:
+    """How many of the requests that arrive while others decode have eager tokens."""
+    import torch
+
+    answers = {
+        name: torch.load(folder / f"{name}.pt", weights_only=False)["tokens"][1:]
+        for name in ("eager", "graphs", "streams", "triton")
+        if (folder / f"{name}.pt").is_file()
+    }
+    if "eager" not in answers:
+        return []
+    (eager,) = answers.pop("eager")
+    lines = [
+        "",
+        "Requests that have the same tokens as in eager mode, by round:",
+        "",
+        "| engine | requests | first round | second round | rounds are equal |",
+        "|---|---|---|---|---|",
+    ]
+    for name, (first, second) in answers.items():
+        counts = (
+            sum(a == b for a, b in zip(eager, answer, strict=True))
+            for answer in (first, second)
+        )
+        cells = [name, len(eager), *counts, "yes" if first == second else "no"]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
+    return lines
+
+
+def page(releases: dict[str, Results], engine: list[str]) -> str:
+    """The generated part: the first release whole, attention of the others."""
+    (release, results), *others = releases.items()
     any_result = results["patched"]
     lines = [
-        f"{any_result['device']}, torch {any_result['torch']},"
+        f"{release} on one {any_result['device']}, torch {any_result['torch']},"
         f" Triton {any_result['triton']}, CUDA {any_result['cuda']}.",
         "",
         "## Against Hugging Face",
@@ -216,6 +262,8 @@ def page(results: dict[str, dict[str, Any]], engine: list[str]) -> str:
         *attention_table(results),
         "",
     ]
+    for older, theirs in others:
+        lines += [f"## Attention, {older}", "", *attention_table(theirs), ""]
     for case in (("decode", 16, 16384), ("decode", 128, 65536), ("prefill", 1, 8192)):
         lines += [f"## All parts: {named(case)}", "", "Microseconds of one step.", ""]
         lines += [*parts_table(results, case), ""]
@@ -226,14 +274,18 @@ def main() -> None:
     """Write the data, and the part of the page between its marks."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("results", type=Path)
-    folder = parser.parse_args().results
-    results = read(folder)
-    if missing := {"patched", "untouched"} - set(results):
-        raise SystemExit(f"{folder} has no results of: {', '.join(sorted(missing))}")
-    write_data(results)
+    parser.add_argument("--release", default="v0.33.0", help="the release of RESULTS")
+    parser.add_argument("--older", nargs=2, metavar=("RELEASE", "FOLDER"))
+    arguments = parser.parse_args()
+    folder: Path = arguments.results
+    releases = {arguments.release: read(folder, TREES)}
+    if arguments.older:
+        older, its_folder = arguments.older
+        releases[older] = read(Path(its_folder), OLDER_TREES)
+    write_data(releases)
     before, _, rest = PAGE.read_text().partition(BEGIN)
     after = rest.partition(END)[2]
-    figures = page(results, engine_table(folder))
+    figures = page(releases, [*engine_table(folder), *soak_lines(folder)])
     PAGE.write_text(f"{before}{BEGIN}\n\n{figures}\n\n{END}{after}")
 
 

@@ -24,16 +24,23 @@ def fill_caches(runner: Any, batch: int, tokens: int, seed: int = 0) -> None:
     Groups of layers share memory: a page belongs to the group whose block table names
     it. Block 0 belongs to nobody.
     """
-    groups = runner.kv_cache_config.kv_cache_groups
-    tables = runner.block_tables.input_block_tables
-    for group, table, layers in zip(groups, tables, _layers(runner), strict=True):
-        columns = -(-tokens // group.kv_cache_spec.block_size)
-        blocks = table[:batch, :columns].flatten().long()
+    for (table, size), layers in zip(_tables(runner), _layers(runner), strict=True):
+        blocks = table[:batch, : -(-tokens // size)].flatten().long()
         blocks = blocks[blocks > 0]
         for layer in layers:
             pages = random_pages(layer.kv_cache, seed)
             order = torch.arange(len(blocks), device=blocks.device) % len(pages)
             layer.kv_cache[blocks] = pages[order]
+
+
+def _tables(runner: Any) -> list[tuple[torch.Tensor, int]]:
+    """Each group's block table and the tokens of a block, of vLLM's V1 or V2 runner."""
+    if hasattr(runner, "block_tables"):
+        groups = runner.kv_cache_config.kv_cache_groups
+        sizes = (group.kv_cache_spec.block_size for group in groups)
+        return list(zip(runner.block_tables.input_block_tables, sizes, strict=True))
+    tables = runner.input_batch.block_table.block_tables
+    return [(table.block_table.gpu, table.block_size) for table in tables]
 
 
 def _layers(runner: Any) -> list[list[Any]]:

@@ -18,7 +18,7 @@ def check_once(check: Callable[..., None], *arguments: object) -> None:
     """Call `check(*arguments)` unless it passed for arguments of this layout before.
 
     The layout of a tensor is its type, shape, strides, device and alignment. A check
-    may depend on nothing else of it, least of all on what it holds.
+    must depend on nothing else of it, and must not read its values.
     """
     layout = (check, *[_layout(argument) for argument in arguments])
     if layout in _passed:

@@ -30,7 +30,7 @@ class DecodeConfig(NamedTuple):
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
         halves: programs that share the 512 value dims of a block of heads, 1 or 2.
-        dims_first: accumulate the transpose; `_decode_kernel._add_values` says why.
+        dims_first: accumulate the transpose; `_dims_first` says why.
         q_blocks: load q by 2-dim blocks.
 
     """

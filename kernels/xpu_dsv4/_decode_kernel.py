@@ -2,7 +2,13 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """The fused sparse-decode kernel: from FP8 pages to attention, or to partials of it."""
 
-from ._dims_first import attend, heads_first, query_pointers, zero_accumulator
+from ._dims_first import (
+    attend,
+    heads_first,
+    query_pointers,
+    store_tile,
+    zero_accumulator,
+)
 from ._fp8 import (
     dequantize,
     load_exponents,
@@ -30,19 +36,19 @@ def _load_slots(
 
     -1 stands for a key from `last_key` on and for an index outside its cache.
     """
-    swa_mask = (key_offs >= topk_len) & (key_offs < last_key)  # [BLOCK_N]
-    # [BLOCK_N]
-    swa_indices = tl.load(swa_row_ptr + (key_offs - topk_len), mask=swa_mask, other=-1)
-    in_swa_mask = (swa_indices >= 0) & (swa_indices < num_swa_slots)  # [BLOCK_N]
-    slots = tl.where(in_swa_mask, swa_indices, -1).to(tl.int32)  # [BLOCK_N]
     if HAS_TOPK:
-        topk_mask = (key_offs < topk_len) & (key_offs < last_key)  # [BLOCK_N]
-        # [BLOCK_N]
-        topk_indices = tl.load(topk_row_ptr + key_offs, mask=topk_mask, other=-1)
-        in_kv_mask = (topk_indices >= 0) & (topk_indices < num_kv_slots)  # [BLOCK_N]
-        topk_slots = tl.where(in_kv_mask, topk_indices, -1).to(tl.int32)  # [BLOCK_N]
-        slots = tl.where(topk_mask, topk_slots, slots)
-    return slots
+        topk_mask = key_offs < topk_len  # [BLOCK_N]
+        row_ptrs = tl.where(
+            topk_mask, topk_row_ptr, swa_row_ptr - topk_len
+        )  # [BLOCK_N]
+        num_slots = tl.where(topk_mask, num_kv_slots, num_swa_slots)  # [BLOCK_N]
+    else:
+        row_ptrs = swa_row_ptr
+        num_slots = num_swa_slots
+    # [BLOCK_N]
+    indices = tl.load(row_ptrs + key_offs, mask=key_offs < last_key, other=-1)
+    in_cache_mask = (indices >= 0) & (indices < num_slots)  # [BLOCK_N]
+    return tl.where(in_cache_mask, indices, -1).to(tl.int32)
 
 
 @triton.jit
@@ -60,13 +66,16 @@ def _add_values(
 def _store_out(
     out_ptrs,  # [BLOCK_H, 64]
     acc,  # [64, BLOCK_H] fp32 where DIMS_FIRST, else [BLOCK_H, 64]
-    factor,  # [BLOCK_H, 1] fp32
+    factor,  # [1, BLOCK_H] fp32 where DIMS_FIRST, else [BLOCK_H, 1]
     row_mask,  # [BLOCK_H, 1]
     DIMS_FIRST: tl.constexpr,
 ):
     """Store acc * factor in bf16."""
-    out = (heads_first(acc, DIMS_FIRST) * factor).to(tl.bfloat16)  # [BLOCK_H, 64]
-    tl.store(out_ptrs, out, mask=row_mask)
+    if DIMS_FIRST:
+        store_tile(out_ptrs, acc, factor, row_mask)
+    else:
+        out = (acc * factor).to(tl.bfloat16)  # [BLOCK_H, 64]
+        tl.store(out_ptrs, out, mask=row_mask)
 
 
 @triton.jit(
@@ -159,12 +168,12 @@ def _decode_kernel(
         q7 = tl.load(q_ptrs + 7 * QUANT_BLOCK, mask=row_mask, other=0.0)
 
     if HAS_TOPK:
-        topk_len = tl.load(topk_lens_ptr + token)
-        topk_len = tl.minimum(tl.maximum(topk_len, 0), topk_width).to(tl.int32)
+        given_topk_len = tl.load(topk_lens_ptr + token)
+        topk_len = tl.minimum(tl.maximum(given_topk_len, 0), topk_width).to(tl.int32)
     else:
         topk_len = tl.full((), 0, tl.int32)
-    swa_len = tl.load(swa_lens_ptr + token)
-    swa_len = tl.minimum(tl.maximum(swa_len, 0), swa_width).to(tl.int32)
+    given_swa_len = tl.load(swa_lens_ptr + token)
+    swa_len = tl.minimum(tl.maximum(given_swa_len, 0), swa_width).to(tl.int32)
     num_keys = topk_len + swa_len
     keys_per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), num_splits) * BLOCK_N
     first_key = split * keys_per_split
@@ -174,8 +183,8 @@ def _decode_kernel(
     swa_row_ptr = swa_indices_ptr + token * swa_stride
 
     row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
-    row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
     if DIMS_FIRST:
+        column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
         # [64, BLOCK_H] each
         acc0 = zero_accumulator(BLOCK_H)
         acc1 = zero_accumulator(BLOCK_H)
@@ -186,6 +195,7 @@ def _decode_kernel(
         acc6 = zero_accumulator(BLOCK_H)
         acc7 = zero_accumulator(BLOCK_H)
     else:
+        row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
         # [BLOCK_H, 64] each
         acc0 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
         acc1 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
@@ -223,15 +233,17 @@ def _decode_kernel(
             HAS_TOPK,
         )
         key_mask = slots >= 0  # [BLOCK_N]
+        # Unsigned numbers are divided by a power of two in one instruction.
+        read_slots = tl.maximum(slots, 0).to(tl.uint32)  # [BLOCK_N]
         # [BLOCK_N] each
         data_ptrs, scale_ptrs = token_pointers(
-            swa_ptr, slots, swa_block_stride, SWA_BLOCK_SIZE
+            swa_ptr, read_slots, swa_block_stride, SWA_BLOCK_SIZE
         )
         if HAS_TOPK:
             topk_mask = key_offs < topk_len  # [BLOCK_N]
             # [BLOCK_N] each
             topk_data_ptrs, topk_scale_ptrs = token_pointers(
-                kv_ptr, slots, kv_block_stride, KV_BLOCK_SIZE
+                kv_ptr, read_slots, kv_block_stride, KV_BLOCK_SIZE
             )
             data_ptrs = tl.where(topk_mask, topk_data_ptrs, data_ptrs)
             scale_ptrs = tl.where(topk_mask, topk_scale_ptrs, scale_ptrs)
@@ -254,7 +266,18 @@ def _decode_kernel(
         k6 = dequantize(codes6, exponents, 6)  # [BLOCK_N, 64]
 
         if DIMS_FIRST:
-            row_max, row_sum, acc0, acc1, acc2, acc3, acc4, acc5, acc6, acc7 = attend(
+            (
+                row_max,
+                column_sums,
+                acc0,
+                acc1,
+                acc2,
+                acc3,
+                acc4,
+                acc5,
+                acc6,
+                acc7,
+            ) = attend(
                 q_ptrs,
                 row_mask,
                 k0,
@@ -269,7 +292,7 @@ def _decode_kernel(
                 qk_scale,
                 start < last_key,
                 row_max,
-                row_sum,
+                column_sums,
                 acc0,
                 acc1,
                 acc2,
@@ -318,6 +341,8 @@ def _decode_kernel(
 
         slots = next_slots
 
+    if DIMS_FIRST:
+        row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
     HALF_DIM: tl.constexpr = HEAD_DIM // 2
     if SPLIT:
         row_offs = (token * num_heads + head_offs) * num_splits + split  # [BLOCK_H]
@@ -369,10 +394,21 @@ def _decode_kernel(
                 mask=part_mask,
             )
     else:
-        # [BLOCK_H, 1]
-        factor = softmax_factor(
-            row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
-        )[:, None]
+        if DIMS_FIRST:
+            # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
+            factor = softmax_factor(
+                row_max[None, :],
+                row_sum[None, :],
+                sink_ptr,
+                head_offs[None, :],
+                head_mask[None, :],
+                HAS_SINK,
+            )
+        else:
+            # [BLOCK_H, 1]
+            factor = softmax_factor(
+                row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
+            )[:, None]
         half_ptr = out_ptr + token * out_token_stride + half * HALF_DIM
         # [BLOCK_H, 64]
         out_ptrs = half_ptr + (

@@ -50,11 +50,8 @@ def load_nope_codes(
     QUANT_BLOCK: tl.constexpr = QUANT_BLOCK,
 ):
     """uint8 e4m3 codes of quantization block BLOCK, `[N, 64]`; masked rows are 0."""
-    return tl.load(
-        data_ptrs[:, None] + (BLOCK * QUANT_BLOCK + dim_offs)[None, :],
-        mask=token_mask[:, None],
-        other=0,
-    )
+    code_ptrs = data_ptrs[:, None] + dim_offs[None, :]  # [N, 64]
+    return tl.load(code_ptrs + BLOCK * QUANT_BLOCK, mask=token_mask[:, None], other=0)
 
 
 @triton.jit

@@ -4,6 +4,10 @@
 
 import torch
 
+BLOCK_START, BLOCK_PITCH = 64, 16
+"""Bytes of which the start and the pitch of a matrix are multiples, so that 2-dim block
+loads can read it."""
+
 
 def launch_options(
     device: torch.device,
@@ -42,4 +46,8 @@ def has_aligned_rows(q: torch.Tensor) -> bool:
     bytes, with a pitch that is a multiple of 16.
     """
     size = q.element_size()
-    return not (q.data_ptr() % 64 or q.stride(0) * size % 64 or q.stride(1) * size % 16)
+    return not (
+        q.data_ptr() % BLOCK_START
+        or q.stride(0) * size % BLOCK_START
+        or q.stride(1) * size % BLOCK_PITCH
+    )

@@ -51,7 +51,7 @@ class LogitsConfig(NamedTuple):
 
     Attributes:
         block_m: rows per tile, where keys are gathered.
-        block_n: keys per tile, at most 64: so many scores behind a row may be written.
+        block_n: keys per tile, at most 64; a tile may write as many behind a row.
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.

@@ -84,7 +84,10 @@ def _scores(
     return tl.sum(tl.maximum(products, 0.0) * weights[:, None], axis=0)
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_keys", "out_stride"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_keys", "out_stride"],
+    do_not_specialize_on_alignment=["starts_ptr", "ends_ptr"],
+)
 def mqa_logits_kernel(
     q_ptr,
     q_scales_ptr,
@@ -171,7 +174,7 @@ def mqa_logits_kernel(
                 tl.store(out_ptrs, scores, mask=bounds_mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_blocks", "table_width", "table_stride"])
 def paged_mqa_logits_kernel(
     q_ptr,
     q_scales_ptr,

@@ -18,6 +18,8 @@ PARTIAL_WIDTH = HEAD_DIM + 2
 """fp32 values of one (token, head, split): 512 of o, then m and l."""
 MOST_SPLITS = 32
 """Programs that share the keys of a token, at most."""
+FEW_SPLITS = 8
+"""Up to these a tile has as many rows as there are splits; beyond, `MOST_SPLITS`."""
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_splits"])
@@ -59,10 +61,28 @@ def _merge_kernel(
     )
     parts = tl.load(part_ptrs, mask=keys_mask[:, None], other=0.0)  # [BLOCK_S, BLOCK_D]
     acc = tl.sum(parts * weights[:, None], 0)  # [BLOCK_D]
-    factor = softmax_factor(row_max, row_sum, sink_ptr, head, head >= 0, HAS_SINK)
+    factor = softmax_factor(row_max, row_sum, sink_ptr, head, None, HAS_SINK)
     # [BLOCK_D]
     out_ptrs = out_ptr + token * out_token_stride + head * out_head_stride + dim_offs
     tl.store(out_ptrs, (acc * factor).to(tl.bfloat16))
+
+
+def merge_tile(device_type: str, splits: int) -> tuple[int, int]:
+    """Dims and warps of a program that merges.
+
+    `cuda` was measured on an H200: there four programs for each row took longer than
+    the decode before them. Beyond `FEW_SPLITS` the tile has too many rows for all dims.
+
+    Args:
+        device_type (str):
+            `torch.device.type`.
+        splits (int):
+            Partials per row.
+
+    """
+    if device_type != "cuda":
+        return 128, 4
+    return (HEAD_DIM, 2) if splits <= FEW_SPLITS else (128, 1)
 
 
 def merge_splits(
@@ -86,7 +106,7 @@ def merge_splits(
 
     """
     num_tokens, num_heads, _ = out.shape
-    block_d = 128
+    block_d, num_warps = merge_tile(out.device.type, splits)
     _merge_kernel[(num_tokens * num_heads, HEAD_DIM // block_d)](
         partial,
         attn_sink,
@@ -97,7 +117,7 @@ def merge_splits(
         out.stride(0),
         out.stride(1),
         HAS_SINK=attn_sink is not None,
-        BLOCK_S=triton.next_power_of_2(splits) if splits <= 8 else MOST_SPLITS,
+        BLOCK_S=triton.next_power_of_2(splits) if splits <= FEW_SPLITS else MOST_SPLITS,
         BLOCK_D=block_d,
-        **launch_options(out.device, num_warps=4),
+        **launch_options(out.device, num_warps=num_warps),
     )

@@ -30,6 +30,28 @@ def check_sink(attn_sink: torch.Tensor | None, num_heads: int) -> None:
 
 
 @triton.jit
+def softmax_weights(
+    scores,  # [BLOCK_H, BLOCK_N] fp32
+    key_mask,  # [BLOCK_N]
+    qk_scale,
+    row_max,  # [BLOCK_H] fp32
+):
+    """The weights of one tile of scores.
+
+    Returns:
+        (p, rescale, row_max): fp32 weights `[BLOCK_H, BLOCK_N]`, the factor `[BLOCK_H]`
+        for everything accumulated before, and the new maximum.
+
+    """
+    # [BLOCK_H, BLOCK_N]
+    logits = tl.where(key_mask[None, :], scores * qk_scale, float("-inf"))
+    new_max = tl.maximum(row_max, tl.max(logits, 1))  # [BLOCK_H]
+    rescale = tl.exp2(row_max - new_max)  # [BLOCK_H]
+    p = tl.exp2(logits - new_max[:, None])  # [BLOCK_H, BLOCK_N]
+    return p, rescale, new_max
+
+
+@triton.jit
 def softmax_step(
     scores,  # [BLOCK_H, BLOCK_N] fp32
     key_mask,  # [BLOCK_N]
@@ -44,13 +66,10 @@ def softmax_step(
         `[BLOCK_H]` for everything accumulated before, and the new maximum and sum.
 
     """
-    # [BLOCK_H, BLOCK_N]
-    logits = tl.where(key_mask[None, :], scores * qk_scale, float("-inf"))
-    new_max = tl.maximum(row_max, tl.max(logits, 1))  # [BLOCK_H]
-    rescale = tl.exp2(row_max - new_max)  # [BLOCK_H]
-    p = tl.exp2(logits - new_max[:, None])  # [BLOCK_H, BLOCK_N]
+    # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
+    p, rescale, row_max = softmax_weights(scores, key_mask, qk_scale, row_max)
     row_sum = row_sum * rescale + tl.sum(p, 1)
-    return p.to(tl.bfloat16), rescale, new_max, row_sum
+    return p.to(tl.bfloat16), rescale, row_max, row_sum
 
 
 @triton.jit
@@ -59,17 +78,20 @@ def softmax_factor(
     row_sum,
     sink_ptr,
     head,
-    head_exists,
+    head_mask,
     HAS_SINK: tl.constexpr,
     LOG2E: tl.constexpr = LOG2E,
 ):
     """1 / (row_sum + the sink's share), or 0 for a row without keys; element-wise.
 
-    A sum of NaN gives NaN.
+    `head_mask` is None where all heads exist. A sum of NaN gives NaN.
     """
     total = row_sum
     if HAS_SINK:
-        sink = tl.load(sink_ptr + head, mask=head_exists, other=float("-inf"))
+        if head_mask is None:
+            sink = tl.load(sink_ptr + head)
+        else:
+            sink = tl.load(sink_ptr + head, mask=head_mask, other=float("-inf"))
         total += tl.exp2(sink.to(tl.float32) * LOG2E - row_max)
     has_keys = row_sum != 0.0
     return tl.where(has_keys, 1.0 / tl.where(has_keys, total, 1.0), 0.0)

@@ -8,7 +8,7 @@ The file is `tuned/<device>.json` beside this module, or what `XPU_DSV4_TUNED` n
      "rows": {"sparse_decode": [{"least_heads": 1, ...}]}}
 
 Without a file every kernel keeps its own choice. A file that does not fit gives one
-warning and is left alone, and so are the rows of a kernel that does not take them.
+warning and is ignored, and so are the rows of a kernel that does not take them.
 """
 
 import functools

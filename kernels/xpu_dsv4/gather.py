@@ -70,9 +70,16 @@ def _store_rows(
     do_not_specialize=[
         "offset",
         "max_rows",
+        "num_blocks",
         "table_width",
         "out_request_stride",
-    ]
+        "table_stride",
+    ],
+    do_not_specialize_on_alignment=[
+        "seq_lens_ptr",
+        "gather_lens_ptr",
+        "block_table_ptr",
+    ],
 )
 def _gather_paged_kernel(
     out_ptr,

@@ -67,14 +67,13 @@ def _indexer_q_kernel(
     first_offs = (row_offs % SCALES)[:, None] * PAIRS_PER_SCALE  # [ROWS, 1]
     # [ROWS, PAIRS_PER_SCALE]
     pair_offs = first_offs + tl.arange(0, PAIRS_PER_SCALE)[None, :]
-    # [ROWS, PAIRS_PER_SCALE]
-    pair_mask = (head_offs[:, None] < num_heads) & (pair_offs >= 0)
+    row_mask = head_offs[:, None] < num_heads  # [ROWS, 1]
 
     words_ptr = (q_ptr + token * q_token_stride).to(tl.pointer_type(tl.int32))
     # [ROWS, PAIRS_PER_SCALE]
     word_offs = head_offs[:, None] * (q_head_stride // 2) + pair_offs
     # [ROWS, PAIRS_PER_SCALE]
-    words = tl.load(words_ptr + word_offs, mask=pair_mask, other=0)
+    words = tl.load(words_ptr + word_offs, mask=row_mask, other=0)
     even, odd = unpack_bf16(words)  # [ROWS, PAIRS_PER_SCALE] each
     position = tl.load(positions_ptr + token).to(tl.int64)
     rope_mask = pair_offs >= NOPE_PAIRS  # [ROWS, PAIRS_PER_SCALE]
@@ -102,7 +101,7 @@ def _indexer_q_kernel(
         tl.store(
             codes_ptr + out_offs[:, None] * PAIRS + pair_offs,
             codes.to(tl.uint8),
-            mask=pair_mask,
+            mask=row_mask,
         )
         tl.store(
             scales_ptr + out_offs * SCALES + row_offs % SCALES,
@@ -119,7 +118,7 @@ def _indexer_q_kernel(
         tl.store(
             code_pairs_ptr + out_offs[:, None] * PAIRS + pair_offs,
             codes.to(tl.int16),
-            mask=pair_mask,
+            mask=row_mask,
         )
         factors = exponent_scale(exponents)  # [ROWS]
 

@@ -6,6 +6,7 @@ import torch
 
 from ._checks import check_once, check_same_device, check_shape, fail
 from ._launch import launch_options
+from ._pages import NOPE_DIM, ROPE_DIM
 from ._pairs import (
     check_pair_rows,
     check_rotary,
@@ -57,14 +58,13 @@ def _inv_rope_kernel(
     first_offs = (row_offs % SCALES)[:, None] * PAIRS_PER_SCALE  # [ROWS, 1]
     # [ROWS, PAIRS_PER_SCALE]
     pair_offs = first_offs + tl.arange(0, PAIRS_PER_SCALE)[None, :]
-    # [ROWS, PAIRS_PER_SCALE]
-    pair_mask = head_mask[:, None] & (pair_offs >= 0)
+    row_mask = head_mask[:, None]  # [ROWS, 1]
 
     words_ptr = (o_ptr + token * o_token_stride).to(tl.pointer_type(tl.int32))
     # [ROWS, PAIRS_PER_SCALE]
     word_offs = head_offs[:, None] * (o_head_stride // 2) + pair_offs
     # [ROWS, PAIRS_PER_SCALE]
-    words = tl.load(words_ptr + word_offs, mask=pair_mask, other=0)
+    words = tl.load(words_ptr + word_offs, mask=row_mask, other=0)
     even, odd = unpack_bf16(words)  # [ROWS, PAIRS_PER_SCALE] each
     position = tl.load(positions_ptr + token).to(tl.int64)
     rope_mask = pair_offs >= NOPE_PAIRS  # [ROWS, PAIRS_PER_SCALE]
@@ -92,14 +92,14 @@ def _inv_rope_kernel(
         # [ROWS, PAIRS_PER_SCALE]
         codes = e4m3_code(even * inverses) | (e4m3_code(odd * inverses) << 8)
         code_pairs_ptr = out_ptr.to(tl.pointer_type(tl.int16))
-        tl.store(code_pairs_ptr + out_offs, codes.to(tl.int16), mask=pair_mask)
+        tl.store(code_pairs_ptr + out_offs, codes.to(tl.int16), mask=row_mask)
         GROUP_SCALES: tl.constexpr = HEADS_PER_GROUP * SCALES
         scale_offs = (group_offs * num_tokens + token) * GROUP_SCALES  # [ROWS]
         scales = exponent_scale(exponents)  # [ROWS]
         tl.store(scales_ptr + scale_offs + block_offs, scales, mask=head_mask)
     else:
         pairs_ptr = out_ptr.to(tl.pointer_type(tl.int32))
-        tl.store(pairs_ptr + out_offs, pack_bf16(even, odd), mask=pair_mask)
+        tl.store(pairs_ptr + out_offs, pack_bf16(even, odd), mask=row_mask)
 
 
 def inv_rope_fp8_quant(
@@ -108,8 +108,8 @@ def inv_rope_fp8_quant(
     cos_sin_cache: torch.Tensor,
     n_groups: int,
     heads_per_group: int,
-    nope_dim: int = 448,
-    rope_dim: int = 64,
+    nope_dim: int = NOPE_DIM,
+    rope_dim: int = ROPE_DIM,
     quant_group_size: int = QUANT_GROUP,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Undo the RoPE of the attention output and quantize it block by block. One launch.
@@ -160,8 +160,8 @@ def inv_rope_bf16(
     cos_sin_cache: torch.Tensor,
     n_groups: int,
     heads_per_group: int,
-    nope_dim: int = 448,
-    rope_dim: int = 64,
+    nope_dim: int = NOPE_DIM,
+    rope_dim: int = ROPE_DIM,
 ) -> torch.Tensor:
     """Undo the RoPE of the attention output and regroup its heads, in bf16. One launch.
 

@@ -76,7 +76,8 @@ def xpu_sparse_decode_fp8(
             Entries of `topk_indices` that count, of shape `[num_tokens]`, int32 or
             int64; clamped to the width.
         swa_indices (torch.Tensor):
-            Slots in `swa_kv_cache`, of shape `[num_tokens, (1,) window]`.
+            Slots in `swa_kv_cache`, of shape `[num_tokens, (1,) window]`, int32 or
+            int64 as `topk_indices`.
         swa_lens (torch.Tensor):
             Entries of `swa_indices` that count, as `topk_lens`.
         attn_sink (torch.Tensor | None):
@@ -209,6 +210,7 @@ def _check(
             fail("topk_lens", None, "a tensor unless swa_only")
         check_pages("kv_cache", kv_cache)
         check_index_rows("topk_indices", topk_indices, num_tokens)
+        check_dtype("topk_indices", topk_indices, swa_indices.dtype)
         _check_lengths("topk_lens", topk_lens, num_tokens)
     check_sink(attn_sink, num_heads)
     check_same_device(

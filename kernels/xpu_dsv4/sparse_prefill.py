@@ -18,16 +18,15 @@ from ._checks import (
 from ._dims_first import (
     TILE_DIM,
     attend,
-    heads_first,
     query_pointers,
+    store_tile,
     zero_accumulator,
 )
 from ._launch import has_aligned_rows, launch_options
+from ._pages import HEAD_DIM
 from ._softmax import EMPTY_MAX, LOG2E, check_sink, softmax_factor, softmax_step
 from ._triton import tl, triton
 from ._tuned import tuned_rows
-
-HEAD_DIM = 512
 
 
 class PrefillConfig(NamedTuple):
@@ -97,17 +96,6 @@ class TunedPrefill(NamedTuple):
         )
 
 
-@triton.jit
-def _store_tile(
-    out_ptrs,  # [BLOCK_H, 64]
-    acc,  # [64, BLOCK_H] fp32
-    factor,  # [BLOCK_H, 1] fp32
-    row_mask,  # [BLOCK_H, 1]
-):
-    """Store an accumulator times `factor` in bf16."""
-    tl.store(out_ptrs, (heads_first(acc, True) * factor).to(tl.bfloat16), mask=row_mask)
-
-
 @triton.jit(do_not_specialize=["num_rows", "width", "indices_stride"])
 def _prefill_kernel(
     q_ptr,
@@ -166,14 +154,14 @@ def _prefill_kernel(
         q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
 
     if HAS_LENS:
-        num_keys = tl.load(lens_ptr + token)
-        num_keys = tl.minimum(tl.maximum(num_keys, 0), width).to(tl.int32)
+        given_keys = tl.load(lens_ptr + token)
+        num_keys = tl.minimum(tl.maximum(given_keys, 0), width).to(tl.int32)
     else:
         num_keys = width
 
     row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
-    row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
     if DIMS_FIRST:
+        column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
         # [64, BLOCK_H] each
         acc0 = zero_accumulator(BLOCK_H)
         acc1 = zero_accumulator(BLOCK_H)
@@ -184,6 +172,7 @@ def _prefill_kernel(
         acc6 = zero_accumulator(BLOCK_H)
         acc7 = zero_accumulator(BLOCK_H)
     else:
+        row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
         acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
     index_row_ptr = indices_ptr + token * indices_stride
     # [BLOCK_N]
@@ -209,7 +198,18 @@ def _prefill_kernel(
             k5 = tl.load(k_ptrs + 5 * TILE_DIM, mask=kv_mask, other=0.0)
             k6 = tl.load(k_ptrs + 6 * TILE_DIM, mask=kv_mask, other=0.0)
             k7 = tl.load(k_ptrs + 7 * TILE_DIM, mask=kv_mask, other=0.0)
-            row_max, row_sum, acc0, acc1, acc2, acc3, acc4, acc5, acc6, acc7 = attend(
+            (
+                row_max,
+                column_sums,
+                acc0,
+                acc1,
+                acc2,
+                acc3,
+                acc4,
+                acc5,
+                acc6,
+                acc7,
+            ) = attend(
                 q_ptrs,
                 row_mask,
                 k0,
@@ -224,7 +224,7 @@ def _prefill_kernel(
                 qk_scale,
                 start < num_keys,
                 row_max,
-                row_sum,
+                column_sums,
                 acc0,
                 acc1,
                 acc2,
@@ -253,22 +253,35 @@ def _prefill_kernel(
                 )
             acc = tl.dot(p, kv, acc * rescale[:, None])
 
-    # [BLOCK_H]
-    factor = softmax_factor(row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK)
-    factor = factor[:, None]  # [BLOCK_H, 1]
+    if DIMS_FIRST:
+        row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
+        # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
+        factor = softmax_factor(
+            row_max[None, :],
+            row_sum[None, :],
+            sink_ptr,
+            head_offs[None, :],
+            head_mask[None, :],
+            HAS_SINK,
+        )
+    else:
+        # [BLOCK_H, 1]
+        factor = softmax_factor(
+            row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
+        )[:, None]
     token_out_ptr = out_ptr + token * out_token_stride
     # [BLOCK_H, 1]
     out_row_ptrs = token_out_ptr + head_offs.to(tl.int64)[:, None] * out_head_stride
     if DIMS_FIRST:
         out_ptrs = out_row_ptrs + dim_offs[None, :]  # [BLOCK_H, 64]
-        _store_tile(out_ptrs + 0 * TILE_DIM, acc0, factor, row_mask)
-        _store_tile(out_ptrs + 1 * TILE_DIM, acc1, factor, row_mask)
-        _store_tile(out_ptrs + 2 * TILE_DIM, acc2, factor, row_mask)
-        _store_tile(out_ptrs + 3 * TILE_DIM, acc3, factor, row_mask)
-        _store_tile(out_ptrs + 4 * TILE_DIM, acc4, factor, row_mask)
-        _store_tile(out_ptrs + 5 * TILE_DIM, acc5, factor, row_mask)
-        _store_tile(out_ptrs + 6 * TILE_DIM, acc6, factor, row_mask)
-        _store_tile(out_ptrs + 7 * TILE_DIM, acc7, factor, row_mask)
+        store_tile(out_ptrs + 0 * TILE_DIM, acc0, factor, row_mask)
+        store_tile(out_ptrs + 1 * TILE_DIM, acc1, factor, row_mask)
+        store_tile(out_ptrs + 2 * TILE_DIM, acc2, factor, row_mask)
+        store_tile(out_ptrs + 3 * TILE_DIM, acc3, factor, row_mask)
+        store_tile(out_ptrs + 4 * TILE_DIM, acc4, factor, row_mask)
+        store_tile(out_ptrs + 5 * TILE_DIM, acc5, factor, row_mask)
+        store_tile(out_ptrs + 6 * TILE_DIM, acc6, factor, row_mask)
+        store_tile(out_ptrs + 7 * TILE_DIM, acc7, factor, row_mask)
     else:
         tl.store(
             out_row_ptrs + all_offs[None, :],

@@ -18,7 +18,7 @@ WIDTH_MULTIPLE = 128
 """The number of combined indices per token is a multiple of this."""
 
 
-@triton.jit(do_not_specialize=["num_requests"])
+@triton.jit(do_not_specialize=["num_requests", "table_width", "table_stride"])
 def _global_topk_kernel(
     indices_ptr,
     requests_ptr,
@@ -172,7 +172,14 @@ def compute_global_topk_indices_and_lens(
         "compressed_rows",
         "indices_stride",
         "out_stride",
-    ]
+    ],
+    do_not_specialize_on_alignment=[
+        "query_starts_ptr",
+        "seq_lens_ptr",
+        "gather_lens_ptr",
+        "left_ptr",
+        "right_ptr",
+    ],
 )
 def _combine_kernel(
     indices_ptr,

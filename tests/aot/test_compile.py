@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from aot.cases import cases
+from aot.cases_indexer import ODD_WIDTH
 from aot.compile import compile_all
 from aot.coverage import launched
 from aot.ocloc import Ocloc, find
@@ -84,6 +85,18 @@ def test_a_configuration_that_no_case_compiles_is_found() -> None:
     assert "project_kernel GATES=24" in text
     assert "_prefill_kernel HAS_LENS=False" in text
     assert "[prefill H64 ratio 4 without sink and lengths] needs it" in text
+
+
+def test_a_specialization_that_no_case_compiles_is_found() -> None:
+    ours = record_cases("ours", cases())
+    kept = [record for record in ours if f"{ODD_WIDTH} keys" not in record.label]
+    (gap,) = gaps(kept)
+    assert gap.startswith("_combine_kernel HAS_IMAGES=False")
+    assert "with nothing instead of ['topk % 16 == 0']: [" in gap
+    few = [record for record in kept if "T128" not in record.label]
+    text = "\n".join(gaps(few))
+    assert "_merge_kernel HAS_SINK=True BLOCK_S=2" in text
+    assert "with nothing instead of ['num_heads % 16 == 0']: [decode H" in text
 
 
 def test_a_kernel_that_nobody_launches_is_found(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_work_groups_are_limited_by_threads_and_by_slm() -> None:
     assert resident(DIMS_FIRST, B60) == 2
     assert resident(Q_IN_SLM, B60) == 1
     assert resident(replace(DIMS_FIRST, grf=128), B60) == 4
-    with pytest.raises(ValueError, match="B60: an Xe-core has no room for 64"):
+    with pytest.raises(ValueError, match="B60: an Xe-core cannot hold 64"):
         resident(replace(DIMS_FIRST, sub_groups=64), B60)
 
 

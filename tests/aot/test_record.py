@@ -9,6 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
+from aot.coverage import specialization, unspecialized
 from aot.record import Launch, recording
 
 WIDTH = tl.constexpr(64)
@@ -53,6 +54,23 @@ def test_divisibility_follows_the_offset_of_a_view() -> None:
     assert launch(offset=1).attributes[(0,)] == []
     assert launch(size=96).attributes[(2,)] == sixteen
     assert launch(size=100).attributes[(2,)] == []
+
+
+def test_specializations_are_compared() -> None:
+    needed = [("odd", launch()), ("even", launch(size=96)), ("view", launch(offset=1))]
+    assert unspecialized([call for _, call in needed], needed) == {}
+    odd = "add BLOCK=32 warps=4 stages=2 grf=:"
+    assert unspecialized([launch()], needed) == {
+        f"{odd} with ['size % 16 == 0'] instead of nothing": "even",
+        f"{odd} with nothing instead of ['x_ptr % 16 == 0']": "view",
+    }
+    one = launch(size=1)
+    assert "size == 1" in specialization(one)
+    assert unspecialized([launch()], [("one", one)]) == {
+        f"{odd} with ['size == 1'] instead of ['size: i32']": "one"
+    }
+    # Another configuration: `uncompiled` names it.
+    assert unspecialized([launch(num_warps=8)], needed) == {}
 
 
 def test_key_tells_configurations_apart() -> None:

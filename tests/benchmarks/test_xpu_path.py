@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the figures of the XPU path on a GPU are read off a profile."""
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks.xpu_path import page
 from benchmarks.xpu_path.jobs import JOBS, tokens
@@ -88,6 +90,13 @@ def test_the_tables_name_stand_ins_errors_and_other_tokens() -> None:
     }
     row = page.attention_table(results)[-1]
     assert row == "| decode, 1 at 16,384 | 300 | 100 | 3.0 | 50 % | 50.00 % |"
+    eager = {
+        tree: {
+            "cases": [{k: v for k, v in result["cases"][0].items() if k != "graphs"}]
+        }
+        for tree, result in results.items()
+    }
+    assert page.attention_table(eager)[-1] == row
     parts = page.parts_table(results, ("decode", 1, 16384))
     assert "| attention | 300 (stand-ins 0) | 100 (stand-ins 25) |" in parts
     assert parts[-1] == "| the step, with stand-ins | 7.50 ms | 5.25 ms |"
@@ -100,3 +109,20 @@ def test_the_tables_name_stand_ins_errors_and_other_tokens() -> None:
 def test_jobs_have_names_of_their_own_and_the_prompts_of_the_end_to_end_tests() -> None:
     assert all(name == job.name for name, job in JOBS.items())
     assert tokens(5, 2) == tokens(9, 2)[:5]
+
+
+def test_requests_are_compared_with_those_of_eager_mode(tmp_path: Path) -> None:
+    rounds = {"eager": [[[1], [2]]], "graphs": [[[1], [2]]] * 2}
+    rounds["triton"] = [[[1], [3]], [[1], [2]]]
+    for name, waves in rounds.items():
+        torch.save({"tokens": [[[0]], *waves]}, tmp_path / f"{name}.pt")
+    assert page.soak_lines(tmp_path)[-2:] == [
+        "| graphs | 2 | 2 | 2 | yes |",
+        "| triton | 2 | 1 | 2 | no |",
+    ]
+
+
+def test_a_folder_without_a_tree_is_named(tmp_path: Path) -> None:
+    (tmp_path / "flash-patched.json").write_text("{}")
+    with pytest.raises(SystemExit, match=f"{tmp_path} has no results of: untouched"):
+        page.read(tmp_path, page.TREES)

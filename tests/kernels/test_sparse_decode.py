@@ -10,6 +10,7 @@ from fp8_pages import empty_pages, filled_pages, sparse_memory, write_token
 from loads import recording_loads
 
 from kernels.reference import sparse_decode as reference
+from kernels.xpu_dsv4 import _merge as merge
 from kernels.xpu_dsv4 import sparse_decode as decode
 
 SCALE = 512**-0.5
@@ -18,6 +19,7 @@ ERROR = 2.0**-8
 """Of rounding probabilities and the result to bf16, twice over: the bound of an element
 is this times |o| + sum(p |v|)."""
 decode_config = decode.decode_config
+merge_tile = merge.merge_tile
 
 
 @pytest.fixture(params=["xpu", "cuda"])
@@ -27,6 +29,7 @@ def tuned_for(request, monkeypatch):
     monkeypatch.setattr(
         decode, "decode_config", lambda _, *sizes: decode_config(kind, *sizes)
     )
+    monkeypatch.setattr(merge, "merge_tile", lambda _, splits: merge_tile(kind, splits))
     return kind
 
 
@@ -113,8 +116,8 @@ def test_shapes(tokens, heads, topk, window, blocks, tuned_for, device):
     check(batch(tokens, heads, topk, window, device, blocks=blocks))
 
 
-@pytest.mark.parametrize("splits", [1, 2, 3, 8])
-def test_splits_with_empty_parts(splits, monkeypatch, device):
+@pytest.mark.parametrize("splits", [1, 2, 3, 8, 20])
+def test_splits_with_empty_parts(splits, tuned_for, monkeypatch, device):
     use(monkeypatch, splits=splits)
     arguments = batch(4, 16, 40, 20, device, seed=splits)
     arguments["topk_lens"].copy_(torch.tensor([40, 3, 0, 0]))
@@ -338,8 +341,6 @@ def test_at_most_two_launches_and_no_allocation(tuned_for, monkeypatch, device):
             return self.kernel[grid]
 
     monkeypatch.setattr(decode, "_decode_kernel", Counted(decode._decode_kernel))
-    import kernels.xpu_dsv4._merge as merge
-
     monkeypatch.setattr(merge, "_merge_kernel", Counted(merge._merge_kernel))
     arguments = batch(1, 16, 70, 9, device)
     size = decode.sparse_decode_workspace_size(4, 16, 79, tuned_for)
@@ -456,6 +457,7 @@ def _change(name, change):
         ("swa_kv_cache.shape", _change("swa_kv_cache", lambda x: x[0])),
         ("swa_kv_cache.stride", _change("swa_kv_cache", lambda x: x[:, ::2])),
         ("topk_indices.dtype", _change("topk_indices", lambda x: x.float())),
+        ("topk_indices.dtype", _change("topk_indices", lambda x: x.long())),
         ("topk_indices.shape", _change("topk_indices", lambda x: x[:1])),
         ("topk_lens", _change("topk_lens", lambda x: None)),
         ("topk_indices", _change("topk_indices", lambda x: None)),
