@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's XPU code path on a CPU: a platform plugin and stand-ins for its ops.
 
-Stand-ins exist because this project has no Intel GPU. It has the true schema of the op
-in the pinned vllm-xpu-kernels. It computes in plain torch, or raises.
+Stand-ins exist because this project has no Intel GPU. Each has the true schema of its
+op in the pinned vllm-xpu-kernels, and computes in plain torch or raises.
 
 | module | what it holds |
 |---|---|
-| `plugin`, `pytest_plugin` | the two ways in: vLLM's entry point, and pytest's `-p` |
-| `decisions` | what a platform that says XPU decides, wherever its tensors live |
+| `plugin`, `pytest_plugin` | its entry points: vLLM's plugin, and pytest's `-p` |
+| `decisions` | the decisions of a platform that says XPU, on any device |
 | `platform`, `worker` | vLLM's platform and worker classes, on the CPU |
 | `device_api` | the parts of `torch.xpu` and `torch.accelerator` that a CPU lacks |
 | `registry` | defines the ops of a version with torch, under their true schemas |
 | `implementations` | which function computes which op |
-| `ops` | those functions, one op family a module |
+| `ops` | those functions, one module per op family |
 | `formats` | power-of-two scales, e2m1 codes and MXFP4 values, for several ops |
 | `fused_experts` | the Python class around the ops of routed experts |
 | `on_cuda` | tensors on an NVIDIA GPU instead, for runs with compiled kernels |

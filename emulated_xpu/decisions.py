@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a platform that says XPU decides, wherever its tensors live."""
+"""The decisions of a platform that says XPU, on whatever device its tensors are."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ COMPUTE_UNITS = 64
 
 
 class XpuDecisions(CpuPlatform):
-    """`is_xpu()` is true, and vLLM's own XPU platform is asked what it would choose.
+    """A platform whose `is_xpu()` is true, with the choices of vLLM's XPU platform.
 
     The class derives from vLLM's CPU platform, whose process groups run everywhere.
     A subclass says where tensors and memory are.

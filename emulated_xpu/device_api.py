@@ -166,7 +166,7 @@ def provide_matmul_with_dtype() -> None:
 
 
 def provide() -> None:
-    """Provide all of it. vLLM imports the platform, which calls this, before any
+    """Provide all of the above. vLLM imports the platform, which calls this, before any
     test runs."""
     remove_cuda()
     provide_events()

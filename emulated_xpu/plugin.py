@@ -24,7 +24,7 @@ def register_on_cuda() -> str:
 
 
 def register_cpu() -> str:
-    """Name vLLM's own CPU platform to it, for what must hold without an XPU."""
+    """Name vLLM's own CPU platform to it, for what must work without an XPU."""
     return "vllm.platforms.cpu.CpuPlatform"
 
 

@@ -28,8 +28,8 @@ TWINS = {
 }
 """Names of `torch.xpu`, and what has their meaning in `torch.cuda`.
 
-`is_available` and `device_count`, which it asks, are none of them: there is no Intel
-device whose properties kernels could read."""
+`is_available`, and `device_count`, which it calls, are not among them: there is no
+Intel device whose properties kernels could read."""
 
 _memory_figures: dict[str, Callable[..., Any]] = {}
 
@@ -50,7 +50,7 @@ def restore_memory_figures() -> None:
 
 
 _TYPES = {1: "|u1", 2: "<i2", 4: "<i4", 8: "<i8"}
-"""An integer type of each size, in which memory is handed over."""
+"""The integer type of each element size, as which memory is passed on."""
 
 
 class _HostMemory:

@@ -115,6 +115,8 @@ def grouped_gemm_arguments(*args: Any, **kwargs: Any) -> GroupedGemm:
     """The arguments of the op under the pinned version's schema.
 
     Raises:
+        RuntimeError: FP8 weights with more than one scale for each expert, in the
+            words of the op.
         NotImplementedError: other weights than MXFP4 and INT4, a bias, or a scale of
             the activations.
     """
@@ -126,6 +128,8 @@ def grouped_gemm_arguments(*args: Any, **kwargs: Any) -> GroupedGemm:
     else:
         rows_per_expert = arguments["rows_per_expert"]
     scales = arguments.get("ptr_B_scale", arguments.get("ptr_scales"))
+    if weights.dtype == torch.float8_e4m3fn and scales is not None and scales.dim() > 1:
+        raise RuntimeError("ptr_scales of fp8 must be 1D [num_experts]")
     is_mxfp4 = arguments.get("is_B_mxfp4", weights.dtype == torch.float4_e2m1fn_x2)
     is_int4 = arguments.get("is_B_int4", weights.dtype == torch.int8)
     others = [arguments["ptr_bias"], arguments.get("ptr_A_scale")]
@@ -175,11 +179,17 @@ def moe_align_block_size(
     experts_ids: torch.Tensor,
     num_tokens_post_pad: torch.Tensor,
     maybe_expert_map: torch.Tensor | None = None,
+    scatter_idx: torch.Tensor | None = None,
 ) -> None:
     """Rows by expert, each expert's filled up to whole blocks with `topk_ids.numel()`;
-    the expert of each block; the number of rows with what fills them up."""
+    the expert of each block; the number of rows with what fills them up.
+
+    `scatter_idx` is there since 0.1.16.2; no pinned release passes it.
+    """
     if maybe_expert_map is not None:
         raise NotImplementedError("alignment of the experts of several ranks")
+    if scatter_idx is not None:
+        raise NotImplementedError("where each row goes")
     experts = topk_ids.flatten()
     sorted_token_ids.fill_(len(experts))
     experts_ids.fill_(-1)

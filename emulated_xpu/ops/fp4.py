@@ -40,7 +40,7 @@ def fp4_gemm(
 ) -> torch.Tensor:
     """`[M, K] @ [K, N]` of MXFP4 values, summed in fp32.
 
-    A holds two values a byte along K, and so does B, which is the transposed view of
+    A holds two values per byte along K, and so does B, which is the transposed view of
     `[N, K / 2]`; scales are e8m0 of shapes `[M, K / 32]` and `[K / 32, N]`.
     """
     a = mxfp4_to_float(A, A_scale)

@@ -79,9 +79,9 @@ def fp8_gemm(
         raise ValueError(f"fp8_gemm: no output of {out_dtype}")
     if A_scale_.dim() == 2 and A_scale_.shape[1] > 1:
         _check_blocks(A, A_scale_, B, B_scale_)
-    values = A.float() * expanded(_as_matrix(A_scale_), A.shape)
-    product = values @ (B.float() * expanded(_as_matrix(B_scale_), B.shape))
-    return _finish(product, bias_, out_dtype or torch.bfloat16)
+    values = A.float() * expanded(as_matrix(A_scale_), A.shape)
+    product = values @ (B.float() * expanded(as_matrix(B_scale_), B.shape))
+    return finish(product, bias_, out_dtype or torch.bfloat16)
 
 
 @implements("_xpu_C::fp8_gemm_w8a16")
@@ -102,17 +102,19 @@ def fp8_gemm_w8a16(
             f"fp8_gemm_w8a16: {B_scale_.numel()} scales for {B.shape[1]} columns"
         )
     product = A.float() @ (B.float() * B_scale_.float().view(1, -1))
-    return _finish(product, bias_, A.dtype)
+    return finish(product, bias_, A.dtype)
 
 
-def _as_matrix(scale: torch.Tensor) -> torch.Tensor:
+def as_matrix(scale: torch.Tensor) -> torch.Tensor:
+    """A scale as a matrix in fp32: one for all, or one row of one for each column."""
     scale = scale.float()
     return scale if scale.dim() == 2 else scale.view(1, -1)
 
 
-def _finish(
+def finish(
     product: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
+    """The product plus the bias, in `dtype`; an empty bias means none."""
     if bias is not None and bias.numel():
         product = product + bias.float()
     return product.to(dtype)

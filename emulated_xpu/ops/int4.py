@@ -18,7 +18,7 @@ def int4_gemm_w4a16(
 ) -> torch.Tensor:
     """`[M, K] @ [K, N]`, summed in fp32; w[k, n] = (code - zero) * scale.
 
-    B has eight codes a word along K, the first in the lowest bits, and is the
+    B has eight codes per word along K, the first in the lowest bits, and is the
     transposed view of contiguous `[N, K / 8]`; scales are `[K / group_size, N]`, and
     one zero serves all of B.
     """

@@ -14,6 +14,7 @@ from emulated_xpu.formats import (
     quotient,
 )
 from emulated_xpu.implementations import implements
+from emulated_xpu.pages import all_bytes, entry_places
 
 NOPE, ROPE, BLOCK = 448, 64, 64
 LARGEST = 448.0
@@ -63,7 +64,7 @@ def normalized_and_rotated(
 ) -> torch.Tensor:
     """The queries `[T, H, 512]` after norm and RoPE, fp32; `table` has their rows."""
     mean = q.float().square().sum(-1, keepdim=True) / q.shape[-1] + eps
-    # torch's square root in fp32 is off by one step for some numbers.
+    # torch's square root in fp32 is off by one ulp for some numbers.
     root = mean.double().sqrt().float()
     return _rotated(q.float() * (1 / root), table[:, None])
 
@@ -96,13 +97,10 @@ def _write(
     data: torch.Tensor,
     scales: torch.Tensor,
 ) -> None:
-    """A page is all tokens' data, then all tokens' scales; pages lie as far apart as
-    the cache's first stride says, whatever its shape."""
+    """Pages lie as far apart as the cache's first stride says, whatever its shape."""
     page, token = slots // block_size, slots % block_size
     start = cache.storage_offset() + page * cache.stride(0)
-    raw = torch.tensor([], dtype=torch.uint8, device=cache.device)
-    raw.set_(cache.untyped_storage())
-    at = start + token * data.shape[1]
-    raw[at[:, None] + torch.arange(data.shape[1], device=raw.device)] = data
-    at = start + block_size * data.shape[1] + token * scales.shape[1]
-    raw[at[:, None] + torch.arange(scales.shape[1], device=raw.device)] = scales
+    places = entry_places(start, token, block_size, data.shape[1], scales.shape[1])
+    memory = all_bytes(cache)
+    for part, place in zip((data, scales), places, strict=True):
+        memory[place] = part

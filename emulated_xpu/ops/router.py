@@ -28,30 +28,7 @@ def topk_softplus_sqrt(
     """
     if bias_vl is not None:
         raise NotImplementedError("topk_softplus_sqrt of images")
-    weights, chosen = chosen_experts(
-        gating_output,
-        topk_indices.shape[1],
-        renormalize,
-        correction_bias,
-        input_ids,
-        tid2eid,
-    )
-    topk_weights.copy_(weights * routed_scaling_factor)
-    topk_indices.copy_(chosen)
-    if is_padding is not None:
-        topk_weights[is_padding] = 0.0
-        topk_indices[is_padding] = -1
-
-
-def chosen_experts(
-    gating_output: torch.Tensor,
-    count: int,
-    renormalize: bool,
-    correction_bias: torch.Tensor | None,
-    input_ids: torch.Tensor | None,
-    tid2eid: torch.Tensor | None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Weights before scaling and numbers of each token's experts, both `[T, count]`."""
+    count = topk_indices.shape[1]
     scores = torch.nn.functional.softplus(gating_output.float()).sqrt()
     if tid2eid is not None and input_ids is not None:
         chosen = tid2eid[input_ids.long()].long()
@@ -61,4 +38,9 @@ def chosen_experts(
     weights = scores.gather(1, chosen)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
-    return weights, chosen
+    weights = weights * routed_scaling_factor
+    if is_padding is not None:
+        weights = weights.masked_fill(is_padding[:, None], 0.0)
+        chosen = chosen.masked_fill(is_padding[:, None], -1)
+    topk_weights.copy_(weights)
+    topk_indices.copy_(chosen)

@@ -23,7 +23,7 @@ MARGIN = 0.2
 
 def check_attention(result: Served, twin: Twin) -> list[Error]:
     """Hold every attention layer of every request to the bounds."""
-    errors = attention_errors(result.answer, twin, Roundings.of(result.answer["ops"]))
+    errors = attention_errors(result.answer, twin, Roundings.of(result.answer))
     for error in errors:
         print(error)
     for error in errors:
@@ -37,7 +37,7 @@ def check_attention(result: Served, twin: Twin) -> list[Error]:
 
 def check_experts(result: Served, twin: Twin) -> dict[tuple[str, int], float]:
     """Hold the experts of every layer and every request to their bound."""
-    roundings = Roundings.of(result.answer["ops"])
+    roundings = Roundings.of(result.answer)
     errors = feed_forward_errors(result.answer, twin, roundings)
     print(errors)
     assert max(errors.values()) <= EXPERTS, errors
@@ -51,7 +51,7 @@ def check_logits(result: Served, twin: Twin) -> None:
     for request, found in logits_by_request(answer).items():
         text = result.texts[request]
         exact = twin.logits(text)
-        with twin.rounded(Roundings.of(answer["ops"])):
+        with twin.rounded(Roundings.of(answer)):
             quantized = twin.logits(text)
         for position, values in found.items():
             if position + 1 >= len(text):

@@ -3,15 +3,19 @@
 
 They are not in `emulated_xpu/`, every change of which repeats the tests of all steps.
 `engine.py` imports this module before vLLM asks for the ops. It adds grouped products
-of FP8 blocks and the generator of the device's random numbers, and makes the index of a
-`tl.range` castable, as upstream's top-k needs it.
+of FP8 blocks and the generator of the device's random numbers, makes the index of a
+`tl.range` castable, as upstream's top-k needs it, and gives the interpreter log1p, as
+the random numbers of v0.28.0 need it.
 """
 
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
+import triton.language as tl
+from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 from emulated_xpu import ops  # noqa: F401  (registers what is extended here)
@@ -98,7 +102,14 @@ def castable_indices(original: Callable[..., None]) -> Callable[..., None]:
     return patch
 
 
+def log1p(x: Any) -> Any:
+    """log(1 + x) of a block, which the interpreter makes None as all of libdevice."""
+    handle = interpreter.TensorHandle(np.log1p(x.handle.data), x.handle.dtype)
+    return tl.core.tensor(handle, x.type)
+
+
 def provide() -> None:
     """Provide what the ops do not: after the platform, before the first launch."""
     torch.xpu.default_generators = Generators()
     interpreter._patch_lang_core = castable_indices(interpreter._patch_lang_core)
+    libdevice.log1p = log1p

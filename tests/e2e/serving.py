@@ -214,10 +214,6 @@ class Kitchen:
                 damage(self.published, folder, fault)
                 self._checkpoints[fault] = (folder, self.twin)
 
-    def has_wrappers(self, release: str) -> bool:
-        """Whether Python of the release's own vllm-xpu-kernels runs around the ops."""
-        return load(self.project)[release].xpu_kernels.version in WRAPPERS
-
     def emulates_nvfp4_experts(self, release: str) -> bool:
         """Whether the release's emulation of experts in NVFP4 clamps as the model."""
         site = self.installed(load(self.project)[release], patched=True)
@@ -277,6 +273,11 @@ class Kitchen:
         tree = grown.tip if patched else grown.base
         version = build_version(tree, len(grown.steps))
         return build(Runner(), self.cache, store, tree, version).installed
+
+    def environment(self, release: str, own: Path) -> dict[str, str]:
+        """What an engine of a patched release sees."""
+        pinned = load(self.project)[release]
+        return self._environment(pinned, self.installed(pinned, True), own)
 
     def _environment(self, pinned: Release, site: Path, own: Path) -> dict[str, str]:
         """What an engine of one tree sees; `own` is for what vLLM keeps of that tree,

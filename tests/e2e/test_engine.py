@@ -162,7 +162,7 @@ def test_a_speculated_token_changes_nothing(
 def test_faults_are_seen(served: Kitchen, twin: Twin, release: str) -> None:
     """Forgotten sinks, a wrong index, a damaged page and a wrong table turn red."""
     result = served.serve(release, BROKEN)
-    errors = attention_errors(result.answer, twin, Roundings.of(result.answer["ops"]))
+    errors = attention_errors(result.answer, twin, Roundings.of(result.answer))
     for error in errors:
         print(error)
     sinks, chosen, table = sorted(errors, key=lambda error: error.layer)

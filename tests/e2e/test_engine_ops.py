@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-ins of the engines: the device's generator, and FP8 blocks."""
+"""The stand-ins of the engines: the device's generator, FP8 blocks, and log1p."""
 
 import engine_ops
+import numpy as np
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
 
 
 def test_the_generator_is_a_seed_and_an_offset() -> None:
@@ -28,3 +31,14 @@ def test_blocks_of_fp8_weights() -> None:
     dense = weights.double() * spread
     wanted = torch.cat((rows[:3].double() @ dense[0], rows[3:].double() @ dense[2]))
     assert (product.double() - wanted).norm() < 5e-3 * wanted.norm()
+
+
+def test_log1p_of_a_block() -> None:
+    values = np.array([-0.75, -1e-7, 0.0, 2.0], dtype=np.float32)
+    block = tl.core.tensor(
+        interpreter.TensorHandle(values, tl.float32), tl.block_type(tl.float32, [4])
+    )
+    found = engine_ops.log1p(block)
+    assert found.type == block.type and found.handle.data.dtype == np.float32
+    wanted = np.log1p(values.astype(np.float64))
+    assert np.allclose(found.handle.data, wanted, rtol=1e-6, atol=0)

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints that others packed, through the engine. Runs with --full."""
 
+import re
+
 import pytest
 from checks import TIGHT, check_attention, check_experts, check_logits
 from comparison import attention_errors, feed_forward_errors
-from serving import Job, Kitchen, Prompt
+from serving import EngineStopped, Job, Kitchen, Prompt
 from twin import Roundings, Twin
 
 pytestmark = pytest.mark.full
@@ -19,10 +21,14 @@ ACTIVATIONS_IN_FP4 = 0.25
 
 
 def test_int4(served: Kitchen, release: str) -> None:
-    if not served.has_wrappers(release):
-        pytest.skip(f"the experts of {release} are emulated in MXFP4 alone")
+    """Releases without INT4 experts on XPU name the tensor; which those are stands in
+    the table that `test_formats.py` holds them to."""
+    try:
+        result = served.serve(release, INT4)
+    except EngineStopped as stop:
+        assert re.search(r"w1\.qweight .* cannot be loaded", str(stop)), stop
+        return
     twin = Twin(served.written("int4")[1])
-    result = served.serve(release, INT4)
     check_attention(result, twin)
     check_experts(result, twin)
     check_logits(result, twin)
@@ -39,7 +45,7 @@ def test_experts_in_nvfp4_are_emulated(served: Kitchen, release: str) -> None:
     result = served.serve(release, NVFP4_EXPERTS)
     launches = result.answer["launches"]
     assert any("nvfp4_emulation" in name for name in launches), launches
-    roundings = Roundings.of(result.answer["ops"])
+    roundings = Roundings.of(result.answer)
     for error in attention_errors(result.answer, twin, roundings):
         print(error)
         assert error.core <= TIGHT and error.output <= TIGHT, error

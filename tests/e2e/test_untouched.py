@@ -37,7 +37,7 @@ def errors_of(
     served: Kitchen, twin: Twin, release: str, job: Job, patched: bool
 ) -> list[Error]:
     answer = served.serve(release, job, patched).answer
-    return attention_errors(answer, twin, Roundings.of(answer["ops"]))
+    return attention_errors(answer, twin, Roundings.of(answer))
 
 
 def side_by_side(untouched: list[Error], patched: list[Error]) -> str:

@@ -21,23 +21,32 @@ from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
 RATIO = 4
 """Tokens of an entry among which the indexer chooses."""
 
+EXPERTS = ".fused_moe_kernel"
+"""The Triton kernel of routed experts."""
+
 Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass
 class Roundings:
-    """Which roundings a release makes, read off the ops that it called."""
+    """Which roundings a release makes, read off the ops that it called and the kernels
+    that it launched."""
 
     activations: bool
     """Linear layers take FP8 activations (else bfloat16)."""
     output_fp8: bool
     """The grouped output projection takes FP8 activations (else bfloat16)."""
+    experts_fp8: bool = False
+    """Routed experts take FP8 activations: those that Triton computes."""
 
     @classmethod
-    def of(cls, ops: dict[str, int]) -> "Roundings":
+    def of(cls, answer: dict[str, Any]) -> "Roundings":
+        """Those of an engine's answer."""
+        ops = answer["ops"]
         return cls(
             activations="_C::per_token_group_fp8_quant" in ops,
             output_fp8="_xpu_C::fp8_bmm" in ops,
+            experts_fp8=any(name.endswith(EXPERTS) for name in answer["launches"]),
         )
 
 
@@ -129,6 +138,8 @@ class Twin:
             shared = layer.mlp.shared_experts
             for part in (shared.gate_proj, shared.up_proj, shared.down_proj):
                 handles += [_before(part, linear), _after(part, rounding.bf16)]
+            if roundings.experts_fp8:
+                handles += _round_experts(layer.mlp.experts)
             for part in (layer.input_layernorm, layer.post_attention_layernorm):
                 handles += [_before(part, rounding.bf16), _after(part, rounding.bf16)]
             handles += [_after(layer.mlp, rounding.bf16), _after(layer, rounding.bf16)]
@@ -147,6 +158,26 @@ def _before(module: torch.nn.Module, change: Rounding) -> Any:
 
 def _after(module: torch.nn.Module, change: Rounding) -> Any:
     return module.register_forward_hook(lambda _, inputs, output: change(output))
+
+
+class _Gate:
+    """A `_apply_gate` of routed experts, between two products that take FP8."""
+
+    def __init__(self, experts: torch.nn.Module) -> None:
+        self.experts = experts
+        self.plain = experts._apply_gate
+        experts._apply_gate = self
+
+    def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
+        gated = self.plain(rounding.bf16(gate_up))
+        return rounding.activation(rounding.bf16(gated))
+
+    def remove(self) -> None:
+        del self.experts._apply_gate
+
+
+def _round_experts(experts: torch.nn.Module) -> list[Any]:
+    return [_before(experts, rounding.activation), _Gate(experts)]
 
 
 def _round_attention(

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a release makes of a checkpoint: it serves it, refuses it, or gets it wrong."""
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +14,7 @@ from comparison import (
     logits_by_request,
     relative,
 )
+from endings import Verdict, ended
 from serving import EngineStopped, Job, Kitchen, Prompt, Served
 from twin import Roundings, Twin
 
@@ -24,18 +24,6 @@ WAVES = ((Prompt(72, 6, seed=1), Prompt(5, 4, seed=2)),)
 FLASH = Job("flash", WAVES)
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
 DRAFTS = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
-REFUSALS = ("NotImplementedError", "ValueError", "ValidationError")
-"""What a start ends with that was refused on purpose."""
-ERROR = re.compile(r"^(?:\[rank\d+\]: |E +)*((?:\w+\.)*\w*(?:Error|Exception)): ?(.*)$")
-EMULATION = "on the emulated XPU"
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """One cell of the table; `why` has figures, or how the start ended."""
-
-    kind: str
-    why: str
 
 
 @dataclass(frozen=True)
@@ -63,24 +51,6 @@ def verdict(served: Kitchen, release: str, form: Format) -> Verdict:
         return ended(str(stop))
 
 
-def ended(trace: str) -> Verdict:
-    """How a start ended: by a refusal, or by something else."""
-    found = None
-    lines = trace.splitlines()
-    for place, line in enumerate(lines):
-        if match := ERROR.match(line):
-            found = match[1].rpartition(".")[2], match[2], lines[place + 1 :]
-    assert found, f"no error in:\n{trace}"
-    kind, message, rest = found
-    if kind == "ValidationError" and rest:
-        inner = next((x for x in rest if "Value error, " in x), rest[0])
-        message = inner.partition("Value error, ")[2].partition(" [type=")[0]
-    why = f"{kind}: {message}"
-    if EMULATION in message:
-        return Verdict("not emulated", why)
-    return Verdict("refuses" if kind in REFUSALS else "wrong", why)
-
-
 def figures(served: Kitchen, release: str, form: Format) -> Verdict:
     """Every layer and the logits against the float32 twin."""
     return of_twin(served.serve(release, form.job), twin_of(served, form), form)
@@ -93,7 +63,7 @@ def twin_of(served: Kitchen, form: Format) -> Twin:
 def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
     """Figures; a rejected draft leaves experts whose token is not in the text, so
     theirs are not compared with drafts."""
-    roundings = Roundings.of(result.answer["ops"])
+    roundings = Roundings.of(result.answer)
     attention = attention_errors(result.answer, twin, roundings)
     experts = 0.0
     if form.judge is None:

@@ -5,24 +5,17 @@ An op that is defined with torch cannot be undefined. So every case runs in a pr
 its own: a fork of this one, which has imported torch and defined no op.
 """
 
-import multiprocessing
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from own_process import in_own_process
 
 from emulated_xpu import implementations, pins, registry
 
 VERSIONS = sorted(path.stem for path in pins.SCHEMAS.glob("*.txt"))
 UNIMPLEMENTED = "_C::gelu_quick"
-
-
-def in_own_process(function: Callable[..., Any], *args: Any) -> Any:
-    """What `function` returns or raises in a forked process."""
-    with multiprocessing.get_context("fork").Pool(1) as pool:
-        return pool.apply(function, args)
 
 
 def defined_schemas(version: str) -> dict[str, str]:

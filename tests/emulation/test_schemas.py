@@ -17,6 +17,7 @@ WHEELS = {
     "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
     "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
     "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
+    "0.1.16.2": "86bfa26abbb605fab485236a386e6de07f76320177c456fa96e55c27502af17a",
 }
 NAMESPACES = {
     "_C": ("_C", "_C_cache_ops"),
@@ -27,7 +28,7 @@ NAMESPACES = {
 
 
 def wheel(cache: Cache, version: str) -> Path:
-    """The wheel, downloaded once (71 to 135 MiB) and hashed each time."""
+    """The wheel, downloaded once (71 to 144 MiB) and hashed each time."""
     sha256 = WHEELS[version]
     name = f"vllm_xpu_kernels-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
     path = cache.sdists / sha256 / name

@@ -72,6 +72,8 @@ def test_a_wrong_shape(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_name_that_the_model_does_not_have(monkeypatch: pytest.MonkeyPatch) -> None:
     found = message(monkeypatch, {"part.strange": torch.ones(2)})
     assert "part.strange (torch.float32, (2,))" in found, found
+    assert "named 'part.strange'" in found, found
+    assert NAME not in found, f"the other parameters are listed: {found}"
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.int8])

@@ -2,8 +2,8 @@
 """Stand-ins in a form that stays on the device.
 
 No shape depends on a value, so nothing waits for the device and everything can be
-captured into a graph. What a stand-in of `emulated_xpu.ops` does with those ways alone
-is used as it is. `tests/emulation/test_device_forms.py` compares both on the CPU.
+captured into a graph. A stand-in of `emulated_xpu.ops` that already works like this is
+used unchanged. `tests/emulation/test_device_forms.py` compares both on the CPU.
 
 | module | what it holds |
 |---|---|

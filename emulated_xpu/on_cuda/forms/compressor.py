@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compressor of the main cache, with as many entries as the tokens may end."""
+"""The compressor of the main cache, for as many entries as the tokens can complete."""
 
 import torch
 
-from emulated_xpu.on_cuda.forms.pages import all_bytes, write_rows
+from emulated_xpu.on_cuda.forms.pages import write_rows
 from emulated_xpu.on_cuda.forms.table import device_form
 from emulated_xpu.ops.compressor import HEAD, entry_bytes
+from emulated_xpu.pages import all_bytes, entry_places
 
 
 def means(
@@ -80,10 +81,6 @@ def fused_kv_compress_norm_rope_insert_sparse_attn(
     slots = slots.clamp(min=0)
     page, row = slots // kv_cache_block_size, slots % kv_cache_block_size
     start = k_cache.storage_offset() + page * kv_block_stride
-    after = kv_cache_block_size * token_stride
-    for part, place in (
-        (data, start + row * token_stride),
-        (scales, start + after + row * scale_dim),
-    ):
-        width = torch.arange(part.shape[1], device=part.device)
-        write_rows(all_bytes(k_cache), place[:, None] + width, part, valid)
+    places = entry_places(start, row, kv_cache_block_size, token_stride, scale_dim)
+    for part, place in zip((data, scales), places, strict=True):
+        write_rows(all_bytes(k_cache), place, part, valid)

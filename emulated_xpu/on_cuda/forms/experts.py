@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts: the router's padding, the permutation and the grouped product."""
+"""Routed experts: the permutation and the grouped product."""
 
 from typing import Any
 
@@ -9,44 +9,9 @@ from emulated_xpu.formats import mxfp4_to_float
 from emulated_xpu.on_cuda.forms.products import Key, key_of
 from emulated_xpu.on_cuda.forms.table import device_form
 from emulated_xpu.ops.experts import grouped_gemm_arguments, has_offsets
-from emulated_xpu.ops.router import chosen_experts
 
 _dequantized: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
 """Weights `[E, N, K]` in bf16 by place, each with the tensor that keeps its memory."""
-
-
-@device_form("_moe_C::topk_softplus_sqrt")
-def topk_softplus_sqrt(
-    topk_weights: torch.Tensor,
-    topk_indices: torch.Tensor,
-    token_expert_indices: torch.Tensor,
-    gating_output: torch.Tensor,
-    renormalize: bool,
-    routed_scaling_factor: float,
-    correction_bias: torch.Tensor | None = None,
-    input_ids: torch.Tensor | None = None,
-    tid2eid: torch.Tensor | None = None,
-    is_padding: torch.Tensor | None = None,
-    bias_vl: torch.Tensor | None = None,
-    image_sentinel_lo: int = 0,
-) -> None:
-    """As the stand-in."""
-    if bias_vl is not None:
-        raise NotImplementedError("topk_softplus_sqrt of images")
-    weights, chosen = chosen_experts(
-        gating_output,
-        topk_indices.shape[1],
-        renormalize,
-        correction_bias,
-        input_ids,
-        tid2eid,
-    )
-    weights = weights * routed_scaling_factor
-    if is_padding is not None:
-        weights = weights.masked_fill(is_padding[:, None], 0.0)
-        chosen = chosen.masked_fill(is_padding[:, None], -1)
-    topk_weights.copy_(weights)
-    topk_indices.copy_(chosen)
 
 
 @device_form("_moe_C::remap_hidden_states")
@@ -62,7 +27,7 @@ def remap_hidden_states(
     total_experts_num: int,
     local_experts_num: int,
 ) -> None:
-    """As the stand-in; rows of no expert here come last, instead of being left out."""
+    """As the stand-in, but rows whose expert is on another rank stay, at the end."""
     if hidden_states_scales is not None:
         raise NotImplementedError("remapping of scales")
     experts = topk_ids.flatten().long()
@@ -86,7 +51,7 @@ def remap_hidden_states(
 
 @device_form("_xpu_C::cutlass_grouped_gemm_interface")
 def cutlass_grouped_gemm_interface(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """As the stand-in, in MXFP4 alone, whose values are exact in bf16. Rows after those
+    """As the stand-in, for MXFP4 only, whose values are exact in bf16. Rows after those
     of the last expert get any values."""
     arguments = grouped_gemm_arguments(*args, **kwargs)
     if arguments.is_int4:

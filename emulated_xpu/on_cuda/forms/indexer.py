@@ -7,7 +7,7 @@ from emulated_xpu.on_cuda.forms.products import product
 from emulated_xpu.on_cuda.forms.table import device_form
 
 ROWS = 1 << 27
-"""Products that lie in memory at once, as fp32."""
+"""How many products are in memory at once, in fp32."""
 
 
 @device_form("_C_cache_ops::cp_gather_indexer_k_quant_cache")

@@ -3,9 +3,10 @@
 
 import torch
 
-from emulated_xpu.on_cuda.forms.pages import all_bytes, write_rows
+from emulated_xpu.on_cuda.forms.pages import write_rows
 from emulated_xpu.on_cuda.forms.table import device_form
 from emulated_xpu.ops.kv_insert import entry_bytes, normalized_and_rotated
+from emulated_xpu.pages import all_bytes, entry_places
 
 
 @device_form("_xpu_C::deepseek_qnorm_rope_kv_insert")
@@ -20,7 +21,7 @@ def deepseek_qnorm_rope_kv_insert(
     block_size: int,
     kv_cache_dtype: str,
 ) -> None:
-    """As the stand-in; a slot beyond the cache is not looked for."""
+    """As the stand-in; it does not check for slots beyond the cache."""
     if kv_cache_dtype != "fp8_ds_mla":
         raise NotImplementedError(f"deepseek_qnorm_rope_kv_insert to {kv_cache_dtype}")
     tokens = len(q)
@@ -31,8 +32,6 @@ def deepseek_qnorm_rope_kv_insert(
     valid = slots >= 0
     page, token = slots // block_size, slots % block_size
     start = cache.storage_offset() + page * cache.stride(0)
-    for part, first in ((data, 0), (scales, block_size * data.shape[1])):
-        width = part.shape[1]
-        at = (start + first + token * width)[:, None]
-        places = at + torch.arange(width, device=part.device)
-        write_rows(all_bytes(cache), places, part, valid)
+    places = entry_places(start, token, block_size, data.shape[1], scales.shape[1])
+    for part, place in zip((data, scales), places, strict=True):
+        write_rows(all_bytes(cache), place, part, valid)

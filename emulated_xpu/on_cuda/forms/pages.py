@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writing rows into pages where some rows have no slot, without asking which."""
+"""Writes rows into pages and leaves out rows without a slot, without a host sync."""
 
 import torch
 
@@ -26,9 +26,3 @@ def write_rows(
     start = torch.arange(rows.shape[1], device=rows.device)
     places = torch.where(any_valid, places[row], start)
     memory[places] = torch.where(any_valid, rows[row], memory[places])
-
-
-def all_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The whole storage that `tensor` lies in, as bytes."""
-    raw = torch.empty(0, dtype=torch.uint8, device=tensor.device)
-    return raw.set_(tensor.untyped_storage())

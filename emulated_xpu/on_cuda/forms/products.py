@@ -11,6 +11,7 @@ import torch
 
 from emulated_xpu.formats import expanded
 from emulated_xpu.on_cuda.forms.table import device_form
+from emulated_xpu.ops.fp8_gemm import as_matrix, finish
 
 Key = tuple[int, int, tuple[int, ...]]
 _dequantized: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -52,11 +53,6 @@ def split_product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return high + (middle + low)
 
 
-def as_matrix(scale: torch.Tensor) -> torch.Tensor:
-    scale = scale.float()
-    return scale if scale.dim() == 2 else scale.view(1, -1)
-
-
 @device_form("_xpu_C::fp8_gemm")
 def fp8_gemm(
     A: torch.Tensor,
@@ -71,9 +67,7 @@ def fp8_gemm(
         raise NotImplementedError("fp8_gemm without scales")
     a = A.float() * expanded(as_matrix(A_scale_), A.shape)
     out = split_product(a, dequantized(B, as_matrix(B_scale_)))
-    if bias_ is not None and bias_.numel():
-        out = out + bias_.float()
-    return out.to(out_dtype or torch.bfloat16)
+    return finish(out, bias_, out_dtype or torch.bfloat16)
 
 
 @device_form("_xpu_C::fp8_bmm")

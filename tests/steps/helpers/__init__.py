@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The building blocks of step tests. Each module is imported by its own name, so
-that a test depends on what it uses alone.
+"""The building blocks of step tests. Each module is imported by its own name, so that a
+test depends only on what it uses.
 
 Which vLLM is installed
     `layout`: where this release keeps DeepSeek-V4. Every test asks it, and none looks

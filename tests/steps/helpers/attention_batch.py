@@ -18,7 +18,7 @@ NO_SINKS = torch.full((layout.HEADS,), -torch.inf)
 
 
 def random_sinks(heads: int = layout.HEADS) -> torch.Tensor:
-    """One sink a head from N(0, 2)."""
+    """One sink per head from N(0, 2)."""
     return 2 * torch.randn(heads, generator=torch.Generator().manual_seed(7))
 
 
@@ -33,8 +33,9 @@ class Batch:
         sinks: `[heads]`, natural-log units; their number is that of the heads.
         speculative_tokens: draft tokens that still count as a decode.
         padded: this many last tokens are padding: they have no slot and see nothing.
-        block_size: tokens a page of the layer's own cache.
-        attend: makes of the layer what attends; `layer_parts.attend` insists on it.
+        block_size: tokens per page of the layer's own cache.
+        attend: gives the layer's attention function; `layer_parts.attend` takes only
+            the layer's own.
         build: makes the layer from a `VllmConfig` and the ratio.
     """
 

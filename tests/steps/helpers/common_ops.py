@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests of the Triton ops that XPU shares with other platforms.
 
-Each is held to a reference, bytes and counts exactly. A module of step tests that
-imports these classes runs them too.
+Each is compared with a reference: bytes and counts must be equal. A module of step
+tests that imports these classes runs them too.
 """
 
 from typing import Any

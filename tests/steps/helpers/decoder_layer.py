@@ -54,7 +54,7 @@ class Decoder:
         return self.block.hc_post(x, *rest)
 
     def expected(self) -> torch.Tensor:
-        """The same in float64, what is handed on rounded to bf16."""
+        """The same in float64, with intermediate results rounded to bf16."""
         return self.after_block(self.streams.cpu().double())
 
     def after_block(self, streams: torch.Tensor) -> torch.Tensor:

@@ -57,7 +57,7 @@ def mxfp4(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def quantized(x: torch.Tensor, fp4: bool) -> torch.Tensor:
-    """Float64 `x`, `[..., 128]`, after MXFP4, or after FP8 with one scale a row."""
+    """Float64 `x`, `[..., 128]`, after MXFP4, or after FP8 with one scale per row."""
     if fp4:
         codes, exponents = mxfp4(x)
         scale = torch.exp2(exponents.double()).repeat_interleave(MXFP4_BLOCK, -1)
@@ -91,7 +91,7 @@ def fp8_keys(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def mxfp4_keys(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `fp8_keys`: two codes a byte, one UE8M0 byte for 32 values."""
+    """As `fp8_keys`: two codes per byte, one UE8M0 byte per 32 values."""
     codes = torch.randint(0, 16, (count, DIM), dtype=torch.uint8)
     scales = torch.randint(124, 130, (count, DIM // MXFP4_BLOCK), dtype=torch.uint8)
     power = torch.exp2(scales.double() - 127).repeat_interleave(MXFP4_BLOCK, -1)

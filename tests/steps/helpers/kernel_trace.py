@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-# Looked up by name: upstream forbids to import triton other than as tl and triton.
+# Looked up by name: upstream forbids importing triton other than as tl and triton.
 interpreter = importlib.import_module("triton.runtime.interpreter")
 KernelInterface = importlib.import_module("triton.runtime.jit").KernelInterface
 
@@ -131,7 +131,7 @@ WAITING = (
 def no_waiting(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Raise wherever Python reads a tensor's value or copies it to the host. On a
     device each such read waits for all work before it. Reads inside an operator or an
-    interpreted kernel are not counted: there the emulation plays the device.
+    interpreted kernel are not counted: there the emulation stands for the device.
     """
     inside = 0
 
@@ -217,7 +217,7 @@ def stores(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 @contextmanager
 def last_row_of_programs(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """In each interpreted launch, run only the programs with the highest first index.
-    So a test of the last of many tokens stays affordable. A device runs all programs.
+    This keeps a test of the last of many tokens fast. A device runs all programs.
     """
     launch = interpreter.GridExecutor.__call__
     builder = interpreter.interpreter_builder

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Linear layers whose weights are packed, four bits a value, as checkpoints have them.
+"""Linear layers whose weights are packed, four bits per value, as in checkpoints.
 
 Each format says what a checkpoint stores of a packed weight, what that stands for, and
 what XPU's kernel sees of an activation.
@@ -85,7 +85,7 @@ class Mxfp4:
 
 
 class Int4:
-    """As AutoRound writes it: symmetric, eight codes a word along the input."""
+    """As AutoRound writes it: symmetric, eight codes per word along the input."""
 
     block = 128
 

@@ -21,8 +21,8 @@ def random_pages(
 ) -> torch.Tensor:
     """Normal keys as FP8 pages, `[num_blocks, block_size, 584]` uint8.
 
-    A page is `block_size` times 448 e4m3 and 64 bf16 values, then 8 bytes a token with
-    the UE8M0 exponents of its seven 64-wide blocks, then padding to `page_bytes`.
+    A page is `block_size` times 448 e4m3 and 64 bf16 values, then 8 bytes per token
+    with the UE8M0 exponents of its seven 64-wide blocks, then padding to `page_bytes`.
     """
     keys = torch.randn(num_blocks, block_size, HEAD_DIM, generator=generator)
     blocks = keys[..., :NOPE].unflatten(-1, (-1, BLOCK))
@@ -38,7 +38,7 @@ def random_pages(
 
 
 def as_cache(pages: torch.Tensor, block_size: int) -> torch.Tensor:
-    """`[num_blocks, page bytes]` as vLLM binds it: 584 bytes a token, padded blocks."""
+    """`[num_blocks, page bytes]` as vLLM binds it: 584 bytes per token, padded."""
     width = TOKEN_BYTES + SCALE_BYTES
     shape = (len(pages), block_size, width)
     return pages.as_strided(shape, (pages.stride(0), width, 1))
@@ -70,7 +70,7 @@ def gather(
 def attend(
     query: torch.Tensor, keys: torch.Tensor, sink: torch.Tensor, scale: float
 ) -> torch.Tensor:
-    """sum(exp(s) k) / (sum(exp(s)) + exp(sink)) a head, s = scale q.k; 0 without keys.
+    """Per head sum(exp(s) k) / (sum(exp(s)) + exp(sink)), s = scale q.k; 0 if no keys.
 
     Args:
         query: `[heads, 512]`.

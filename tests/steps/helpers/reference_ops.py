@@ -11,7 +11,7 @@ E2M1_VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch
 
 
 def exponent(blocks: torch.Tensor, largest: float, floor: float) -> torch.Tensor:
-    """The least k a row of `[..., n]` with max(amax, floor) <= largest * 2^k."""
+    """The least k per row of `[..., n]` with max(amax, floor) <= largest * 2^k."""
     amax = blocks.double().abs().amax(-1).clamp(min=floor)
     mantissa, power = torch.frexp(amax / largest)
     return power - (mantissa == 0.5).to(power.dtype)
@@ -37,7 +37,7 @@ def e2m1(blocks: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
 
 def rotate(x: torch.Tensor, cos_sin: torch.Tensor, sign: int = 1) -> torch.Tensor:
     """Interleaved RoPE on the last dims of `[..., D]` by `sign` times the angles whose
-    cosines and sines stand in `cos_sin`, `[..., 2 * pairs]`."""
+    cosines and sines are in `cos_sin`, `[..., 2 * pairs]`."""
     cos, sin = cos_sin.double().chunk(2, dim=-1)
     width = cos_sin.shape[-1]
     plain, rope = x.double().split([x.shape[-1] - width, width], dim=-1)

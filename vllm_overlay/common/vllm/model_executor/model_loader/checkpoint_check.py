@@ -5,6 +5,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, cast
 
+import regex as re
 import torch
 from torch import nn
 
@@ -13,6 +14,7 @@ _Tensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 _CODES = ("qweight", "weight_packed")
 _SCALES = ("scale", "scales", "weight_scale", "weight_scale_inv")
 _SHOWN = 5
+_SENTENCE_END = re.compile(r"\n|(?<=\.)\s+(?=[A-Z])")
 
 
 def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
@@ -49,7 +51,7 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
             raise
         raise ValueError(
             f"{current} of the checkpoint cannot be loaded: "
-            f"{type(error).__name__}: {error}"
+            f"{type(error).__name__}: {_reason(error)}"
         ) from error
     missing = [name for layer, name in quantized.items() if layer not in scaled]
     if missing and getattr(model, "requires_scales", False):
@@ -57,3 +59,9 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise ValueError(f"The checkpoint has no scale for {shown}{more}")
     return loaded
+
+
+def _reason(error: Exception) -> str:
+    """The first sentence of an error. A list of all parameters may follow it, which
+    stays in the traceback."""
+    return _SENTENCE_END.split(str(error), maxsplit=1)[0]

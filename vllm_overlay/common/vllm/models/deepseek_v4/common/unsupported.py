@@ -14,7 +14,7 @@ class UnsupportedModel(nn.Module):
     """A model whose construction says what the platform supports instead.
 
     It has the methods that the registry asks of a model that generates text: else
-    the configuration is refused before, for a reason that is not the true one.
+    the configuration is refused before that, with a misleading reason.
     """
 
     message: str

@@ -13,9 +13,9 @@ def unpack_bmm_weight(
 ) -> None:
     """Replace the packed parameters of a linear layer without bias by its `weight`.
 
-    For a layer that its owner multiplies group by group (is_bmm), with a kernel that
-    has no batch: what `apply_weights` makes of the identity is that weight, `[N, K]`,
-    whatever the layout that the kernel reads.
+    A layer with is_bmm is multiplied group by group, and a kernel without a batch
+    dimension cannot do that. `apply_weights` multiplies the identity by the packed
+    weight, which gives the weight itself, `[N, K]`, in any layout that a kernel reads.
     """
     packed = dict(layer.named_parameters(recurse=False))
     identity = torch.eye(
