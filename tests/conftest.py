@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option `--device`, and where kernels ran as a run's first and last line."""
 
+import os
+from pathlib import Path
+
 import pytest
 from device_choice import KINDS, RAN, described
 
@@ -10,6 +13,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--device",
         choices=KINDS,
         help="where kernels run: a GPU of that kind, or Triton's repaired interpreter",
+    )
+    parser.addoption(
+        "--rows",
+        type=Path,
+        help="with --device lowered: write each launch as a row of this CSV file",
     )
 
 
@@ -27,5 +35,13 @@ def pytest_terminal_summary(
         terminalreporter.section("executed through Intel's lowering")
         for launch in ran:
             terminalreporter.write_line(str(launch))
+        if rows := config.getoption("--rows"):
+            from xpustack.core.rows import csv_text
+
+            rows.write_text(csv_text([launch.row() for launch in ran]))
     if line := described(config):
         terminalreporter.write_line(line)
+    # Under `xpustack once`, which these tests need not have.
+    if summary := os.environ.get("XPUSTACK_SUMMARY"):
+        counts, _ = terminalreporter.build_summary_stats_line()
+        Path(summary).write_text(", ".join(count for count, _ in counts))

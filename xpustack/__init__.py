@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An ordered patch stack on pinned vLLM releases, and the tool that proves it."""
+"""The tool of the patch stack: it applies, checks, builds, exports and refreshes."""

@@ -22,6 +22,7 @@ from xpustack.commands import (
     device,
     export,
     index,
+    once,
     pin,
     refresh,
     save,
@@ -92,6 +93,7 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
@@ -139,6 +141,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         watch.watch,
         defects.defects,
         site.site,
+        once.once,
     ),
 }
 for panel, commands in PANELS.items():

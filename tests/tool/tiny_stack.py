@@ -150,6 +150,7 @@ class TinyStack(FakeStack):
         release: str = "v1.0",
         test: str = "tests/steps/test_value.py",
         failure: str = r"assert 1 == 2",
+        kernels: str | None = None,
     ) -> None:
         """Add a step at the end of a series; a text of None removes the file."""
         work = self.apply(f"add-{release}-{slug}", release)
@@ -162,8 +163,10 @@ class TinyStack(FakeStack):
         git(work, "add", *edits)
         message = (
             f"[XPU] Do {slug}\n\nWhy.\n\nUpstream-Status: Pending\nRemoval: never\n"
-            f"Test: {test}\nFails-before: {failure}\n\nStep: {slug}\n"
-        ).replace("\n\nStep:", "\nStep:")
+            f"Test: {test}\nFails-before: {failure}\n"
+            + (f"Kernels: {kernels}\n" if kernels else "")
+            + f"Step: {slug}\n"
+        )
         git(work, "commit", "-q", "-F", "-", text=message)
         self.save(work)
         shutil.rmtree(work)

@@ -209,7 +209,9 @@ class _LimitedGzip(gzip.GzipFile):
         data = super().read(size)
         self.remaining -= len(data)
         if self.remaining < 0:
-            raise _Hostile("its headers hide more data than any archive needs")
+            raise _Hostile(
+                "its headers and padding are larger than an archive's may be"
+            )
         return data
 
 

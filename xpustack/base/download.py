@@ -54,7 +54,7 @@ def fetch(
                 if offline:
                     raise SourceError(
                         "the archive is not in the cache, and --offline"
-                        " forbids to download it",
+                        " forbids downloading it",
                         release=release.name,
                         path=target,
                         hint="the same command without --offline",

@@ -85,7 +85,7 @@ class Releases:
         return tuple(release.name for release in self.pinned)
 
     def __getitem__(self, name: str) -> Release:
-        """The release called `name` (`v0.22.1`; a missing `v` is forgiven).
+        """The release called `name` (`v0.22.1`; the `v` may be left out).
 
         Raises:
             UsageError: no such pin; the nearest name is suggested.

@@ -121,7 +121,7 @@ def build(
 
     Raises:
         CheckFailed: pip fails, or builds a wheel of another version.
-        EnvironmentProblem: no room, or a program is missing.
+        EnvironmentProblem: the disk is full, or a program is missing.
         Stopped: the runner was stopped; no partial result is left.
     """
     report = progress or silent

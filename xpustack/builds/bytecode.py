@@ -34,7 +34,7 @@ def provide(cache: Cache, build: Build) -> int:
         How many modules have byte code now.
 
     Raises:
-        EnvironmentProblem: no room, or no right, to write.
+        EnvironmentProblem: the disk is full, or writing there is denied.
     """
     manifest = manifest_of(cache, build.key)
     if manifest is None:
@@ -59,7 +59,7 @@ def collect(cache: Cache, build: Build) -> int:
         How many modules were compiled.
 
     Raises:
-        EnvironmentProblem: no room, or no right, to write.
+        EnvironmentProblem: the disk is full, or writing there is denied.
     """
     manifest = manifest_of(cache, build.key)
     if manifest is None:

@@ -85,7 +85,7 @@ def derive_manifest(
 
     Raises:
         NotDerivable: the trees differ in more than modules that a build copies.
-        OSError: no room, or no right, to write; or a content is damaged.
+        OSError: the disk is full, writing there is denied, or a content is damaged.
     """
     changes = list(_changes(git, old, new))
     _require_modules(git, source, old, changes)
@@ -139,7 +139,7 @@ def _with_version(contents: Contents, content: Content, old: str, new: str) -> C
     try:
         text = data.decode()
     except UnicodeDecodeError:
-        raise NotDerivable("a member that is no text names the version") from None
+        raise NotDerivable("a binary file of the wheel contains the version") from None
     text = re.sub(rf"{re.escape(_local(old))}(?!\d)", lambda _: _local(new), text)
     return contents.add(text.encode(), executable=content.executable)
 

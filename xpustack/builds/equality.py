@@ -51,7 +51,7 @@ def prove_equal(
 
     Raises:
         CheckFailed: a member differs; or the build fails.
-        EnvironmentProblem: no room, or a program is missing.
+        EnvironmentProblem: the disk is full, or a program is missing.
         Stopped: the runner was stopped.
     """
     begin = time.monotonic()
@@ -66,7 +66,7 @@ def prove_equal(
     derived = manifest.members if manifest is not None else {}
     if differing := _differences(real, derived):
         raise CheckFailed(
-            "the tree that was derived is not what a real build installs",
+            "the derived wheel differs from what a real build installs",
             release=tree.release.name,
             step=tree.slug,
             path=build.installed,

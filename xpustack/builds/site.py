@@ -74,7 +74,7 @@ def install(contents: Contents, manifest: Manifest, site: Path) -> None:
     """Link a tree's files into the new directory `site`.
 
     Raises:
-        OSError: a content is not stored, or no room, or no right, to write.
+        OSError: a content is not stored, the disk is full, or writing there is denied.
     """
     folders = {str(PurePosixPath(name).parent) for name in manifest.members}
     for folder in sorted(folders):
@@ -88,7 +88,7 @@ def damage(manifest: Manifest, site: Path, verifier: FileVerifier) -> str | None
     there is none. Byte code is ignored.
 
     Raises:
-        OSError: no right to read the tree.
+        OSError: reading the tree is denied.
     """
     return next(_differences(manifest, site, verifier), None)
 

@@ -32,7 +32,7 @@ _WHEELS = "wheels"
 """Where earlier versions of the tool kept wheels."""
 _CONTENTS = "files"
 _MYPY = "mypy"
-"""What mypy knows of environments; which of them are needed, only their use tells."""
+"""mypy's caches of installed packages. Only their last use tells which are needed."""
 _SCRATCH = "scratch"
 _BLOCK = 512
 
@@ -134,7 +134,7 @@ def gc(
         What was removed, by area. A file that another entry holds, too, frees nothing.
 
     Raises:
-        EnvironmentProblem: another run uses the cache, or no right to write it.
+        EnvironmentProblem: another run uses the cache, or writing there is denied.
     """
     if not cache.root.is_dir():
         return []

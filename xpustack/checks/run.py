@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds, lints and tests every tree, in parallel, where that is not proven yet."""
+"""Builds, lints and tests the trees in parallel, and skips what has a stored pass."""
 
 import time
 from collections.abc import Collection, Iterable, Sequence

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tasks with needs, run in parallel; a broken one never stops the others."""
+"""Runs tasks in parallel, each after those it needs; a failure stops no other task."""
 
 import concurrent.futures
 import traceback
@@ -18,8 +18,8 @@ _SHOWN = 20
 
 @dataclass(eq=False)
 class Task:
-    """One check to come: it starts when `after` have ended, and is blocked if
-    one of `needs` did not pass. A task that is not `shown` serves others."""
+    """One check to run: it starts when `after` have ended, and is blocked if one of
+    `needs` did not pass. One that is not `shown` only serves others."""
 
     release: str
     step: str
@@ -47,9 +47,8 @@ def execute(
     """Give each task its result, at most `jobs` of them at the same time.
 
     Returns:
-        The problem of the machine that ended the run early: nothing started after
-        it, what ran was killed, and those tasks have no result. None if every
-        task has one.
+        The problem of the machine that ended the run early: no task started after it,
+        running tasks were killed, and those have no result. None if every task has one.
 
     Raises:
         CycleError: tasks wait for each other.

@@ -78,7 +78,7 @@ def _apply(
     offline: bool,
     progress: Progress,
 ) -> tuple[Series | None, StackError | None]:
-    """The release's trees, and the failure that kept further ones away."""
+    """The release's trees, and the failure after which there are no more."""
     if directory is None:
         return trees_before_failure(
             Store(cache),

@@ -13,11 +13,11 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.terminal.console import Answer, AsJson, answering, showing_progress
+from xpustack.terminal.report import size
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Only report what would be removed.")
 ]
-_UNITS = ("B", "kB", "MB", "GB")
 
 
 def main(
@@ -35,13 +35,11 @@ def main(
 ) -> None:
     """Show the cache, or clean it up.
 
-    `--prune` is for a disk that is full: other checkouts must derive anew what they
-    alone use. `gc` leaves what was used in the last days."""
+    `--prune` is for a full disk: other checkouts must make again what only they use.
+    `gc` keeps what was used in the last days."""
     if context.invoked_subcommand is not None:
         if prune or dry_run:
-            raise typer.BadParameter(
-                "`--prune` and `--dry-run` stand without a command"
-            )
+            raise typer.BadParameter("`--prune` and `--dry-run` take no command")
         return
     if not prune:
         print(context.get_help())
@@ -53,9 +51,7 @@ def main(
         removed = _bytes(areas)
         after = before - removed if dry_run else _bytes(cache_contents.info(cache))
         answer.data = {**_data(cache, areas), "before": before, "after": after}
-        answer.say(
-            f"{cache.root}: {_size(before)} at its largest, {_size(after)} after"
-        )
+        answer.say(f"{cache.root}: {size(before)} before, {size(after)} after")
 
 
 def info(as_json: AsJson = False) -> None:
@@ -64,7 +60,7 @@ def info(as_json: AsJson = False) -> None:
         cache = Cache.default()
         areas = cache_contents.info(cache)
         _report(answer, cache, areas)
-        answer.say(f"{cache.root}: {_size(_bytes(areas))}")
+        answer.say(f"{cache.root}: {size(_bytes(areas))}")
 
 
 def gc(
@@ -91,14 +87,14 @@ def _clean(
         needed = cache_contents.needs(Project.find(), cache, progress)
         areas = cache_contents.gc(cache, needed, days=days, dry_run=dry_run)
     _report(answer, cache, areas)
-    answer.say(f"{'would free' if dry_run else 'freed'} {_size(_bytes(areas))}")
+    answer.say(f"{'would free' if dry_run else 'freed'} {size(_bytes(areas))}")
     return areas
 
 
 def _report(answer: Answer, cache: Cache, areas: Sequence[Area]) -> None:
     answer.data = _data(cache, areas)
     rows = [
-        {"area": area.name, "entries": area.entries, "size": _size(area.bytes)}
+        {"area": area.name, "entries": area.entries, "size": size(area.bytes)}
         for area in areas
     ]
     answer.table(rows, ("area", "entries", "size"))
@@ -114,12 +110,3 @@ def _data(cache: Cache, areas: Sequence[Area]) -> dict[str, object]:
 
 def _bytes(areas: Iterable[Area]) -> int:
     return sum(area.bytes for area in areas)
-
-
-def _size(count: int) -> str:
-    size = float(count)
-    for unit in _UNITS[:-1]:
-        if size < 1000:
-            return f"{size:.0f} {unit}"
-        size /= 1000
-    return f"{size:.1f} {_UNITS[-1]}"

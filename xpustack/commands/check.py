@@ -44,7 +44,7 @@ def check(
     ] = None,
     only: Annotated[Only | None, typer.Option(help="One kind of check.")] = None,
     only_static: Annotated[
-        bool, typer.Option("--static", help="Only judge the stack's own files.")
+        bool, typer.Option("--static", help="Check the stack's own files alone.")
     ] = False,
     tip: Annotated[
         bool, typer.Option("--tip", help="Check whole series, not each step.")
@@ -57,7 +57,7 @@ def check(
         ),
     ] = False,
     verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="A row of the table for each step.")
+        bool, typer.Option("-v", "--verbose", help="Show a row for each step.")
     ] = False,
     offline: Offline = False,
     as_json: AsJson = False,
@@ -105,7 +105,7 @@ def check(
         elif report.failed:
             answer.exit_code = CheckFailed.exit_code
         if not as_json:
-            show(report, stdout_console(100), verbose)
+            show(report, stdout_console(100), verbose, display.disk)
 
 
 def _static(

@@ -41,7 +41,10 @@ def device(
     ] = sys.executable,
     release: Annotated[
         str | None,
-        typer.Option(help="The release whose pins count.", show_default="the newest"),
+        typer.Option(
+            help="The release whose pins the machine is compared with.",
+            show_default="the newest",
+        ),
     ] = None,
     out: Annotated[
         Path | None,
@@ -54,7 +57,7 @@ def device(
         typer.Option(min=1, help="About how long a stage may take at most."),
     ] = 25,
     again: Annotated[
-        bool, typer.Option("--again", help="Run finished stages anew.")
+        bool, typer.Option("--again", help="Run finished stages again.")
     ] = False,
     url: Annotated[
         str | None,
@@ -68,7 +71,7 @@ def device(
         typer.Option(
             "--ingest",
             metavar="FILE",
-            help="Take a report in: a row of docs/devices.md, and the cost model.",
+            help="Read a report into docs/devices.md and the cost model.",
         ),
     ] = None,
     as_json: AsJson = False,

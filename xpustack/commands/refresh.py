@@ -41,14 +41,14 @@ def refresh(
         typer.Option(help="The work repository: new, or that of an earlier run."),
     ] = None,
     drop: Annotated[
-        list[str] | None, typer.Option(help="A step not to carry; repeatable.")
+        list[str] | None, typer.Option(help="A step to leave behind; repeatable.")
     ] = None,
     tests: Annotated[
-        bool, typer.Option("--tests", help="Judge by tests what is obsolete.")
+        bool, typer.Option("--tests", help="Run tests to find obsolete steps.")
     ] = False,
     test: Annotated[
         list[str] | None,
-        typer.Option(help="A step to judge so, if not all; repeatable."),
+        typer.Option(help="Run them for this step alone; repeatable."),
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Pin the release, write its series.")
@@ -74,7 +74,7 @@ def refresh(
             return
         if release is None:
             raise UsageError(
-                "no release to carry a series to",
+                "name the release to carry the series to",
                 hint="xpustack refresh v0.24.0, or xpustack refresh --missing",
             )
         with showing_progress() as progress, using_cache() as cache:

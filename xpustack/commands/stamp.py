@@ -78,7 +78,7 @@ def stamp(
         for path in texts:
             if link_in(path, project.root):
                 raise SeriesError(
-                    "a symbolic link stands there, and links are not followed",
+                    "this is a symbolic link, and links are not followed",
                     path=path,
                     hint=without_link(path),
                 )

@@ -17,17 +17,18 @@ def status(
     as_json: AsJson = False,
     markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
     write_readme: Annotated[
-        bool, typer.Option(help="Refresh README.md's section and docs/steps.md.")
+        bool,
+        typer.Option(help=f"Refresh README.md, {page.STEPS} and {page.DATA}."),
     ] = False,
     check_readme: Annotated[
-        bool, typer.Option(help="Fail if one of them is stale.")
+        bool, typer.Option(help="Fail if one of these files is stale.")
     ] = False,
 ) -> None:
     """Show release by step: lines changed, upstream's status, cached checks of
     the step as it is now, and days since it was committed first.
 
-    docs/steps.md and --markdown leave out what depends on machine and day; the
-    README has one row for each release."""
+    docs/data/steps.csv and --markdown leave out what depends on machine and day;
+    the README has one row for each release."""
     with answering("status", as_json) as answer, using_cache() as cache:
         project = Project.find()
         pinned = releases.load(project)

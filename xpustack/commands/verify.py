@@ -22,7 +22,21 @@ def verify(
     wheel: Annotated[Path, typer.Argument(help="A wheel that xpustack build made.")],
     key: Annotated[
         Path | None,
-        typer.Option(help="The public key (PEM) of who must have signed it."),
+        typer.Option(help="The signer's public key (PEM)."),
+    ] = None,
+    repository: Annotated[
+        str | None,
+        typer.Option(
+            metavar="OWNER/NAME",
+            help="The repository whose release workflow must have attested the wheel.",
+        ),
+    ] = None,
+    trusted_root: Annotated[
+        Path | None,
+        typer.Option(
+            help="sigstore's roots of trust (JSON).",
+            show_default="its public instance's",
+        ),
     ] = None,
     offline: Offline = False,
     as_json: AsJson = False,
@@ -31,8 +45,9 @@ def verify(
 
     This compares the wheel's members and its own bytes, the files beside it, and
     the base, patches, overlay and kernels that its provenance names. With --key, the
-    signature of the provenance must be by that key. Exit code 0 means that all are
-    the same, 1 that the listed ones differ."""
+    signature of the provenance must be by that key; with --repository, the
+    attestation beside the wheel by that repository's release workflow. Exit code 0
+    means that all are the same, 1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
             verdict = verify_wheel(
@@ -40,6 +55,8 @@ def verify(
                 cache,
                 wheel,
                 public_key=key,
+                repository=repository,
+                trusted_root=trusted_root,
                 offline=offline,
                 progress=progress,
             )

@@ -25,7 +25,7 @@ def watch(offline: Offline = False, as_json: AsJson = False) -> None:
     versions of vllm-xpu-kernels, models of the newest release that have no XPU path,
     and steps that the newest release has.
 
-    For a scheduled job: exit code 0 means that nothing is to do, 1 that something is,
+    For a scheduled job: exit code 0 means that there is nothing to do, 1 that there is,
     3 that an archive cannot be fetched, 5 that the index cannot be reached. `(known)`
     marks what needs no action, such as a step whose Upstream-Status is Backport."""
     with answering("watch", as_json) as answer:

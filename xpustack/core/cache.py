@@ -111,7 +111,7 @@ class Cache:
         If the run is killed, the next run removes it.
 
         Raises:
-            EnvironmentProblem: no room, or no right, to write it.
+            EnvironmentProblem: the disk is full, or writing there is denied.
         """
         parent = self.root / "scratch"
         with writing(parent), _new_dir(parent) as directory:
@@ -121,7 +121,7 @@ class Cache:
         """Remove the leftovers of killed runs in the whole cache; return their paths.
 
         Raises:
-            EnvironmentProblem: no right to remove it.
+            EnvironmentProblem: removing it is denied.
         """
         removed = []
         with writing(self.root):
@@ -162,7 +162,7 @@ def atomic_file(target: Path) -> Iterator[BinaryIO]:
     An existing `target` is replaced. After an exception nothing is left.
 
     Raises:
-        EnvironmentProblem: no room, or no right, to write it.
+        EnvironmentProblem: the disk is full, or writing there is denied.
     """
     with writing(target):
         temporary, handle = _begin(target.parent, directory=False)
@@ -187,7 +187,7 @@ def atomic_dir(target: Path) -> Iterator[Path]:
     derived again.
 
     Raises:
-        EnvironmentProblem: no room, or no right, to write it.
+        EnvironmentProblem: the disk is full, or writing there is denied.
     """
     with writing(target), _new_dir(target.parent) as temporary:
         yield temporary
@@ -208,7 +208,7 @@ def replace_dir(target: Path) -> Iterator[Path]:
     file system cannot exchange two names, the next `recover_dir` restores it.
 
     Raises:
-        EnvironmentProblem: no room, or no right, to write it.
+        EnvironmentProblem: the disk is full, or writing there is denied.
     """
     recover_dir(target)
     with writing(target), _new_dir(target.parent) as temporary:
@@ -226,7 +226,7 @@ def recover_dir(target: Path) -> None:
     """Restore the directory that a killed `replace_dir` had moved away from `target`.
 
     Raises:
-        EnvironmentProblem: no right to write it.
+        EnvironmentProblem: writing there is denied.
     """
     backup = _backup(target)
     with writing(target):
@@ -274,14 +274,14 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's errors on writing at or below `path` into one of ours.
 
     Raises:
-        EnvironmentProblem: the disk or quota is full, access is denied, or a file
-            stands where a folder belongs, or the other way round.
+        EnvironmentProblem: the disk or quota is full, access is denied, or a file is
+            where a folder must be, or the other way round.
     """
     try:
         yield
     except OSError as error:
         if error.errno in _NO_ROOM:
-            message, hint = "no room left to write", command("df", "-h", path.parent)
+            message, hint = "the disk is full", command("df", "-h", path.parent)
         elif error.errno in _NOT_ALLOWED:
             message, hint = "not allowed to write", command("ls", "-ld", path.parent)
         elif error.errno == errno.ENOTDIR or (

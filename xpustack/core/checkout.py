@@ -66,6 +66,17 @@ class Checkout(Repository):
             "status", "--porcelain", "--untracked-files=all", *options
         ).splitlines()
 
+    def unignored(self) -> list[str]:
+        """The paths of all files that git does not ignore, tracked or not, sorted. A
+        tracked one may be gone from the disk."""
+        options = ("--cached", "--others", "--exclude-standard", "--deduplicate")
+        output = self.run("ls-files", "-z", *options)
+        return sorted(os.fsdecode(name) for name in output.split(b"\0")[:-1])
+
+    def git_version(self) -> str:
+        """The version of the git that answers here, in its own words."""
+        return self.text("version")
+
     def unfinished(self) -> list[str]:
         """The operations, such as a rebase, that a person began here and did not
         finish, by the names of git's files about them."""

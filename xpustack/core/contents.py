@@ -95,7 +95,7 @@ class Contents:
         """Store `data`; a damaged file of this content is replaced.
 
         Raises:
-            OSError: no room, or no right, to write it.
+            OSError: the disk is full, or writing there is denied.
         """
         content = Content.of(data, executable)
         target = self.path(content)
@@ -117,7 +117,8 @@ class Contents:
         system has them, else a copy.
 
         Raises:
-            OSError: the content is not stored, or no room, or no right, to write it.
+            OSError: the content is not stored, the disk is full, or writing there is
+                denied.
         """
         source = self.path(content)
         try:

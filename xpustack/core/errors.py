@@ -15,7 +15,7 @@ from typing import ClassVar
 
 
 class StackError(Exception):
-    """A failure with its place and its way out.
+    """An error that a user sees: a message, its place, and the next command to run.
 
     Args:
         message: one sentence, without a final full stop.
@@ -136,7 +136,7 @@ class ApplyError(SeriesError):
 
 
 class EnvironmentProblem(StackError):
-    """The machine lacks something: a tool, a permission, room on a disk."""
+    """The machine lacks something: a tool, a permission, disk space."""
 
     exit_code = 5
 

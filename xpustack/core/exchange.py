@@ -21,7 +21,7 @@ def exchange(left: Path, right: Path) -> bool:
         False where the system cannot do this atomically; then nothing has changed.
 
     Raises:
-        OSError: no right to do it.
+        OSError: the system denies it.
     """
     rename = _renameat2()
     if rename is None:

@@ -49,7 +49,7 @@ def read_file(
     """
     if link := link_in(path, root):
         raise kind(
-            "a symbolic link stands there, and links are not followed",
+            "this is a symbolic link, and links are not followed",
             release=release,
             step=step,
             path=link,
@@ -62,9 +62,9 @@ def read_file(
     except (IsADirectoryError, NotADirectoryError):
         folder = path.is_dir()
         raise kind(
-            "a folder stands where a file belongs"
+            "a folder is where a file must be"
             if folder
-            else "a file stands where a folder belongs",
+            else "a file is where a folder must be",
             release=release,
             step=step,
             path=path if folder else _file_above(path),

@@ -158,7 +158,7 @@ class Git:
             stderr = process.stderr.decode("utf-8", "replace")
             if any(words in stderr for words in _NO_ROOM) or self._full():
                 raise EnvironmentProblem(
-                    "no room left to write",
+                    "the disk is full",
                     path=self.directory,
                     detail=stderr,
                     hint=f"df -h {shlex.quote(str(self.directory))}",

@@ -30,7 +30,7 @@ _TEXTS = {
 
 
 def names(bench: Bench) -> dict[str, str]:
-    """What must not be in an archive, and what stands for it."""
+    """The words to remove from an archive, each with its replacement."""
     host = socket.gethostname()
     found = {
         str(bench.out): "<out>",

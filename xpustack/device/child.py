@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stage's programs: each has a time limit, a log and its own process session.
+"""Runs a stage's programs, each with a time limit, a log and its own session.
 
-A driver that hangs can leave a process that nothing ends. It is left behind, and said.
+A driver that hangs can leave a process that cannot be killed. The stage ends without
+it, and its result says so.
 """
 
 import os
@@ -50,7 +51,7 @@ def run(
 ) -> Ended:
     """Run a program to its end or `limit` seconds, output to `log`.
 
-    The newest line of the log is reported now and then.
+    `progress` gets the newest line of the log every few seconds.
 
     Raises:
         Stopped: the run was interrupted.

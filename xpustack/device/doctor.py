@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the probe found, beside the pins: facts, what is wrong, and how to fix it."""
+"""Compares what the probe found with the pins: facts, what is wrong, how to fix it."""
 
 import re
 import tomllib
@@ -18,7 +18,7 @@ ENGINES = 8
 
 
 def known_devices(project: Project) -> list[str]:
-    """The devices that the cost model has constants of."""
+    """The devices for which the cost model has constants."""
     data = tomllib.loads((project.root / "aot/devices.toml").read_text("utf-8"))
     return list(data["device"])
 

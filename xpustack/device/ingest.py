@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Take a device's report in: a row of docs/devices.md, constants of the cost model, and
-the tuned configurations, which the next wheels bring."""
+"""Reads a device's report into this repository: a row of docs/devices.md, constants of
+the cost model, and the tuned configurations, which the next wheels bring."""
 
 import json
 import re
@@ -106,7 +106,8 @@ def _decode(report: Report) -> str:
 
 
 def _calibrated(project: Project, report: Report) -> tuple[str | None, str]:
-    """The cost model's data with the measured rates, None to leave it; and a line."""
+    """The cost model's data with the measured rates (None: unchanged), and what to
+    say."""
     roof = _roofline(report)
     if report.kind != "xpu":
         return None, f"{MODEL}: unchanged, the cost model is of Intel GPUs"
@@ -134,8 +135,8 @@ def _calibrated(project: Project, report: Report) -> tuple[str | None, str]:
 
 
 def _tuned(report: Report) -> tuple[tuple[str, bytes] | None, str]:
-    """The path and the content of the device's tuned configurations, None where the
-    report has none to ship; and a line.
+    """The path and the content of the device's tuned configurations (None where the
+    report has none to ship), and what to say.
 
     Raises:
         UsageError: the report names another place than `tuned/`.
@@ -144,11 +145,17 @@ def _tuned(report: Report) -> tuple[tuple[str, bytes] | None, str]:
     where = f"{PACKAGE}/tuned"
     if report.kind != "xpu":
         return None, f"{where}: unchanged, wheels are for Intel GPUs"
-    if tune is None or tune.status != "passed" or not any(tune.data["rows"].values()):
+    if tune is None or tune.status != "passed":
+        return None, f"{where}: unchanged, the stage `tune` did not pass"
+    if lacking := {"file", "schema", "device", "rows"} - tune.data.keys():
+        raise UsageError(f"the report's `tune` has no {', '.join(sorted(lacking))}")
+    if not any(tune.data["rows"].values()):
         return None, f"{where}: unchanged, no tuned configuration beat the default"
     file = tune.data["file"]
     if not re.fullmatch(r"tuned/[a-z0-9-]+\.json", file):
-        raise UsageError(f"the report's tuned file is {file!r}", path=where)
+        raise UsageError(
+            f"the report's tuned file is {file!r}, not tuned/NAME.json", path=where
+        )
     content = {key: tune.data[key] for key in ("schema", "device", "rows")}
     path = f"{PACKAGE}/{file}"
     return (path, json.dumps(content, indent=1).encode() + b"\n"), (
@@ -166,7 +173,7 @@ def _edited(text: str, name: str, values: dict[str, str], source: str) -> str:
     head = f'[device."{name}"]\n'
     before, found, rest = text.partition(head)
     if not found:
-        raise UsageError(f"no line {head.strip()}", path=MODEL)
+        raise UsageError(f"the file has no line {head.strip()}", path=MODEL)
     own, blank, after = rest.partition("\n\n")
     lines = [
         line

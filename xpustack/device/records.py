@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What stages give, and the report that they make: `report.json`."""
+"""The results of stages, and the report made of them: `report.json`."""
 
 from pathlib import Path
 from typing import Any, Literal
@@ -28,7 +28,7 @@ class Fact(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Finding(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """What is wrong, or worth knowing, and what to do about it.
 
-    A fatal one leaves the device's stages no chance.
+    After a fatal one no other stage can run on the device.
     """
 
     what: str

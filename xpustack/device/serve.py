@@ -17,8 +17,8 @@ from xpustack.device.stages import PROGRAMS, Bench, Outcome, crashed, hung
 VOCABULARY = 128
 """Of the tiny checkpoint."""
 SURE = 0.2
-"""Lead of the reference's best logit, of a spread of 1, that counts as sure, as in
-`tests/e2e`."""
+"""How far the reference's best logit must lead, in logits with a spread of 1, so that
+its token counts as sure. As in `tests/e2e`."""
 SOAK = 240
 """Requests of the soak, in waves of 24."""
 WAVE = 24
@@ -38,7 +38,7 @@ class StageStopped(Exception):
 
 
 def serve(bench: Bench) -> Outcome:
-    """Run the stage."""
+    """Run the stage `serve`."""
     if not bench.probe["distributions"].get("vllm"):
         return Outcome(
             "left out",
@@ -176,7 +176,7 @@ def _against_reference(
 
 
 def _all_reduce(bench: Bench, check: Any) -> None:
-    """Two processes that meet; the time limit is the point.
+    """Add up a tensor over two processes, with a time limit, because a fault hangs.
 
     Raises:
         StageStopped: they do not end, or do not agree: two ranks would hang.

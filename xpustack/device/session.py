@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the stages: what finished before is kept, what fails does not stop the rest."""
+"""Runs the stages: keeps finished results, and goes on after a failed stage."""
 
 import dataclasses
 import time

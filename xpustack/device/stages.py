@@ -30,12 +30,12 @@ MEMORY_OF_A_TEST = 8 * doctor.GIB
 
 @dataclass
 class Bench:
-    """Where stages run, and on what.
+    """The device, the Python and the folder of a run of stages.
 
     Attributes:
         python: the interpreter with torch for the device.
         out: the folder of all results.
-        minutes: about how long all stages take together.
+        minutes: about how long a stage may take at most.
         probe: what the doctor's probe wrote.
     """
 
@@ -123,11 +123,11 @@ Stage = Callable[[Bench], Outcome]
 
 def hung(bench: Bench, stage: str, what: str, ended: child.Ended) -> Outcome:
     """The outcome of a program that ran into its time limit."""
-    left = ", and its process does not end: the driver hangs" if ended.stuck else ""
+    left = ", and its process cannot be ended: the driver hangs" if ended.stuck else ""
     last = "".join(child.tail(bench.folder(stage) / "log.txt", 1))
     return Outcome(
         "failed",
-        f"{what}: no end after {ended.seconds:.0f} s{left}",
+        f"{what}: did not end within {ended.seconds:.0f} s{left}",
         (
             Finding(
                 f"last line: {last}",
@@ -253,7 +253,7 @@ def _machine_code(
     expected = aot_table.read(bench.project.root) if bench.kind == "xpu" else {}
     findings = []
     if ended.returncode:
-        findings.append(Finding("the machine code was not read to its end"))
+        findings.append(Finding("reading the machine code failed before its end"))
     for row in rows:
         aot = expected.get((row["kernel"], row["warps"], row["grf"]))
         row["aot_spill"], row["aot_dpas"] = (

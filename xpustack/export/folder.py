@@ -94,7 +94,8 @@ def write_export(
         requests: one per step.
 
     Raises:
-        EnvironmentProblem: no room, or no right, to write; nothing changed then.
+        EnvironmentProblem: the disk is full, or writing there is denied; nothing
+            changed then.
     """
     number = previous.number + 1 if previous else 1
     with replace_dir(directory) as temporary:

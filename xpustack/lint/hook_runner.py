@@ -215,7 +215,7 @@ def _json(
 
 def _tool_failure(what: str, done: Completed, path: str | None = None) -> CheckFailed:
     return CheckFailed(
-        f"{what} could not do its work: exit status {done.returncode}",
+        f"{what} failed to run: exit status {done.returncode}",
         path=path,
         detail=done.last_lines(15),
         hint="tox -e apply-and-test",

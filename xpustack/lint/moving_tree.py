@@ -22,7 +22,7 @@ class MovingTree:
         returns none.
 
         Raises:
-            EnvironmentProblem: no room, or no right, to write.
+            EnvironmentProblem: the disk is full, or writing there is denied.
         """
         if self._tree is None:
             self._git.check_out(tree.tree_id)

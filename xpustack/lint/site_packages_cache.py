@@ -52,7 +52,7 @@ class SitePackagesCache:
         A cache that is not laid out as expected is not kept.
 
         Raises:
-            EnvironmentProblem: no room, or no right, to write it.
+            EnvironmentProblem: the disk is full, or writing there is denied.
         """
         with self.cache.scratch() as scratch, writing(self.path):
             copy = scratch / "cache.db"

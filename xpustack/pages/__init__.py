@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From the series and its proven checks to pages.
+"""Writes the pages that show a series and the results of its checks.
 
 In: a project and the results that the cache holds. Out: Markdown.
 """

@@ -20,13 +20,13 @@ COMMAND = "tox -e e2e -- --full -k kind_of_checkpoint --write-table"
 
 @dataclass(frozen=True)
 class Cell:
-    """What a release made of a kind of checkpoint.
+    """How a release served a kind of checkpoint.
 
     Attributes:
         release: such as `v0.33.0`.
         checkpoint: the short name of the kind.
         what: the kind in a few words, the column's head.
-        verdict: `serves`, `refuses`, `wrong` or `not emulated`.
+        verdict: `serves`, `refuses` or `wrong`.
         why: figures, or the message.
     """
 
@@ -62,7 +62,7 @@ def recorded(project: Project, release: str, checkpoint: str) -> Cell:
         if (cell.release, cell.checkpoint) == (release, checkpoint):
             return cell
     raise UsageError(
-        f"nobody served {checkpoint}",
+        f"there is no result of serving {checkpoint}",
         path=project.root / DATA,
         release=release,
         hint=f"{COMMAND} --release {release}",
@@ -92,7 +92,7 @@ def keep(project: Project, cell: Cell) -> None:
 
 
 def render(record: Iterable[Cell], releases: Iterable[str]) -> str:
-    """The table of verdicts, a line for each release, and what stands behind each."""
+    """The table of verdicts, one line per release."""
     found: dict[str, dict[str, Cell]] = {}
     kinds: dict[str, str] = {}
     for cell in record:
@@ -103,20 +103,4 @@ def render(record: Iterable[Cell], releases: Iterable[str]) -> str:
         of = found.get(release, {})
         row = (of[kind].verdict if kind in of else "not run" for kind in kinds)
         short.append([release, *row])
-    reasons: dict[tuple[str, str, str], list[str]] = {}
-    for release, of in found.items():
-        for kind, cell in of.items():
-            key = (kinds[kind], cell.verdict, cell.why)
-            reasons.setdefault(key, []).append(release)
-    long = [
-        [what, ", ".join(releases), verdict, why]
-        for (what, verdict, why), releases in sorted(
-            reasons.items(), key=lambda item: list(kinds.values()).index(item[0][0])
-        )
-    ]
-    return "\n\n".join(
-        (
-            markdown.table(("release", *kinds.values()), short),
-            markdown.table(("checkpoint", "releases", "verdict", "why"), long),
-        )
-    )
+    return markdown.table(("release", *kinds.values()), short)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The matrix release by step: how large each step is and where upstream stands."""
+"""The matrix release by step: how large each step is, and its status upstream; and the
+pages that are made of it."""
 
 import time
 from collections.abc import Iterable, Sequence
@@ -15,6 +16,8 @@ from xpustack.core import history, markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
+from xpustack.core.rows import csv_text
+from xpustack.pages.parts import layer_steps
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import SUFFIX
 from xpustack.series.patch import load_series
@@ -22,24 +25,16 @@ from xpustack.series.static import changed_lines, new_file_lines
 
 README = "README.md"
 STEPS = "docs/steps.md"
+DATA = "docs/data/steps.csv"
 SECTION = "status"
 """The README's generated section: one row for each release."""
+PARTS_SECTION = "steps"
+"""The generated section of `docs/steps.md`: one row for each part of a layer."""
 _DAY = 86_400
-_STEPS_HEAD = """\
-# Every step of every release
-
-What a step changes there, where upstream stands, and when the step is dropped. `lines`
-are those that its patch adds and removes, `new` those of the files and kernels that it
-brings. `python -m xpustack status --write-readme` writes this page.
-
-## Which release has which step
-
-"""
-_ROWS_HEAD = "\n\n## Each of them\n\n"
 
 
 class StepStatus(msgspec.Struct, frozen=True):
-    """How one step of one release stands.
+    """The size, status and checks of one step of one release.
 
     Attributes:
         position: of the step in the series, from 1.
@@ -166,7 +161,7 @@ def matrix(
     statuses: Iterable[StepStatus], names: Sequence[str]
 ) -> list[tuple[str, list[StepStatus | None]]]:
     """Rows of slugs, columns of releases. Slugs keep the order of the series: one
-    stands before another if the first release that has both says so."""
+    comes before another if the first release that has both says so."""
     columns: dict[str, dict[str, StepStatus]] = {name: {} for name in names}
     order: list[str] = []
     for status in statuses:
@@ -191,29 +186,39 @@ def matrix_table(statuses: Iterable[StepStatus], names: Sequence[str]) -> str:
     return markdown.table(["step", *names], rows)
 
 
-def steps_page(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
-    """The page of all steps: a row for each step and release, steps in the matrix's
-    order."""
-    rows = (
-        (
-            f"`{slug}`",
-            status.release,
-            status.changed,
-            status.brought,
-            status.upstream,
-            status.removal,
-        )
-        for slug, row in matrix(statuses, names)
-        for status in row
-        if status is not None
+def steps_rows(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
+    """The text of `docs/data/steps.csv`: a row for each step and release, steps in the
+    matrix's order."""
+    return csv_text(
+        [
+            {
+                "step": slug,
+                "release": status.release,
+                "subject": status.subject,
+                "lines": status.changed,
+                "new": status.brought,
+                "upstream": status.upstream,
+                "dropped when": status.removal,
+            }
+            for slug, row in matrix(statuses, names)
+            for status in row
+            if status is not None
+        ]
     )
-    heads = ("step", "release", "lines", "new", "upstream", "dropped when")
-    table = matrix_table(statuses, names)
-    return f"{_STEPS_HEAD}{table}{_ROWS_HEAD}{markdown.table(heads, rows)}\n"
+
+
+def parts_table(statuses: Iterable[StepStatus]) -> str:
+    """Each part of a decoder layer and the steps that change it, as Markdown."""
+    rows = (
+        (name, does, ", ".join(f"`{slug}`" for slug in slugs))
+        for name, does, slugs in layer_steps(status.step for status in statuses)
+        if slugs
+    )
+    return markdown.table(("part", "what it does", "steps"), rows)
 
 
 def write_pages(project: Project, releases: Releases, overview: str) -> bool:
-    """Refresh the README's section and the page of all steps.
+    """Refresh the README's section, and the rows and the page of all steps.
 
     Args:
         overview: the content of the README's section.
@@ -222,19 +227,19 @@ def write_pages(project: Project, releases: Releases, overview: str) -> bool:
         Whether anything changed.
 
     Raises:
-        UsageError: the README has no such section.
+        UsageError: one of the pages lacks its section.
     """
     stale = list(_stale_pages(project, releases, overview))
     for path, text in stale:
-        path.parent.mkdir(exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
             file.write(text.encode())
     return bool(stale)
 
 
 def require_fresh(project: Project, releases: Releases, overview: str) -> None:
-    """Insist that the README's section and the page of all steps say what the series
-    say.
+    """Insist that the README's section, and the rows and the page of all steps, say
+    what the series say.
 
     Raises:
         UsageError: one of them does not.
@@ -252,10 +257,11 @@ def _stale_pages(
 ) -> list[tuple[Path, str]]:
     """The pages that do not say what the series say, each with its fresh text."""
     statuses, names = step_statuses(project, releases), releases.names
-    readme, steps = project.root / README, project.root / STEPS
+    readme, page = project.root / README, project.root / STEPS
     fresh = {
         readme: markdown.with_section(readme, SECTION, overview),
-        steps: steps_page(statuses, names),
+        page: markdown.with_section(page, PARTS_SECTION, parts_table(statuses)),
+        project.root / DATA: steps_rows(statuses, names),
     }
     return [
         (path, text)

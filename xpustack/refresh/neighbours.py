@@ -21,7 +21,7 @@ from xpustack.series.order import read_order
 
 @dataclass(frozen=True)
 class Source:
-    """The release `name` to carry from, and in a line `why`."""
+    """The release `name` to carry from, and the reason `why` in one line."""
 
     name: str
     why: str
@@ -58,8 +58,8 @@ def choose_source(
     """The pinned neighbour of release `name` whose series carries over with fewer
     conflicts, found by carrying both in temporary repositories.
 
-    Of equals the one with fewer steps that wait, then with fewer that are merged, then
-    the older one. A `directory` of an earlier run keeps its source.
+    On a tie: the one with fewer steps that wait for a decision, then the one with fewer
+    merged steps, then the older one. A `directory` of an earlier run keeps its source.
 
     Raises:
         UsageError: no neighbour has a series, or a step of `drop` is in none.

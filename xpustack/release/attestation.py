@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The attestation that the release workflow's own identity signs: a sigstore bundle.
+"""Reads the attestation that the release workflow signs: a sigstore bundle.
 
-Checked here: that the wheel is among its subjects, and that the key of the certificate
-in the bundle signed it. Not checked here: that sigstore's authority issued the
-certificate and that its log has the entry. Both need sigstore's roots of trust, which
-GitHub's own client fetches; `HINT` is its command.
+This checks its form, its subjects, and that the key of the certificate in the bundle
+signed it. `workflow_identity` checks whose certificate it is.
 """
 
 import base64
@@ -17,7 +15,6 @@ from xpustack.core.errors import CheckFailed
 from xpustack.release.signature import PAYLOAD_TYPE
 
 BUNDLE = "attestation.sigstore.json"
-HINT = "gh attestation verify WHEEL --repo OWNER/NAME"
 
 
 @dataclass(frozen=True)
@@ -25,8 +22,8 @@ class Attestation:
     """A bundle whose signature fits its certificate.
 
     Attributes:
-        identity: who signed, as the certificate names them, such as the address of a
-            workflow. Nobody vouches for it here.
+        identity: who signed, as the certificate says, such as the address of a
+            workflow. Only `workflow_identity.check` says whether that is true.
         subjects: sha256 by name of each attested file.
     """
 
@@ -67,10 +64,7 @@ def read(data: bytes) -> Attestation:
         if not isinstance(key, ec.EllipticCurvePublicKey):
             raise ValueError("its certificate has no key on an elliptic curve")
         given = base64.b64decode(signature["sig"])
-        subjects = {
-            str(subject["name"]): str(subject["digest"]["sha256"])
-            for subject in json.loads(payload)["subject"]
-        }
+        subjects = subjects_of(payload)
         identity = _identity(certificate)
     except (ValueError, KeyError, TypeError) as error:
         raise CheckFailed(
@@ -84,6 +78,18 @@ def read(data: bytes) -> Attestation:
             detail=f"certificate of {identity}",
         ) from None
     return Attestation(identity, subjects)
+
+
+def subjects_of(payload: bytes) -> dict[str, str]:
+    """The sha256 by name of each file that an in-toto Statement attests.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is no such statement.
+    """
+    return {
+        str(subject["name"]): str(subject["digest"]["sha256"])
+        for subject in json.loads(payload)["subject"]
+    }
 
 
 def _certificate(bundle: Any) -> bytes:

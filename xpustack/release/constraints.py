@@ -102,7 +102,7 @@ def constraints(
     lines = [
         f"# What vllm {version} runs with, as vLLM {release.version} names it.",
         "# pip obeys hashes only where it has one for everything that it installs:",
-        "# they stand in pins.txt, to be installed first.",
+        "# they are in pins.txt, to be installed first.",
     ]
     for pin in pins:
         lines += [f"# {pin.file}", pin.requirement]

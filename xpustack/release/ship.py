@@ -223,7 +223,7 @@ def ship(
 
     Raises:
         UsageError: the folder holds something that is not ours, or the key cannot sign.
-        EnvironmentProblem: no room, or no right, to write it.
+        EnvironmentProblem: the disk is full, or writing there is denied.
         SeriesError: the series changed since its revision was recorded.
         StackError: as `build_release_wheel`.
     """

@@ -25,7 +25,13 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import attestation, inputs, provenance, signature
+from xpustack.release import (
+    attestation,
+    inputs,
+    provenance,
+    signature,
+    workflow_identity,
+)
 from xpustack.release.constraints import with_hashes
 from xpustack.release.provenance import Statement
 from xpustack.release.ship import (
@@ -74,6 +80,8 @@ def verify(
     path: Path,
     *,
     public_key: Path | None = None,
+    repository: str | None = None,
+    trusted_root: Path | None = None,
     offline: bool = False,
     progress: Progress = silent,
 ) -> WheelVerdict:
@@ -81,13 +89,24 @@ def verify(
 
     Args:
         public_key: of whoever must have signed the provenance; None for anybody.
+        repository: `OWNER/NAME` on GitHub, whose release workflow must have attested
+            the wheel; None for any workflow, or none.
+        trusted_root: sigstore's roots of trust; None for those of its public instance.
 
     Raises:
         UsageError: there is no such file, or it is not a wheel of this stack, or of
             a release or revision that this checkout does not have; or `public_key`
-            holds no key.
+            holds no key, `repository` is no such name, or `trusted_root` has no roots
+            of trust.
         StackError: the machine cannot build, for example without a compiler.
     """
+    if repository is not None:
+        workflow_identity.require_repository(repository)
+    elif trusted_root is not None:
+        raise UsageError(
+            "--trusted-root is of no use without --repository",
+            hint="xpustack verify --help",
+        )
     release = _release(project, path)
     progress(f"reading {path.name}")
     wheel_file = wheel.read(path)
@@ -106,7 +125,7 @@ def verify(
     runner = Runner()
     notes: list[str] = []
     differences += _signature(path, public_key, notes)
-    differences += _attestation(path, notes)
+    differences += _attestation(path, repository, trusted_root, offline, notes)
     if statement is not None:
         differences += _companions(path, statement)
         differences += _inputs(project, release, statement)
@@ -200,24 +219,46 @@ def _signature(
         yield Difference(ENVELOPE, f"its provenance differs from {PROVENANCE}")
 
 
-def _attestation(path: Path, notes: list[str]) -> Iterator[Difference]:
-    """The workflow's attestation, if it lies beside the wheel: what can be checked
-    without sigstore's roots of trust, and in a note what cannot."""
+def _attestation(
+    path: Path,
+    repository: str | None,
+    trusted_root: Path | None,
+    offline: bool,
+    notes: list[str],
+) -> Iterator[Difference]:
+    """The workflow's attestation beside the wheel: whether it attests this wheel, and,
+    where a repository is named, whether its release workflow signed it."""
     file = path.parent / attestation.BUNDLE
     if not file.is_file():
+        if repository is not None:
+            yield Difference(
+                file.name, f"missing: no attestation of {repository} to check"
+            )
         return
+    data = file.read_bytes()
     try:
-        attested = attestation.read(file.read_bytes())
+        attested = attestation.read(data)
+        if repository is None:
+            note = (
+                f"attested by a certificate of {attested.identity}; who issued it is"
+                " NOT checked: name --repository OWNER/NAME"
+            )
+        else:
+            attested = workflow_identity.check(
+                data,
+                attested.identity,
+                repository,
+                trusted_root=trusted_root,
+                offline=offline,
+            )
+            note = f"attested by {attested.identity}, whose certificate sigstore issued"
     except CheckFailed as error:
         yield Difference(file.name, error.message, error.detail)
         return
     if not attested.names(path.name, inputs.sha256_of(path.read_bytes())):
         yield Difference(file.name, f"it does not attest this {path.name}")
         return
-    notes.append(
-        f"attested by a certificate of {attested.identity}; that sigstore issued the"
-        f" certificate is NOT checked here, but by {attestation.HINT}"
-    )
+    notes.append(note)
 
 
 def _companions(path: Path, statement: Statement) -> Iterator[Difference]:

@@ -24,8 +24,8 @@ def check_fit(
         content: its bytes, empty if it is absent.
 
     Raises:
-        ApplyError: it is another one. The error names release, step, file and the
-            first hunk that differs, and shows both sides.
+        ApplyError: the tree has another file there. The error names release, step, file
+            and the first hunk that differs, and shows both sides.
     """
     if file.creates:
         raise _error(

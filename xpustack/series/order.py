@@ -18,7 +18,7 @@ ORDER = "series"
 SUFFIX = ".patch"
 SLUG = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
 BASE_ALONE = "base"
-"""Stands for the tree without steps, where a command takes a step's slug."""
+"""Means the tree without steps, where a command takes a step's slug."""
 
 
 def read_order(project: Project, release: str) -> list[str]:
@@ -41,9 +41,9 @@ def read_order(project: Project, release: str) -> list[str]:
         if slug + SUFFIX != line or not SLUG.fullmatch(slug):
             problem = f"{line!r} is not a patch name such as swa-rope.patch"
         elif slug == BASE_ALONE:
-            problem = f"{line!r}: {slug} stands for the tree without steps"
+            problem = f"{line!r}: {slug} means the tree without steps"
         elif slug in slugs:
-            problem = f"{line} stands twice"
+            problem = f"{line} is listed twice"
         else:
             slugs.append(slug)
             continue

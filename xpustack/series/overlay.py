@@ -58,7 +58,7 @@ def new_files(
     files = overlay_files(project, step)
     for path, file in kernel_files(project, before, step).items():
         if path in files:
-            raise _refuse(step, f"{path} comes as overlay and as kernel", file.source)
+            raise _refuse(step, f"{path} is both overlay and kernel", file.source)
         files[path] = file
     return files
 
@@ -86,7 +86,7 @@ def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
         if problem := path_problem(path):
             raise _refuse(step, f"Overlay {path!r}: {problem}", step.path)
         if path.startswith(KERNEL_HOME + "/"):
-            raise _refuse(step, f"{path} is the kernels' place", step.path)
+            raise _refuse(step, f"{path} is reserved for kernels", step.path)
         for place in _overlay_places(project, step.release, path):
             if link := link_in(place, project.root):
                 raise _refuse(

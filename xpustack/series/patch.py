@@ -127,7 +127,7 @@ def split_text(text: str) -> tuple[str, str, Trailers]:
         values_by_key.setdefault(match[1], []).append((match[2] or "").strip())
     for key, values in values_by_key.items():
         if key not in _REPEATABLE and len(values) > 1:
-            raise ValueError(f"the trailer {key} stands twice")
+            raise ValueError(f"the trailer {key} is there twice")
     trailers = Trailers(
         upstream_status=values_by_key.get("Upstream-Status", [""])[0],
         related=tuple(values_by_key.get("Related", ())),

@@ -212,7 +212,7 @@ def _stage(project: Project, scratch: Path) -> Project:
     for folder in (project.patches, project.overlay, project.kernels):
         for link in links_below(folder):
             raise SeriesError(
-                "a symbolic link stands there, and links are not followed",
+                "this is a symbolic link, and links are not followed",
                 path=link,
                 hint=without_link(link),
             )

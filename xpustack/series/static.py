@@ -73,7 +73,7 @@ def check_static(project: Project) -> list[SeriesProblem]:
                     _release_of(project, link, names),
                     None,
                     str(link),
-                    "a symbolic link stands there, and links are not followed",
+                    "this is a symbolic link, and links are not followed",
                     hint=without_link(link),
                 )
             )
@@ -84,7 +84,7 @@ def check_static(project: Project) -> list[SeriesProblem]:
                     _release_of(project, path, names),
                     None,
                     str(path),
-                    "the overlay file is brought by no step",
+                    "no step brings the overlay file",
                     hint=f"rm {shlex.quote(str(path))}, or name it in an Overlay:"
                     " trailer",
                 )

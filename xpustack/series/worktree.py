@@ -59,7 +59,7 @@ def checkout(store: Store, tree: Tree, directory: Path) -> None:
 
     Raises:
         UsageError: `directory` exists and is not empty.
-        EnvironmentProblem: no room, or no right, to write.
+        EnvironmentProblem: the disk is full, or writing there is denied.
     """
     if not vacant(directory):
         raise not_ours(directory, tree.release.name, "apply")

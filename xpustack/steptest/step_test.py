@@ -229,7 +229,7 @@ class StepTest:
         where no emulation can hide that the step changes another platform.
 
         Raises:
-            EnvironmentProblem: no room, or no process can be started.
+            EnvironmentProblem: the disk is full, or no process can be started.
             Stopped: the runner was stopped.
         """
         with cache.scratch() as work:

@@ -12,6 +12,7 @@ Each command has its own `data`; it is null if the command failed before it had 
 
 import contextlib
 import json
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -160,7 +161,12 @@ def showing_progress() -> Iterator[Progress]:
 def showing_checks(cache: Cache, jobs: int) -> Iterator[Display]:
     """The display of a run of checks, on stderr."""
     console = Console(stderr=True)
-    display = Display(console, jobs, lambda: Estimate(past_seconds(cache)))
+    display = Display(
+        console,
+        jobs,
+        lambda: Estimate(past_seconds(cache)),
+        free=lambda: shutil.disk_usage(cache.root).free,
+    )
     if not console.is_terminal:
         yield display
         return

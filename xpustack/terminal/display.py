@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows a run of checks while it goes on: lines for what ended, and on a terminal one
-live line below them, elsewhere now and then a line of what still runs."""
+"""Shows a run of checks: one line per check that ended, and what still runs. A terminal
+shows that in a live line, other outputs get a line of it now and then."""
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -22,6 +23,11 @@ class Display:
 
     Args:
         estimate: makes the estimate of the time left, when that is first needed.
+        free: the bytes that are free on the cache's disk.
+
+    Attributes:
+        disk: how many bytes fewer than at the start were free at most. Others may have
+            taken some of them.
     """
 
     def __init__(
@@ -30,6 +36,7 @@ class Display:
         jobs: int,
         estimate: Callable[[], Estimate],
         clock: Callable[[], float] = time.monotonic,
+        free: Callable[[], int] = lambda: 0,
     ) -> None:
         self._console, self._jobs, self._clock = console, jobs, clock
         self._make_estimate = estimate
@@ -43,6 +50,9 @@ class Display:
         self._cached: Counter[str] = Counter()
         self._worked = False
         self._failed = False
+        self._free = free
+        self._free_at_start = free()
+        self.disk = 0
 
     def message(self, text: str) -> None:
         """Show a message of the work; on a terminal in the live line until checks
@@ -59,6 +69,7 @@ class Display:
         self._running[check] = self._clock()
 
     def finished(self, check: Check, result: Result) -> None:
+        self._look_at_the_disk()
         self._running.pop(check, None)
         self._done.add(check)
         self._open[check.release] -= 1
@@ -72,6 +83,7 @@ class Display:
             self._print(f"{check.release}: {count} {noun} from the cache")
 
     def waiting(self) -> None:
+        self._look_at_the_disk()
         now = self._clock()
         if self._worked and self._estimate is None:
             self._estimate = self._make_estimate()
@@ -81,6 +93,11 @@ class Display:
                 for check, since in self._running.items()
             )
             self._print(f"still running: {running}; {self._times()}")
+
+    def _look_at_the_disk(self) -> None:
+        # Whoever writes to a cache that is gone says so better.
+        with contextlib.suppress(OSError):
+            self.disk = max(self.disk, self._free_at_start - self._free())
 
     def __rich__(self) -> Text:
         """The live line: done and total, times, and the running checks."""

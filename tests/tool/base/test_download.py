@@ -185,7 +185,7 @@ def large(links: Path) -> Path:
 def no_room(child: "subprocess.Popen[str]", disk: Path) -> None:
     output, _ = child.communicate(timeout=30)
     assert child.returncode == EnvironmentProblem.exit_code, output
-    assert "no room left to write" in output
+    assert "the disk is full" in output
     assert f"file: {disk}" in output and "next: df -h" in output
     assert leftovers(Cache(disk)) == []
 

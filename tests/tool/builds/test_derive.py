@@ -105,7 +105,7 @@ def damaged_after(stack: TinyStack, slug: str) -> CheckFailed:
     shutil.rmtree(stack.cache.builds)
     tree, tree_build = builds(stack)[slug]
     assert is_derived(stack, tree_build)
-    with pytest.raises(CheckFailed, match="not what a real build") as caught:
+    with pytest.raises(CheckFailed, match="differs from what a real build") as caught:
         prove_equal(Runner(), stack.cache, Store(stack.cache), tree, tree_build)
     assert caught.value.step == slug
     return caught.value

@@ -324,7 +324,7 @@ def test_a_name_cannot_leave_the_cache(name: str, cache: Cache) -> None:
 
 @pytest.mark.parametrize(
     ("number", "says"),
-    [(28, "no room left"), (122, "no room left"), (13, "not allowed"), (30, "allowed")],
+    [(28, "disk is full"), (122, "disk is full"), (13, "not allowed"), (30, "allowed")],
 )
 def test_a_refusal_of_the_system_names_the_path(
     number: int, says: str, tmp_path: Path

@@ -317,7 +317,7 @@ def test_a_full_disk_is_named(stack: TinyStack, small_disk: Path, spare: int) ->
     filler = small_disk / "filler"
     free = shutil.disk_usage(small_disk).free
     filler.write_bytes(bytes(free - (spare << 10)))
-    with pytest.raises(EnvironmentProblem, match="no room"):
+    with pytest.raises(EnvironmentProblem, match="the disk is full"):
         export(stack.project, stack.cache, stack.release, small_disk / "out", ME)
     assert not (small_disk / "out").exists()
 

@@ -5,9 +5,11 @@ import re
 from pathlib import Path
 
 import pytest
+import typer
 from tiny_stack import TinyStack
 
 from xpustack.base import releases
+from xpustack.cli import app
 from xpustack.core.project import Project
 from xpustack.pages.overview import overview, overview_table
 from xpustack.pages.status import README, SECTION, require_fresh
@@ -67,3 +69,9 @@ def test_every_environment_that_it_names_exists(readme: str):
     names = set(re.findall(r"tox -e ([a-z0-9-]+)", readme))
     assert {"apply-and-test", "build", "export"} <= names
     assert [name for name in names if f"[testenv:{name}]" not in settings] == []
+
+
+def test_every_command_that_it_names_exists(readme: str):
+    names = set(re.findall(r"`xpustack ([a-z]+)", readme))
+    assert {"refresh", "verify"} <= names
+    assert names <= set(typer.main.get_group(app).commands)

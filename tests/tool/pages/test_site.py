@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site's data: what charts and tables are made of. The pages themselves are tested
-by `tox -e site`, which has Sphinx and a browser."""
+"""The site's data: what charts and tables are made of. `tests/site` tests the pages."""
 
 import json
 import sys
@@ -13,9 +12,9 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
+from xpustack.pages.parts import ELSEWHERE, layer_steps
 from xpustack.pages.site import build, generated, reports
 from xpustack.pages.site.charts import Bar, bars
-from xpustack.pages.site.layer import ELSEWHERE, layer_steps
 from xpustack.pages.status import step_statuses
 
 

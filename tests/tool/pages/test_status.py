@@ -12,6 +12,7 @@ from xpustack.base import releases
 from xpustack.checks.run import run
 from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
+from xpustack.core.rows import read_rows
 from xpustack.pages import status
 from xpustack.pages.status import StepStatus, matrix
 
@@ -41,6 +42,9 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
     begin, end = "<!-- status: begin -->", "<!-- status: end -->"
     text = f"# Stack\n\n{begin}\n{end}\n\nThe end.\n"
     readme.write_text(text)
+    page = tiny.project.root / status.STEPS
+    page.parent.mkdir(exist_ok=True)
+    page.write_text("# Steps\n\n<!-- steps: begin -->\n<!-- steps: end -->\n")
     with pytest.raises(UsageError, match="stale"):
         status.require_fresh(tiny.project, pinned, "A row.")
     assert status.write_pages(tiny.project, pinned, "A row.")
@@ -49,14 +53,30 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
     written = readme.read_text()
     assert f"{begin}\nA row.\n{end}" in written
     assert written.startswith("# Stack\n") and written.endswith("\nThe end.\n")
-    steps = tiny.project.root / status.STEPS
-    row = "| `raise-value` | 2 lines, Pending | 2 lines, Pending |\n"
-    assert f"| step | v1.0 | v2.0 |\n|---|---|---|\n{row}" in steps.read_text()
-    row = "| `raise-value` | v1.0 | 2 | 0 | Pending |"
-    assert f"|---|---|---|---|---|---|\n{row}" in steps.read_text()
-    steps.write_text(steps.read_text().replace("| 2 |", "| 3 |"))
-    with pytest.raises(UsageError, match="steps"):
-        status.require_fresh(tiny.project, pinned, "A row.")
+    part = "| Elsewhere | switches, pages, what is refused | `raise-value` |"
+    assert f"|---|---|---|\n{part}\n<!-- steps: end -->" in page.read_text()
+    data = tiny.project.root / status.DATA
+    assert read_rows(data) == [
+        {
+            "step": "raise-value",
+            "release": release,
+            "subject": "[XPU] Do raise-value",
+            "lines": "2",
+            "new": "0",
+            "upstream": "Pending",
+            "dropped when": "never",
+        }
+        for release in ("v1.0", "v2.0")
+    ]
+    for path, old, new in ((data, ",2,", ",3,"), (page, "raise-", "lower-")):
+        text = path.read_text()
+        path.write_text(text.replace(old, new))
+        with pytest.raises(UsageError, match=path.name):
+            status.require_fresh(tiny.project, pinned, "A row.")
+        path.write_text(text)
+    page.write_text("no section\n")
+    with pytest.raises(UsageError, match="no section steps"):
+        status.write_pages(tiny.project, pinned, "A row.")
     readme.write_text("no section\n")
     with pytest.raises(UsageError, match="no section"):
         status.write_pages(tiny.project, pinned, "A row.")

@@ -365,7 +365,7 @@ def test_a_full_disk_is_named(stack: FakeStack, small_disk: Path, spare: int) ->
     free = shutil.disk_usage(small_disk).free
     filler.write_bytes(bytes(free - (spare << 10)))
     work = small_disk / "carry"
-    with pytest.raises(EnvironmentProblem, match="no room"):
+    with pytest.raises(EnvironmentProblem, match="the disk is full"):
         carry_over(stack, "v2.0", directory=work)
     assert not work.exists()
     filler.unlink()

@@ -117,7 +117,7 @@ def test_a_full_disk(shipped: ShippedStack, small_disk: Path):
     """Full when the files are written, which is long after the start."""
     free = shutil.disk_usage(small_disk).free
     (small_disk / "filler").write_bytes(bytes(free - 12_288))
-    with pytest.raises(EnvironmentProblem, match="no room") as caught:
+    with pytest.raises(EnvironmentProblem, match="the disk is full") as caught:
         shipped.ship(small_disk)
     assert str(small_disk) in (caught.value.path or "")
     assert left(small_disk) == ["filler"]

@@ -284,7 +284,7 @@ def test_an_attestation_is_read_and_what_is_not_checked_is_said(
     assert verdict.differences == ()
     [note] = [note for note in verdict.notes if "attested" in note]
     assert "https://forge.example/release.yml" in note
-    assert "NOT checked here" in note and "gh attestation verify" in note
+    assert "NOT checked" in note and "--repository OWNER/NAME" in note
 
 
 def test_an_attestation_of_another_wheel_is_refused(

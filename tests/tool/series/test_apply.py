@@ -315,7 +315,7 @@ def test_a_full_disk_stops_the_store_and_nothing_else(
     filler = small_disk / "filler"
     free = shutil.disk_usage(small_disk).free
     filler.write_bytes(bytes(free - (spare << 10)))
-    with pytest.raises(EnvironmentProblem, match="no room left"):
+    with pytest.raises(EnvironmentProblem, match="the disk is full"):
         stack.trees()
     filler.unlink()
     assert [tree.commit for tree in stack.trees()] == expected

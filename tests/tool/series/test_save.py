@@ -216,7 +216,7 @@ def test_what_is_not_committed_is_not_lost(stack: FakeStack) -> None:
             "Kernels: gather\n",
             "would not give the commit's tree",
         ),
-        ({"vllm/rope.py": "x\n"}, "Upstream-Status: Maybe\n", "stands twice"),
+        ({"vllm/rope.py": "x\n"}, "Upstream-Status: Maybe\n", "is there twice"),
     ],
     ids=[
         "generated",

@@ -40,7 +40,7 @@ FAULTS = {
         "not in the series",
     ),
     "patch-missing": (removed("patches/v1.0/third.patch"), "does not exist"),
-    "listed-twice": (written(ORDER, "first.patch\nfirst.patch\n"), "stands twice"),
+    "listed-twice": (written(ORDER, "first.patch\nfirst.patch\n"), "is listed twice"),
     "bad-name": (written(ORDER, "0001-First.patch\n"), "not a patch name"),
     "base-name": (written(ORDER, "base.patch\n"), "the tree without steps"),
     "wrong-order": (
@@ -113,7 +113,7 @@ FAULTS = {
     ),
     "overlay-unused": (
         written("vllm_overlay/common/vllm/xpu/unused.py", ""),
-        "brought by no step",
+        "no step brings",
     ),
     "overlay-outside": (
         replaced("third", "Overlay: vllm/xpu/layer.py", "Overlay: ../layer.py"),

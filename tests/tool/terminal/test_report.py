@@ -42,6 +42,13 @@ def test_the_last_line_counts():
     assert shown(Report((), 0.0)).endswith("\n0 passed, 0 failed\n")
 
 
+def test_the_disk_is_named_where_something_was_taken():
+    stream = io.StringIO()
+    show(REPORT, Console(file=stream, width=100), disk=2_500_000_000)
+    assert "disk: at most 2.5 GB more than at the start\n" in stream.getvalue()
+    assert "disk:" not in shown(REPORT)
+
+
 def test_a_failure_shows_its_lines_and_its_command():
     text = shown(REPORT)
     assert "FAILED v1.0 a test: 2 tests\n  why [bold]it[/bold] fails\n" in text

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`reference.py E2E TWIN JOB FILE`: Hugging Face's model on the CPU, the twin of E2E.
 
-JOB is a list of texts. Of each, the token that the model would add after every token,
--1 where the roundings that releases make turn it, and the least lead of its logit.
+JOB is a list of texts. FILE gets, for each text, the token that the model would add
+after every token, or -1 where the roundings of the releases change it, and the least
+lead of its logit.
 """
 
 import json

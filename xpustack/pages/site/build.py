@@ -15,6 +15,7 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.pages.site import generated
 from xpustack.pages.site.layer import layer_page
+from xpustack.pages.site.listings import LISTINGS, listing_page
 from xpustack.pages.site.reports import checkpoints_page, devices_page, report_pages
 from xpustack.pages.status import checked_statuses
 
@@ -27,11 +28,14 @@ _GROUPS = {
         "steps",
         "layer",
         "defects",
+        "engine",
+        "capabilities",
+        "checkpoints",
         "machine_code",
         "measurements",
+        "xpu_path",
         "branches",
         "devices",
-        "checkpoints",
     ),
     "For deployers": (
         "docs/deploying",
@@ -40,7 +44,14 @@ _GROUPS = {
         "docs/checkpoints",
         "docs/e2e",
     ),
-    "Evidence": ("docs/defects", "docs/kernels", "docs/layers", "docs/xpu_branches"),
+    "Evidence": (
+        "docs/steps",
+        "docs/defects",
+        "docs/kernels",
+        "docs/layers",
+        "docs/xpu_path",
+        "docs/xpu_branches",
+    ),
     "For contributors": (
         "CONTRIBUTING",
         "docs/upstreaming",
@@ -60,7 +71,7 @@ _SETTINGS = {
     "html_js_files": ["datatables.js", "tables.js"],
     "html_copy_source": False,
     "html_show_sourcelink": False,
-    # What a page says of source code is no lexer's business to judge.
+    # Code blocks may quote fragments that a lexer cannot parse.
     "suppress_warnings": ["misc.highlighting_failure", "toc.not_included"],
 }
 
@@ -68,13 +79,13 @@ _SETTINGS = {
 def build_site(
     project: Project, cache: Cache, to: Path, progress: Progress = silent
 ) -> int:
-    """Build the site into a folder, which appears complete or not at all.
+    """Build the site into a folder, atomically.
 
     Returns:
         The number of pages.
 
     Raises:
-        EnvironmentProblem: Sphinx or another package of `requirements/site.txt` is
+        EnvironmentProblem: Sphinx or another package of `requirements/pages.txt` is
             missing.
         CheckFailed: a page has a link that leads nowhere, or other faults.
     """
@@ -134,8 +145,8 @@ def _write_source(
         "defects": generated.defects_page(project, pinned, statuses),
         "machine_code": generated.machine_code_page(project),
         "measurements": generated.measurements_page(project),
-        "branches": generated.branches_page(project),
         "layer": layer_page(statuses),
+        **{name: listing_page(project, one) for name, one in LISTINGS.items()},
     }
     for name, page in (
         ("devices", devices_page(project)),

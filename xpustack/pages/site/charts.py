@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bar charts as SVG text, without a script and without a library.
 
-matplotlib, which draws the benchmark, needs half a second and pixels; a list of bars
-needs neither, and a reader can select the text.
+matplotlib, which draws the benchmark, takes half a second; a bar chart is a list of
+rectangles, and a reader can select its text.
 """
 
 import html
@@ -24,7 +24,8 @@ class Bar:
 
 
 def bars(title: str, unit: str, rows: Sequence[Bar], groups: Sequence[str]) -> str:
-    """A horizontal bar chart, longest scale first as given.
+    """A horizontal bar chart as SVG text in a box that scrolls, its bars in the given
+    order.
 
     Args:
         unit: what a value counts, such as `instructions`.
@@ -34,6 +35,7 @@ def bars(title: str, unit: str, rows: Sequence[Bar], groups: Sequence[str]) -> s
     height = _ROW * (len(rows) + 2)
     room = _WIDTH - _LEFT - _RIGHT
     parts = [
+        '<div class="chart-box">'
         f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {height}"'
         f' aria-label="{html.escape(title)}" xmlns="http://www.w3.org/2000/svg">',
         f"<title>{html.escape(title)}</title>",
@@ -57,6 +59,6 @@ def bars(title: str, unit: str, rows: Sequence[Bar], groups: Sequence[str]) -> s
         )
     parts.append(
         f'<text x="{_LEFT}" y="{height - 6}" class="unit">{html.escape(unit)}</text>'
-        "</svg>"
+        "</svg></div>"
     )
     return "\n".join(parts)

@@ -15,13 +15,14 @@ from xpustack.core.rows import read_rows
 from xpustack.pages.defects import DATA, LIST, Defect, defects
 from xpustack.pages.site.charts import Bar, bars
 from xpustack.pages.site.tables import Page, columns_table, rows_table, table
+from xpustack.pages.status import DATA as STEPS
 from xpustack.pages.status import StepStatus, matrix
 
 KERNELS = "docs/data/machine_code.csv"
 MODEL = "docs/data/cost_model.csv"
 BENCHMARK = "docs/data/benchmark.csv"
+ATTENTION = "docs/data/benchmark_attention.csv"
 KERNELS_PAGE = "docs/kernels.md"
-BRANCHES = "docs/data/xpu_branches.csv"
 _DEVICE = "bmg"
 _OURS = "This stack"
 
@@ -68,10 +69,11 @@ def steps_page(statuses: Sequence[StepStatus], names: Sequence[str]) -> Page:
     )
     text = "\n\n".join(
         [
-            "# Steps",
+            "# Steps by release",
             "A number is how many lines the step changes and brings in that release;"
             " point at it for the subject. An empty cell: the release does not need"
-            " the step, or cannot have it.",
+            " the step, or cannot have it. [How to read a row](docs/steps.md); all"
+            f" rows: [CSV]({STEPS}).",
             table("steps-matrix", ["step", *names], rows),
             "## Each step of each release",
             "`checks` are those of the machine that made this page.",
@@ -110,20 +112,6 @@ def defects_page(
     return text + "\n", {}
 
 
-def branches_page(project: Project) -> Page:
-    """Every line of two releases that names XPU, with its verdict."""
-    text = "\n\n".join(
-        [
-            "# XPU branches",
-            "Each line of v0.23.0 and v0.33.0 that names XPU, and what was found there."
-            " [How it was read](docs/xpu_branches.md); all rows:"
-            " [CSV](docs/data/xpu_branches.csv).",
-            rows_table("xpu-branches", read_rows(project.root / BRANCHES)),
-        ]
-    )
-    return text + "\n", {}
-
-
 def machine_code_page(project: Project) -> Page:
     """Loop cost and spill of every compiled kernel, as charts and as raw rows."""
     rows = read_rows(project.root / KERNELS)
@@ -140,7 +128,7 @@ def machine_code_page(project: Project) -> Page:
         " [Kernels](docs/kernels.md).",
     ]
     for title, key, unit in (
-        ("Instructions of one turn of the longest loop", "loop", "instructions"),
+        ("Instructions of one iteration of the longest loop", "loop", "instructions"),
         ("Spilled registers", "spill", "bytes per hardware thread"),
     ):
         chart = [
@@ -179,6 +167,10 @@ def measurements_page(project: Project) -> Page:
             f" All rows: [CSV]({BENCHMARK}).",
             "![Time against the roof](docs/benchmark.svg)",
             rows_table("measurement-rows", read_rows(project.root / BENCHMARK)),
+            "## Attention after its merge was changed",
+            "Decode and prefill again, on the same kind of GPU"
+            f" ([when and why]({KERNELS_PAGE})). All rows: [CSV]({ATTENTION}).",
+            rows_table("attention-rows", read_rows(project.root / ATTENTION)),
         ]
     )
     return text + "\n", {}

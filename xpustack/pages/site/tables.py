@@ -39,4 +39,9 @@ def rows_table(name: str, rows: Sequence[dict[str, str]]) -> str:
 
 
 def _inline(text: str) -> str:
-    return re.sub(r"`([^`]*)`", r"<code>\1</code>", html.escape(text))
+    """Code in tags; a long path may break after a slash."""
+    return re.sub(
+        r"`([^`]*)`",
+        lambda code: f"<code>{code[1].replace('/', '/<wbr>')}</code>",
+        html.escape(text),
+    )

@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xpustack once`: run a command unless it passed on this very checkout."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from xpustack.checks import once as checks
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.release.inputs import machine
+from xpustack.terminal.console import answering, using_cache
+
+
+def once(
+    words: Annotated[
+        list[str], typer.Argument(metavar="-- COMMAND...", help="The command's words.")
+    ],
+) -> None:
+    """Run a command unless it passed on this very checkout.
+
+    `tox` runs its tests so: with the same files, packages, programs and variables a
+    second run says when the first one passed. XPUSTACK_AGAIN=1 runs it again. Exits as
+    the command does."""
+    with answering("once", as_json=False) as answer, using_cache() as cache:
+        root = Project.find().root
+        programs = machine(Runner())
+        key = checks.key(root, words, programs)
+        success = checks.stored(cache, key) if key else None
+        if success is not None and not os.environ.get(checks.AGAIN):
+            answer.say(
+                f"passed on these very files: {success.summary or 'no fault'},"
+                f" in {success.seconds:.0f} s, {success.ended}",
+                f"{checks.AGAIN}=1 runs it again",
+            )
+            return
+        answer.exit_code, success = checks.run(root, words)
+        if answer.exit_code or key is None:
+            return
+        if checks.key(root, words, programs) == key:
+            checks.store(cache, key, success)
