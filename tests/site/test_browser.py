@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site in a headless browser, from the disk."""
+"""The site in a headless browser, from the disk: `tox -e site`."""
 
 import shutil
 from collections.abc import Iterator
@@ -24,9 +24,18 @@ PAGES = (
     "measurements",
     "docs/deploying",
     "docs/defects",
+    "docs/steps",
+    "docs/capabilities",
+    "docs/checkpoints",
+    "docs/xpu_branches",
+    "docs/layers",
     "docs/kernels",
+    "docs/xpu_path",
     "docs/e2e",
     "branches",
+    "capabilities",
+    "engine",
+    "xpu_path",
     "layer",
     "devices",
     "checkpoints",
@@ -35,7 +44,7 @@ PAGES = (
     "docs/decisions",
     "CONTRIBUTING",
 )
-PHONE = 390
+PHONE, DESK = 390, 1280
 ROOT = Path(__file__).parents[2]
 CHECKPOINTS = "docs/data/checkpoints.csv"
 
@@ -59,7 +68,7 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
     driver.quit()
 
 
-def open_page(browser: Chrome, site: Path, page: str, width: int = 1280) -> None:
+def open_page(browser: Chrome, site: Path, page: str, width: int = DESK) -> None:
     """Show a page and wait until its tables are ready."""
     metrics = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
     browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
@@ -73,20 +82,21 @@ def open_page(browser: Chrome, site: Path, page: str, width: int = 1280) -> None
     assert state == "ready"
 
 
+@pytest.mark.parametrize("wide", [PHONE, DESK])
 @pytest.mark.parametrize("page", PAGES)
-def test_a_page_loads_without_an_error_and_fits_a_phone(
-    browser: Chrome, site: Path, page: str
+def test_a_page_loads_without_an_error_and_fits_the_screen(
+    browser: Chrome, site: Path, page: str, wide: int
 ):
     if page == "checkpoints" and not (ROOT / CHECKPOINTS).is_file():
         pytest.skip(f"{CHECKPOINTS}: nobody ran the kinds of checkpoints yet")
     browser.get_log("browser")
-    open_page(browser, site, page, PHONE)
+    open_page(browser, site, page, wide)
     severe = [
         entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"
     ]
     assert severe == []
     width = browser.execute_script("return document.documentElement.scrollWidth")
-    assert width <= PHONE
+    assert width <= wide
 
 
 def first_cells(browser: Chrome, table: str) -> list[str]:
@@ -125,6 +135,17 @@ def test_numbers_sort_as_numbers(browser: Chrome, site: Path):
     assert lines == sorted(lines) and max(lines) > 99
 
 
+def test_the_first_column_stays_in_sight(browser: Chrome, site: Path):
+    open_page(browser, site, "steps", PHONE)
+    moved, left = browser.execute_script(
+        "const table = document.getElementById('steps-matrix');"
+        "const box = table.parentElement; box.scrollLeft = 400;"
+        "const place = row => row.cells[0].getBoundingClientRect().left;"
+        "return [box.scrollLeft, place(table.tBodies[0].rows[3])]"
+    )
+    assert moved == 400 and left >= 0
+
+
 def test_long_cells_are_folded_and_unfold(browser: Chrome, site: Path):
     open_page(browser, site, "defects")
     details = browser.find_elements(By.CSS_SELECTOR, "article td details")
@@ -144,6 +165,12 @@ def test_charts_have_bars_of_both_groups(browser: Chrome, site: Path):
     loops, spills = browser.execute_script(script)
     # This stack spills nowhere.
     assert (loops, spills) == (2, 1)
+
+
+def test_a_chart_is_legible_on_a_phone(browser: Chrome, site: Path):
+    open_page(browser, site, "machine_code", PHONE)
+    chart = browser.find_element(By.CSS_SELECTOR, "svg.chart")
+    assert chart.rect["width"] >= 600
 
 
 def test_the_layer_is_drawn_with_its_steps(browser: Chrome, site: Path):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site as files: links lead somewhere, nothing comes from a network."""
+"""The site as files: the builder takes every page, links lead somewhere, nothing comes
+from a network. `tox -e unit` builds the site for these tests."""
 
 import csv
 import re
@@ -12,8 +13,10 @@ from bs4 import BeautifulSoup
 
 from xpustack.base.releases import load
 from xpustack.core.project import Project
+from xpustack.pages.site.listings import LISTINGS
 
 ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore:'myst_parser.* is deprecated")
 
 
 @pytest.fixture(scope="module")
@@ -31,7 +34,8 @@ def ids(page: BeautifulSoup) -> set[str]:
 def test_no_page_has_two_places_of_one_name(
     site: Path, pages: dict[Path, BeautifulSoup]
 ):
-    for name in ("steps", "defects", "machine_code", "measurements"):
+    names = ("steps", "defects", "machine_code", "measurements", *LISTINGS)
+    for name in names:
         page = pages[site / f"{name}.html"]
         assert len(page.find_all(id=True)) == len(ids(page)), name
 
@@ -89,10 +93,15 @@ def test_nothing_comes_from_a_network(site: Path, pages: dict[Path, BeautifulSou
         ("steps", "step-rows"),
         ("defects", "defects-grid"),
         ("defects", "defects-figures"),
+        ("capabilities", "capability-rows"),
+        ("engine", "engine-rows"),
         ("branches", "xpu-branches"),
+        ("branches", "xpu-no-branch"),
+        ("xpu_path", "xpu-path-rows"),
         ("machine_code", "machine-code-rows"),
         ("machine_code", "cost-model"),
         ("measurements", "measurement-rows"),
+        ("measurements", "attention-rows"),
     ],
 )
 def test_a_table_of_data_is_there_and_regular(
@@ -112,6 +121,16 @@ def test_each_release_has_its_column(site: Path, pages: dict[Path, BeautifulSoup
         found = pages[site / f"{page}.html"].find("table", id=table)
         heads = [cell.get_text() for cell in found.thead.find_all("th")]
         assert tuple(heads[-len(names) :]) == names
+
+
+def test_a_page_links_each_file_of_rows(pages: dict[Path, BeautifulSoup]):
+    linked = {
+        urlsplit(address).path.rpartition("/")[2]
+        for page in pages.values()
+        for tag, _, address in addresses(page)
+        if tag == "a"
+    }
+    assert {path.name for path in (ROOT / "docs/data").glob("*.csv")} <= linked
 
 
 def test_the_raw_rows_can_be_taken_along(site: Path):
