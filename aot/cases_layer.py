@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls around attention: hyper-connections, and the inverse RoPE of its output."""
+"""Calls around attention: hyper-connections, the compressor, and the inverse RoPE of
+attention's output."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 
 from .shapes import (
+    CONTEXT,
     HEAD_DIM,
     MODELS,
     ROPE_DIM,
@@ -15,9 +17,11 @@ from .shapes import (
     Sizes,
     f32,
     fp8,
+    i32,
     i64,
     meta,
     op,
+    pages,
     u8,
 )
 
@@ -25,6 +29,10 @@ COMPRESSED = 2048
 """Columns of a ratio-4 compressor's projection: two of 512 for values and scores."""
 GROUP_HEADS = 8
 """Heads of one group of the output projection; a rank holds whole groups."""
+STATE_BLOCKS = {4: 4, 128: 8}
+"""Ratio -> tokens per block of the compressor's states."""
+ENTRY_PAGES = {4: 64, 128: 2}
+"""Ratio -> entries per page of 256 tokens."""
 
 
 def gates(model: Model) -> tuple[Any, ...]:
@@ -108,6 +116,44 @@ def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:
                 lambda i=inputs, a=arguments: op("inv_rope", "inv_rope_fp8_quant")(
                     *i(), *a
                 ),
+            )
+
+
+def compress(
+    ratio: int,
+    tokens: int,
+    *,
+    requests: int = 16,
+    blocks: int = 4096,
+    width: int | None = None,
+) -> object:
+    """The compressor of one ratio over `tokens`, with norm weights in bf16."""
+    overlap = ratio == 4
+    states = meta(blocks, STATE_BLOCKS[ratio], 2 * (1 + overlap) * HEAD_DIM, dtype=f32)
+    return op("compressor", "compress_norm_rope_insert")(
+        states,
+        meta(tokens, dtype=i32),
+        meta(tokens, dtype=i64),
+        meta(tokens, dtype=i64),
+        meta(requests, width or CONTEXT // STATE_BLOCKS[ratio], dtype=i32),
+        meta(HEAD_DIM),
+        1e-6,
+        meta(65536, ROPE_DIM, dtype=f32),
+        pages(ENTRY_PAGES[ratio]),
+        meta(tokens, dtype=i64),
+        ratio,
+        overlap,
+    )
+
+
+def compressor_cases(sizes: Sizes) -> Iterator[Case]:
+    """Both ratios."""
+    for ratio in STATE_BLOCKS:
+        for tokens in (*sizes.tokens, *sizes.chunks):
+            yield Case(
+                "compressor",
+                f"ratio {ratio} T{tokens}",
+                lambda r=ratio, t=tokens: compress(r, t),
             )
 
 

@@ -144,6 +144,7 @@ def _step(
             use_fp4=True,
         ),
     )
+    yield from _compress(tokens, requests, blocks, width)
     yield from _layer(tokens)
 
 
@@ -224,6 +225,24 @@ def _combine(
         rows + width,
         width,
     )
+
+
+def _compress(
+    tokens: int, requests: int, blocks: int, width: int
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """A server has one number of state blocks and one width of their table."""
+    for ratio in cases_layer.STATE_BLOCKS:
+        yield (
+            f"compressor ratio {ratio}",
+            partial(
+                cases_layer.compress,
+                ratio,
+                tokens,
+                requests=requests,
+                blocks=blocks,
+                width=width,
+            ),
+        )
 
 
 def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
