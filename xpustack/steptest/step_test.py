@@ -3,11 +3,12 @@
 other platforms have on vLLM's CPU platform."""
 
 import ast
+import functools
 import shlex
 import shutil
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -103,6 +104,20 @@ class Support:
     files: Mapping[str, Path]
     digest: str
     entry_points: str
+    _materials: dict[Path, "Material"] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def material(self, module: Path) -> "Material":
+        """What a run of the test module needs, as it was when somebody first asked:
+        releases share their modules."""
+        if module not in self._materials:
+            self._materials[module] = self.material_now(module)
+        return self._materials[module]
+
+    def material_now(self, module: Path) -> "Material":
+        """What a run of the test module needs, read now."""
+        return Material(module.name, closure(module), self)
 
     @classmethod
     def of(cls, project: Project) -> "Support":
@@ -137,7 +152,7 @@ class Material:
         needs no XPU."""
         return any(_mentions(path, _ANY_PLATFORM) for path in self.tests.values())
 
-    @property
+    @functools.cached_property
     def digest(self) -> str:
         return fingerprint.digest(
             module=self.module,
@@ -171,7 +186,7 @@ def material_of(support: Support, step: Step) -> Material:
             path=path or step.path,
             hint="xpustack check --static",
         )
-    return Material(path.name, closure(path), support)
+    return support.material(path)
 
 
 @dataclass(frozen=True)
@@ -205,6 +220,12 @@ class StepTest:
         """
         kernels = release.xpu_kernels.version
         return cls(step, material_of(support, step), before, after, kernels)
+
+    def now(self) -> "StepTest":
+        """The test with its module and what that imports read again: people edit them
+        while a run of checks goes on."""
+        module = self.material.tests[self.material.module]
+        return replace(self, material=self.material.support.material_now(module))
 
     @property
     def key(self) -> str:

@@ -145,6 +145,17 @@ def test_the_key_depends_on_the_pinned_kernels(tiny):
     assert key == same_key != other_key
 
 
+def test_a_module_is_read_once_and_again_before_it_runs(tiny):
+    step = tiny.series().steps[0].step
+    before, after = tiny.builds(Runner())
+    support = Support.of(tiny.project)
+    test = StepTest(step, material_of(support, step), before, after, KERNELS)
+    key = test.key
+    (tiny.project.root / step.trailers.test).write_text("edited = True\n")
+    assert material_of(support, step) is test.material
+    assert (test.key, test.now().key != key) == (key, True)
+
+
 def test_the_run_sees_the_wheel_and_nothing_of_the_caller(tiny, tmp_path, monkeypatch):
     (tmp_path / "vllm").mkdir()
     (tmp_path / "vllm/__init__.py").write_text("raise RuntimeError('shadowed')")
