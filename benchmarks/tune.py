@@ -155,12 +155,12 @@ def prefill_rows(least: int, most: int, xpu: bool) -> list[TunedPrefill]:
     ]
 
 
-def logits_rows(xpu: bool) -> list[LogitsConfig]:
+def logits_rows(xpu: bool, mxfp4_prefill: bool = False) -> list[LogitsConfig]:
     """Candidates for the indexer's scores."""
     return [
         LogitsConfig(m, n, warps, stages, grf)
-        for m in (4, 8, 16)
-        for n in (32, 64)
+        for m in ((8, 16, 32) if mxfp4_prefill else (4, 8, 16))
+        for n in ((64, 128, 256) if mxfp4_prefill else (32, 64))
         for warps in ((8, 16) if xpu else (4, 8))
         for stages in ((1,) if xpu else (1, 2))
         for grf in ((128, 256) if xpu else (128,))
@@ -171,27 +171,33 @@ def sweeps(device: torch.device) -> Iterator[Sweep]:
     """Logits first, which are few; then decode and prefill for each range of heads."""
     dry, xpu = device.type == "cpu", device.type == "xpu"
     sets = 1 if dry else 4
-    for paged, kernel, shapes in (
-        (True, "paged_mqa_logits", ((2, 128),) if dry else ((4, 16384), (64, 8192))),
-        (False, "mqa_logits", ((3, 96),) if dry else ((256, 8192), (2048, 4096))),
+    decode = ((2, 128),) if dry else ((4, 16384), (64, 8192))
+    prefill = ((3, 96),) if dry else ((256, 8192), (2048, 4096))
+    for kernel, formats, shapes in (
+        ("paged_mqa_logits", (False, True), decode),
+        ("mqa_logits", (False,), prefill),
+        (scores.MXFP4_PREFILL, (True,), prefill),
     ):
-        rows = [row for row in logits_rows(xpu) if row.block_m == 8 or not paged]
+        paged = kernel == "paged_mqa_logits"
+        rows = [
+            row
+            for row in logits_rows(xpu, kernel == scores.MXFP4_PREFILL)
+            if row.block_m == 8 or not paged
+        ]
         yield Sweep(
             kernel,
-            "FP8 and MXFP4",
+            " and ".join("MXFP4" if fp4 else "FP8" for fp4 in formats),
             rows[: 1 if dry else None],
             {
                 f"{'MXFP4' if fp4 else 'FP8'} T{tokens} K{keys}": partial(
                     _logits, paged, fp4, tokens, keys, device
                 )
-                for fp4 in (False, True)
+                for fp4 in formats
                 for tokens, keys in shapes
             },
             scores,
             "logits_config",
-            lambda row, kernel=kernel: (
-                lambda asked, kind: row if asked == kernel else scores.DEFAULT
-            ),
+            lambda row: lambda asked, kind: row,
         )
     for least, most, heads in RANGES[:1] if dry else RANGES:
         label = f"{least} to {most} heads"

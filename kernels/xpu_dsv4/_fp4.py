@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Values of e2m1 codes, and of MXFP4 blocks: 32 codes under one UE8M0 exponent.
 
-Both functions are element-wise. Source: OCP Microscaling Formats (MX), version 1.0.
+All functions are element-wise. Source: OCP Microscaling Formats (MX), version 1.0.
 """
 
 from ._triton import tl, triton
@@ -28,9 +28,19 @@ def e2m1_value(code, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
 
 
 @triton.jit
-def mxfp4_to_bf16(code, exponent):
-    """The bf16 value of an e2m1 code times 2^(exponent - 127), exact.
+def mxfp4_pair(codes, exponent):
+    """The two bf16 values of a byte, low nibble first, times 2^(exponent - 127). Exact.
 
-    Exponent 0 gives 0. Exponent 255, which is NaN, gives infinity.
+    `codes` is uint8. A nibble's sign goes to bit 31 and its three other bits to bits
+    24..22: a float of 2^-126 times the value, also for the subnormal code. Exponent 0
+    gives 0. Exponent 255, which is NaN, gives infinity.
     """
-    return (e2m1_value(code) * exponent_scale(exponent)).to(tl.bfloat16)
+    SIGN_AND_CODE: tl.constexpr = -0x7E400000
+    SHIFT: tl.constexpr = 126
+    scale = exponent_scale(exponent)
+    bits = codes.to(tl.int8, bitcast=True).to(tl.int32)
+    low = ((bits << 28) >> 6) & SIGN_AND_CODE
+    high = (bits << 18) & SIGN_AND_CODE
+    low = low.to(tl.float32, bitcast=True) * 2.0**SHIFT * scale
+    high = high.to(tl.float32, bitcast=True) * 2.0**SHIFT * scale
+    return low.to(tl.bfloat16), high.to(tl.bfloat16)

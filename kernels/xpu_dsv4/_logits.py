@@ -51,7 +51,8 @@ class LogitsConfig(NamedTuple):
 
     Attributes:
         block_m: rows per tile, where keys are gathered.
-        block_n: keys per tile, at most 64; a tile may write as many behind a row.
+        block_n: keys per tile. Over pages at most 64: a tile may write as many behind a
+            row.
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
@@ -65,10 +66,14 @@ class LogitsConfig(NamedTuple):
     grf: int
 
     def fits(self) -> bool:
-        """Whether the kernels have this configuration."""
+        """Whether all kernels have this configuration."""
+        return self.block_n <= 64 and self.fits_gathered()
+
+    def fits_gathered(self) -> bool:
+        """Whether the kernel over gathered keys has this configuration."""
         return (
             self.block_m in (1, 2, 4, 8, 16, 32)
-            and self.block_n in (16, 32, 64)
+            and self.block_n in (16, 32, 64, 128, 256)
             and self.num_warps in (1, 2, 4, 8, 16, 32)
             and self.num_stages in (1, 2, 3, 4)
             and self.grf in (128, 256)
@@ -76,12 +81,28 @@ class LogitsConfig(NamedTuple):
 
 
 DEFAULT = LogitsConfig(8, 64, num_warps=8, num_stages=1, grf=256)
+MXFP4_PREFILL = "mqa_logits_mxfp4"
+"""Name of the configuration of gathered MXFP4 keys."""
+DEFAULTS = {
+    MXFP4_PREFILL: LogitsConfig(16, 128, num_warps=8, num_stages=1, grf=256),
+}
+"""Where it is not `DEFAULT`. Each tile of keys unpacks a row's queries anew."""
 
 
 def logits_config(kernel: str, device_type: str) -> LogitsConfig:
-    """The configuration of `mqa_logits` or `paged_mqa_logits`, with FP8 or MXFP4."""
-    rows = tuned_rows(kernel, device_type, LogitsConfig, LogitsConfig.fits)
-    return rows[0] if rows else DEFAULT
+    """The configuration of a kernel.
+
+    Args:
+        kernel (str):
+            `mqa_logits` for FP8, `mqa_logits_mxfp4`, or `paged_mqa_logits` for both.
+        device_type (str):
+            `torch.device.type` of the launch.
+
+    """
+    gathered = kernel == MXFP4_PREFILL
+    fits = LogitsConfig.fits_gathered if gathered else LogitsConfig.fits
+    rows = tuned_rows(kernel, device_type, LogitsConfig, fits)
+    return rows[0] if rows else DEFAULTS.get(kernel, DEFAULT)
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -129,7 +150,8 @@ def mqa_logits(
     )
     logits = _output(out, rows, num_keys, q.device)
     if rows and num_keys:
-        config = logits_config("mqa_logits", q.device.type)
+        kernel = "mqa_logits" if q_scales is None else MXFP4_PREFILL
+        config = logits_config(kernel, q.device.type)
         row_blocks = triton.cdiv(rows, config.block_m)
         mqa_logits_kernel[_grid(row_blocks, num_keys, config.block_n)](
             q.view(torch.uint8),
@@ -154,6 +176,7 @@ def mqa_logits(
             BLOCK_H=_padded(heads),
             DIM=_dim(width, q_scales),
             FP4=q_scales is not None,
+            LANES_ARE_KEYS=_lanes_are_keys(q, q_scales),
             **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )
     return logits
@@ -223,6 +246,7 @@ def paged_mqa_logits(
             DIM=_dim(width, q_scales),
             ROW_LENS=row_lens,
             FP4=q_scales is not None,
+            LANES_ARE_KEYS=_lanes_are_keys(q, q_scales),
             **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )
     return logits
@@ -326,3 +350,8 @@ def _dim(width: int, q_scales: torch.Tensor | None) -> int:
 def _padded(heads: int) -> int:
     """Rows of the matrix product that hold `heads`."""
     return max(16, triton.next_power_of_2(heads))
+
+
+def _lanes_are_keys(q: torch.Tensor, q_scales: torch.Tensor | None) -> bool:
+    """Whether a lane reads one byte of an MXFP4 key at a time: the form for Intel."""
+    return q_scales is not None and q.device.type != "cuda"

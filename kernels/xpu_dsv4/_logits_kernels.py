@@ -5,32 +5,22 @@
 e4m3 values, and e2m1 values times the power of two of their block, are exact in bf16:
 the products run on bf16 matrix units and accumulate in fp32. A program scores one tile
 of keys against several queries.
+
+A byte of e2m1 codes is read once and gives an even and an odd dim: the even dims are
+one product of 64 dims and the odd ones another, into the same sums. Keys are the rows
+of these products. Of two products in a row triton-xpu gives each sub-group whole rows,
+so the sum over heads stays in a sub-group.
 """
 
-from ._fp4 import MXFP4_BLOCK, mxfp4_to_bf16
+from ._fp4 import MXFP4_BLOCK, mxfp4_pair
 from ._fp8 import E4M3_SHIFT, e4m3_shifted
 from ._triton import tl, triton
 
 
 @triton.jit
-def _to_bf16(
-    code,
-    dim,
-    exponent,
-    FP4: tl.constexpr,
-    E4M3_SHIFT: tl.constexpr = E4M3_SHIFT,
-):
-    """The bf16 value of a uint8 code: e4m3, or one of the two e2m1 codes in a byte.
-
-    Element-wise. `dim` is the value's place in its vector, and even ones are in the low
-    nibble. `exponent`, the UE8M0 code of the value's block, counts for e2m1 alone.
-    """
-    if FP4:
-        nibble = (code.to(tl.int32) >> (4 * (dim % 2))) & 0xF
-        value = mxfp4_to_bf16(nibble, exponent)
-    else:
-        value = (e4m3_shifted(code) * 2.0**E4M3_SHIFT).to(tl.bfloat16)
-    return value
+def _to_bf16(code, E4M3_SHIFT: tl.constexpr = E4M3_SHIFT):
+    """The bf16 value of a uint8 e4m3 code. Element-wise."""
+    return (e4m3_shifted(code) * 2.0**E4M3_SHIFT).to(tl.bfloat16)
 
 
 @triton.jit
@@ -47,41 +37,89 @@ def _tile():
 def _scores(
     k,  # [DIM, BLOCK_N] bf16
     q_ptr,
-    q_scales_ptr,
-    q_scales_offset,
     weights_ptr,
     is_needed,
     num_heads,
     q_head_stride,
     BLOCK_H: tl.constexpr,
     DIM: tl.constexpr,
-    FP4: tl.constexpr,
-    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
-    """Weighted sum over the heads of one query of relu(q . k), `[BLOCK_N]`."""
-    VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
+    """Weighted sum over the heads of one e4m3 query of relu(q . k), `[BLOCK_N]`."""
     head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
     dim_offs = tl.arange(0, DIM)[None, :]  # [1, DIM]
     head_mask = (head_offs < num_heads) & is_needed  # [BLOCK_H]
     # [BLOCK_H, DIM]
     codes = tl.load(
-        q_ptr + head_offs[:, None] * q_head_stride + dim_offs // VALUES_PER_BYTE,
+        q_ptr + head_offs[:, None] * q_head_stride + dim_offs,
         mask=head_mask[:, None] & (dim_offs < DIM),
         other=0,
     )
-    if FP4:
-        # [BLOCK_H]
-        words = tl.load(
-            q_scales_ptr + q_scales_offset + head_offs, mask=head_mask, other=0
-        )
-        # [BLOCK_H, DIM]
-        exponents = (words[:, None] >> (8 * (dim_offs // MXFP4_BLOCK))) & 0xFF
-        q = _to_bf16(codes, dim_offs, exponents, FP4)  # [BLOCK_H, DIM]
-    else:
-        q = _to_bf16(codes, dim_offs, None, FP4)  # [BLOCK_H, DIM]
+    q = _to_bf16(codes)  # [BLOCK_H, DIM]
     weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
     products = tl.dot(q, k)  # [BLOCK_H, BLOCK_N]
     return tl.sum(tl.maximum(products, 0.0) * weights[:, None], axis=0)
+
+
+@triton.jit
+def _key_bytes(BYTES: tl.constexpr, LANES_ARE_KEYS: tl.constexpr):
+    """Offsets of the bytes of an MXFP4 key, `[1, BYTES]`.
+
+    A mask that changes nothing hides from triton-xpu that they are consecutive. A lane
+    then loads one byte of a key and not 16, and keys lie beside each other in shared
+    local memory: a lane reads 16 values of the left operand at a time instead of one.
+    """
+    byte_offs = tl.arange(0, BYTES)[None, :]  # [1, BYTES]
+    if LANES_ARE_KEYS:
+        byte_offs = byte_offs & (BYTES - 1)
+    return byte_offs
+
+
+@triton.jit
+def _mxfp4_tile(
+    code_ptrs,  # [N, BYTES], or its transpose
+    words,  # [N, 1] int32, or its transpose
+    byte_offs,  # [1, BYTES], or its transpose
+    mask,  # [N, 1], or its transpose
+    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
+):
+    """The even and the odd dims of vectors, in the shape of `code_ptrs`, bf16.
+
+    A word is the four UE8M0 codes of a vector, that of its first block in the low byte.
+    """
+    codes = tl.load(code_ptrs, mask=mask, other=0)
+    exponents = (words >> (8 * (byte_offs // (MXFP4_BLOCK // 2)))) & 0xFF
+    return mxfp4_pair(codes, exponents)
+
+
+@triton.jit
+def _mxfp4_scores(
+    k_even,  # [BLOCK_N, DIM / 2] bf16
+    k_odd,  # [BLOCK_N, DIM / 2] bf16
+    q_ptr,
+    q_scales_ptr,
+    weights_ptr,
+    is_needed,
+    num_heads,
+    q_head_stride,
+    BLOCK_H: tl.constexpr,
+    DIM: tl.constexpr,
+):
+    """Weighted sum over the heads of one MXFP4 query of relu(q . k), `[BLOCK_N]`."""
+    head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    byte_offs = tl.arange(0, DIM // 2)[:, None]  # [DIM / 2, 1]
+    head_mask = (head_offs < num_heads) & is_needed  # [BLOCK_H]
+    words = tl.load(q_scales_ptr + head_offs, mask=head_mask, other=0)  # [BLOCK_H]
+    weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
+    # [DIM / 2, BLOCK_H] each
+    q_even, q_odd = _mxfp4_tile(
+        q_ptr + head_offs[None, :] * q_head_stride + byte_offs,
+        words[None, :],
+        byte_offs,
+        head_mask[None, :],
+    )
+    products = tl.dot(k_even, q_even)  # [BLOCK_N, BLOCK_H]
+    products = tl.dot(k_odd, q_odd, products)  # [BLOCK_N, BLOCK_H]
+    return tl.sum(tl.maximum(products, 0.0) * weights[None, :], axis=1)
 
 
 @triton.jit(
@@ -111,14 +149,13 @@ def mqa_logits_kernel(
     BLOCK_H: tl.constexpr,
     DIM: tl.constexpr,
     FP4: tl.constexpr,
-    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
+    LANES_ARE_KEYS: tl.constexpr,
 ):
     """Rows over gathered keys.
 
     `q_scales_ptr` counts for MXFP4 alone, whose scales are int32 words of four UE8M0
     codes. The scales of e4m3 keys are fp32.
     """
-    VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
     first_row = tl.program_id(0) * BLOCK_M
     first_key = _tile() * BLOCK_N
     key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
@@ -130,22 +167,26 @@ def mqa_logits_kernel(
     overlap_mask = (starts < tl.minimum(ends, first_key + BLOCK_N)) & (ends > first_key)
     is_needed = tl.max(overlap_mask.to(tl.int32), axis=0) > 0
     key_mask = (key_offs < num_keys) & is_needed  # [BLOCK_N]
-    dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
-    # [DIM, BLOCK_N]
-    codes = tl.load(
-        kv_ptr
-        + key_offs.to(tl.int64)[None, :] * kv_stride
-        + dim_offs // VALUES_PER_BYTE,
-        mask=key_mask[None, :] & (dim_offs < DIM),
-        other=0,
-    )
+    key_ptrs = kv_ptr + key_offs.to(tl.int64) * kv_stride  # [BLOCK_N]
     scales = tl.load(kv_scales_ptr + key_offs, mask=key_mask, other=0)  # [BLOCK_N]
     if FP4:
-        # [DIM, BLOCK_N]
-        exponents = (scales[None, :] >> (8 * (dim_offs // MXFP4_BLOCK))) & 0xFF
-        k = _to_bf16(codes, dim_offs, exponents, FP4)  # [DIM, BLOCK_N]
+        byte_offs = _key_bytes(DIM // 2, LANES_ARE_KEYS)  # [1, DIM / 2]
+        # [BLOCK_N, DIM / 2] each
+        k_even, k_odd = _mxfp4_tile(
+            key_ptrs[:, None] + byte_offs,
+            scales[:, None],
+            byte_offs,
+            key_mask[:, None],
+        )
     else:
-        k = _to_bf16(codes, dim_offs, None, FP4)  # [DIM, BLOCK_N]
+        dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
+        # [DIM, BLOCK_N]
+        codes = tl.load(
+            key_ptrs[None, :] + dim_offs,
+            mask=key_mask[None, :] & (dim_offs < DIM),
+            other=0,
+        )
+        k = _to_bf16(codes)  # [DIM, BLOCK_N]
     for i in range(0, BLOCK_M):
         row = (first_row + i).to(tl.int64)
         if row < num_rows:
@@ -153,21 +194,32 @@ def mqa_logits_kernel(
             end = tl.load(ends_ptr + row)
             out_ptrs = out_ptr + row * out_stride + key_offs  # [BLOCK_N]
             if (start < tl.minimum(end, first_key + BLOCK_N)) & (end > first_key):
-                # [BLOCK_N]
-                scores = _scores(
-                    k,
-                    q_ptr + row * q_row_stride,
-                    q_scales_ptr,
-                    row * q_scales_stride,
-                    weights_ptr + row * weights_stride,
-                    row < num_rows,
-                    num_heads,
-                    q_head_stride,
-                    BLOCK_H,
-                    DIM,
-                    FP4,
-                )
-                if not FP4:
+                if FP4:
+                    # [BLOCK_N]
+                    scores = _mxfp4_scores(
+                        k_even,
+                        k_odd,
+                        q_ptr + row * q_row_stride,
+                        q_scales_ptr + row * q_scales_stride,
+                        weights_ptr + row * weights_stride,
+                        row < num_rows,
+                        num_heads,
+                        q_head_stride,
+                        BLOCK_H,
+                        DIM,
+                    )
+                else:
+                    # [BLOCK_N]
+                    scores = _scores(
+                        k,
+                        q_ptr + row * q_row_stride,
+                        weights_ptr + row * weights_stride,
+                        row < num_rows,
+                        num_heads,
+                        q_head_stride,
+                        BLOCK_H,
+                        DIM,
+                    )
                     scores *= scales
                 # [BLOCK_N]
                 bounds_mask = key_mask & (key_offs >= start) & (key_offs < end)
@@ -204,6 +256,7 @@ def paged_mqa_logits_kernel(
     DIM: tl.constexpr,
     ROW_LENS: tl.constexpr,
     FP4: tl.constexpr,
+    LANES_ARE_KEYS: tl.constexpr,
     MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
     """Tokens over paged keys.
@@ -239,52 +292,72 @@ def paged_mqa_logits_kernel(
         key_mask = table_mask & (blocks >= 0) & (blocks < num_blocks)  # [BLOCK_N]
         page_offs = blocks * block_stride  # [BLOCK_N]
         token_offs = (position_offs % BLOCK_SIZE).to(tl.int32)  # [BLOCK_N]
-        dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
-        code_mask = key_mask[None, :] & (dim_offs < DIM)  # [DIM, BLOCK_N]
-        # [DIM, BLOCK_N]
-        codes = tl.load(
-            cache_ptr
-            + (page_offs + token_offs * KEY_BYTES)[None, :]
-            + dim_offs // VALUES_PER_BYTE,
-            mask=code_mask,
-            other=0,
-        )
+        key_ptrs = cache_ptr + (page_offs + token_offs * KEY_BYTES)  # [BLOCK_N]
         # [BLOCK_N]
         scale_ptrs = (
             cache_ptr + page_offs + BLOCK_SIZE * KEY_BYTES + token_offs * SCALE_BYTES
         )
         if FP4:
-            # [DIM, BLOCK_N]
-            exponents = tl.load(
-                scale_ptrs[None, :] + dim_offs // MXFP4_BLOCK, mask=code_mask, other=0
-            ).to(tl.int32)
-            k = _to_bf16(codes, dim_offs, exponents, FP4)  # [DIM, BLOCK_N]
+            words = tl.zeros([BLOCK_N], tl.int32)  # [BLOCK_N]
+            # Byte by byte: a page may start at any address.
+            for i in tl.static_range(SCALE_BYTES):
+                exponents = tl.load(scale_ptrs + i, mask=key_mask, other=0)  # [BLOCK_N]
+                words |= exponents.to(tl.int32) << (8 * i)
+            byte_offs = _key_bytes(KEY_BYTES, LANES_ARE_KEYS)  # [1, DIM / 2]
+            # [BLOCK_N, DIM / 2] each
+            k_even, k_odd = _mxfp4_tile(
+                key_ptrs[:, None] + byte_offs,
+                words[:, None],
+                byte_offs,
+                key_mask[:, None],
+            )
         else:
+            dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
+            # [DIM, BLOCK_N]
+            codes = tl.load(
+                key_ptrs[None, :] + dim_offs,
+                mask=key_mask[None, :] & (dim_offs < DIM),
+                other=0,
+            )
             # [BLOCK_N]
             scales = tl.load(
                 scale_ptrs.to(tl.pointer_type(tl.float32)), mask=key_mask, other=0.0
             )
-            k = _to_bf16(codes, dim_offs, None, FP4)  # [DIM, BLOCK_N]
+            k = _to_bf16(codes)  # [DIM, BLOCK_N]
         for i in range(0, NEXT_N):
             if ROW_LENS:
                 length = tl.load(lens_ptr + request * lens_stride + i)
             else:
                 length = tl.load(lens_ptr + request * lens_stride) - (NEXT_N - 1 - i)
-            # [BLOCK_N]
-            scores = _scores(
-                k,
-                q_ptr + request * q_request_stride + i * q_token_stride,
-                q_scales_ptr,
-                request * q_scales_request_stride + i * q_scales_token_stride,
-                weights_ptr + (request * NEXT_N + i) * weights_stride,
-                first_key < length,
-                num_heads,
-                q_head_stride,
-                BLOCK_H,
-                DIM,
-                FP4,
-            )
-            if not FP4:
+            row = request * NEXT_N + i
+            if FP4:
+                # [BLOCK_N]
+                scores = _mxfp4_scores(
+                    k_even,
+                    k_odd,
+                    q_ptr + request * q_request_stride + i * q_token_stride,
+                    q_scales_ptr
+                    + request * q_scales_request_stride
+                    + i * q_scales_token_stride,
+                    weights_ptr + row * weights_stride,
+                    first_key < length,
+                    num_heads,
+                    q_head_stride,
+                    BLOCK_H,
+                    DIM,
+                )
+            else:
+                # [BLOCK_N]
+                scores = _scores(
+                    k,
+                    q_ptr + request * q_request_stride + i * q_token_stride,
+                    weights_ptr + row * weights_stride,
+                    first_key < length,
+                    num_heads,
+                    q_head_stride,
+                    BLOCK_H,
+                    DIM,
+                )
                 scores *= scales
             length_mask = key_mask & (key_offs < length)  # [BLOCK_N]
             logits = tl.where(length_mask, scores, -float("inf"))  # [BLOCK_N]

@@ -8,6 +8,7 @@ from compare import assert_close
 from kernels.reference import mqa_logits_mxfp4 as reference
 from kernels.reference._quant import E2M1_VALUES
 from kernels.xpu_dsv4 import mqa_logits_mxfp4
+from kernels.xpu_dsv4._logits import logits_config
 
 PACKED, SCALES = 64, 4
 
@@ -57,11 +58,76 @@ def flat_case(rows, keys, heads):
 
 @pytest.mark.parametrize(
     ("rows", "keys", "heads"),
-    [(1, 63, 64), (9, 64, 8), (17, 130, 5), (2, 1, 128)],
+    [(1, 63, 64), (9, 64, 8), (17, 130, 5), (2, 1, 128), (33, 300, 3)],
 )
 def test_mqa_logits(rows, keys, heads, device):
     torch.manual_seed(rows)
     both("mxfp4_mqa_logits", flat_case(rows, keys, heads), device)
+
+
+TILE = logits_config("mqa_logits_mxfp4", "cpu").block_n
+"""Keys per program where keys are gathered."""
+
+
+@pytest.mark.parametrize("keys", [TILE - 1, TILE + 1, 2 * TILE + 63])
+def test_rows_that_end_in_the_last_tile_and_before_it(keys, device):
+    """Bounds at each edge of a tile, rows without keys, and nothing written outside."""
+    torch.manual_seed(keys)
+    edges = [0, 1, TILE - 1, TILE, keys - 1, keys]
+    bounds = [(a, b) for a in edges for b in edges]
+    rows = len(bounds)
+    q, q_scales, kv, kv_scales, weights, *_ = flat_case(rows, keys, 7)
+    starts, ends = torch.tensor(bounds, dtype=torch.int32).t().contiguous()
+    both(
+        "mxfp4_mqa_logits",
+        (q, q_scales, kv, kv_scales, weights, starts, ends),
+        device,
+    )
+
+
+@pytest.mark.parametrize("heads", [1, 17, 64])
+def test_bounds_outside_the_keys(heads, device):
+    torch.manual_seed(heads)
+    q, q_scales, kv, kv_scales, weights, *_ = flat_case(3, 2 * TILE + 5, heads)
+    starts = torch.tensor([-9, 3, 300], dtype=torch.int32)
+    ends = torch.tensor([2, 999, -1], dtype=torch.int32)
+    both(
+        "mxfp4_mqa_logits",
+        (q, q_scales, kv, kv_scales, weights, starts, ends),
+        device,
+    )
+
+
+@pytest.mark.parametrize("place", [0, 46, 63])
+@pytest.mark.parametrize("low", [2, 127, 150])
+def test_both_codes_of_every_byte_are_exact(place, low, device):
+    """Of keys and of queries, against dims of +1 and -1, at scales from 2^-125 on."""
+    every = torch.zeros(256, PACKED, dtype=torch.uint8)
+    every[:, place] = torch.arange(256, dtype=torch.uint8)
+    exponents = torch.tensor([low, low + 1, low + 2, low + 3], dtype=torch.uint8)
+    scales = exponents.view(torch.int32).repeat(256)
+    ones = torch.zeros(4, PACKED, dtype=torch.uint8)
+    ones[:, place] = torch.tensor([0x02, 0x20, 0x0A, 0xA0], dtype=torch.uint8)
+    one = torch.full((4,), 0x7F7F7F7F, dtype=torch.int32)
+    values = reference.mxfp4_values(every, exponents.expand(256, 4))
+    pair = values[:, 2 * place : 2 * place + 2]
+    want = torch.cat((pair, -pair), 1).relu()  # [256, 4]
+    for (q, q_scales), (kv, kv_scales), wanted in (
+        ((ones, one), (every, scales), want.t()),
+        ((every, scales), (ones, one), want),
+    ):
+        rows, keys = len(q), len(kv)
+        arguments = (
+            q[:, None],
+            q_scales[:, None],
+            kv,
+            kv_scales,
+            torch.ones(rows, 1),
+            torch.zeros(rows, dtype=torch.int32),
+            torch.full((rows,), keys, dtype=torch.int32),
+        )
+        mine = mqa_logits_mxfp4.mxfp4_mqa_logits(*(x.to(device) for x in arguments))
+        assert torch.equal(mine.double().cpu(), wanted)
 
 
 def test_signed_bytes_and_strides(device):

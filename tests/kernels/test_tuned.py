@@ -62,6 +62,7 @@ def choices() -> list[object]:
         *(decode_config("xpu", t, h, 640) for t in (1, 64) for h in (1, 9, 16, 64)),
         *(prefill_config("xpu", heads) for heads in (1, 16, 64)),
         logits_config("mqa_logits", "xpu"),
+        logits_config("mqa_logits_mxfp4", "xpu"),
         logits_config("paged_mqa_logits", "xpu"),
     ]
 
@@ -90,6 +91,16 @@ def test_a_file_decides_for_its_heads_alone(default, folder, caplog):
     assert logits_config("mqa_logits", "xpu") == LOGITS
     assert logits_config("paged_mqa_logits", "xpu") == DEFAULT
     assert not caplog.records
+
+
+def test_only_gathered_mxfp4_keys_take_tiles_of_more_than_64(folder, caplog):
+    wide = LOGITS._replace(block_n=256)
+    kernels = ("mqa_logits", "mqa_logits_mxfp4", "paged_mqa_logits")
+    write(folder, document(**{name: [wide._asdict()] for name in kernels}))
+    forget()
+    found = [logits_config(name, "xpu") for name in kernels]
+    assert found == [DEFAULT, wide, DEFAULT]
+    assert len(caplog.records) == 2
 
 
 @pytest.mark.parametrize("aligned", [True, False])
