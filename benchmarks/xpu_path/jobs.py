@@ -24,6 +24,7 @@ SANITIZED = (
     "_merge_kernel",
     "_prefill_kernel",
     "_fused_kv_compress_norm_rope_insert",
+    "_compress_insert_kernel",
     "_compute_swa_indices_and_lens",
 )
 """Names of the kernels that compute-sanitizer looks at: of all it would take hours."""

@@ -21,6 +21,7 @@ PARTS = (
         "sums of 4 or 128 tokens into one entry",
         "ue8m0-exponent",
         "compressor-op",
+        "compressor-kernel",
         "c128-skip",
     ),
     (
