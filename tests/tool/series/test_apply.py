@@ -6,7 +6,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -148,10 +147,11 @@ def test_real_series_from_a_warm_cache_are_quick(
     pins = releases.load(real_project)
     for release in pins:
         trees(Store(real_cache), real_project, release)
-    start = time.monotonic()
+    before = os.times()
     for release in pins:
         trees(Store(real_cache), real_project, release)
-    assert time.monotonic() - start < 10
+    # Processor time, its git's included: wall time depends on what else runs here.
+    assert sum(os.times()[:4]) - sum(before[:4]) < 10
 
 
 def test_the_wrong_order_is_an_error_with_both_sides(stack: FakeStack) -> None:
