@@ -27,7 +27,20 @@ AGAIN = "XPUSTACK_AGAIN"
 """Set by a person who wants the command to run whatever is stored."""
 SUMMARY = "XPUSTACK_SUMMARY"
 """Names the file into which the command may write one line about its success."""
-_READ = ("LD_", "OCLOC", "OMP_", "PYTEST_", "PYTHON", "XPUSTACK_")
+_READ = (
+    "CC",
+    "CXX",
+    "EMULATED_XPU_",
+    "LD_",
+    "OCLOC",
+    "OMP_",
+    "PYTEST_",
+    "PYTHON",
+    "TORCH",
+    "TRITON_",
+    "VLLM_",
+    "XPUSTACK_",
+)
 _BESIDE_THE_POINT = {AGAIN, SUMMARY, "XPUSTACK_CACHE"}
 
 

@@ -101,7 +101,9 @@ def test_words_and_variables_count(once: Once, tmp_path: Path) -> None:
     once(*words)
     once(*words, "more")
     once(*words, PYTEST_ADDOPTS="-x")
-    assert runs(tmp_path) == 3
+    once(*words, TRITON_INTERPRET="1")
+    once(*words, VLLM_USE_V2_MODEL_RUNNER="1")
+    assert runs(tmp_path) == 5
 
 
 def test_packages_and_programs_count(
