@@ -120,7 +120,7 @@ def grouped_gemm_arguments(*args: Any, **kwargs: Any) -> GroupedGemm:
         NotImplementedError: other weights than MXFP4 and INT4, a bias, or a scale of
             the activations.
     """
-    names = [argument.name for argument in _grouped_gemm_schema().arguments]
+    names = _grouped_gemm_arguments(kernels_version())
     arguments = dict(zip(names, args, strict=False)) | kwargs
     weights = arguments["ptr_B"]
     if has_offsets():
@@ -146,14 +146,14 @@ def grouped_gemm_arguments(*args: Any, **kwargs: Any) -> GroupedGemm:
 
 
 @cache
-def _grouped_gemm_schema() -> Any:
-    name = "_xpu_C::cutlass_grouped_gemm_interface"
-    return torch._C.parse_schema(schemas(kernels_version())[name])
+def _grouped_gemm_arguments(version: str) -> tuple[str, ...]:
+    schema = schemas(version)["_xpu_C::cutlass_grouped_gemm_interface"]
+    parsed: Any = torch._C.parse_schema(schema)
+    return tuple(argument.name for argument in parsed.arguments)
 
 
 def has_offsets() -> bool:
-    names = [argument.name for argument in _grouped_gemm_schema().arguments]
-    return "expert_first_token_offset" in names
+    return "expert_first_token_offset" in _grouped_gemm_arguments(kernels_version())
 
 
 @implements("_moe_C::moe_gather")
