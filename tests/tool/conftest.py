@@ -14,6 +14,7 @@ from tiny_stack import TWO, VALUE, TinyStack
 
 from xpustack.base.pin import release_entry
 from xpustack.base.releases import Release
+from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.steptest import server
@@ -108,13 +109,17 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 
 
 @pytest.fixture(scope="session")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TinyStack]:
     """A stack that builds in seconds. Tests share its cache; take a copy to change its
     files."""
     stack = TinyStack(tmp_path_factory.mktemp("tiny"))
     for release in ("v1.0", "v2.0"):
         stack.add("raise-value", {VALUE: TWO}, release)
-    return stack
+    files = fingerprint.folder_files(stack.project.root)
+    before = fingerprint.files_digest(files)
+    yield stack
+    after = fingerprint.files_digest(files)
+    assert after == before, "a test changed the files that others share"
 
 
 @pytest.fixture(scope="session")

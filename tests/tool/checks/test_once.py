@@ -100,9 +100,9 @@ def test_words_and_variables_count(once: Once, tmp_path: Path) -> None:
     words = (sys.executable, "counted.py", str(tmp_path / "log"))
     once(*words)
     once(*words, "more")
-    once(*words, PYTEST_ADDOPTS="-x")
-    once(*words, TRITON_INTERPRET="1")
-    once(*words, VLLM_USE_V2_MODEL_RUNNER="1")
+    once(*words, PYTEST_NAME="set by no run")
+    once(*words, TRITON_NAME="set by no run")
+    once(*words, VLLM_NAME="set by no run")
     assert runs(tmp_path) == 5
 
 

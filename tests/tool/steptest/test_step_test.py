@@ -145,7 +145,8 @@ def test_the_key_depends_on_the_pinned_kernels(tiny):
     assert key == same_key != other_key
 
 
-def test_a_module_is_read_once_and_again_before_it_runs(tiny):
+def test_a_module_is_read_once_and_again_before_it_runs(tiny, tmp_path):
+    tiny = tiny.copy(tmp_path)
     step = tiny.series().steps[0].step
     before, after = tiny.builds(Runner())
     support = Support.of(tiny.project)
