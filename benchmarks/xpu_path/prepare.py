@@ -18,12 +18,12 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "tests/e2e"))
 
-from serving import Kitchen  # noqa: E402
+from serving import WRAPPERS, Kitchen  # noqa: E402
 
 from xpustack.base.releases import load  # noqa: E402
 from xpustack.core.cache import Cache  # noqa: E402
 
-ARCHIVE = "xpu-path.tar.gz"
+ARCHIVE = "xpu-path.tar.xz"
 PYTHON = "3.12"
 GLIBCS = (5, 12, 17, 24, 26, 27, 28, 31, 34)
 OWN = ("benchmarks", "emulated_xpu", "kernels", "tests/e2e")
@@ -52,10 +52,11 @@ def pack(archive: Path, release: str) -> None:
         kitchen = Kitchen(work / "kitchen", Cache.default())
         pinned = load(kitchen.project)[release]
         tip, base = (kitchen.installed(pinned, patched) for patched in (True, False))
-        (work / "xpu-kernels").write_text(pinned.xpu_kernels.version)
+        kernels = pinned.xpu_kernels.version
+        (work / "xpu-kernels").write_text(kernels)
         (work / "release").write_text(release)
         (work / "removed").write_text("\n".join(sorted(files(tip) - files(base))))
-        with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
+        with tarfile.open(archive, "w:xz", preset=3) as tar:
             for name in sorted(files(tip)):
                 tar.add(tip / name, f"patched/{name}")
             for name in sorted(files(base)):
@@ -63,8 +64,8 @@ def pack(archive: Path, release: str) -> None:
                 if not ours.is_file() or not filecmp.cmp(ours, base / name, False):
                     tar.add(base / name, f"differing/{name}")
             # Older ones are on no index; there the class of `emulated_xpu` stands in.
-            if kitchen.has_wrappers(release):
-                tar.add(kitchen.wrappers(pinned.xpu_kernels.version), "wrappers")
+            if kernels in WRAPPERS:
+                tar.add(kitchen.wrappers(kernels), "wrappers")
             tar.add(kitchen.published, "checkpoint")
             for name in ("release", "removed", "xpu-kernels"):
                 tar.add(work / name, name)

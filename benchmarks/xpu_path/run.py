@@ -28,7 +28,7 @@ def unpack(carried: Path, work: Path) -> None:
     """Unpack what was carried, unless it is there; put the untouched tree together, and
     install our platform beside it."""
     if not (work / "unpacked").exists():
-        with tarfile.open(carried / "xpu-path.tar.gz") as tar:
+        with tarfile.open(carried / "xpu-path.tar.xz") as tar:
             tar.extractall(work, filter="data")
         for wheel in (carried / "wheels").glob("*.whl"):
             with zipfile.ZipFile(wheel) as archive:
