@@ -63,6 +63,8 @@ EAGER = {
 """For releases that make no graphs on XPU unless told to."""
 FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
 """Eager steps at up to 16k tokens, and the prompt."""
+LONG = 12_288
+"""The longest context, and the most tokens of a step, of one long prompt."""
 RECORDING = "recording_on_cuda.RecordingOnCudaWorker"
 
 
@@ -145,6 +147,29 @@ def sanitized(tool: str) -> Job:
     )
 
 
+def long_prompt(name: str, rows: int, *environment: tuple[str, str]) -> Job:
+    """One prompt of 12,000 tokens in one step, through tables of RoPE with `rows` rows.
+
+    The tiny checkpoint's own have 512 (factor 16 times 32 original positions).
+    """
+    scaling = {
+        "rope_type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": rows // 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    }
+    engine = {
+        "max_model_len": LONG,
+        "max_num_batched_tokens": LONG,
+        "kv_cache_memory_bytes": 1 << 30,
+        "hf_overrides": {"max_position_embeddings": LONG, "rope_scaling": scaling},
+    }
+    waves = (((12_000, 4, 1),),)
+    told = {"recorded_waves": 0}
+    return Job(name, True, "engine", engine, waves, environment, told)
+
+
 REPEATED = (MIXED, soak(), soak())
 STREAMS = ("VLLM_XPU_DSV4_OVERLAP_STREAMS", "1")
 TRITON = ("VLLM_XPU_DSV4_TRITON_OPS", "1")
@@ -163,5 +188,6 @@ JOBS = {
         sanitized("memcheck"),
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
+        long_prompt("long-prompt", 1 << 14),
     )
 }
