@@ -125,7 +125,17 @@ class WarmBuild:
                 modules.append(module)
             elif path.endswith(_SUFFIXES) and os.path.isfile(path):
                 new_files.append(path)
-        self._settle([*self._modules(new_files), *modules])
+        self._settle([*self._importable(new_files), *modules])
+
+    def _importable(self, paths: Sequence[str]) -> list[_Module]:
+        """The modules of new files, without scripts such as `setup.py` that no module
+        imports: what these import takes minutes, module by module."""
+        missed = {name for state in self._graph.values() for name in state.suppressed}
+        return [
+            module
+            for module in self._modules(paths)
+            if "." in module[0] or module[0] in missed
+        ]
 
     def _settle(self, modules: Sequence[_Module]) -> None:
         """Read modules again, then the modules that depend on their changes, until

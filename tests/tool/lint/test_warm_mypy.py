@@ -202,6 +202,29 @@ def test_a_module_that_appears_and_goes_again_changes_what_its_users_say(
     assert checkout.messages(files) == []
 
 
+def test_a_script_that_nobody_imports_is_read_when_asked_for(checkout: Checkout):
+    checkout.move(first())
+    files = ["vllm/run.py"]
+    messages = checkout.messages(files)
+    server = server_of(checkout)
+    checkout.move({"setup.py": "def (\n"})
+    assert checkout.messages(files) == messages
+    checkout.move({"setup.py": "from vllm import config\nrank: int = 'no'\n"})
+    assert checkout.messages(["setup.py"]) == checkout.fresh_messages(["setup.py"])
+    assert len(checkout.messages(["setup.py"])) == 1
+    assert server_of(checkout) == server
+
+
+def test_a_module_at_the_top_that_was_missed_is_read(checkout: Checkout):
+    checkout.move({**first(), "vllm/run.py": "from top import rank\nx: int = rank\n"})
+    files = ["vllm/run.py"]
+    assert checkout.messages(files) == []
+    checkout.move({"top.py": "rank = 'no'\n"})
+    messages = checkout.messages(files)
+    assert messages == checkout.fresh_messages(files)
+    assert len(messages) == 1
+
+
 def test_types_are_inferred_as_by_mypy_and_not_as_by_its_daemon(checkout: Checkout):
     used = "items = []\ndef use() -> None:\n    items.append(3)\n"
     checkout.move({**first(), "vllm/platform.py": used})
