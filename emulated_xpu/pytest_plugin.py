@@ -2,7 +2,7 @@
 """`pytest -p emulated_xpu.pytest_plugin`: tests see an XPU where there is none.
 
 Import it before vllm and triton: on import, vLLM chooses its platform and decides
-whether Triton is real.
+whether Triton is real. A process may import it ahead of pytest (PYTEST_DONT_REWRITE).
 """
 
 import os
@@ -26,6 +26,11 @@ sys.path.insert(0, str(STANDINS))
 
 def pytest_configure(config: pytest.Config) -> None:
     """Repair the Triton interpreter before a test module imports a kernel."""
+    prepare()
+
+
+def prepare() -> None:
+    """Repair and speed up the Triton interpreter; a second call does nothing."""
     from kernels import interpreter, interpreter_speed
 
     interpreter.repair()

@@ -126,6 +126,7 @@ class TinyStack(FakeStack):
         self.write("emulated_xpu/__init__.py", "")
         self.write("emulated_xpu/pytest_plugin.py", EMULATION)
         self.write("emulated_xpu/cpu_pytest_plugin.py", "")
+        self.write("emulated_xpu/ahead.py", "import vllm.value\n")
         self.write("kernels/__init__.py", "")
         self.write("tests/steps/test_value.py", PROVES)
 

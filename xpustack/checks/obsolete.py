@@ -12,8 +12,9 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.series.apply import trees
 from xpustack.series.patch import Step
+from xpustack.steptest.material import Support
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Support
+from xpustack.steptest.step_test import StepTest
 
 
 def passes_on(

@@ -22,8 +22,9 @@ from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
+from xpustack.steptest.material import Support
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, StepTestReport, Support
+from xpustack.steptest.step_test import StepTest, StepTestReport
 
 _FINDINGS_SHOWN = 20
 

@@ -12,7 +12,8 @@ from xpustack.core.project import Project
 from xpustack.lint.linter import lint_key
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series
-from xpustack.steptest.step_test import StepTest, Support
+from xpustack.steptest.material import Support
+from xpustack.steptest.step_test import StepTest
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.lint.linter import Linter
 from xpustack.series.static import check_static
+from xpustack.steptest.material import Support
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import Support
 
 
 def run(

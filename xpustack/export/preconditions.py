@@ -21,8 +21,9 @@ from xpustack.core.repository import Repository
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.lint.linter import lint, lint_key
 from xpustack.series.tree import Series, StepTree
+from xpustack.steptest.material import Material, Support
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import Material, StepTest, Support
+from xpustack.steptest.step_test import StepTest
 
 
 def require_checked(release: Release, step_proofs: Sequence[Proof]) -> None:

@@ -28,7 +28,7 @@ from xpustack.export.upstream_form import (
 )
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree
-from xpustack.steptest.step_test import Support, material_of
+from xpustack.steptest.material import Support, material_of
 
 CI_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")

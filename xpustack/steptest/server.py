@@ -7,17 +7,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
 import msgspec
 
+from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, Stopped, clean_environment
 from xpustack.steptest import server_program
-from xpustack.steptest.server_program import MESSAGE
+from xpustack.steptest.server_program import AHEAD_LIMIT, MESSAGE
 
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",
@@ -94,6 +96,14 @@ class PytestExit:
     notes: tuple[str, ...] = ()
 
 
+class Ahead(msgspec.Struct, frozen=True):
+    """What runs on one path may share: modules to import in order, and the environment
+    in which that happens."""
+
+    modules: Sequence[str]
+    env: Mapping[str, str]
+
+
 class _RunAnswer(msgspec.Struct):
     status: int = 0
     late: bool = False
@@ -125,12 +135,30 @@ class Server:
         self._runner = runner
         self._guard = threading.Lock()
         self._process: _ServerProcess | None = None
+        self._folders: dict[str, Path] = {}
+        self._stack = ExitStack()
 
     def close(self) -> None:
         with self._guard:
             if self._process is not None:
                 self._process.end()
             self._process = None
+            self._folders.clear()
+            self._stack.close()
+
+    def folder(self, cache: Cache, name: str, fill: Callable[[Path], None]) -> Path:
+        """A folder of files for many runs: `fill` writes it the first time that `name`
+        is asked for, `close` removes it.
+
+        Raises:
+            EnvironmentProblem: the disk is full, or writing there is denied.
+        """
+        with self._guard:
+            if name not in self._folders:
+                folder = self._stack.enter_context(cache.scratch())
+                fill(folder)
+                self._folders[name] = folder
+            return self._folders[name]
 
     def start(self) -> PreloadReport:
         """Start the server if it does not run; report its imports."""
@@ -145,6 +173,7 @@ class Server:
         env: Mapping[str, str],
         output: Path,
         limit: float,
+        ahead: Ahead | None = None,
     ) -> PytestExit:
         """Run pytest as `python -m pytest ARGUMENTS` would in a new process.
 
@@ -156,6 +185,8 @@ class Server:
             env: the run's whole environment.
             output: the file for what the run prints.
             limit: seconds after which the run and all its processes are killed.
+            ahead: imports that the run may share with others of the same `path`. They
+                happen once; if that fails, the run starts without them.
 
         Raises:
             EnvironmentProblem: no server or no process can be started.
@@ -168,12 +199,14 @@ class Server:
             "env": self._runner.marked(env),
             "output": str(output),
             "limit": limit,
+            "ahead": ahead and Ahead(ahead.modules, self._runner.marked(ahead.env)),
         }
+        patience = limit + GRACE + (AHEAD_LIMIT if ahead else 0.0)
         notes: list[str] = []
         for _ in range(2):
             process = self._running()
             try:
-                answer = process.ask(msgspec.json.encode(request), limit + GRACE)
+                answer = process.ask(msgspec.json.encode(request), patience)
             except _ServerDied as error:
                 if self._runner.stopped:
                     raise Stopped from None

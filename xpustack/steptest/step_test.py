@@ -2,13 +2,9 @@
 """Run a step's test module against an installed wheel: on the emulated XPU, and what
 other platforms have on vLLM's CPU platform."""
 
-import ast
-import functools
 import shlex
-import shutil
-import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -17,13 +13,16 @@ from xpustack.base.releases import Release
 from xpustack.builds.build import Build
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
-from xpustack.core.errors import SeriesError
 from xpustack.core.process import clean_environment
-from xpustack.core.project import Project
-from xpustack.core.syntax import parse_python
 from xpustack.series.patch import Step
-from xpustack.steptest.closure import closure
-from xpustack.steptest.server import ENVIRONMENT, PytestExit, Server, exit_text
+from xpustack.steptest.material import PLUGIN, Material, Support, material_of
+from xpustack.steptest.server import (
+    ENVIRONMENT,
+    Ahead,
+    PytestExit,
+    Server,
+    exit_text,
+)
 from xpustack.steptest.verdict import (
     Figure,
     ModuleRun,
@@ -37,6 +36,7 @@ LIMIT = 300.0
 RECIPE = (
     "core.fingerprint",
     "core.process",
+    "steptest.material",
     "steptest.outcomes",
     "steptest.server",
     "steptest.server_program",
@@ -46,16 +46,12 @@ RECIPE = (
 PIN_VARIABLE = "EMULATED_XPU_KERNELS"
 """Tells the emulation which vllm-xpu-kernels it stands for."""
 IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
-_PLUGIN = "xpustack_outcomes"
-_ENTRY_POINTS = "vllm.platform_plugins"
-_COMPILED = "pytest.mark.compiled"
-_ANY_PLATFORM = "pytest.mark.any_platform"
 _FINISHED = frozenset({0, 1, 5})
 """pytest's exit statuses when all passed, when some failed, when there is no test."""
 _INTERRUPTED = 2
 """The one after a collection error, and after `pytest.exit`."""
 _PYTEST_OPTIONS = shlex.split(
-    f"-p no:cacheprovider -p {_PLUGIN}"
+    f"-p no:cacheprovider -p {PLUGIN}"
     " -c pytest.ini --rootdir . -q --tb=short --strict-markers --no-header"
 )
 _SHOWN = 30
@@ -64,16 +60,16 @@ _SHOWN = 30
 @dataclass(frozen=True)
 class Platform:
     """A platform of vLLM that a module can run on here: the entry point that names it,
-    and the pytest plugin that prepares it."""
+    the pytest plugin that prepares it, and a module that imports what nearly every
+    test imports."""
 
     entry_point: str
     plugin: str
+    ahead: str | None = None
 
 
-XPU = Platform("emulated_xpu", "emulated_xpu.pytest_plugin")
+XPU = Platform("emulated_xpu", "emulated_xpu.pytest_plugin", "emulated_xpu.ahead")
 CPU = Platform("plain_cpu", "emulated_xpu.cpu_pytest_plugin")
-_CPU_ENTRY_POINT = "plain_cpu = emulated_xpu.plugin:register_cpu\n"
-"""Known to these runs alone: vLLM refuses to choose between two installed platforms."""
 
 
 @dataclass(frozen=True)
@@ -93,100 +89,6 @@ class StepTestReport:
     output: tuple[str, ...]
     seconds: float
     figures: tuple[Figure, ...] = ()
-
-
-@dataclass(frozen=True)
-class Support:
-    """What every step test of a project needs beside its own files: the emulation,
-    and the kernels that the emulation patches. Read once per run of checks."""
-
-    project: Project
-    files: Mapping[str, Path]
-    digest: str
-    entry_points: str
-    _materials: dict[Path, "Material"] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
-
-    def material(self, module: Path) -> "Material":
-        """What a run of the test module needs, as it was when somebody first asked:
-        releases share their modules."""
-        if module not in self._materials:
-            self._materials[module] = self.material_now(module)
-        return self._materials[module]
-
-    def material_now(self, module: Path) -> "Material":
-        """What a run of the test module needs, read now."""
-        return Material(module.name, closure(module), self)
-
-    @classmethod
-    def of(cls, project: Project) -> "Support":
-        """The project's files as they are now."""
-        files = {
-            name: file
-            for folder in (project.emulation, project.kernels)
-            for name, file in fingerprint.folder_files(folder).items()
-        }
-        digest = fingerprint.files_digest(files)
-        return cls(project, files, digest, _entry_points(project))
-
-
-@dataclass(frozen=True)
-class Material:
-    """The files of a run by their names in the run's folder: the test module with what
-    it imports beside it, and what every step test needs."""
-
-    module: str
-    tests: Mapping[str, Path]
-    support: Support
-
-    @property
-    def compiled(self) -> bool:
-        """Whether the module has the marker `compiled`: it tests what torch.compile
-        makes. Other modules run without compilation, in a fraction of the time."""
-        return _mentions(self.tests[self.module], _COMPILED)
-
-    @property
-    def any_platform(self) -> bool:
-        """Whether the module, or a file that it imports tests from, has a test that
-        needs no XPU."""
-        return any(_mentions(path, _ANY_PLATFORM) for path in self.tests.values())
-
-    @functools.cached_property
-    def digest(self) -> str:
-        return fingerprint.digest(
-            module=self.module,
-            tests=fingerprint.files_digest(self.tests),
-            support=self.support.digest,
-            entry_points=self.support.entry_points,
-        )
-
-
-def _mentions(path: Path, name: str) -> bool:
-    """Whether a Python file has the dotted name."""
-    return any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == name
-        for node in ast.walk(parse_python(path.read_bytes(), str(path)))
-    )
-
-
-def material_of(support: Support, step: Step) -> Material:
-    """Collect what the step's test needs.
-
-    Raises:
-        SeriesError: the step names no test module, or one that does not exist.
-    """
-    root = support.project.root
-    path = root / step.trailers.test if step.trailers.test else None
-    if path is None or not path.is_file():
-        raise SeriesError(
-            "the step's test module does not exist" if path else "no trailer Test",
-            release=step.release,
-            step=step.slug,
-            path=path or step.path,
-            hint="xpustack check --static",
-        )
-    return support.material(path)
 
 
 @dataclass(frozen=True)
@@ -254,14 +156,14 @@ class StepTest:
             Stopped: the runner was stopped.
         """
         with cache.scratch() as work:
-            _lay_out(work, self.material)
+            self.material.lay_out(work / "tests")
             if self.before is None:
-                second = self._run_module(server, work, self.after, XPU)
+                second = self._run_module(server, cache, work, self.after, XPU)
                 return _report(judge_alone(second), None, second, ())
-            first = self._run_module(server, work, self.before, XPU)
-            second = self._run_module(server, work, self.after, XPU)
+            first = self._run_module(server, cache, work, self.before, XPU)
+            second = self._run_module(server, cache, work, self.after, XPU)
             on_cpu = tuple(
-                self._run_module(server, work, build, CPU)
+                self._run_module(server, cache, work, build, CPU)
                 for build in (self.before, self.after)
                 if self.material.any_platform
             )
@@ -277,16 +179,30 @@ class StepTest:
         return _report(problems, first, second, on_cpu)
 
     def _run_module(
-        self, server: Server, work: Path, build: Build, platform: Platform
+        self, server: Server, cache: Cache, work: Path, build: Build, platform: Platform
     ) -> ModuleRun:
         """Run the module on one tree. Neither the repository nor the caller's folder is
         on the path, so `import vllm` can only find the wheel."""
         outcomes, output = work / "outcomes.json", work / "output.txt"
         outcomes.unlink(missing_ok=True)
-        path = [build.installed, work / "support"]
-        extra = {PIN_VARIABLE: self.kernels}
-        if not self.material.compiled:
-            extra["TORCHDYNAMO_DISABLE"] = "1"
+        support = self.material.support.folder(server, cache)
+        path = [build.installed, support]
+        shared = {
+            **ENVIRONMENT,
+            "PYTHONPATH": ":".join(map(str, path)),
+            "VLLM_NO_USAGE_STATS": "1",
+            "VLLM_PLUGINS": platform.entry_point,
+            PIN_VARIABLE: self.kernels,
+        }
+        compiled = self.material.compiled
+        if not compiled:
+            shared["TORCHDYNAMO_DISABLE"] = "1"
+        ahead = None
+        if platform.ahead and not compiled:
+            ahead = Ahead(
+                [platform.ahead],
+                clean_environment(**shared, **_own_folders(support / "imports")),
+            )
         pytest_exit = server.run(
             [
                 *_PYTEST_OPTIONS,
@@ -296,19 +212,11 @@ class StepTest:
             cwd=work / "tests",
             path=path,
             env=clean_environment(
-                **ENVIRONMENT,
-                PYTHONPATH=":".join(map(str, path)),
-                TMPDIR=str(work),
-                TRITON_CACHE_DIR=str(work / "triton"),
-                VLLM_CACHE_ROOT=str(work / "vllm-cache"),
-                VLLM_CONFIG_ROOT=str(work / "vllm-config"),
-                VLLM_NO_USAGE_STATS="1",
-                VLLM_PLUGINS=platform.entry_point,
-                XPUSTACK_OUTCOMES=str(outcomes),
-                **extra,
+                **shared, **_own_folders(work), XPUSTACK_OUTCOMES=str(outcomes)
             ),
             output=output,
             limit=LIMIT,
+            ahead=ahead,
         )
         try:
             run = msgspec.json.decode(outcomes.read_bytes(), type=ModuleRun)
@@ -390,29 +298,11 @@ def _figures(before: ModuleRun, after: ModuleRun) -> tuple[Figure, ...]:
     )
 
 
-def _lay_out(work: Path, material: Material) -> None:
-    copies = {f"tests/{name}": path for name, path in material.tests.items()}
-    copies |= {f"support/{name}": path for name, path in material.support.files.items()}
-    copies[f"support/{_PLUGIN}.py"] = Path(__file__).with_name("outcomes.py")
-    for name, path in copies.items():
-        target = work / name
-        target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-    distribution = work / "support" / "emulated_xpu-0.dist-info"
-    distribution.mkdir()
-    (distribution / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
-    )
-    (distribution / "entry_points.txt").write_text(
-        material.support.entry_points + _CPU_ENTRY_POINT
-    )
-    (work / "tests" / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
-
-
-def _entry_points(project: Project) -> str:
-    """The project's vLLM plugins, in the form of installed metadata."""
-    path = project.root / "pyproject.toml"
-    configuration = tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
-    groups = configuration.get("project", {}).get("entry-points", {})
-    lines = [f"{key} = {value}" for key, value in groups.get(_ENTRY_POINTS, {}).items()]
-    return "\n".join([f"[{_ENTRY_POINTS}]", *lines, ""])
+def _own_folders(folder: Path) -> dict[str, str]:
+    """The variables that keep what a run writes within its own folder."""
+    return {
+        "TMPDIR": str(folder),
+        "TRITON_CACHE_DIR": str(folder / "triton"),
+        "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
+        "VLLM_CONFIG_ROOT": str(folder / "vllm-config"),
+    }

@@ -14,8 +14,9 @@ from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
 from xpustack.steptest.closure import closure
+from xpustack.steptest.material import Support, material_of
 from xpustack.steptest.server import Server
-from xpustack.steptest.step_test import StepTest, Support, material_of
+from xpustack.steptest.step_test import StepTest
 
 KERNELS = "2.11.0"
 IN_BODY = (

@@ -16,7 +16,8 @@ from children import ended
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, Stopped, clean_environment
 from xpustack.steptest import server as server_module
-from xpustack.steptest.server import ENVIRONMENT, PytestExit, Server
+from xpustack.steptest import server_program
+from xpustack.steptest.server import ENVIRONMENT, Ahead, PytestExit, Server
 
 PRELOADED = server_module.PRELOADED
 PLANTS = """
@@ -84,6 +85,11 @@ def run(
 ) -> tuple[PytestExit, str]:
     """Run `source` as a test module in `home`, which gets a vllm of that name; return
     pytest's exit and its output."""
+    lay_out(home, source)
+    return run_there(server, home, limit)
+
+
+def lay_out(home: Path, source: str) -> None:
     site = home / "site"
     (home / "tests").mkdir(parents=True)
     (home / "tests/test_it.py").write_text(source)
@@ -93,13 +99,24 @@ def run(
     (site / "seen-1.dist-info/METADATA").write_text("Name: seen\nVersion: 1\n")
     points = f"[seen.here]\n{home.name} = vllm\n"
     (site / "seen-1.dist-info/entry_points.txt").write_text(points)
+
+
+def run_there(
+    server: Server,
+    home: Path,
+    limit: float = 60.0,
+    site: Path | None = None,
+    ahead: Ahead | None = None,
+) -> tuple[PytestExit, str]:
+    """Run what was laid out in `home`, with its own `site` or another."""
     pytest_exit = server.run(
         ["-p", "no:cacheprovider", "-q", "test_it.py"],
         cwd=home / "tests",
-        path=[site],
+        path=[site or home / "site"],
         env=clean_environment(**ENVIRONMENT, TMPDIR=str(home), WHO=home.name),
         output=home / "output.txt",
         limit=limit,
+        ahead=ahead,
     )
     return pytest_exit, (home / "output.txt").read_text()
 
@@ -261,6 +278,115 @@ def test_stop_ends_a_run_and_its_server(tmp_path):
         with pytest.raises(Stopped):
             run(server, tmp_path / "b", source)
     assert all(ended(int(process)) for process in note.read_text()[:-1].split())
+
+
+SHARED = """
+import os, sys
+from pathlib import Path
+
+os.environ["SET_BY_IMPORT"] = "1"
+sys.path.append("appended by import")
+with open(Path(__file__).with_name("log"), "a") as log:
+    print(os.getpid(), os.environ["WHO"], file=log)
+"""
+USES = """
+import os, sys, shared
+from pathlib import Path
+
+def test_it():
+    assert os.environ["SET_BY_IMPORT"] == "1" and os.environ["WHO"] == {name!r}
+    assert "appended by import" in sys.path and sys.path[0] == str(Path.cwd())
+    assert not hasattr(shared, "seen")
+    shared.seen = True
+    files = [str(file.resolve()) for file in Path("/proc/self/fd").iterdir()]
+    assert not any("socket:" in file or "pipe:" in file for file in files), files
+    Path("imported").write_text(str(os.getpid()))
+"""
+
+
+def shared_site(tmp_path: Path, source: str) -> tuple[Path, Ahead]:
+    """A site with a module `shared`, and the wish to import it ahead."""
+    site = tmp_path / "site"
+    site.mkdir(parents=True)
+    (site / "shared.py").write_text(source)
+    variables = clean_environment(**ENVIRONMENT, WHO="nobody", TMPDIR=str(tmp_path))
+    return site, Ahead(["shared"], variables)
+
+
+def test_runs_share_an_import_and_nothing_else(server, tmp_path):
+    site, ahead = shared_site(tmp_path, SHARED)
+    for name in ("a", "b"):
+        lay_out(tmp_path / name, USES.format(name=name))
+        done, printed = run_there(server, tmp_path / name, site=site, ahead=ahead)
+        assert (done.status, done.notes) == (0, ()), printed
+    (imported,) = (site / "log").read_text().splitlines()
+    process, who = imported.split()
+    assert who == "nobody"
+    assert not ended(int(process))
+    server.close()
+    assert ended(int(process))
+
+
+def test_runs_wait_for_a_shared_import_at_the_same_time(server, tmp_path):
+    site, ahead = shared_site(tmp_path, SHARED + "import time; time.sleep(0.5)\n")
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        runs = []
+        for name in "abc":
+            lay_out(tmp_path / name, USES.format(name=name))
+            arguments = (server, tmp_path / name, 60.0, site, ahead)
+            runs.append(pool.submit(run_there, *arguments))
+        assert [future.result()[0].status for future in runs] == [0, 0, 0]
+    assert len((site / "log").read_text().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        "raise ImportError('broken')",
+        "os.kill(os.getpid(), 9)",
+        "import time; time.sleep(60)",
+        "import threading, time;"
+        " threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
+    ],
+)
+def test_a_shared_import_that_fails_leaves_the_run_alone(tmp_path, monkeypatch, fault):
+    program = tmp_path / "program.py"
+    text = Path(server_program.__file__).read_text()
+    program.write_text(text.replace("AHEAD_LIMIT = 60\n", "AHEAD_LIMIT = 2\n"))
+    monkeypatch.setattr(server_program, "__file__", str(program))
+    site, ahead = shared_site(
+        tmp_path, f"import os\nif os.environ['WHO'] == 'nobody':\n    {fault}\n"
+    )
+    with closing(Server(Runner())) as server:
+        lay_out(tmp_path / "a", "import shared\n\ndef test_it(): pass\n")
+        done, printed = run_there(server, tmp_path / "a", site=site, ahead=ahead)
+    assert (done.status, done.notes, done.late) == (0, (), False), printed
+
+
+def test_a_run_on_a_shared_import_is_killed_like_any_other(server, tmp_path):
+    site, ahead = shared_site(tmp_path, SHARED)
+    lay_out(tmp_path / "a", "import time\n\ndef test_it(): time.sleep(60)\n")
+    done, _ = run_there(server, tmp_path / "a", 1.0, site, ahead)
+    assert done.late and done.status == -9
+    lay_out(tmp_path / "b", "import os\n\ndef test_it(): os.abort()\n")
+    done, _ = run_there(server, tmp_path / "b", site=site, ahead=ahead)
+    assert done.status == -6
+    assert len((site / "log").read_text().splitlines()) == 1
+
+
+def test_few_shared_imports_are_kept(server, tmp_path):
+    sites = []
+    for number in range(server_program.KEPT + 2):
+        site, ahead = shared_site(tmp_path / str(number), SHARED)
+        sites.append(site)
+        lay_out(tmp_path / f"run{number}", "def test_it(): pass\n")
+        run_there(server, tmp_path / f"run{number}", site=site, ahead=ahead)
+    processes = [int((site / "log").read_text().split()[0]) for site in sites]
+    assert [ended(process) for process in processes] == [
+        True,
+        True,
+        *[False] * server_program.KEPT,
+    ]
 
 
 def test_all_that_is_imported_ahead_exists_and_starts_no_thread(monkeypatch):

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of a step test's run: the module with what it imports, and what every step
+test needs beside it."""
+
+import ast
+import functools
+import shutil
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from xpustack.core import fingerprint
+from xpustack.core.cache import Cache
+from xpustack.core.errors import SeriesError
+from xpustack.core.project import Project
+from xpustack.core.syntax import parse_python
+from xpustack.series.patch import Step
+from xpustack.steptest.closure import closure
+from xpustack.steptest.server import Server
+
+PLUGIN = "xpustack_outcomes"
+"""The pytest plugin that writes a run's outcomes, on the path of every run."""
+_ENTRY_POINTS = "vllm.platform_plugins"
+_CPU_ENTRY_POINT = "plain_cpu = emulated_xpu.plugin:register_cpu\n"
+"""Known to these runs alone: vLLM refuses to choose between two installed platforms."""
+_COMPILED = "pytest.mark.compiled"
+_ANY_PLATFORM = "pytest.mark.any_platform"
+
+
+@dataclass(frozen=True)
+class Support:
+    """What every step test of a project needs beside its own files: the emulation,
+    and the kernels that the emulation patches. Read once per run of checks."""
+
+    project: Project
+    files: Mapping[str, Path]
+    digest: str
+    entry_points: str
+    _materials: dict[Path, "Material"] = field(
+        default_factory=dict, init=False, repr=False, compare=False
+    )
+
+    def material(self, module: Path) -> "Material":
+        """What a run of the test module needs, as it was when somebody first asked:
+        releases share their modules."""
+        if module not in self._materials:
+            self._materials[module] = self.material_now(module)
+        return self._materials[module]
+
+    def material_now(self, module: Path) -> "Material":
+        """What a run of the test module needs, read now."""
+        return Material(module.name, closure(module), self)
+
+    def folder(self, server: Server, cache: Cache) -> Path:
+        """The folder on the path of a server's runs.
+
+        Raises:
+            EnvironmentProblem: the disk is full, or writing there is denied.
+        """
+        name = fingerprint.digest(files=self.digest, entry_points=self.entry_points)
+        return server.folder(cache, name, self._lay_out)
+
+    def _lay_out(self, folder: Path) -> None:
+        """Write the files, the plugins' metadata, and a folder for what imports that
+        runs share write."""
+        _copy({folder / name: path for name, path in self.files.items()})
+        _copy({folder / f"{PLUGIN}.py": Path(__file__).with_name("outcomes.py")})
+        (folder / "imports").mkdir()
+        distribution = folder / "emulated_xpu-0.dist-info"
+        distribution.mkdir()
+        (distribution / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
+        )
+        points = self.entry_points + _CPU_ENTRY_POINT
+        (distribution / "entry_points.txt").write_text(points)
+
+    @classmethod
+    def of(cls, project: Project) -> "Support":
+        """The project's files as they are now."""
+        files = {
+            name: file
+            for folder in (project.emulation, project.kernels)
+            for name, file in fingerprint.folder_files(folder).items()
+        }
+        digest = fingerprint.files_digest(files)
+        return cls(project, files, digest, _entry_points(project))
+
+
+@dataclass(frozen=True)
+class Material:
+    """The files of a run by their names in the run's folder: the test module with what
+    it imports beside it, and what every step test needs."""
+
+    module: str
+    tests: Mapping[str, Path]
+    support: Support
+
+    def lay_out(self, folder: Path) -> None:
+        """Write the test module and what it imports, with a configuration of pytest."""
+        _copy({folder / name: path for name, path in self.tests.items()})
+        (folder / "pytest.ini").write_text("[pytest]\naddopts = -ra\n")
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the module has the marker `compiled`: it tests what torch.compile
+        makes. Other modules run without compilation, in a fraction of the time."""
+        return _mentions(self.tests[self.module], _COMPILED)
+
+    @property
+    def any_platform(self) -> bool:
+        """Whether the module, or a file that it imports tests from, has a test that
+        needs no XPU."""
+        return any(_mentions(path, _ANY_PLATFORM) for path in self.tests.values())
+
+    @functools.cached_property
+    def digest(self) -> str:
+        return fingerprint.digest(
+            module=self.module,
+            tests=fingerprint.files_digest(self.tests),
+            support=self.support.digest,
+            entry_points=self.support.entry_points,
+        )
+
+
+def _mentions(path: Path, name: str) -> bool:
+    """Whether a Python file has the dotted name."""
+    return any(
+        isinstance(node, ast.Attribute) and ast.unparse(node) == name
+        for node in ast.walk(parse_python(path.read_bytes(), str(path)))
+    )
+
+
+def material_of(support: Support, step: Step) -> Material:
+    """Collect what the step's test needs.
+
+    Raises:
+        SeriesError: the step names no test module, or one that does not exist.
+    """
+    root = support.project.root
+    path = root / step.trailers.test if step.trailers.test else None
+    if path is None or not path.is_file():
+        raise SeriesError(
+            "the step's test module does not exist" if path else "no trailer Test",
+            release=step.release,
+            step=step.slug,
+            path=path or step.path,
+            hint="xpustack check --static",
+        )
+    return support.material(path)
+
+
+def _copy(sources: Mapping[Path, Path]) -> None:
+    for target, path in sources.items():
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
+def _entry_points(project: Project) -> str:
+    """The project's vLLM plugins, in the form of installed metadata."""
+    path = project.root / "pyproject.toml"
+    configuration = tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
+    groups = configuration.get("project", {}).get("entry-points", {})
+    lines = [f"{key} = {value}" for key, value in groups.get(_ENTRY_POINTS, {}).items()]
+    return "\n".join([f"[{_ENTRY_POINTS}]", *lines, ""])
