@@ -144,7 +144,7 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float]:
     tiles = math.ceil(keys / constants["BLOCK_N"])
     if launch.name == "_decode_kernel":
         blocks = tokens * math.ceil(heads / constants["BLOCK_H"])
-        splits = launch.grid[0] // (blocks * constants["HALVES"])
+        splits = launch.grid[0] // blocks
         result = ROW_BYTES if splits == 1 else splits * PARTIAL_BYTES
         traffic = tokens * keys * KEY_BYTES + rows * (ROW_BYTES + result)
         return math.ceil(tiles / splits), traffic

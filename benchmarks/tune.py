@@ -122,21 +122,20 @@ def decode_rows(least: int, most: int, xpu: bool) -> list[TunedDecode]:
     block_h = 16 if most <= 16 else 32 if most <= 32 else 64
     cores = torch.xpu.get_device_properties().max_compute_units // 8 if xpu else 132
     tiles = (
-        [(16, w, 1, 256, 1) for w in (4, 8, 16)] + [(32, 8, 1, 256, 1)]
+        [(16, w, 1, 256) for w in (4, 8, 16)] + [(32, 8, 1, 256)]
         if xpu
         else [
-            (n, w, s, 128, h)
+            (n, w, s, 128)
             for n in (32, 64)
-            for w in (4, 8)
-            for s, h in ((1, 2), (2, 1), (3, 1), (2, 2))
-            if not (h == 2 and most <= 16)
+            for w in ((4, 8) if most <= 32 else (8,))
+            for s in (1, 2)
         ]
     )
     return [
         TunedDecode(
-            least, most, block_h, n, cores * waves, warps, stages, grf, halves, xpu, xpu
+            least, most, block_h, n, cores * waves, warps, stages, grf, xpu, xpu
         )
-        for n, warps, stages, grf, halves in tiles
+        for n, warps, stages, grf in tiles
         for waves in ((1, 2, 4) if xpu else (1, 2))
     ]
 

@@ -29,7 +29,6 @@ class DecodeConfig(NamedTuple):
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
-        halves: programs that share the 512 value dims of a block of heads, 1 or 2.
         dims_first: accumulate the transpose; `_dims_first` says why.
         q_blocks: load q by 2-dim blocks.
 
@@ -41,7 +40,6 @@ class DecodeConfig(NamedTuple):
     num_warps: int
     num_stages: int
     grf: int
-    halves: int
     dims_first: bool
     q_blocks: bool
 
@@ -64,7 +62,6 @@ class TunedDecode(NamedTuple):
     num_warps: int
     num_stages: int
     grf: int
-    halves: int
     dims_first: bool
     q_blocks: bool
 
@@ -78,8 +75,6 @@ class TunedDecode(NamedTuple):
             and self.num_warps in (1, 2, 4, 8, 16)
             and self.num_stages in (1, 2, 3, 4)
             and self.grf in (128, 256)
-            and self.halves in (1, 2)
-            and not (self.dims_first and self.halves == 2)
         )
 
     def config(
@@ -90,7 +85,7 @@ class TunedDecode(NamedTuple):
             self.block_h,
             self.block_n,
             _splits(
-                self.halves * num_tokens * triton.cdiv(num_heads, self.block_h),
+                num_tokens * triton.cdiv(num_heads, self.block_h),
                 triton.cdiv(max_keys, self.block_n),
                 self.programs,
                 MOST_SPLITS,
@@ -98,7 +93,6 @@ class TunedDecode(NamedTuple):
             self.num_warps if aligned or not self.q_blocks else 2 * self.num_warps,
             self.num_stages,
             self.grf,
-            self.halves,
             self.dims_first,
             self.q_blocks and aligned,
         )
@@ -156,35 +150,32 @@ def decode_config(
         num_warps if aligned else 2 * num_warps,
         num_stages=1,
         grf=256,
-        halves=1,
         dims_first=True,
         q_blocks=aligned,
     )
 
 
 def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig:
-    if num_heads > 64 and num_tokens >= 8:
-        block_h, block_n, num_warps, num_stages, halves = 128, 64, 8, 1, 2
-        programs, most = 132, 16
-    elif num_heads > 16:
-        block_h, block_n, num_warps, num_stages, halves = 64, 32, 4, 1, 2
-        programs, most = 256, 32
+    """Small blocks of heads where one wave of them takes all tiles of keys."""
+    small_tiles = num_tokens * triton.cdiv(num_heads, 16) * triton.cdiv(max_keys, 32)
+    if num_heads <= 16 or small_tiles <= 128:
+        block_h, block_n, num_warps, programs = 16, 32, 4, 264
+    elif small_tiles <= 256:
+        block_h, block_n, num_warps, programs = 16, 64, 8, 132
     else:
-        block_h, block_n, num_warps, num_stages, halves = 16, 32, 4, 3, 1
-        programs, most = 256, 16
+        block_h, block_n, num_warps, programs = 64, 64, 8, 132
     return DecodeConfig(
         block_h,
         block_n,
         _splits(
-            halves * num_tokens * triton.cdiv(num_heads, block_h),
+            num_tokens * triton.cdiv(num_heads, block_h),
             triton.cdiv(max_keys, block_n),
             programs,
-            most,
+            most=16 if num_heads <= 16 else 32,
         ),
         num_warps,
-        num_stages,
+        num_stages=1,
         grf=128,
-        halves=halves,
         dims_first=False,
         q_blocks=False,
     )

@@ -4,7 +4,6 @@
 
 from ._dims_first import (
     attend,
-    heads_first,
     query_pointers,
     store_tile,
     zero_accumulator,
@@ -12,12 +11,13 @@ from ._dims_first import (
 from ._fp8 import (
     dequantize,
     load_exponents,
+    load_keys,
     load_nope_codes,
     load_rope,
     token_pointers,
 )
 from ._pages import HEAD_DIM, QUANT_BLOCK
-from ._softmax import EMPTY_MAX, softmax_factor, softmax_step
+from ._softmax import EMPTY_MAX, softmax_factor, softmax_weights
 from ._triton import tl, triton
 
 
@@ -49,33 +49,6 @@ def _load_slots(
     indices = tl.load(row_ptrs + key_offs, mask=key_offs < last_key, other=-1)
     in_cache_mask = (indices >= 0) & (indices < num_slots)  # [BLOCK_N]
     return tl.where(in_cache_mask, indices, -1).to(tl.int32)
-
-
-@triton.jit
-def _add_values(
-    acc,  # [BLOCK_H, 64] fp32
-    p,  # [BLOCK_H, BLOCK_N] bf16
-    v,  # [BLOCK_N, 64] bf16
-    rescale,  # [BLOCK_H] fp32
-):
-    """Return `acc * rescale + p @ v`."""
-    return tl.dot(p, v, acc * rescale[:, None])
-
-
-@triton.jit
-def _store_out(
-    out_ptrs,  # [BLOCK_H, 64]
-    acc,  # [64, BLOCK_H] fp32 where DIMS_FIRST, else [BLOCK_H, 64]
-    factor,  # [1, BLOCK_H] fp32 where DIMS_FIRST, else [BLOCK_H, 1]
-    row_mask,  # [BLOCK_H, 1]
-    DIMS_FIRST: tl.constexpr,
-):
-    """Store acc * factor in bf16."""
-    if DIMS_FIRST:
-        store_tile(out_ptrs, acc, factor, row_mask)
-    else:
-        out = (acc * factor).to(tl.bfloat16)  # [BLOCK_H, 64]
-        tl.store(out_ptrs, out, mask=row_mask)
 
 
 @triton.jit(
@@ -120,7 +93,6 @@ def _decode_kernel(
     SPLIT: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    HALVES: tl.constexpr,
     DIMS_FIRST: tl.constexpr,
     Q_BLOCKS: tl.constexpr,
     HEAD_DIM: tl.constexpr = HEAD_DIM,
@@ -130,42 +102,38 @@ def _decode_kernel(
     """One block of heads of one token, over one split of its keys.
 
     With DIMS_FIRST, for Intel GPUs, the tile of `_dims_first`. Without it, for CUDA, q
-    is held and heads come first; with HALVES = 2 a program accumulates four tiles of 64
-    dims: all eight would take 256 registers of each thread, which has 255.
+    is held, heads come first, and all 512 dims of a tile of keys are one operand.
     """
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
-    program = tl.program_id(0) // HALVES
-    half = tl.program_id(0) % HALVES
+    program = tl.program_id(0)
     head_block = program % num_head_blocks
     split = (program // num_head_blocks) % num_splits
     token = (program // num_head_blocks // num_splits).to(tl.int64)
 
     head_offs = head_block * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     head_mask = head_offs < num_heads  # [BLOCK_H]
+    all_offs = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
     dim_offs = tl.arange(0, QUANT_BLOCK)  # [64]
     tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
 
     row_mask = head_mask[:, None]  # [BLOCK_H, 1]
-    # [BLOCK_H, 64]
-    q_ptrs = query_pointers(
-        q_ptr + token * q_token_stride,
-        head_offs,
-        head_block * BLOCK_H,
-        num_heads,
-        q_head_stride,
-        BLOCK_H,
-        Q_BLOCKS,
-    )
-    if not DIMS_FIRST:
-        # [BLOCK_H, 64] each
-        q0 = tl.load(q_ptrs + 0 * QUANT_BLOCK, mask=row_mask, other=0.0)
-        q1 = tl.load(q_ptrs + 1 * QUANT_BLOCK, mask=row_mask, other=0.0)
-        q2 = tl.load(q_ptrs + 2 * QUANT_BLOCK, mask=row_mask, other=0.0)
-        q3 = tl.load(q_ptrs + 3 * QUANT_BLOCK, mask=row_mask, other=0.0)
-        q4 = tl.load(q_ptrs + 4 * QUANT_BLOCK, mask=row_mask, other=0.0)
-        q5 = tl.load(q_ptrs + 5 * QUANT_BLOCK, mask=row_mask, other=0.0)
-        q6 = tl.load(q_ptrs + 6 * QUANT_BLOCK, mask=row_mask, other=0.0)
-        q7 = tl.load(q_ptrs + 7 * QUANT_BLOCK, mask=row_mask, other=0.0)
+    token_q_ptr = q_ptr + token * q_token_stride
+    if DIMS_FIRST:
+        # [BLOCK_H, 64]
+        q_ptrs = query_pointers(
+            token_q_ptr,
+            head_offs,
+            head_block * BLOCK_H,
+            num_heads,
+            q_head_stride,
+            BLOCK_H,
+            Q_BLOCKS,
+        )
+    else:
+        # [BLOCK_H, 1]
+        q_row_ptrs = token_q_ptr + head_offs.to(tl.int64)[:, None] * q_head_stride
+        # [BLOCK_H, HEAD_DIM]
+        q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
 
     if HAS_TOPK:
         given_topk_len = tl.load(topk_lens_ptr + token)
@@ -183,8 +151,8 @@ def _decode_kernel(
     swa_row_ptr = swa_indices_ptr + token * swa_stride
 
     row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
+    column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
     if DIMS_FIRST:
-        column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
         # [64, BLOCK_H] each
         acc0 = zero_accumulator(BLOCK_H)
         acc1 = zero_accumulator(BLOCK_H)
@@ -195,17 +163,7 @@ def _decode_kernel(
         acc6 = zero_accumulator(BLOCK_H)
         acc7 = zero_accumulator(BLOCK_H)
     else:
-        row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-        # [BLOCK_H, 64] each
-        acc0 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
-        acc1 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
-        acc2 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
-        acc3 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
-        if HALVES == 1:
-            acc4 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
-            acc5 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
-            acc6 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
-            acc7 = tl.zeros([BLOCK_H, QUANT_BLOCK], tl.float32)
+        acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
 
     # [BLOCK_N]
     slots = _load_slots(
@@ -248,24 +206,23 @@ def _decode_kernel(
             data_ptrs = tl.where(topk_mask, topk_data_ptrs, data_ptrs)
             scale_ptrs = tl.where(topk_mask, topk_scale_ptrs, scale_ptrs)
 
-        codes0 = load_nope_codes(data_ptrs, dim_offs, key_mask, 0)  # [BLOCK_N, 64]
-        codes1 = load_nope_codes(data_ptrs, dim_offs, key_mask, 1)  # [BLOCK_N, 64]
-        codes2 = load_nope_codes(data_ptrs, dim_offs, key_mask, 2)  # [BLOCK_N, 64]
-        codes3 = load_nope_codes(data_ptrs, dim_offs, key_mask, 3)  # [BLOCK_N, 64]
-        codes4 = load_nope_codes(data_ptrs, dim_offs, key_mask, 4)  # [BLOCK_N, 64]
-        codes5 = load_nope_codes(data_ptrs, dim_offs, key_mask, 5)  # [BLOCK_N, 64]
-        codes6 = load_nope_codes(data_ptrs, dim_offs, key_mask, 6)  # [BLOCK_N, 64]
-        k7 = load_rope(data_ptrs, dim_offs, key_mask)  # [BLOCK_N, 64]
-        exponents = load_exponents(scale_ptrs, key_mask)[:, None]  # [BLOCK_N, 1]
-        k0 = dequantize(codes0, exponents, 0)  # [BLOCK_N, 64]
-        k1 = dequantize(codes1, exponents, 1)  # [BLOCK_N, 64]
-        k2 = dequantize(codes2, exponents, 2)  # [BLOCK_N, 64]
-        k3 = dequantize(codes3, exponents, 3)  # [BLOCK_N, 64]
-        k4 = dequantize(codes4, exponents, 4)  # [BLOCK_N, 64]
-        k5 = dequantize(codes5, exponents, 5)  # [BLOCK_N, 64]
-        k6 = dequantize(codes6, exponents, 6)  # [BLOCK_N, 64]
-
         if DIMS_FIRST:
+            codes0 = load_nope_codes(data_ptrs, dim_offs, key_mask, 0)  # [BLOCK_N, 64]
+            codes1 = load_nope_codes(data_ptrs, dim_offs, key_mask, 1)  # [BLOCK_N, 64]
+            codes2 = load_nope_codes(data_ptrs, dim_offs, key_mask, 2)  # [BLOCK_N, 64]
+            codes3 = load_nope_codes(data_ptrs, dim_offs, key_mask, 3)  # [BLOCK_N, 64]
+            codes4 = load_nope_codes(data_ptrs, dim_offs, key_mask, 4)  # [BLOCK_N, 64]
+            codes5 = load_nope_codes(data_ptrs, dim_offs, key_mask, 5)  # [BLOCK_N, 64]
+            codes6 = load_nope_codes(data_ptrs, dim_offs, key_mask, 6)  # [BLOCK_N, 64]
+            k7 = load_rope(data_ptrs, dim_offs, key_mask)  # [BLOCK_N, 64]
+            exponents = load_exponents(scale_ptrs, key_mask)[:, None]  # [BLOCK_N, 1]
+            k0 = dequantize(codes0, exponents, 0)  # [BLOCK_N, 64]
+            k1 = dequantize(codes1, exponents, 1)  # [BLOCK_N, 64]
+            k2 = dequantize(codes2, exponents, 2)  # [BLOCK_N, 64]
+            k3 = dequantize(codes3, exponents, 3)  # [BLOCK_N, 64]
+            k4 = dequantize(codes4, exponents, 4)  # [BLOCK_N, 64]
+            k5 = dequantize(codes5, exponents, 5)  # [BLOCK_N, 64]
+            k6 = dequantize(codes6, exponents, 6)  # [BLOCK_N, 64]
             (
                 row_max,
                 column_sums,
@@ -306,47 +263,25 @@ def _decode_kernel(
                 Q_BLOCKS,
             )
         else:
-            scores = tl.dot(q0, tl.trans(k0))  # [BLOCK_H, BLOCK_N]
-            scores = tl.dot(q1, tl.trans(k1), scores)
-            scores = tl.dot(q2, tl.trans(k2), scores)
-            scores = tl.dot(q3, tl.trans(k3), scores)
-            scores = tl.dot(q4, tl.trans(k4), scores)
-            scores = tl.dot(q5, tl.trans(k5), scores)
-            scores = tl.dot(q6, tl.trans(k6), scores)
-            scores = tl.dot(q7, tl.trans(k7), scores)
-            # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
-            p, rescale, row_max, row_sum = softmax_step(
-                scores, key_mask, qk_scale, row_max, row_sum
-            )
-            if HALVES == 1:
-                acc0 = _add_values(acc0, p, k0, rescale)
-                acc1 = _add_values(acc1, p, k1, rescale)
-                acc2 = _add_values(acc2, p, k2, rescale)
-                acc3 = _add_values(acc3, p, k3, rescale)
-                acc4 = _add_values(acc4, p, k4, rescale)
-                acc5 = _add_values(acc5, p, k5, rescale)
-                acc6 = _add_values(acc6, p, k6, rescale)
-                acc7 = _add_values(acc7, p, k7, rescale)
-            else:
-                if half == 0:
-                    acc0 = _add_values(acc0, p, k0, rescale)
-                    acc1 = _add_values(acc1, p, k1, rescale)
-                    acc2 = _add_values(acc2, p, k2, rescale)
-                    acc3 = _add_values(acc3, p, k3, rescale)
-                else:
-                    acc0 = _add_values(acc0, p, k4, rescale)
-                    acc1 = _add_values(acc1, p, k5, rescale)
-                    acc2 = _add_values(acc2, p, k6, rescale)
-                    acc3 = _add_values(acc3, p, k7, rescale)
+            # [BLOCK_N, HEAD_DIM]
+            kv = load_keys(data_ptrs, scale_ptrs, key_mask)
+            scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
+            # `_prefill_kernel` says what the branch is for.
+            weights = scores  # [BLOCK_H, BLOCK_N]
+            rescale = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
+            if start < last_key:
+                weights, rescale, row_max = softmax_weights(
+                    scores, key_mask, qk_scale, row_max
+                )
+                column_sums = column_sums * rescale[:, None] + weights
+            acc = tl.dot(weights.to(tl.bfloat16), kv, acc * rescale[:, None])
 
         slots = next_slots
 
-    if DIMS_FIRST:
-        row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
-    HALF_DIM: tl.constexpr = HEAD_DIM // 2
+    row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
     if SPLIT:
         row_offs = (token * num_heads + head_offs) * num_splits + split  # [BLOCK_H]
-        programs_per_token = num_head_blocks * num_splits * HALVES
+        programs_per_token = num_head_blocks * num_splits
         num_tokens = (tl.num_programs(0) // programs_per_token).to(tl.int64)
         # [BLOCK_H]
         state_ptrs = (
@@ -354,46 +289,27 @@ def _decode_kernel(
         )
         tl.store(state_ptrs, row_max, mask=head_mask)
         tl.store(state_ptrs + 1, row_sum, mask=head_mask)
-        # [BLOCK_H, 64]
-        part_ptrs = (
-            partial_ptr
-            + row_offs[:, None] * HEAD_DIM
-            + half * HALF_DIM
-            + dim_offs[None, :]
-        )
+        part_row_ptrs = partial_ptr + row_offs[:, None] * HEAD_DIM  # [BLOCK_H, 1]
         part_mask = row_mask & (first_key < last_key)  # [BLOCK_H, 1]
-        tl.store(part_ptrs, heads_first(acc0, DIMS_FIRST), mask=part_mask)
-        tl.store(
-            part_ptrs + 1 * QUANT_BLOCK, heads_first(acc1, DIMS_FIRST), mask=part_mask
-        )
-        tl.store(
-            part_ptrs + 2 * QUANT_BLOCK, heads_first(acc2, DIMS_FIRST), mask=part_mask
-        )
-        tl.store(
-            part_ptrs + 3 * QUANT_BLOCK, heads_first(acc3, DIMS_FIRST), mask=part_mask
-        )
-        if HALVES == 1:
-            tl.store(
-                part_ptrs + 4 * QUANT_BLOCK,
-                heads_first(acc4, DIMS_FIRST),
-                mask=part_mask,
-            )
-            tl.store(
-                part_ptrs + 5 * QUANT_BLOCK,
-                heads_first(acc5, DIMS_FIRST),
-                mask=part_mask,
-            )
-            tl.store(
-                part_ptrs + 6 * QUANT_BLOCK,
-                heads_first(acc6, DIMS_FIRST),
-                mask=part_mask,
-            )
-            tl.store(
-                part_ptrs + 7 * QUANT_BLOCK,
-                heads_first(acc7, DIMS_FIRST),
-                mask=part_mask,
-            )
+        if DIMS_FIRST:
+            part_ptrs = part_row_ptrs + dim_offs[None, :]  # [BLOCK_H, 64]
+            tl.store(part_ptrs + 0 * QUANT_BLOCK, tl.trans(acc0), mask=part_mask)
+            tl.store(part_ptrs + 1 * QUANT_BLOCK, tl.trans(acc1), mask=part_mask)
+            tl.store(part_ptrs + 2 * QUANT_BLOCK, tl.trans(acc2), mask=part_mask)
+            tl.store(part_ptrs + 3 * QUANT_BLOCK, tl.trans(acc3), mask=part_mask)
+            tl.store(part_ptrs + 4 * QUANT_BLOCK, tl.trans(acc4), mask=part_mask)
+            tl.store(part_ptrs + 5 * QUANT_BLOCK, tl.trans(acc5), mask=part_mask)
+            tl.store(part_ptrs + 6 * QUANT_BLOCK, tl.trans(acc6), mask=part_mask)
+            tl.store(part_ptrs + 7 * QUANT_BLOCK, tl.trans(acc7), mask=part_mask)
+        else:
+            tl.store(part_row_ptrs + all_offs[None, :], acc, mask=part_mask)
     else:
+        # [BLOCK_H, 1]
+        out_row_ptrs = (
+            out_ptr
+            + token * out_token_stride
+            + head_offs.to(tl.int64)[:, None] * out_head_stride
+        )
         if DIMS_FIRST:
             # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
             factor = softmax_factor(
@@ -404,22 +320,22 @@ def _decode_kernel(
                 head_mask[None, :],
                 HAS_SINK,
             )
+            out_ptrs = out_row_ptrs + dim_offs[None, :]  # [BLOCK_H, 64]
+            store_tile(out_ptrs + 0 * QUANT_BLOCK, acc0, factor, row_mask)
+            store_tile(out_ptrs + 1 * QUANT_BLOCK, acc1, factor, row_mask)
+            store_tile(out_ptrs + 2 * QUANT_BLOCK, acc2, factor, row_mask)
+            store_tile(out_ptrs + 3 * QUANT_BLOCK, acc3, factor, row_mask)
+            store_tile(out_ptrs + 4 * QUANT_BLOCK, acc4, factor, row_mask)
+            store_tile(out_ptrs + 5 * QUANT_BLOCK, acc5, factor, row_mask)
+            store_tile(out_ptrs + 6 * QUANT_BLOCK, acc6, factor, row_mask)
+            store_tile(out_ptrs + 7 * QUANT_BLOCK, acc7, factor, row_mask)
         else:
             # [BLOCK_H, 1]
             factor = softmax_factor(
                 row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
             )[:, None]
-        half_ptr = out_ptr + token * out_token_stride + half * HALF_DIM
-        # [BLOCK_H, 64]
-        out_ptrs = half_ptr + (
-            head_offs.to(tl.int64)[:, None] * out_head_stride + dim_offs[None, :]
-        )
-        _store_out(out_ptrs, acc0, factor, row_mask, DIMS_FIRST)
-        _store_out(out_ptrs + 1 * QUANT_BLOCK, acc1, factor, row_mask, DIMS_FIRST)
-        _store_out(out_ptrs + 2 * QUANT_BLOCK, acc2, factor, row_mask, DIMS_FIRST)
-        _store_out(out_ptrs + 3 * QUANT_BLOCK, acc3, factor, row_mask, DIMS_FIRST)
-        if HALVES == 1:
-            _store_out(out_ptrs + 4 * QUANT_BLOCK, acc4, factor, row_mask, DIMS_FIRST)
-            _store_out(out_ptrs + 5 * QUANT_BLOCK, acc5, factor, row_mask, DIMS_FIRST)
-            _store_out(out_ptrs + 6 * QUANT_BLOCK, acc6, factor, row_mask, DIMS_FIRST)
-            _store_out(out_ptrs + 7 * QUANT_BLOCK, acc7, factor, row_mask, DIMS_FIRST)
+            tl.store(
+                out_row_ptrs + all_offs[None, :],
+                (acc * factor).to(tl.bfloat16),
+                mask=row_mask,
+            )

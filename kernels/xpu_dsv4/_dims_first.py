@@ -159,17 +159,6 @@ def attend(
 
 
 @triton.jit
-def heads_first(
-    acc,  # [64, BLOCK_H] where DIMS_FIRST, else [BLOCK_H, 64]
-    DIMS_FIRST: tl.constexpr,
-):
-    """An accumulator as `[BLOCK_H, 64]`."""
-    if DIMS_FIRST:
-        acc = tl.trans(acc)
-    return acc
-
-
-@triton.jit
 def store_tile(
     out_ptrs,  # [BLOCK_H, 64]
     acc,  # [64, BLOCK_H] fp32

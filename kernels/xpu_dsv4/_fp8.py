@@ -2,7 +2,14 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Reading tokens of FP8 KV pages; `_pages` describes the layout of a page."""
 
-from ._pages import MAX_EXPONENT, NOPE_DIM, QUANT_BLOCK, SCALE_BYTES, TOKEN_BYTES
+from ._pages import (
+    HEAD_DIM,
+    MAX_EXPONENT,
+    NOPE_DIM,
+    QUANT_BLOCK,
+    SCALE_BYTES,
+    TOKEN_BYTES,
+)
 from ._triton import tl, triton
 from ._ue8m0 import MANTISSA_BITS, exponent_scale
 
@@ -96,6 +103,53 @@ def dequantize(
     exponent = ((exponents >> (8 * BLOCK)) & 0xFF).to(tl.int32)  # [N, 1]
     scale = exponent_scale(tl.minimum(exponent, MAX_EXPONENT) + E4M3_SHIFT)  # [N, 1]
     return (e4m3_shifted(codes) * scale).to(tl.bfloat16)
+
+
+@triton.jit
+def load_keys(
+    data_ptrs,  # [N]
+    scale_ptrs,  # [N]
+    token_mask,  # [N]
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    NOPE_DIM: tl.constexpr = NOPE_DIM,
+    QUANT_BLOCK: tl.constexpr = QUANT_BLOCK,
+    MAX_EXPONENT: tl.constexpr = MAX_EXPONENT,
+    E4M3_SHIFT: tl.constexpr = E4M3_SHIFT,
+):
+    """Whole tokens in bf16, `[N, HEAD_DIM]`; masked rows are 0.
+
+    On CUDA a thread has 16 dims of each block of a row, so that the rotary part, which
+    takes the place of an eighth block, costs the other blocks no load.
+    """
+    BLOCKS: tl.constexpr = HEAD_DIM // QUANT_BLOCK
+    blocks = tl.arange(0, BLOCKS)[None, :, None]  # [1, BLOCKS, 1]
+    rope_mask = blocks * QUANT_BLOCK == NOPE_DIM  # [1, BLOCKS, 1]
+    # [1, BLOCKS, QUANT_BLOCK]
+    dim_offs = tl.arange(0, QUANT_BLOCK)[None, None, :] + 0 * blocks
+    row_mask = token_mask[:, None, None]  # [N, 1, 1]
+    # [N, BLOCKS, QUANT_BLOCK]
+    codes = tl.load(
+        data_ptrs[:, None, None] + (blocks * QUANT_BLOCK + dim_offs),
+        mask=row_mask & ~rope_mask,
+        other=0,
+    )
+    rope_ptrs = (data_ptrs + NOPE_DIM).to(tl.pointer_type(tl.bfloat16))  # [N]
+    # [N, BLOCKS, QUANT_BLOCK]
+    rope = tl.load(
+        rope_ptrs[:, None, None] + dim_offs, mask=row_mask & rope_mask, other=0.0
+    )
+    # The words hold the exponents of four blocks each; 64-bit shifts would be slower.
+    word_ptrs = scale_ptrs.to(tl.pointer_type(tl.int32))  # [N]
+    first = tl.load(word_ptrs, mask=token_mask, other=0)[:, None]  # [N, 1]
+    second = tl.load(word_ptrs + 1, mask=token_mask, other=0)[:, None]  # [N, 1]
+    block_offs = tl.arange(0, BLOCKS)[None, :]  # [1, BLOCKS]
+    words = tl.where(block_offs < 4, first, second)  # [N, BLOCKS]
+    exponents = (words >> (8 * (block_offs % 4))) & 0xFF  # [N, BLOCKS]
+    # [N, BLOCKS]
+    scales = exponent_scale(tl.minimum(exponents, MAX_EXPONENT) + E4M3_SHIFT)
+    # [N, BLOCKS, QUANT_BLOCK]
+    nope = (e4m3_shifted(codes) * scales[:, :, None]).to(tl.bfloat16)
+    return tl.reshape(tl.where(rope_mask, rope, nope), [data_ptrs.shape[0], HEAD_DIM])
 
 
 @triton.jit

@@ -137,7 +137,7 @@ def xpu_sparse_decode_fp8(
     )
     partial = _partials(workspace, out, config.splits)
     head_blocks = triton.cdiv(num_heads, config.block_h)
-    _decode_kernel[(num_tokens * config.splits * head_blocks * config.halves,)](
+    _decode_kernel[(num_tokens * config.splits * head_blocks,)](
         q,
         kv_cache,
         swa_kv_cache,
@@ -170,7 +170,6 @@ def xpu_sparse_decode_fp8(
         SPLIT=config.splits > 1,
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
-        HALVES=config.halves,
         DIMS_FIRST=config.dims_first,
         Q_BLOCKS=config.q_blocks,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),

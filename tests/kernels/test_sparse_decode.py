@@ -167,10 +167,9 @@ def test_replay_of_a_graph_with_other_inputs(tuned_for, device):
     assert_within(arguments["out"].cpu(), expected, bound)
 
 
-@pytest.mark.parametrize("halves", [1, 2])
 @pytest.mark.parametrize("splits", [1, 2])
-def test_value_halves(halves, splits, monkeypatch, device):
-    use(monkeypatch, splits=splits, halves=halves, dims_first=False, q_blocks=False)
+def test_heads_first(splits, monkeypatch, device):
+    use(monkeypatch, splits=splits, dims_first=False, q_blocks=False)
     check(batch(2, 20, 40, 20, device))
 
 
@@ -388,8 +387,7 @@ def test_bytes_requested(heads, tuned_for, device):
     with recording_loads() as loads:
         decode.xpu_sparse_decode_fp8(**arguments)
     config = decode.decode_config("", 2, heads, 110)
-    head_tile = config.block_h // config.halves
-    tiles = max(-(-heads // head_tile), config.halves)
+    tiles = -(-heads // config.block_h)
     requested = 0
     for cache, slots in valid.items():
         allowed = set()
@@ -401,7 +399,7 @@ def test_bytes_requested(heads, tuned_for, device):
         touched = loads.within(arguments[cache])
         assert not set(touched) - allowed, f"{cache}: bytes outside valid tokens"
         requested += sum(touched.values())
-    print(f"head tile {head_tile}: {requested / keys / tiles:.1f} bytes per key")
+    print(f"head tile {config.block_h}: {requested / keys / tiles:.1f} bytes per key")
     assert requested <= 1.05 * keys * 584 * tiles
 
 

@@ -17,7 +17,7 @@ from kernels.xpu_dsv4._logits import DEFAULT, LogitsConfig, logits_config
 from kernels.xpu_dsv4.sparse_prefill import TunedPrefill, prefill_config
 
 DEVICE = "Test(R) GPU 9"
-DECODE = TunedDecode(9, 16, 16, 32, 40, 2, 2, 128, 1, True, True)
+DECODE = TunedDecode(9, 16, 16, 32, 40, 2, 2, 128, True, True)
 PREFILL = TunedPrefill(1, 16, 16, 32, 4, 2, 128, True, True)
 LOGITS = LogitsConfig(4, 32, 4, 1, 128)
 
