@@ -5,9 +5,11 @@ Each calls the public wrapper as vLLM does; the wrapper chooses the configuratio
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from .shapes import (
     CONTEXT,
+    GROUP_HEADS,
     HEAD_DIM,
     MODELS,
     PAGE_BYTES,
@@ -16,6 +18,7 @@ from .shapes import (
     Case,
     Sizes,
     f32,
+    fp8,
     i32,
     i64,
     meta,
@@ -38,6 +41,20 @@ PREFILL_LAYERS = (
 )
 
 
+def output(q_heads: int, tokens: int, in_fp8: bool, first: int = 0) -> Any:
+    """Where attention writes; a batch has `first` tokens before those of the call."""
+    if not in_fp8:
+        return meta(tokens, q_heads, HEAD_DIM)
+    groups, width = q_heads // GROUP_HEADS, GROUP_HEADS * HEAD_DIM
+    batch = first + tokens
+    return op("_output", "Fp8Output")(
+        meta(groups, batch, width, dtype=fp8),
+        meta(groups, batch, width // 128, dtype=f32),
+        meta(batch, dtype=i64),
+        meta(65536, ROPE_DIM, dtype=f32),
+    )[first:]
+
+
 def decode(
     q_heads: int,
     tokens: int,
@@ -45,9 +62,10 @@ def decode(
     block: int,
     sink: bool = True,
     aligned: bool = True,
+    in_fp8: bool = False,
 ) -> None:
     """Sparse decode; `topk` of 0 is a layer with a window only."""
-    q, out = meta(tokens, q_heads, HEAD_DIM), meta(tokens, q_heads, HEAD_DIM)
+    q = meta(tokens, q_heads, HEAD_DIM)
     if not aligned:
         q = meta(tokens, q_heads, HEAD_DIM + 1)[..., 1:]
     op("sparse_decode", "xpu_sparse_decode_fp8")(
@@ -64,8 +82,13 @@ def decode(
         HEAD_DIM,
         HEAD_DIM - ROPE_DIM,
         ROPE_DIM,
-        out,
+        output(q_heads, tokens, in_fp8),
     )
+
+
+def output_forms(q_heads: int) -> tuple[str, ...]:
+    """Labels of bf16, and of FP8 where a rank with so many heads has whole groups."""
+    return ("",) if q_heads % GROUP_HEADS else ("", " to FP8")
 
 
 def decode_cases(sizes: Sizes) -> Iterator[Case]:
@@ -73,11 +96,14 @@ def decode_cases(sizes: Sizes) -> Iterator[Case]:
     for label, count in sizes.heads:
         for tokens in sizes.tokens:
             for kind, topk, block in DECODE_LAYERS:
-                yield Case(
-                    "decode",
-                    f"{label} H{count} {kind} T{tokens}",
-                    lambda c=count, t=tokens, k=topk, b=block: decode(c, t, k, b),
-                )
+                for form in output_forms(count):
+                    yield Case(
+                        "decode",
+                        f"{label} H{count} {kind} T{tokens}{form}",
+                        lambda c=count, t=tokens, k=topk, b=block, f=form: decode(
+                            c, t, k, b, in_fp8=bool(f)
+                        ),
+                    )
     for tokens in (1, 1024):
         yield Case(
             "decode",
@@ -93,6 +119,8 @@ def prefill(
     sink: bool = True,
     lens: bool = True,
     aligned: bool = True,
+    in_fp8: bool = False,
+    first: int = 0,
 ) -> None:
     """Sparse prefill over gathered bf16 KV."""
     q = meta(tokens, q_heads, HEAD_DIM)
@@ -105,7 +133,7 @@ def prefill(
         HEAD_DIM**-0.5,
         attn_sink=meta(q_heads, dtype=f32) if sink else None,
         topk_length=meta(tokens, dtype=i32) if lens else None,
-        out=meta(tokens, q_heads, HEAD_DIM),
+        out=output(q_heads, tokens, in_fp8, first),
     )
 
 
@@ -114,11 +142,14 @@ def prefill_cases(sizes: Sizes) -> Iterator[Case]:
     for label, count in sizes.heads:
         for tokens in sizes.chunks:
             for kind, keys in PREFILL_LAYERS:
-                yield Case(
-                    "prefill",
-                    f"{label} H{count} {kind} T{tokens}",
-                    lambda c=count, t=tokens, k=keys: prefill(c, t, k),
-                )
+                for form in output_forms(count):
+                    yield Case(
+                        "prefill",
+                        f"{label} H{count} {kind} T{tokens}{form}",
+                        lambda c=count, t=tokens, k=keys, f=form: prefill(
+                            c, t, k, in_fp8=bool(f)
+                        ),
+                    )
     yield Case(
         "prefill",
         "H64 ratio 4 without sink and lengths",

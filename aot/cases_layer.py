@@ -9,6 +9,7 @@ import torch
 
 from .shapes import (
     CONTEXT,
+    GROUP_HEADS,
     HEAD_DIM,
     MODELS,
     ROPE_DIM,
@@ -27,8 +28,6 @@ from .shapes import (
 
 COMPRESSED = 2048
 """Columns of a ratio-4 compressor's projection: two of 512 for values and scores."""
-GROUP_HEADS = 8
-"""Heads of one group of the output projection; a rank holds whole groups."""
 STATE_BLOCKS = {4: 4, 128: 8}
 """Ratio -> tokens per block of the compressor's states."""
 ENTRY_PAGES = {4: 64, 128: 2}

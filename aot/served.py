@@ -22,6 +22,7 @@ from .cases import cases
 from .model import devices
 from .record import LaunchRecord, record_cases
 from .shapes import (
+    GROUP_HEADS,
     HEAD_DIM,
     INDEX_DIM,
     INDEX_HEADS,
@@ -104,8 +105,23 @@ def _step(
     for part in ("all", "last"):
         yield f"gather {part}", _gather(part, requests, rows, offset, blocks, table)
     yield "insert", _insert(heads, tokens, draw.randint(1, tokens))
-    if heads % cases_layer.GROUP_HEADS == 0:
+    if heads % GROUP_HEADS == 0:
         yield from _inverse_rope(heads, tokens)
+        for kind, topk, block in (("window", 0, 64), ("ratio 4", FLASH.topk, 64)):
+            yield (
+                f"decode {kind} to FP8",
+                partial(
+                    cases_attention.decode, heads, tokens, topk, block, in_fp8=True
+                ),
+            )
+        yield (
+            "prefill to FP8",
+            partial(
+                *(cases_attention.prefill, heads, tokens, compressed + WINDOW),
+                in_fp8=True,
+                first=first,
+            ),
+        )
     yield (
         "global top-k",
         _call(
@@ -202,8 +218,8 @@ def _inverse_rope(
                 meta(tokens, heads, HEAD_DIM),
                 meta(tokens, dtype=i64),
                 meta(65536, ROPE_DIM, dtype=f32),
-                heads // cases_layer.GROUP_HEADS,
-                cases_layer.GROUP_HEADS,
+                heads // GROUP_HEADS,
+                GROUP_HEADS,
             ),
         )
 

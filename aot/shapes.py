@@ -15,6 +15,8 @@ import torch
 HEAD_DIM = 512
 ROPE_DIM = 64
 WINDOW = 128
+GROUP_HEADS = 8
+"""Heads of one group of the output projection; a rank holds whole groups."""
 INDEX_HEADS, INDEX_DIM = 64, 128
 CONTEXT = 1 << 20
 PAGE_BYTES = {2: 1728, 64: 37440, 256: 149760}

@@ -5,7 +5,7 @@
 from ._dims_first import (
     attend,
     query_pointers,
-    store_tile,
+    store_accumulators,
     zero_accumulator,
 )
 from ._fp8 import (
@@ -16,6 +16,7 @@ from ._fp8 import (
     load_rope,
     token_pointers,
 )
+from ._output import store_heads
 from ._pages import HEAD_DIM, QUANT_BLOCK
 from ._softmax import EMPTY_MAX, softmax_factor, softmax_weights
 from ._triton import tl, triton
@@ -58,7 +59,10 @@ def _load_slots(
         "num_kv_slots",
         "num_swa_slots",
         "topk_stride",
-    ]
+        "group_tokens",
+        "max_position",
+    ],
+    do_not_specialize_on_alignment=["positions_ptr"],
 )
 def _decode_kernel(
     q_ptr,
@@ -86,11 +90,18 @@ def _decode_kernel(
     topk_stride,
     swa_stride,
     qk_scale,
+    scales_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    group_tokens,
+    max_position,
+    cos_sin_stride,
     KV_BLOCK_SIZE: tl.constexpr,
     SWA_BLOCK_SIZE: tl.constexpr,
     HAS_TOPK: tl.constexpr,
     HAS_SINK: tl.constexpr,
     SPLIT: tl.constexpr,
+    HEADS_PER_GROUP: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     DIMS_FIRST: tl.constexpr,
@@ -304,12 +315,6 @@ def _decode_kernel(
         else:
             tl.store(part_row_ptrs + all_offs[None, :], acc, mask=part_mask)
     else:
-        # [BLOCK_H, 1]
-        out_row_ptrs = (
-            out_ptr
-            + token * out_token_stride
-            + head_offs.to(tl.int64)[:, None] * out_head_stride
-        )
         if DIMS_FIRST:
             # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
             factor = softmax_factor(
@@ -320,22 +325,52 @@ def _decode_kernel(
                 head_mask[None, :],
                 HAS_SINK,
             )
-            out_ptrs = out_row_ptrs + dim_offs[None, :]  # [BLOCK_H, 64]
-            store_tile(out_ptrs + 0 * QUANT_BLOCK, acc0, factor, row_mask)
-            store_tile(out_ptrs + 1 * QUANT_BLOCK, acc1, factor, row_mask)
-            store_tile(out_ptrs + 2 * QUANT_BLOCK, acc2, factor, row_mask)
-            store_tile(out_ptrs + 3 * QUANT_BLOCK, acc3, factor, row_mask)
-            store_tile(out_ptrs + 4 * QUANT_BLOCK, acc4, factor, row_mask)
-            store_tile(out_ptrs + 5 * QUANT_BLOCK, acc5, factor, row_mask)
-            store_tile(out_ptrs + 6 * QUANT_BLOCK, acc6, factor, row_mask)
-            store_tile(out_ptrs + 7 * QUANT_BLOCK, acc7, factor, row_mask)
+            store_accumulators(
+                acc0,
+                acc1,
+                acc2,
+                acc3,
+                acc4,
+                acc5,
+                acc6,
+                acc7,
+                factor,
+                head_offs,
+                head_mask,
+                token,
+                out_ptr,
+                scales_ptr,
+                positions_ptr,
+                cos_sin_ptr,
+                out_token_stride,
+                out_head_stride,
+                group_tokens,
+                max_position,
+                cos_sin_stride,
+                HEADS_PER_GROUP,
+                BLOCK_H,
+            )
         else:
             # [BLOCK_H, 1]
             factor = softmax_factor(
                 row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
             )[:, None]
-            tl.store(
-                out_row_ptrs + all_offs[None, :],
-                (acc * factor).to(tl.bfloat16),
-                mask=row_mask,
+            store_heads(
+                acc * factor,
+                head_offs,
+                head_mask,
+                0,
+                token,
+                out_ptr,
+                scales_ptr,
+                positions_ptr,
+                cos_sin_ptr,
+                out_token_stride,
+                out_head_stride,
+                group_tokens,
+                max_position,
+                cos_sin_stride,
+                HEADS_PER_GROUP,
+                BLOCK_H,
+                HEAD_DIM,
             )

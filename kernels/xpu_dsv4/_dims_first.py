@@ -10,9 +10,12 @@ by value. And triton-xpu would keep all of q in shared local memory, so each til
 is loaded where it is used.
 """
 
+from ._output import block_scale, first_blocks
 from ._pages import HEAD_DIM
+from ._pairs import load_rotation, round_to_bf16
 from ._softmax import softmax_weights
 from ._triton import tl, triton
+from ._ue8m0 import e4m3_code, exponent_scale
 
 TILE_DIM = 64
 """Dims of one tile."""
@@ -159,7 +162,7 @@ def attend(
 
 
 @triton.jit
-def store_tile(
+def _store_tile(
     out_ptrs,  # [BLOCK_H, 64]
     acc,  # [64, BLOCK_H] fp32
     factor,  # [1, BLOCK_H] fp32
@@ -171,3 +174,160 @@ def store_tile(
     """
     out = tl.trans((acc * factor).to(tl.bfloat16))  # [BLOCK_H, 64]
     tl.store(out_ptrs, out, mask=row_mask)
+
+
+@triton.jit
+def _rounded(
+    acc,  # [64, BLOCK_H] fp32
+    factor,  # [1, BLOCK_H] fp32
+):
+    """An accumulator times `factor`, rounded to bf16 and still in fp32."""
+    return round_to_bf16(acc * factor)
+
+
+@triton.jit
+def _rotate_tile_back(
+    x,  # [64, BLOCK_H] fp32
+    token,
+    positions_ptr,
+    cos_sin_ptr,
+    max_position,
+    cos_sin_stride,
+    BLOCK_H: tl.constexpr,
+    TILE_DIM: tl.constexpr = TILE_DIM,
+):
+    """The rotary tile of a block of heads, rotated back: `[64, BLOCK_H]` fp32."""
+    dim_offs = tl.arange(0, TILE_DIM)[:, None]  # [64, 1]
+    position = tl.load(positions_ptr + token).to(tl.int64)
+    # [64, 1] each
+    cos, sin = load_rotation(
+        cos_sin_ptr,
+        cos_sin_stride,
+        position,
+        max_position,
+        dim_offs // 2,
+        True,
+        TILE_DIM // 2,
+    )
+    other_offs = tl.broadcast_to(dim_offs ^ 1, [TILE_DIM, BLOCK_H])  # [64, BLOCK_H]
+    others = tl.gather(x, other_offs, 0)  # [64, BLOCK_H]
+    return x * cos + others * tl.where(dim_offs % 2 == 0, sin, sin * -1.0)
+
+
+@triton.jit
+def _store_fp8_block(
+    values_ptr,
+    scales_ptr,
+    block_offs,  # [BLOCK_H]
+    low,  # [64, BLOCK_H] fp32
+    high,  # [64, BLOCK_H] fp32
+    head_mask,  # [BLOCK_H]
+    TILE_DIM: tl.constexpr = TILE_DIM,
+):
+    """Store two tiles of dims, which have one scale for each head, in FP8.
+
+    Values are transposed as codes. Transposed before, triton-xpu 3.3 computes them once
+    for the codes and once more for the scales, in another layout, and registers spill.
+    """
+    amax = tl.max(tl.maximum(tl.abs(low), tl.abs(high)), 0)  # [BLOCK_H]
+    exponents, inverses = block_scale(amax)  # [BLOCK_H] each
+    # [64, BLOCK_H]
+    low_codes = e4m3_code(low * inverses[None, :]).to(tl.uint8)
+    high_codes = e4m3_code(high * inverses[None, :]).to(tl.uint8)
+    # [BLOCK_H, 64]
+    value_offs = block_offs[:, None] * (2 * TILE_DIM) + tl.arange(0, TILE_DIM)[None, :]
+    row_mask = head_mask[:, None]  # [BLOCK_H, 1]
+    tl.store(values_ptr + value_offs, tl.trans(low_codes), mask=row_mask)
+    tl.store(values_ptr + value_offs + TILE_DIM, tl.trans(high_codes), mask=row_mask)
+    tl.store(scales_ptr + block_offs, exponent_scale(exponents), mask=head_mask)
+
+
+@triton.jit
+def store_accumulators(
+    acc0,  # [64, BLOCK_H] fp32
+    acc1,  # [64, BLOCK_H] fp32
+    acc2,  # [64, BLOCK_H] fp32
+    acc3,  # [64, BLOCK_H] fp32
+    acc4,  # [64, BLOCK_H] fp32
+    acc5,  # [64, BLOCK_H] fp32
+    acc6,  # [64, BLOCK_H] fp32
+    acc7,  # [64, BLOCK_H] fp32
+    factor,  # [1, BLOCK_H] fp32
+    head_offs,  # [BLOCK_H]
+    head_mask,  # [BLOCK_H]
+    token,
+    out_ptr,
+    scales_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    out_token_stride,
+    out_head_stride,
+    group_tokens,
+    max_position,
+    cos_sin_stride,
+    HEADS_PER_GROUP: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    TILE_DIM: tl.constexpr = TILE_DIM,
+):
+    """Store the attention of a block of heads, accumulators times `factor`.
+
+    As `store_heads` does; of the four blocks of FP8 the last one holds the rotary part.
+    """
+    if HEADS_PER_GROUP:
+        # [BLOCK_H]
+        block_offs = first_blocks(head_offs, token, group_tokens, HEADS_PER_GROUP)
+        _store_fp8_block(
+            out_ptr,
+            scales_ptr,
+            block_offs,
+            _rounded(acc0, factor),
+            _rounded(acc1, factor),
+            head_mask,
+        )
+        _store_fp8_block(
+            out_ptr,
+            scales_ptr,
+            block_offs + 1,
+            _rounded(acc2, factor),
+            _rounded(acc3, factor),
+            head_mask,
+        )
+        _store_fp8_block(
+            out_ptr,
+            scales_ptr,
+            block_offs + 2,
+            _rounded(acc4, factor),
+            _rounded(acc5, factor),
+            head_mask,
+        )
+        rope = _rotate_tile_back(
+            _rounded(acc7, factor),
+            token,
+            positions_ptr,
+            cos_sin_ptr,
+            max_position,
+            cos_sin_stride,
+            BLOCK_H,
+        )
+        _store_fp8_block(
+            out_ptr,
+            scales_ptr,
+            block_offs + 3,
+            _rounded(acc6, factor),
+            rope,
+            head_mask,
+        )
+    else:
+        row_mask = head_mask[:, None]  # [BLOCK_H, 1]
+        token_out_ptr = out_ptr + token * out_token_stride
+        # [BLOCK_H, 1]
+        out_row_ptrs = token_out_ptr + head_offs.to(tl.int64)[:, None] * out_head_stride
+        out_ptrs = out_row_ptrs + tl.arange(0, TILE_DIM)[None, :]  # [BLOCK_H, 64]
+        _store_tile(out_ptrs + 0 * TILE_DIM, acc0, factor, row_mask)
+        _store_tile(out_ptrs + 1 * TILE_DIM, acc1, factor, row_mask)
+        _store_tile(out_ptrs + 2 * TILE_DIM, acc2, factor, row_mask)
+        _store_tile(out_ptrs + 3 * TILE_DIM, acc3, factor, row_mask)
+        _store_tile(out_ptrs + 4 * TILE_DIM, acc4, factor, row_mask)
+        _store_tile(out_ptrs + 5 * TILE_DIM, acc5, factor, row_mask)
+        _store_tile(out_ptrs + 6 * TILE_DIM, acc6, factor, row_mask)
+        _store_tile(out_ptrs + 7 * TILE_DIM, acc7, factor, row_mask)

@@ -10,6 +10,12 @@ is sum(o * 2^(m - M)) / (sum(l * 2^(m - M)) + 2^(sink * log2(e) - M)).
 import torch
 
 from ._launch import launch_options
+from ._output import (
+    Fp8Output,
+    heads_per_group,
+    output_arguments,
+    store_heads,
+)
 from ._pages import HEAD_DIM
 from ._softmax import EMPTY_MAX, softmax_factor
 from ._triton import tl, triton
@@ -22,7 +28,10 @@ FEW_SPLITS = 8
 """Up to these a tile has as many rows as there are splits; beyond, `MOST_SPLITS`."""
 
 
-@triton.jit(do_not_specialize=["num_rows", "num_splits"])
+@triton.jit(
+    do_not_specialize=["num_rows", "num_splits", "group_tokens", "max_position"],
+    do_not_specialize_on_alignment=["positions_ptr"],
+)
 def _merge_kernel(
     partial_ptr,
     sink_ptr,
@@ -32,7 +41,14 @@ def _merge_kernel(
     num_splits,
     out_token_stride,
     out_head_stride,
+    scales_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    group_tokens,
+    max_position,
+    cos_sin_stride,
     HAS_SINK: tl.constexpr,
+    HEADS_PER_GROUP: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
     HEAD_DIM: tl.constexpr = HEAD_DIM,
@@ -62,9 +78,26 @@ def _merge_kernel(
     parts = tl.load(part_ptrs, mask=keys_mask[:, None], other=0.0)  # [BLOCK_S, BLOCK_D]
     acc = tl.sum(parts * weights[:, None], 0)  # [BLOCK_D]
     factor = softmax_factor(row_max, row_sum, sink_ptr, head, None, HAS_SINK)
-    # [BLOCK_D]
-    out_ptrs = out_ptr + token * out_token_stride + head * out_head_stride + dim_offs
-    tl.store(out_ptrs, (acc * factor).to(tl.bfloat16))
+    one_head = tl.full([1], head, tl.int64)  # [1]
+    store_heads(
+        (acc * factor)[None, :],
+        one_head,
+        one_head < num_heads,
+        tl.program_id(1) * BLOCK_D,
+        token,
+        out_ptr,
+        scales_ptr,
+        positions_ptr,
+        cos_sin_ptr,
+        out_token_stride,
+        out_head_stride,
+        group_tokens,
+        max_position,
+        cos_sin_stride,
+        HEADS_PER_GROUP,
+        1,
+        BLOCK_D,
+    )
 
 
 def merge_tile(device_type: str, splits: int) -> tuple[int, int]:
@@ -88,7 +121,9 @@ def merge_tile(device_type: str, splits: int) -> tuple[int, int]:
 def merge_splits(
     partial: torch.Tensor,
     attn_sink: torch.Tensor | None,
-    out: torch.Tensor,
+    out: torch.Tensor | Fp8Output,
+    num_tokens: int,
+    num_heads: int,
     splits: int,
 ) -> None:
     """Merge the partials of each row into `out`; a partial without keys counts nothing.
@@ -99,25 +134,31 @@ def merge_splits(
             then all pairs (m, l).
         attn_sink (torch.Tensor | None):
             Sinks of shape `[num_heads]`, fp32 or bf16, in natural-log units.
-        out (torch.Tensor):
-            Attention of shape `[num_tokens, num_heads, 512]`, bf16, written in place.
+        out (torch.Tensor | Fp8Output):
+            Attention of shape `[num_tokens, num_heads, 512]`, bf16, written in place,
+            or the operands that are made of it.
+        num_tokens (int):
+            Tokens.
+        num_heads (int):
+            Heads.
         splits (int):
             Partials per row.
 
     """
-    num_tokens, num_heads, _ = out.shape
-    block_d, num_warps = merge_tile(out.device.type, splits)
+    block_d, num_warps = merge_tile(partial.device.type, splits)
+    output = output_arguments(out)
     _merge_kernel[(num_tokens * num_heads, HEAD_DIM // block_d)](
         partial,
         attn_sink,
-        out,
+        output.pointer,
         num_tokens * num_heads,
         num_heads,
         splits,
-        out.stride(0),
-        out.stride(1),
+        *output.strides,
+        *output.operands,
         HAS_SINK=attn_sink is not None,
+        HEADS_PER_GROUP=heads_per_group(out),
         BLOCK_S=triton.next_power_of_2(splits) if splits <= FEW_SPLITS else MOST_SPLITS,
         BLOCK_D=block_d,
-        **launch_options(out.device, num_warps=num_warps),
+        **launch_options(partial.device, num_warps=num_warps),
     )

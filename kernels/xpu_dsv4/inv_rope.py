@@ -6,22 +6,15 @@ import torch
 
 from ._checks import check_once, check_same_device, check_shape, fail
 from ._launch import launch_options
+from ._output import QUANT_GROUP, rotate_back, store_fp8_blocks
 from ._pages import NOPE_DIM, ROPE_DIM
 from ._pairs import (
     check_pair_rows,
     check_rotary,
-    load_rotation,
     pack_bf16,
-    rotate,
     unpack_bf16,
 )
 from ._triton import tl, triton
-from ._ue8m0 import e4m3_code, e4m3_exponent, exponent_inverse, exponent_scale
-
-QUANT_GROUP = 128
-"""Values per scale."""
-MIN_AMAX = 1e-10
-"""Least absolute maximum assumed of a quantization block."""
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -43,7 +36,6 @@ def _inv_rope_kernel(
     PAIRS_PER_SCALE: tl.constexpr,
     BLOCK_H: tl.constexpr,
     QUANTIZE: tl.constexpr,
-    MIN_AMAX: tl.constexpr = MIN_AMAX,
 ):
     """BLOCK_H heads of one token, as rows of values that share a scale."""
     SCALES: tl.constexpr = PAIRS // PAIRS_PER_SCALE
@@ -66,38 +58,35 @@ def _inv_rope_kernel(
     # [ROWS, PAIRS_PER_SCALE]
     words = tl.load(words_ptr + word_offs, mask=row_mask, other=0)
     even, odd = unpack_bf16(words)  # [ROWS, PAIRS_PER_SCALE] each
-    position = tl.load(positions_ptr + token).to(tl.int64)
-    rope_mask = pair_offs >= NOPE_PAIRS  # [ROWS, PAIRS_PER_SCALE]
     # [ROWS, PAIRS_PER_SCALE] each
-    cos, sin = load_rotation(
-        cos_sin_ptr,
-        cos_sin_stride,
-        position,
-        max_position,
+    even, odd = rotate_back(
+        even,
+        odd,
         pair_offs - NOPE_PAIRS,
-        rope_mask,
+        pair_offs >= NOPE_PAIRS,
+        token,
+        positions_ptr,
+        cos_sin_ptr,
+        max_position,
+        cos_sin_stride,
         HALF_ROPE,
     )
-    # sin * -1.0 and not -sin, which Triton 3.6 makes 0 - sin: the sign of 0 would flip.
-    even, odd = rotate(even, odd, cos, sin * -1.0, rope_mask)
-
-    GROUP_PAIRS: tl.constexpr = HEADS_PER_GROUP * PAIRS
-    token_out_offs = (group_offs * num_tokens + token) * GROUP_PAIRS  # [ROWS]
-    head_out_offs = token_out_offs + (head_offs % HEADS_PER_GROUP) * PAIRS  # [ROWS]
-    out_offs = head_out_offs[:, None] + pair_offs  # [ROWS, PAIRS_PER_SCALE]
     if QUANTIZE:
-        amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), axis=1)  # [ROWS]
-        exponents = e4m3_exponent(tl.maximum(amax, MIN_AMAX))  # [ROWS]
-        inverses = exponent_inverse(exponents)[:, None]  # [ROWS, 1]
-        # [ROWS, PAIRS_PER_SCALE]
-        codes = e4m3_code(even * inverses) | (e4m3_code(odd * inverses) << 8)
-        code_pairs_ptr = out_ptr.to(tl.pointer_type(tl.int16))
-        tl.store(code_pairs_ptr + out_offs, codes.to(tl.int16), mask=row_mask)
-        GROUP_SCALES: tl.constexpr = HEADS_PER_GROUP * SCALES
-        scale_offs = (group_offs * num_tokens + token) * GROUP_SCALES  # [ROWS]
-        scales = exponent_scale(exponents)  # [ROWS]
-        tl.store(scales_ptr + scale_offs + block_offs, scales, mask=head_mask)
+        GROUP_BLOCKS: tl.constexpr = HEADS_PER_GROUP * SCALES
+        store_fp8_blocks(
+            even,
+            odd,
+            out_ptr,
+            scales_ptr,
+            (group_offs * num_tokens + token) * GROUP_BLOCKS + block_offs,
+            head_mask,
+            PAIRS_PER_SCALE,
+        )
     else:
+        GROUP_PAIRS: tl.constexpr = HEADS_PER_GROUP * PAIRS
+        token_out_offs = (group_offs * num_tokens + token) * GROUP_PAIRS  # [ROWS]
+        head_out_offs = token_out_offs + (head_offs % HEADS_PER_GROUP) * PAIRS  # [ROWS]
+        out_offs = head_out_offs[:, None] + pair_offs  # [ROWS, PAIRS_PER_SCALE]
         pairs_ptr = out_ptr.to(tl.pointer_type(tl.int32))
         tl.store(pairs_ptr + out_offs, pack_bf16(even, odd), mask=row_mask)
 

@@ -17,11 +17,18 @@ from ._decode_config import decode_config, sparse_decode_workspace_size
 from ._decode_kernel import _decode_kernel
 from ._launch import has_aligned_rows, launch_options
 from ._merge import PARTIAL_WIDTH, merge_splits
+from ._output import (
+    Fp8Output,
+    check_output,
+    heads_per_group,
+    output_arguments,
+    tensors_of,
+)
 from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_pages
 from ._softmax import LOG2E, check_sink
 from ._triton import triton
 
-__all__ = ["sparse_decode_workspace_size", "xpu_sparse_decode_fp8"]
+__all__ = ["Fp8Output", "sparse_decode_workspace_size", "xpu_sparse_decode_fp8"]
 
 MOST_HEADS = 128
 
@@ -48,7 +55,7 @@ def xpu_sparse_decode_fp8(
     head_dim: int,
     nope_head_dim: int,
     rope_head_dim: int,
-    out: torch.Tensor,
+    out: torch.Tensor | Fp8Output,
     *,
     workspace: torch.Tensor | None = None,
 ) -> None:
@@ -91,8 +98,9 @@ def xpu_sparse_decode_fp8(
             Dims that carry no position, 448.
         rope_head_dim (int):
             Dims of the rotary part, 64.
-        out (torch.Tensor):
-            Attention of shape `[num_tokens, num_heads, 512]`, bf16, written in place.
+        out (torch.Tensor | Fp8Output):
+            Attention of shape `[num_tokens, num_heads, 512]`, bf16, written in place,
+            or the operands of the product behind it.
         workspace (torch.Tensor | None):
             Contiguous fp32 buffer of `sparse_decode_workspace_size` elements for the
             partials of the key splits. None allocates.
@@ -115,8 +123,8 @@ def xpu_sparse_decode_fp8(
         head_dim,
         nope_head_dim,
         rope_head_dim,
-        out,
         workspace,
+        *tensors_of(out),
     )
     num_tokens, num_heads, _ = q.shape
     if num_tokens == 0:
@@ -135,7 +143,10 @@ def xpu_sparse_decode_fp8(
         topk_width + swa_width,
         has_aligned_rows(q),
     )
-    partial = _partials(workspace, out, config.splits)
+    partial = _partials(workspace, q, config.splits)
+    # With splits the merge writes `out`, and the kernel nothing but partials.
+    direct = out if config.splits == 1 else q
+    output = output_arguments(direct)
     head_blocks = triton.cdiv(num_heads, config.block_h)
     _decode_kernel[(num_tokens * config.splits * head_blocks,)](
         q,
@@ -146,7 +157,7 @@ def xpu_sparse_decode_fp8(
         swa_indices,
         swa_lens,
         attn_sink,
-        out,
+        output.pointer,
         partial,
         num_heads,
         topk_width,
@@ -156,18 +167,19 @@ def xpu_sparse_decode_fp8(
         _num_slots(swa_kv_cache),
         q.stride(0),
         q.stride(1),
-        out.stride(0),
-        out.stride(1),
+        *output.strides,
         kv_cache.stride(0),
         swa_kv_cache.stride(0),
         topk_indices.stride(0),
         swa_indices.stride(0),
         softmax_scale * LOG2E,
+        *output.operands,
         KV_BLOCK_SIZE=kv_cache.shape[1],
         SWA_BLOCK_SIZE=swa_kv_cache.shape[1],
         HAS_TOPK=not swa_only,
         HAS_SINK=attn_sink is not None,
         SPLIT=config.splits > 1,
+        HEADS_PER_GROUP=heads_per_group(direct),
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
         DIMS_FIRST=config.dims_first,
@@ -175,7 +187,7 @@ def xpu_sparse_decode_fp8(
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
     if config.splits > 1:
-        merge_splits(partial, attn_sink, out, config.splits)
+        merge_splits(partial, attn_sink, out, num_tokens, num_heads, config.splits)
 
 
 def _check(
@@ -191,12 +203,16 @@ def _check(
     head_dim: int,
     nope_head_dim: int,
     rope_head_dim: int,
-    out: torch.Tensor,
     workspace: torch.Tensor | None,
+    out: torch.Tensor,
+    scales: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    cos_sin_cache: torch.Tensor | None,
 ) -> None:
     """Raise unless the arguments of `xpu_sparse_decode_fp8` fit together."""
     _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
-    num_tokens, num_heads = _check_queries(q, out)
+    num_tokens, num_heads = _check_queries(q)
+    check_output(num_tokens, num_heads, out, scales, positions, cos_sin_cache)
     check_pages("swa_kv_cache", swa_kv_cache)
     check_index_rows("swa_indices", swa_indices, num_tokens)
     _check_lengths("swa_lens", swa_lens, num_tokens)
@@ -222,6 +238,9 @@ def _check(
         swa_lens=swa_lens,
         attn_sink=attn_sink,
         out=out,
+        scales=scales,
+        positions=positions,
+        cos_sin_cache=cos_sin_cache,
         workspace=workspace,
     )
     if workspace is not None:
@@ -238,16 +257,14 @@ def _check_head_dims(head_dim: int, nope_head_dim: int, rope_head_dim: int) -> N
             fail(name, value, str(want))
 
 
-def _check_queries(q: torch.Tensor, out: torch.Tensor) -> tuple[int, int]:
-    """Check `q` and `out`; return the number of tokens and of heads."""
-    for name, tensor in (("q", q), ("out", out)):
-        check_dtype(name, tensor, torch.bfloat16)
-        check_shape(name, tensor, None, None, HEAD_DIM)
-        check_inner_contiguous(name, tensor)
+def _check_queries(q: torch.Tensor) -> tuple[int, int]:
+    """Check `q`; return the number of tokens and of heads."""
+    check_dtype("q", q, torch.bfloat16)
+    check_shape("q", q, None, None, HEAD_DIM)
+    check_inner_contiguous("q", q)
     num_tokens, num_heads, _ = q.shape
     if not 1 <= num_heads <= MOST_HEADS:
         fail("q.shape[1]", num_heads, f"1 to {MOST_HEADS} heads")
-    check_shape("out", out, num_tokens, num_heads, HEAD_DIM)
     return num_tokens, num_heads
 
 
@@ -257,14 +274,14 @@ def _num_slots(cache: torch.Tensor) -> int:
 
 
 def _partials(
-    workspace: torch.Tensor | None, out: torch.Tensor, splits: int
+    workspace: torch.Tensor | None, q: torch.Tensor, splits: int
 ) -> torch.Tensor:
-    """The buffer of the partials; without a split any tensor does, so `out`."""
+    """The buffer of the partials; without a split any tensor does, so `q`."""
     if splits == 1:
-        return out
-    size = out.shape[0] * out.shape[1] * splits * PARTIAL_WIDTH
+        return q
+    size = q.shape[0] * q.shape[1] * splits * PARTIAL_WIDTH
     if workspace is None:
-        return torch.empty(size, dtype=torch.float32, device=out.device)
+        return torch.empty(size, dtype=torch.float32, device=q.device)
     if workspace.numel() < size or not workspace.is_contiguous():
         fail(
             "workspace.shape",

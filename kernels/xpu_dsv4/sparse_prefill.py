@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Sparse MLA prefill over gathered bf16 keys, in one kernel."""
+"""Sparse MLA prefill over gathered bf16 keys, in one launch."""
 
 from typing import NamedTuple
 
@@ -15,17 +15,18 @@ from ._checks import (
     check_shape,
     fail,
 )
-from ._dims_first import (
-    TILE_DIM,
-    attend,
-    query_pointers,
-    store_tile,
-    zero_accumulator,
-)
 from ._launch import has_aligned_rows, launch_options
+from ._output import (
+    Fp8Output,
+    check_output,
+    heads_per_group,
+    output_arguments,
+    tensors_of,
+)
 from ._pages import HEAD_DIM
-from ._softmax import EMPTY_MAX, LOG2E, check_sink, softmax_factor, softmax_step
-from ._triton import tl, triton
+from ._prefill_kernel import _prefill_kernel
+from ._softmax import LOG2E, check_sink
+from ._triton import triton
 from ._tuned import tuned_rows
 
 
@@ -96,200 +97,6 @@ class TunedPrefill(NamedTuple):
         )
 
 
-@triton.jit(do_not_specialize=["num_rows", "width", "indices_stride"])
-def _prefill_kernel(
-    q_ptr,
-    kv_ptr,
-    indices_ptr,
-    lens_ptr,
-    sink_ptr,
-    out_ptr,
-    num_heads,
-    num_rows,
-    width,
-    q_token_stride,
-    q_head_stride,
-    kv_stride,
-    indices_stride,
-    out_token_stride,
-    out_head_stride,
-    qk_scale,
-    HAS_LENS: tl.constexpr,
-    HAS_SINK: tl.constexpr,
-    BLOCK_H: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    DIMS_FIRST: tl.constexpr,
-    Q_BLOCKS: tl.constexpr,
-    HEAD_DIM: tl.constexpr = HEAD_DIM,
-    TILE_DIM: tl.constexpr = TILE_DIM,
-    EMPTY_MAX: tl.constexpr = EMPTY_MAX,
-):
-    """One block of heads of one token."""
-    num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
-    token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
-    first_head = (tl.program_id(0) % num_head_blocks) * BLOCK_H
-    head_offs = first_head + tl.arange(0, BLOCK_H)  # [BLOCK_H]
-    head_mask = head_offs < num_heads  # [BLOCK_H]
-    tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    all_offs = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
-    dim_offs = tl.arange(0, TILE_DIM)  # [64]
-
-    row_mask = head_mask[:, None]  # [BLOCK_H, 1]
-    token_q_ptr = q_ptr + token * q_token_stride
-    if DIMS_FIRST:
-        # [BLOCK_H, 64]
-        q_ptrs = query_pointers(
-            token_q_ptr,
-            head_offs,
-            first_head,
-            num_heads,
-            q_head_stride,
-            BLOCK_H,
-            Q_BLOCKS,
-        )
-    else:
-        # [BLOCK_H, 1]
-        q_row_ptrs = token_q_ptr + head_offs.to(tl.int64)[:, None] * q_head_stride
-        # [BLOCK_H, HEAD_DIM]
-        q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
-
-    if HAS_LENS:
-        given_keys = tl.load(lens_ptr + token)
-        num_keys = tl.minimum(tl.maximum(given_keys, 0), width).to(tl.int32)
-    else:
-        num_keys = width
-
-    row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
-    if DIMS_FIRST:
-        column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
-        # [64, BLOCK_H] each
-        acc0 = zero_accumulator(BLOCK_H)
-        acc1 = zero_accumulator(BLOCK_H)
-        acc2 = zero_accumulator(BLOCK_H)
-        acc3 = zero_accumulator(BLOCK_H)
-        acc4 = zero_accumulator(BLOCK_H)
-        acc5 = zero_accumulator(BLOCK_H)
-        acc6 = zero_accumulator(BLOCK_H)
-        acc7 = zero_accumulator(BLOCK_H)
-    else:
-        row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-        acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
-    index_row_ptr = indices_ptr + token * indices_stride
-    # [BLOCK_N]
-    next_rows = tl.load(index_row_ptr + tile_offs, mask=tile_offs < num_keys, other=-1)
-    for start in range(0, num_keys, BLOCK_N):
-        rows = next_rows  # [BLOCK_N]
-        # One tile ahead, so that the loads of this tile's keys do not wait for it.
-        next_offs = start + BLOCK_N + tile_offs  # [BLOCK_N]
-        next_rows = tl.load(
-            index_row_ptr + next_offs, mask=next_offs < num_keys, other=-1
-        )
-        valid_mask = (rows >= 0) & (rows < num_rows)  # [BLOCK_N]
-        kv_row_ptrs = (kv_ptr + rows.to(tl.int64) * kv_stride)[:, None]  # [BLOCK_N, 1]
-        kv_mask = valid_mask[:, None]  # [BLOCK_N, 1]
-        if DIMS_FIRST:
-            k_ptrs = kv_row_ptrs + dim_offs[None, :]  # [BLOCK_N, 64]
-            # [BLOCK_N, 64] each
-            k0 = tl.load(k_ptrs + 0 * TILE_DIM, mask=kv_mask, other=0.0)
-            k1 = tl.load(k_ptrs + 1 * TILE_DIM, mask=kv_mask, other=0.0)
-            k2 = tl.load(k_ptrs + 2 * TILE_DIM, mask=kv_mask, other=0.0)
-            k3 = tl.load(k_ptrs + 3 * TILE_DIM, mask=kv_mask, other=0.0)
-            k4 = tl.load(k_ptrs + 4 * TILE_DIM, mask=kv_mask, other=0.0)
-            k5 = tl.load(k_ptrs + 5 * TILE_DIM, mask=kv_mask, other=0.0)
-            k6 = tl.load(k_ptrs + 6 * TILE_DIM, mask=kv_mask, other=0.0)
-            k7 = tl.load(k_ptrs + 7 * TILE_DIM, mask=kv_mask, other=0.0)
-            (
-                row_max,
-                column_sums,
-                acc0,
-                acc1,
-                acc2,
-                acc3,
-                acc4,
-                acc5,
-                acc6,
-                acc7,
-            ) = attend(
-                q_ptrs,
-                row_mask,
-                k0,
-                k1,
-                k2,
-                k3,
-                k4,
-                k5,
-                k6,
-                k7,
-                valid_mask,
-                qk_scale,
-                start < num_keys,
-                row_max,
-                column_sums,
-                acc0,
-                acc1,
-                acc2,
-                acc3,
-                acc4,
-                acc5,
-                acc6,
-                acc7,
-                BLOCK_H,
-                BLOCK_N,
-                Q_BLOCKS,
-            )
-        else:
-            # [BLOCK_N, HEAD_DIM]
-            kv = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
-            scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
-            # The branch is for Triton on CUDA, measured with 3.6. Where the compiler
-            # sees that one product feeds another, it lays the scores over all warps by
-            # rows: with 64 heads both warp groups then compute every score. The branch
-            # hides this. It is always taken, but `p` must use the scores on both paths.
-            p = scores.to(tl.bfloat16)  # [BLOCK_H, BLOCK_N]
-            rescale = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-            if start < num_keys:
-                p, rescale, row_max, row_sum = softmax_step(
-                    scores, valid_mask, qk_scale, row_max, row_sum
-                )
-            acc = tl.dot(p, kv, acc * rescale[:, None])
-
-    if DIMS_FIRST:
-        row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
-        # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
-        factor = softmax_factor(
-            row_max[None, :],
-            row_sum[None, :],
-            sink_ptr,
-            head_offs[None, :],
-            head_mask[None, :],
-            HAS_SINK,
-        )
-    else:
-        # [BLOCK_H, 1]
-        factor = softmax_factor(
-            row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
-        )[:, None]
-    token_out_ptr = out_ptr + token * out_token_stride
-    # [BLOCK_H, 1]
-    out_row_ptrs = token_out_ptr + head_offs.to(tl.int64)[:, None] * out_head_stride
-    if DIMS_FIRST:
-        out_ptrs = out_row_ptrs + dim_offs[None, :]  # [BLOCK_H, 64]
-        store_tile(out_ptrs + 0 * TILE_DIM, acc0, factor, row_mask)
-        store_tile(out_ptrs + 1 * TILE_DIM, acc1, factor, row_mask)
-        store_tile(out_ptrs + 2 * TILE_DIM, acc2, factor, row_mask)
-        store_tile(out_ptrs + 3 * TILE_DIM, acc3, factor, row_mask)
-        store_tile(out_ptrs + 4 * TILE_DIM, acc4, factor, row_mask)
-        store_tile(out_ptrs + 5 * TILE_DIM, acc5, factor, row_mask)
-        store_tile(out_ptrs + 6 * TILE_DIM, acc6, factor, row_mask)
-        store_tile(out_ptrs + 7 * TILE_DIM, acc7, factor, row_mask)
-    else:
-        tl.store(
-            out_row_ptrs + all_offs[None, :],
-            (acc * factor).to(tl.bfloat16),
-            mask=row_mask,
-        )
-
-
 def prefill_config(
     device_type: str, num_heads: int, aligned: bool = True
 ) -> PrefillConfig:
@@ -334,8 +141,8 @@ def xpu_sparse_prefill(
     sm_scale: float,
     attn_sink: torch.Tensor | None = None,
     topk_length: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
+    out: torch.Tensor | Fp8Output | None = None,
+) -> torch.Tensor | Fp8Output:
     """Attention of each query over the keys that its row of `indices` names.
 
     With s = sm_scale * q.k: out = sum(exp(s) * k) / (sum(exp(s)) + exp(sink)). A query
@@ -356,9 +163,9 @@ def xpu_sparse_prefill(
         topk_length (torch.Tensor | None):
             Entries of each row of `indices` that count, the first ones, of shape
             `[num_tokens]`, int32 or int64; clamped to the width. None counts all.
-        out (torch.Tensor | None):
-            Where to write the attention, of shape `[num_tokens, num_heads, 512]`, bf16.
-            None allocates.
+        out (torch.Tensor | Fp8Output | None):
+            Where to write the attention, of shape `[num_tokens, num_heads, 512]`, bf16,
+            or the operands of the product behind it. None allocates bf16.
 
     Returns:
         The attention, of the shape of `q`, bf16: `out` where it is given.
@@ -367,7 +174,7 @@ def xpu_sparse_prefill(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    check_once(_check, q, kv, indices, attn_sink, topk_length, out)
+    check_once(_check, q, kv, indices, attn_sink, topk_length, *tensors_of(out))
     num_tokens, num_heads, _ = q.shape
     if out is None:
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -375,6 +182,7 @@ def xpu_sparse_prefill(
         return out
 
     config = prefill_config(q.device.type, num_heads, has_aligned_rows(q))
+    output = output_arguments(out)
     head_blocks = triton.cdiv(num_heads, config.block_h)
     _prefill_kernel[(num_tokens * head_blocks,)](
         q,
@@ -382,7 +190,7 @@ def xpu_sparse_prefill(
         indices,
         topk_length,
         attn_sink,
-        out,
+        output.pointer,
         num_heads,
         kv.shape[0],
         indices.shape[-1],
@@ -390,11 +198,12 @@ def xpu_sparse_prefill(
         q.stride(1),
         kv.stride(0),
         indices.stride(0),
-        out.stride(0),
-        out.stride(1),
+        *output.strides,
         sm_scale * LOG2E,
+        *output.operands,
         HAS_LENS=topk_length is not None,
         HAS_SINK=attn_sink is not None,
+        HEADS_PER_GROUP=heads_per_group(out),
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
         DIMS_FIRST=config.dims_first,
@@ -411,6 +220,9 @@ def _check(
     attn_sink: torch.Tensor | None,
     topk_length: torch.Tensor | None,
     out: torch.Tensor | None,
+    scales: torch.Tensor | None,
+    positions: torch.Tensor | None,
+    cos_sin_cache: torch.Tensor | None,
 ) -> None:
     """Raise unless the arguments of `xpu_sparse_prefill` fit together."""
     check_dtype("q", q, torch.bfloat16)
@@ -429,9 +241,7 @@ def _check(
         check_shape("topk_length", topk_length, num_tokens)
         check_inner_contiguous("topk_length", topk_length)
     if out is not None:
-        check_dtype("out", out, torch.bfloat16)
-        check_shape("out", out, *q.shape)
-        check_inner_contiguous("out", out)
+        check_output(num_tokens, num_heads, out, scales, positions, cos_sin_cache)
     check_same_device(
         q=q,
         kv=kv,
@@ -439,4 +249,7 @@ def _check(
         attn_sink=attn_sink,
         topk_length=topk_length,
         out=out,
+        scales=scales,
+        positions=positions,
+        cos_sin_cache=cos_sin_cache,
     )

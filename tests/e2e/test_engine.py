@@ -60,7 +60,7 @@ def test_the_whole_path_ran(served: Kitchen, release: str) -> None:
     assert attention == {"DeepseekV4XPUAttention"}
     assert {ratio for _, ratio in layers if ratio} == {"1", "4", "128"}
     ours = " ".join(name for name in answer["launches"] if name.startswith(OWN))
-    for module in ("_decode_kernel", "sparse_prefill"):
+    for module in ("_decode_kernel", "_prefill_kernel"):
         assert module in ours, ours
     ops = answer["ops"]
     pinned = schemas(load(served.project)[release].xpu_kernels.version)

@@ -4,6 +4,7 @@
 import pytest
 import torch
 from compare import assert_within
+from fp8_operands import check_operands, of_call, poisoned
 from fp8_pages import sparse_memory
 from loads import recording_loads
 
@@ -109,6 +110,18 @@ def test_sinks_of_every_size(tuned_for, device):
     arguments["attn_sink"] = None
     without = check(arguments)
     assert torch.equal(out[:, 1], without[:, 1])
+
+
+@pytest.mark.parametrize(("heads", "per_group"), [(64, 8), (5, 5), (33, 11), (2, 1)])
+def test_fp8_is_what_a_second_launch_makes_of_bf16(heads, per_group, tuned_for, device):
+    arguments = batch(3, heads, 20, 90, device)
+    arguments["topk_length"].copy_(torch.tensor([20, 0, 3]))
+    arguments["attn_sink"][:2] = torch.tensor([float("inf"), float("-inf")])
+    attention = check(arguments)
+    operands = poisoned(3, heads, per_group, device)
+    out = of_call(operands)
+    assert interface(**arguments, out=out) is out
+    check_operands(operands, attention)
 
 
 def test_a_score_of_nan_gives_nan(tuned_for, device):
