@@ -15,6 +15,7 @@ from .upstream import importing
 
 UPSTREAM_FOLDER, FLASHMLA_FOLDER = "0.33.0", "flashmla"
 OURS, UPSTREAM, FLASHMLA, TORCH = "ours", "upstream 0.33.0", "FlashMLA", "torch"
+TWO_LAUNCHES = "ours, two launches"
 SYCL, SYCL_MODULE = "vllm-xpu-kernels", "vllm_xpu_kernels._xpu_C"
 
 

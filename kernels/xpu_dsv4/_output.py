@@ -103,9 +103,9 @@ def check_output(
     group_tokens = out.stride(0) // width
     for name, tensor in (("out.values", out), ("out.scales", scales)):
         row = tensor.shape[2]
-        want = (group_tokens * row, row, 1)
-        if num_tokens and tensor.stride() != want:
-            fail(f"{name}.stride()", tensor.stride(), str(want))
+        strides = (group_tokens * row, row, 1)
+        if num_tokens and tensor.stride() != strides:
+            fail(f"{name}.stride()", tensor.stride(), str(strides))
     assert positions is not None and cos_sin_cache is not None
     check_rotary(positions, cos_sin_cache, num_tokens, ROPE_DIM)
 

@@ -37,6 +37,7 @@ class Batch:
         attend: gives the layer's attention function; `layer_parts.attend` takes only
             the layer's own.
         build: makes the layer from a `VllmConfig` and the ratio.
+        quantized: whether its linear layers take FP8 weights in blocks.
     """
 
     def __init__(
@@ -51,11 +52,13 @@ class Batch:
         block_size: int = layout.BLOCK_SIZE,
         attend: Callable[[Any], Any] = layer_parts.unwired,
         build: Callable[[Any, int], Any] = model_layers.attention_layer,
+        quantized: bool = False,
     ) -> None:
         self.ratio, self.seq_lens, self.query_lens = ratio, seq_lens, query_lens
         self.padded = padded
         self.config = model_configs.vllm_config(
             speculative_tokens=speculative_tokens,
+            quantized=quantized,
             heads=len(sinks),
             block_size=block_size,
         )

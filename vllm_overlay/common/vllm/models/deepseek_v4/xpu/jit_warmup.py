@@ -17,7 +17,10 @@ from vllm.model_executor.kernels.xpu_dsv4.mqa_logits_mxfp4 import (
     mxfp4_mqa_logits,
     mxfp4_paged_mqa_logits,
 )
-from vllm.model_executor.kernels.xpu_dsv4.sparse_decode import xpu_sparse_decode_fp8
+from vllm.model_executor.kernels.xpu_dsv4.sparse_decode import (
+    Fp8Output,
+    xpu_sparse_decode_fp8,
+)
 from vllm.model_executor.kernels.xpu_dsv4.sparse_prefill import xpu_sparse_prefill
 from vllm.model_executor.warmup.jit_warmup import VllmJitKernel
 from vllm.model_executor.warmup.jit_warmup_triton_helper import (
@@ -60,9 +63,25 @@ class Pages:
 
 
 @dataclass(frozen=True)
+class Fp8Operands:
+    """Groups of heads of wo_a's product, and the dtype of the RoPE table."""
+
+    num_groups: int
+    table_dtype: torch.dtype
+
+    @classmethod
+    def of(cls, layer: "DeepseekV4XPUAttention") -> "Fp8Operands | None":
+        """What attention writes in `layer`; None is BF16."""
+        if not hasattr(layer.wo_a, "bmm_weight"):
+            return None
+        return cls(layer.n_local_groups, layer.rotary_emb.cos_sin_cache.dtype)
+
+
+@dataclass(frozen=True)
 class SparseDecodeKey:
     num_tokens: int
     num_heads: int
+    output: Fp8Operands | None
     swa_width: int
     swa_pages: Pages
     topk_width: int
@@ -72,6 +91,7 @@ class SparseDecodeKey:
 @dataclass(frozen=True)
 class SparsePrefillKey:
     num_heads: int
+    output: Fp8Operands | None
 
 
 @dataclass(frozen=True)
@@ -93,6 +113,25 @@ def _rows(num_tokens: int, num_heads: int) -> torch.Tensor:
         (num_tokens, num_heads, HEAD_DIM),
         dtype=torch.bfloat16,
         device=current_platform.device_type,
+    )
+
+
+def _output(q: torch.Tensor, operands: Fp8Operands | None) -> torch.Tensor | Fp8Output:
+    """Where attention of `q` is written."""
+    if operands is None:
+        return torch.empty_like(q)
+    num_tokens, num_heads, head_dim = q.shape
+    width = num_heads // operands.num_groups * head_dim
+    shape = (operands.num_groups, num_tokens, width)
+    return Fp8Output(
+        torch.empty(shape, dtype=torch.float8_e4m3fn, device=q.device),
+        torch.empty((*shape[:2], width // 128), device=q.device),
+        torch.zeros(num_tokens, dtype=torch.int64, device=q.device),
+        torch.zeros(
+            (1, head_dim - NOPE_HEAD_DIM),
+            dtype=operands.table_dtype,
+            device=q.device,
+        ),
     )
 
 
@@ -133,6 +172,7 @@ class XPUSparseDecodeKernel(VllmJitKernel[SparseDecodeKey]):
             key = SparseDecodeKey(
                 num_tokens,
                 layer.n_local_heads,
+                Fp8Operands.of(layer),
                 layer.window_size,
                 Pages.of(layer.swa_cache_layer.kv_cache),
                 topk_width,
@@ -164,7 +204,7 @@ class XPUSparseDecodeKernel(VllmJitKernel[SparseDecodeKey]):
             head_dim=HEAD_DIM,
             nope_head_dim=NOPE_HEAD_DIM,
             rope_head_dim=HEAD_DIM - NOPE_HEAD_DIM,
-            out=torch.empty_like(q),
+            out=_output(q, compile_key.output),
         )
 
 
@@ -174,7 +214,7 @@ class XPUSparsePrefillKernel(VllmJitKernel[SparsePrefillKey]):
     def get_warmup_keys(
         self, layer: "DeepseekV4XPUAttention"
     ) -> list[SparsePrefillKey]:
-        return [SparsePrefillKey(layer.n_local_heads)]
+        return [SparsePrefillKey(layer.n_local_heads, Fp8Operands.of(layer))]
 
     def compile(self, compile_key: SparsePrefillKey) -> None:
         q = _rows(1, compile_key.num_heads)
@@ -186,7 +226,7 @@ class XPUSparsePrefillKernel(VllmJitKernel[SparsePrefillKey]):
             sm_scale=1.0,
             attn_sink=torch.zeros(compile_key.num_heads, device=q.device),
             topk_length=lens,
-            out=torch.empty_like(q),
+            out=_output(q, compile_key.output),
         )
 
 
