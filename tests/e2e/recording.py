@@ -35,6 +35,8 @@ stopped = False
 broken = False
 """Whether `sabotage.py` shall break the model's layers."""
 layers: Counter[str] = Counter()
+outputs: Counter[str] = Counter()
+"""How often attention wrote a value of which type."""
 launches: Counter[str] = Counter()
 programs: Counter[str] = Counter()
 seconds: Counter[str] = Counter()
@@ -79,6 +81,7 @@ class Recording:
             "runner": vllm_class(self.model_runner),
             "loaded": on_the_host(loaded),
             "layers": dict(layers),
+            "outputs": dict(outputs),
             "ops": dict(registry.calls),
             "launches": dict(launches),
             "programs": dict(programs),
@@ -223,15 +226,31 @@ def attention_class(module: Any) -> str:
 
 
 def keep_core(module: Any) -> None:
-    """Keep what the attention kernel gave, which goes into the output projection."""
-    owner = owner_of("_o_proj", module)
-    project = owner._o_proj
+    """Keep what the attention kernel gave, which goes into the output projection.
 
-    def keep_and_project(o: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        module.kept_core = o.clone()
+    Where attention writes the FP8 operands of that projection, it runs once more to
+    bf16; the layer's output then shows whether the operands were right.
+    """
+    owner = owner_of("_o_proj", module)
+    project, attend = owner._o_proj, getattr(owner, "forward_mqa", None)
+
+    def attend_and_keep(
+        q: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, output: Any
+    ) -> None:
+        attend(q, kv, positions, output)
+        if not isinstance(output, torch.Tensor):
+            module.kept_core = torch.empty_like(q)
+            attend(q, kv, positions, module.kept_core)
+
+    def keep_and_project(o: Any, *args: Any, **kwargs: Any) -> Any:
+        outputs[type(o).__name__] += 1
+        if isinstance(o, torch.Tensor):
+            module.kept_core = o.clone()
         return project(o, *args, **kwargs)
 
     owner._o_proj = keep_and_project
+    if attend is not None:
+        owner.forward_mqa = attend_and_keep
 
 
 def record_attention(runner: Any, layer: int) -> Any:
