@@ -5,6 +5,9 @@ from typing import Any
 
 import torch
 
+IN_FP8 = ", FP8"
+"""Ends the label of an error of attention that wrote the operands of wo_a's product."""
+
 ENTRY, DATA, SCALES = 584, 576, 8
 INDEX_ENTRY, INDEX_DATA = 132, 128
 DISTINCT = 512
@@ -116,3 +119,23 @@ def expected_core(
     score = q.double() @ k.T * layer.scale
     sink = layer.attn_sink[:heads].double()[:, None]
     return torch.cat((score, sink), 1).softmax(1)[:, :-1] @ k
+
+
+def of_operands(data: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """float64 values of e4m3 rows `[G, D]` with a scale for each 128."""
+    return data.double() * scale.double().repeat_interleave(128, -1)
+
+
+def in_fp8(layer: Any, core: torch.Tensor, position: torch.Tensor) -> torch.Tensor:
+    """What a token's attention `[heads, 512]` becomes as operand of wo_a's product."""
+    from kernels.reference.inv_rope import inv_rope_fp8_quant
+
+    groups = layer.n_local_groups
+    data, scale = inv_rope_fp8_quant(
+        core[None],
+        position[None],
+        layer.rotary_emb.cos_sin_cache,
+        groups,
+        len(core) // groups,
+    )
+    return of_operands(data[0], scale[0])

@@ -5,6 +5,7 @@ Lives inside an installed vLLM, on the GPU.
 """
 
 import tempfile
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,10 @@ class BenchWorker(XpuPathOnCudaWorker):
             elif self.checking:
                 metadata = get_forward_context().attn_metadata
                 self._check(Probe(layer, q, positions, output), metadata)
+                if not isinstance(output, torch.Tensor):
+                    rows = torch.empty_like(q)
+                    forward(q, kv, positions, rows)
+                    self._check(Probe(layer, q, positions, rows), metadata)
 
         return run
 
@@ -141,12 +146,19 @@ class BenchWorker(XpuPathOnCudaWorker):
             q, chosen = probe.q[row], probe.chosen[row]
             args = (layer, window, own, q, row, position, chosen)
             wanted = pages.expected_core(*args)
-            given = probe.output[row, : len(wanted)].double()
+            label = f"ratio {layer.compress_ratio}"
+            if isinstance(probe.output, torch.Tensor):
+                given = probe.output[row, : len(wanted)].double()
+            else:
+                label += pages.IN_FP8
+                wanted = pages.in_fp8(layer, wanted, probe.positions[row])
+                given = pages.of_operands(
+                    probe.output.data[:, row], probe.output.scale[:, row]
+                )
             error = float((given - wanted).norm() / wanted.norm())
-            ratio = f"ratio {layer.compress_ratio}"
             # NaN is not below anything either.
-            if not error <= self.errors.get(ratio, 0.0):
-                self.errors[ratio] = error
+            if not error <= self.errors.get(label, 0.0):
+                self.errors[label] = error
 
 
 def count_experts_on_the_device() -> None:
@@ -174,6 +186,11 @@ class Probe:
 
     def copied(self) -> "Probe":
         self.chosen = self.chosen[: len(self.q)]
-        for name in ("q", "positions", "output", "chosen"):
+        for name in ("q", "positions", "chosen"):
             setattr(self, name, getattr(self, name).clone())
+        if isinstance(self.output, torch.Tensor):
+            self.output = self.output.clone()
+        else:
+            data, scale = self.output.data.clone(), self.output.scale.clone()
+            self.output = replace(self.output, data=data, scale=scale)
         return self
