@@ -30,7 +30,7 @@ TOPK = max(model.topk for model in MODELS)
 DECODE_LAYERS = (
     ("window", 0, 64),
     ("ratio 4", TOPK, 64),
-    ("ratio 4, 256 a page", TOPK, 256),
+    ("ratio 4, 256 per page", TOPK, 256),
     ("ratio 128", CONTEXT // 128, 2),
 )
 """(name, compressed keys, compressed keys per page)."""
@@ -202,7 +202,7 @@ def gather_cases(sizes: Sizes) -> Iterator[Case]:
             for part in ("all", "last"):
                 yield Case(
                     "gather",
-                    f"{part} rows of R{requests}, {block} tokens a page",
+                    f"{part} rows of R{requests}, {block} tokens per page",
                     lambda b=block, r=requests, p=part: op(
                         "gather", "dequantize_and_gather_k_cache"
                     )(

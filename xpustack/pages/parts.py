@@ -52,6 +52,7 @@ PARTS = (
         "inverse RoPE, wo_a by groups, wo_b",
         "swa-rope",
         "o-proj",
+        "attention-fp8-output",
         "o-proj-bf16",
         "o-proj-rope",
         "inv-rope-launch",
