@@ -67,3 +67,47 @@ def test_a_capability_has_one_row_for_a_release():
     )
     assert [pair for pair, count in pairs.items() if count > 1] == []
     assert {name for _, name in pairs} == set(names)
+
+
+PLAIN = [
+    *("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md"),
+    *(f"docs/{page}" for page in PAGES),
+]
+UNITS = "bytes|B|KB|MB|tokens|rows|keys|blocks|values|entries|launches|instructions"
+UNITS += "|registers|lengths?"
+WHOLES = "rank|tile|request|page|block|token|thread|row|layer|step|release"
+RIDDLES = re.compile(
+    rf"\bmend(?:s|ed|ing)?\b|\bat hand\b|\bladder of proof\b|\ball of it or nothing\b"
+    rf"|\b(?:{UNITS}) an? (?:{WHOLES})\b",
+    re.IGNORECASE,
+)
+"""Words that made readers stop, and units 'a thread' where 'per thread' is meant."""
+
+
+def test_riddles_are_found():
+    assert RIDDLES.search("spills 60 KB a thread")
+    assert RIDDLES.search("this mends the fault")
+    assert not RIDDLES.search(
+        "60 KB per thread; a thread spills; it depends; rows as a page"
+    )
+
+
+@pytest.mark.parametrize("page", PLAIN)
+def test_a_page_is_plain(page: str):
+    found = RIDDLES.findall((ROOT / page).read_text())
+    assert found == [], page
+
+
+@pytest.mark.parametrize("package", ["xpustack", "kernels", "aot", "emulated_xpu"])
+def test_docstrings_and_messages_are_plain(package: str):
+    texts = {path: path.read_text() for path in (ROOT / package).rglob("*.py")}
+    found = {path.name: RIDDLES.findall(text) for path, text in texts.items()}
+    assert {name: words for name, words in found.items() if words} == {}
+
+
+def test_messages_of_patches_are_plain():
+    found = {}
+    for path in sorted((ROOT / "patches").rglob("*.patch")):
+        if words := RIDDLES.findall(path.read_text().partition("\n---\n")[0]):
+            found[f"{path.parent.name}/{path.name}"] = words
+    assert found == {}
