@@ -7,6 +7,7 @@ signed it. `workflow_identity` checks whose certificate it is.
 
 import base64
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -30,12 +31,23 @@ class Attestation:
     identity: str
     subjects: dict[str, str]
 
-    def names(self, wheel: str, sha256: str) -> bool:
-        """Whether a wheel of that name and content is attested."""
-        return any(
-            PurePosixPath(name).name == wheel and digest == sha256
-            for name, digest in self.subjects.items()
-        )
+    def unattested(self, files: Mapping[str, str]) -> list[str]:
+        """Which files of one folder it does not attest.
+
+        Args:
+            files: sha256 by name. The workflow attests all releases at once and names
+                each file with its folder, so all must be named in the same one.
+        """
+        folders = {PurePosixPath(name).parent for name in self.subjects}
+        lacking = [
+            [
+                name
+                for name, digest in files.items()
+                if self.subjects.get(str(folder / name)) != digest
+            ]
+            for folder in sorted(folders)
+        ]
+        return min(lacking, key=len, default=list(files))
 
 
 def read(data: bytes) -> Attestation:

@@ -25,14 +25,14 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import (
-    attestation,
-    inputs,
-    provenance,
-    signature,
-    workflow_identity,
-)
+from xpustack.release import inputs, provenance, signers, workflow_identity
 from xpustack.release.constraints import with_hashes
+from xpustack.release.difference import (
+    Difference,
+    first_difference,
+    hash_lines,
+    merge_by_path,
+)
 from xpustack.release.provenance import Statement
 from xpustack.release.ship import (
     COMPANION_FILES,
@@ -42,22 +42,8 @@ from xpustack.release.ship import (
     build_release_wheel,
     with_written_hashes,
 )
-from xpustack.release.signature import ENVELOPE
 
 _LOCAL = re.compile(r"xpu\.dsv4\.([1-9]\d*)")
-
-
-@dataclass(frozen=True)
-class Difference:
-    """A file that differs from what this checkout makes: its name in the wheel, beside
-    it or in this repository, the problem, and further lines."""
-
-    path: str
-    problem: str
-    detail: tuple[str, ...] = ()
-
-    def __str__(self) -> str:
-        return "\n    ".join([f"{self.path}: {self.problem}", *self.detail])
 
 
 @dataclass(frozen=True)
@@ -121,11 +107,13 @@ def verify(
             for name, problem in problems.items()
             if name not in wheel_file.problems
         ]
-    statement = _statement(path, differences)
+    statement = _statement(path, release, differences)
     runner = Runner()
     notes: list[str] = []
-    differences += _signature(path, public_key, notes)
-    differences += _attestation(path, repository, trusted_root, offline, notes)
+    differences += signers.signature_problems(path, public_key, notes)
+    differences += signers.attestation_problems(
+        path, repository, trusted_root, offline, notes
+    )
     if statement is not None:
         differences += _companions(path, statement)
         differences += _inputs(project, release, statement)
@@ -146,7 +134,7 @@ def verify(
         differences += _members(path, wheel_file, rebuild)
         files = _expected(path, rebuild, statement, offline, notes)
         differences += _files(path, files)
-    return WheelVerdict(path, release.name, _merge_by_path(differences), tuple(notes))
+    return WheelVerdict(path, release.name, merge_by_path(differences), tuple(notes))
 
 
 def _release(project: Project, path: Path) -> Release:
@@ -181,84 +169,17 @@ def _release(project: Project, path: Path) -> Release:
     return release
 
 
-def _statement(path: Path, differences: list[Difference]) -> Statement | None:
+def _statement(
+    path: Path, release: Release, differences: list[Difference]
+) -> Statement | None:
     try:
         return provenance.read((path.parent / PROVENANCE).read_bytes())
     except FileNotFoundError:
-        differences.append(Difference(PROVENANCE, "missing beside the wheel"))
+        where = f"a published wheel's files are in {release.name}.tar.gz beside it"
+        differences.append(Difference(PROVENANCE, "missing beside the wheel", (where,)))
     except CheckFailed as error:
         differences.append(Difference(PROVENANCE, error.message, error.detail))
     return None
-
-
-def _signature(
-    path: Path, public_key: Path | None, notes: list[str]
-) -> Iterator[Difference]:
-    """The signed envelope beside the wheel: whether it is there, holds this
-    provenance, and was signed by the owner of the key."""
-    file = path.parent / ENVELOPE
-    if not file.is_file():
-        if public_key is None:
-            notes.append("the provenance is not signed")
-        else:
-            yield Difference(ENVELOPE, "missing: the provenance is not signed")
-        return
-    try:
-        signed = signature.read(file.read_bytes())
-        if public_key is None:
-            keys = ", ".join(signed.key_ids) or "nobody"
-            notes.append(f"the signature is not checked (--key): it names {keys}")
-        else:
-            key_id = signed.check(public_key)
-            notes.append(f"the provenance is signed by {key_id}")
-    except CheckFailed as error:
-        yield Difference(ENVELOPE, error.message, error.detail)
-        return
-    statement = path.parent / PROVENANCE
-    if statement.is_file() and statement.read_bytes() != signed.payload:
-        yield Difference(ENVELOPE, f"its provenance differs from {PROVENANCE}")
-
-
-def _attestation(
-    path: Path,
-    repository: str | None,
-    trusted_root: Path | None,
-    offline: bool,
-    notes: list[str],
-) -> Iterator[Difference]:
-    """The workflow's attestation beside the wheel: whether it attests this wheel, and,
-    where a repository is named, whether its release workflow signed it."""
-    file = path.parent / attestation.BUNDLE
-    if not file.is_file():
-        if repository is not None:
-            yield Difference(
-                file.name, f"missing: no attestation of {repository} to check"
-            )
-        return
-    data = file.read_bytes()
-    try:
-        attested = attestation.read(data)
-        if repository is None:
-            note = (
-                f"attested by a certificate of {attested.identity}; who issued it is"
-                " NOT checked: name --repository OWNER/NAME"
-            )
-        else:
-            attested = workflow_identity.check(
-                data,
-                attested.identity,
-                repository,
-                trusted_root=trusted_root,
-                offline=offline,
-            )
-            note = f"attested by {attested.identity}, whose certificate sigstore issued"
-    except CheckFailed as error:
-        yield Difference(file.name, error.message, error.detail)
-        return
-    if not attested.names(path.name, inputs.sha256_of(path.read_bytes())):
-        yield Difference(file.name, f"it does not attest this {path.name}")
-        return
-    notes.append(note)
 
 
 def _companions(path: Path, statement: Statement) -> Iterator[Difference]:
@@ -275,7 +196,7 @@ def _companions(path: Path, statement: Statement) -> Iterator[Difference]:
                 yield Difference(
                     name,
                     "not the file that the provenance names",
-                    _hash_lines(recorded, actual),
+                    hash_lines(recorded, actual),
                 )
     if path.name not in statement.subjects:
         yield Difference(PROVENANCE, f"it does not name {path.name}")
@@ -302,7 +223,7 @@ def _inputs(
             yield Difference(
                 part.name,
                 "not the one that the wheel was built from",
-                _hash_lines(part.sha256, actual),
+                hash_lines(part.sha256, actual),
             )
 
 
@@ -323,7 +244,7 @@ def _members(
             yield Difference(
                 name,
                 "differs from the one built here",
-                _first_difference(wheel_file.members[name].data, expected[name].data),
+                first_difference(wheel_file.members[name].data, expected[name].data),
             )
 
 
@@ -363,22 +284,8 @@ def _files(path: Path, files: Mapping[str, bytes]) -> Iterator[Difference]:
             yield Difference(
                 file.name,
                 f"{what} from what is made here",
-                _first_difference(actual, expected),
+                first_difference(actual, expected),
             )
-
-
-def _merge_by_path(differences: list[Difference]) -> tuple[Difference, ...]:
-    """One difference per file: its first problem, with the others as further lines."""
-    by_path: dict[str, Difference] = {}
-    for difference in differences:
-        path = difference.path
-        first = by_path.get(path)
-        if first is None:
-            by_path[path] = difference
-        elif difference.problem != first.problem:
-            lines = (*first.detail, difference.problem, *difference.detail)
-            by_path[path] = Difference(path, first.problem, lines)
-    return tuple(by_path.values())
 
 
 def _notes(
@@ -389,25 +296,6 @@ def _notes(
             there = recorded.get(name, "none")[:60]
             here = actual.get(name, "none")[:60]
             yield f"{what}: {name} was {there}, here it is {here}"
-
-
-def _first_difference(actual: bytes, expected: bytes) -> tuple[str, ...]:
-    """The first line in which two contents differ, else their hashes."""
-    try:
-        ours, theirs = expected.decode().splitlines(), actual.decode().splitlines()
-    except UnicodeDecodeError:
-        ours = theirs = []
-    for number, (left, right) in enumerate(zip(ours, theirs, strict=False), start=1):
-        if left != right:
-            return (
-                f"line {number} as made here: {left[:160]}",
-                f"line {number} as it is:     {right[:160]}",
-            )
-    return _hash_lines(inputs.sha256_of(expected), inputs.sha256_of(actual))
-
-
-def _hash_lines(expected: str, actual: str) -> tuple[str, ...]:
-    return (f"expected sha256 {expected}", f"actual sha256   {actual}")
 
 
 def _lines(error: StackError) -> list[str]:

@@ -264,7 +264,12 @@ def attested(folder: Path) -> Callable[..., None]:
 
     def write(name: str = path.name, digest: str = "", **options: bool) -> None:
         actual = hashlib.sha256(path.read_bytes()).hexdigest()
-        subjects = {f"v1.0/{name}": digest or actual, "v2.0/other.whl": "0" * 64}
+        statement = (folder / PROVENANCE).read_bytes()
+        subjects = {
+            f"v1.0/{name}": digest or actual,
+            f"v1.0/{PROVENANCE}": hashlib.sha256(statement).hexdigest(),
+            "v2.0/other.whl": "0" * 64,
+        }
         (folder / BUNDLE).write_bytes(bundle(subjects, **options))
 
     return write

@@ -16,6 +16,7 @@ from xpustack.builds import wheel
 from xpustack.cli import app
 from xpustack.core.errors import UsageError
 from xpustack.release import verify as judge
+from xpustack.release.attestation import BUNDLE
 from xpustack.release.ship import (
     ARGUMENTS,
     CONSTRAINTS,
@@ -92,6 +93,7 @@ def test_what_was_built_here_is_verified_by_building_it_again(
     assert verdict.good
     assert verdict.notes == (
         "the provenance is not signed",
+        f"no workflow attests this wheel: no {BUNDLE} beside it",
         "--offline: the hashes in pins.txt are taken as they are",
     )
 

@@ -6,6 +6,7 @@ import base64
 import datetime
 import hashlib
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from shipped_stack import ShippedStack
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.release import attestation, workflow_identity
 from xpustack.release.attestation import BUNDLE, Attestation
+from xpustack.release.ship import PROVENANCE
 
 ROOT = Path(__file__).parents[3]
 STATEMENT = {"subject": [{"name": "a.whl", "digest": {"sha256": "0" * 64}}]}
@@ -158,22 +160,34 @@ def test_the_workflow_that_is_trusted_is_the_one_that_attests():
     assert any(name.startswith("actions/attest-build-provenance@") for name in uses)
 
 
+def attested(*files: Path) -> bytes:
+    """The statement that attests files, each under its folder's name."""
+    subjects = [
+        {
+            "name": f"{file.parent.name}/{file.name}",
+            "digest": {"sha256": hashlib.sha256(file.read_bytes()).hexdigest()},
+        }
+        for file in files
+    ]
+    return json.dumps({"subject": subjects}).encode()
+
+
+@pytest.fixture
+def wheel(shipped: ShippedStack, tmp_path: Path) -> Path:
+    """The wheel of a copy of what `build` made."""
+    shutil.copytree(shipped.root / "dist/v1.0", tmp_path / "v1.0")
+    return next(tmp_path.glob("v1.0/*.whl"))
+
+
 def test_the_command_line_names_the_signer_or_what_is_wrong(
-    shipped: ShippedStack, sigstore, roots: Path, tmp_path: Path
+    shipped: ShippedStack, sigstore, roots: Path, wheel: Path
 ):
-    done = shipped.run("build", "v1.0", "--to", str(tmp_path), "--offline")
-    assert done.returncode == 0, done.stderr
-    [wheel] = tmp_path.glob("v1.0/*.whl")
     place = wheel.parent / BUNDLE
     words = ["verify", str(wheel), "--offline", "--trusted-root", str(roots)]
     named = [*words, "--repository", REPOSITORY]
     done = shipped.run(*named)
     assert done.returncode == 1 and f"{BUNDLE}: missing" in done.stdout
-    digest = hashlib.sha256(wheel.read_bytes()).hexdigest()
-    statement = {
-        "subject": [{"name": f"v1.0/{wheel.name}", "digest": {"sha256": digest}}]
-    }
-    payload = json.dumps(statement).encode()
+    payload = attested(wheel, wheel.parent / PROVENANCE)
     place.write_text(json.dumps(sigstore.bundle(payload)))
     done = shipped.run(*named)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -187,3 +201,35 @@ def test_the_command_line_names_the_signer_or_what_is_wrong(
     assert done.returncode == 1 and "does not attest this" in done.stdout
     done = shipped.run(*words)
     assert done.returncode == 2 and "without --repository" in done.stderr
+
+
+def test_a_provenance_that_the_workflow_did_not_attest_is_a_difference(
+    shipped: ShippedStack, sigstore, roots: Path, wheel: Path
+):
+    """Another record of the builder's machine is a note where nobody signed it."""
+    statement = wheel.parent / PROVENANCE
+    payload = attested(wheel, statement)
+    content = json.loads(statement.read_bytes())
+    internal = content["predicate"]["buildDefinition"]["internalParameters"]
+    internal["machine"]["compiler"] = "c++ 99"
+    statement.write_text(json.dumps(content, indent=1) + "\n")
+    words = ["verify", str(wheel), "--offline"]
+    done = shipped.run(*words)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"note: no workflow attests this wheel: no {BUNDLE}" in done.stdout
+    (wheel.parent / BUNDLE).write_text(json.dumps(sigstore.bundle(payload)))
+    words += ["--repository", REPOSITORY, "--trusted-root", str(roots)]
+    done = shipped.run(*words)
+    assert done.returncode == 1
+    assert f"{BUNDLE}: it does not attest this {PROVENANCE}" in done.stdout
+    assert "1 files differ" in done.stdout
+
+
+def test_the_files_of_a_wheel_are_attested_in_one_folder():
+    files = {"a.whl": "1", "b.json": "2"}
+    both = {"v1/a.whl": "1", "v1/b.json": "2", "v2/a.whl": "3", "v2/b.json": "4"}
+    assert Attestation("me", both).unattested(files) == []
+    apart = {"v1/a.whl": "1", "v2/b.json": "2"}
+    assert Attestation("me", apart).unattested(files) == ["b.json"]
+    assert Attestation("me", {"a.whl": "1", "b.json": "2"}).unattested(files) == []
+    assert Attestation("me", {}).unattested(files) == ["a.whl", "b.json"]
