@@ -31,7 +31,10 @@ PREPARATION = (
     r" -c requirements/constraints\.txt tox",
 )
 PUBLICATION = (
-    r'cp "\$BUNDLE" dist/attestation\.sigstore\.json',
+    # test_published.py runs these.
+    r"for folder in dist/ dist/v\*/; do cp .+; done",
+    r"cd dist",
+    r"for name in v\*/; do tar .+ \| gzip .+; done",
     r"gh release create .+",
     r"podman (?:build|login|push) .+",
 )
@@ -206,6 +209,55 @@ def test_forms_and_citation_are_yaml_that_the_forge_reads(path: Path):
 def test_what_is_published_is_made_without_a_cache():
     text = (ROOT / ".github/workflows/release.yml").read_text()
     assert "actions/cache" not in text
+
+
+def test_a_release_is_published_after_what_tox_runs():
+    """And after lint and build; `aot` is what the pull requests before it ran."""
+    release = {name: job for workflow, name, job in JOBS if workflow == "release"}
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(ROOT / "tox.ini")
+    wanted = {name.strip() for name in config["tox"]["env_list"].split(",")} - {"aot"}
+
+    def before(name: str) -> set[str]:
+        needs = release[name].get("needs", [])
+        direct = {needs} if isinstance(needs, str) else set(needs)
+        return direct.union(*map(before, direct))
+
+    for name, job in release.items():
+        if "write" not in job["permissions"].values():
+            continue
+        run = {
+            match[1]
+            for other in before(name)
+            for command in commands(release[other])
+            if (match := TOX.fullmatch(command))
+        }
+        assert run >= wanted | {"build", "index"}, name
+        assert name == "publish" or "publish" in before(name)
+
+
+def test_each_run_saves_its_cache_and_takes_that_of_an_earlier_run():
+    """actions/cache saves nothing where the key is found, so no key may come twice."""
+    steps = [
+        (name, job, step["with"])
+        for _, name, job in JOBS
+        for step in job["steps"]
+        if step.get("uses", "").startswith("actions/cache@")
+    ]
+    assert {name for name, _, _ in steps} >= {"tox", "aot", "matrix", "lowered"}
+    for name, job, cache in steps:
+        head, _, last = cache["key"].rpartition("-")
+        assert last == "${{ github.run_id }}", name
+        first, *others = cache["restore-keys"].splitlines()
+        assert first == f"{head}-"
+        assert all(head.startswith(other) for other in others)
+        home = job.get("env", {}).get("XDG_CACHE_HOME", "~/.cache")
+        assert ("container" in job) == (home != "~/.cache")
+        places = set(cache["path"].split())
+        assert places >= {f"{home}/pip", f"{home}/xpustack"}
+        assert all(place.startswith(f"{home}/") for place in places)
+    [lint] = [cache for name, _, cache in steps if name == "tox"]
+    assert "~/.cache/pre-commit" in lint["path"].split()
 
 
 def test_the_image_is_of_the_newest_release(real_project: Project):

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the release workflow publishes of a wheel: its own lines make the archives, and
+`verify --repository` accepts what is in one."""
+
+import json
+import os
+import shutil
+import subprocess
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+from fake_sigstore import REPOSITORY, FakeSigstore
+from shipped_stack import ShippedStack
+
+from xpustack.release.attestation import BUNDLE
+from xpustack.release.index_page import SUMS, write_index
+from xpustack.release.ship import COMPANION_FILES, CONSTRAINTS, PROVENANCE
+from xpustack.release.workflow_identity import WORKFLOW
+
+ROOT = Path(__file__).parents[3]
+JOBS = yaml.safe_load((ROOT / WORKFLOW).read_text())["jobs"]
+
+
+def sums(dist: Path) -> dict[str, str]:
+    lines = (dist / SUMS).read_text().splitlines()
+    return {name: digest for digest, name in (line.split("  ") for line in lines)}
+
+
+def attest(sigstore: FakeSigstore, subjects: dict[str, str]) -> bytes:
+    """What `attest-build-provenance` makes of these checksums."""
+    listed = [{"name": n, "digest": {"sha256": d}} for n, d in subjects.items()]
+    payload = json.dumps({"subject": listed}).encode()
+    return json.dumps(sigstore.bundle(payload)).encode()
+
+
+def publish(folder: Path, bundle: Path) -> None:
+    """Run the workflow's own lines on `folder/dist`, as GitHub runs them."""
+    [script] = [
+        step["run"]
+        for step in JOBS["publish"]["steps"]
+        if step.get("name") == "archives"
+    ]
+    subprocess.run(
+        ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
+        cwd=folder,
+        env=os.environ | {"BUNDLE": str(bundle)},
+        check=True,
+    )
+
+
+@pytest.fixture(scope="module")
+def sigstore() -> FakeSigstore:
+    return FakeSigstore()
+
+
+@pytest.fixture
+def published(shipped: ShippedStack, sigstore: FakeSigstore, tmp_path: Path) -> Path:
+    """The folder `dist` after the workflow's job `publish`."""
+    dist = tmp_path / "dist"
+    shutil.copytree(shipped.root / "dist/v1.0", dist / "v1.0")
+    write_index(shipped.releases, dist)
+    (dist / "site").mkdir()
+    bundle = tmp_path / "bundle.jsonl"
+    bundle.write_bytes(attest(sigstore, sums(dist)))
+    publish(tmp_path, bundle)
+    return dist
+
+
+@pytest.fixture
+def verified(
+    shipped: ShippedStack, sigstore: FakeSigstore, published: Path, tmp_path: Path
+) -> Callable[[], subprocess.CompletedProcess[str]]:
+    """Unpack the archive elsewhere; `verify --repository` judges what lies there."""
+    with tarfile.open(published / "v1.0.tar.gz") as archive:
+        archive.extractall(tmp_path / "got", filter="data")
+    [wheel] = (tmp_path / "got/v1.0").glob("*.whl")
+    roots = tmp_path / "roots.json"
+    roots.write_bytes(sigstore.trusted_root)
+    words = ("--repository", REPOSITORY, "--trusted-root", str(roots), "--offline")
+    return lambda: shipped.run("verify", str(wheel), *words)
+
+
+def test_an_archive_holds_all_that_verify_reads(
+    verified: Callable[[], subprocess.CompletedProcess[str]],
+    published: Path,
+    tmp_path: Path,
+):
+    here = {path.name for path in (tmp_path / "got/v1.0").iterdir()}
+    assert here == {path.name for path in (published / "v1.0").iterdir()}
+    assert here > {*COMPANION_FILES, BUNDLE}
+    done = verified()
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "whose certificate sigstore issued" in done.stdout
+    assert done.stdout.endswith(": verified\n")
+
+
+@pytest.mark.parametrize("name", [PROVENANCE, CONSTRAINTS, BUNDLE])
+def test_a_changed_file_of_an_archive_is_named(
+    verified: Callable[[], subprocess.CompletedProcess[str]], tmp_path: Path, name: str
+):
+    file = tmp_path / "got/v1.0" / name
+    text = file.read_text()
+    file.write_text(text.replace("1", "2", 1) if name == BUNDLE else text + "\n")
+    done = verified()
+    assert done.returncode == 1 and f"{name}: " in done.stdout, done.stdout
+
+
+def test_a_wheel_alone_names_the_archive(
+    verified: Callable[[], subprocess.CompletedProcess[str]], tmp_path: Path
+):
+    for path in (tmp_path / "got/v1.0").iterdir():
+        if path.suffix != ".whl":
+            path.unlink()
+    done = verified()
+    assert done.returncode == 1
+    assert "a published wheel's files are in v1.0.tar.gz beside it" in done.stdout
+
+
+def test_the_same_files_make_the_same_archive(published: Path, tmp_path: Path):
+    before = (published / "v1.0.tar.gz").read_bytes()
+    again = tmp_path / "again"
+    names = sorted((path.name for path in (published / "v1.0").iterdir()), reverse=True)
+    (again / "dist/v1.0").mkdir(parents=True)
+    for name in names:
+        file = again / "dist/v1.0" / name
+        file.write_bytes((published / "v1.0" / name).read_bytes())
+        file.chmod(0o600)
+    publish(again, published / BUNDLE)
+    assert (again / "dist/v1.0.tar.gz").read_bytes() == before
+    assert sorted(path.name for path in published.glob("*.tar.gz")) == ["v1.0.tar.gz"]
+
+
+def test_release_and_pages_carry_archives_and_attestations():
+    """The pages get the attestations of the job `publish`, which runs before."""
+    [upload] = [
+        step["run"].split()
+        for step in JOBS["publish"]["steps"]
+        if step.get("run", "").startswith("gh release create")
+    ]
+    assert {f"dist/{SUMS}", f"dist/{BUNDLE}", "dist/v*.tar.gz"} < set(upload)
+    [left] = [
+        step["with"]
+        for step in JOBS["publish"]["steps"]
+        if step.get("uses", "").startswith("actions/upload-artifact@")
+    ]
+    assert left["path"] == f"dist/**/{BUNDLE}"
+    taken = [
+        step["with"]
+        for step in JOBS["pages"]["steps"]
+        if step.get("uses", "").startswith("actions/download-artifact@")
+    ]
+    assert JOBS["pages"]["needs"] == "publish"
+    assert {"name": left["name"], "path": "dist"} in taken
