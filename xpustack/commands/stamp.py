@@ -9,13 +9,13 @@ import typer
 from xpustack.base import releases
 from xpustack.base.releases import Release
 from xpustack.core.cache import atomic_file
-from xpustack.core.errors import SeriesError
+from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.files import link_in, without_link
 from xpustack.core.project import Project
 from xpustack.pages import changelog
 from xpustack.series import revision
 from xpustack.series.patch import load_series
-from xpustack.series.revision import Record
+from xpustack.series.revision import Change, Record
 from xpustack.terminal.console import AsJson, answering
 from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
@@ -24,18 +24,25 @@ def stamp(
     release: ReleaseName = None,
     all_: AllReleases = False,
     keep: Annotated[
-        bool,
+        str | None,
         typer.Option(
-            "--keep", help="Record under the same number: nobody has its wheel yet."
+            metavar="REASON",
+            help="Record under the same number, and why nobody has a wheel of it.",
         ),
-    ] = False,
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Record the content of a release's series under its revision.
 
     Where the content changed since the last record, the revision in releases.toml is
-    raised first, and CHANGELOG.md gets a line for each step that changed."""
+    raised first, and CHANGELOG.md gets a line for each step that changed. With --keep
+    the number stays, and CHANGELOG.md says why."""
     with answering("stamp", as_json) as answer:
+        if keep is not None and not keep.strip():
+            raise UsageError(
+                "--keep wants the reason why nobody has a wheel of this revision",
+                hint='xpustack stamp RELEASE --keep "REASON"',
+            )
         project = Project.find()
         pinned = releases.load(project)
         chosen = selected(pinned, release, all_, "stamp")
@@ -50,7 +57,7 @@ def stamp(
             record = records.get(pin.name)
             difference = revision.change(record or Record(0, {}), digests)
             number = pin.revision
-            if record is not None and difference and not keep:
+            if record is not None and difference and keep is None:
                 number = max(number, record.revision + 1)
             if record is None or difference or record.revision != number:
                 records[pin.name] = Record(number, digests)
@@ -63,6 +70,7 @@ def stamp(
                     {step.slug: step.subject for step in steps},
                     pinned.names,
                     first=record is None,
+                    kept=_reason(keep, record, number, difference),
                 )
                 words = "; ".join(difference.lines()) if record else "first record"
                 answer.say(f"{pin.name}: revision {number}: {words or 'raised'}")
@@ -87,6 +95,15 @@ def stamp(
             with atomic_file(path) as file:
                 file.write(text)
         answer.data = rows
+
+
+def _reason(
+    keep: str | None, record: Record | None, number: int, difference: Change
+) -> str:
+    """Why a changed series keeps its number, on one line; empty where it does not."""
+    if keep is None or record is None or record.revision != number or not difference:
+        return ""
+    return " ".join(keep.split())
 
 
 def _with_revision(pins: str, release: Release, number: int) -> str:

@@ -2,7 +2,7 @@
 """CHANGELOG.md: what changed, by release and revision.
 
 `xpustack stamp` adds lines; people edit them. A line that a person wrote or changed is
-kept, and a step that its section already names is not listed again.
+kept, and what it says of a step is not said again.
 """
 
 import re
@@ -31,6 +31,7 @@ def with_changes(
     order: Sequence[str],
     *,
     first: bool = False,
+    kept: str = "",
 ) -> str:
     """The changelog with the lines of one revision.
 
@@ -40,6 +41,7 @@ def with_changes(
         subjects: the subject of each step of the series, by slug.
         order: the pinned releases, oldest first.
         first: no earlier revision of the release is recorded.
+        kept: why the change is recorded under the number of an earlier record.
     """
     head, sections = _split(text or _HEAD)
     body = sections.setdefault(release, [])
@@ -50,9 +52,13 @@ def with_changes(
     ends = [at for at, line in enumerate(body) if at >= begin and line[:4] == "### "]
     end = ends[0] if ends else len(body)
     section = body[begin:end]
-    named = {slug for line in section for slug in re.findall(r"`([a-z0-9-]+)`", line)}
-    found = _lines(change, subjects, "" if first else "Added ")
-    lines = [line for slug, line in found if slug not in named]
+    lines = [
+        line
+        for slug, line in _lines(change, subjects, "" if first else "Added ")
+        if not any(_says(old, line, slug) for old in section)
+    ]
+    if kept:
+        lines.append(f"- Recorded again under this number: {kept}")
     if first and _FIRST not in section:
         lines[:0] = [_FIRST, ""]
     while section and not section[-1]:
@@ -81,6 +87,18 @@ def _lines(
     if change.moved:
         lines.append(("", "- The order of the steps changed"))
     return lines
+
+
+def _says(old: str, line: str, slug: str) -> bool:
+    """Whether a section's line already says of a step what a new line would. That a
+    step is in the first record, or was added, does not say that it changed since."""
+    if not slug:
+        return old == line
+    own = re.fullmatch(rf"- (Added |Changed |Dropped |)`{slug}`(?::.*)?", old)
+    if own is None:
+        return f"`{slug}`" in old
+    same = ("- `", "- Added `") if own[1] in ("", "Added ") else f"- {own[1]}`"
+    return line.startswith(same)
 
 
 def _plain(subject: str) -> str:

@@ -24,7 +24,7 @@ from xpustack.series.revision import (
 )
 
 
-def run(stack: FakeStack, *words: str) -> str:
+def run(stack: FakeStack, *words: str, code: int = 0) -> str:
     words = ("-C", str(stack.project.root), *words)
     here = Path.cwd()
     try:
@@ -33,8 +33,8 @@ def run(stack: FakeStack, *words: str) -> str:
         )
     finally:
         os.chdir(here)
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    assert done.exit_code == code, done.output
+    return done.output if code else done.stdout
 
 
 @pytest.fixture
@@ -107,11 +107,66 @@ def test_stamping_again_changes_nothing(stamped: FakeStack):
     assert stamped.contents() == before
 
 
-def test_keep_records_under_the_same_number(stamped: FakeStack):
+def changelog(stack: FakeStack) -> list[str]:
+    """The lines of the changelog that stand for the newest revision of v1.0."""
+    text = (stack.project.root / "CHANGELOG.md").read_text()
+    section = text.partition("## v1.0\n")[2].partition("\n## ")[0]
+    newest = section.split("### ")[1]
+    return [line for line in newest.splitlines() if line.startswith("- ")]
+
+
+def test_keep_records_under_the_same_number_and_says_why(stamped: FakeStack):
+    before = changelog(stamped)
+    assert "- `third`: Do third" in before
     edit_overlay(stamped)
-    run(stamped, "stamp", "v1.0", "--keep")
+    run(stamped, "stamp", "v1.0", "--keep", "never built,\nnor published")
     assert problems(stamped) == []
     assert stamped.release.revision == 1
+    assert changelog(stamped) == [
+        *before,
+        "- Changed `third`: Do third",
+        "- Recorded again under this number: never built, nor published",
+    ]
+    again = stamped.contents()
+    run(stamped, "stamp", "v1.0", "--keep", "never built")
+    assert stamped.contents() == again
+
+
+def test_keep_needs_a_reason(stamped: FakeStack):
+    edit_overlay(stamped)
+    before = stamped.contents()
+    for reason in ("", " \n"):
+        words = ("stamp", "v1.0", "--keep", reason)
+        assert "wants the reason" in run(stamped, *words, code=2)
+    assert stamped.contents() == before
+
+
+def test_a_step_of_the_same_revision_that_changes_again_is_listed_as_changed(
+    stamped: FakeStack,
+):
+    """It was added in the revision. What a person wrote of a change is not repeated."""
+    add_step(stamped)
+    run(stamped, "stamp", "v1.0")
+    added = changelog(stamped)
+    assert added == ["- Added `fourth`: Do fourth"]
+    edit_message(stamped)
+    run(stamped, "stamp", "v1.0", "--keep", "a")
+    path = stamped.project.root / "CHANGELOG.md"
+    text = path.read_text()
+    assert "- Changed `second`: Do second\n" in text
+    path.write_text(text.replace("- Changed `second`: Do second", "- (`second`)"))
+    second = stamped.patch("second")
+    second.write_text(second.read_text().replace("Why the second.", "Why?"))
+    fourth = stamped.patch("fourth")
+    fourth.write_text(fourth.read_text().replace("Why fourth.", "Why?"))
+    run(stamped, "stamp", "v1.0", "--keep", "b")
+    assert changelog(stamped) == [
+        *added,
+        "- (`second`)",
+        "- Recorded again under this number: a",
+        "- Changed `fourth`: Do fourth",
+        "- Recorded again under this number: b",
+    ]
 
 
 def test_a_revision_that_a_person_raised_is_recorded_as_it_is(stamped: FakeStack):
