@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.plot`: draw a finished run and write its rows.
+"""`python -m benchmarks.plot`: write the rows of a finished run and draw the picture.
 
-Reads `benchmark.json`. Needs matplotlib for the picture and no package for the rows,
-so it runs on another machine than the one that measured.
+Reads `benchmark.json`; with `--redraw` only the rows that `docs/data` has. The picture
+shows the newest rows of each op. No package is needed, so it runs on another machine
+than the one that measured. `draw`, which a device's report has, needs matplotlib.
 """
 
 import argparse
@@ -15,6 +16,7 @@ from typing import Any
 from xpustack.core.errors import UsageError
 from xpustack.core.markdown import with_section
 from xpustack.core.rows import csv_text
+from xpustack.pages.site import plots
 
 Row = dict[str, Any]
 """A `benchmarks.run.Measurement`, as the report has it."""
@@ -37,6 +39,8 @@ SECTION = "benchmark"
 """The generated section of the page."""
 ROWS = "data/benchmark.csv"
 """The file of rows beside the page."""
+PICTURE = "benchmark.svg"
+"""The picture beside the page."""
 HEADS = (
     "op",
     "tokens",
@@ -153,6 +157,12 @@ def csv_row(row: Row) -> dict[str, object]:
     return dict(zip(HEADS, cells, strict=True))
 
 
+def picture_text(root: Path) -> str:
+    """The picture of the rows that a folder's `docs/data` has."""
+    shown = plots.panels(plots.newest_rows(root))
+    return plots.picture("Time over tokens and per cent of the roof", shown)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m benchmarks.plot", description=__doc__
@@ -160,9 +170,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "report", type=Path, nargs="?", default=Path(".bench/results/benchmark.json")
     )
-    parser.add_argument("--picture", type=Path, default=Path("docs/benchmark.svg"))
     parser.add_argument("--docs", type=Path, default=Path("docs/kernels.md"))
+    parser.add_argument(
+        "--redraw", action="store_true", help="draw the rows of docs/data again"
+    )
     options = parser.parse_args(arguments)
+    picture = options.docs.parent / PICTURE
+    if options.redraw:
+        picture.write_text(picture_text(options.docs.parent.parent))
+        return 0
     report = json.loads(options.report.read_text())
     try:
         text = with_section(options.docs, SECTION, section(report))
@@ -173,10 +189,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = options.docs.parent / ROWS
     rows.parent.mkdir(parents=True, exist_ok=True)
     rows.write_text(csv_text([csv_row(row) for row in report["rows"]]))
-    if panels(report["rows"]):
-        draw(report, options.picture)
-    else:
-        print("no shape was measured at two token counts: no picture", file=sys.stderr)
+    picture.write_text(picture_text(options.docs.parent.parent))
     return 0
 
 

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The site's pages that show files of `docs/data` as they are."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
+from xpustack.pages.site.charts import path_charts
 from xpustack.pages.site.tables import Page, rows_table
 
 FOLDER = "docs/data"
@@ -17,11 +19,13 @@ class Rows:
     Attributes:
         heading: empty for the first table of a page.
         file: the name in `docs/data`.
+        charts: makes Markdown and HTML of the rows, shown above them.
     """
 
     id: str
     heading: str
     file: str
+    charts: Callable[[Sequence[dict[str, str]]], str] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ LISTINGS = {
         " `in_stand_ins` is the share of torch in place of the ops of"
         " vllm-xpu-kernels, which says nothing about an XPU."
         " [What was run](docs/xpu_path.md).",
-        (Rows("xpu-path-rows", "", "xpu_path.csv"),),
+        (Rows("xpu-path-rows", "All parts", "xpu_path.csv", path_charts),),
     ),
 }
 """The pages by name."""
@@ -77,9 +81,8 @@ def listing_page(project: Project, listing: Listing) -> Page:
     parts = [f"# {listing.title}", listing.says]
     for rows in listing.tables:
         path = f"{FOLDER}/{rows.file}"
+        found = read_rows(project.root / path)
+        parts += [rows.charts(found)] if rows.charts else []
         parts += [f"## {rows.heading}"] if rows.heading else []
-        parts += [
-            f"All rows: [CSV]({path}).",
-            rows_table(rows.id, read_rows(project.root / path)),
-        ]
+        parts += [f"All rows: [CSV]({path}).", rows_table(rows.id, found)]
     return "\n\n".join(parts) + "\n", {}

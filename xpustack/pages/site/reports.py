@@ -113,13 +113,13 @@ def _decode_chart(report: Mapping[str, Any]) -> str:
         Bar(
             f"{row['tokens']} tokens, {row['heads']} heads: {row['candidate']}",
             best,
-            int(row["candidate"] != "ours"),
+            int(row["candidate"] == "ours"),
         )
         for row in rows
         if row["op"] == "decode" and (best := row["captured"] or row["direct"])
     ]
     title = f"Decode on {report['device']}"
-    return bars(title, "microseconds", chart[:40], ("ours", "others")) if chart else ""
+    return bars(title, "microseconds", chart[:40], ("others", "ours")) if chart else ""
 
 
 def _verdict(row: Mapping[str, str] | None) -> str:
