@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--site", help="the built site; without it, one is built")
+    parser.addoption("--screenshots", help="a folder for a picture of every page")
 
 
 @pytest.fixture(scope="session")

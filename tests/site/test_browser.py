@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The site in a headless browser, from the disk: `tox -e site`."""
+"""The site in a headless browser, from the disk: `tox -e site`.
 
+Without a browser the tests are skipped; with XPUSTACK_BROWSER=required they fail.
+`--screenshots FOLDER` keeps a picture of every page at both widths.
+"""
+
+import base64
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,45 +18,23 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.ui import WebDriverWait
 
 BROWSER, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
+FOUND = BROWSER is not None and DRIVER is not None
+REQUIRED = os.environ.get("XPUSTACK_BROWSER") == "required"
+MISSING = "chromium and chromedriver are not installed: "
 pytestmark = pytest.mark.skipif(
-    BROWSER is None or DRIVER is None,
-    reason="chromium and chromedriver are not installed: the pages are read, not shown",
+    not FOUND and not REQUIRED, reason=f"{MISSING}the pages are read, not shown"
 )
-PAGES = (
-    "index",
-    "steps",
-    "defects",
-    "machine_code",
-    "measurements",
-    "docs/deploying",
-    "docs/defects",
-    "docs/steps",
-    "docs/capabilities",
-    "docs/checkpoints",
-    "docs/xpu_branches",
-    "docs/layers",
-    "docs/kernels",
-    "docs/xpu_path",
-    "docs/e2e",
-    "branches",
-    "capabilities",
-    "engine",
-    "xpu_path",
-    "layer",
-    "devices",
-    "checkpoints",
-    "docs/devices/nvidia-h200/report",
-    "docs/upstreaming",
-    "docs/decisions",
-    "CONTRIBUTING",
-)
+SPHINX = {"search.html", "genindex.html"}
+"""Pages without content of ours; the search has a test of its own."""
 PHONE, DESK = 390, 1280
-ROOT = Path(__file__).parents[2]
-CHECKPOINTS = "docs/data/checkpoints.csv"
+TALLEST = 9000
+"""Pixels of a page in its picture."""
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chrome]:
+    if not FOUND:
+        pytest.fail(f"{MISSING}XPUSTACK_BROWSER=required", pytrace=False)
     options = ChromeOptions()
     options.binary_location = BROWSER or ""
     profile = tmp_path_factory.mktemp("profile")
@@ -82,21 +66,46 @@ def open_page(browser: Chrome, site: Path, page: str, width: int = DESK) -> None
     assert state == "ready"
 
 
+def pages(site: Path) -> list[str]:
+    """Every page of ours, without `.html`."""
+    names = (path.relative_to(site).as_posix() for path in site.rglob("*.html"))
+    return sorted(name.removesuffix(".html") for name in names if name not in SPHINX)
+
+
+def take_picture(browser: Chrome, width: int, target: Path) -> None:
+    script = "return document.documentElement.scrollHeight"
+    height = min(browser.execute_script(script), TALLEST)
+    clip = {"x": 0, "y": 0, "width": width, "height": height, "scale": 1}
+    picture = browser.execute_cdp_cmd(
+        "Page.captureScreenshot", {"clip": clip, "captureBeyondViewport": True}
+    )
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_bytes(base64.b64decode(picture["data"]))
+
+
 @pytest.mark.parametrize("wide", [PHONE, DESK])
-@pytest.mark.parametrize("page", PAGES)
-def test_a_page_loads_without_an_error_and_fits_the_screen(
-    browser: Chrome, site: Path, page: str, wide: int
+def test_every_page_loads_without_an_error_and_fits_the_screen(
+    browser: Chrome, site: Path, pytestconfig: pytest.Config, wide: int
 ):
-    if page == "checkpoints" and not (ROOT / CHECKPOINTS).is_file():
-        pytest.skip(f"{CHECKPOINTS}: nobody ran the kinds of checkpoints yet")
+    names = pages(site)
+    assert {"index", "steps", "defects", "docs/deploying"} < set(names)
+    folder = pytestconfig.getoption("--screenshots")
     browser.get_log("browser")
-    open_page(browser, site, page, wide)
-    severe = [
-        entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"
-    ]
-    assert severe == []
-    width = browser.execute_script("return document.documentElement.scrollWidth")
-    assert width <= wide
+    faults = []
+    for page in names:
+        open_page(browser, site, page, wide)
+        faults += [
+            f"{page}: {entry['message']}"
+            for entry in browser.get_log("browser")
+            if entry["level"] == "SEVERE"
+        ]
+        width = browser.execute_script("return document.documentElement.scrollWidth")
+        if width > wide:
+            faults.append(f"{page}: {width} pixels wide")
+        if folder:
+            name = f"{page.replace('/', '-')}-{wide}.png"
+            take_picture(browser, wide, Path(folder) / name)
+    assert faults == []
 
 
 def first_cells(browser: Chrome, table: str) -> list[str]:
@@ -135,6 +144,45 @@ def test_numbers_sort_as_numbers(browser: Chrome, site: Path):
     assert lines == sorted(lines) and max(lines) > 99
 
 
+@pytest.mark.parametrize(
+    ("page", "table", "column"),
+    [("steps", "steps-matrix", -1), ("defects", "defects-grid", -1)],
+)
+def test_states_are_shown_with_a_colour_and_sort(
+    browser: Chrome, site: Path, page: str, table: str, column: int
+):
+    open_page(browser, site, page, PHONE)
+    script = (
+        "return [...document.querySelectorAll(`#${arguments[0]} tbody tr`)].map(row =>"
+        " [...row.cells].at(arguments[1]).dataset.order)"
+    )
+    before = browser.execute_script(script, table, column)
+    heads = browser.find_elements(By.CSS_SELECTOR, f"#{table} thead th")
+    browser.execute_script("arguments[0].click()", heads[column])
+    after = browser.execute_script(script, table, column)
+    assert after == sorted(before) and len(set(after)) > 1
+    shown = browser.execute_script(
+        "return [...document.querySelectorAll(`#${arguments[0]} .state`)].map(word =>"
+        " [word.className, getComputedStyle(word).backgroundColor])",
+        table,
+    )
+    colours = dict(map(tuple, shown))
+    assert set(colours) <= {
+        f"state {kind}" for kind in ("green", "unknown", "broken", "fixed", "absent")
+    }
+    assert "rgba(0, 0, 0, 0)" not in colours.values()
+
+
+def test_a_reason_unfolds_by_a_touch(browser: Chrome, site: Path):
+    open_page(browser, site, "defects", PHONE)
+    word = browser.find_element(By.CSS_SELECTOR, "#defects-grid details summary")
+    details = word.find_element(By.XPATH, "..")
+    assert not details.get_attribute("open")
+    browser.execute_script("arguments[0].click()", word)
+    assert details.get_attribute("open")
+    assert len(details.text) > len(word.text)
+
+
 def test_the_first_column_stays_in_sight(browser: Chrome, site: Path):
     open_page(browser, site, "steps", PHONE)
     moved, left = browser.execute_script(
@@ -148,7 +196,7 @@ def test_the_first_column_stays_in_sight(browser: Chrome, site: Path):
 
 def test_long_cells_are_folded_and_unfold(browser: Chrome, site: Path):
     open_page(browser, site, "defects")
-    details = browser.find_elements(By.CSS_SELECTOR, "article td details")
+    details = browser.find_elements(By.CSS_SELECTOR, "#defects-figures td details")
     assert len(details) > 10
     assert all(not one.get_attribute("open") for one in details)
     browser.execute_script("arguments[0].open = true", details[0])
@@ -182,13 +230,34 @@ def test_the_layer_is_drawn_with_its_steps(browser: Chrome, site: Path):
     assert len(browser.find_elements(By.CSS_SELECTOR, "ol.layer li li code")) > 30
 
 
-def test_the_plot_of_the_benchmark_is_shown(browser: Chrome, site: Path):
+def test_the_plots_of_the_benchmark_are_shown(browser: Chrome, site: Path):
     open_page(browser, site, "measurements")
+    script = (
+        "return [...document.querySelectorAll('svg.chart')].map(chart =>"
+        " chart.querySelectorAll('circle').length)"
+    )
+    attention, others = browser.execute_script(script)
+    assert attention > 100 and others > 100
+    open_page(browser, site, "docs/kernels")
     script = (
         "return [...document.querySelectorAll('article img')].map(i => i.naturalWidth)"
     )
     widths = browser.execute_script(script)
     assert widths and all(width > 0 for width in widths)
+
+
+def test_attention_on_the_xpu_path_has_bars(browser: Chrome, site: Path):
+    open_page(browser, site, "xpu_path")
+    script = (
+        "return [...document.querySelectorAll('svg.chart')].map(chart =>"
+        " [...chart.querySelectorAll('rect')].slice(2)"
+        ".map(bar => bar.getAttribute('fill')))"
+    )
+    charts = browser.execute_script(script)
+    assert len(charts) == 3
+    for bars in charts:
+        assert len(bars) >= 4 and len(set(bars)) == 2
+        assert bars == bars[:2] * (len(bars) // 2)
 
 
 def test_a_report_of_a_device_is_reached(browser: Chrome, site: Path):
