@@ -11,8 +11,11 @@ from ._dims_first import (
 )
 from ._output import store_heads
 from ._pages import HEAD_DIM
-from ._softmax import EMPTY_MAX, softmax_factor, softmax_step
+from ._softmax import EMPTY_MAX, softmax_factor, softmax_step, softmax_weights
 from ._triton import tl, triton
+
+WGMMA_ROWS = 64
+"""Heads from which Hopper's asynchronous matrix instructions take a block."""
 
 
 @triton.jit(
@@ -55,11 +58,17 @@ def _prefill_kernel(
     BLOCK_N: tl.constexpr,
     DIMS_FIRST: tl.constexpr,
     Q_BLOCKS: tl.constexpr,
+    PACKED_KEYS: tl.constexpr,
     HEAD_DIM: tl.constexpr = HEAD_DIM,
     TILE_DIM: tl.constexpr = TILE_DIM,
     EMPTY_MAX: tl.constexpr = EMPTY_MAX,
+    WGMMA_ROWS: tl.constexpr = WGMMA_ROWS,
 ):
-    """One block of heads of one token."""
+    """One block of heads of one token.
+
+    PACKED_KEYS says that `kv_stride` is HEAD_DIM, so that addresses take little.
+    """
+    SCORES_FIRST: tl.constexpr = not DIMS_FIRST and BLOCK_H >= WGMMA_ROWS
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
     first_head = (tl.program_id(0) % num_head_blocks) * BLOCK_H
@@ -106,6 +115,15 @@ def _prefill_kernel(
         acc5 = zero_accumulator(BLOCK_H)
         acc6 = zero_accumulator(BLOCK_H)
         acc7 = zero_accumulator(BLOCK_H)
+    elif SCORES_FIRST:
+        column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
+        acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
+        scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
+        # Fewer instructions, and registers that the accumulators need.
+        tl.assume(num_rows >= 0)
+        tl.assume(width >= 0)
+        if PACKED_KEYS:
+            kv_stride = HEAD_DIM
     else:
         row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
         acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
@@ -172,6 +190,35 @@ def _prefill_kernel(
                 BLOCK_N,
                 Q_BLOCKS,
             )
+        elif SCORES_FIRST:
+            # [BLOCK_N, HEAD_DIM]
+            kv = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
+            # Triton 3.6 puts the loads of the next tile behind the last product outside
+            # a branch, and waits for a product only in the branch that uses it. So the
+            # tensor cores multiply while the next tile is requested, and softmax and PV
+            # hide its way. The branch is always taken.
+            scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
+            # Loaded again: kept from the last tile, these would take registers.
+            own_offs = start + tile_offs  # [BLOCK_N]
+            own_rows = tl.load(
+                index_row_ptr + own_offs, mask=own_offs < num_keys, other=-1
+            )  # [BLOCK_N]
+            own_mask = (own_rows >= 0) & (own_rows < num_rows)  # [BLOCK_N]
+            if start < num_keys:
+                # The inner branch, always taken as well, hides that one product feeds
+                # the other. Where the compiler sees it, it lays the scores over all
+                # warps by rows, and both warp groups compute every score. `p` must not
+                # use the scores before: ptxas would wait for each of their products.
+                p = tl.zeros([BLOCK_H, BLOCK_N], tl.bfloat16)  # [BLOCK_H, BLOCK_N]
+                rescale = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
+                if start >= 0:
+                    # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
+                    weights, rescale, row_max = softmax_weights(
+                        scores, own_mask, qk_scale, row_max
+                    )
+                    column_sums = column_sums * rescale[:, None] + weights
+                    p = weights.to(tl.bfloat16)
+                acc = tl.dot(p, kv, acc * rescale[:, None])
         else:
             # [BLOCK_N, HEAD_DIM]
             kv = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
@@ -225,6 +272,11 @@ def _prefill_kernel(
             BLOCK_H,
         )
     else:
+        if SCORES_FIRST:
+            row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
+            # Never: a product waits for its branch only if the loop hands it on.
+            if num_keys < 0:
+                row_sum += tl.sum(scores, 1)
         # [BLOCK_H, 1]
         factor = softmax_factor(
             row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK

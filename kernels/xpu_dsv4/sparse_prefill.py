@@ -208,6 +208,7 @@ def xpu_sparse_prefill(
         BLOCK_N=config.block_n,
         DIMS_FIRST=config.dims_first,
         Q_BLOCKS=config.q_blocks,
+        PACKED_KEYS=not config.dims_first and kv.stride(0) == HEAD_DIM,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
     return out
