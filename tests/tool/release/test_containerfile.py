@@ -18,6 +18,7 @@ from shipped_stack import ShippedStack
 
 from xpustack.core.project import Project
 from xpustack.release.runtime import VIRTUAL_ENVIRONMENT
+from xpustack.release.ship import HEALTH
 
 ARGUMENTS = {
     "deploy/Containerfile": "container.args",
@@ -87,6 +88,18 @@ def test_the_image_comes_from_the_base_and_no_host_is_named(
     [image] = of(lines, "FROM")
     assert image in ("${BASE_IMAGE}", "${OFFICIAL_IMAGE}")
     assert not re.search(r"https?://|\.(com|org|io|ai)\b", path.read_text())
+
+
+def test_the_health_check_runs_a_file_that_is_copied(lines: list[dict[str, str]]):
+    [check] = of(lines, "HEALTHCHECK")
+    program, file = json.loads(check.partition("CMD ")[2])
+    assert program == f"{VIRTUAL_ENVIRONMENT}/bin/python3"
+    copy = next(i for i, line in enumerate(lines) if line["instruction"] == "COPY")
+    places = of(lines[:copy], "WORKDIR")
+    *names, target = lines[copy]["value"].split()
+    assert target == "./"
+    assert file in {f"{places[-1]}/{name}" for name in names}
+    assert HEALTH in names
 
 
 def test_the_server_is_what_starts(path: Path, lines: list[dict[str, str]]):

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The runtime that a base names: image, driver, oneCCL, compiler runtime, libraries."""
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -118,11 +120,19 @@ def test_a_base_without_that_stage_or_its_image_is_refused(
         read(dockerfile, release)
 
 
+@dataclass(frozen=True)
+class Pinned:
+    """A pinned release: its runtime as we read it, and the files that we read."""
+
+    release: Release
+    runtime: Runtime
+    requirements: str
+    dockerfile: str
+
+
 @pytest.fixture(scope="session")
-def runtimes(
-    real_project: Project, real_cache: Cache
-) -> dict[str, tuple[Release, Runtime, str]]:
-    """Each pinned release with its runtime and its requirements, by name."""
+def runtimes(real_project: Project, real_cache: Cache) -> dict[str, Pinned]:
+    """Each pinned release by name."""
     found = {}
     for release in load(real_project):
         texts = {
@@ -137,8 +147,16 @@ def runtimes(
             texts.get(PUBLISHING_PATH, ""),
             release,
         )
-        found[release.name] = (release, here, requirements)
+        texts_read = (requirements, texts[DOCKERFILE_PATH])
+        found[release.name] = Pinned(release, here, *texts_read)
     return found
+
+
+# What a person finds in a Dockerfile: no stage, no command and no marker is understood.
+NAMED = re.compile(
+    r"\b((?:oneccl|intel-|dpcpp|mkl|onemkl|tbb|umf|tcmlib|impi)[a-z-]*)==([\w.]+)"
+)
+CCL_RELEASE = re.compile(r"intel-oneccl-([\d.]+)_offline\.sh")
 
 
 def pinned_names() -> tuple[str, ...]:
@@ -146,10 +164,9 @@ def pinned_names() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize("name", pinned_names())
-def test_each_pinned_release_names_all_of_it(
-    name: str, runtimes: dict[str, tuple[Release, Runtime, str]]
-):
-    release, here, requirements = runtimes[name]
+def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinned]):
+    release, here = runtimes[name].release, runtimes[name].runtime
+    requirements = runtimes[name].requirements
     assert "vllm-base" not in here.image
     names = " ".join(url.rpartition("/")[2] for url in here.drivers)
     assert "libze-intel-gpu1" in names and "intel-igc-core" in names
@@ -179,16 +196,60 @@ def test_each_pinned_release_names_all_of_it(
             "intel-pti",
         } <= set(listed)
         assert all(f"{key}=={value}" in text for key, value in listed.items())
+    resources = {part["name"]: part["uri"] for part in runtime.resources(here, pins)}
+    for key, value in listed.items():
+        assert resources[key] == f"pkg:pypi/{key}@{value}"
+    for url in (*here.drivers, *([here.installer] if here.installer else [])):
+        assert resources[url.rpartition("/")[2]] == url
+    for package in here.oneapi.packages if here.oneapi else ():
+        assert resources[package].startswith(f"pkg:deb/{package}")
+    assert resources["python"] == "pkg:generic/python@3.12"
+    assert here.image.rpartition(":")[2] in resources["image"]
     arguments = constraints.build_arguments("x.whl", pins, here)
     assert "$" not in arguments and " " not in arguments
     official = constraints.official_arguments("x.whl", here)
     assert (official is None) == (here.official is None)
 
 
-def test_the_official_image_exists_from_one_release_on(
-    runtimes: dict[str, tuple[Release, Runtime, str]],
+@pytest.mark.parametrize("name", pinned_names())
+def test_nothing_that_a_dockerfile_pins_is_overlooked(
+    name: str, runtimes: dict[str, Pinned]
 ):
-    has = [here.official is not None for _, here, _ in runtimes.values()]
-    assert has == sorted(has) and any(has)
-    for name, (_, here, _) in runtimes.items():
-        assert here.official is None or here.official.endswith(f":{name}")
+    """A release from which nothing is recognised has a Dockerfile without any pin."""
+    pinned = runtimes[name]
+    stages = re.split(r"^FROM (?=\S+ AS )", pinned.dockerfile, flags=re.MULTILINE)
+    [server] = [text for text in stages if text.split()[2:3] == ["vllm-openai"]]
+    listed = {package.name: package.version for package in pinned.runtime.packages}
+    assert dict(NAMED.findall(server)) == listed
+    assert dict(NAMED.findall(pinned.dockerfile)) == listed
+    installers = set(CCL_RELEASE.findall(pinned.dockerfile))
+    pinned_by_name = re.findall(r'ONECCL_INSTALLER="?intel-oneccl', pinned.dockerfile)
+    assert bool(installers) == bool(pinned_by_name)
+    read = CCL_RELEASE.findall(pinned.runtime.installer or "")
+    assert set(read) == installers
+
+
+def test_the_oneccl_of_each_release(runtimes: dict[str, Pinned]):
+    """docs/deploying.md says these: a oneCCL of its own, torch's, and 2022.1.2."""
+    found = {}
+    for name, pinned in runtimes.items():
+        own = CCL_RELEASE.findall(pinned.runtime.installer or "")
+        listed = {part.name: part.version for part in pinned.runtime.packages}
+        torch = pinned.release.torch.version.partition("+")[0]
+        found[name] = own[0] if own else listed.get("oneccl", f"torch {torch}'s")
+    names = list(found)
+    first, last = names.index("v0.27.1"), names.index("v0.31.0")
+    assert {found[name] for name in names[:first]} == {"2021.15.9.14"}
+    assert {found[name] for name in names[first:last]} == {"torch 2.13.0's"}
+    assert {found[name] for name in names[last:]} == {"2022.1.2"}
+
+
+def test_there_are_official_images_from_v0_26_0_on(runtimes: dict[str, Pinned]):
+    has = [name for name, one in runtimes.items() if one.runtime.official is not None]
+    names = list(runtimes)
+    assert has == names[names.index("v0.26.0") :]
+    for name in has:
+        assert (runtimes[name].runtime.official or "").endswith(f":{name}")
+        parts = runtime.resources(runtimes[name].runtime, [])
+        uris = [part["uri"] for part in parts if part["name"] == "official image"]
+        assert [uri.endswith(f"@{name}") for uri in uris] == [True]
