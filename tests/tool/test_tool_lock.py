@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tool's packages with hashes agree with the lock of everything."""
 
+import configparser
 import re
+from importlib.metadata import requires
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -44,3 +46,56 @@ def test_every_package_that_the_tool_asks_for_is_there():
         if line and not line.startswith("#")
     }
     assert wanted <= set(entries())
+
+
+def extras() -> dict[str, set[str]]:
+    """The extras that are asked for, by package: those of tool.txt, and of what the
+    packages themselves require."""
+    found: dict[str, set[str]] = {}
+    lines = (FOLDER / "tool.txt").read_text().splitlines()
+    waiting = [Requirement(line) for line in lines if line and line[0] != "#"]
+    while waiting:
+        requirement = waiting.pop()
+        name = canonicalize_name(requirement.name)
+        before = found.get(name)
+        found[name] = (before or set()) | requirement.extras
+        if found[name] != before:
+            waiting += needed(name, found[name])
+    return found
+
+
+def needed(name: str, wanted: set[str]) -> list[Requirement]:
+    """What an installed package requires here, with some of its extras."""
+    every = (Requirement(text) for text in requires(name) or [])
+    return [
+        requirement
+        for requirement in every
+        if requirement.marker is None
+        or any(requirement.marker.evaluate({"extra": e}) for e in wanted | {""})
+    ]
+
+
+def test_whatever_its_packages_require_is_there():
+    """By the metadata of the installed packages: tests install them all."""
+    locked = entries()
+    reached = extras()
+    for name, wanted in reached.items():
+        assert name in locked, name
+        for requirement in needed(name, wanted):
+            required = canonicalize_name(requirement.name)
+            assert required in locked, f"{name} requires {required}"
+            [pin] = locked[required][0].specifier
+            versions = requirement.specifier
+            assert versions.contains(pin.version, prereleases=True), requirement
+    here = {
+        name
+        for name, (requirement, _) in locked.items()
+        if requirement.marker is None or requirement.marker.evaluate()
+    }
+    assert here == set(reached)
+
+
+def test_an_environment_is_made_of_it():
+    config = configparser.ConfigParser(interpolation=None)
+    config.read(FOLDER.parent / "tox.ini")
+    assert config["testenv:device"]["deps"] == "-r requirements/tool.lock"
