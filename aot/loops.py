@@ -3,11 +3,14 @@
 
 A loop is the code between a label and a later jump back to it. Intel's compiler lays
 loops out contiguously, so the lines between are its body; code that a branch of the
-body skips is counted too, as if every branch were taken.
+body skips is counted too, as if every branch were taken. One kind of branch is left
+out: of two arms between which all lanes choose alike, and which neither multiply nor
+read global memory, the longer one. That is attention's rescaling, which is rare.
 """
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 LANES = 16
 """32-bit values that a vector engine of Xe-HPC, Xe2 and Xe3 computes per clock."""
@@ -18,6 +21,7 @@ _OPERATION = re.compile(
     r"\s*(?:\([^)]*\)\s*){0,2}([a-z][\w.]*)\s*(?:\((\d+)\|M\d+\)|\(|\s)"
 )
 _WIDE = re.compile(r"<[\d;,]+>:(?:q|uq|df)\b")
+_UNIFORM = re.compile(r"\s*\(W(&)?[^)]*\)\s*jmpi\s+(\w+)")
 _JUMPS = ("jmpi", "while", "goto", "brd", "brc")
 _SENDS = ("send", "sends", "sendc")
 _NARROW = re.compile(r"load\.slm\.d(?:8|16)(?:u32)?\b")
@@ -42,6 +46,7 @@ class Work:
         slm: bytes that messages to shared local memory move.
         memory: bytes that messages to global or scratch memory move.
         barriers: waits for the other sub-groups.
+        rare: instructions of arms that are left out of all the other figures of a loop.
     """
 
     instructions: int = 0
@@ -53,6 +58,7 @@ class Work:
     slm: int = 0
     memory: int = 0
     barriers: int = 0
+    rare: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ def work(listing: str) -> tuple[Work, tuple[Work, ...]]:
     labels: dict[str, int] = {}
     code: list[_Instruction] = []
     ends: dict[int, int] = {}
+    uniform: dict[int, tuple[str, bool]] = {}
     for text in listing.splitlines():
         if label := _LABEL.fullmatch(text.strip()):
             labels[label[1]] = len(code)
@@ -76,13 +83,49 @@ def work(listing: str) -> tuple[Work, tuple[Work, ...]]:
             continue
         name = operation[1].split(".")[0]
         code.append(_Instruction(operation[1], int(operation[2] or 1), text))
+        if jump := _UNIFORM.match(text):
+            uniform[len(code) - 1] = jump[2], jump[1] is not None
         if name in _JUMPS:
             for word in re.findall(r"\w+", text):
                 if word in labels:
                     ends[labels[word]] = len(code)
-    turns = [_count(code[first:end]) for first, end in ends.items()]
+    rare = list(_rare_arms(code, labels, uniform))
+    turns = []
+    for first, end in ends.items():
+        arms = [arm for arm in rare if first <= arm.start and arm.stop <= end]
+        left_out = {i for arm in arms for i in arm}
+        body = [code[i] for i in range(first, end) if i not in left_out]
+        turns.append(replace(_count(body), rare=len(left_out)))
     turns.sort(key=lambda turn: -turn.instructions)
     return _count(code), tuple(turns)
+
+
+def _rare_arms(
+    code: list[_Instruction],
+    labels: dict[str, int],
+    uniform: dict[int, tuple[str, bool]],
+) -> Iterator[range]:
+    """The longer arms of uniform branches that only compute.
+
+    A conditional jump leads to the second arm; in front of that the first arm ends with
+    a jump over it.
+    """
+    for at, (label, conditional) in uniform.items():
+        second = labels.get(label, 0)
+        over, otherwise = uniform.get(second - 1, ("", True))
+        end = labels.get(over, 0)
+        if not conditional or otherwise or not at < second - 1 < second < end:
+            continue
+        arms = range(at + 1, second), range(second, end)
+        if not any(_works(code[i]) for arm in arms for i in arm):
+            yield max(arms, key=len)
+
+
+def _works(item: _Instruction) -> bool:
+    """Whether it multiplies matrices or moves data from or to global memory."""
+    kind = item.name.split(".")[0]
+    message = _MESSAGE.search(item.text)
+    return kind in ("dpas", "dpasw") or bool(message and message[4] == "ugm")
 
 
 def _count(code: list[_Instruction]) -> Work:

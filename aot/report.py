@@ -104,6 +104,7 @@ def figures(code: dict[str, Any]) -> dict[str, int]:
         **{name: total[name] for name in ("dpas", "sends", "instructions")},
         "loop": loop["instructions"],
         "narrow": loop["narrow_loads"],
+        "rare": loop["rare"],
     }
 
 
@@ -149,7 +150,7 @@ def csv_rows(rows: Sequence[Row]) -> list[dict[str, object]]:
     """The whole report as data: a row for each kernel and device. `spill` is in bytes
     per hardware thread, `slm` in bytes per work-group, `loop` in instructions of one
     iteration of the longest loop, `narrow` in loads of 8 or 16 bits from SLM among
-    them."""
+    them; `rare` instructions of its arms that `loops` leaves out."""
     return [
         cells
         for name, group in _by_origin(rows)

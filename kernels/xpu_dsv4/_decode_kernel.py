@@ -5,6 +5,7 @@
 from ._dims_first import (
     attend,
     query_pointers,
+    range_behind_loop,
     store_accumulators,
     zero_accumulator,
 )
@@ -115,6 +116,8 @@ def _decode_kernel(
     With DIMS_FIRST, for Intel GPUs, the tile of `_dims_first`. Without it, for CUDA, q
     is held, heads come first, and all 512 dims of a tile of keys are one operand.
     """
+    # Else output in FP8 would spill, and in bf16 it shall be of the same bits.
+    LAZY: tl.constexpr = SPLIT or (HAS_TOPK and BLOCK_H > 16)
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     program = tl.program_id(0)
     head_block = program % num_head_blocks
@@ -218,6 +221,21 @@ def _decode_kernel(
             scale_ptrs = tl.where(topk_mask, topk_scale_ptrs, scale_ptrs)
 
         if DIMS_FIRST:
+            # Read again: the scores need it in another layout than the loads of pages,
+            # and the slots of the next tile would be kept in both. [BLOCK_N]
+            score_mask = (
+                _load_slots(
+                    topk_row_ptr,
+                    swa_row_ptr,
+                    key_offs,
+                    topk_len,
+                    last_key,
+                    num_kv_slots,
+                    num_swa_slots,
+                    HAS_TOPK,
+                )
+                >= 0
+            )
             codes0 = load_nope_codes(data_ptrs, dim_offs, key_mask, 0)  # [BLOCK_N, 64]
             codes1 = load_nope_codes(data_ptrs, dim_offs, key_mask, 1)  # [BLOCK_N, 64]
             codes2 = load_nope_codes(data_ptrs, dim_offs, key_mask, 2)  # [BLOCK_N, 64]
@@ -256,9 +274,10 @@ def _decode_kernel(
                 k5,
                 k6,
                 k7,
-                key_mask,
+                score_mask,
                 qk_scale,
-                start < last_key,
+                start,
+                last_key,
                 row_max,
                 column_sums,
                 acc0,
@@ -272,6 +291,7 @@ def _decode_kernel(
                 BLOCK_H,
                 BLOCK_N,
                 Q_BLOCKS,
+                LAZY,
             )
         else:
             # [BLOCK_N, HEAD_DIM]
@@ -290,6 +310,10 @@ def _decode_kernel(
         slots = next_slots
 
     row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
+    if DIMS_FIRST:
+        head_offs = head_block * BLOCK_H + range_behind_loop(BLOCK_H)  # [BLOCK_H]
+        head_mask = head_offs < num_heads  # [BLOCK_H]
+        row_mask = head_mask[:, None]  # [BLOCK_H, 1]
     if SPLIT:
         row_offs = (token * num_heads + head_offs) * num_splits + split  # [BLOCK_H]
         programs_per_token = num_head_blocks * num_splits

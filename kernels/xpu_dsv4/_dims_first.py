@@ -13,12 +13,22 @@ is loaded where it is used.
 from ._output import block_scale, first_blocks
 from ._pages import HEAD_DIM
 from ._pairs import load_rotation, round_to_bf16
-from ._softmax import softmax_weights
+from ._softmax import exceeds_maximum
 from ._triton import tl, triton
 from ._ue8m0 import e4m3_code, exponent_scale
 
 TILE_DIM = 64
 """Dims of one tile."""
+
+
+@triton.jit
+def range_behind_loop(SIZE: tl.constexpr):
+    """0 to SIZE - 1, `[SIZE]`, for what is stored behind the loop over keys.
+
+    The compiler would take `tl.arange(0, SIZE)` from before the loop, with all that it
+    computes from it, and the loop lacks the registers to hold it.
+    """
+    return tl.arange(SIZE, 2 * SIZE) - SIZE
 
 
 @triton.jit
@@ -77,16 +87,18 @@ def _add_values(
     acc,  # [64, BLOCK_H] fp32
     p,  # [BLOCK_N, BLOCK_H] bf16
     v,  # [BLOCK_N, 64] bf16
-    rescale,  # [BLOCK_H] fp32
-    keys_left,
+    start,
+    last_key,
+    TILE: tl.constexpr,
 ):
-    """`acc * rescale` plus the transpose of the values that `p` weighs.
+    """`acc` plus the transpose of the values that `p` weighs.
 
     The product stands behind a branch that is always taken. Where it shares a region
-    with that of the scores, on which it depends, triton-xpu 3.3 gives every sub-group
-    whole rows of the accumulator, and registers spill.
+    with that of the scores, on which it depends, or with that of another tile,
+    triton-xpu 3.3 gives every sub-group whole rows of the accumulator, and registers
+    spill. It joins neighbours under one condition, so these take turns in its spelling.
     """
-    acc *= rescale[None, :]
+    keys_left = start < last_key if TILE % 2 == 0 else last_key > start
     if keys_left:
         acc = tl.dot(tl.trans(v), p, acc)
     return acc
@@ -112,7 +124,8 @@ def attend(
     k7,  # [BLOCK_N, 64] bf16
     key_mask,  # [BLOCK_N]
     qk_scale,
-    keys_left,
+    start,
+    last_key,
     row_max,  # [BLOCK_H] fp32
     column_sums,  # [BLOCK_H, BLOCK_N] fp32
     acc0,  # [64, BLOCK_H] fp32
@@ -126,10 +139,13 @@ def attend(
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     Q_BLOCKS: tl.constexpr,
+    LAZY: tl.constexpr,
 ):
     """Take one tile of keys, which are the values as well, into the attention.
 
-    `keys_left` is true where the tile has keys, as it always is in a loop over keys.
+    The tile starts at key `start`, which is less than `last_key`. The maximum is raised
+    and everything accumulated before is rescaled, with LAZY only where a score exceeds
+    the maximum by far: that takes a few registers more.
     The columns of the weights are summed apart, and added to each other once behind the
     loop: a lane has one column, and to add 16 lanes takes 9 instructions for each head.
 
@@ -146,18 +162,33 @@ def attend(
     scores = _add_scores(scores, q_ptrs, row_mask, k5, 5, Q_BLOCKS)
     scores = _add_scores(scores, q_ptrs, row_mask, k6, 6, Q_BLOCKS)
     scores = _add_scores(scores, q_ptrs, row_mask, k7, 7, Q_BLOCKS)
-    # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
-    weights, rescale, row_max = softmax_weights(scores, key_mask, qk_scale, row_max)
-    column_sums = column_sums * rescale[:, None] + weights
+    # [BLOCK_H, BLOCK_N]
+    logits = tl.where(key_mask[None, :], scores * qk_scale, float("-inf"))
+    raised = exceeds_maximum(logits, row_max) if LAZY else start < last_key
+    if raised:
+        new_max = tl.maximum(row_max, tl.max(logits, 1))  # [BLOCK_H]
+        rescale = tl.exp2(row_max - new_max)  # [BLOCK_H]
+        row_max = new_max
+        column_sums *= rescale[:, None]
+        acc0 *= rescale[None, :]
+        acc1 *= rescale[None, :]
+        acc2 *= rescale[None, :]
+        acc3 *= rescale[None, :]
+        acc4 *= rescale[None, :]
+        acc5 *= rescale[None, :]
+        acc6 *= rescale[None, :]
+        acc7 *= rescale[None, :]
+    weights = tl.exp2(logits - row_max[:, None])  # [BLOCK_H, BLOCK_N]
+    column_sums += weights
     p = tl.trans(weights.to(tl.bfloat16))  # [BLOCK_N, BLOCK_H]
-    acc0 = _add_values(acc0, p, k0, rescale, keys_left)
-    acc1 = _add_values(acc1, p, k1, rescale, keys_left)
-    acc2 = _add_values(acc2, p, k2, rescale, keys_left)
-    acc3 = _add_values(acc3, p, k3, rescale, keys_left)
-    acc4 = _add_values(acc4, p, k4, rescale, keys_left)
-    acc5 = _add_values(acc5, p, k5, rescale, keys_left)
-    acc6 = _add_values(acc6, p, k6, rescale, keys_left)
-    acc7 = _add_values(acc7, p, k7, rescale, keys_left)
+    acc0 = _add_values(acc0, p, k0, start, last_key, 0)
+    acc1 = _add_values(acc1, p, k1, start, last_key, 1)
+    acc2 = _add_values(acc2, p, k2, start, last_key, 2)
+    acc3 = _add_values(acc3, p, k3, start, last_key, 3)
+    acc4 = _add_values(acc4, p, k4, start, last_key, 4)
+    acc5 = _add_values(acc5, p, k5, start, last_key, 5)
+    acc6 = _add_values(acc6, p, k6, start, last_key, 6)
+    acc7 = _add_values(acc7, p, k7, start, last_key, 7)
     return row_max, column_sums, acc0, acc1, acc2, acc3, acc4, acc5, acc6, acc7
 
 
@@ -197,7 +228,7 @@ def _rotate_tile_back(
     TILE_DIM: tl.constexpr = TILE_DIM,
 ):
     """The rotary tile of a block of heads, rotated back: `[64, BLOCK_H]` fp32."""
-    dim_offs = tl.arange(0, TILE_DIM)[:, None]  # [64, 1]
+    dim_offs = range_behind_loop(TILE_DIM)[:, None]  # [64, 1]
     position = tl.load(positions_ptr + token).to(tl.int64)
     # [64, 1] each
     cos, sin = load_rotation(
@@ -234,8 +265,9 @@ def _store_fp8_block(
     # [64, BLOCK_H]
     low_codes = e4m3_code(low * inverses[None, :]).to(tl.uint8)
     high_codes = e4m3_code(high * inverses[None, :]).to(tl.uint8)
+    dim_offs = range_behind_loop(TILE_DIM)  # [64]
     # [BLOCK_H, 64]
-    value_offs = block_offs[:, None] * (2 * TILE_DIM) + tl.arange(0, TILE_DIM)[None, :]
+    value_offs = block_offs[:, None] * (2 * TILE_DIM) + dim_offs[None, :]
     row_mask = head_mask[:, None]  # [BLOCK_H, 1]
     tl.store(values_ptr + value_offs, tl.trans(low_codes), mask=row_mask)
     tl.store(values_ptr + value_offs + TILE_DIM, tl.trans(high_codes), mask=row_mask)
@@ -322,7 +354,7 @@ def store_accumulators(
         token_out_ptr = out_ptr + token * out_token_stride
         # [BLOCK_H, 1]
         out_row_ptrs = token_out_ptr + head_offs.to(tl.int64)[:, None] * out_head_stride
-        out_ptrs = out_row_ptrs + tl.arange(0, TILE_DIM)[None, :]  # [BLOCK_H, 64]
+        out_ptrs = out_row_ptrs + range_behind_loop(TILE_DIM)[None, :]  # [BLOCK_H, 64]
         _store_tile(out_ptrs + 0 * TILE_DIM, acc0, factor, row_mask)
         _store_tile(out_ptrs + 1 * TILE_DIM, acc1, factor, row_mask)
         _store_tile(out_ptrs + 2 * TILE_DIM, acc2, factor, row_mask)

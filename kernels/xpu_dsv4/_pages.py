@@ -85,7 +85,8 @@ def check_page_cache(name: str, cache: torch.Tensor, block_size: int) -> None:
         fail(f"{name}.stride()", cache.stride(), "pages without gaps inside")
     inner = cache[0].numel() if cache.shape[0] else page_bytes(block_size)
     if inner < page_bytes(block_size):
-        fail(f"{name}.shape", list(cache.shape), f"{page_bytes(block_size)} B per block")
+        want = f"{page_bytes(block_size)} B per block"
+        fail(f"{name}.shape", list(cache.shape), want)
     if cache.stride(0) % 4 and cache.shape[0] > 1:
         fail(f"{name}.stride(0)", cache.stride(0), "a multiple of 4")
     if cache.storage_offset() % 4:

@@ -6,6 +6,7 @@ from ._dims_first import (
     TILE_DIM,
     attend,
     query_pointers,
+    range_behind_loop,
     store_accumulators,
     zero_accumulator,
 )
@@ -175,7 +176,8 @@ def _prefill_kernel(
                 k7,
                 valid_mask,
                 qk_scale,
-                start < num_keys,
+                start,
+                num_keys,
                 row_max,
                 column_sums,
                 acc0,
@@ -189,6 +191,7 @@ def _prefill_kernel(
                 BLOCK_H,
                 BLOCK_N,
                 Q_BLOCKS,
+                True,
             )
         elif SCORES_FIRST:
             # [BLOCK_N, HEAD_DIM]
@@ -236,6 +239,8 @@ def _prefill_kernel(
             acc = tl.dot(p, kv, acc * rescale[:, None])
 
     if DIMS_FIRST:
+        head_offs = first_head + range_behind_loop(BLOCK_H)  # [BLOCK_H]
+        head_mask = head_offs < num_heads  # [BLOCK_H]
         row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
         # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
         factor = softmax_factor(

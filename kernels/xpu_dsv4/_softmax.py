@@ -17,6 +17,8 @@ from ._triton import tl, triton
 LOG2E = 1.4426950408889634
 EMPTY_MAX = -1.0e30
 """Running maximum of a row before its first key."""
+MOST_RISE = 8.0
+"""How far scores may lie above a running maximum that stays as it is."""
 
 
 def check_sink(attn_sink: torch.Tensor | None, num_heads: int) -> None:
@@ -49,6 +51,21 @@ def softmax_weights(
     rescale = tl.exp2(row_max - new_max)  # [BLOCK_H]
     p = tl.exp2(logits - new_max[:, None])  # [BLOCK_H, BLOCK_N]
     return p, rescale, new_max
+
+
+@triton.jit
+def exceeds_maximum(
+    logits,  # [BLOCK_H, BLOCK_N] fp32
+    row_max,  # [BLOCK_H] fp32
+    MOST_RISE: tl.constexpr = MOST_RISE,
+):
+    """Whether a score lies more than MOST_RISE above the maximum of its row.
+
+    Until one does, the maximum may stay as it is and nothing needs rescaling: weights
+    are at most 2^8. NaN does not exceed; its weight is NaN under any maximum.
+    """
+    exceeds_mask = logits > row_max[:, None] + MOST_RISE  # [BLOCK_H, BLOCK_N]
+    return tl.max(tl.max(exceeds_mask.to(tl.int32), 0), 0) > 0
 
 
 @triton.jit

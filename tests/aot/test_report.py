@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from aot.compile import dots
-from aot.loops import Work
+from aot.loops import Work, work
 from aot.machine import Machine, read
 from aot.record import Launch
 from aot.report import OURS, Row, csv_rows, summary
@@ -173,8 +173,40 @@ def test_machine_code_is_read(tmp_path: Path) -> None:
         memory=8 * 64,
         barriers=1,
     )
+    assert machine.loop.rare == 0
     with pytest.raises(ValueError, match="names no kernel nobody"):
         read(tmp_path, "nobody")
+
+
+LOOP = """\
+L0:
+        add (16|M0)  r3.0<1>:f     r3.0<1;1,0>:f     r2.1<0;1,0>:f
+(W&f1.1) jmpi                                L2
+        mov (16|M0)  r3.0<1>:f     r3.0<1;1,0>:f
+(W)     jmpi                                 L3
+L2:
+        mul (16|M0)  r4.0<1>:f     r4.0<1;1,0>:f     r2.1<0;1,0>:f
+        {arm}
+        mul (16|M0)  r5.0<1>:f     r5.0<1;1,0>:f     r2.1<0;1,0>:f
+L3:
+(W&f0.0) jmpi                                L0
+L4:
+"""
+
+
+@pytest.mark.parametrize(
+    ("arm", "rare"),
+    [
+        ("mul (16|M0)  r6.0<1>:f     r6.0<1;1,0>:f     r2.1<0;1,0>:f", 3),
+        ("send.slm (16|M0)  r2 r3 // wr:1+0, rd:1; load.slm.d32.a32", 3),
+        ("send.ugm (16|M0)  r2 r3 // wr:1+0, rd:1; load.ugm.d32.a64", 0),
+        ("dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf", 0),
+    ],
+)
+def test_an_arm_that_only_computes_is_rare(arm: str, rare: int) -> None:
+    total, (loop,) = work(LOOP.format(arm=arm))
+    assert (loop.rare, loop.instructions) == (rare, 8 - rare)
+    assert (total.rare, total.instructions) == (0, 8)
 
 
 def test_the_rows_are_one_for_each_device_and_the_summary_takes_the_worst() -> None:

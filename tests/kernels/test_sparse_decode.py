@@ -235,6 +235,36 @@ def test_a_score_of_nan_gives_nan(splits, tuned_for, monkeypatch, device):
     assert torch.equal(actual, expected)
 
 
+@pytest.mark.parametrize("splits", [1, 2])
+@pytest.mark.parametrize("heads", [16, 64])
+def test_scores_that_rise_from_tile_to_tile(
+    heads, splits, tuned_for, monkeypatch, device
+):
+    """By less and by more than the maximum may lag behind; other heads, other rises."""
+    config = decode.decode_config
+    monkeypatch.setattr(
+        decode, "decode_config", lambda *sizes: config(*sizes)._replace(splits=splits)
+    )
+    arguments = batch(1, heads, 64, 128, device)
+    last_dim = 448 + 2 * 63  # bytes before it
+    for name, indices in (
+        ("kv_cache", "topk_indices"),
+        ("swa_kv_cache", "swa_indices"),
+    ):
+        width = arguments[indices].shape[1]
+        arguments[indices].copy_(torch.arange(width))
+        levels = torch.tensor([0, 1, 2, 1.75, 4, 12, 3, 40]).repeat_interleave(16)
+        for slot, level in enumerate(levels[:width, None].bfloat16()):
+            page = arguments[name][slot // 64].reshape(-1)
+            at = slot % 64 * 576 + last_dim
+            page[at : at + 2] = level.view(torch.uint8).to(device)
+    # A step of one level raises the scores of a head by up to 12.6, in base 2.
+    steps = torch.linspace(-2.4, 12.6, heads) * math.log(2) / SCALE
+    arguments["q"] /= 64
+    arguments["q"][..., 511] = steps
+    check(arguments)
+
+
 def test_hard_indices(tuned_for, device):
     arguments = batch(6, 16, 48, 20, device)
     slots = 3 * 64
