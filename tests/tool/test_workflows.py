@@ -8,6 +8,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ TOX = re.compile(r"(?:\.venv/bin/)?tox -e ([a-z0-9-]+)(?: -- .+)?")
 PREPARATION = (
     r"apt-get update",
     r"apt-get install --yes --no-install-recommends [a-z0-9+ -]+",
+    r"chown --recursive root \.",
     r"python3 -m venv \.venv",
     r"(?:python3|\.venv/bin/python) -m pip install"
     r" -c requirements/constraints\.txt tox",
@@ -198,6 +200,8 @@ def test_forms_and_citation_are_yaml_that_the_forge_reads(path: Path):
     data = yaml.safe_load(path.read_text())
     if path.suffix == ".cff":
         assert {"cff-version", "message", "title", "authors"} <= set(data)
+        tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+        assert (data["version"], data["license"]) == (tool["version"], tool["license"])
     elif path.stem != "config":
         assert {"name", "description", "body"} <= set(data)
         parts = [part for part in data["body"] if part["type"] != "markdown"]
@@ -256,6 +260,8 @@ def test_each_run_saves_its_cache_and_takes_that_of_an_earlier_run():
         places = set(cache["path"].split())
         assert places >= {f"{home}/pip", f"{home}/xpustack"}
         assert all(place.startswith(f"{home}/") for place in places)
+        # In a container the checkout is another user's, whose files git does not list.
+        assert ("container" in job) == ("chown --recursive root ." in commands(job))
     [lint] = [cache for name, _, cache in steps if name == "tox"]
     assert "~/.cache/pre-commit" in lint["path"].split()
 
