@@ -46,7 +46,8 @@ def verify(
     This compares the wheel's members and its own bytes, the files beside it, and
     the base, patches, overlay and kernels that its provenance names. With --key, the
     signature of the provenance must be by that key; with --repository, the
-    attestation beside the wheel by that repository's release workflow. Exit code 0
+    attestation beside the wheel by that repository's release workflow, and name wheel
+    and provenance. A published wheel's vX.Y.Z.tar.gz has all these files. Exit code 0
     means that all are the same, 1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
         with showing_progress() as progress, using_cache() as cache:
