@@ -83,6 +83,19 @@ def take_picture(browser: Chrome, width: int, target: Path) -> None:
     target.write_bytes(base64.b64decode(picture["data"]))
 
 
+def cut_off(browser: Chrome) -> list[str]:
+    """Tables, pictures and code that leave the screen in no box that scrolls."""
+    return browser.execute_script(
+        "const scrolls = part => part && (part.tagName === 'ARTICLE' ? false :"
+        " /auto|scroll/.test(getComputedStyle(part).overflowX)"
+        " || scrolls(part.parentElement));"
+        "return [...document.querySelectorAll('article :is(table, pre, img, svg)')]"
+        ".filter(part => part.getBoundingClientRect().right > innerWidth + 1)"
+        ".filter(part => !scrolls(part))"
+        ".map(part => `${part.tagName} ${part.id || part.textContent.slice(0, 60)}`)"
+    )
+
+
 @pytest.mark.parametrize("wide", [PHONE, DESK])
 def test_every_page_loads_without_an_error_and_fits_the_screen(
     browser: Chrome, site: Path, pytestconfig: pytest.Config, wide: int
@@ -102,6 +115,7 @@ def test_every_page_loads_without_an_error_and_fits_the_screen(
         width = browser.execute_script("return document.documentElement.scrollWidth")
         if width > wide:
             faults.append(f"{page}: {width} pixels wide")
+        faults += [f"{page}: {what} is cut off" for what in cut_off(browser)]
         if folder:
             name = f"{page.replace('/', '-')}-{wide}.png"
             take_picture(browser, wide, Path(folder) / name)
@@ -183,15 +197,32 @@ def test_a_reason_unfolds_by_a_touch(browser: Chrome, site: Path):
     assert len(details.text) > len(word.text)
 
 
-def test_the_first_column_stays_in_sight(browser: Chrome, site: Path):
-    open_page(browser, site, "steps", PHONE)
-    moved, left = browser.execute_script(
-        "const table = document.getElementById('steps-matrix');"
+@pytest.mark.parametrize(
+    ("page", "table"), [("steps", "steps-matrix"), ("defects", "defects-grid")]
+)
+def test_the_first_column_stays_in_sight(
+    browser: Chrome, site: Path, page: str, table: str
+):
+    """And nothing shines through it."""
+    open_page(browser, site, page, PHONE)
+    moved, left, covered = browser.execute_script(
+        "const table = document.getElementById(arguments[0]);"
         "const box = table.parentElement; box.scrollLeft = 400;"
-        "const place = row => row.cells[0].getBoundingClientRect().left;"
-        "return [box.scrollLeft, place(table.tBodies[0].rows[3])]"
+        "const cells = [...table.tBodies[0].rows].slice(0, 20).map(r => r.cells[0]);"
+        "const left = cells[0].getBoundingClientRect().left;"
+        "const covered = cells.filter(cell => {"
+        "  cell.scrollIntoView({block: 'center', behavior: 'instant'});"
+        "  const place = cell.getBoundingClientRect();"
+        "  for (let y = place.top + 2; y < place.bottom - 2; y += 4)"
+        "    for (let x = place.left + 2; x < place.right - 2; x += 8)"
+        "      if (!cell.contains(document.elementFromPoint(x, y))) return true;"
+        "  return false;"
+        "});"
+        "return [box.scrollLeft, left, covered.map(cell => cell.textContent)]",
+        table,
     )
     assert moved == 400 and left >= 0
+    assert covered == []
 
 
 def test_long_cells_are_folded_and_unfold(browser: Chrome, site: Path):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from msgspec import structs
 
 from benchmarks.plot import picture_text
@@ -20,6 +21,8 @@ from xpustack.pages.parts import ELSEWHERE, layer_steps
 from xpustack.pages.site import build, generated, plots, reports
 from xpustack.pages.site.charts import Bar, bars, path_charts
 from xpustack.pages.status import StepStatus, step_statuses
+
+ROOT = Path(__file__).parents[3]
 
 
 def test_each_row_of_machine_code_is_shown(real_project: Project):
@@ -143,6 +146,7 @@ def test_devices_and_checkpoints_have_a_page_if_there_are_records(tmp_path: Path
     (folder / "report.md").write_text("# A GPU\n")
     text, _ = reports.devices_page(project) or ("", {})
     assert "A &lt;GPU&gt;" in text and "passed: 2 figures" in text and "<svg" in text
+    assert "1 token, 64 heads: ours" in text
     assert "Intel GPUs: **1**" in text and text.count("not run") == 3
     assert reports.report_pages(project) == ["docs/devices/some-gpu/report"]
     record = tmp_path / reports.CHECKPOINTS
@@ -240,6 +244,21 @@ def test_the_picture_shows_the_rows_that_are_there(real_project: Project):
     root = real_project.root
     text = (root / "docs/benchmark.svg").read_text("utf-8")
     assert text == picture_text(root), "python -m benchmarks.plot --redraw"
+
+
+def test_workflows_build_the_site_with_a_browser_and_the_whole_history():
+    jobs = [
+        job
+        for path in (ROOT / ".github/workflows").glob("*.yml")
+        for job in yaml.safe_load(path.read_text("utf-8"))["jobs"].values()
+        if any("tox -e site" in step.get("run", "") for step in job["steps"])
+    ]
+    assert len(jobs) == 2
+    for job in jobs:
+        assert job["env"]["XPUSTACK_BROWSER"] == "required"
+        assert job["env"]["GIT_CONFIG_KEY_0"] == "safe.directory"
+        text = str(job["steps"])
+        assert " chromium chromium-driver " in text and "'fetch-depth': 0" in text
 
 
 def test_without_sphinx_the_next_command_is_named(

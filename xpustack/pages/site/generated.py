@@ -36,6 +36,8 @@ _OURS = "This stack"
 _NOTHING = "not build, lint, test"
 _STATES = ("broken", "absent", "unknown", "fixed", "green")
 """The classes of states, in the order in which they sort."""
+_LABEL = 44
+"""Letters beside a bar."""
 _LONG = 100_000
 """More days than a step can be old."""
 _BY_STEP = re.compile(r"\bby `([a-z0-9-]+)`$")
@@ -169,7 +171,7 @@ def machine_code_page(project: Project) -> Page:
         ("Spilled registers", "spill", "bytes per hardware thread"),
     ):
         chart = [
-            Bar(f"{row['op']}: {row['calls']}"[:44], value, shown.index(row["by"]))
+            Bar(_label(row), value, shown.index(row["by"]))
             for row in rows
             if row["by"] in shown
             and row["device"] == _DEVICE
@@ -222,6 +224,11 @@ def measurements_page(project: Project) -> Page:
         ]
     )
     return text + "\n", {}
+
+
+def _label(row: dict[str, str]) -> str:
+    text = f"{row['op']}: {row['calls']}"
+    return text if len(text) <= _LABEL else f"{text[: _LABEL - 1]}…"
 
 
 def _check_state(status: StepStatus) -> tuple[str, str]:

@@ -142,7 +142,7 @@ def _panel(panel: Panel, colours: Mapping[str, str]) -> Iterable[str]:
     def percent(point: Point) -> float:
         return _ZERO - min(point.percent, 100) / 100 * (_ZERO - _FULL)
 
-    yield f'<text x="{_LEFT}" y="14">{html.escape(panel.title)}</text>'
+    yield _text(_LEFT - 42, 12, "start", html.escape(panel.title))
     for power in range(low, high + 1):
         y = _BOTTOM - (power - low) / (high - low) * (_BOTTOM - _TOP)
         yield from _rule(y, f"{10**power:,g}" + (" µs" if power == high else ""))

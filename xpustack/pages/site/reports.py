@@ -111,7 +111,7 @@ def _decode_chart(report: Mapping[str, Any]) -> str:
             rows = stage["data"]["benchmark"]["rows"]
     chart = [
         Bar(
-            f"{row['tokens']} tokens, {row['heads']} heads: {row['candidate']}",
+            f"{_tokens(row['tokens'])}, {row['heads']} heads: {row['candidate']}",
             best,
             int(row["candidate"] == "ours"),
         )
@@ -120,6 +120,10 @@ def _decode_chart(report: Mapping[str, Any]) -> str:
     ]
     title = f"Decode on {report['device']}"
     return bars(title, "microseconds", chart[:40], ("others", "ours")) if chart else ""
+
+
+def _tokens(number: int) -> str:
+    return "1 token" if number == 1 else f"{number} tokens"
 
 
 def _verdict(row: Mapping[str, str] | None) -> str:

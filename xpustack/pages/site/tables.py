@@ -45,12 +45,14 @@ def table(
     lines = ["<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows]
     return "\n".join(
         [
+            '<div class="table-wrapper">',
             f'<table id="{name}" class="data">',
             f"<thead><tr>{head}</tr></thead>",
             "<tbody>",
             *lines,
             "</tbody>",
             "</table>",
+            "</div>",
         ]
     )
 
