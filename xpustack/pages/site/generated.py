@@ -211,7 +211,7 @@ def measurements_page(project: Project) -> Page:
             " captured graph, whose figure counts, `direct` a call from Python, which"
             " stands in where nothing was captured. The roof is the larger of bytes"
             " over the measured copy bandwidth and operations over the measured rate of"
-            " products.",
+            " products. What was timed at one number of tokens is in the tables alone.",
             "## Attention",
             "The newest run of decode and prefill"
             f" ([when and on what]({KERNELS_PAGE})). All rows: [CSV]({ATTENTION}).",
