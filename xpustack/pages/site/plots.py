@@ -153,8 +153,8 @@ def _panel(panel: Panel, colours: Mapping[str, str]) -> Iterable[str]:
         yield _text(x(number), _ZERO + 14, "middle", f"{number:,}")
     yield _text(_LEFT - 6, _ZERO + 14, "end", "tokens")
     for name, line in panel.lines.items():
-        for y in (time, percent):
-            places = [(x(point), y(point)) for point in line]
+        for height in (time, percent):
+            places = [(x(point), height(point)) for point in line]
             drawn = " ".join(f"{left:.1f},{down:.1f}" for left, down in places)
             yield (
                 f'<polyline points="{drawn}" fill="none" stroke="{colours[name]}"'
