@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The README's table: one row for each release, read from its series.
+"""The README's table: one row for each release, read from its series and its runs.
 
 A step exists where a release has the fault that it fixes, so the steps say how far a
-release comes without them.
+release comes without them. What a patched release does was seen end to end: that is
+the row of its checkpoint in FP8 and MXFP4.
 """
 
+import csv
+import re
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +17,8 @@ from xpustack.core.project import Project
 from xpustack.pages.defects import LIST, Defect, defects
 from xpustack.pages.status import StepStatus, step_statuses
 
-HEADS = ("release", "untouched", "defects fixed", "steps", "MTP draft", "wheel")
+HEADS = ("release", "untouched", "defects fixed", "patched", "MTP draft", "wheel")
+RUNS = "docs/data/checkpoints.csv"
 
 _UNTOUCHED = {
     "platform-guards": "does not start",
@@ -36,8 +40,7 @@ class Row(NamedTuple):
     release: str
     untouched: str
     fixed: int
-    steps: int
-    lines: int
+    patched: str
     draft: str
     wheel: str
 
@@ -46,7 +49,7 @@ class Row(NamedTuple):
             self.release,
             self.untouched,
             str(self.fixed),
-            f"{self.steps}, {self.lines} lines",
+            self.patched,
             self.draft,
             f"`{self.wheel}`",
         )
@@ -61,10 +64,11 @@ def overview(project: Project, pinned: Releases) -> list[Row]:
     """
     statuses = step_statuses(project, pinned)
     listed = defects(project) if (project.root / LIST).is_file() else ()
+    runs = _runs(project)
     rows = []
     for release in reversed(list(pinned)):
         steps = [status for status in statuses if status.release == release.name]
-        rows.append(_row(release, steps, listed))
+        rows.append(_row(release, steps, listed, runs.get(release.name, "not run")))
     return rows
 
 
@@ -73,8 +77,25 @@ def overview_table(rows: Sequence[Row]) -> str:
     return markdown.table(HEADS, (row.cells() for row in rows))
 
 
+def _runs(project: Project) -> dict[str, str]:
+    """By release: what its engine did with a checkpoint like Flash's."""
+    if not (project.root / RUNS).is_file():
+        return {}
+    found = {}
+    with (project.root / RUNS).open(newline="") as file:
+        for row in csv.DictReader(file):
+            error = re.search(r"attention ([0-9.]+ %)", row["why"])
+            if row["checkpoint"] == "flash":
+                off = f", attention off by {error[1]}" if error else ""
+                found[row["release"]] = f"{row['verdict']}{off}"
+    return found
+
+
 def _row(
-    release: Release, steps: Sequence[StepStatus], listed: Sequence[Defect]
+    release: Release,
+    steps: Sequence[StepStatus],
+    listed: Sequence[Defect],
+    patched: str,
 ) -> Row:
     slugs = {status.step for status in steps}
     fixed = {
@@ -86,8 +107,7 @@ def _row(
         release.name,
         _first(_UNTOUCHED, slugs) or _WRONG,
         len(fixed),
-        len(steps),
-        sum(status.changed + status.brought for status in steps),
+        patched,
         _first(_DRAFT, slugs) or "untested",
         f"{release.version}+xpu.dsv4.{release.revision}",
     )

@@ -30,12 +30,18 @@ def test_each_release_has_a_row_that_its_steps_fill(tmp_path: Path, tiny: TinySt
         'elsewhere = { "v2.0" = "never low" }\n'
         '[[defect]]\nid = "N1"\nwhat = "lower"\nstep = "raise-value"\n',
     )
+    stack.write(
+        "docs/data/checkpoints.csv",
+        "release,checkpoint,what,verdict,why\nv2.0,pro,Pro,wrong,no\n"
+        'v2.0,flash,Flash,serves,"attention 0.2 %, output 0.1 %"\n',
+    )
     stack.add("platform-guards", {"vllm/guard.py": "# SPDX\n"}, "v1.0")
     rows = overview(stack.project, releases.load(stack.project))
     assert [row.release for row in rows] == ["v2.0", "v1.0"]
     newer, older = rows
-    assert (older.untouched, older.steps) == ("does not start", 2)
-    assert (newer.untouched, newer.steps) == ("serves, with wrong attention", 1)
+    assert (older.untouched, older.patched) == ("does not start", "not run")
+    assert newer.untouched == "serves, with wrong attention"
+    assert newer.patched == "serves, attention off by 0.2 %"
     assert (older.fixed, newer.fixed) == (1, 1)
     assert newer.wheel == "2.0+xpu.dsv4.1"
     assert overview_table(rows).count("\n") == 3
