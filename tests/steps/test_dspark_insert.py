@@ -53,7 +53,9 @@ def test_it_makes_no_queries(monkeypatch: pytest.MonkeyPatch) -> None:
     projected = context.project().nbytes
     with kernel_trace.traced(monkeypatch) as trace:
         context.insert()
-    print(f"figure: the largest new tensor has {trace.largest // len(SLOTS)} B per token")
+    print(
+        f"figure: the largest new tensor has {trace.largest // len(SLOTS)} B per token"
+    )
     assert trace.largest <= projected, (
         f"makes a tensor of {trace.largest} bytes, where the keys' product has"
         f" {projected}"
