@@ -95,7 +95,7 @@ def test_a_specialization_that_no_case_compiles_is_found() -> None:
     assert "with nothing instead of ['topk % 16 == 0']: [" in gap
     few = [record for record in kept if "T128" not in record.label]
     text = "\n".join(gaps(few))
-    assert "_merge_kernel HAS_SINK=True BLOCK_S=2" in text
+    assert "_merge_kernel HAS_SINK=True HEADS_PER_GROUP=0 BLOCK_S=2" in text
     assert "with nothing instead of ['num_heads % 16 == 0']: [decode H" in text
 
 
