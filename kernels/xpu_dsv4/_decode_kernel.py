@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """The fused sparse-decode kernel: from FP8 pages to attention, or to partials of it."""
 
+from ._decode_keys import key_pointers, load_packed_tile, load_slots
 from ._dims_first import (
     attend,
     query_pointers,
@@ -12,45 +13,14 @@ from ._dims_first import (
 from ._fp8 import (
     dequantize,
     load_exponents,
-    load_keys,
     load_nope_codes,
     load_rope,
-    token_pointers,
+    unpack_keys,
 )
 from ._output import store_heads
 from ._pages import HEAD_DIM, QUANT_BLOCK
 from ._softmax import EMPTY_MAX, softmax_factor, softmax_weights
 from ._triton import tl, triton
-
-
-@triton.jit
-def _load_slots(
-    topk_row_ptr,
-    swa_row_ptr,
-    key_offs,  # [BLOCK_N]
-    topk_len,
-    last_key,
-    num_kv_slots,
-    num_swa_slots,
-    HAS_TOPK: tl.constexpr,
-):
-    """int32 slots `[BLOCK_N]` of a token's keys: the top-k's first, then the window's.
-
-    -1 stands for a key from `last_key` on and for an index outside its cache.
-    """
-    if HAS_TOPK:
-        topk_mask = key_offs < topk_len  # [BLOCK_N]
-        row_ptrs = tl.where(
-            topk_mask, topk_row_ptr, swa_row_ptr - topk_len
-        )  # [BLOCK_N]
-        num_slots = tl.where(topk_mask, num_kv_slots, num_swa_slots)  # [BLOCK_N]
-    else:
-        row_ptrs = swa_row_ptr
-        num_slots = num_swa_slots
-    # [BLOCK_N]
-    indices = tl.load(row_ptrs + key_offs, mask=key_offs < last_key, other=-1)
-    in_cache_mask = (indices >= 0) & (indices < num_slots)  # [BLOCK_N]
-    return tl.where(in_cache_mask, indices, -1).to(tl.int32)
 
 
 @triton.jit(
@@ -114,7 +84,8 @@ def _decode_kernel(
     """One block of heads of one token, over one split of its keys.
 
     With DIMS_FIRST, for Intel GPUs, the tile of `_dims_first`. Without it, for CUDA, q
-    is held, heads come first, and all 512 dims of a tile of keys are one operand.
+    is held, heads come first, all 512 dims of a tile of keys are one operand, and the
+    next tile is loaded while one is multiplied.
     """
     # Else output in FP8 would spill, and in bf16 it shall be of the same bits.
     LAZY: tl.constexpr = SPLIT or (HAS_TOPK and BLOCK_H > 16)
@@ -143,11 +114,6 @@ def _decode_kernel(
             BLOCK_H,
             Q_BLOCKS,
         )
-    else:
-        # [BLOCK_H, 1]
-        q_row_ptrs = token_q_ptr + head_offs.to(tl.int64)[:, None] * q_head_stride
-        # [BLOCK_H, HEAD_DIM]
-        q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
 
     if HAS_TOPK:
         given_topk_len = tl.load(topk_lens_ptr + token)
@@ -180,7 +146,7 @@ def _decode_kernel(
         acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
 
     # [BLOCK_N]
-    slots = _load_slots(
+    slots = load_slots(
         topk_row_ptr,
         swa_row_ptr,
         first_key + tile_offs,
@@ -190,11 +156,29 @@ def _decode_kernel(
         num_swa_slots,
         HAS_TOPK,
     )
+    if not DIMS_FIRST:
+        # [BLOCK_N, 16, 8], [BLOCK_N, 16], and [BLOCK_N] twice
+        codes, rope, low, high = load_packed_tile(
+            slots,
+            first_key + tile_offs,
+            topk_len,
+            kv_ptr,
+            swa_ptr,
+            kv_block_stride,
+            swa_block_stride,
+            KV_BLOCK_SIZE,
+            SWA_BLOCK_SIZE,
+            HAS_TOPK,
+        )
+        # [BLOCK_H, 1]
+        q_row_ptrs = token_q_ptr + head_offs.to(tl.int64)[:, None] * q_head_stride
+        # [BLOCK_H, HEAD_DIM]
+        q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
     for start in range(first_key, last_key, BLOCK_N):
         key_offs = start + tile_offs  # [BLOCK_N]
         # One tile ahead, so that the loads of this tile's pages do not wait for it.
         # [BLOCK_N]
-        next_slots = _load_slots(
+        next_slots = load_slots(
             topk_row_ptr,
             swa_row_ptr,
             key_offs + BLOCK_N,
@@ -204,38 +188,39 @@ def _decode_kernel(
             num_swa_slots,
             HAS_TOPK,
         )
-        key_mask = slots >= 0  # [BLOCK_N]
-        # Unsigned numbers are divided by a power of two in one instruction.
-        read_slots = tl.maximum(slots, 0).to(tl.uint32)  # [BLOCK_N]
-        # [BLOCK_N] each
-        data_ptrs, scale_ptrs = token_pointers(
-            swa_ptr, read_slots, swa_block_stride, SWA_BLOCK_SIZE
-        )
-        if HAS_TOPK:
-            topk_mask = key_offs < topk_len  # [BLOCK_N]
-            # [BLOCK_N] each
-            topk_data_ptrs, topk_scale_ptrs = token_pointers(
-                kv_ptr, read_slots, kv_block_stride, KV_BLOCK_SIZE
-            )
-            data_ptrs = tl.where(topk_mask, topk_data_ptrs, data_ptrs)
-            scale_ptrs = tl.where(topk_mask, topk_scale_ptrs, scale_ptrs)
-
         if DIMS_FIRST:
-            # Read again: the scores need it in another layout than the loads of pages,
-            # and the slots of the next tile would be kept in both. [BLOCK_N]
-            score_mask = (
-                _load_slots(
-                    topk_row_ptr,
-                    swa_row_ptr,
-                    key_offs,
-                    topk_len,
-                    last_key,
-                    num_kv_slots,
-                    num_swa_slots,
-                    HAS_TOPK,
-                )
-                >= 0
+            key_mask = slots >= 0  # [BLOCK_N]
+            # [BLOCK_N] each
+            data_ptrs, scale_ptrs = key_pointers(
+                slots,
+                key_offs,
+                topk_len,
+                kv_ptr,
+                swa_ptr,
+                kv_block_stride,
+                swa_block_stride,
+                KV_BLOCK_SIZE,
+                SWA_BLOCK_SIZE,
+                HAS_TOPK,
             )
+        else:
+            kv = unpack_keys(codes, rope, low, high)  # [BLOCK_N, HEAD_DIM]
+        # Read again: the scores need it in another layout than the loads of pages, and
+        # the slots of the next tile would be kept in both. [BLOCK_N]
+        score_mask = (
+            load_slots(
+                topk_row_ptr,
+                swa_row_ptr,
+                key_offs,
+                topk_len,
+                last_key,
+                num_kv_slots,
+                num_swa_slots,
+                HAS_TOPK,
+            )
+            >= 0
+        )
+        if DIMS_FIRST:
             codes0 = load_nope_codes(data_ptrs, dim_offs, key_mask, 0)  # [BLOCK_N, 64]
             codes1 = load_nope_codes(data_ptrs, dim_offs, key_mask, 1)  # [BLOCK_N, 64]
             codes2 = load_nope_codes(data_ptrs, dim_offs, key_mask, 2)  # [BLOCK_N, 64]
@@ -294,15 +279,27 @@ def _decode_kernel(
                 LAZY,
             )
         else:
-            # [BLOCK_N, HEAD_DIM]
-            kv = load_keys(data_ptrs, scale_ptrs, key_mask)
+            # The next tile comes while this one is multiplied.
+            # [BLOCK_N, 16, 8], [BLOCK_N, 16], and [BLOCK_N] twice
+            codes, rope, low, high = load_packed_tile(
+                next_slots,
+                key_offs + BLOCK_N,
+                topk_len,
+                kv_ptr,
+                swa_ptr,
+                kv_block_stride,
+                swa_block_stride,
+                KV_BLOCK_SIZE,
+                SWA_BLOCK_SIZE,
+                HAS_TOPK,
+            )
             scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
             # `_prefill_kernel` says what the branch is for.
             weights = scores  # [BLOCK_H, BLOCK_N]
             rescale = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
             if start < last_key:
                 weights, rescale, row_max = softmax_weights(
-                    scores, key_mask, qk_scale, row_max
+                    scores, score_mask, qk_scale, row_max
                 )
                 column_sums = column_sums * rescale[:, None] + weights
             acc = tl.dot(weights.to(tl.bfloat16), kv, acc * rescale[:, None])

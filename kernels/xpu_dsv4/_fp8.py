@@ -11,7 +11,7 @@ from ._pages import (
     TOKEN_BYTES,
 )
 from ._triton import tl, triton
-from ._ue8m0 import MANTISSA_BITS, exponent_scale
+from ._ue8m0 import any_exponent_scale, exponent_scale
 
 E4M3_SHIFT = 120
 """`e4m3_shifted` gives values times 2^-120."""
@@ -106,65 +106,109 @@ def dequantize(
 
 
 @triton.jit
-def load_keys(
+def load_packed_keys(
     data_ptrs,  # [N]
     scale_ptrs,  # [N]
     token_mask,  # [N]
+    NOPE_DIM: tl.constexpr = NOPE_DIM,
+    QUANT_BLOCK: tl.constexpr = QUANT_BLOCK,
+):
+    """Whole tokens as they lie in a page; masked ones are 0.
+
+    A loop can hold the words of a tile until the next turn: bytes and halves would take
+    a register each. Loaded one by one, blocks are a thread's own: which axis of a
+    3-dim load a thread gets differs between Triton 3.6 and 3.7.
+
+    Returns:
+        (codes, rope, low, high): int32 words of four e4m3 codes, `[N, 16, 8]` with the
+        block as the last axis and 0 in block 7, int64 words of four bf16 values of the
+        rotary part, `[N, 16]`, and int32 words of the exponents of blocks 0 to 3 and 4
+        to 6, `[N]` each.
+
+    """
+    WORDS: tl.constexpr = QUANT_BLOCK // 4
+    word_offs = tl.arange(0, WORDS)[None, :]  # [1, WORDS]
+    row_mask = token_mask[:, None]  # [N, 1]
+    # [N, WORDS]
+    code_ptrs = data_ptrs.to(tl.pointer_type(tl.int32))[:, None] + word_offs
+    # [N, WORDS] each
+    codes0 = tl.load(code_ptrs + 0 * WORDS, mask=row_mask, other=0)
+    codes1 = tl.load(code_ptrs + 1 * WORDS, mask=row_mask, other=0)
+    codes2 = tl.load(code_ptrs + 2 * WORDS, mask=row_mask, other=0)
+    codes3 = tl.load(code_ptrs + 3 * WORDS, mask=row_mask, other=0)
+    codes4 = tl.load(code_ptrs + 4 * WORDS, mask=row_mask, other=0)
+    codes5 = tl.load(code_ptrs + 5 * WORDS, mask=row_mask, other=0)
+    codes6 = tl.load(code_ptrs + 6 * WORDS, mask=row_mask, other=0)
+    codes7 = tl.zeros_like(codes0)
+    # [N, WORDS, 2, 2] each
+    even = tl.join(tl.join(codes0, codes4), tl.join(codes2, codes6))
+    odd = tl.join(tl.join(codes1, codes5), tl.join(codes3, codes7))
+    # [N, WORDS, 8]
+    codes = tl.reshape(tl.join(even, odd), [data_ptrs.shape[0], WORDS, 8])
+    rope_ptrs = (data_ptrs + NOPE_DIM).to(tl.pointer_type(tl.int64))  # [N]
+    # [N, WORDS]
+    rope = tl.load(rope_ptrs[:, None] + word_offs, mask=row_mask, other=0)
+    # Two words: 64-bit shifts would be slower.
+    exponent_ptrs = scale_ptrs.to(tl.pointer_type(tl.int32))  # [N]
+    low = tl.load(exponent_ptrs, mask=token_mask, other=0)  # [N]
+    high = tl.load(exponent_ptrs + 1, mask=token_mask, other=0)  # [N]
+    return codes, rope, low, high
+
+
+@triton.jit
+def _quarters(words, BITS: tl.constexpr, dtype: tl.constexpr):
+    """The four parts of BITS bits of each word, along two new last axes of 2."""
+    part0 = words.to(dtype)
+    part1 = (words >> BITS).to(dtype)
+    part2 = (words >> (2 * BITS)).to(dtype)
+    part3 = (words >> (3 * BITS)).to(dtype)
+    return tl.join(tl.join(part0, part2), tl.join(part1, part3))
+
+
+@triton.jit
+def unpack_keys(
+    codes,  # [N, 16, 8] int32
+    rope,  # [N, 16] int64
+    low,  # [N] int32
+    high,  # [N] int32
     HEAD_DIM: tl.constexpr = HEAD_DIM,
     NOPE_DIM: tl.constexpr = NOPE_DIM,
     QUANT_BLOCK: tl.constexpr = QUANT_BLOCK,
     MAX_EXPONENT: tl.constexpr = MAX_EXPONENT,
-    E4M3_SHIFT: tl.constexpr = E4M3_SHIFT,
 ):
-    """Whole tokens in bf16, `[N, HEAD_DIM]`; masked rows are 0.
+    """Tokens of `load_packed_keys` in bf16, `[N, HEAD_DIM]`.
 
-    On CUDA a thread has 16 dims of each block of a row, so that the rotary part, which
-    takes the place of an eighth block, costs the other blocks no load.
+    CUDA converts two e4m3 codes to fp16, and two fp32 values to bf16, in one
+    instruction each. Exact, but for results below the normal numbers of bf16.
     """
-    BLOCKS: tl.constexpr = HEAD_DIM // QUANT_BLOCK
-    blocks = tl.arange(0, BLOCKS)[None, :, None]  # [1, BLOCKS, 1]
-    rope_mask = blocks * QUANT_BLOCK == NOPE_DIM  # [1, BLOCKS, 1]
-    # [1, BLOCKS, QUANT_BLOCK]
-    dim_offs = tl.arange(0, QUANT_BLOCK)[None, None, :] + 0 * blocks
-    row_mask = token_mask[:, None, None]  # [N, 1, 1]
-    # [N, BLOCKS, QUANT_BLOCK]
-    codes = tl.load(
-        data_ptrs[:, None, None] + (blocks * QUANT_BLOCK + dim_offs),
-        mask=row_mask & ~rope_mask,
-        other=0,
-    )
-    rope_ptrs = (data_ptrs + NOPE_DIM).to(tl.pointer_type(tl.bfloat16))  # [N]
-    # [N, BLOCKS, QUANT_BLOCK]
-    rope = tl.load(
-        rope_ptrs[:, None, None] + dim_offs, mask=row_mask & rope_mask, other=0.0
-    )
-    # The words hold the exponents of four blocks each; 64-bit shifts would be slower.
-    word_ptrs = scale_ptrs.to(tl.pointer_type(tl.int32))  # [N]
-    first = tl.load(word_ptrs, mask=token_mask, other=0)[:, None]  # [N, 1]
-    second = tl.load(word_ptrs + 1, mask=token_mask, other=0)[:, None]  # [N, 1]
-    block_offs = tl.arange(0, BLOCKS)[None, :]  # [1, BLOCKS]
-    words = tl.where(block_offs < 4, first, second)  # [N, BLOCKS]
-    exponents = (words >> (8 * (block_offs % 4))) & 0xFF  # [N, BLOCKS]
-    # [N, BLOCKS]
-    scales = exponent_scale(tl.minimum(exponents, MAX_EXPONENT) + E4M3_SHIFT)
-    # [N, BLOCKS, QUANT_BLOCK]
-    nope = (e4m3_shifted(codes) * scales[:, :, None]).to(tl.bfloat16)
-    return tl.reshape(tl.where(rope_mask, rope, nope), [data_ptrs.shape[0], HEAD_DIM])
+    block_offs = tl.arange(0, HEAD_DIM // QUANT_BLOCK)[None, :]  # [1, 8]
+    words = tl.where(block_offs < 4, low[:, None], high[:, None])  # [N, 8]
+    exponents = (words >> (8 * (block_offs % 4))) & 0xFF  # [N, 8]
+    # [N, 8]
+    scales = any_exponent_scale(tl.minimum(exponents, MAX_EXPONENT)).to(tl.bfloat16)
+    # [N, 16, 8, 2, 2] each
+    nope = _quarters(codes, 8, tl.uint8).to(tl.float8e4nv, bitcast=True)
+    nope = nope.to(tl.float16).to(tl.float32).to(tl.bfloat16)
+    nope *= scales[:, None, :, None, None]
+    # [N, 16, 2, 2]
+    rotary = _quarters(rope, 16, tl.int16).to(tl.bfloat16, bitcast=True)
+    rope_mask = block_offs * QUANT_BLOCK == NOPE_DIM  # [1, 8]
+    # [N, 16, 8, 2, 2]
+    keys = tl.where(rope_mask[:, None, :, None, None], rotary[:, :, None, :, :], nope)
+    # [N, 8, 16, 2, 2]
+    keys = tl.permute(keys, (0, 2, 1, 3, 4))
+    return tl.reshape(keys, [codes.shape[0], HEAD_DIM])
 
 
 @triton.jit
 def dequantize_exact(
     codes,  # [N, D] uint8
     exponents,  # [N, D] int32
-    MANTISSA_BITS: tl.constexpr = MANTISSA_BITS,
     E4M3_SHIFT: tl.constexpr = E4M3_SHIFT,
 ):
     """bf16 values `[N, D]` of e4m3 codes, exact for all 256 UE8M0 exponents.
 
-    The factors 2^120 and 2^(exponent - 127) are applied one after the other; for
-    exponent 0 the second is a subnormal number.
+    The factors 2^120 and 2^(exponent - 127) are applied one after the other.
     """
-    SUBNORMAL: tl.constexpr = 0x00400000  # 2^-127
-    bits = tl.where(exponents == 0, SUBNORMAL, exponents << MANTISSA_BITS)  # [N, D]
-    scales = bits.to(tl.float32, bitcast=True)  # [N, D]
+    scales = any_exponent_scale(exponents)  # [N, D]
     return (e4m3_shifted(codes) * 2.0**E4M3_SHIFT * scales).to(tl.bfloat16)

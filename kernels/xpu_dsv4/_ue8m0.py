@@ -39,6 +39,17 @@ def exponent_scale(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
 
 
 @triton.jit
+def any_exponent_scale(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
+    """2^(exponent - 127) in fp32, for a biased exponent in [0, 254].
+
+    For exponent 0 it is a subnormal number.
+    """
+    SUBNORMAL: tl.constexpr = 0x00400000  # 2^-127
+    bits = tl.where(exponent == 0, SUBNORMAL, exponent << MANTISSA_BITS)
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def exponent_inverse(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
     """2^(127 - exponent) in fp32, for a biased exponent in [0, 253]."""
     return ((254 - exponent) << MANTISSA_BITS).to(tl.float32, bitcast=True)
