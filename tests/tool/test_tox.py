@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """tox environments that need the same packages share one folder and keep it."""
 
+import configparser
 import os
 import shutil
 import subprocess
@@ -45,3 +46,11 @@ def test_the_shared_folder_is_made_once(tmp_path: Path) -> None:
 
     output = tox() + tox("-e", "second") + tox("-e", "first")
     assert "recreate env" not in output
+
+
+def test_what_shows_results_of_checks_has_the_packages_of_the_checks() -> None:
+    """A stored result counts for the packages that made it."""
+    tox = configparser.ConfigParser(interpolation=None)
+    tox.read(ROOT / "tox.ini")
+    for name in ("steps", "apply-and-test", "site", "build", "export"):
+        assert not {"env_dir", "deps", "runner"} & set(tox[f"testenv:{name}"]), name

@@ -31,7 +31,7 @@ def text(tmp_path: Path) -> str:
     return f"# pins\n\n{first}\n{second}{table}\n{third}"
 
 
-def test_the_repository_pins_the_four_releases(real_project: Project) -> None:
+def test_the_repository_pins_these_releases(real_project: Project) -> None:
     assert set(PINNED) <= set(load(real_project).names)
 
 

@@ -40,11 +40,14 @@ def test_each_release_has_a_row_that_its_steps_fill(tmp_path: Path, tiny: TinySt
     assert [row.release for row in rows] == ["v2.0", "v1.0"]
     newer, older = rows
     assert (older.untouched, older.patched) == ("does not start", "not run")
-    assert newer.untouched == "serves, with wrong attention"
+    assert newer.untouched == "untested"
     assert newer.patched == "serves, attention off by 0.2 %"
     assert (older.fixed, newer.fixed) == (1, 1)
     assert newer.wheel == "2.0+xpu.dsv4.1"
     assert overview_table(rows).count("\n") == 3
+    stack.add("attention-decode", {"vllm/attend.py": "# SPDX\n"}, "v2.0")
+    newer = overview(stack.project, releases.load(stack.project))[0]
+    assert newer.untouched == "serves, with wrong attention"
 
 
 def test_the_readme_is_fresh(real_project: Project):

@@ -207,7 +207,7 @@ def measurements_page(project: Project) -> Page:
     text = "\n\n".join(
         [
             "# Measurements",
-            "**No Intel GPU: an NVIDIA H200.** Times are microseconds; `graph` is a"
+            "**No Intel GPU: NVIDIA GPUs.** Times are microseconds; `graph` is a"
             " captured graph, whose figure counts, `direct` a call from Python, which"
             " stands in where nothing was captured. The roof is the larger of bytes"
             " over the measured copy bandwidth and operations over the measured rate of"
