@@ -38,3 +38,5 @@ def test_a_kind_of_checkpoint(
         f" has {recorded.verdict} ({recorded.why}); if that is right: pytest tests/e2e"
         f" --full --release {release} -k kind_of_checkpoint --write-table"
     )
+    if found.kind == "refuses":
+        assert found.why == recorded.why, f"{release}, {form.what}: another message"

@@ -157,9 +157,10 @@ def test_devices_and_checkpoints_have_a_page_if_there_are_records(tmp_path: Path
     )
     text, _ = reports.checkpoints_page(project) or ("", {})
     grid = text.partition("</table>")[0]
-    assert '<span class="fixed" title="0.1 %">serves</span>' in grid
-    assert 'title="no &lt;B&gt;">refuses' in grid and "not run" in grid
-    assert '<span class="wrong" title="7 %">wrong</span>' in grid
+    assert '<span class="state fixed">serves</span></summary> 0.1 %' in grid
+    assert '<span class="state absent">refuses</span></summary> no &lt;B&gt;' in grid
+    assert '<span class="state broken">wrong</span></summary> 7 %' in grid
+    assert '<span class="state unknown">not run</span>' in grid
 
 
 def test_every_step_stands_in_one_part_of_the_layer(real_project: Project):

@@ -10,12 +10,12 @@ from typing import Any
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages.site.charts import Bar, bars
-from xpustack.pages.site.tables import Page, table
+from xpustack.pages.site.tables import Page, state, table
 
 DEVICES = "docs/devices"
 CHECKPOINTS = "docs/data/checkpoints.csv"
 _STAGES = ("prove", "compare", "tune", "serve")
-_CLASSES = {"serves": "fixed", "refuses": "none", "wrong": "wrong"}
+_STATES = {"serves": "fixed", "refuses": "absent", "wrong": "broken"}
 
 
 def report_pages(project: Project) -> list[str]:
@@ -128,7 +128,6 @@ def _tokens(number: int) -> str:
 
 def _verdict(row: Mapping[str, str] | None) -> str:
     if row is None:
-        return '<span class="none">not run</span>'
-    kind = _CLASSES.get(row["verdict"], "")
-    why = html.escape(row["why"])
-    return f'<span class="{kind}" title="{why}">{html.escape(row["verdict"])}</span>'
+        return state("unknown", "not run")
+    verdict = row["verdict"]
+    return state(_STATES.get(verdict, "unknown"), verdict, note=row["why"])
