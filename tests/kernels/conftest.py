@@ -61,3 +61,19 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, _poisoned(getattr(torch, name)))
     yield
+
+
+@pytest.fixture(params=["xpu", "cuda"])
+def tuned_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Decode with the configuration of one kind of device, wherever the test runs."""
+    from kernels.xpu_dsv4 import _merge, sparse_decode
+
+    kind: str = request.param
+    decode_config, merge_tile = sparse_decode.decode_config, _merge.merge_tile
+    monkeypatch.setattr(
+        sparse_decode, "decode_config", lambda _, *sizes: decode_config(kind, *sizes)
+    )
+    monkeypatch.setattr(
+        _merge, "merge_tile", lambda _, splits: merge_tile(kind, splits)
+    )
+    return kind

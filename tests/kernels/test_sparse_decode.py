@@ -6,91 +6,20 @@ import math
 import pytest
 import torch
 from compare import assert_within
-from fp8_operands import check_operands, codes_of, of_call, poisoned
+from decode_calls import (
+    ERROR,
+    SCALE,
+    batch,
+    check,
+    decode_config,
+    expected_of,
+    use,
+)
 from fp8_pages import empty_pages, filled_pages, sparse_memory, write_token
 from loads import recording_loads
 
-from kernels.reference import sparse_decode as reference
 from kernels.xpu_dsv4 import _merge as merge
 from kernels.xpu_dsv4 import sparse_decode as decode
-
-SCALE = 512**-0.5
-DIMS = (512, 448, 64)
-ERROR = 2.0**-8
-"""Of rounding probabilities and the result to bf16, twice over: the bound of an element
-is this times |o| + sum(p |v|)."""
-decode_config = decode.decode_config
-merge_tile = merge.merge_tile
-
-
-@pytest.fixture(params=["xpu", "cuda"])
-def tuned_for(request, monkeypatch):
-    """Run with the configuration of one kind of device, wherever the test runs."""
-    kind = request.param
-    monkeypatch.setattr(
-        decode, "decode_config", lambda _, *sizes: decode_config(kind, *sizes)
-    )
-    monkeypatch.setattr(merge, "merge_tile", lambda _, splits: merge_tile(kind, splits))
-    return kind
-
-
-def use(monkeypatch, **changes):
-    """Run with the given fields of the configuration changed."""
-
-    def changed(kind, *sizes):
-        return decode_config(kind, *sizes)._replace(**changes)
-
-    monkeypatch.setattr(decode, "decode_config", changed)
-
-
-def batch(tokens, heads, topk, window, device, seed=0, blocks=(3, 64, 2, 64)):
-    """Arguments of a decode by name; all lengths are full and all slots valid."""
-    torch.manual_seed(seed)
-    kv_blocks, kv_size, swa_blocks, swa_size = blocks
-    q = torch.randn(tokens, heads, 512).bfloat16().to(device)
-
-    def slots(width, count):
-        return torch.randint(0, count, (tokens, width), dtype=torch.int32).to(device)
-
-    def lens(width):
-        return torch.full((tokens,), width, dtype=torch.int32, device=device)
-
-    return {
-        "q": q,
-        "kv_cache": filled_pages(kv_blocks, kv_size, 1, device) if topk else None,
-        "swa_kv_cache": filled_pages(swa_blocks, swa_size, 2, device),
-        "swa_only": topk == 0,
-        "topk_indices": slots(topk, kv_blocks * kv_size) if topk else None,
-        "topk_lens": lens(topk) if topk else None,
-        "swa_indices": slots(window, swa_blocks * swa_size),
-        "swa_lens": lens(window),
-        "attn_sink": (torch.randn(heads) * 2).to(device),
-        "softmax_scale": SCALE,
-        "head_dim": 512,
-        "nope_head_dim": 448,
-        "rope_head_dim": 64,
-        "out": torch.empty_like(q),
-    }
-
-
-def expected_of(arguments):
-    """The reference's output, magnitude and log of the sum, of the same arguments."""
-    host = {
-        name: value.cpu() if isinstance(value, torch.Tensor) else value
-        for name, value in arguments.items()
-    }
-    out, size = (torch.empty(host["q"].shape, dtype=torch.float64) for _ in range(2))
-    lse = torch.empty(host["q"].shape[:2], dtype=torch.float64)
-    reference.xpu_sparse_decode_fp8(**{**host, "out": out}, magnitude=size, lse=lse)
-    return out, size, lse
-
-
-def check(arguments, workspace=None):
-    decode.xpu_sparse_decode_fp8(**arguments, workspace=workspace)
-    actual = arguments["out"].cpu().clone()
-    expected, size, _ = expected_of(arguments)
-    assert_within(actual, expected, ERROR * (expected.abs() + size))
-    return actual
 
 
 @pytest.mark.parametrize(
@@ -126,43 +55,6 @@ def test_splits_with_empty_parts(splits, tuned_for, monkeypatch, device):
     workspace = torch.empty(4 * 16 * splits * 514, device=device)
     actual = check(arguments, workspace)
     assert not actual[3].any()
-
-
-@pytest.mark.parametrize(("heads", "per_group"), [(16, 8), (5, 5), (33, 11), (2, 1)])
-@pytest.mark.parametrize("splits", [1, 3, 20])
-def test_fp8_is_what_a_second_launch_makes_of_bf16(
-    splits, heads, per_group, tuned_for, monkeypatch, device
-):
-    config = decode.decode_config
-    monkeypatch.setattr(
-        decode, "decode_config", lambda *s: config(*s)._replace(splits=splits)
-    )
-    arguments = batch(3, heads, 40, 20, device, seed=heads)
-    arguments["topk_lens"].copy_(torch.tensor([40, 0, 3]))
-    arguments["swa_lens"].copy_(torch.tensor([20, 0, 0]))
-    arguments["attn_sink"][:2] = torch.tensor([float("inf"), float("-inf")])
-    attention = check(arguments)
-    operands = poisoned(3, heads, per_group, device)
-    arguments["out"] = of_call(operands)
-    decode.xpu_sparse_decode_fp8(**arguments)
-    check_operands(operands, attention)
-
-
-@pytest.mark.parametrize("splits", [1, 2])
-def test_a_score_of_nan_gives_nan_in_fp8(splits, tuned_for, monkeypatch, device):
-    config = decode.decode_config
-    monkeypatch.setattr(
-        decode, "decode_config", lambda *s: config(*s)._replace(splits=splits)
-    )
-    arguments = batch(2, 16, 40, 20, device)
-    arguments["q"][1, 3, 5] = float("nan")
-    operands = poisoned(2, 16, 8, device)
-    arguments["out"] = out = of_call(operands)
-    decode.xpu_sparse_decode_fp8(**arguments)
-    # [G, T, heads per group, 512]
-    is_nan = (codes_of(out) & 0x7F).unflatten(-1, (8, 512)) == 0x7F
-    assert bool(is_nan[0, 1, 3].all())
-    assert int(is_nan.sum()) == 512
 
 
 @pytest.mark.parametrize("splits", [2, 3])
