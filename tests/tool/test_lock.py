@@ -72,10 +72,11 @@ def requirements(name: str) -> list[str]:
     if name == AOT:
         # pip evaluates the marker of its file for the Python that runs pip.
         return ["--no-deps", "triton-xpu"]
+    if name == SITE:
+        return ["-r", "requirements/site.txt"]
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
-    section = "testenv:site" if name == SITE else "testenv"
-    return tox[section]["deps"].split()
+    return tox["testenv"]["deps"].split()
 
 
 def pinned() -> dict[str, str]:
