@@ -160,7 +160,8 @@ def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig
     small_tiles = num_tokens * triton.cdiv(num_heads, 16) * triton.cdiv(max_keys, 32)
     if num_heads <= 16 or small_tiles <= 128:
         block_h, block_n, num_warps, programs = 16, 32, 4, 264
-    elif small_tiles <= 256:
+    # Of 96 keys at most, a batch would have one split here and a larger one two.
+    elif small_tiles <= 256 and max_keys > 96:
         block_h, block_n, num_warps, programs = 16, 64, 8, 132
     else:
         block_h, block_n, num_warps, programs = 64, 64, 8, 132
@@ -214,8 +215,8 @@ def sparse_decode_workspace_size(
     """Elements of a `workspace` that serves every batch up to `max_num_tokens`.
 
     This is the largest num_tokens * num_heads * splits * 514, the size of the partials
-    that `_merge` reads. Larger batches never have more splits, so the search ends at
-    the first batch without a split.
+    that `_merge` reads. No batch larger than the first one without a split has splits,
+    so the search ends there.
 
     Args:
         max_num_tokens (int):

@@ -279,7 +279,8 @@ def _prefill_kernel(
     else:
         if SCORES_FIRST:
             row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
-            # Never: a product waits for its branch only if the loop hands it on.
+            # Never taken. The use of `scores` makes the loop carry them, and only then
+            # does Triton 3.6 wait for their product inside the branch.
             if num_keys < 0:
                 row_sum += tl.sum(scores, 1)
         # [BLOCK_H, 1]

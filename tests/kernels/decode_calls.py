@@ -12,14 +12,14 @@ SCALE = 512**-0.5
 ERROR = 2.0**-8
 """Of rounding probabilities and the result to bf16, twice over: the bound of an element
 is this times |o| + sum(p |v|)."""
-decode_config = decode.decode_config
 
 
 def use(monkeypatch, **changes):
-    """Run with the given fields of the configuration changed."""
+    """Run with the given fields of the configuration changed, also of `tuned_for`."""
+    config = decode.decode_config
 
     def changed(kind, *sizes):
-        return decode_config(kind, *sizes)._replace(**changes)
+        return config(kind, *sizes)._replace(**changes)
 
     monkeypatch.setattr(decode, "decode_config", changed)
 

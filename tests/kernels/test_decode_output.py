@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from decode_calls import batch, check
+from decode_calls import batch, check, use
 from fp8_operands import check_operands, codes_of, of_call, poisoned
 
 from kernels.xpu_dsv4 import sparse_decode as decode
@@ -14,10 +14,7 @@ from kernels.xpu_dsv4 import sparse_decode as decode
 def test_fp8_is_what_a_second_launch_makes_of_bf16(
     splits, heads, per_group, tuned_for, monkeypatch, device
 ):
-    config = decode.decode_config
-    monkeypatch.setattr(
-        decode, "decode_config", lambda *s: config(*s)._replace(splits=splits)
-    )
+    use(monkeypatch, splits=splits)
     arguments = batch(3, heads, 40, 20, device, seed=heads)
     arguments["topk_lens"].copy_(torch.tensor([40, 0, 3]))
     arguments["swa_lens"].copy_(torch.tensor([20, 0, 0]))
@@ -31,10 +28,7 @@ def test_fp8_is_what_a_second_launch_makes_of_bf16(
 
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_score_of_nan_gives_nan_in_fp8(splits, tuned_for, monkeypatch, device):
-    config = decode.decode_config
-    monkeypatch.setattr(
-        decode, "decode_config", lambda *s: config(*s)._replace(splits=splits)
-    )
+    use(monkeypatch, splits=splits)
     arguments = batch(2, 16, 40, 20, device)
     arguments["q"][1, 3, 5] = float("nan")
     operands = poisoned(2, 16, 8, device)

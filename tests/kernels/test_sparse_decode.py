@@ -11,7 +11,6 @@ from decode_calls import (
     SCALE,
     batch,
     check,
-    decode_config,
     expected_of,
     use,
 )
@@ -20,6 +19,7 @@ from loads import recording_loads
 
 from kernels.xpu_dsv4 import _merge as merge
 from kernels.xpu_dsv4 import sparse_decode as decode
+from kernels.xpu_dsv4._decode_config import decode_config
 
 
 @pytest.mark.parametrize(
@@ -60,10 +60,7 @@ def test_splits_with_empty_parts(splits, tuned_for, monkeypatch, device):
 @pytest.mark.parametrize("splits", [2, 3])
 def test_partials_give_the_log_of_the_sum(splits, tuned_for, monkeypatch, device):
     """What a merge with other partials would need: maxima and sums, in base 2."""
-    config = decode.decode_config
-    monkeypatch.setattr(
-        decode, "decode_config", lambda *s: config(*s)._replace(splits=splits)
-    )
+    use(monkeypatch, splits=splits)
     arguments = batch(3, 16, 70, 40, device)
     arguments["topk_lens"].copy_(torch.tensor([70, 1, 0]))
     rows = 3 * 16 * splits
@@ -113,10 +110,7 @@ def test_fewest_rows_with_splits(tokens, heads, monkeypatch, device):
 @pytest.mark.parametrize("splits", [1, 2])
 def test_a_score_of_nan_gives_nan(splits, tuned_for, monkeypatch, device):
     """A row that cannot be computed must not look like a row without keys."""
-    config = decode.decode_config
-    monkeypatch.setattr(
-        decode, "decode_config", lambda *sizes: config(*sizes)._replace(splits=splits)
-    )
+    use(monkeypatch, splits=splits)
     arguments = batch(2, 16, 40, 20, device)
     expected = check(arguments)
     arguments["q"][1, 3, 5] = float("nan")
@@ -133,10 +127,7 @@ def test_scores_that_rise_from_tile_to_tile(
     heads, splits, tuned_for, monkeypatch, device
 ):
     """By less and by more than the maximum may lag behind; other heads, other rises."""
-    config = decode.decode_config
-    monkeypatch.setattr(
-        decode, "decode_config", lambda *sizes: config(*sizes)._replace(splits=splits)
-    )
+    use(monkeypatch, splits=splits)
     arguments = batch(1, heads, 64, 128, device)
     last_dim = 448 + 2 * 63  # bytes before it
     for name, indices in (
