@@ -172,7 +172,10 @@ class ForkServer:
     def _hear(self, key: str) -> None:
         """An importer is ready, has ended a run, or has gone."""
         importer = self._importers[key]
-        message = importer.control.recv(MESSAGE)
+        try:
+            message = importer.control.recv(MESSAGE)
+        except ConnectionResetError:  # it was killed with a request unread
+            message = b""
         if message == _READY:
             importer.ready = True
             self._give(importer)

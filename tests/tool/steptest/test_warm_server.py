@@ -3,6 +3,9 @@
 does to itself or to the server fails only that run."""
 
 import concurrent.futures
+import os
+import selectors
+import socket
 import subprocess
 import sys
 import time
@@ -361,6 +364,22 @@ def test_a_shared_import_that_fails_leaves_the_run_alone(tmp_path, monkeypatch, 
         lay_out(tmp_path / "a", "import shared\n\ndef test_it(): pass\n")
         done, printed = run_there(server, tmp_path / "a", site=site, ahead=ahead)
     assert (done.status, done.notes, done.late) == (0, (), False), printed
+
+
+def test_an_importer_that_is_killed_with_a_request_unread_is_forgotten():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    process = os.fork()
+    if not process:
+        os._exit(0)
+    served = server_program.ForkServer.__new__(server_program.ForkServer)
+    served._importers = {"key": server_program.Importer(process, ours, [])}
+    served._selector = selectors.DefaultSelector()
+    served._selector.register(ours, selectors.EVENT_READ)
+    ours.send(b"a request")
+    theirs.close()
+    served._hear("key")
+    assert not served._importers
+    assert ended(process)
 
 
 def test_a_run_on_a_shared_import_is_killed_like_any_other(server, tmp_path):
