@@ -14,8 +14,8 @@ WEIGHTS = "model.safetensors"
 LINEAR = "layers.1.attn.wq_b"
 EXPERT = "layers.1.ffn.experts.3.w1"
 FUSED = "layers.1.attn.wkv"
-CUT = 4096
-"""Bytes that a truncated shard lacks."""
+LAST = "mtp.0.ffn.experts.7.w3.weight"
+"""The tensor at the end of the shard."""
 
 
 def _tensors(folder: Path, change: Callable[[dict[str, torch.Tensor]], None]) -> None:
@@ -46,7 +46,7 @@ def _halved(folder: Path) -> None:
 
 def _truncated(folder: Path) -> None:
     file = folder / WEIGHTS
-    file.write_bytes(file.read_bytes()[:-CUT])
+    file.write_bytes(file.read_bytes()[:-1])
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
@@ -58,7 +58,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], None], str]] = {
         lambda folder: _described(folder, "quant_method", "fp3"),
         "fp3",
     ),
-    "a truncated shard": (_truncated, WEIGHTS),
+    "a truncated shard": (_truncated, LAST),
 }
 """What is done to a folder, and the name that the engine's message must have."""
 

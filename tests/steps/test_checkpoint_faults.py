@@ -11,6 +11,7 @@ from helpers import layout, model_configs
 
 LOADER = "vllm.model_executor.model_loader.default_loader"
 NAME = "part.weight"
+LAST = "rest.weight"
 
 
 class Model(torch.nn.Module):
@@ -83,16 +84,38 @@ def test_a_missing_scale(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) ->
     assert f"no scale for {NAME}" in found, found
 
 
-def test_a_truncated_shard(tmp_path: Path) -> None:
+def refusal(shard: Path, size: int | None = None, first: bytes = b"") -> str:
+    """The error of reading a shard of two tensors of 16,384 bytes each that ends at
+    `size`, and whose first bytes are replaced."""
     from safetensors.torch import save_file
 
     utils = layout.module("vllm.model_executor.model_loader.weight_utils")
-    shard = tmp_path / "model-00001-of-00002.safetensors"
-    save_file({NAME: torch.zeros(64, 64)}, shard)
-    shard.write_bytes(shard.read_bytes()[:-8])
+    save_file({NAME: torch.zeros(64, 64), LAST: torch.zeros(64, 64)}, shard)
+    data = shard.read_bytes()
+    shard.write_bytes((first + data[len(first) :])[:size])
     with pytest.raises(Exception) as stop:
         list(utils.safetensors_weights_iterator([str(shard)], False))
-    assert shard.name in str(stop.value), stop.value
+    return str(stop.value)
+
+
+def test_a_truncated_shard(tmp_path: Path) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    found = refusal(shard, -8)
+    assert shard.name in found, found
+    assert f"ends before the end of {LAST}" in found, found
+    assert f"ends before the end of {NAME}" in refusal(shard, -16384 - 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [(4, b""), (40, b""), (None, b"\x40"), (None, b"\xff" * 8)],
+    ids=["no length", "no header", "another length", "a length beyond all"],
+)
+def test_a_shard_with_a_damaged_header(
+    tmp_path: Path, size: int | None, first: bytes
+) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    assert shard.name in refusal(shard, size, first)
 
 
 @pytest.mark.unchanged

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Names the tensor of a checkpoint that does not fit, or that has no scale."""
+"""Names the tensor of a checkpoint that does not fit, has no scale or is cut off."""
 
+import json
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeAlias, cast
 
 import regex as re
 import torch
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 _Tensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
@@ -59,6 +62,45 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise ValueError(f"The checkpoint has no scale for {shown}{more}")
     return loaded
+
+
+def open_shard(st_file: str) -> safe_open:
+    """Open a safetensors file for PyTorch.
+
+    Raises:
+        SafetensorError: it cannot be opened. The message names the file, and the first
+            tensor that it does not hold to its end.
+
+    """
+    try:
+        return safe_open(st_file, framework="pt")
+    except SafetensorError as error:
+        cut = _first_cut(st_file)
+        ending = f"; the file ends before the end of {cut}" if cut else ""
+        raise SafetensorError(f"{st_file}: {error}{ending}") from error
+
+
+def _first_cut(st_file: str) -> str:
+    """The first tensor that a truncated safetensors file does not hold to its end;
+    empty if it holds all, or if its header is damaged.
+
+    The format: eight bytes with the length of the header, the header in JSON with the
+    range of each tensor behind it, and the tensors.
+    """
+    with open(st_file, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        length = int.from_bytes(file.read(8), "little")
+        header = file.read(length) if length < size else b""
+    try:
+        ends = {
+            name: entry["data_offsets"][1]
+            for name, entry in json.loads(header).items()
+            if name != "__metadata__"
+        }
+    except (AttributeError, LookupError, TypeError, ValueError):
+        return ""
+    cut = [name for name, end in ends.items() if 8 + length + end > size]
+    return min(cut, key=lambda name: ends[name], default="")
 
 
 def _reason(error: Exception) -> str:
