@@ -79,6 +79,7 @@ PARTS = (
         "Draft model",
         "speculation",
         "mtp",
+        "mtp-norm-warps",
         "mtp-weights",
         "merge-once",
         "pipeline-draft",

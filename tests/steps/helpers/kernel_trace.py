@@ -109,12 +109,14 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> Iterator[Trace]:
 
 
 @contextmanager
-def options_of_launches(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[set[str]]]:
-    """Record the keyword names of each launch instead of launching."""
-    options: list[set[str]] = []
+def options_of_launches(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[list[dict[str, Any]]]:
+    """Record the keyword arguments of each launch instead of launching."""
+    options: list[dict[str, Any]] = []
 
     def launcher(kernel: Any, grid: Any) -> Any:
-        return lambda *args, **kwargs: options.append(set(kwargs))
+        return lambda *args, **kwargs: options.append(kwargs)
 
     with monkeypatch.context() as patch:
         patch.setattr(KernelInterface, "__getitem__", launcher)
