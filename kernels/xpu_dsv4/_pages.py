@@ -83,6 +83,8 @@ def check_page_cache(name: str, cache: torch.Tensor, block_size: int) -> None:
     check_inner_contiguous(name, cache)
     if cache.dim() == 3 and cache.shape[1] > 1 and cache.stride(1) != cache.shape[2]:
         fail(f"{name}.stride()", cache.stride(), "pages without gaps inside")
+    if cache.dim() == 3 and cache.shape[1] != block_size:
+        fail(f"{name}.shape", list(cache.shape), f"[blocks, {block_size}, 584]")
     inner = cache[0].numel() if cache.shape[0] else page_bytes(block_size)
     if inner < page_bytes(block_size):
         want = f"{page_bytes(block_size)} B per block"

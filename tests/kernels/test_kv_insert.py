@@ -274,6 +274,7 @@ BAD = [
     ("cos_sin", lambda c: c[5][:, :32], "cos_sin_cache.shape = [300, 32]"),
     ("eps", lambda c: -1.0, "eps = -1.0: expected"),
     ("block", lambda c: 0, "block_size = 0: expected at least 1"),
+    ("block", lambda c: 32, "swa_kv_cache.shape = [2, 64, 584]"),
 ]
 NAMES = ["q", "kv", "cache", "slots", "positions", "cos_sin", "eps", "block"]
 

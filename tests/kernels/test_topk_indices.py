@@ -257,3 +257,13 @@ def test_bad_input_of_global(index, value, message):
     with pytest.raises(ValueError) as error:
         topk_indices.compute_global_topk_indices_and_lens(*case)
     assert message in str(error.value)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_given_tensors_of_another_device(which):
+    zeros = torch.zeros(3).int()
+    case = [torch.zeros(3, 4).int(), zeros, torch.zeros(2, 2).int(), 4, zeros.bool()]
+    out = [torch.zeros(3, 4).int(), torch.zeros(3).int()]
+    out[which] = out[which].to("meta")
+    with pytest.raises(ValueError, match=rf"out\[{which}\]\.device = meta"):
+        topk_indices.compute_global_topk_indices_and_lens(*case, tuple(out))
