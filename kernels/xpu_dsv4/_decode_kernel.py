@@ -87,14 +87,17 @@ def _decode_kernel(
     is held, heads come first, all 512 dims of a tile of keys are one operand, and the
     next tile is loaded while one is multiplied.
     """
-    # Elsewhere rescaling rarely makes FP8 output spill on Intel GPUs. bf16 output takes
-    # the same path, so that FP8 is made of the same bits.
-    LAZY: tl.constexpr = SPLIT or (HAS_TOPK and BLOCK_H > 16)
+    # Without splits, arithmetic on `num_splits` would take registers that the loop over
+    # keys lacks on Intel GPUs. On CUDA it makes 128 heads 2 to 5 % faster.
+    RANGES: tl.constexpr = SPLIT or not DIMS_FIRST
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     program = tl.program_id(0)
     head_block = program % num_head_blocks
-    split = (program // num_head_blocks) % num_splits
-    token = (program // num_head_blocks // num_splits).to(tl.int64)
+    if RANGES:
+        split = (program // num_head_blocks) % num_splits
+        token = (program // num_head_blocks // num_splits).to(tl.int64)
+    else:
+        token = (program // num_head_blocks).to(tl.int64)
 
     head_offs = head_block * BLOCK_H + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     head_mask = head_offs < num_heads  # [BLOCK_H]
@@ -124,9 +127,13 @@ def _decode_kernel(
     given_swa_len = tl.load(swa_lens_ptr + token)
     swa_len = tl.minimum(tl.maximum(given_swa_len, 0), swa_width).to(tl.int32)
     num_keys = topk_len + swa_len
-    keys_per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), num_splits) * BLOCK_N
-    first_key = split * keys_per_split
-    last_key = tl.minimum(first_key + keys_per_split, num_keys)
+    if RANGES:
+        keys_per_split = tl.cdiv(tl.cdiv(num_keys, BLOCK_N), num_splits) * BLOCK_N
+        first_key = split * keys_per_split
+        last_key = tl.minimum(first_key + keys_per_split, num_keys)
+    else:
+        first_key = 0
+        last_key = num_keys
 
     topk_row_ptr = topk_indices_ptr + token * topk_stride
     swa_row_ptr = swa_indices_ptr + token * swa_stride
@@ -277,7 +284,6 @@ def _decode_kernel(
                 BLOCK_H,
                 BLOCK_N,
                 Q_BLOCKS,
-                LAZY,
             )
         else:
             # The next tile comes while this one is multiplied.

@@ -139,13 +139,11 @@ def attend(
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
     Q_BLOCKS: tl.constexpr,
-    LAZY: tl.constexpr,
 ):
     """Take one tile of keys, which are the values as well, into the attention.
 
-    The tile starts at key `start`, which is less than `last_key`. The maximum is raised
-    and everything accumulated before is rescaled, with LAZY only where a score exceeds
-    the maximum by far: that takes a few registers more.
+    The tile starts at key `start`, which is less than `last_key`. Only where a score
+    exceeds the maximum by far, it is raised and everything before it is rescaled.
     The columns of the weights are summed apart, and added to each other once behind the
     loop: a lane has one column, and to add 16 lanes takes 9 instructions for each head.
 
@@ -164,8 +162,7 @@ def attend(
     scores = _add_scores(scores, q_ptrs, row_mask, k7, 7, Q_BLOCKS)
     # [BLOCK_H, BLOCK_N]
     logits = tl.where(key_mask[None, :], scores * qk_scale, float("-inf"))
-    raised = exceeds_maximum(logits, row_max) if LAZY else start < last_key
-    if raised:
+    if exceeds_maximum(logits, row_max):
         new_max = tl.maximum(row_max, tl.max(logits, 1))  # [BLOCK_H]
         rescale = tl.exp2(row_max - new_max)  # [BLOCK_H]
         row_max = new_max

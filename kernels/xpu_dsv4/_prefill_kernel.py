@@ -191,7 +191,6 @@ def _prefill_kernel(
                 BLOCK_H,
                 BLOCK_N,
                 Q_BLOCKS,
-                True,
             )
         elif SCORES_FIRST:
             # [BLOCK_N, HEAD_DIM]
