@@ -71,7 +71,8 @@ class Fp8Output:
 
 
 def tensors_of(out: torch.Tensor | Fp8Output | None) -> tuple[torch.Tensor | None, ...]:
-    """What `check_output` takes: the output, and three that it needs in FP8."""
+    """What `check_output` takes: the output, then its scales, positions and table,
+    which are None for bf16."""
     if isinstance(out, Fp8Output):
         return out.tensors
     return out, None, None, None
@@ -85,7 +86,10 @@ def check_output(
     positions: torch.Tensor | None,
     cos_sin_cache: torch.Tensor | None,
 ) -> None:
-    """Raise unless the output holds so many heads of so many tokens."""
+    """Raise unless `out` holds `num_heads` heads of `num_tokens` tokens.
+
+    Without `scales` it is bf16, and the others are not looked at.
+    """
     if scales is None:
         check_dtype("out", out, torch.bfloat16)
         check_shape("out", out, num_tokens, num_heads, HEAD_DIM)
@@ -106,6 +110,8 @@ def check_output(
         strides = (group_tokens * row, row, 1)
         if num_tokens and tensor.stride() != strides:
             fail(f"{name}.stride()", tensor.stride(), str(strides))
+    if out.data_ptr() % 2:
+        fail("out.values.data_ptr()", out.data_ptr(), "an even address")
     assert positions is not None and cos_sin_cache is not None
     check_rotary(positions, cos_sin_cache, num_tokens, ROPE_DIM)
 

@@ -4,8 +4,9 @@
 import pytest
 import torch
 from compare import assert_within
-from fp8_operands import check_operands, of_call, poisoned
+from fp8_operands import check_operands, of_call, poisoned, rotating
 from fp8_pages import sparse_memory
+from inputs import rotary_table
 from loads import recording_loads
 
 from kernels.reference import sparse_prefill as reference
@@ -129,6 +130,43 @@ def test_fp8_is_what_a_second_launch_makes_of_bf16(heads, per_group, tuned_for, 
     out = of_call(operands)
     assert interface(**arguments, out=out) is out
     check_operands(operands, attention)
+
+
+@few_and_many_heads
+@pytest.mark.parametrize("other_types", [False, True])
+def test_fp8_of_rotations_that_round(other_types, heads, tuned_for, device):
+    arguments = batch(5, heads, 20, 90, device)
+    attention = check(arguments)
+    operands = poisoned(5, heads, heads, device, rotary_table)
+    if other_types:
+        operands = rotating(operands)
+    interface(**arguments, out=of_call(operands))
+    check_operands(operands, attention, exactly=False)
+
+
+@few_and_many_heads
+@pytest.mark.parametrize("in_fp8", [False, True])
+def test_replay_of_a_graph_with_other_inputs(in_fp8, heads, tuned_for, device):
+    if device.type != "cuda":
+        pytest.skip("graphs are captured on a GPU only")
+    arguments = batch(4, heads, 20, 90, device)
+    operands = poisoned(4, heads, heads, device)
+    out = of_call(operands) if in_fp8 else torch.empty_like(arguments["q"])
+    interface(**arguments, out=out)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        interface(**arguments, out=out)
+    torch.manual_seed(1)
+    for name in ("q", "kv"):
+        arguments[name].copy_(torch.randn(arguments[name].shape))
+    arguments["topk_length"].copy_(torch.tensor([20, 0, 3, 17]))
+    operands.positions.copy_(operands.positions.flip(0))
+    graph.replay()
+    attention = check(arguments)
+    if in_fp8:
+        check_operands(operands, attention)
+    else:
+        assert torch.equal(out.cpu(), attention)
 
 
 @few_and_many_heads
