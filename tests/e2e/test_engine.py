@@ -18,6 +18,7 @@ from checks import (
     check_same_tokens,
 )
 from comparison import attention_errors
+from packaging.version import Version
 from report import OWN
 from serving import Job, Kitchen, Prompt
 from twin import Roundings, Twin
@@ -25,6 +26,8 @@ from twin import Roundings, Twin
 from emulated_xpu.pins import schemas
 from xpustack.base.releases import load
 
+V2_SINCE = Version("0.28.0")
+"""The first release that chooses the model runner V2 by itself."""
 INSERT = "_xpu_C::deepseek_qnorm_rope_kv_insert"
 MIXED = Job(
     "mixed", ((Prompt(129, 8, seed=1), Prompt(5, 6, seed=2), Prompt(1, 4, seed=3)),)
@@ -55,6 +58,8 @@ def test_logits_and_greedy_tokens(served: Kitchen, twin: Twin, release: str) -> 
 
 def test_the_whole_path_ran(served: Kitchen, release: str) -> None:
     answer = served.serve(release, MIXED).answer
+    second = Version(release.removeprefix("v")) >= V2_SINCE
+    assert answer["runner"] == ("XPUModelRunnerV2" if second else "XPUModelRunner")
     layers = {name.partition(" ratio ")[::2] for name in answer["layers"]}
     attention = {kind for kind, ratio in layers if ratio}
     assert attention == {"DeepseekV4XPUAttention"}
