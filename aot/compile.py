@@ -39,7 +39,7 @@ FLAGS = {
     "auto": "-cl-intel-enable-auto-large-GRF-mode",
     "": "",
 }
-FORMAT = 9
+FORMAT = 10
 """Version of the stored results; raise it when their content changes."""
 
 CompileResult = dict[str, Any]

@@ -4,8 +4,9 @@
 A loop is the code between a label and a later jump back to it. Intel's compiler lays
 loops out contiguously, so the lines between are its body; code that a branch of the
 body skips is counted too, as if every branch were taken. One kind of branch is left
-out: of two arms between which all lanes choose alike, and which neither multiply nor
-read global memory, the longer one. That is attention's rescaling, which is rare.
+out, of loops that multiply matrices: of two arms between which all lanes choose alike,
+and which neither multiply nor read global memory, the longer one. That is attention's
+rescaling, which is rare.
 """
 
 import re
@@ -92,7 +93,10 @@ def work(listing: str) -> tuple[Work, tuple[Work, ...]]:
     rare = list(_rare_arms(code, labels, uniform))
     turns = []
     for first, end in ends.items():
-        arms = [arm for arm in rare if first <= arm.start and arm.stop <= end]
+        multiplies = any(_is_dpas(item) for item in code[first:end])
+        arms = [
+            arm for arm in rare if multiplies and first <= arm.start and arm.stop <= end
+        ]
         left_out = {i for arm in arms for i in arm}
         body = [code[i] for i in range(first, end) if i not in left_out]
         turns.append(replace(_count(body), rare=len(left_out)))
@@ -123,9 +127,12 @@ def _rare_arms(
 
 def _works(item: _Instruction) -> bool:
     """Whether it multiplies matrices or moves data from or to global memory."""
-    kind = item.name.split(".")[0]
     message = _MESSAGE.search(item.text)
-    return kind in ("dpas", "dpasw") or bool(message and message[4] == "ugm")
+    return _is_dpas(item) or bool(message and message[4] == "ugm")
+
+
+def _is_dpas(item: _Instruction) -> bool:
+    return item.name.split(".")[0] in ("dpas", "dpasw")
 
 
 def _count(code: list[_Instruction]) -> Work:
@@ -140,7 +147,7 @@ def _count(code: list[_Instruction]) -> Work:
             if message := _MESSAGE.search(item.text):
                 moved = (int(message[2]) + int(message[3])) * REGISTER
                 total["slm" if message[4] == "slm" else "memory"] += moved
-        elif kind in ("dpas", "dpasw"):
+        elif _is_dpas(item):
             total["dpas"] += 1
             total["cycles"] += 1
         else:

@@ -6,8 +6,9 @@ which issues one instruction per clock, and the matrix engines, the shared local
 and the load and store unit beside them. Whichever of these is busy longest bounds the
 time of the work-groups that an Xe-core holds at once; a sub-group's own chain of
 dependent instructions bounds it where few are there to hide it, and the bytes that must
-come from DRAM bound the whole launch. The model leaves out second-level cache, clock
-changes under load, bank conflicts and the launch itself.
+come from DRAM bound the whole launch. A rare arm of the loop (`loops`) is charged once.
+The model leaves out second-level cache, clock changes under load, bank conflicts and
+the launch itself.
 
 Constants are in `devices.toml`, with their sources.
 """

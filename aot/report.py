@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The report of machine code: rows, and the rules that a shipped kernel must meet."""
 
+import functools
 import json
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import Any
 from xpustack.core.markdown import table
 
 from .compile import CompileResult
+from .model import Device, devices, launched, resident
 from .record import Launch
 
 DPAS_ROWS, DPAS_COLUMNS = 8, 16
@@ -20,6 +22,17 @@ ROWS = "data/machine_code.csv"
 """The file of rows beside the page."""
 OURS = "This stack"
 """How the rows and the page name what this repository ships."""
+TURN = {
+    "_decode_kernel": "BLOCK_N",
+    "_prefill_kernel": "BLOCK_N",
+    "_bf16_mla_sparse_kernel": "BLOCK_N",
+    "mqa_logits_kernel": "BLOCK_N",
+    "paged_mqa_logits_kernel": "BLOCK_N",
+    "_gather_paged_kernel": "BLOCK_M",
+    "_compress_insert_kernel": "UNROLLED",
+}
+"""Kernel → its parameter that says how many keys or rows an iteration of its longest
+loop takes. The loops of others go over parts of a row, or over indices."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +117,40 @@ def figures(code: dict[str, Any]) -> dict[str, int]:
         **{name: total[name] for name in ("dpas", "sends", "instructions")},
         "loop": loop["instructions"],
         "narrow": loop["narrow_loads"],
+        "barriers": loop["barriers"],
         "rare": loop["rare"],
     }
+
+
+def rates(row: Row, device: str) -> dict[str, str]:
+    """What a sub-group executes for one key or row of the longest loop, where `TURN`
+    knows how many an iteration has, the bytes of an average message of the loop, and
+    the work-groups that an Xe-core of the device holds, where `model` knows it."""
+    code = row.result["devices"][device]
+    loop, known = code["loop"], _by_target().get(device)
+    size = TURN.get(row.kernel) if loop["instructions"] else None
+    keys = int(row.launch.constexprs()[size]) if size else 0
+    moved, sends = loop["slm"] + loop["memory"], loop["sends"]
+    return {
+        "instructions a key": f"{loop['instructions'] / keys:.4g}" if keys else "",
+        "dpas a key": f"{loop['dpas'] / keys:.4g}" if keys else "",
+        "narrow a key": f"{loop['narrow_loads'] / keys:.4g}" if keys else "",
+        "bytes a message": f"{moved / sends:.0f}" if sends else "",
+        "work-groups": str(_held(row, code, known)) if known else "",
+    }
+
+
+@functools.cache
+def _by_target() -> dict[str, Device]:
+    """A device of each target: Xe-cores of one target are alike."""
+    return {device.target: device for device in devices()}
+
+
+def _held(row: Row, code: dict[str, Any], device: Device) -> int:
+    try:
+        return resident(launched(code, 0, row.launch.num_warps, 0, 0), device)
+    except ValueError:
+        return 0
 
 
 def products(row: Row) -> str:
@@ -150,7 +195,8 @@ def csv_rows(rows: Sequence[Row]) -> list[dict[str, object]]:
     """The whole report as data: a row for each kernel and device. `spill` is in bytes
     per hardware thread, `slm` in bytes per work-group, `loop` in instructions of one
     iteration of the longest loop, `narrow` in loads of 8 or 16 bits from SLM among
-    them; `rare` instructions of its arms that `loops` leaves out."""
+    them, `barriers` in waits of that iteration; `rare` instructions of its arms that
+    `loops` leaves out. `rates` has the others."""
     return [
         cells
         for name, group in _by_origin(rows)
@@ -213,7 +259,13 @@ def _device_rows(name: str, row: Row) -> Iterator[dict[str, object]]:
         yield {**cells, "products": f"does not compile: {reason}"}
         return
     for device, code in row.result["devices"].items():
-        yield {**cells, "device": device, **figures(code), "products": products(row)}
+        yield {
+            **cells,
+            "device": device,
+            **figures(code),
+            **rates(row, device),
+            "products": products(row),
+        }
 
 
 def _worst(rows: Sequence[Row]) -> dict[str, tuple[str, str]]:

@@ -12,7 +12,7 @@ from aot.compile import dots
 from aot.loops import Work, work
 from aot.machine import Machine, read
 from aot.record import Launch
-from aot.report import OURS, Row, csv_rows, summary
+from aot.report import OURS, Row, csv_rows, rates, summary
 
 CODE = {
     **asdict(
@@ -189,9 +189,11 @@ L2:
         {arm}
         mul (16|M0)  r5.0<1>:f     r5.0<1;1,0>:f     r2.1<0;1,0>:f
 L3:
+        {end}
 (W&f0.0) jmpi                                L0
 L4:
 """
+DPAS = "dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf"
 
 
 @pytest.mark.parametrize(
@@ -200,13 +202,38 @@ L4:
         ("mul (16|M0)  r6.0<1>:f     r6.0<1;1,0>:f     r2.1<0;1,0>:f", 3),
         ("send.slm (16|M0)  r2 r3 // wr:1+0, rd:1; load.slm.d32.a32", 3),
         ("send.ugm (16|M0)  r2 r3 // wr:1+0, rd:1; load.ugm.d32.a64", 0),
-        ("dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf", 0),
+        (DPAS, 0),
     ],
 )
 def test_an_arm_that_only_computes_is_rare(arm: str, rare: int) -> None:
-    total, (loop,) = work(LOOP.format(arm=arm))
-    assert (loop.rare, loop.instructions) == (rare, 8 - rare)
-    assert (total.rare, total.instructions) == (0, 8)
+    total, (loop,) = work(LOOP.format(arm=arm, end=DPAS))
+    assert (loop.rare, loop.instructions) == (rare, 9 - rare)
+    assert (total.rare, total.instructions) == (0, 9)
+
+
+def test_no_arm_is_rare_where_nothing_multiplies() -> None:
+    add = "add (16|M0)  r3.0<1>:f     r3.0<1;1,0>:f     r2.1<0;1,0>:f"
+    _, (loop,) = work(LOOP.format(arm=add, end=add))
+    assert (loop.rare, loop.instructions) == (0, 9)
+
+
+def test_rates_are_per_key_and_empty_where_nothing_is_known() -> None:
+    loop = Work(
+        instructions=64, dpas=8, sends=4, narrow_loads=2, slm=96, memory=32, barriers=1
+    )
+    decode = replace(row({"loop": asdict(loop)}), kernel="_decode_kernel")
+    known = {"num_warps": 16, "constexprs": lambda: {"BLOCK_N": 16}}
+    decode = replace(decode, launch=cast(Launch, SimpleNamespace(**known)))
+    assert rates(decode, "bmg") == {
+        "instructions a key": "4",
+        "dpas a key": "0.5",
+        "narrow a key": "0.125",
+        "bytes a message": "32",
+        "work-groups": "2",
+    }
+    other = row()
+    other.result["devices"]["xyz"] = CODE
+    assert not any(rates(other, "xyz").values())
 
 
 def test_the_rows_are_one_for_each_device_and_the_summary_takes_the_worst() -> None:
