@@ -3,7 +3,7 @@
 
 Reads `benchmark.json`; with `--redraw` only the rows that `docs/data` has. The picture
 shows the newest rows of each op. No package is needed, so it runs on another machine
-than the one that measured. `draw`, which a device's report has, needs matplotlib.
+than the one that measured.
 """
 
 import argparse
@@ -20,21 +20,6 @@ from xpustack.pages.site import plots
 
 Row = dict[str, Any]
 """A `benchmarks.run.Measurement`, as the report has it."""
-MARKERS = {
-    "ours": "o",
-    "vllm-xpu-kernels": "D",
-    "upstream 0.33.0": "s",
-    "FlashMLA": "^",
-    "torch": "x",
-}
-COLORS = {
-    "ours": "#0060a9",
-    "vllm-xpu-kernels": "#7a3fa0",
-    "upstream 0.33.0": "#c04000",
-    "FlashMLA": "#2a8c3c",
-    "torch": "#888888",
-}
-COLUMNS = 4
 SECTION = "benchmark"
 """The generated section of the page."""
 ROWS = "data/benchmark.csv"
@@ -60,72 +45,6 @@ FIGURES = (
     ("speedup_of_ours", 2),
 )
 """The figures of the rows and their decimals."""
-
-
-def best(row: Row) -> float | None:
-    """The figure that counts: captured where there is one."""
-    return row["direct"] if row["captured"] is None else row["captured"]
-
-
-def panels(rows: Sequence[Row]) -> dict[tuple[str, int, int], list[Row]]:
-    """Rows by op, heads and keys, where more than one token count was measured."""
-    shapes: dict[tuple[str, int, int], list[Row]] = {}
-    for row in rows:
-        shapes.setdefault((row["op"], row["heads"], row["keys"]), []).append(row)
-    return {
-        shape: part
-        for shape, part in shapes.items()
-        if len({row["tokens"] for row in part}) > 1
-    }
-
-
-def draw(report: dict[str, Any], target: Path) -> None:
-    """Draw time over tokens, and below it per cent of the roof, for each shape."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shapes = panels(report["rows"])
-    bands = -(-len(shapes) // COLUMNS)
-    figure, axes = pyplot.subplots(
-        2 * bands, COLUMNS, figsize=(3.2 * COLUMNS, 5.4 * bands), squeeze=False
-    )
-    for index, ((op, heads, keys), part) in enumerate(shapes.items()):
-        band, column = divmod(index, COLUMNS)
-        above, below = axes[2 * band][column], axes[2 * band + 1][column]
-        title = op + (f" H{heads}" if heads else "") + (f" K{keys}" if keys else "")
-        above.set_title(title, fontsize=9)
-        for name in dict.fromkeys(row["candidate"] for row in part):
-            own = [r for r in part if r["candidate"] == name and best(r)]
-            style = {"marker": MARKERS.get(name, "."), "color": COLORS.get(name, "k")}
-            tokens = [row["tokens"] for row in own]
-            above.loglog(tokens, [best(row) for row in own], label=name, **style)
-            percent = [row["percent_of_roof"] for row in own]
-            below.semilogx(tokens, percent, label=name, **style)
-        roof = sorted({(row["tokens"], row["roof"]) for row in part})
-        above.loglog(*zip(*roof, strict=True), "k:", label="roof")
-        for axis in (above, below):
-            axis.set_xticks([tokens for tokens, _ in roof], minor=False)
-            axis.set_xticks([], minor=True)
-            axis.set_xticklabels([str(tokens) for tokens, _ in roof])
-        below.set_ylim(0, 100)
-        below.set_xlabel("tokens")
-    for axis in axes.flat[:: COLUMNS * 2]:
-        axis.set_ylabel("µs per call")
-    for axis in axes.flat[COLUMNS :: COLUMNS * 2]:
-        axis.set_ylabel("% of the roof")
-    for index in range(len(shapes), bands * COLUMNS):
-        band, column = divmod(index, COLUMNS)
-        axes[2 * band][column].set_axis_off()
-        axes[2 * band + 1][column].set_axis_off()
-    axes[0][0].legend(fontsize=7)
-    facts = report["environment"]
-    figure.suptitle(
-        f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}"
-    )
-    figure.tight_layout()
-    figure.savefig(target, metadata={"Date": None})
 
 
 def section(report: dict[str, Any]) -> str:
@@ -155,6 +74,18 @@ def csv_row(row: Row) -> dict[str, object]:
         f"WRONG: {row['wrong']}" if row["wrong"] else row["note"],
     )
     return dict(zip(HEADS, cells, strict=True))
+
+
+def draw(report: dict[str, Any], target: Path) -> None:
+    """Write the picture of a run, if a shape of it has more than one count of tokens."""
+    rows = [
+        {head: str(cell) for head, cell in csv_row(row).items()}
+        for row in report["rows"]
+    ]
+    facts = report["environment"]
+    title = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}"
+    if shown := plots.panels(rows):
+        target.write_text(plots.picture(title, shown))
 
 
 def picture_text(root: Path) -> str:

@@ -311,7 +311,7 @@ def compare(bench: Bench) -> Outcome:
         120,
     )
     if picture.returncode:
-        findings += (Finding("no picture: it needs matplotlib"),)
+        findings += (Finding("no picture: the end of log.txt says why"),)
     return Outcome(
         "failed" if ended.returncode else "passed",
         summary,

@@ -7,11 +7,9 @@ from pathlib import Path
 
 
 def main(source: Path, target: Path) -> None:
-    from benchmarks.plot import draw, panels
+    from benchmarks.plot import draw
 
-    report = json.loads(source.read_text())
-    if panels(report["rows"]):
-        draw(report, target)
+    draw(json.loads(source.read_text()), target)
 
 
 if __name__ == "__main__":

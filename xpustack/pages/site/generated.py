@@ -213,7 +213,7 @@ def measurements_page(project: Project) -> Page:
             " over the measured copy bandwidth and operations over the measured rate of"
             " products. What was timed at one number of tokens is in the tables alone.",
             "## Attention",
-            "The newest run of decode and prefill"
+            "The newest runs of decode, prefill and the compressor"
             f" ([when and on what]({KERNELS_PAGE})). All rows: [CSV]({ATTENTION}).",
             plot("Attention: time and per cent of the roof", panels(attention)),
             rows_table("attention-rows", attention),
