@@ -77,7 +77,7 @@ def csv_row(row: Row) -> dict[str, object]:
 
 
 def draw(report: dict[str, Any], target: Path) -> None:
-    """Write the picture of a run, if a shape of it has more than one count of tokens."""
+    """Write the picture of a run, if it has a shape of several counts of tokens."""
     rows = [
         {head: str(cell) for head, cell in csv_row(row).items()}
         for row in report["rows"]

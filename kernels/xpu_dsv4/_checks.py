@@ -20,25 +20,25 @@ def check_once(check: Callable[..., None], *arguments: object) -> None:
     The layout of a tensor is its type, shape, strides, device and alignment. A check
     must depend on nothing else of it, and must not read its values.
     """
-    layout = (check, *[_layout(argument) for argument in arguments])
+    parts: list[object] = [check]
+    for argument in arguments:
+        if isinstance(argument, torch.Tensor):
+            parts += (
+                argument.dtype,
+                argument.shape,
+                argument.stride(),
+                argument.device,
+                argument.data_ptr() % ALIGNMENT,
+            )
+        else:
+            parts.append(argument)
+    layout = tuple(parts)
     if layout in _passed:
         return
     check(*arguments)
     if len(_passed) >= MOST_LAYOUTS:
         _passed.clear()
     _passed.add(layout)
-
-
-def _layout(argument: object) -> object:
-    if not isinstance(argument, torch.Tensor):
-        return argument
-    return (
-        argument.dtype,
-        argument.shape,
-        argument.stride(),
-        argument.device,
-        argument.data_ptr() % ALIGNMENT,
-    )
 
 
 def fail(name: str, value: object, expected: str) -> NoReturn:

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import torch
 
+from ._launch import cdiv
 from ._merge import MOST_SPLITS, PARTIAL_WIDTH
-from ._triton import triton
 from ._tuned import tuned_rows
 
 XE_CORES = 32
@@ -85,8 +85,8 @@ class TunedDecode(NamedTuple):
             self.block_h,
             self.block_n,
             _splits(
-                num_tokens * triton.cdiv(num_heads, self.block_h),
-                triton.cdiv(max_keys, self.block_n),
+                num_tokens * cdiv(num_heads, self.block_h),
+                cdiv(max_keys, self.block_n),
                 self.programs,
                 MOST_SPLITS,
             ),
@@ -142,8 +142,8 @@ def decode_config(
         # As many programs as the device holds at once. More would only write and read
         # more partials.
         _splits(
-            num_tokens * triton.cdiv(num_heads, block_h),
-            triton.cdiv(max_keys, block_n),
+            num_tokens * cdiv(num_heads, block_h),
+            cdiv(max_keys, block_n),
             programs=_xe_cores() * LARGE_GRF_THREADS // num_warps,
             most=MOST_SPLITS,
         ),
@@ -157,7 +157,7 @@ def decode_config(
 
 def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig:
     """Small blocks of heads where one wave of them takes all tiles of keys."""
-    small_tiles = num_tokens * triton.cdiv(num_heads, 16) * triton.cdiv(max_keys, 32)
+    small_tiles = num_tokens * cdiv(num_heads, 16) * cdiv(max_keys, 32)
     if num_heads <= 16 or small_tiles <= 128:
         block_h, block_n, num_warps, programs = 16, 32, 4, 264
     # Of 96 keys at most, a batch would have one split here and a larger one two.
@@ -169,8 +169,8 @@ def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig
         block_h,
         block_n,
         _splits(
-            num_tokens * triton.cdiv(num_heads, block_h),
-            triton.cdiv(max_keys, block_n),
+            num_tokens * cdiv(num_heads, block_h),
+            cdiv(max_keys, block_n),
             programs,
             most=16 if num_heads <= 16 else 32,
         ),
@@ -205,8 +205,8 @@ def _splits(unsplit: int, tiles: int, programs: int, most: int) -> int:
 
     """
     wanted = max(min(programs // max(unsplit, 1), tiles, most), 1)
-    tiles_per_split = max(triton.cdiv(tiles, wanted), 1)
-    return max(triton.cdiv(tiles, tiles_per_split), 1)
+    tiles_per_split = max(cdiv(tiles, wanted), 1)
+    return max(cdiv(tiles, tiles_per_split), 1)
 
 
 def sparse_decode_workspace_size(

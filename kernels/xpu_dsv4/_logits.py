@@ -19,9 +19,8 @@ from ._checks import (
     fail,
 )
 from ._fp4 import MXFP4_BLOCK, SCALES_A_WORD
-from ._launch import launch_options
+from ._launch import cdiv, launch_options, next_power_of_2
 from ._logits_kernels import mqa_logits_kernel, paged_mqa_logits_kernel
-from ._triton import triton
 from ._tuned import tuned_rows
 
 MOST_HEADS = 128
@@ -152,7 +151,7 @@ def mqa_logits(
     if rows and num_keys:
         kernel = "mqa_logits" if q_scales is None else MXFP4_PREFILL
         config = logits_config(kernel, q.device.type)
-        row_blocks = triton.cdiv(rows, config.block_m)
+        row_blocks = cdiv(rows, config.block_m)
         mqa_logits_kernel[_grid(row_blocks, num_keys, config.block_n)](
             q.view(torch.uint8),
             q_scales,
@@ -254,8 +253,8 @@ def paged_mqa_logits(
 
 def _grid(first: int, num_keys: int, block_n: int) -> tuple[int, int, int]:
     """`first` programs for each tile of keys; 65,536 tiles and more take two axes."""
-    tiles = triton.cdiv(num_keys, block_n)
-    return first, min(tiles, _AXIS_LIMIT), triton.cdiv(tiles, _AXIS_LIMIT)
+    tiles = cdiv(num_keys, block_n)
+    return first, min(tiles, _AXIS_LIMIT), cdiv(tiles, _AXIS_LIMIT)
 
 
 def _check_queries(
@@ -349,7 +348,7 @@ def _dim(width: int, q_scales: torch.Tensor | None) -> int:
 
 def _padded(heads: int) -> int:
     """Rows of the matrix product that hold `heads`."""
-    return max(16, triton.next_power_of_2(heads))
+    return max(16, next_power_of_2(heads))
 
 
 def _lanes_are_keys(q: torch.Tensor, q_scales: torch.Tensor | None) -> bool:

@@ -9,7 +9,7 @@ is sum(o * 2^(m - M)) / (sum(l * 2^(m - M)) + 2^(sink * log2(e) - M)).
 
 import torch
 
-from ._launch import launch_options
+from ._launch import launch_options, next_power_of_2
 from ._output import (
     Fp8Output,
     heads_per_group,
@@ -158,7 +158,7 @@ def merge_splits(
         *output.operands,
         HAS_SINK=attn_sink is not None,
         HEADS_PER_GROUP=heads_per_group(out),
-        BLOCK_S=triton.next_power_of_2(splits) if splits <= FEW_SPLITS else MOST_SPLITS,
+        BLOCK_S=next_power_of_2(splits) if splits <= FEW_SPLITS else MOST_SPLITS,
         BLOCK_D=block_d,
         **launch_options(partial.device, num_warps=num_warps),
     )

@@ -4,7 +4,7 @@
 
 import torch
 
-from ._launch import launch_options
+from ._launch import cdiv, launch_options, next_power_of_2
 from ._mhc_kernels import (
     HC_MULT,
     finish_kernel,
@@ -12,7 +12,6 @@ from ._mhc_kernels import (
     post_kernel,
     project_kernel,
 )
-from ._triton import triton
 
 PROJECT_COLUMNS = 32
 """Columns of the partials: up to 24 gates, the sum of squares, and padding."""
@@ -41,7 +40,7 @@ def project(
     tokens, _, hidden = residual.shape
     block_d, split_dim = 64, (64 if tokens <= 64 else 512)
     block_t, num_warps = (16, 4) if tokens <= 512 else (32, 8)
-    splits = triton.cdiv(hidden, split_dim)
+    splits = cdiv(hidden, split_dim)
     device = residual.device
     partial = torch.empty(
         (splits, tokens, PROJECT_COLUMNS), dtype=torch.float32, device=device
@@ -49,7 +48,7 @@ def project(
     x, post, comb = (residual, fn, fn) if mix is None else mix
     streams = residual if mix is None else torch.empty_like(residual.contiguous())
     if tokens:
-        project_kernel[(triton.cdiv(tokens, block_t), splits)](
+        project_kernel[(cdiv(tokens, block_t), splits)](
             x,
             residual,
             post,
@@ -113,7 +112,7 @@ def finish(
     out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=residual.device)
     if tokens:
         block_d = 512 if tokens <= 64 else 1024
-        finish_kernel[(tokens, triton.cdiv(hidden, block_d) + 1)](
+        finish_kernel[(tokens, cdiv(hidden, block_d) + 1)](
             residual,
             partial,
             hc_scale,
@@ -130,7 +129,7 @@ def finish(
             *sinkhorn,
             GATES=hc_base.shape[0],
             COLUMNS=columns,
-            BLOCK_S=triton.next_power_of_2(splits),
+            BLOCK_S=next_power_of_2(splits),
             BLOCK_D=block_d,
             **launch_options(residual.device, num_warps=4),
         )
@@ -162,7 +161,7 @@ def spread(
     )
     if tokens:
         block_d = 512
-        post_kernel[(tokens, triton.cdiv(hidden, block_d))](
+        post_kernel[(tokens, cdiv(hidden, block_d))](
             x,
             residual,
             post,
@@ -187,6 +186,6 @@ def normalize(x: torch.Tensor, weight: torch.Tensor, eps: float) -> None:
             weight,
             hidden,
             eps,
-            BLOCK_D=triton.next_power_of_2(hidden),
+            BLOCK_D=next_power_of_2(hidden),
             **launch_options(x.device, num_warps=16),
         )

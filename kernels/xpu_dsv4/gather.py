@@ -17,7 +17,7 @@ from ._fp8 import (
     load_rope,
     token_pointers,
 )
-from ._launch import launch_options
+from ._launch import cdiv, launch_options
 from ._pages import HEAD_DIM, NOPE_DIM, QUANT_BLOCK, ROPE_DIM, check_pages
 from ._triton import tl, triton
 
@@ -201,7 +201,7 @@ def dequantize_and_gather_k_cache(
     max_rows = out.shape[1] - offset
     if num_reqs == 0 or max_rows == 0:
         return
-    workers = min(triton.cdiv(max_rows, PAGED_ROWS), max(2048 // num_reqs, 1))
+    workers = min(cdiv(max_rows, PAGED_ROWS), max(2048 // num_reqs, 1))
     _gather_paged_kernel[(num_reqs, workers)](
         out,
         k_cache,

@@ -6,7 +6,7 @@ import torch
 
 from ._checks import check_dtype, check_same_device, check_shape, fail
 from ._fp4 import MXFP4_BLOCK
-from ._launch import launch_options
+from ._launch import cdiv, launch_options
 from ._pairs import (
     check_pair_rows,
     check_rotary,
@@ -217,7 +217,7 @@ def fused_indexer_q_rope_quant(
     weights = torch.empty((tokens, heads), dtype=torch.float32, device=device)
     if tokens and heads:
         block_h = 8
-        _indexer_q_kernel[(tokens, triton.cdiv(heads, block_h))](
+        _indexer_q_kernel[(tokens, cdiv(heads, block_h))](
             index_q,
             positions,
             index_q_cos_sin_cache,

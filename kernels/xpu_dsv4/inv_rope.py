@@ -5,7 +5,7 @@
 import torch
 
 from ._checks import check_once, check_same_device, check_shape, fail
-from ._launch import launch_options
+from ._launch import cdiv, launch_options
 from ._output import QUANT_GROUP, rotate_back, store_fp8_blocks
 from ._pages import NOPE_DIM, ROPE_DIM
 from ._pairs import (
@@ -198,7 +198,7 @@ def _undo(
     quant_group_size: int,
     *,
     quantize: bool,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Values `[G, T, D]` and, if they are quantized, scales `[G, T, D / size]`."""
     heads = n_groups * heads_per_group
     check_once(
@@ -211,13 +211,16 @@ def _undo(
         dtype=torch.float8_e4m3fn if quantize else torch.bfloat16,
         device=o.device,
     )
-    blocks = width // quant_group_size if quantize else 0
-    scales = torch.empty(
-        (n_groups, tokens, blocks), dtype=torch.float32, device=o.device
-    )
+    scales = None
+    if quantize:
+        scales = torch.empty(
+            (n_groups, tokens, width // quant_group_size),
+            dtype=torch.float32,
+            device=o.device,
+        )
     if tokens and heads:
         block_h = 4
-        _inv_rope_kernel[(tokens, triton.cdiv(heads, block_h))](
+        _inv_rope_kernel[(tokens, cdiv(heads, block_h))](
             o,
             positions,
             cos_sin_cache,

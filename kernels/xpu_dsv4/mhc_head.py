@@ -9,7 +9,7 @@ their gates.
 import torch
 
 from ._checks import check_same_device
-from ._launch import launch_options
+from ._launch import cdiv, launch_options, next_power_of_2
 from ._mhc_checks import check_gates, check_streams
 from ._mhc_kernels import HC_MULT, inverse_rms, store_input_tile
 from ._mhc_launch import project
@@ -105,7 +105,7 @@ def hc_head(
     out = torch.empty((tokens, hidden), dtype=torch.bfloat16, device=streams.device)
     if tokens:
         block_d = 512 if tokens <= 64 else 1024
-        head_kernel[(tokens, triton.cdiv(hidden, block_d))](
+        head_kernel[(tokens, cdiv(hidden, block_d))](
             streams,
             partial,
             hc_scale,
@@ -120,7 +120,7 @@ def hc_head(
             hc_eps,
             GATES=HC_MULT,
             COLUMNS=columns,
-            BLOCK_S=triton.next_power_of_2(splits),
+            BLOCK_S=next_power_of_2(splits),
             BLOCK_D=block_d,
             **launch_options(streams.device, num_warps=4),
         )

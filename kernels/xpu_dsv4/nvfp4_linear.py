@@ -18,7 +18,7 @@ from ._checks import (
 )
 from ._fp4 import e2m1_value
 from ._fp8 import E4M3_SHIFT, e4m3_shifted
-from ._launch import launch_options
+from ._launch import cdiv, launch_options
 from ._triton import tl, triton
 
 NVFP4_BLOCK = 16
@@ -143,7 +143,7 @@ def nvfp4_linear(
     if rows and columns:
         block_m = 16 if rows <= 16 else 64
         block_n = 64
-        grid = (triton.cdiv(columns, block_n), triton.cdiv(rows, block_m))
+        grid = (cdiv(columns, block_n), cdiv(rows, block_m))
         _nvfp4_linear_kernel[grid](
             x,
             weight,

@@ -10,7 +10,7 @@ import torch
 
 from ._checks import check_once, check_same_device, check_shape, fail
 from ._kv_quant import check_slots, insert_row, row_words
-from ._launch import launch_options
+from ._launch import cdiv, launch_options
 from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_page_cache
 from ._pairs import (
     check_pair_rows,
@@ -172,7 +172,7 @@ def xpu_qnorm_rope_kv_fp8_insert(
     num_slots = swa_kv_cache.shape[0] * block_size
     if tokens:
         block_h = 4 if heads * tokens <= 1024 else 8
-        _qnorm_rope_insert_kernel[(tokens, 1 + triton.cdiv(heads, block_h))](
+        _qnorm_rope_insert_kernel[(tokens, 1 + cdiv(heads, block_h))](
             q,
             kv,
             swa_kv_cache,

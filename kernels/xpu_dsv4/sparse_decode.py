@@ -15,7 +15,7 @@ from ._checks import (
 )
 from ._decode_config import decode_config, sparse_decode_workspace_size
 from ._decode_kernel import _decode_kernel
-from ._launch import has_aligned_rows, launch_options
+from ._launch import cdiv, has_aligned_rows, launch_options
 from ._merge import PARTIAL_WIDTH, merge_splits
 from ._output import (
     Fp8Output,
@@ -26,7 +26,6 @@ from ._output import (
 )
 from ._pages import HEAD_DIM, NOPE_DIM, ROPE_DIM, check_pages
 from ._softmax import LOG2E, check_sink
-from ._triton import triton
 
 __all__ = ["Fp8Output", "sparse_decode_workspace_size", "xpu_sparse_decode_fp8"]
 
@@ -149,7 +148,7 @@ def xpu_sparse_decode_fp8(
     # With splits the merge writes `out`, and the kernel nothing but partials.
     direct = out if config.splits == 1 else q
     output = output_arguments(direct)
-    head_blocks = triton.cdiv(num_heads, config.block_h)
+    head_blocks = cdiv(num_heads, config.block_h)
     _decode_kernel[(num_tokens * config.splits * head_blocks,)](
         q,
         kv_cache,

@@ -15,7 +15,7 @@ from ._checks import (
     check_shape,
     fail,
 )
-from ._launch import has_aligned_rows, launch_options
+from ._launch import cdiv, has_aligned_rows, launch_options
 from ._output import (
     Fp8Output,
     check_output,
@@ -26,7 +26,6 @@ from ._output import (
 from ._pages import HEAD_DIM
 from ._prefill_kernel import _prefill_kernel
 from ._softmax import LOG2E, check_sink
-from ._triton import triton
 from ._tuned import tuned_rows
 
 
@@ -183,7 +182,7 @@ def xpu_sparse_prefill(
 
     config = prefill_config(q.device.type, num_heads, has_aligned_rows(q))
     output = output_arguments(out)
-    head_blocks = triton.cdiv(num_heads, config.block_h)
+    head_blocks = cdiv(num_heads, config.block_h)
     _prefill_kernel[(num_tokens * head_blocks,)](
         q,
         kv,

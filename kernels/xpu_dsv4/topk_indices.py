@@ -11,7 +11,7 @@ from ._checks import (
     check_shape,
     fail,
 )
-from ._launch import launch_options
+from ._launch import cdiv, launch_options
 from ._triton import tl, triton
 
 WIDTH_MULTIPLE = 128
@@ -364,7 +364,7 @@ def combine_topk_swa_indices(
         **{name: tensor for name, (tensor, _) in vectors.items()},
     )
     columns = topk + window_size + max_image_tokens
-    width = triton.cdiv(columns, WIDTH_MULTIPLE) * WIDTH_MULTIPLE
+    width = cdiv(columns, WIDTH_MULTIPLE) * WIDTH_MULTIPLE
     indices, lens = _outputs(out, tokens, width, topk_indices)
     if tokens:
         _combine_kernel[(tokens,)](
