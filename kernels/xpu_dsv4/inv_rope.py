@@ -140,6 +140,7 @@ def inv_rope_fp8_quant(
     """
     sizes = (n_groups, heads_per_group, nope_dim, rope_dim, quant_group_size)
     values, scales = _undo(o, positions, cos_sin_cache, *sizes, quantize=True)
+    assert scales is not None
     return values.transpose(0, 1), scales.transpose(0, 1)
 
 

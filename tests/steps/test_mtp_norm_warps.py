@@ -61,7 +61,7 @@ def test_sixteen_warps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.unchanged
 @pytest.mark.any_platform
-def test_elsewhere_they_launch_with_tritons_default(
+def test_rocm_launches_with_tritons_default(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     norms = layout.module(NAME)
