@@ -5,7 +5,6 @@ ATTENTION = "vllm/v1/attention/ops/xpu_mla_sparse.py"
 DECODE = "vllm/models/deepseek_v4/xpu/xpu_sparse_decode_fp8.py"
 INSERT = "vllm/models/deepseek_v4/xpu/xpu_qnorm_rope_kv_fp8_insert.py"
 XPU = (ATTENTION, DECODE, INSERT)
-COMPRESSOR = "vllm/models/deepseek_v4/common/ops/fused_compress_quant_cache.py"
 SHARED_NORM = "vllm/models/common/ops/fused_qk_rmsnorm.py"
 MHC = "vllm/model_executor/kernels/mhc/torch.py"
 WARMUP = (
@@ -26,6 +25,7 @@ def _common(*names: str) -> tuple[str, ...]:
     return tuple(f"vllm/models/deepseek_v4/common/ops/{name}.py" for name in names)
 
 
+(COMPRESSOR,) = _common("fused_compress_quant_cache")
 FILES: dict[str, tuple[str, ...]] = {
     "0.21.0": tuple(
         f"vllm/v1/attention/ops/deepseek_v4_ops/{name}.py"

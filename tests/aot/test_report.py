@@ -8,11 +8,13 @@ from typing import Any, cast
 
 import pytest
 
+import kernels.xpu_dsv4
 from aot.compile import dots
+from aot.coverage import launched
 from aot.loops import Work, work
 from aot.machine import Machine, read
 from aot.record import Launch
-from aot.report import OURS, Row, csv_rows, rates, summary
+from aot.report import OURS, TURN, Row, csv_rows, rates, summary
 
 CODE = {
     **asdict(
@@ -215,6 +217,11 @@ def test_no_arm_is_rare_where_nothing_multiplies() -> None:
     add = "add (16|M0)  r3.0<1>:f     r3.0<1;1,0>:f     r2.1<0;1,0>:f"
     _, (loop,) = work(LOOP.format(arm=add, end=add))
     assert (loop.rare, loop.instructions) == (0, 9)
+
+
+def test_rates_know_kernels_that_exist() -> None:
+    shipped = launched(Path(kernels.xpu_dsv4.__path__[0]))
+    assert set(TURN) - set(shipped) == {"_bf16_mla_sparse_kernel"}
 
 
 def test_rates_are_per_key_and_empty_where_nothing_is_known() -> None:
