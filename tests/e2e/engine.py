@@ -6,9 +6,10 @@ and its exit status, which is written last. Each job has a process of its own, f
 from this one.
 
 JOB names the checkpoint, the arguments of `LLM`, and waves of prompts, and may say how
-many waves are written down; each wave is one call of `LLM.generate`, or the engine's
-own steps where a request is aborted. RESULT holds the tokens, their log-probabilities,
-and what the worker wrote down. `python engine.py JOB RESULT` serves one job alone.
+many waves are written down, and for how many Xe-cores decode is planned. Each wave is
+one call of `LLM.generate`, or the engine's own steps where a request is aborted. RESULT
+holds the tokens, their log-probabilities, and what the worker wrote down. `python
+engine.py JOB RESULT` serves one job alone.
 `E2E_HOME` names the module that chooses the emulated XPU's home; by default the CPU.
 """
 
@@ -25,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 HOME = "emulated_xpu.pytest_plugin"
+DECODE_CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
 importlib.import_module(os.environ.get("E2E_HOME", HOME))
 if "E2E_HOME" not in os.environ:
     importlib.import_module("engine_ops")
@@ -58,6 +60,11 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
 
     if engine_ops := sys.modules.get("engine_ops"):
         engine_ops.provide()
+    # A model's class is looked at here, not in a process that imports vLLM anew.
+    registry = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda look: look()
+    if cores := job.get("xe_cores"):
+        importlib.import_module(DECODE_CONFIG).XE_CORES = cores
     llm = LLM(model=job["model"], **{**ENGINE, **job.get("engine", {})})
     ready = time.perf_counter()
     waves = []

@@ -97,6 +97,9 @@ class Job:
     `Kitchen.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
     refused: tuple[Prompt, ...] = ()
     """What is asked at the end, and must be refused."""
+    xe_cores: int | None = None
+    """Xe-cores of the device for which decode is planned; the kernels' own guess if
+    none. On few, a batch's keys are not split, which the interpreter does slowly."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -251,6 +254,7 @@ class Kitchen:
                     "model": str(model),
                     "engine": dict(job.engine),
                     "sabotage": job.sabotage,
+                    "xe_cores": job.xe_cores,
                     "waves": [[p.order() for p in wave] for wave in job.waves],
                     "refused": [p.order() for p in job.refused],
                 }
