@@ -27,7 +27,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--write-table",
         action="store_true",
-        help="write what each kind of checkpoint does to docs/",
+        help="write what the run found to docs/",
     )
 
 

@@ -2,6 +2,7 @@
 """The untouched release beside the patched one, where it starts. Runs with --full."""
 
 from collections.abc import Iterator
+from itertools import zip_longest
 
 import pytest
 from checks import OVERLAP, TIGHT
@@ -11,6 +12,8 @@ from test_engine import MIXED, SPECULATING
 from twin import Roundings, Twin
 
 from xpustack.core.markdown import table
+from xpustack.core.project import Project
+from xpustack.pages import engine_errors
 
 pytestmark = pytest.mark.full
 
@@ -22,6 +25,14 @@ STOPS = {
     "v0.30.0": (MIXED, r"topk_softplus_sqrt\(\) expected at most 10 argument\(s\)"),
 }
 """The first job that an untouched release cannot serve, and how its trace ends."""
+
+HEADS = {
+    "plain": "float32 %",
+    "core": "core %",
+    "output": "output %",
+    "overlap": "overlap",
+}
+"""Columns of `docs/data/e2e.csv` by the figure's name."""
 
 
 def startable(release: str) -> Iterator[Job]:
@@ -55,17 +66,48 @@ def side_by_side(untouched: list[Error], patched: list[Error]) -> str:
     return table(heads, rows)
 
 
+def record(
+    release: str, untouched: list[Error], patched: list[Error]
+) -> Iterator[dict[str, object]]:
+    """The rows of `docs/data/e2e.csv`: errors in percent, the overlap as a share."""
+    for before, after in zip_longest(untouched, patched):
+        sides = dict(zip(engine_errors.SIDES, (before, after), strict=True))
+        yield {
+            "release": release,
+            "tokens": after.tokens,
+            "ratio": after.ratio,
+            **{
+                f"{head}, {side}": cell(error, name)
+                for name, head in HEADS.items()
+                for side, error in sides.items()
+            },
+        }
+
+
+def cell(error: Error | None, name: str) -> str:
+    figure = getattr(error, name, None)
+    if figure is None:
+        return ""
+    return f"{figure:.3f}" if name == "overlap" else f"{100 * figure:.2f}"
+
+
 @pytest.mark.serves(MIXED, SPECULATING, untouched=startable)
-def test_side_by_side(served: Kitchen, twin: Twin, release: str) -> None:
+def test_side_by_side(
+    served: Kitchen, twin: Twin, release: str, request: pytest.FixtureRequest
+) -> None:
     impossible, trace = STOPS.get(release, (None, ""))
     for job in startable(release):
-        if job is impossible:
+        stops = job is impossible
+        before = [] if stops else errors_of(served, twin, release, job, patched=False)
+        after = errors_of(served, twin, release, job, patched=True)
+        if job is MIXED and request.config.option.write_table:
+            rows = list(record(release, before, after))
+            engine_errors.keep(Project.find(request.path), release, rows)
+        if stops:
             with pytest.raises(RuntimeError, match=trace) as stop:
                 served.serve(release, job, patched=False)
             print(f"{release} untouched stops at {job.name}:\n{stop.value}")
             return
-        before = errors_of(served, twin, release, job, patched=False)
-        after = errors_of(served, twin, release, job, patched=True)
         print(f"{release} {job.name}")
         print(side_by_side(before, after))
         for patched in (False, True):
