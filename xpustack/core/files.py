@@ -15,11 +15,12 @@ from xpustack.core.errors import EnvironmentProblem, StackError
 def link_in(path: Path, root: Path) -> Path | None:
     """The first symbolic link on the path from the directory `root` down to `path`;
     None if there is none. `root` itself may be a link."""
-    place = root
+    # Strings: a check asks this some 17,000 times, and joining paths takes longer.
+    place = str(root)
     for part in path.relative_to(root).parts:
-        place /= part
-        if place.is_symlink():
-            return place
+        place = f"{place}/{part}"
+        if os.path.islink(place):
+            return Path(place)
     return None
 
 
