@@ -285,7 +285,7 @@ class Kitchen:
 
     def _environment(self, pinned: Release, site: Path, own: Path) -> dict[str, str]:
         """What an engine of one tree sees; `own` is for what vLLM keeps of that tree,
-        such as its look at a model's class in a process of its own."""
+        such as what it found in a model's class."""
         version = pinned.xpu_kernels.version
         wrappers = {}
         if version in WRAPPERS:

@@ -15,10 +15,11 @@ def read_rows(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
-def csv_text(rows: Sequence[Mapping[str, object]]) -> str:
-    """The rows as CSV; a head for each key, in the order in which keys first appear."""
+def csv_text(rows: Sequence[Mapping[str, object]], heads: Sequence[str] = ()) -> str:
+    """The rows as CSV; `heads`, then one for each other key, in the order in which keys
+    first appear."""
     stream = io.StringIO()
-    heads = list(dict.fromkeys(key for row in rows for key in row))
+    heads = list(dict.fromkeys([*heads, *(key for row in rows for key in row)]))
     writer = csv.DictWriter(stream, heads, lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -5,13 +5,13 @@ and the page made of it."""
 import csv
 import io
 from collections.abc import Iterable
-from dataclasses import astuple, dataclass, fields
+from dataclasses import asdict, dataclass, fields
 
 from xpustack.base.releases import load
 from xpustack.core import markdown
-from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
+from xpustack.pages import record
 
 PAGE = "docs/checkpoints.md"
 DATA = "docs/data/checkpoints.csv"
@@ -37,6 +37,9 @@ class Cell:
     why: str
 
 
+HEADS = [field.name for field in fields(Cell)]
+
+
 def cells(project: Project) -> tuple[Cell, ...]:
     """The record, the newest release first; empty if there is none.
 
@@ -47,7 +50,7 @@ def cells(project: Project) -> tuple[Cell, ...]:
     if not path.is_file():
         return ()
     heads, *rows = csv.reader(io.StringIO(path.read_text("utf-8")))
-    if heads != [field.name for field in fields(Cell)]:
+    if heads != HEADS:
         raise UsageError("the record has other columns", path=path, hint=COMMAND)
     return tuple(Cell(*row) for row in rows)
 
@@ -73,29 +76,22 @@ def keep(project: Project, cell: Cell) -> None:
     """Put a cell into the record, in place of the one before it, and write the page."""
     known = {(one.release, one.checkpoint): one for one in cells(project)}
     known[cell.release, cell.checkpoint] = cell
-    newest = {name: place for place, name in enumerate(reversed(load(project).names))}
     kinds = list(dict.fromkeys(name for _, name in known))
-    ordered = sorted(
-        (one for one in known.values() if one.release in newest),
-        key=lambda one: (newest[one.release], kinds.index(one.checkpoint)),
+    rows = record.newest_first(
+        project,
+        (asdict(one) for one in known.values()),
+        lambda row: (kinds.index(str(row["checkpoint"])),),
     )
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(field.name for field in fields(Cell))
-    writer.writerows(astuple(one) for one in ordered)
-    with atomic_file(project.root / DATA) as file:
-        file.write(text.getvalue().encode())
-    page = project.root / PAGE
-    whole = markdown.with_section(page, "checkpoints", render(ordered, newest))
-    with atomic_file(page) as file:
-        file.write(whole.encode())
+    ordered = (known[str(row["release"]), str(row["checkpoint"])] for row in rows)
+    shown = render(ordered, reversed(load(project).names))
+    record.write(project, DATA, rows, PAGE, ("checkpoints", shown), HEADS)
 
 
-def render(record: Iterable[Cell], releases: Iterable[str]) -> str:
+def render(known: Iterable[Cell], releases: Iterable[str]) -> str:
     """The table of verdicts, one line per release."""
     found: dict[str, dict[str, Cell]] = {}
     kinds: dict[str, str] = {}
-    for cell in record:
+    for cell in known:
         found.setdefault(cell.release, {})[cell.checkpoint] = cell
         kinds[cell.checkpoint] = cell.what
     short = []

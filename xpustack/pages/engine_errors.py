@@ -2,13 +2,14 @@
 """How far the engine's attention is from Hugging Face's, untouched and patched: the
 record that `tests/e2e` writes, and the table made of it."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
-from xpustack.base.releases import load
 from xpustack.core import markdown
-from xpustack.core.cache import atomic_file
+from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.core.rows import csv_text, read_rows
+from xpustack.core.rows import read_rows
+from xpustack.pages import record
+from xpustack.pages.record import Row
 
 PAGE = "docs/e2e.md"
 DATA = "docs/data/e2e.csv"
@@ -19,51 +20,42 @@ SHOWN = {"core %": "attention (core)", "output %": "output behind it"}
 """The figures of the page's table, and how it calls them."""
 
 
-def keep(project: Project, release: str, rows: Sequence[Mapping[str, object]]) -> None:
+def keep(project: Project, release: str, rows: Sequence[Row]) -> None:
     """Put a release's rows into the record, in place of those before them, and write
     the page. A row is one layer of one request: `release`, `tokens`, the layer's
     `ratio`, and for each figure a cell `FIGURE, untouched` and `FIGURE, patched`, the
-    first empty if the release does not start."""
-    newest = list(reversed(load(project).names))
-    known: list[Mapping[str, object]] = [
-        row for row in read_rows(project.root / DATA) if row["release"] != release
-    ]
-    ordered = sorted(
-        (row for row in (*known, *rows) if row["release"] in newest),
-        key=lambda row: (
-            newest.index(str(row["release"])),
-            -int(str(row["tokens"])),
-            int(str(row["ratio"])),
-        ),
+    first empty if the release does not start.
+
+    Raises:
+        UsageError: a figure is no number, or the page has no section for the table.
+    """
+    known = read_rows(project.root / DATA)
+    kept = [*(row for row in known if row["release"] != release), *rows]
+    ordered = record.newest_first(
+        project, kept, lambda row: (-int(str(row["tokens"])), int(str(row["ratio"])))
     )
-    with atomic_file(project.root / DATA) as file:
-        file.write(csv_text(ordered).encode())
-    page = project.root / PAGE
-    whole = markdown.with_section(page, "figures", render(project))
-    with atomic_file(page) as file:
-        file.write(whole.encode())
+    record.write(project, DATA, ordered, PAGE, ("figures", render(ordered)))
 
 
-def render(project: Project) -> str:
-    """The smallest and the largest figure of each release, the newest first."""
-    of: dict[str, list[dict[str, str]]] = {}
-    for row in read_rows(project.root / DATA):
-        of.setdefault(row["release"], []).append(row)
-    heads = [f"{name}, {side}" for name in SHOWN.values() for side in SIDES]
+def render(rows: Iterable[Row]) -> str:
+    """The smallest and the largest figure of each release, in the order of the rows."""
+    of: dict[str, list[Row]] = {}
+    for row in rows:
+        of.setdefault(str(row["release"]), []).append(row)
+    columns = [(figure, side) for figure in SHOWN for side in SIDES]
     lines = [
-        [release]
-        + [
-            _range(row[f"{figure}, {side}"] for row in rows)
-            for figure in SHOWN
-            for side in SIDES
-        ]
-        for release, rows in of.items()
+        [release, *(_range(own, f"{figure}, {side}") for figure, side in columns)]
+        for release, own in of.items()
     ]
+    heads = (f"{SHOWN[figure]}, {side}" for figure, side in columns)
     return markdown.table(("release", *heads), lines)
 
 
-def _range(cells: Iterable[str]) -> str:
-    figures = sorted(float(cell) for cell in cells if cell)
+def _range(rows: Iterable[Row], column: str) -> str:
+    try:
+        figures = sorted(float(str(row[column])) for row in rows if row[column])
+    except ValueError as error:
+        raise UsageError(f"{column}: {error}", path=DATA, hint=COMMAND) from None
     if not figures:
         return "does not start"
     ends = dict.fromkeys(

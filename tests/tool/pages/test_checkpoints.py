@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of checkpoints: the record, and the page made of it."""
 
-import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,14 +17,8 @@ CELL = checkpoints.Cell("v0.33.0", "flash", "Flash", "serves", "attention 0.2 %"
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    (tmp_path / "docs/data").mkdir(parents=True)
-    for name in ("releases.toml", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / checkpoints.PAGE).write_text(
-        "# Page\n<!-- checkpoints: begin -->\n<!-- checkpoints: end -->\n"
-    )
-    return Project(tmp_path)
+def project(project_with: Callable[[str, str], Project]) -> Project:
+    return project_with(checkpoints.PAGE, "checkpoints")
 
 
 def test_the_page_shows_the_record() -> None:

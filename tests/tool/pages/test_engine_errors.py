@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's errors beside Hugging Face: the record, and the table made of it."""
 
-import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from xpustack.base.releases import load
+from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import engine_errors
@@ -29,19 +30,13 @@ def row(
 
 
 @pytest.fixture
-def project(tmp_path: Path) -> Project:
-    (tmp_path / "docs/data").mkdir(parents=True)
-    for name in ("releases.toml", "pyproject.toml"):
-        shutil.copy(ROOT / name, tmp_path)
-    (tmp_path / engine_errors.PAGE).write_text(
-        "# Page\n<!-- figures: begin -->\n<!-- figures: end -->\n"
-    )
-    return Project(tmp_path)
+def project(project_with: Callable[[str, str], Project]) -> Project:
+    return project_with(engine_errors.PAGE, "figures")
 
 
 def test_the_page_shows_the_record() -> None:
     page = (ROOT / engine_errors.PAGE).read_text()
-    assert engine_errors.render(Project(ROOT)) in page
+    assert engine_errors.render(read_rows(ROOT / engine_errors.DATA)) in page
 
 
 def test_every_release_has_its_figures() -> None:
@@ -68,3 +63,15 @@ def test_a_release_that_is_not_pinned_goes(project: Project) -> None:
     engine_errors.keep(project, "v9.0.0", [row("v9.0.0", "0.17", "0")])
     rows = read_rows(project.root / engine_errors.DATA)
     assert [one["release"] for one in rows] == ["v0.33.0"]
+
+
+def test_a_figure_that_is_no_number_leaves_everything_as_it_was(
+    project: Project,
+) -> None:
+    engine_errors.keep(project, "v0.33.0", [row("v0.33.0", "0.17", "0")])
+    files = [project.root / engine_errors.DATA, project.root / engine_errors.PAGE]
+    before = [file.read_bytes() for file in files]
+    with pytest.raises(UsageError, match=r"core %, patched: .*≤ 0\.01") as problem:
+        engine_errors.keep(project, "v0.20.2", [row("v0.20.2", "≤ 0.01", "0")])
+    assert problem.value.hint == engine_errors.COMMAND
+    assert [file.read_bytes() for file in files] == before

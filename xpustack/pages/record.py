@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A record of runs, a row for each, and the page made of it: written together."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from xpustack.base.releases import load
+from xpustack.core import markdown
+from xpustack.core.cache import atomic_file
+from xpustack.core.project import Project
+from xpustack.core.rows import csv_text
+
+Row = Mapping[str, object]
+
+
+def newest_first(
+    project: Project, rows: Iterable[Row], within: Callable[[Row], tuple[int, ...]]
+) -> list[Row]:
+    """The rows of pinned releases by release, the newest first, then by `within`."""
+    place = {name: n for n, name in enumerate(reversed(load(project).names))}
+    return sorted(
+        (row for row in rows if row["release"] in place),
+        key=lambda row: (place[str(row["release"])], *within(row)),
+    )
+
+
+def write(
+    project: Project,
+    data: str,
+    rows: Sequence[Row],
+    page: str,
+    section: tuple[str, str],
+    heads: Sequence[str] = (),
+) -> None:
+    """Write the rows to the file `data`, and a section of `page`: its name and content.
+
+    Args:
+        heads: columns that the file has without a row, too.
+
+    Raises:
+        UsageError: the page has no such section; nothing is written then.
+    """
+    whole = markdown.with_section(project.root / page, *section)
+    for path, text in ((data, csv_text(rows, heads)), (page, whole)):
+        with atomic_file(project.root / path) as file:
+            file.write(text.encode())
