@@ -26,7 +26,8 @@ _TORCH: dict[str, torch.dtype] = {
     "fp32": torch.float32,
 }
 _AS_BITS = ("fp8e4nv", "fp8e5", "bf16")
-_UNSIGNED = (np.dtype(np.uint8), np.dtype(np.uint16))
+_UNSIGNED = frozenset({"B", "H"})
+"""numpy's characters of uint8 and uint16."""
 _E4M3_MAX = 448.0
 _MARK = "_repaired_by_xpu_dsv4"
 
@@ -105,8 +106,8 @@ def _convert(
 def _holds_bits(handle: Any) -> bool:
     """Whether a tensor's numbers are bfloat16 or FP8, kept as bit patterns."""
     return (
-        isinstance(handle, interpreter.TensorHandle)
-        and handle.data.dtype in _UNSIGNED
+        type(handle) is interpreter.TensorHandle
+        and handle.data.dtype.char in _UNSIGNED
         and handle.dtype.scalar.name in _AS_BITS
     )
 
@@ -144,7 +145,9 @@ def _cast(original: Callable[..., Any]) -> Callable[..., Any]:
     def cast_impl(self: Any, src: Any, dst_type: Any) -> Any:
         target = dst_type.scalar
         if target.name not in _AS_BITS and not _holds_bits(src):
-            return original(self, src, dst_type)
+            # What the original does, without asking whether a format is bfloat16.
+            numbers = src.data.astype(interpreter._get_np_dtype(dst_type))
+            return interpreter.TensorHandle(numbers, target)
         wide = original(self, _widen(src), tl.float32)
         return (
             _narrow(wide, target)
@@ -160,10 +163,12 @@ def _in_float32(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def compute(self: Any, *operands: Any) -> Any:
-        bits = [handle for handle in operands if _holds_bits(handle)]
-        if not bits:
+        for handle in operands:
+            if _holds_bits(handle):
+                break
+        else:
             return original(self, *operands)
         result = original(self, *(_widen(operand) for operand in operands))
-        return _narrow(result, bits[0].dtype.scalar)
+        return _narrow(result, handle.dtype.scalar)
 
     return compute

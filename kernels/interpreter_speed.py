@@ -2,9 +2,10 @@
 """A faster Triton interpreter: it computes once what it used to compute at every step.
 
 A program of a few dozen operations takes milliseconds under the interpreter. Most of
-the time goes into the shapes of block types, into overflow checks whose result nobody
-reads, and into replacing the functions of `triton.language` at each launch and at each
-call of a device function. Nothing here changes a value that a kernel computes.
+the time goes into types, casts and broadcasts that are worked out anew for each
+operation, into overflow checks whose result nobody reads, and into replacing the
+functions of `triton.language` at each launch and at each call of a device function.
+Nothing here changes a value that a kernel computes.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ import numpy as np
 import triton.language as tl
 import triton.runtime.interpreter as interpreter
 
-Pairing = Callable[[Any, Any], tuple[Any, Any]]
+from kernels.interpreter_replay import replayed
+
 _MARK = "_sped_up_by_xpu_dsv4"
 _TYPE_FIELDS = {"element_ty", "shape", "numel", "name"}
 _LIMIT = 4096
@@ -37,14 +39,14 @@ def speed_up() -> None:
     tl.tensor.__init__ = _cached_shape(tl.tensor.__init__)
     interpreter._get_np_dtype = _cached_dtype(interpreter._get_np_dtype)
     semantic = interpreter.interpreter_semantic
-    semantic.broadcast_impl_value = _cached_broadcast(semantic.broadcast_impl_value)
-    operands = semantic.binary_op_type_checking_impl
-    semantic.binary_op_type_checking_impl = _cached_operands(operands)
     check = semantic.binary_op_sanitize_overflow_impl
     semantic.binary_op_sanitize_overflow_impl = _when_debugging(check)
     builder = interpreter.InterpreterBuilder
     builder.create_splat = _splat
     builder.create_broadcast = _broadcast
+    builder.create_expand_dims = _expand_dims
+    handle = interpreter.TensorHandle
+    handle.__init__ = _checked_handle(handle.__init__)
     if hasattr(interpreter, "_LangPatchScope"):
         interpreter._patch_attr = _patch_attr
         interpreter._patch_lang = LanguagePatch(interpreter._patch_lang)
@@ -103,15 +105,8 @@ class _AlreadyDone:
 
 
 def _patch_attr(owner: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
-    """As Triton's own, but a call goes directly to what the builtin wraps."""
-    wrapped = getattr(member, "__wrapped__", member)
-    semantic = interpreter.interpreter_semantic
-
-    def interpreted(*args: Any, **kwargs: Any) -> Any:
-        kwargs["_semantic"] = semantic
-        return wrapped(*args, **kwargs)
-
-    scope.set_attr(owner, name, interpreted)
+    """As Triton's own, but calls are recorded and replayed."""
+    scope.set_attr(owner, name, replayed(getattr(member, "__wrapped__", member)))
 
 
 def _when_debugging(original: Callable[..., None]) -> Callable[..., None]:
@@ -122,75 +117,6 @@ def _when_debugging(original: Callable[..., None]) -> Callable[..., None]:
             original(*args)
 
     return binary_op_sanitize_overflow_impl
-
-
-def _cached_operands(
-    original: Callable[..., tuple[Any, Any]],
-) -> Callable[..., tuple[Any, Any]]:
-    """Cache what a Python number becomes beside a type.
-
-    Tensors of one type that is at least 32 bits wide are only broadcast.
-    """
-    known: dict[tuple[Any, ...], Any] = {}
-    semantic = interpreter.interpreter_semantic
-    broadcast: Pairing = semantic.broadcast_impl_value
-
-    def binary_op_type_checking_impl(
-        lhs: Any,
-        rhs: Any,
-        allow_lhs_ptr: bool = False,
-        allow_rhs_ptr: bool = False,
-        arithmetic_check: bool = True,
-        div_or_mod: bool = False,
-    ) -> tuple[Any, Any]:
-        rest = allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod
-        if type(lhs) is not tl.tensor or type(lhs.dtype) is not tl.dtype:
-            return original(lhs, rhs, *rest)
-        same = type(rhs) is tl.tensor and lhs.dtype is rhs.dtype
-        if same and lhs.dtype.primitive_bitwidth >= 32:
-            return broadcast(lhs, rhs)
-        if type(rhs) not in (int, float):
-            return original(lhs, rhs, *rest)
-        key = lhs.dtype.name, type(rhs), rhs, *rest
-        if key in known:
-            return broadcast(lhs, known[key])
-        left, right = original(lhs, rhs, *rest)
-        if left is lhs and len(known) < _LIMIT:
-            known[key] = semantic.scalar_constant(rhs, right.dtype)
-        return left, right
-
-    return binary_op_type_checking_impl
-
-
-def _cached_broadcast(original: Pairing) -> Pairing:
-    """Cache, for each pair of shapes, which block is broadcast to which shape."""
-    known: dict[tuple[int, int], tuple[Any, Any, Any, bool, bool]] = {}
-
-    def expanded(block: Any, shape: Any) -> Any:
-        builder = interpreter.interpreter_builder
-        handle = builder.create_broadcast(block.handle, shape.values)
-        return tl.tensor(handle, tl.block_type(block.type.element_ty, shape))
-
-    def broadcast_impl_value(lhs: Any, rhs: Any) -> tuple[Any, Any]:
-        if not lhs.type.is_block() or not rhs.type.is_block():
-            return original(lhs, rhs)
-        left, right = lhs.type.shape, rhs.type.shape
-        if left is right:
-            return lhs, rhs
-        found = known.get((id(left), id(right)))
-        if found is not None and found[0] is left and found[1] is right:
-            _, _, shape, left_expands, right_expands = found
-            return (
-                expanded(lhs, shape) if left_expands else lhs,
-                expanded(rhs, shape) if right_expands else rhs,
-            )
-        wide, other = original(lhs, rhs)
-        if len(left) == len(right):
-            expands = wide is not lhs, other is not rhs
-            known[id(left), id(right)] = (left, right, wide.type.shape, *expands)
-        return wide, other
-
-    return broadcast_impl_value
 
 
 def _splat(builder: Any, kind: Any, scalar: Any) -> Any:
@@ -204,6 +130,26 @@ def _broadcast(builder: Any, block: Any, shape: Any) -> Any:
     """In place of `create_broadcast`: `np.broadcast_to` is slower than this view."""
     data = _broadcast_view(block.data, shape)
     return interpreter.TensorHandle(data, block.dtype.scalar)
+
+
+def _expand_dims(builder: Any, block: Any, axis: int) -> Any:
+    """In place of `create_expand_dims`: `np.expand_dims` is slower than an index."""
+    data = block.data[(slice(None),) * axis + (None,)]
+    return interpreter.TensorHandle(data, block.dtype.scalar)
+
+
+def _checked_handle(original: Callable[..., None]) -> Callable[..., None]:
+    """The original is called where its check of the width may fail."""
+
+    def __init__(self: Any, data: Any, dtype: Any, attr: Any = None) -> None:
+        bits = 8 * data.itemsize
+        if bits > 8 and type(dtype) is tl.dtype and bits > dtype.primitive_bitwidth:
+            original(self, data, dtype)
+        self.data = data
+        self.dtype = dtype
+        self.attr = {} if attr is None else attr
+
+    return __init__
 
 
 def _broadcast_view(values: np.ndarray, shape: Any) -> np.ndarray:

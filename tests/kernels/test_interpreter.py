@@ -272,6 +272,28 @@ def test_speed_up_changes_no_result_and_restores_the_language() -> None:
             tl.store(out + tile, chosen, mask=n > 2)
 
         @triton.jit
+        def twice(v, scale):
+            return v * scale + v * v
+
+        @triton.jit
+        def repeated_kernel(x, y, out, ROWS: tl.constexpr, N: tl.constexpr):
+            row, n = tl.program_id(0), tl.arange(0, N)
+            left = tl.make_block_ptr(x, (ROWS, N), (N, 1), (row, 0), (1, 8), (1, 0))
+            total = tl.zeros([1, 8], tl.float32)
+            for part in range(N // 8):
+                total += twice(tl.load(left).to(tl.float32), part)
+                left = tl.advance(left, (0, 8))
+            a = tl.load(x + row * N + n).to(tl.float32)
+            b = tl.load(y + row * N + n)
+            same, other = a * a, a * b
+            zeros = (a * 0.0).to(tl.int32, bitcast=True) >> 31
+            minus = (a * -0.0).to(tl.int32, bitcast=True) >> 31
+            far = (2**31 + n.to(tl.int64) * (row + 1)) % 1000
+            small = (n.to(tl.uint8) * 3 + row).to(tl.float32)
+            result = same + 3 * other + zeros + 7 * minus + far + small
+            tl.store(out + row * N + n, result + tl.sum(total) + (b == b))
+
+        @triton.jit
         def failing_kernel(x):
             tl.static_assert(False, "on purpose")
 
@@ -282,7 +304,10 @@ def test_speed_up_changes_no_result_and_restores_the_language() -> None:
             reduce_kernel[(1,)](x.bfloat16(), out, index, M=8, N=16)
             shapes_kernel[(1,)](x.bfloat16(), tile, M=8, N=16)
             assert len(tile.unique()) > 64
-            return out, index, tile, cast(hard_floats(), torch.float8_e4m3fn)
+            rows = torch.zeros(8, 16)
+            repeated_kernel[(8,)](x.bfloat16(), x + 1, rows, ROWS=8, N=16)
+            assert len(rows.unique()) > 64
+            return out, index, tile, rows, cast(hard_floats(), torch.float8_e4m3fn)
 
         def language():
             owners = (tl, tl.core, tl.tensor, tl.math, tl.dtype)

@@ -108,6 +108,13 @@ def expected_build(cache: Cache, store: Store, tree: Tree, version: str) -> Buil
     return Build(key, version, cache.builds / key / _SITE, "", 0.0, True)
 
 
+def found(build: Build) -> bool:
+    """Whether an earlier run left this build. Its files are not verified: `build` does
+    that, before they are run."""
+    _count_as_used(build.installed.parent)
+    return build.installed.is_dir()
+
+
 def build(
     runner: Runner,
     cache: Cache,
@@ -192,10 +199,14 @@ def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | Non
     if manifest is None or problem is not None:
         progress(f"building {tree.name} again: {problem}")
         return None
-    with contextlib.suppress(OSError):
-        # The clean-up of the cache keeps the builds that were used last.
-        os.utime(home)
+    _count_as_used(home)
     return _as_build(cache, key, manifest, 0.0, cached=True)
+
+
+def _count_as_used(home: Path) -> None:
+    """The clean-up of the cache keeps the builds that were used last."""
+    with contextlib.suppress(OSError):
+        os.utime(home)
 
 
 def _as_build(

@@ -9,7 +9,7 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import bytecode
-from xpustack.builds.build import Build, build, build_version, expected_build
+from xpustack.builds.build import Build, build, build_version, expected_build, found
 from xpustack.builds.derive import origin_of
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
@@ -176,15 +176,10 @@ class Planner:
             # The tree is derived from this build, which nobody asked for.
             self._origins.append(self._build_task(origin))
 
+        planned = expected_build(self._cache, self._store, tree, version)
+
         def work() -> Result:
-            result = build(
-                self._runner,
-                self._cache,
-                self._store,
-                tree,
-                version,
-                progress=self._progress,
-            )
+            result = planned if found(planned) else self._build(tree)
             self._builds[tree.index] = result
             return Result(
                 self._release.name,
@@ -200,9 +195,19 @@ class Planner:
         task = Task(self._release.name, label, "build", work, needs)
         self._build_tasks[tree.index] = task
         if origin is not None:
-            planned = expected_build(self._cache, self._store, tree, version)
             self._derived.append(DerivedTree(tree, planned, task))
         return task
+
+    def _build(self, tree: Tree) -> Build:
+        """The tree's build, verified, or made anew if it is absent or damaged."""
+        return build(
+            self._runner,
+            self._cache,
+            self._store,
+            tree,
+            build_version(tree, self._last),
+            progress=self._progress,
+        )
 
     def _lint_task(
         self, label: str, before: Tree, after: Tree, previous: tuple[Task, ...]
@@ -244,14 +249,15 @@ class Planner:
             if known := self._stored(step.slug, "test", test.key):
                 return known
             test = test.now()
-            trees = [tree for tree in (old, new) if tree is not None]
 
             def compute() -> Result:
-                for tree in trees:
-                    bytecode.provide(self._cache, tree)
+                # A build of an earlier run is verified before it is used.
+                builds = [self._build(tree) for tree in (before, after) if tree]
+                for installed in builds:
+                    bytecode.provide(self._cache, installed)
                 report = test.run(self._server, self._cache)
-                for tree in trees:
-                    bytecode.collect(self._cache, tree)
+                for installed in builds:
+                    bytecode.collect(self._cache, installed)
                 return _test_result(self._release.name, step, report, before is None)
 
             return self._cached(step.slug, "test", test.key, compute)

@@ -24,7 +24,6 @@ from xpustack.export.pull_request import PullRequest, title_problem
 from xpustack.export.upstream_trees import Person, upstream_trees
 from xpustack.series.apply import trees
 from xpustack.series.overlay import KERNEL_HOME, kernel_closure, overlay_files
-from xpustack.series.patch import Step
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import Series, StepTree
@@ -114,12 +113,11 @@ def _requests(
     step_proofs: Sequence[Proof],
     own_tests: Mapping[str, Result],
 ) -> tuple[PullRequest, ...]:
-    before: list[Step] = []
     requests = []
     pairs = zip(exported.steps, step_proofs, strict=True)
     for number, (tree, proof) in enumerate(pairs, start=1):
         step = proof.step
-        lines = changed_lines(step) + new_file_lines(project, before, step)
+        lines = changed_lines(step) + new_file_lines(overlay_files(project, step))
         requests.append(
             PullRequest(
                 step,
@@ -131,7 +129,6 @@ def _requests(
                 own_tests.get(step.slug),
             )
         )
-        before.append(step)
     return tuple(requests)
 
 
@@ -143,10 +140,8 @@ def _needs(project: Project, tree: StepTree) -> Iterator[str]:
         file.content.decode("utf-8", "replace")
         for file in overlay_files(project, step).values()
     )
-    own_paths = set(_code(tree.changed))
-    if step.trailers.kernels:
-        files = kernel_closure(project, step, step.trailers.kernels)
-        own_paths |= {f"{KERNEL_HOME}/{name}" for name in files}
+    files = kernel_closure(project, step, step.trailers.kernels)
+    own_paths = {f"{KERNEL_HOME}/{name}" for name in files} | set(_code(tree.changed))
     for earlier in reversed(tree.parent.applied):
         modules_added = (
             path.removesuffix(".py").replace("/", ".")

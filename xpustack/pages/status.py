@@ -20,6 +20,7 @@ from xpustack.core.rows import csv_text
 from xpustack.pages.parts import layer_steps
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import SUFFIX
+from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
 from xpustack.series.static import changed_lines, new_file_lines
 
@@ -79,7 +80,7 @@ def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
                     step=step.slug,
                     subject=step.subject,
                     changed=changed_lines(step),
-                    brought=new_file_lines(project, steps[:index], step),
+                    brought=new_file_lines(overlay_files(project, step)),
                     upstream=step.trailers.upstream_status,
                     removal=step.trailers.removal,
                 )

@@ -243,8 +243,6 @@ def slugs_of(work: Work) -> list[str]:
 def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     """The kernels that a step needs, at their paths in the tree. The step brings those
     that the tree before it lacks, even if an earlier step brought them."""
-    if not step.trailers.kernels:
-        return {}
     files = kernel_closure(project, step, step.trailers.kernels)
     return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 

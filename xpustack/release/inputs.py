@@ -19,7 +19,7 @@ from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
 from xpustack.series.order import ORDER
-from xpustack.series.overlay import KERNEL_HOME, TRITON, new_files
+from xpustack.series.overlay import KERNEL_HOME, TRITON, NewFiles
 from xpustack.series.patch import Step, format_patch
 
 InputKind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
@@ -86,10 +86,11 @@ def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[In
         Input("base", release.sdist, release.sha256),
         Input("series", _relative(project, order), sha256_of(order.read_bytes())),
     ]
-    for index, step in enumerate(steps):
+    new_files = NewFiles(project)
+    for step in steps:
         patch = sha256_of(format_patch(step))
         files.append(Input("patch", _relative(project, step.path), patch, step.slug))
-        for path, file in sorted(new_files(project, steps[:index], step).items()):
+        for path, file in sorted(new_files.of(step).items()):
             name = _relative(project, file.source)
             kind: InputKind = (
                 "kernel" if path.startswith(KERNEL_HOME + "/") else "overlay"

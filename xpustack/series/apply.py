@@ -18,7 +18,7 @@ from xpustack.core.project import Project
 from xpustack.core.repository import Commit
 from xpustack.series.fit import check_fit, check_result
 from xpustack.series.order import position, read_order, redo
-from xpustack.series.overlay import NewFile, new_files
+from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import Step, format_patch, load_step
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 
@@ -77,8 +77,9 @@ def trees_before_failure(
         base = store.base(release, offline=offline, progress=progress)
         series = Series(BaseTree(release, base.id, base.tree))
         commits = store.refs()
-        for index, step in enumerate(steps):
-            files = new_files(project, steps[:index], step)
+        new_files = NewFiles(project)
+        for step in steps:
+            files = new_files.of(step)
             ref = _ref(series.tip.commit, step, files)
             commit = commits.get(ref)
             if commit is None:

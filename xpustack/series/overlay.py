@@ -9,7 +9,7 @@ for each device that was measured: they come with it.
 
 import ast
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,25 +42,42 @@ class NewFile:
     source: Path
 
 
-def new_files(
-    project: Project, before: Iterable[Step], step: Step
-) -> dict[str, NewFile]:
-    """The files that a step adds, by their path in the tree.
+class NewFiles:
+    """The files that the steps of a series add, asked for in the series' order.
 
     Args:
-        before: the steps of the series before `step`. Kernel modules that they add
-            are left out.
+        before: the steps before the first that is asked for.
 
     Raises:
-        SeriesError: an overlay file or kernel is missing or a link, a path leaves
-            the tree, or a kernel has an import that is not allowed.
+        SeriesError: as `of`.
     """
-    files = overlay_files(project, step)
-    for path, file in kernel_files(project, before, step).items():
-        if path in files:
-            raise _refuse(step, f"{path} is both overlay and kernel", file.source)
-        files[path] = file
-    return files
+
+    def __init__(self, project: Project, before: Iterable[Step] = ()) -> None:
+        self._project = project
+        self._kernels: set[str] = set()
+        for step in before:
+            self.of(step)
+
+    def of(self, step: Step) -> dict[str, NewFile]:
+        """The files that the next step adds, by their path in the tree: its overlay
+        files, its kernels and the modules that these import, without those that an
+        earlier step adds.
+
+        Raises:
+            SeriesError: an overlay file or kernel is missing or a link, a path leaves
+                the tree, or a kernel has an import that is not allowed.
+        """
+        files = overlay_files(self._project, step)
+        kernels = kernel_closure(
+            self._project, step, step.trailers.kernels, self._kernels
+        )
+        for name, file in kernels.items():
+            path = f"{KERNEL_HOME}/{name}"
+            if path in files:
+                raise _refuse(step, f"{path} is both overlay and kernel", file.source)
+            files[path] = file
+        self._kernels.update(kernels)
+        return files
 
 
 def overlay_source(project: Project, release: str, path: str) -> Path | None:
@@ -79,7 +96,7 @@ def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
     """The overlay files that a step's trailers name.
 
     Raises:
-        SeriesError: as `new_files`.
+        SeriesError: as `NewFiles.of`.
     """
     files = {}
     for path in step.trailers.overlay:
@@ -108,42 +125,28 @@ def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
     return files
 
 
-def kernel_files(
-    project: Project, before: Iterable[Step], step: Step
-) -> dict[str, NewFile]:
-    """The kernels that a step's trailers name and the modules that they import, by
-    their paths in the tree, without those that earlier steps add.
-
-    Raises:
-        SeriesError: as `new_files`.
-    """
-    if not step.trailers.kernels:
-        return {}
-    earlier = [name for other in before for name in other.trailers.kernels]
-    present = kernel_closure(project, step, earlier) if earlier else {}
-    return {
-        f"{KERNEL_HOME}/{name}": file
-        for name, file in kernel_closure(project, step, step.trailers.kernels).items()
-        if name not in present
-    }
-
-
 def kernel_closure(
-    project: Project, step: Step, entries: Iterable[str]
+    project: Project,
+    step: Step,
+    entries: Collection[str],
+    present: Collection[str] = (),
 ) -> Mapping[str, NewFile]:
     """The files of the given kernels and of the modules that they need (the package's
     `__init__`, `_triton`, relative imports, what `_tuned` reads), by their path in the
-    package, sorted.
+    package, sorted; none if there are no kernels.
+
+    Args:
+        present: paths to leave out, with what their modules need.
 
     Raises:
         SeriesError: a module is missing or unreadable, or imports from above its
             package, or imports `kernels` or `vllm` by an absolute name.
     """
     files: dict[str, NewFile] = {}
-    queue = [PACKAGE, TRITON, *entries]
+    queue = [PACKAGE, TRITON, *entries] if entries else []
     while queue:
         name = queue.pop()
-        if f"{name}.py" in files:
+        if f"{name}.py" in files or f"{name}.py" in present:
             continue
         source = kernel_source(project, name)
         if not source.is_file():

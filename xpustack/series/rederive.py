@@ -13,7 +13,7 @@ from xpustack.core.errors import ApplyError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.series.diff import parse_diff
-from xpustack.series.overlay import new_files
+from xpustack.series.overlay import NewFiles
 from xpustack.series.patch import Step
 from xpustack.series.tree import Tree
 
@@ -33,6 +33,7 @@ def rederive(
     """
     steps: list[Step] = []
     parent = tip.tree_id
+    new_files = NewFiles(project, before)
     with store.writing() as writer, store.cache.scratch() as scratch:
         writer.read_tree(parent)
         for step in later:
@@ -52,7 +53,7 @@ def rederive(
                     ) from None
             diff = writer.diff(parent, writer.write_tree())
             rederived = replace(step, diff=diff, files=parse_diff(diff))
-            files = new_files(project, [*before, *steps], rederived)
+            files = new_files.of(rederived)
             if files:
                 writer.add(
                     {path: file.content for path, file in files.items()}, scratch

@@ -16,7 +16,7 @@ from xpustack.base.releases import Release
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
-from xpustack.series.overlay import new_files
+from xpustack.series.overlay import NewFiles
 from xpustack.series.patch import Step, format_patch
 
 RECORDS = "revisions.json"
@@ -62,12 +62,10 @@ def step_digests(project: Project, steps: Sequence[Step]) -> dict[str, str]:
         SeriesError: a file that a step brings cannot be read.
     """
     digests = {}
-    for index, step in enumerate(steps):
+    new_files = NewFiles(project)
+    for step in steps:
         digest = hashlib.sha256()
-        files = {
-            path: file.content
-            for path, file in new_files(project, steps[:index], step).items()
-        }
+        files = {path: file.content for path, file in new_files.of(step).items()}
         for name, content in [("", format_patch(step)), *sorted(files.items())]:
             digest.update(f"{len(name)} {len(content)} {name}".encode() + content)
         digests[step.slug] = digest.hexdigest()

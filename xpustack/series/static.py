@@ -3,7 +3,7 @@
 
 import hashlib
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from xpustack.core.project import Project
 from xpustack.series.apply import forbidden
 from xpustack.series.diff import NO_BLOB
 from xpustack.series.order import ORDER, SUFFIX, read_order, redo
-from xpustack.series.overlay import COMMON, KERNEL_HOME, new_files
+from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
 from xpustack.series.patch import Step, read_patch, trailer_problems
 from xpustack.series.revision import read_records, require_recorded
 
@@ -112,15 +112,11 @@ def changed_lines(step: Step) -> int:
     return sum(file.changed for file in step.files if not _is_test(file.path))
 
 
-def new_file_lines(project: Project, before: list[Step], step: Step) -> int:
-    """How many lines the new files of a step have, without kernels and tests.
-
-    Raises:
-        SeriesError: as `new_files`.
-    """
+def new_file_lines(files: Mapping[str, NewFile]) -> int:
+    """How many lines the new files of a step have, without kernels and tests."""
     return sum(
         file.content.count(b"\n")
-        for path, file in new_files(project, before, step).items()
+        for path, file in files.items()
         if not path.startswith(KERNEL_HOME + "/") and not _is_test(path)
     )
 
@@ -175,8 +171,12 @@ class _SeriesState:
     project: Project
     used: set[Path]
     steps: list[Step] = field(default_factory=list)
+    new_files: NewFiles = field(init=False)
     owners: dict[str, str] = field(default_factory=dict)
     blobs: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.new_files = NewFiles(self.project)
 
 
 def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
@@ -232,7 +232,8 @@ def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
             )
         state.owners.setdefault(name, step.slug)
     try:
-        for path, new_file in new_files(project, state.steps, step).items():
+        files = state.new_files.of(step)
+        for path, new_file in files.items():
             state.used.add(new_file.source)
             if reason := forbidden(path):
                 yield report(f"{path}: {reason}")
@@ -247,7 +248,7 @@ def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
                     "the file has carriage returns: lines end with LF alone",
                     hint=f"sed -i 's/\\r$//' {shlex.quote(str(new_file.source))}",
                 )
-        lines = changed_lines(step) + new_file_lines(project, state.steps, step)
+        lines = changed_lines(step) + new_file_lines(files)
         if lines > LARGE:
             yield report(
                 f"{lines} changed lines outside kernels and tests, more than {LARGE}:"

@@ -64,6 +64,27 @@ def test_a_change_of_the_test_repeats_the_test_alone(stack):
     assert [r.kind for r in again.results if not r.cached] == ["test"]
 
 
+def test_a_damaged_tree_is_repaired_before_a_test_runs_on_it(stack):
+    """A stored pass needs no tree, so an edited one is noticed when a test needs it."""
+
+    def edited() -> list[Path]:
+        trees = stack.cache.builds.glob("*/site/vllm/value.py")
+        return [path for path in trees if "edited" in path.read_text()]
+
+    check(stack)
+    for path in list(stack.cache.builds.glob("*/site/vllm/value.py")):
+        path.unlink()
+        path.write_text("VALUE = 'edited'\n")
+    assert all(result.cached for result in check(stack, "v1.0").results)
+    assert len(edited()) == 4
+    path = stack.project.root / "tests/steps" / "test_value.py"
+    path.write_text(path.read_text() + "# another look\n")
+    again = check(stack, "v1.0")
+    assert states(again)[-1] == "v1.0 raise-value test passed"
+    assert [r.kind for r in again.results if not r.cached] == ["test"]
+    assert len(edited()) == 2
+
+
 def test_a_changed_pin_of_the_kernels_repeats_the_test(stack):
     """The stand-in of this stack's emulation refuses another version."""
     check(stack, "v1.0")
