@@ -4,6 +4,8 @@
 A process that has imported it can run several tests, each in a fork of its own.
 """
 
+import importlib
+
 from emulated_xpu import pytest_plugin
 
 pytest_plugin.prepare()
@@ -11,3 +13,5 @@ pytest_plugin.prepare()
 from vllm.model_executor.models.registry import ModelRegistry  # noqa: E402
 
 ModelRegistry.models["DeepseekV4ForCausalLM"].load_model_cls()
+# Layers are built under what the worker's runner sets.
+importlib.import_module("vllm.v1.worker.xpu_model_runner")

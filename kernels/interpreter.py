@@ -25,6 +25,14 @@ _TORCH: dict[str, torch.dtype] = {
     "fp16": torch.float16,
     "fp32": torch.float32,
 }
+_CODES = ("fp8e4nv", "fp8e5")
+_BITS = {
+    "fp8e4nv": torch.uint8,
+    "fp8e5": torch.uint8,
+    "bf16": torch.uint16,
+    "fp16": torch.uint16,
+    "fp32": torch.uint32,
+}
 _AS_BITS = ("fp8e4nv", "fp8e5", "bf16")
 _UNSIGNED = frozenset({"B", "H"})
 """numpy's characters of uint8 and uint16."""
@@ -78,15 +86,22 @@ def round_to(values: np.ndarray, source: str, target: str) -> np.ndarray:
         wide: np.ndarray = values.view(np.uint16).astype(np.uint32, order="C")
         np.left_shift(wide, 16, out=wide)
         return wide
+    if source in _CODES:
+        codes: np.ndarray = _every_code(source, target)[values.view(np.uint8)]
+        return codes
     bits = np.require(values, requirements=["C", "W"])
     numbers = torch.from_numpy(bits).view(_TORCH[source])
     if target == "fp8e4nv":
         numbers = numbers.float().clamp(-_E4M3_MAX, _E4M3_MAX)
-    result = numbers.to(_TORCH[target]).contiguous()
-    width = result.element_size()
-    unsigned = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32}[width]
-    patterns: np.ndarray = result.view(unsigned).numpy()
-    return patterns.reshape(values.shape)
+    rounded: np.ndarray = numbers.to(_TORCH[target]).view(_BITS[target]).numpy()
+    return rounded
+
+
+@functools.cache
+def _every_code(source: str, target: str) -> np.ndarray:
+    """What each of a format's 256 codes becomes in another format."""
+    codes = torch.arange(256, dtype=torch.uint8).view(_TORCH[source])
+    return round_to(codes.float().numpy(), "fp32", target)
 
 
 def _convert(
