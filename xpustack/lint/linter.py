@@ -71,6 +71,7 @@ class Linter:
         self._stack = contextlib.ExitStack()
         self._scratch: Path | None = None
         self._count = 0
+        self._free_trees: list[MovingTree] = []
         self._benches: dict[str, _Bench] = {}
 
     def close(self) -> None:
@@ -78,6 +79,7 @@ class Linter:
             for bench in self._benches.values():
                 bench.close()
             self._benches.clear()
+            self._free_trees.clear()
             self._stack.close()
             self._scratch = None
 
@@ -133,10 +135,12 @@ class Linter:
     def _acquire(self, release: str) -> "_Bench":
         while True:
             with self._guard:
-                bench = self._benches.pop(release, None) or self._new()
+                bench = self._benches.pop(release, None)
+                if bench is None:
+                    self._make_room()
+                    bench = self._new()
                 # The dictionary is in the order of last use.
                 self._benches[release] = bench
-                self._close_oldest()
             bench.busy.acquire()
             with self._guard:
                 if self._benches.get(release) is bench:
@@ -148,18 +152,26 @@ class Linter:
             self._scratch = self._stack.enter_context(self._cache.scratch())
         self._count += 1
         work = self._scratch / str(self._count)
-        tree = MovingTree(self._store, work / "tree", work / "index")
+        if self._free_trees:
+            # Releases share most files, and a tree has thousands.
+            tree = self._free_trees.pop()
+        else:
+            place = self._scratch / f"tree-{self._count}"
+            tree = MovingTree(self._store, place / "files", place / "index")
+        work.mkdir(parents=True)
         env = base_environment(work)
         mypy = WarmMypy(self._runner, self._cache, tree.folder, work, env, TIMEOUT)
         return _Bench(work, tree, mypy)
 
-    def _close_oldest(self) -> None:
-        for name, bench in list(self._benches.items())[:-1]:
-            if len(self._benches) <= _RELEASES_KEPT:
+    def _make_room(self) -> None:
+        """Close the benches used least recently; the next one gets their trees."""
+        for name, bench in list(self._benches.items()):
+            if len(self._benches) < _RELEASES_KEPT:
                 return
             if not bench.busy.locked():
                 del self._benches[name]
                 bench.close()
+                self._free_trees.append(bench.tree)
 
 
 @dataclass(frozen=True)
