@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from xpustack.base.store import Store
 from xpustack.builds import wheel
-from xpustack.builds.build import Build, build_key, build_wheel, manifest_of, members_of
+from xpustack.builds.build import (
+    Build,
+    build_key,
+    build_wheel,
+    manifest_of,
+    members_of,
+    work_folder,
+)
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.contents import Content
@@ -55,7 +62,7 @@ def prove_equal(
         Stopped: the runner was stopped.
     """
     begin = time.monotonic()
-    with cache.scratch() as work:
+    with work_folder(cache, store, tree) as work:
         path = build_wheel(runner, store, tree, build.version, work)
         members = members_of(wheel.read(path), tree)
     real = {

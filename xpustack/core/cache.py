@@ -26,8 +26,11 @@ from platformdirs import user_cache_path
 from xpustack.core.contents import Contents, FileVerifier
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
 from xpustack.core.exchange import exchange
+from xpustack.core.memory import folder_in_memory
 from xpustack.core.progress import Progress, silent
 
+MANY_FILES = 1000
+"""From here on, writing and removing files takes longer than filling them."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TEMPORARY = re.compile(r"\.xpustack-[0-9a-f]{16}\.part")
@@ -105,15 +108,21 @@ class Cache:
             file_lock.release()
 
     @contextlib.contextmanager
-    def scratch(self) -> Iterator[Path]:
+    def scratch(self, *, files: int = 0) -> Iterator[Path]:
         """A directory on the cache's own disk, removed after the block.
 
         If the run is killed, the next run removes it.
+
+        Args:
+            files: how many it will hold. A directory of many is in memory if the
+                machine has room there, so nothing can be renamed into the cache.
 
         Raises:
             EnvironmentProblem: the disk is full, or writing there is denied.
         """
         parent = self.root / "scratch"
+        if files >= MANY_FILES:
+            parent = folder_in_memory() or parent
         with writing(parent), _new_dir(parent) as directory:
             yield directory
 
@@ -129,6 +138,8 @@ class Cache:
                 # Git's own folders hold no temporary entries.
                 if not folder.is_relative_to(self.objects) and folder.is_dir():
                     removed += sweep(folder)
+            if (memory := folder_in_memory()) is not None:
+                removed += sweep(memory)
         return removed
 
     def results_get(self, key: str) -> dict[str, Any] | None:

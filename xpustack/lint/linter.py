@@ -98,7 +98,7 @@ class Linter:
             Stopped: the runner was stopped.
         """
         paths = touched(before, after)
-        with self._bench(after.release.name) as bench:
+        with self._bench(after) as bench:
             bench.mypy.later = frozenset(later)
             bench.mypy.moved(bench.tree.move(before))
             hooks = read_hooks(bench.tree.folder, after.release.name)
@@ -118,9 +118,11 @@ class Linter:
         )
 
     @contextlib.contextmanager
-    def _bench(self, release: str) -> Iterator["_Bench"]:
-        """The release's bench, for one thread at a time. An exception discards it."""
-        bench = self._acquire(release)
+    def _bench(self, tree: Tree) -> Iterator["_Bench"]:
+        """The bench of the tree's release, for one thread at a time. An exception
+        discards it."""
+        release = tree.release.name
+        bench = self._acquire(tree)
         try:
             yield bench
         except BaseException:
@@ -132,13 +134,14 @@ class Linter:
         finally:
             bench.busy.release()
 
-    def _acquire(self, release: str) -> "_Bench":
+    def _acquire(self, tree: Tree) -> "_Bench":
+        release = tree.release.name
         while True:
             with self._guard:
                 bench = self._benches.pop(release, None)
                 if bench is None:
                     self._make_room()
-                    bench = self._new()
+                    bench = self._new(tree)
                 # The dictionary is in the order of last use.
                 self._benches[release] = bench
             bench.busy.acquire()
@@ -147,9 +150,10 @@ class Linter:
                     return bench
             bench.busy.release()
 
-    def _new(self) -> "_Bench":
+    def _new(self, like: Tree) -> "_Bench":
         if self._scratch is None:
-            self._scratch = self._stack.enter_context(self._cache.scratch())
+            files = len(self._store.git.files(like.tree_id))
+            self._scratch = self._stack.enter_context(self._cache.scratch(files=files))
         self._count += 1
         work = self._scratch / str(self._count)
         if self._free_trees:

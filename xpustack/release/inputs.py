@@ -49,7 +49,6 @@ PROGRAMS = (
     "jinja2",
     "ninja",
     "packaging",
-    "pip",
     "setuptools",
     "setuptools-rust",
     "setuptools-scm",

@@ -17,6 +17,7 @@ from xpustack.builds.build import (
     build_version,
     build_wheel,
     private_places,
+    work_folder,
 )
 from xpustack.core.cache import Cache, recover_dir, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError
@@ -179,7 +180,7 @@ def build_release_wheel(
     runtime = base_runtime(store, series.base)
     version = build_version(series.tip, len(steps))
     progress(f"building vllm {version}")
-    with cache.scratch() as work:
+    with work_folder(cache, store, series.tip) as work:
         built = build_wheel(runner, store, series.tip, version, work)
         contents = wheel.read(built)
         leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])

@@ -10,7 +10,9 @@ import pytest
 from children import killed, read_until, start
 
 from xpustack.core import cache as cache_module
+from xpustack.core import memory
 from xpustack.core.cache import (
+    MANY_FILES,
     Cache,
     atomic_dir,
     atomic_file,
@@ -94,6 +96,51 @@ def test_the_faster_of_two_directories_stays(tmp_path: Path) -> None:
             (fast / "a").write_text("fast")
     assert (target / "a").read_text() == "fast"
     assert temporaries(tmp_path) == []
+
+
+def test_a_directory_of_many_files_is_in_memory(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But not one of few files, nor where there is no room."""
+    monkeypatch.setattr(memory, "FOLDER", tmp_path / "shm")
+    with cache.scratch(files=MANY_FILES) as directory:
+        assert directory.is_relative_to(cache.root)
+    (tmp_path / "shm").mkdir()
+    monkeypatch.setattr(memory, "ROOM", 1)
+    with cache.scratch(files=MANY_FILES) as directory:
+        own = directory.parent
+        assert own == tmp_path / "shm" / f"xpustack-{os.getuid()}"
+        assert own.stat().st_mode & 0o777 == 0o700
+    assert not directory.exists()
+    with cache.scratch(files=MANY_FILES - 1) as directory:
+        assert directory.is_relative_to(cache.root)
+    monkeypatch.setattr(memory, "ROOM", 1 << 60)
+    with cache.scratch(files=MANY_FILES) as directory:
+        assert directory.is_relative_to(cache.root)
+
+
+def test_what_a_killed_run_left_in_memory_is_removed(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(memory, "ROOM", 1)
+    with cache.scratch(files=MANY_FILES) as directory:
+        left = directory.with_name(".xpustack-0123456789abcdef.part")
+        (left / "vllm").mkdir(parents=True)
+    cache.root.mkdir(parents=True, exist_ok=True)
+    assert cache.sweep() == [left]
+    assert not left.exists()
+
+
+def test_a_link_in_place_of_the_folder_in_memory_is_not_followed(
+    cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "FOLDER", tmp_path)
+    monkeypatch.setattr(memory, "ROOM", 1)
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"xpustack-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
+    with cache.scratch(files=MANY_FILES) as directory:
+        assert directory.is_relative_to(cache.root)
 
 
 def test_scratch_is_gone_after_its_block(cache: Cache) -> None:

@@ -7,9 +7,11 @@ import signal
 import sys
 import time
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import children
+import msgspec
 import pytest
 import tiny_stack
 from tiny_stack import BASE, HEADER, VALUE, TinyStack
@@ -235,8 +237,12 @@ time.sleep(60)
 
 
 def test_at_most_two_releases_keep_their_mypy(typed):
+    """And the third goes on in the tree of the first."""
+    tree, folders = typed.trees()[0], []
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        for name in ("v1.0", "v2.0", "v3.0"):
-            with linter._bench(name):
-                pass
+        for version in ("1.0", "2.0", "3.0"):
+            release = msgspec.structs.replace(tree.release, version=version)
+            with linter._bench(replace(tree, release=release)) as bench:
+                folders.append(bench.tree.folder)
         assert list(linter._benches) == ["v2.0", "v3.0"]
+    assert folders[2] == folders[0] != folders[1]
