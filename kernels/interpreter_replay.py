@@ -262,10 +262,10 @@ class _Program:
         if id(result.handle) in self._constant:
             # Who gets the tensor may set attributes of its handle.
             handle = f"_handle({handle}.data, {handle}.dtype)"
-        self._lines += ["t = _new(_tensor)", f"t.handle = {handle}"]
+        self._lines += ["_t = _new(_tensor)", f"_t.handle = {handle}"]
         for field in ("type", "dtype", "numel", "shape"):
-            self._lines.append(f"t.{field} = {self._value(getattr(result, field))}")
-        self._lines.append("return t")
+            self._lines.append(f"_t.{field} = {self._value(getattr(result, field))}")
+        self._lines.append("return _t")
 
     def _text(self, value: Any) -> str:
         """The expression for an argument of a call."""
