@@ -8,7 +8,7 @@ from pathlib import Path
 
 FOLDER = Path("/dev/shm")
 ROOM = 4 << 30
-"""Bytes that must be free there and in memory; what is written takes a quarter."""
+"""Bytes that must be free there and in memory."""
 
 
 def folder_in_memory() -> Path | None:
@@ -18,15 +18,12 @@ def folder_in_memory() -> Path | None:
     try:
         place.mkdir(mode=0o700, exist_ok=True)
         status, system = place.lstat(), os.statvfs(place)
-        memory = re.search(r"MemAvailable: +(\d+) kB", _meminfo())
+        meminfo = Path("/proc/meminfo").read_text("utf-8")
     except OSError:
         return None
     own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    memory = re.search(r"MemAvailable: +(\d+) kB", meminfo)
     free = system.f_bavail * system.f_frsize
     if memory is None or min(free, int(memory[1]) << 10) < ROOM:
         return None
     return place if own and not system.f_flag & os.ST_NOEXEC else None
-
-
-def _meminfo() -> str:
-    return Path("/proc/meminfo").read_text("utf-8")

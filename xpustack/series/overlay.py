@@ -56,7 +56,7 @@ class NewFiles:
         self._project = project
         self._kernels: set[str] = set()
         for step in before:
-            self.of(step)
+            self._add_kernels(step)
 
     def of(self, step: Step) -> dict[str, NewFile]:
         """The files that the next step adds, by their path in the tree: its overlay
@@ -68,16 +68,20 @@ class NewFiles:
                 the tree, or a kernel has an import that is not allowed.
         """
         files = overlay_files(self._project, step)
-        kernels = kernel_closure(
-            self._project, step, step.trailers.kernels, self._kernels
-        )
-        for name, file in kernels.items():
+        for name, file in self._add_kernels(step).items():
             path = f"{KERNEL_HOME}/{name}"
             if path in files:
                 raise _refuse(step, f"{path} is both overlay and kernel", file.source)
             files[path] = file
-        self._kernels.update(kernels)
         return files
+
+    def _add_kernels(self, step: Step) -> Mapping[str, NewFile]:
+        """The kernel modules that the next step adds, which later ones do not."""
+        kernels = kernel_closure(
+            self._project, step, step.trailers.kernels, self._kernels
+        )
+        self._kernels.update(kernels)
+        return kernels
 
 
 def overlay_source(project: Project, release: str, path: str) -> Path | None:

@@ -139,7 +139,7 @@ def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[SeriesP
                 hint=f"rm {shlex.quote(str(path))}, or add its name to"
                 f" {directory / ORDER}",
             )
-    state = _SeriesState(project, used)
+    state = _SeriesState(project, used, NewFiles(project))
     broken = False
     for slug in slugs:
         try:
@@ -170,13 +170,10 @@ class _SeriesState:
 
     project: Project
     used: set[Path]
+    new_files: NewFiles
     steps: list[Step] = field(default_factory=list)
-    new_files: NewFiles = field(init=False)
     owners: dict[str, str] = field(default_factory=dict)
     blobs: dict[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.new_files = NewFiles(self.project)
 
 
 def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
