@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Repair of Triton's CPU interpreter (3.6 to 3.9) for bfloat16 and FP8 numbers.
+"""Repair of Triton's CPU interpreter (3.6 to 3.9) for bfloat16, FP8 and NaN.
 
 The interpreter keeps such numbers as bit patterns in unsigned numpy arrays and computes
 with the patterns: a product of two bfloat16 tiles multiplies integers. Its conversions
 lose the carry of rounding, do not saturate and decode NaN as a number. `repair` makes
-torch do the conversions, and float32 the arithmetic.
+torch do the conversions, and float32 the arithmetic. Its minimum and maximum give NaN
+where a GPU's give the other operand.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ def repair() -> None:
       conversions that name another rounding mode.
     - A dot product multiplies in float32.
     - Element-wise arithmetic is done in float32 and rounded once.
+    - The minimum and the maximum of NaN and a number are the number, unless the caller
+      asks for NaN.
 
     A second call does nothing. Compiled kernels are not affected.
     """
@@ -61,6 +64,8 @@ def repair() -> None:
     builder.cast_impl = _cast(builder.cast_impl)
     for name in ("binary_op", "unary_op", "create_fma"):
         setattr(builder, name, _in_float32(getattr(builder, name)))
+    builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
+    builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     setattr(interpreter, _MARK, True)
 
 

@@ -101,7 +101,9 @@ def dequantize(
     Exact in bf16, since an e4m3 value has four significant bits.
     """
     exponent = ((exponents >> (8 * BLOCK)) & 0xFF).to(tl.int32)  # [N, 1]
-    scale = exponent_scale(tl.minimum(exponent, MAX_EXPONENT) + E4M3_SHIFT)  # [N, 1]
+    # The exponent after the largest gives the bits of infinity.
+    exponent = tl.minimum(exponent, MAX_EXPONENT + 1)  # [N, 1]
+    scale = exponent_scale(exponent + E4M3_SHIFT)  # [N, 1]
     return (e4m3_shifted(codes) * scale).to(tl.bfloat16)
 
 
@@ -184,8 +186,8 @@ def unpack_keys(
     block_offs = tl.arange(0, HEAD_DIM // QUANT_BLOCK)[None, :]  # [1, 8]
     words = tl.where(block_offs < 4, low[:, None], high[:, None])  # [N, 8]
     exponents = (words >> (8 * (block_offs % 4))) & 0xFF  # [N, 8]
-    # [N, 8]
-    scales = any_exponent_scale(tl.minimum(exponents, MAX_EXPONENT)).to(tl.bfloat16)
+    exponents = tl.where(exponents > MAX_EXPONENT, 255, exponents)  # [N, 8]
+    scales = any_exponent_scale(exponents).to(tl.bfloat16)  # [N, 8]
     # [N, 16, 8, 2, 2] each
     nope = _quarters(codes, 8, tl.uint8).to(tl.float8e4nv, bitcast=True)
     nope = nope.to(tl.float16).to(tl.float32).to(tl.bfloat16)
@@ -206,9 +208,12 @@ def dequantize_exact(
     exponents,  # [N, D] int32
     E4M3_SHIFT: tl.constexpr = E4M3_SHIFT,
 ):
-    """bf16 values `[N, D]` of e4m3 codes, exact for all 256 UE8M0 exponents.
+    """bf16 values `[N, D]` of e4m3 codes, exact for all UE8M0 exponents but 255.
 
     The factors 2^120 and 2^(exponent - 127) are applied one after the other.
     """
+    NAN_CODE: tl.constexpr = 0x7F
     scales = any_exponent_scale(exponents)  # [N, D]
-    return (e4m3_shifted(codes) * 2.0**E4M3_SHIFT * scales).to(tl.bfloat16)
+    values = e4m3_shifted(codes) * 2.0**E4M3_SHIFT * scales  # [N, D]
+    nan_mask = (codes & NAN_CODE) == NAN_CODE  # [N, D]
+    return tl.where(nan_mask, float("nan"), values).to(tl.bfloat16)

@@ -34,13 +34,13 @@ def e2m1_exponent(amax, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
 
 @triton.jit
 def exponent_scale(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
-    """2^(exponent - 127) in fp32, for a biased exponent in [1, 254]."""
+    """2^(exponent - 127) in fp32, for a biased exponent in [1, 254]; 255: infinity."""
     return (exponent << MANTISSA_BITS).to(tl.float32, bitcast=True)
 
 
 @triton.jit
 def any_exponent_scale(exponent, MANTISSA_BITS: tl.constexpr = MANTISSA_BITS):
-    """2^(exponent - 127) in fp32, for a biased exponent in [0, 254].
+    """2^(exponent - 127) in fp32, for a biased exponent in [0, 254]; 255: infinity.
 
     For exponent 0 it is a subnormal number.
     """

@@ -3,7 +3,7 @@
 
 import pytest
 import torch
-from fp8_pages import empty_pages, filled_pages, sparse_memory, write_token
+from fp8_pages import TOKEN, empty_pages, filled_pages, sparse_memory, write_token
 from loads import recording_loads
 
 from kernels.reference import gather as reference
@@ -25,6 +25,23 @@ def gather_pages(cache, table, device):
     )
     assert bool(out[:, -2:].isnan().all()), "rows past the last token were written"
     return out[:, :-2].cpu(), want
+
+
+def test_a_corrupt_page_shows(device):
+    """A NaN code gives NaN, as in the reference; no value of exponent 255 is finite."""
+    cache = filled_pages(1, 4, 0, torch.device("cpu"))
+    page = cache[0].reshape(-1)
+    page[5], page[TOKEN + 70], page[TOKEN + 447] = 0x7F, 0xFF, 0x7F
+    page[4 * TOKEN + 2 * 8 + 3] = 0xFF  # block 3 of token 2
+    moved = empty_pages(1, 4, device)
+    moved.copy_(cache)
+    out, want = gather_pages(moved, torch.zeros(1, 1, dtype=torch.int32), device)
+    block = slice(3 * 64, 4 * 64)
+    assert not out[0, 2, block].isfinite().any()
+    out[0, 2, block] = want[0, 2, block] = 0
+    assert out.isnan().nonzero().tolist() == [[0, 0, 5], [0, 1, 70], [0, 1, 447]]
+    assert torch.equal(out.isnan(), want.isnan())
+    assert torch.equal(out.nan_to_num(), want.nan_to_num())
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 7, 64, 256])

@@ -36,6 +36,18 @@ def arith_kernel(a, b, total, product, less, N: tl.constexpr):
     tl.store(product + i, -x * y)
     tl.store(less + i, (x < y).to(tl.int32))
 
+@triton.jit
+def bounds_kernel(a, b, least, most, N: tl.constexpr, NAN: tl.constexpr):
+    i = tl.arange(0, N)
+    x, y = tl.load(a + i), tl.load(b + i)
+    tl.store(least + i, tl.minimum(x, y, propagate_nan=NAN))
+    tl.store(most + i, tl.maximum(x, y, propagate_nan=NAN))
+
+def bounds(a, b, nan=tl.PropagateNan.NONE):
+    least, most = torch.empty_like(a), torch.empty_like(a)
+    bounds_kernel[(1,)](a, b, least, most, N=a.numel(), NAN=nan)
+    return least, most
+
 def cast(x, dtype):
     out = torch.empty(x.shape, dtype=dtype)
     cast_kernel[(1,)](x, out, x.numel(), BLOCK=triton.next_power_of_2(x.numel()))
@@ -182,6 +194,22 @@ def test_bf16_arithmetic_rounds_once_from_float32() -> None:
     )
 
 
+def test_minimum_and_maximum_of_nan_are_the_other_operand() -> None:
+    interpret(
+        """
+        for dtype in (torch.float32, torch.float16, torch.bfloat16):
+            a = torch.tensor([math.nan, 3.0, 1.0, -math.inf], dtype=dtype)
+            b = torch.tensor([2.0, math.nan, 2.0, math.nan], dtype=dtype)
+            least, most = bounds(a, b)
+            same(least, torch.tensor([2.0, 3.0, 1.0, -math.inf], dtype=dtype))
+            same(most, torch.tensor([2.0, 3.0, 2.0, -math.inf], dtype=dtype))
+            for bound in bounds(a, b, tl.PropagateNan.ALL):
+                assert bound.isnan().tolist() == [True, True, False, True]
+        """,
+        repaired=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("fault", "body"),
     [
@@ -223,6 +251,13 @@ def test_bf16_arithmetic_rounds_once_from_float32() -> None:
             less = torch.empty(2, dtype=torch.int32)
             arith_kernel[(1,)](one, one, *out, less, N=2)
             assert not torch.equal(out[0].float(), torch.full((2,), 2.0))
+            """,
+        ),
+        (
+            "minimum of NaN",
+            """
+            least, most = bounds(torch.tensor([math.nan, 1.0]), torch.ones(2))
+            assert least[0].isnan() and most[0].isnan()
             """,
         ),
     ],
