@@ -7,6 +7,7 @@ attends to those; the index arithmetic in torch between its two kernels is left 
 """
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -201,21 +202,33 @@ def csv_rows(results: Results, known: Sequence[Device]) -> list[dict[str, object
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> str:
-    """What the page says of the rows: how many times longer upstream takes."""
+    """What the page says of the rows: how many times longer upstream takes.
+
+    Single tokens are summed up apart: nobody serves for long with one.
+    """
     lines = [
         "**Modelled, not measured** (`aot/model.py`, constants and sources in"
         " `aot/devices.toml`): time on the device alone. Host, launches and"
         f" second-level cache are left out. All rows: [{ROWS}]({ROWS})."
     ]
-    for op in dict.fromkeys(row["op"] for row in rows):
-        ratios = [int(str(row["upstream takes"])) for row in rows if row["op"] == op]
-        shapes = {row["shape"] for row in rows if row["op"] == op}
-        devices = {row["device"] for row in rows}
-        lines.append(
-            f"- {op}: upstream v{RELEASE} takes {min(ratios)} to {max(ratios)} times"
-            f" as long, over {len(shapes)} shapes on {len(devices)} devices."
-        )
+    for op in dict.fromkeys(str(row["op"]) for row in rows):
+        of_op = [row for row in rows if row["op"] == op]
+        single = [row for row in of_op if str(row["shape"]).startswith("T1 ")]
+        many = [row for row in of_op if row not in single]
+        lines.append(f"- {op}: upstream v{RELEASE} takes {_times_as_long(many)}.")
+        if single:
+            lines.append(f"- {op} of one token: {_times_as_long(single)}.")
     return "\n".join([lines[0], "", *lines[1:]])
+
+
+def _times_as_long(rows: Sequence[Mapping[str, object]]) -> str:
+    ratios = [int(str(row["upstream takes"])) for row in rows]
+    shapes = len({row["shape"] for row in rows})
+    devices = len({row["device"] for row in rows})
+    return (
+        f"{min(ratios)} to {max(ratios)} times as long, median"
+        f" {statistics.median(ratios):g}, over {shapes} shapes on {devices} devices"
+    )
 
 
 def text(rows: Sequence[Mapping[str, object]]) -> str:

@@ -7,7 +7,7 @@ import pytest
 
 from aot.loops import Work
 from aot.model import Device, Launched, devices, estimate, memory_roof, resident
-from aot.modelled import SHAPES, Shape, turns_and_traffic
+from aot.modelled import SHAPES, Shape, summary, turns_and_traffic
 from aot.record import recording
 
 B60 = next(device for device in devices() if device.name == "Arc Pro B60")
@@ -107,3 +107,22 @@ def test_turns_come_from_the_launch() -> None:
 
 def test_every_shape_has_a_label_of_its_own() -> None:
     assert len({(shape.op, shape.label) for shape in SHAPES}) == len(SHAPES)
+
+
+def test_the_summary_takes_single_tokens_apart() -> None:
+    """Their ratios are of latency, and nobody serves for long with one."""
+
+    def row(op: str, shape: str, device: str, ratio: int) -> dict[str, object]:
+        return {"op": op, "shape": shape, "device": device, "upstream takes": ratio}
+
+    said = summary(
+        [
+            row("decode", "T1 H64 K8320", "B60", 236),
+            row("decode", "T16 H64 K640", "B60", 7),
+            row("decode", "T128 H8 K640", "B70", 10),
+            row("prefill", "T2048 H8 K640", "B60", 9),
+        ]
+    )
+    assert "decode: upstream v0.33.0 takes 7 to 10 times as long, median 8.5" in said
+    assert "decode of one token: 236 to 236 times as long" in said
+    assert "prefill of one token" not in said
