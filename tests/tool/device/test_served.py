@@ -21,8 +21,10 @@ Answers = Callable[[int], tuple[str, list[float]]]
 
 
 @contextmanager
-def server(answers: Answers, status: int = 200, key: str = "") -> Iterator[str]:
-    """A server whose n-th answer is `answers(n)`; its address."""
+def server(
+    answers: Answers, status: int = 200, key: str = "", refusal: str = ""
+) -> Iterator[str]:
+    """A server whose n-th answer is `answers(n)`, or 400 and `refusal`; its address."""
     asked = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -35,6 +37,11 @@ def server(answers: Answers, status: int = 200, key: str = "") -> Iterator[str]:
             question = json.loads(self.rfile.read(length))
             assert (question["model"], question["temperature"]) == ("flash", 0)
             asked.append(question)
+            if refusal:
+                self.send_response(400)
+                self.end_headers()
+                self.wfile.write(refusal.encode())
+                return
             text, logprobs = answers(len(asked))
             choice = {"text": text, "logprobs": {"token_logprobs": logprobs}}
             self.answer(json.dumps({"choices": [choice]}))
@@ -82,6 +89,18 @@ def test_a_server_that_is_not_sound(answers: Answers, status: int, said: str) ->
         done = CliRunner().invoke(app, ["device", "--url", url, "serve"])
     assert done.exit_code == 1
     assert said in done.stderr
+
+
+def test_a_refusal_is_shown_with_the_server_s_reason() -> None:
+    """A NaN in the answer's log-probabilities: the server itself cannot write it."""
+    reason = '{"error": {"message": "Out of range float values: nan"}}'
+    with server(lambda _: SOUND, refusal=reason) as url:
+        with pytest.raises(served.Unsound, match="400.*Out of range float values: nan"):
+            served.judge(url)
+    with server(lambda _: SOUND, refusal="x" * 10_000) as url:
+        with pytest.raises(served.Unsound) as caught:
+            served.judge(url)
+    assert len(str(caught.value)) < 2 * served.MOST_BODY
 
 
 def test_no_server_and_wrong_words() -> None:

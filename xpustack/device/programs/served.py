@@ -34,6 +34,8 @@ SHORT = 8
 """Answers of fewer characters are not judged by that."""
 SECONDS = 20.0
 """Of one request."""
+MOST_BODY = 500
+"""Bytes of a refusal that are shown."""
 
 
 class Unsound(Exception):
@@ -54,6 +56,10 @@ def ask(url: str, question: dict[str, Any] | None = None) -> bytes:
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as response:
             return bytes(response.read())
+    except urllib.error.HTTPError as error:
+        with error:
+            body = error.read(MOST_BODY).decode(errors="replace").strip()
+        raise Unsound(f"{url}: {error}: {body or 'no reason given'}") from None
     except (OSError, ValueError) as error:
         raise Unsound(f"{url}: {error}") from None
 
