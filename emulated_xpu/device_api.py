@@ -112,7 +112,11 @@ def nothing() -> None:
     pass
 
 
-def nothing_on(device_index: Any = None, /) -> None:
+def forget_peaks(device_index: Any = None, /) -> None:
+    pass
+
+
+def synchronize(device: Any = None, /) -> None:
     pass
 
 
@@ -178,7 +182,7 @@ GRANTS = (
     Grant("torch.xpu.set_stream", "a change of the queue", RUNNER, set_stream),
     Grant(
         "torch.xpu.is_current_stream_capturing",
-        "whether work is recorded into a graph, since torch 2.11",
+        "whether work is recorded into a graph, since there are graphs (torch 2.11)",
         "since v0.28.0 " + RUNNER,
         is_current_stream_capturing,
     ),
@@ -202,23 +206,24 @@ MEMORY_FIGURES = (
         Grant(f"torch.accelerator.{name}", "bytes of the device", MEMORY, bytes_in_use)
         for name in ("memory_allocated", "memory_reserved", "max_memory_allocated")
     ),
-    *(
-        Grant(f"torch.accelerator.{name}", "its caches emptied", MEMORY, nothing)
-        for name in ("empty_cache", "empty_host_cache")
+    Grant("torch.accelerator.empty_cache", "its cache emptied", MEMORY, nothing),
+    Grant(
+        "torch.accelerator.empty_host_cache",
+        "its cache of pinned memory emptied (not yet in torch 2.11)",
+        "since v0.28.0, which pins 2.13, an engine does it at its end; it raises",
+        nothing,
     ),
-    Grant("torch.accelerator.synchronize", "a wait for it", MEMORY, nothing_on),
+    Grant("torch.accelerator.synchronize", "a wait for it", MEMORY, synchronize),
     Grant(
         "torch.accelerator.reset_peak_memory_stats",
         "its peaks forgotten",
         MEMORY,
-        nothing_on,
+        forget_peaks,
     ),
-    Grant(
-        "torch.accelerator.memory_stats", "figures by name", MEMORY, no_statistics
-    ),
+    Grant("torch.accelerator.memory_stats", "figures by name", MEMORY, no_statistics),
     Grant(
         "torch.accelerator.get_memory_info",
-        "free and total bytes, since torch 2.11",
+        "free and total bytes",
         MEMORY,
         free_and_total,
     ),
@@ -300,8 +305,9 @@ _libraries: list[torch.library.Library] = []
 
 
 def provide_matmul_with_dtype() -> None:
-    """Implement `torch.mm(..., out_dtype=)`, which torch has on devices only; an XPU's
-    has it since torch 2.11, with the same two pairs of dtypes."""
+    """Implement `torch.mm(..., out_dtype=)`, which torch has on devices only. An XPU's
+    takes 16-bit factors for a product in float32, or gives their own dtype
+    (pytorch/pytorch#170523)."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", "CPU"):
         return
 
