@@ -2,7 +2,7 @@
 """`torch.xpu` on a machine with an NVIDIA GPU: its names mean those of `torch.cuda`.
 
 All of them are names of `torch.xpu` that a device has. Those of `torch.cuda` answer
-here as well. On an XPU they raise until a runner replaces them, which the emulation on a
+here as well. On an XPU they raise until a runner replaces them, as the emulation on a
 CPU shows.
 """
 
