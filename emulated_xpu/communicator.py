@@ -36,4 +36,4 @@ xpu_communicator.dist = Collectives()
 
 
 class EmulatedXpuCommunicator(XpuCommunicator):
-    """Has the methods of XPU's own and no others."""
+    """XPU's own, with no other method; its name makes vLLM import this module."""
