@@ -9,7 +9,8 @@ op in the pinned vllm-xpu-kernels, and computes in plain torch or raises.
 | `plugin`, `pytest_plugin` | its entry points: vLLM's plugin, and pytest's `-p` |
 | `decisions` | the decisions of a platform that says XPU, on any device |
 | `platform`, `worker` | vLLM's platform and worker classes, on the CPU |
-| `device_api` | the parts of `torch.xpu` and `torch.accelerator` that a CPU lacks |
+| `communicator` | what ranks send each other, over gloo |
+| `device_api` | the names that a CPU's torch lacks, with what a device has |
 | `registry` | defines the ops of a version with torch, under their true schemas |
 | `implementations` | which function computes which op |
 | `ops` | those functions, one module per op family |

@@ -66,6 +66,11 @@ class XpuDecisions(CpuPlatform):
         return XPUPlatform.get_default_ir_op_priority(vllm_config)
 
     @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        """What XPU's own communicator does, over the process groups of a CPU."""
+        return "emulated_xpu.communicator.EmulatedXpuCommunicator"
+
+    @classmethod
     def support_hybrid_kv_cache(cls) -> bool:
         return True
 

@@ -1,18 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The parts of torch's device API that vLLM's XPU path uses and a CPU lacks."""
+"""The parts of torch's device API that vLLM's XPU path uses and a CPU lacks.
+
+`GRANTS` lists them all, each with what a device has and who asks for it. Of
+`torch.cuda` nothing is granted: its names raise, as in a torch that is built for XPU,
+until vLLM's own model runner replaces them.
+"""
 
 import functools
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 
 class Event:
-    """Stands for `torch.xpu.Event`. The CPU runs in order, so every event has
-    passed."""
+    """Stands for `torch.Event`. The CPU runs in order, so every event has passed."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        device: Any = None,
+        *,
+        enable_timing: bool = False,
+        blocking: bool = False,
+        interprocess: bool = False,
+    ) -> None:
         pass
 
     def record(self, stream: Any = None) -> None:
@@ -28,12 +40,19 @@ class Event:
         return True
 
 
+class XpuEvent(Event):
+    """Stands for `torch.xpu.Event`, which takes one argument."""
+
+    def __init__(self, enable_timing: bool = False) -> None:
+        super().__init__(enable_timing=enable_timing)
+
+
 class Stream:
     """Stands for `torch.xpu.Stream`. Work is finished when its call returns."""
 
     device = torch.device("cpu")
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, device: Any = None, priority: int = 0) -> None:
         pass
 
     def __enter__(self) -> "Stream":
@@ -52,10 +71,206 @@ class Stream:
         pass
 
     def record_event(self, event: Any = None) -> Any:
-        return event or Event()
+        return event or XpuEvent()
 
     def query(self) -> bool:
         return True
+
+
+_current = Stream()
+
+
+def current_stream(device: Any = None) -> Stream:
+    return _current
+
+
+def use_stream(stream: Stream | None) -> Stream:
+    return stream or _current
+
+
+def set_stream(stream: Stream) -> None:
+    pass
+
+
+def is_current_stream_capturing() -> bool:
+    return False
+
+
+def bytes_in_use(device_index: Any = None, /) -> int:
+    return 0
+
+
+def no_statistics(device_index: Any = None, /) -> dict[str, Any]:
+    return {}
+
+
+def free_and_total(device_index: Any = None, /) -> tuple[int, int]:
+    return 0, 0
+
+
+def nothing() -> None:
+    pass
+
+
+def forget_peaks(device_index: Any = None, /) -> None:
+    pass
+
+
+def synchronize(device: Any = None, /) -> None:
+    pass
+
+
+def unpinned(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
+    return tensor
+
+
+def record_stream(tensor: torch.Tensor, stream: Any) -> None:
+    pass
+
+
+@dataclass(frozen=True)
+class Grant:
+    """A name of torch that the emulated XPU replaces, and why it may.
+
+    Args:
+        name: where it is, from `torch` on.
+        device: what a torch built for XPU has there.
+        reason: who asks for it on vLLM's XPU path, and what a CPU does instead.
+        value: what stands in for it.
+
+    Raises:
+        ValueError: the name is one of `torch.cuda`, which no torch built for XPU
+            provides, or the grant does not say why.
+    """
+
+    name: str
+    device: str
+    reason: str
+    value: Any
+
+    def __post_init__(self) -> None:
+        if self.name.startswith("torch.cuda"):
+            raise ValueError(
+                f"{self.name} raises in a torch without CUDA: grant the name of"
+                " torch.xpu by which vLLM's model runner replaces it"
+            )
+        if not (self.device.strip() and self.reason.strip()):
+            raise ValueError(f"{self.name}: say what a device has, and who asks for it")
+
+    def provide(self) -> None:
+        owner: Any = torch
+        *path, leaf = self.name.split(".")[1:]
+        for part in path:
+            owner = getattr(owner, part)
+        setattr(owner, leaf, self.value)
+
+
+RUNNER = "vLLM's XPU model runner puts it in place of torch.cuda's; on a CPU it raises"
+MEMORY = "workers ask while they load and profile; without an accelerator it raises"
+
+GRANTS = (
+    Grant(
+        "torch.Event",
+        "the event of its accelerator",
+        "model runners make events for their copies; without an accelerator it raises",
+        Event,
+    ),
+    Grant("torch.xpu.Event", "an event of the queue", RUNNER, XpuEvent),
+    Grant("torch.xpu.Stream", "a queue", RUNNER, Stream),
+    Grant("torch.xpu.current_stream", "the device's queue", RUNNER, current_stream),
+    Grant("torch.xpu.stream", "a context of a queue", RUNNER, use_stream),
+    Grant("torch.xpu.set_stream", "a change of the queue", RUNNER, set_stream),
+    Grant(
+        "torch.xpu.is_current_stream_capturing",
+        "whether work is recorded into a graph, since there are graphs (torch 2.11)",
+        "since v0.28.0 " + RUNNER,
+        is_current_stream_capturing,
+    ),
+    Grant(
+        "torch.Tensor.pin_memory",
+        "a copy of the tensor in pinned memory of the host",
+        "runners pin what they copy from; without an accelerator it raises",
+        unpinned,
+    ),
+    Grant(
+        "torch.Tensor.record_stream",
+        "memory that is kept until a queue has used it",
+        "runners free what another queue reads; on a CPU it raises",
+        record_stream,
+    ),
+)
+"""What every process is granted."""
+
+MEMORY_FIGURES = (
+    *(
+        Grant(f"torch.accelerator.{name}", "bytes of the device", MEMORY, bytes_in_use)
+        for name in ("memory_allocated", "memory_reserved", "max_memory_allocated")
+    ),
+    Grant("torch.accelerator.empty_cache", "its cache emptied", MEMORY, nothing),
+    Grant(
+        "torch.accelerator.empty_host_cache",
+        "its cache of pinned memory emptied (not yet in torch 2.11)",
+        "since v0.28.0, which pins 2.13, an engine does it at its end; it raises",
+        nothing,
+    ),
+    Grant("torch.accelerator.synchronize", "a wait for it", MEMORY, synchronize),
+    Grant(
+        "torch.accelerator.reset_peak_memory_stats",
+        "its peaks forgotten",
+        MEMORY,
+        forget_peaks,
+    ),
+    Grant("torch.accelerator.memory_stats", "figures by name", MEMORY, no_statistics),
+    Grant(
+        "torch.accelerator.get_memory_info",
+        "free and total bytes",
+        MEMORY,
+        free_and_total,
+    ),
+)
+"""Memory queries, for which there is no accelerator: nothing is in use. vLLM's XPU
+platform replaces some when it is imported, so they may be provided again."""
+
+
+def _unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    @functools.wraps(make)
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        return make(*args, **kwargs)
+
+    return made
+
+
+def always_pinned(tensor: torch.Tensor, device: object = None) -> bool:
+    return True
+
+
+PINNED_MEMORY = (
+    *(
+        Grant(
+            f"torch.{name}",
+            "a tensor in pinned memory of the host, if the caller asks",
+            "the second model runner's buffers; without an accelerator it raises",
+            _unpinned(getattr(torch, name)),
+        )
+        for name in (
+            "empty",
+            "empty_like",
+            "full",
+            "ones",
+            "tensor",
+            "zeros",
+            "zeros_like",
+        )
+    ),
+    Grant(
+        "torch.Tensor.is_pinned",
+        "whether host memory is pinned",
+        "the second model runner checks its buffers, which the device reads",
+        always_pinned,
+    ),
+)
+"""Pinned memory: the emulated device reads the host's. Not for tests of kernels, where
+torch.compile would trace the factories."""
 
 
 def remove_cuda() -> None:
@@ -68,84 +283,21 @@ def remove_cuda() -> None:
     del torch._C._cuda_getDeviceCount
     torch._C._has_cuda = False
     torch.version.cuda = None
+    dummy = torch._utils._dummy_type
     for name in ("CUDAGraph", "Event", "Stream"):
-        setattr(torch.cuda, name, torch._utils._dummy_type(name))
-
-
-def provide_events() -> None:
-    """Replace `torch.xpu.Event`, which raises in a torch without XPU."""
-    torch.xpu.Event = Event
-
-
-def provide_streams() -> None:
-    """Provide one stream, and the generator of the device's random numbers."""
-    current = Stream()
-    torch.xpu.Stream = Stream
-    torch.xpu.current_stream = lambda device=None: current
-    torch.xpu.stream = lambda stream: stream or current
-    torch.xpu.set_stream = lambda stream: None
-    torch.xpu.synchronize = lambda device=None: None
-    torch.xpu.mem_get_info = lambda device=None: (0, 0)
-    torch.xpu.default_generators = (torch.default_generator,)
-    torch.Event = Event
+        setattr(torch.cuda, name, dummy(name))
+    for name in ("_cuda_isCurrentStreamCapturing", "_graph_pool_handle"):
+        setattr(torch.cuda.graphs, name, dummy(name))
 
 
 def provide_memory_figures() -> None:
-    """Answer memory queries, for which there is no accelerator: nothing is in use."""
-    for name in (
-        "memory_allocated",
-        "memory_reserved",
-        "max_memory_allocated",
-        "max_memory_reserved",
-    ):
-        setattr(torch.accelerator, name, lambda *args, **kwargs: 0)
-    for name in (
-        "empty_cache",
-        "empty_host_cache",
-        "reset_peak_memory_stats",
-        "synchronize",
-    ):
-        setattr(torch.accelerator, name, lambda *args, **kwargs: None)
-    torch.accelerator.memory_stats = lambda device=None: {}
-    torch.accelerator.get_memory_info = lambda device=None: (0, 0)
-
-
-def provide_capture_state() -> None:
-    """Answer that no stream is being captured into a graph."""
-    torch.cuda.is_current_stream_capturing = lambda: False
-    torch.xpu.is_current_stream_capturing = lambda: False
-
-
-def provide_pinning() -> None:
-    """Leave host memory unpinned: pinning needs an accelerator."""
-
-    def pin_memory(tensor: torch.Tensor, device: object = None) -> torch.Tensor:
-        return tensor
-
-    torch.Tensor.pin_memory = pin_memory
-    torch.Tensor.record_stream = lambda tensor, stream: None
-
-
-FACTORIES = ("empty", "empty_like", "full", "ones", "tensor", "zeros", "zeros_like")
+    for grant in MEMORY_FIGURES:
+        grant.provide()
 
 
 def provide_pinned_memory() -> None:
-    """Accept `pin_memory=True`, and call all memory pinned: the emulated device reads
-    the host's memory.
-
-    Not for tests of kernels, where torch.compile would trace the factories.
-    """
-
-    def unpinned(make: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-        @functools.wraps(make)
-        def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
-            return make(*args, **kwargs)
-
-        return made
-
-    for name in FACTORIES:
-        setattr(torch, name, unpinned(getattr(torch, name)))
-    torch.Tensor.is_pinned = lambda tensor, device=None: True
+    for grant in PINNED_MEMORY:
+        grant.provide()
 
 
 _libraries: list[torch.library.Library] = []
@@ -153,11 +305,21 @@ _libraries: list[torch.library.Library] = []
 
 
 def provide_matmul_with_dtype() -> None:
-    """Implement `torch.mm(..., out_dtype=)`, which torch has on devices only."""
+    """Implement `torch.mm(..., out_dtype=)`, which torch has on devices only. An XPU's
+    takes 16-bit factors for a product in float32, or gives their own dtype
+    (pytorch/pytorch#170523)."""
     if torch._C._dispatch_has_kernel_for_dispatch_key("aten::mm.dtype", "CPU"):
         return
 
     def matmul(a: torch.Tensor, b: torch.Tensor, out_dtype: torch.dtype) -> Any:
+        wider = out_dtype == torch.float32 and a.dtype in (
+            torch.float16,
+            torch.bfloat16,
+        )
+        if a.dtype != b.dtype or not (wider or out_dtype == a.dtype):
+            raise RuntimeError(
+                f"torch.mm of {a.dtype} and {b.dtype} gives {out_dtype} on no XPU"
+            )
         return torch.mm(a.float(), b.float()).to(out_dtype)
 
     library = torch.library.Library("aten", "IMPL")
@@ -166,12 +328,10 @@ def provide_matmul_with_dtype() -> None:
 
 
 def provide() -> None:
-    """Provide all of the above. vLLM imports the platform, which calls this, before any
-    test runs."""
+    """Provide what every process is granted. vLLM imports the platform, which calls
+    this, before any test runs."""
     remove_cuda()
-    provide_events()
-    provide_streams()
+    for grant in GRANTS:
+        grant.provide()
     provide_memory_figures()
-    provide_capture_state()
-    provide_pinning()
     provide_matmul_with_dtype()

@@ -1,13 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`torch.xpu` on a machine with an NVIDIA GPU: its names mean those of `torch.cuda`."""
+"""`torch.xpu` on a machine with an NVIDIA GPU: its names mean those of `torch.cuda`.
+
+All of them are names of `torch.xpu` that a device has. Those of `torch.cuda` answer
+here as well. On an XPU they raise until a runner replaces them, as the emulation on a
+CPU shows.
+"""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
+
+class Event(torch.cuda.Event):
+    """Stands for `torch.xpu.Event`, which takes one argument."""
+
+    def __new__(cls, enable_timing: bool = False) -> "Event":
+        event: Event = super().__new__(cls, enable_timing=enable_timing)
+        return event
+
+
 TWINS = {
-    "Event": "Event",
     "Stream": "Stream",
     "XPUGraph": "CUDAGraph",
     "current_device": "current_device",
@@ -40,6 +53,7 @@ def provide() -> None:
     torch.cuda.init()
     for name, twin in TWINS.items():
         setattr(torch.xpu, name, getattr(torch.cuda, twin))
+    torch.xpu.Event = Event
     _memory_figures["get_memory_info"] = torch.accelerator.get_memory_info
 
 

@@ -56,6 +56,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     recording.broken = bool(job.get("sabotage"))
+    os.environ.update(job.get("environment", {}))
     from vllm import LLM
 
     if engine_ops := sys.modules.get("engine_ops"):

@@ -19,6 +19,7 @@ from triton.language.extra import libdevice
 from triton.runtime import interpreter
 
 from emulated_xpu import ops  # noqa: F401  (registers what is extended here)
+from emulated_xpu.device_api import Grant
 from emulated_xpu.formats import expanded
 from emulated_xpu.implementations import IMPLEMENTATIONS
 
@@ -79,6 +80,14 @@ class Generators:
         return self.only
 
 
+GENERATORS = Grant(
+    "torch.xpu.default_generators",
+    "a generator for each device",
+    "vLLM's sampler of XPU gives its op the seed; without a device there is none",
+    Generators(),
+)
+
+
 class Index(int):
     """The index of a loop, which the interpreter has as an int of Python."""
 
@@ -110,6 +119,6 @@ def log1p(x: Any) -> Any:
 
 def provide() -> None:
     """Provide what the ops do not: after the platform, before the first launch."""
-    torch.xpu.default_generators = Generators()
+    GENERATORS.provide()
     interpreter._patch_lang_core = castable_indices(interpreter._patch_lang_core)
     libdevice.log1p = log1p

@@ -32,6 +32,8 @@ keep = records.append
 """What takes an entry. A graph's entries are taken elsewhere while it is captured."""
 stopped = False
 """Whether nothing more is written down."""
+idle = False
+"""Whether the runner computes for no request."""
 broken = False
 """Whether `sabotage.py` shall break the model's layers."""
 layers: Counter[str] = Counter()
@@ -57,6 +59,7 @@ class Recording:
         if broken:
             sabotage.break_layers(runner.model)
         keep_batch(runner)
+        notice_dummy_runs(runner)
         # V1's runner calls it a drafter, V2's a speculator.
         names = ("drafter", "speculator")
         drafter = next((d for n in names if (d := getattr(runner, n, None))), None)
@@ -163,6 +166,22 @@ def vllm_class(thing: Any) -> str:
     return str(kinds[0].__name__)
 
 
+def notice_dummy_runs(runner: Any) -> None:
+    """Note while the runner computes for no request, as it does beside an engine that
+    has some; it then has the batch of the step before."""
+    run = runner._dummy_run
+
+    def run_for_nobody(*args: Any, **kwargs: Any) -> Any:
+        global idle
+        idle = True
+        try:
+            return run(*args, **kwargs)
+        finally:
+            idle = False
+
+    runner._dummy_run = run_for_nobody
+
+
 def keep_batch(runner: Any) -> None:
     """Keep the batch of a step as `input_batch`, where vLLM's V1 runner has it; V2
     makes a new one for each step."""
@@ -184,7 +203,7 @@ def requests_of_this_step(runner: Any) -> list[str]:
 
 def rows_of_this_step(runner: Any) -> list[tuple[str, int]] | None:
     """Each request's id and token count in batch order; None in a dummy run."""
-    if get_forward_context().attn_metadata is None:
+    if idle or get_forward_context().attn_metadata is None:
         return None
     return rows_of_the_batch(runner)
 

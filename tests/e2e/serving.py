@@ -100,6 +100,8 @@ class Job:
     xe_cores: int | None = None
     """Xe-cores of the device for which decode is planned; the kernels' own guess if
     none. On few, a batch's keys are not split, which the interpreter does slowly."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that the engine sees besides those of every job."""
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -255,6 +257,7 @@ class Kitchen:
                     "engine": dict(job.engine),
                     "sabotage": job.sabotage,
                     "xe_cores": job.xe_cores,
+                    "environment": dict(job.environment),
                     "waves": [[p.order() for p in wave] for wave in job.waves],
                     "refused": [p.order() for p in job.refused],
                 }

@@ -16,6 +16,18 @@ from pathlib import Path
 from typing import Any
 
 RATIOS = (0, 4, 128)
+CUDA = (
+    "CUDAGraph",
+    "Event",
+    "Stream",
+    "current_stream",
+    "default_stream",
+    "graph_pool_handle",
+    "is_current_stream_capturing",
+    "mem_get_info",
+    "synchronize",
+)
+"""Names of torch.cuda that raise in a torch without CUDA."""
 
 
 def outcome(function: Callable[[], Any]) -> str:
@@ -30,6 +42,7 @@ def outcome(function: Callable[[], Any]) -> str:
 
 def probe() -> dict[str, Any]:
     """The platform, each module's import, and each kind of layer's construction."""
+    import torch
     from vllm.platforms import current_platform
 
     found: dict[str, Any] = {
@@ -47,6 +60,10 @@ def probe() -> dict[str, Any]:
     found["layers"] = {}
     for ratio in RATIOS:
         found["layers"][ratio] = outcome(partial(check_layer, ratio))
+    # After all these imports, and outside of what a worker's runner replaces.
+    found["cuda"] = {
+        name: outcome(getattr(torch.cuda, name)).partition(" [")[0] for name in CUDA
+    }
     return found
 
 

@@ -111,6 +111,14 @@ def test_the_pytest_plugin_sets_the_same_platform_up(probe: Probes) -> None:
     assert probe("v0.23.0", by="pytest-plugin") == probe("v0.23.0")
 
 
+@pytest.mark.parametrize("release", RELEASES)
+def test_cuda_raises_until_a_runner_replaces_it(release: str, probe: Probes) -> None:
+    answers = probe(release)["cuda"]
+    assert answers
+    for name, answer in answers.items():
+        assert answer.startswith(("RuntimeError: ", "AssertionError: ")), (name, answer)
+
+
 @pytest.mark.parametrize("release", RELEASES[1:])
 def test_modules_of_the_new_layout_import_untouched(
     release: str, probe: Probes

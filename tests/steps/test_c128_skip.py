@@ -87,6 +87,7 @@ class Run:
         rows = self.scores[owner, positions].to(device)
         with ExitStack() as stack:
             stack.enter_context(model_configs.current(self.config))
+            stack.enter_context(layout.worker())
             stack.enter_context(set_forward_context(entries, self.config, **options))
             trace = stack.enter_context(kernel_trace.traced(self.monkeypatch))
             compressor(rows, positions.to(device), self.rotary)
@@ -137,7 +138,7 @@ def test_a_captured_graph_holds_the_compressor(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The graph is replayed for batches that do end a block."""
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True)
     assert run.step(*SHORT)
 
 

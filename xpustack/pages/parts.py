@@ -4,7 +4,14 @@
 from collections.abc import Iterable
 
 PARTS = (
-    ("Start", "platform, warm-up, refusals", "platform-guards", "events", "jit-warmup"),
+    (
+        "Start",
+        "platform, warm-up, refusals",
+        "platform-guards",
+        "events",
+        "capture-state",
+        "jit-warmup",
+    ),
     ("Hyper-connections", "mix the residual streams", "mhc-forward-xpu"),
     (
         "Projections of query and key",

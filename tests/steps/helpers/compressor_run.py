@@ -101,7 +101,11 @@ def run(
     at = torch.full((len(rows),), ratio - 1)
     at[: len(positions)] = positions
     rope = SimpleNamespace(cos_sin_cache=cos_sin.to(device))
-    with model_configs.current(config), set_forward_context(metadata, config):
+    with (
+        model_configs.current(config),
+        layout.worker(),
+        set_forward_context(metadata, config),
+    ):
         compressor(rows.to(device), at.to(device), rope)
     flat = page.flatten().cpu()
     return Written(

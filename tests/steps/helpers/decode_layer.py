@@ -79,11 +79,12 @@ class DecodeLayer:
 
     def run(self) -> torch.Tensor:
         """The layer's input to its output projection, `[tokens, heads, 512]`."""
-        if not layout.WITH_XPU_FOLDER:
-            self.part.attention_impl(self.hidden, self.positions, self.out)
-        else:
-            self.part._o_proj = lambda heads, positions: self.out.copy_(heads)
-            self.part(self.positions, self.hidden)
+        with layout.worker():
+            if not layout.WITH_XPU_FOLDER:
+                self.part.attention_impl(self.hidden, self.positions, self.out)
+            else:
+                self.part._o_proj = lambda heads, positions: self.out.copy_(heads)
+                self.part(self.positions, self.hidden)
         return self.out
 
     def expected(self) -> torch.Tensor:
