@@ -7,7 +7,7 @@ its successor, so large that the rest of the layer adds nothing to it: what the 
 says depends on the embedding, the projection, the norms and the head.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import checkpoint
 import packed
@@ -28,8 +28,8 @@ class Mtp(checkpoint.Writer):
 
     def draft(self) -> None:
         super().draft()
-        tokens = torch.arange(checkpoint.VOCABULARY)
-        after = torch.tensor([successor(self._successors, t) for t in tokens.tolist()])
+        says = says_after(self._successors)
+        after = torch.tensor([says(token) for token in range(checkpoint.VOCABULARY)])
         embedding = self.twin["embed.weight"]
         power = embedding.square().mean(1, keepdim=True)
         given = embedding * power.rsqrt() * self.twin["mtp.0.enorm.weight"]
@@ -48,6 +48,6 @@ class Nvfp4Experts(Mtp, packed.Nvfp4Experts):
     """The same with the model's experts in NVFP4."""
 
 
-def successor(successors: Mapping[int, int], token: int) -> int:
-    """What the draft says after `token`: the token itself if it knows nothing."""
-    return successors.get(token, token)
+def says_after(successors: Mapping[int, int]) -> Callable[[int], int]:
+    """What the draft says after a token: the token again if it knows nothing."""
+    return lambda token: successors.get(token, token)
