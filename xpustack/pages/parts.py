@@ -80,6 +80,8 @@ PARTS = (
         "speculation",
         "mtp",
         "mtp-norm-warps",
+        "mtp-embedding",
+        "draft-prefix-cache",
         "mtp-weights",
         "merge-once",
         "pipeline-draft",
