@@ -81,6 +81,7 @@ PARTS = (
         "mtp",
         "mtp-norm-warps",
         "mtp-embedding",
+        "nvfp4-draft",
         "draft-prefix-cache",
         "mtp-weights",
         "merge-once",
