@@ -129,9 +129,6 @@ class Writer:
             self.fp8(f"mtp.0.{name}", hidden, hidden)
         for name in ("enorm", "hnorm", "norm"):
             self.norm(f"mtp.0.{name}", hidden)
-        embedding = self.published["embed.weight"].float()
-        self.plain("mtp.0.emb.tok_emb.weight", embedding)
-        self.plain("mtp.0.head.weight", self.published["head.weight"].float())
         output_head(self, "mtp.0.")
 
     def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:

@@ -51,3 +51,5 @@ class DSpark(checkpoint.Writer):
             bias[successor, token] = BIAS
         self.plain(f"{last}.markov_head.markov_w1.weight", torch.eye(size))
         self.plain(f"{last}.markov_head.markov_w2.weight", bias)
+        confidence = self.random(1, hidden + size, std=hidden**-0.5)
+        self.plain(f"{last}.confidence_head.proj.weight", confidence)

@@ -42,7 +42,6 @@ ENGINE = {
     "kv_cache_dtype": "fp8",
     "kv_cache_memory_bytes": 16 << 20,
     "enable_prefix_caching": False,
-    "disable_log_stats": True,
     "worker_cls": "recording.RecordingWorker",
     "seed": 0,
 }
@@ -66,7 +65,10 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     registry._run_in_subprocess = lambda look: look()
     if cores := job.get("xe_cores"):
         importlib.import_module(DECODE_CONFIG).XE_CORES = cores
-    llm = LLM(model=job["model"], **{**ENGINE, **job.get("engine", {})})
+    given = {**ENGINE, **job.get("engine", {})}
+    # Drafts are counted by the statistics alone.
+    drafting = "speculative_config" in given
+    llm = LLM(model=job["model"], **given | {"disable_log_stats": not drafting})
     ready = time.perf_counter()
     waves = []
     for number, wave in enumerate(job["waves"]):
@@ -83,6 +85,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
         "ranks": ranks,
         "tokens": [[list(text.token_ids) for text in wave] for wave in waves],
         "logprobs": [[logprobs_of(text) for text in wave] for wave in waves],
+        "drafts": drafts_of(llm) if drafting else {},
         "refusals": [refusal(llm, prompt) for prompt in job.get("refused", ())],
         "seconds_to_ready": ready - started,
         "seconds_to_serve": served - ready,
@@ -145,6 +148,16 @@ def logprobs_of(text: Any) -> list[dict[int, tuple[float, int]]]:
         {token: (found.logprob, found.rank) for token, found in place.items()}
         for place in text.logprobs or ()
     ]
+
+
+def drafts_of(llm: Any) -> dict[str, int]:
+    """How many tokens were drafted, and how many of them accepted."""
+    counts = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    names = {"drafted": "draft", "accepted": "accepted"}
+    return {
+        name: counts[f"vllm:spec_decode_num_{part}_tokens"]
+        for name, part in names.items()
+    }
 
 
 def refusal(llm: Any, prompt: dict[str, Any]) -> str:

@@ -6,8 +6,9 @@ training for instructions: experts in FP8 as the linear layers, and fp32 scales.
 `Int4` follows Intel's AutoRound checkpoints (W4A16 of Flash and Pro): symmetric codes,
 eight a word along the input, a scale for each 128 of them. Every linear layer has
 them, those of compressor and indexer too; router, embedding and head do not.
-`Nvfp4Experts` follows NVIDIA's: DeepSeek's FP8, and e2m1 codes for the routed experts
-alone, an e4m3 scale for each 16 and an fp32 one for the whole.
+`Nvfp4Experts` follows NVIDIA's: DeepSeek's FP8, and e2m1 codes for the model's routed
+experts alone, an e4m3 scale for each 16 and an fp32 one for the whole. The draft's
+experts stay in MXFP4, and the configuration says so twice.
 """
 
 from typing import Any
@@ -87,9 +88,12 @@ class Int4(checkpoint.Writer):
 
 
 class Nvfp4Experts(checkpoint.Writer):
-    """Writes the routed experts in NVFP4, the rest as DeepSeek does."""
+    """Writes the model's routed experts in NVFP4, the rest as DeepSeek does."""
 
     def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        if name.startswith("mtp."):
+            super().mxfp4(name, rows, columns, gain)
+            return
         weight = self.random(rows, columns, std=gain * columns**-0.5)
         blocks = weight.unflatten(1, (-1, NVFP4_BLOCK))
         largest = blocks.abs().amax(2, keepdim=True)
@@ -109,7 +113,18 @@ class Nvfp4Experts(checkpoint.Writer):
 
     def described(self) -> dict[str, Any]:
         own = checkpoint.config()["quantization_config"]
-        return {"quantization_config": {**own, "moe_quant_algo": "NVFP4"}}
+        experts = {"quant_algo": "NVFP4", "group_size": NVFP4_BLOCK}
+        converted = {
+            "quant_algo": "MIXED_PRECISION",
+            "moe_quant_algo": "NVFP4",
+            "group_size": NVFP4_BLOCK,
+            "ignore": ["*.attn.*", "*.ffn.shared_experts.*", "head", "mtp.*"],
+            "quantized_layers": {
+                f"layers.{layer}.ffn.experts": experts
+                for layer in range(len(self.size.ratios))
+            },
+        }
+        return {"quantization_config": own | converted}
 
 
 WRITERS: dict[str, type[checkpoint.Writer]] = {

@@ -130,7 +130,18 @@ class Served:
 
     def __post_init__(self) -> None:
         ranks = self.answer.pop("ranks")
-        self.answer["records"] = of_all_ranks([rank["records"] for rank in ranks])
+        stages = dict(self.job.engine).get("pipeline_parallel_size", 1)
+        size = len(ranks) // stages
+        self.answer["records"] = []
+        for first in range(0, len(ranks), size):
+            before = len(self.answer["records"])
+            stage = [rank["records"] for rank in ranks[first : first + size]]
+            self.answer["records"] += of_all_ranks(stage)
+            # The last stage has the logits.
+            self.answer["logits"] = [
+                entry | {"after": before + entry["after"]}
+                for entry in ranks[first]["logits"]
+            ]
         answers = [tokens for wave in self.answer["tokens"] for tokens in wave]
         whole = [
             prompt.tokens + new

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """DSpark's draft model through the engine: its tokens are those without it."""
 
-from itertools import pairwise
-
 import dspark
 import pytest
 from checks import check_same_tokens
+from drafts import check_drafts, successors
 from serving import Job, Kitchen, Served
 from test_engine import MIXED
 
@@ -27,13 +26,10 @@ def test_dspark(served: Kitchen, release: str) -> None:
     if not served.has_dspark(release):
         pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
     plain = served.serve(release, MIXED)
-    known = {
-        before: after
-        for text in plain.texts.values()
-        for before, after in pairwise(text)
-    }
+    known = successors(plain)
     served.add_checkpoint(NAME, dspark.DSpark(0, known))
     drafted = served.serve(release, DRAFTING)
     check_same_tokens(drafted, plain)
     steps = rows_of_steps(drafted)
     assert len(steps) < len(rows_of_steps(plain)), f"no draft was accepted: {steps}"
+    check_drafts(drafted, known.get, dspark.BLOCK)

@@ -7,6 +7,7 @@ entry of 128 tokens, and gives the indexer twice as many entries as it may choos
 """
 
 import checkpoint
+import mtp
 import pytest
 import torch
 from checks import (
@@ -18,6 +19,7 @@ from checks import (
     check_same_tokens,
 )
 from comparison import attention_errors
+from drafts import check_drafts, successors
 from packaging.version import Version
 from report import OWN
 from serving import Job, Kitchen, Prompt
@@ -37,6 +39,7 @@ SPECULATING = Job(
     "speculation",
     MIXED.waves,
     (("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),),
+    checkpoint="a draft that knows",
 )
 
 
@@ -152,18 +155,21 @@ def raw(tensor: torch.Tensor) -> torch.dtype:
     return torch.uint8 if tensor.element_size() == 1 else tensor.dtype
 
 
-@pytest.mark.serves(MIXED, SPECULATING)
+@pytest.mark.serves(MIXED)
 def test_a_speculated_token_changes_nothing(
     served: Kitchen, twin: Twin, release: str
 ) -> None:
     """With two tokens per step the indexer still sees each token's own entries."""
     plain = served.serve(release, MIXED)
+    known = successors(plain)
+    served.add_checkpoint(SPECULATING.checkpoint, mtp.Mtp(0, known))
     speculated = served.serve(release, SPECULATING)
     print(plain.new_tokens(), speculated.new_tokens())
     check_same_tokens(speculated, plain)
     check_attention(speculated, twin)
     drafts = [r for r in speculated.answer["records"] if r["layer"] == 3]
     assert drafts, "the MTP layer did not run"
+    check_drafts(speculated, mtp.says_after(known), 1)
 
 
 @pytest.mark.serves(BROKEN)

@@ -3,17 +3,31 @@
 
 import re
 
+import mtp
 import pytest
-from checks import TIGHT, check_attention, check_experts, check_logits
+from checks import (
+    TIGHT,
+    check_attention,
+    check_experts,
+    check_logits,
+    check_same_tokens,
+)
 from comparison import attention_errors, feed_forward_errors
+from drafts import check_drafts, successors
 from serving import EngineStopped, Job, Kitchen, Prompt
 from twin import Roundings, Twin
 
 pytestmark = pytest.mark.full
 
-WAVES = ((Prompt(72, 3, seed=1), Prompt(5, 2, seed=2)),)
+WAVES = ((Prompt(72, 4, seed=1), Prompt(5, 4, seed=2)),)
 INT4 = Job("int4", WAVES, checkpoint="int4")
 NVFP4_EXPERTS = Job("nvfp4 experts", WAVES, checkpoint="nvfp4-experts")
+NVFP4_DRAFTING = Job(
+    "nvfp4 experts and drafts",
+    WAVES,
+    (("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),),
+    checkpoint="nvfp4 experts and a draft that knows",
+)
 STOPS = "No NvFp4 MoE backend supports|KeyError: .*_scale"
 """Older releases have no emulation that clamps; the oldest does not know the format."""
 ACTIVATIONS_IN_FP4 = 0.25
@@ -52,3 +66,15 @@ def test_experts_in_nvfp4_are_emulated(served: Kitchen, release: str) -> None:
     errors = feed_forward_errors(result.answer, twin, roundings)
     print(errors)
     assert max(errors.values()) <= ACTIVATIONS_IN_FP4, errors
+
+
+def test_a_draft_beside_experts_in_nvfp4(served: Kitchen, release: str) -> None:
+    """Its own experts are in MXFP4."""
+    if not served.emulates_nvfp4_experts(release):
+        pytest.skip(f"{release} refuses experts in NVFP4, as the test above shows")
+    plain = served.serve(release, NVFP4_EXPERTS)
+    known = successors(plain)
+    served.add_checkpoint(NVFP4_DRAFTING.checkpoint, mtp.Nvfp4Experts(0, known))
+    drafted = served.serve(release, NVFP4_DRAFTING)
+    check_same_tokens(drafted, plain)
+    check_drafts(drafted, mtp.says_after(known), 1)

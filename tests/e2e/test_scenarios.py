@@ -41,6 +41,17 @@ TWO_RANKS = Job(
     (("tensor_parallel_size", 2), ("distributed_executor_backend", "mp")),
 )
 
+TWICE = Job(
+    "a prompt sent twice, with drafts",
+    ((Prompt(330, 1, seed=9),),) * 2,
+    (
+        ("enable_prefix_caching", True),
+        ("kv_cache_memory_bytes", 64 << 20),
+        ("max_num_batched_tokens", 330),
+        ("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),
+    ),
+)
+
 
 def computed(result: Served, number: int, layer: int = 0) -> list[int]:
     """The positions of a request that were computed, in order, repeats included."""
@@ -77,6 +88,14 @@ def test_a_cached_prefix(served: Kitchen, release: str) -> None:
     result = served.serve(release, BUSY)
     assert min(computed(result, LONG)) == 0
     assert min(computed(result, len(LENGTHS))) == 256, "the prefix was not cached"
+
+
+@pytest.mark.serves(TWICE)
+def test_a_cached_prefix_with_drafts(served: Kitchen, release: str) -> None:
+    """The second prompt starts behind the last page that a draft can start from."""
+    result = served.serve(release, TWICE)
+    assert min(computed(result, 0)) == 0
+    assert min(computed(result, 1)) == 256, "the prefix was not cached"
 
 
 @pytest.mark.serves(CROWDED)

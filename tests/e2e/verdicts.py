@@ -3,9 +3,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import pairwise
+from typing import Any
 
 import dspark
+import mtp
 import torch
 from checks import EXPERTS, PLAIN, TIGHT, check_same_tokens
 from comparison import (
@@ -14,6 +15,7 @@ from comparison import (
     logits_by_request,
     relative,
 )
+from drafts import check_drafts, successors
 from endings import Verdict, ended
 from serving import EngineStopped, Job, Kitchen, Prompt, Served
 from twin import Roundings, Twin
@@ -89,18 +91,20 @@ def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
 def speculation(served: Kitchen, release: str, form: Format) -> Verdict:
     """Drafts are made, and the tokens are those without them."""
     plain = served.serve(release, FLASH)
-    if form.job.checkpoint:
-        texts = plain.texts.values()
-        known = {a: b for text in texts for a, b in pairwise(text)}
-        served.add_checkpoint(form.job.checkpoint, dspark.DSpark(0, known))
+    known = successors(plain)
+    config = dict(form.job.engine)["speculative_config"]
+    writer = mtp.Mtp if config is MTP else dspark.DSpark
+    served.add_checkpoint(form.job.checkpoint, writer(0, known))
     drafted = served.serve(release, form.job)
     try:
         check_same_tokens(drafted, plain)
+        says = mtp.says_after(known) if config is MTP else known.get
+        check_drafts(drafted, says, config["num_speculative_tokens"])
     except AssertionError as error:
-        return Verdict("wrong", f"other tokens than without drafts: {error}")
+        return Verdict("wrong", f"other tokens or drafts than expected: {error}")
     found = of_twin(drafted, twin_of(served, form), form)
     steps, without = (len(steps_of(one)) for one in (drafted, plain))
-    if form.job.checkpoint and steps >= without:
+    if steps >= without:
         return Verdict("wrong", f"no draft was accepted in {steps} steps")
     return Verdict(found.kind, f"{found.why}; {steps} steps, {without} without drafts")
 
@@ -118,8 +122,9 @@ def _packed(name: str, what: str, experts: float = EXPERTS) -> Format:
     return Format(what, Job(f"format {name}", WAVES, checkpoint=name), experts)
 
 
-def _drafting(name: str, config: dict[str, object], what: str, of: str = "") -> Format:
-    job = Job(f"format {name}", WAVES, (("speculative_config", config),), checkpoint=of)
+def _drafting(name: str, config: dict[str, Any], what: str) -> Format:
+    engine = (("speculative_config", config),)
+    job = Job(f"format {name}", WAVES, engine, checkpoint=f"{name} drafts")
     return Format(what, job, judge=speculation)
 
 
@@ -130,7 +135,7 @@ FORMATS: dict[str, Format] = {
     "int4": _packed("int4", "W4A16 by AutoRound"),
     "base": _packed("base", "Base, experts in FP8"),
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
-    "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark", of="drafts"),
+    "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark"),
     "v4.1": _packed("v4.1", "V4.1"),
     "vision": _packed("vision", "V4 Vision"),
 }

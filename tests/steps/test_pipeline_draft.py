@@ -40,6 +40,7 @@ def test_the_last_stage_has_the_embedding() -> None:
 @pytest.mark.unchanged
 @pytest.mark.parametrize("method", [None, "mtp"])
 def test_other_last_stages_have_no_embedding(method: str | None) -> None:
+    """A draft of multi-token prediction loads its own: step `mtp-embedding`."""
     target = stage_of_model(method, 1, STAGES)
     missing = layout.module("vllm.model_executor.models.utils").PPMissingLayer
     assert isinstance(target.embed_tokens, missing)

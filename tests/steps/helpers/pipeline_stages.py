@@ -47,6 +47,7 @@ def stage(rank: int, of: int) -> Iterator[None]:
             "vllm.model_executor.models.utils",
             f"{EAGLE}.utils",
             layout.MODEL,
+            layout.MTP,
         ):
             patch.setattr(
                 layout.module(name), "get_pp_group", lambda: group, raising=False

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoints that are made here have the tensors that published ones have.
+
+A tensor that only a made checkpoint has hides what a loader does without it.
+"""
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Callable
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import checkpoint
+import dspark
+import mtp
+import packed
+import pytest
+from safetensors import safe_open
+
+KINDS: dict[str, Any] = tomllib.loads(
+    Path(__file__).with_name("published.toml").read_text()
+)["kinds"]
+MADE: dict[str, Callable[[], checkpoint.Writer]] = {
+    "flash": lambda: checkpoint.Writer(0),
+    "flash, a draft that knows": lambda: mtp.Mtp(0, {}),
+    "flash, six layers": lambda: mtp.SixLayers(0, {}),
+    "nvfp4-experts, a draft that knows": lambda: mtp.Nvfp4Experts(0, {}),
+    "dspark": lambda: dspark.DSpark(0, {}),
+} | {name: lambda made=made: made(0) for name, made in packed.WRITERS.items()}
+"""The kind, and what is special about it."""
+
+
+def published(kind: str) -> dict[str, str]:
+    """Types of a kind's tensors, by names with `*` for each number."""
+    described = KINDS[kind]
+    like = published(described["like"]) if "like" in described else {}
+    found = {
+        name: type_
+        for name, type_ in like.items()
+        if name not in described.get("without", ())
+    } | described.get("tensors", {})
+    for end, type_ in described.get("types", {}).items():
+        found |= {name: type_ for name in found if name.endswith(end)}
+    for layer, parts in described.get("parts", {}).items():
+        for name in [n for n in found if fnmatchcase(n.rpartition(".")[0], layer)]:
+            owner = name.rpartition(".")[0]
+            del found[name]
+            found |= {f"{owner}.{part}": type_ for part, type_ in parts.items()}
+    return found
+
+
+def made(folder: Path) -> dict[str, str]:
+    """Types of the tensors of a written checkpoint, by name."""
+    with safe_open(folder / "model.safetensors", "pt") as file:
+        return {n: file.get_slice(n).get_dtype() for n in file.keys()}  # noqa: SIM118
+
+
+def difference(kind: str, found: dict[str, str]) -> list[str]:
+    """What a checkpoint has too much, lacks, or has in another type."""
+    wanted = published(kind)
+    general = {n: re.sub(r"(?<=\.)\d+(?=\.)", "*", n) for n in found}
+    lacking = wanted.keys() - general.values()
+    faults = [f"published ones have {name}" for name in lacking]
+    for name, type_ in found.items():
+        if general[name] not in wanted:
+            faults.append(f"no published one has {name}")
+        elif type_ != wanted[general[name]]:
+            faults.append(f"{name} is {type_}, published {wanted[general[name]]}")
+    return sorted(faults)
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_names_and_types(name: str, tmp_path: Path) -> None:
+    kind = name.partition(",")[0]
+    writer = MADE[name]()
+    found = made(checkpoint.write(tmp_path, writer)[0])
+    faults = difference(kind, found)
+    assert not faults, f"{KINDS[kind]['of']}: {faults}"
+    for layer, ratio in enumerate(writer.size.ratios):
+        names = {n for n in found if n.startswith(f"layers.{layer}.")}
+        assert any(".attn.compressor." in n for n in names) == (ratio != 0)
+        assert any(".attn.indexer." in n for n in names) == (ratio == 4)
+        hashed = layer < writer.size.hashed
+        gates = {n.rpartition(".")[2] for n in names if ".ffn.gate." in n}
+        assert gates == {"weight", "tid2eid" if hashed else "bias"}
+
+
+@pytest.mark.parametrize("name", ["flash", "nvfp4-experts", "dspark"])
+def test_how_many_tensors_a_draft_has(name: str, tmp_path: Path) -> None:
+    """Beside the experts' six, the counts of the published indexes."""
+    writer = MADE[name]()
+    found = made(checkpoint.write(tmp_path, writer)[0])
+    layers = Counter(
+        n.split(".")[1]
+        for n in found
+        if n.startswith("mtp.") and ".ffn.experts." not in n
+    )
+    experts = Counter(
+        n.split(".")[1] for n in found if re.match(r"mtp\..*\.ffn\.experts\.", n)
+    )
+    counts = KINDS[name].get("draft_tensors", KINDS["flash"]["draft_tensors"])
+    assert [layers[key] for key in sorted(layers)] == [counts[0], *counts[2:]]
+    assert set(experts.values()) == {6 * writer.size.experts}
+
+
+@pytest.mark.parametrize(
+    ("tensor", "type_"),
+    [
+        ("mtp.0.emb.tok_emb.weight", "BF16"),
+        ("mtp.0.head.weight", "BF16"),
+        ("layers.1.attn.wkv.scale", "F32"),
+    ],
+)
+def test_a_wrong_tensor_is_seen(tensor: str, type_: str, tmp_path: Path) -> None:
+    found = made(checkpoint.write(tmp_path, checkpoint.Writer(0))[0])
+    assert not difference("flash", found)
+    assert difference("flash", found | {tensor: type_})
+
+
+def test_what_is_unconfirmed_is_there() -> None:
+    """A pattern that fits nothing would confirm by accident."""
+    for kind, described in KINDS.items():
+        assert described["sources"] and described["of"], kind
+        for pattern in described["unconfirmed"]:
+            assert any(fnmatchcase(name, pattern) for name in published(kind)), pattern
