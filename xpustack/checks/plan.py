@@ -159,7 +159,7 @@ class Planner:
         return tasks
 
     def _types_of_tip(self, series: Series) -> list[Task]:
-        """The lint of the whole series, with mypy, unless a step's lint is just that."""
+        """The lint of the whole series with mypy, unless a step's lint is just that."""
         single = len(series.steps) == 1 and steps_are_typed(
             self._project, self._release
         )

@@ -17,8 +17,8 @@ from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Completed, Runner, clean_environment, program
 from xpustack.lint import script_host
 from xpustack.lint.finding import LintFinding
-from xpustack.lint.hook_environment import make_hook_environment
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hooks, Script
+from xpustack.lint.hook_environment import make_hook_environment
 from xpustack.lint.moving_tree import MovingTree
 
 TIMEOUT = 600.0

@@ -92,10 +92,9 @@ def typed(results: Iterable[Result]) -> str:
     parts = []
     for release, names in trees.items():
         steps = [name for name in names if name != "tip"]
-        words = [
-            f"{len(steps)} steps" if len(steps) > 1 else name for name in steps[:1]
-        ]
-        parts.append(f"{release} {', '.join(words + ['tip'] * ('tip' in names))}")
+        words = [f"{len(steps)} steps"] if len(steps) > 1 else steps
+        tip = ["tip"] if "tip" in names else []
+        parts.append(f"{release} {', '.join([*words, *tip])}")
     return "; ".join(parts)
 
 
