@@ -34,7 +34,7 @@ def make_hook_environment(folder: Path, requirements: Iterable[str]) -> Path:
     for distribution in _with_dependencies(requirements):
         files = distribution.files or ()
         for top in {file.parts[0] for file in files} - {"..", "__pycache__"}:
-            (packages / top).symlink_to(distribution.locate_file(top))
+            (packages / top).symlink_to(str(distribution.locate_file(top)))
         for entry in distribution.entry_points.select(group="console_scripts"):
             script = programs / entry.name
             script.write_text(
