@@ -339,7 +339,7 @@ def test_a_read_only_cache_is_no_failed_check(stack, monkeypatch):
     done = call("check", "v1.0", "--offline", "-j1")
     assert done.exit_code == 5, done.output
     assert done.stdout.endswith("\n0 passed, 0 failed\n")
-    assert "stopped early: 4 not run" in done.stdout
+    assert "stopped early: 5 not run" in done.stdout
     assert "error: not allowed to write" in done.stderr
     answer = json.loads(call("check", "v1.0", "--offline", "--json").stdout)
     assert (answer["exit_code"], answer["data"]["failed"]) == (5, 0)
