@@ -84,6 +84,10 @@ class Releases:
     def names(self) -> tuple[str, ...]:
         return tuple(release.name for release in self.pinned)
 
+    @property
+    def newest(self) -> Release:
+        return self.pinned[-1]
+
     def __getitem__(self, name: str) -> Release:
         """The release called `name` (`v0.22.1`; the `v` may be left out).
 

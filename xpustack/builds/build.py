@@ -22,7 +22,7 @@ from xpustack.builds.derive import (
 )
 from xpustack.builds.site import Manifest, damage, install, load_manifest, save_manifest
 from xpustack.core import fingerprint
-from xpustack.core.cache import Cache, recover_dir, replace_dir, writing
+from xpustack.core.cache import Cache, replace_dir, writing
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.progress import Progress, silent
@@ -186,7 +186,6 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
 def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | None:
     """The build `key` if it is there and undamaged; None if it must be built."""
     home = cache.builds / key
-    recover_dir(home)
     if not home.is_dir():
         return None
     manifest = manifest_of(cache, key)

@@ -28,11 +28,9 @@ from xpustack.core.project import Project
 from xpustack.series.apply import trees
 
 _DAY = 86_400
-_WHEELS = "wheels"
-"""Where earlier versions of the tool kept wheels."""
+_FORMER = ("wheels", "mypy")
+"""What earlier versions of the tool kept."""
 _CONTENTS = "files"
-_MYPY = "mypy"
-"""mypy's caches of installed packages. Only their last use tells which are needed."""
 _SCRATCH = "scratch"
 _BLOCK = 512
 
@@ -159,8 +157,7 @@ def _unneeded(cache: Cache, needed: Needs, oldest: float) -> Iterator[tuple[str,
     names: dict[str, set[str]] = {
         cache.sdists.name: needed.sdists,
         cache.results.name: needed.results,
-        _MYPY: set(),
-        _WHEELS: set(),
+        **{area: set() for area in _FORMER},
         cache.builds.name: needed.builds,
     }
     for area, keep in names.items():

@@ -11,13 +11,14 @@ from xpustack.base.store import Store
 from xpustack.builds import bytecode
 from xpustack.builds.build import Build, build, build_version, expected_build, found
 from xpustack.builds.derive import origin_of
+from xpustack.checks.proof import steps_are_typed
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
-from xpustack.lint.linter import Linter, lint_key, touched
+from xpustack.lint.linter import Linter, lint_key
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
@@ -61,7 +62,6 @@ class Planner:
         self._origins: list[Task] = []
         self._derived: list[DerivedTree] = []
         self._last = 0
-        self._later: tuple[str, ...] = ()
 
     def plan(
         self, step: str | None, only: Kind | None, tip: bool, offline: bool
@@ -84,12 +84,12 @@ class Planner:
         self._last = len(slugs)
         errors = self._broken(series.steps, slugs, problem, step)
         whole = len(series.steps) == self._last
-        if not tip and step is None:
-            self._later = touched(series.base, series.tip)
         if tip:
             tasks = self._tip(series, step) if whole else []
         else:
             tasks = self._steps(series, step)
+            if whole and step is None:
+                tasks += self._types_of_tip(series)
         kinds = {only} if only else {"build", "lint", "test"}
         for task in tasks:
             task.shown = task.kind in kinds
@@ -140,14 +140,15 @@ class Planner:
     def _steps(self, series: Series, step: str | None) -> list[Task]:
         tasks: list[Task] = []
         lints: tuple[Task, ...] = ()
+        types = steps_are_typed(self._project, self._release)
         for after in series.steps:
             before, slug = after.parent, after.slug
             if step not in (None, slug):
                 continue
-            # A release's lints run one after the other: each reuses what the one
-            # before left. The first lint takes longest of all, so it starts first.
-            lint = self._lint_task(slug, before, after, lints)
-            lints = (lint,)
+            # mypy reuses what it left for the step before. Its first run takes longest
+            # of all, so it starts first.
+            lint = self._lint_task(slug, before, after, types, lints)
+            lints = (lint,) if types else ()
             tasks.append(lint)
             for tree in (before, after):
                 if tree.index not in self._build_tasks:
@@ -157,12 +158,21 @@ class Planner:
             tasks.append(self._test_task(after.step, before, after, first, second))
         return tasks
 
+    def _types_of_tip(self, series: Series) -> list[Task]:
+        """The lint of the whole series with mypy, unless a step's lint is just that."""
+        single = len(series.steps) == 1 and steps_are_typed(
+            self._project, self._release
+        )
+        if not series.steps or single:
+            return []
+        return [self._lint_task("tip", series.base, series.tip, True)]
+
     def _tip(self, series: Series, step: str | None) -> list[Task]:
         base, tip = series.base, series.tip
         built = self._build_task(tip, "tip")
         tasks = [built]
         if step is None:
-            tasks.append(self._lint_task("tip", base, tip, ()))
+            tasks.append(self._lint_task("tip", base, tip, True))
         for tree in series.steps:
             if step in (None, tree.slug):
                 tasks.append(self._test_task(tree.step, None, tip, None, built))
@@ -210,13 +220,18 @@ class Planner:
         )
 
     def _lint_task(
-        self, label: str, before: Tree, after: Tree, previous: tuple[Task, ...]
+        self,
+        label: str,
+        before: Tree,
+        after: Tree,
+        types: bool,
+        previous: tuple[Task, ...] = (),
     ) -> Task:
         def work() -> Result:
-            key = lint_key(before, after)
+            key = lint_key(before, after, types=types)
 
             def compute() -> Result:
-                lint = self._linter.lint(before, after, later=self._later)
+                lint = self._linter.lint(before, after, types=types)
                 lines = tuple(str(finding) for finding in lint.new)
                 return Result(
                     self._release.name,
@@ -224,10 +239,10 @@ class Planner:
                     "lint",
                     "failed" if lint.new else "passed",
                     lint.seconds,
-                    summary=f"{len(lint.new)} new, {lint.old} of the base;"
-                    f" {', '.join(lint.tools) or 'no file to lint'}",
+                    summary=lint.summary,
                     detail=lines[:_FINDINGS_SHOWN],
                     notes=lint.notes,
+                    typed=lint.typed,
                 )
 
             return self._cached(label, "lint", key, compute)

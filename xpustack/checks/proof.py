@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass
 
+from xpustack.base import releases
+from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import build
 from xpustack.builds.build import Build, build_version
@@ -38,6 +40,12 @@ class Proof:
         return tuple(kind for kind, proven in kinds if not proven)
 
 
+def steps_are_typed(project: Project, release: Release) -> bool:
+    """Whether mypy runs on each step of a release, not on its tip alone: on the
+    newest, from which the others' steps come."""
+    return releases.load(project).newest.name == release.name
+
+
 def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
     """What is proven of each step of a series, by its trees.
 
@@ -46,12 +54,13 @@ def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
     """
     builds = _builds(cache, series)
     support = Support.of(project)
+    types = steps_are_typed(project, series.base.release)
     proofs = []
     for after in series.steps:
         before = after.parent
         old, new = builds[before.index], builds[after.index]
         test = StepTest.of(support, after.release, after.step, old, new)
-        keys = (lint_key(before, after), test.key)
+        keys = (lint_key(before, after, types=types), test.key)
         times = [time for key in keys if (time := cache.results_time(key)) is not None]
         proofs.append(
             Proof(
@@ -74,7 +83,8 @@ def result_keys(project: Project, cache: Cache, series: Series) -> frozenset[str
     """
     builds = _builds(cache, series)
     support = Support.of(project)
-    keys = {lint_key(series.base, series.tip)} if series.steps else set()
+    types = steps_are_typed(project, series.base.release)
+    keys = {lint_key(series.base, series.tip, types=True)} if series.steps else set()
     for after in series.steps:
         before = after.parent
         for old, new in (
@@ -82,7 +92,7 @@ def result_keys(project: Project, cache: Cache, series: Series) -> frozenset[str
             (None, builds[-1]),
         ):
             keys.add(StepTest.of(support, after.release, after.step, old, new).key)
-        keys.add(lint_key(before, after))
+        keys.add(lint_key(before, after, types=types))
     return frozenset(keys)
 
 

@@ -28,6 +28,7 @@ class Result(msgspec.Struct, frozen=True):
         summary: what a row or a failure's first line says.
         detail: the last lines of the output.
         tip: whether a test ran on the tip alone.
+        typed: whether a lint ran mypy.
         figures: what a test measured.
     """
 
@@ -41,6 +42,7 @@ class Result(msgspec.Struct, frozen=True):
     detail: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     tip: bool = False
+    typed: bool = False
     figures: tuple[Figure, ...] = ()
 
     @property

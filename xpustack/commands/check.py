@@ -83,7 +83,7 @@ def check(
         tips = [
             release.name
             for release in chosen
-            if tip or (quick and release.name != pinned.names[-1])
+            if tip or (quick and release.name != pinned.newest.name)
         ]
         jobs = jobs or cpus.usable()
         with using_cache() as cache, showing_checks(cache, jobs) as display:

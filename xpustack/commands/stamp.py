@@ -12,7 +12,7 @@ from xpustack.core.cache import atomic_file
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.files import link_in, without_link
 from xpustack.core.project import Project
-from xpustack.pages import changelog
+from xpustack.pages.changelog import CHANGELOG, Changelog
 from xpustack.series import revision
 from xpustack.series.patch import load_series
 from xpustack.series.revision import Change, Record
@@ -35,8 +35,8 @@ def stamp(
     """Record the content of a release's series under its revision.
 
     Where the content changed since the last record, the revision in releases.toml is
-    raised first, and CHANGELOG.md gets a line for each step that changed. With --keep
-    the number stays, and CHANGELOG.md says why."""
+    raised first, and CHANGELOG.md gets a line for each step that changed, which names
+    its releases. With --keep the number stays, and CHANGELOG.md says why."""
     with answering("stamp", as_json) as answer:
         if keep is not None and not keep.strip():
             raise UsageError(
@@ -48,8 +48,10 @@ def stamp(
         chosen = selected(pinned, release, all_, "stamp")
         records = revision.read_records(project)
         pins = project.releases_file.read_text("utf-8")
-        log_path = project.root / changelog.CHANGELOG
-        log = log_path.read_text("utf-8") if log_path.is_file() else ""
+        log_path = project.root / CHANGELOG
+        log = Changelog(
+            log_path.read_text("utf-8") if log_path.is_file() else "", pinned.names
+        )
         rows = []
         for pin in chosen:
             steps = load_series(project, pin.name)
@@ -62,13 +64,11 @@ def stamp(
             if record is None or difference or record.revision != number:
                 records[pin.name] = Record(number, digests)
                 pins = _with_revision(pins, pin, number)
-                log = changelog.with_changes(
-                    log,
+                log.add(
                     pin.name,
                     number,
                     difference,
                     {step.slug: step.subject for step in steps},
-                    pinned.names,
                     first=record is None,
                     kept=_reason(keep, record, number, difference),
                 )
@@ -80,7 +80,7 @@ def stamp(
         ordered = {name: records[name] for name in pinned.names if name in records}
         texts = {
             project.releases_file: pins.encode(),
-            log_path: log.encode(),
+            log_path: log.text().encode(),
             project.root / revision.RECORDS: revision.records_text(ordered),
         }
         for path in texts:

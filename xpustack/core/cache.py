@@ -25,7 +25,6 @@ from platformdirs import user_cache_path
 
 from xpustack.core.contents import Contents, FileVerifier
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
-from xpustack.core.exchange import exchange
 from xpustack.core.memory import folder_in_memory
 from xpustack.core.progress import Progress, silent
 
@@ -202,12 +201,7 @@ def atomic_dir(target: Path) -> Iterator[Path]:
     """
     with writing(target), _new_dir(target.parent) as temporary:
         yield temporary
-        try:
-            os.rename(temporary, target)
-        except OSError as error:
-            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-                raise
-        _sync(target.parent)
+        _rename(temporary, target)
 
 
 @contextlib.contextmanager
@@ -215,41 +209,29 @@ def replace_dir(target: Path) -> Iterator[Path]:
     """A new empty directory that replaces `target` when the block ends well. Until
     then, and after an exception, `target` stays as it was.
 
-    If the run is killed, either the old or the new directory is complete. Where the
-    file system cannot exchange two names, the next `recover_dir` restores it.
+    A run that is killed between the two renames leaves no `target`: this is for what
+    the same command makes again.
 
     Raises:
         EnvironmentProblem: the disk is full, or writing there is denied.
     """
-    recover_dir(target)
     with writing(target), _new_dir(target.parent) as temporary:
-        yield temporary
-        if not target.exists():
-            os.rename(temporary, target)
-        elif not exchange(temporary, target):
-            os.rename(target, _backup(target))
-            os.rename(temporary, target)
-            shutil.rmtree(_backup(target), ignore_errors=True)
-        _sync(target.parent)
+        new = temporary / "new"
+        new.mkdir()
+        yield new
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(target, temporary / "old")
+        _rename(new, target)
 
 
-def recover_dir(target: Path) -> None:
-    """Restore the directory that a killed `replace_dir` had moved away from `target`.
-
-    Raises:
-        EnvironmentProblem: writing there is denied.
-    """
-    backup = _backup(target)
-    with writing(target):
-        if backup.is_dir():
-            if target.exists():
-                shutil.rmtree(backup)
-            else:
-                os.rename(backup, target)
-
-
-def _backup(target: Path) -> Path:
-    return target.parent / f".xpustack-old-{target.name}"
+def _rename(directory: Path, target: Path) -> None:
+    """Give a whole directory its name, unless another run was faster."""
+    try:
+        os.rename(directory, target)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    _sync(target.parent)
 
 
 def sweep(directory: Path) -> list[Path]:

@@ -13,7 +13,7 @@ import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.cache import recover_dir, replace_dir
+from xpustack.core.cache import replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
 from xpustack.core.folders import not_ours, vacant
@@ -54,7 +54,6 @@ def previous_export(directory: Path, release: Release) -> ExportState | None:
     Raises:
         UsageError: it holds something else, or a person changed it.
     """
-    recover_dir(directory)
     if vacant(directory):
         return None
     try:

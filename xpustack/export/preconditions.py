@@ -53,7 +53,7 @@ def require_clean(
         CheckFailed: they find something that is not in the base.
     """
     base, tip = exported.base, exported.tip
-    key = lint_key(base, tip)
+    key = lint_key(base, tip, types=True)
     if cache.results_get(key) is not None:
         return
     progress("running the base's own hooks on the exported tip")
@@ -66,9 +66,15 @@ def require_clean(
             detail=[str(finding) for finding in result.new[:20]],
             hint=f"xpustack check {base.release.name} --tip --only lint",
         )
-    summary = f"0 new, {result.old} of the base; {', '.join(result.tools)}"
-    name = base.release.name
-    passed = Result(name, "tip", "lint", "passed", result.seconds, summary=summary)
+    passed = Result(
+        base.release.name,
+        "tip",
+        "lint",
+        "passed",
+        result.seconds,
+        summary=result.summary,
+        typed=result.typed,
+    )
     cache.results_put(key, msgspec.to_builtins(passed))
 
 

@@ -60,6 +60,8 @@ class Script:
     files: str
     exclude: str
     suffixes: tuple[str, ...]
+    packages: tuple[str, ...] = ()
+    """The requirements of the hook's own environment."""
 
     def wanted(self, path: str) -> bool:
         """Whether pre-commit would hand this file to the hook."""
@@ -161,6 +163,7 @@ def _script(hook: _Hook) -> Script | None:
         files=hook.files,
         exclude=hook.exclude,
         suffixes=tuple(suffix for name in types for suffix in _SUFFIXES.get(name, ())),
+        packages=tuple(hook.additional_dependencies),
     )
 
 

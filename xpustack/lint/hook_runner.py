@@ -2,6 +2,7 @@
 """Run the base's own linters on some files of a checked-out tree."""
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -17,9 +18,8 @@ from xpustack.core.process import Completed, Runner, clean_environment, program
 from xpustack.lint import script_host
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hooks, Script
+from xpustack.lint.hook_environment import make_hook_environment
 from xpustack.lint.moving_tree import MovingTree
-from xpustack.lint.mypy_calls import MypyCallRecorder
-from xpustack.lint.warm_mypy import WarmMypy
 
 TIMEOUT = 600.0
 _PLACE = re.compile(r"^\s*(?P<path>[^\s:]+):(?P<line>\d+)(?::\d+)*:\s*(?P<text>.*)$")
@@ -40,21 +40,17 @@ class HookRunner:
     """Runs a base's hooks in `tree`; keeps their names and the total time."""
 
     def __init__(
-        self,
-        runner: Runner,
-        hooks: Hooks,
-        tree: MovingTree,
-        work: Path,
-        mypy: WarmMypy,
+        self, runner: Runner, hooks: Hooks, tree: MovingTree, work: Path
     ) -> None:
         self._runner, self._hooks, self._tree = runner, hooks, tree
-        self._folder, self._work, self._mypy = tree.folder, work, mypy
+        self._folder, self._work = tree.folder, work
         self._env = base_environment(work)
         self.tools: dict[str, None] = {}
         self.seconds = 0.0
 
-    def findings(self, paths: Iterable[str]) -> list[LintFinding]:
-        """All findings in those of `paths` that exist in the folder now."""
+    def findings(self, paths: Iterable[str], *, types: bool) -> list[LintFinding]:
+        """All findings in those of `paths` that exist in the folder now; mypy's only
+        if `types`."""
         present = self._hooks.visible(p for p in paths if (self._folder / p).is_file())
         python = [p for p in present if p.endswith((".py", ".pyi"))]
         findings: list[LintFinding] = []
@@ -66,7 +62,8 @@ class HookRunner:
             findings += self._ruff_format(python)
         if self._hooks.typos and present and fingerprint.installed_version("typos"):
             findings += self._typos(present)
-        return findings + self._scripts(present)
+        findings += self._scripts(present)
+        return findings + self._types(present) if types else findings
 
     def _run(self, name: str, command: list[str]) -> Completed:
         done = self._runner.run(
@@ -114,43 +111,49 @@ class HookRunner:
                 text = f"{message['typo']} should be {corrections}"
                 yield self._finding("typos", path, message.get("line_num", 0), text)
 
+    def _types(self, present: list[str]) -> list[LintFinding]:
+        """What mypy finds, called by the base's script in the hook's environment."""
+        script = self._hooks.mypy
+        paths = [path for path in present if script and script.wanted(path)]
+        if script is None or not paths:
+            return []
+        name = fingerprint.digest(packages=sorted(script.packages))
+        folder = self._work / name[:16]
+        if not folder.exists():
+            make_hook_environment(folder, script.packages)
+        programs = folder / "bin"
+        done = self._runner.run(
+            [str(programs / "python"), *script.arguments, *paths],
+            cwd=self._folder,
+            env={
+                **self._env,
+                "PATH": f"{programs}{os.pathsep}{self._env['PATH']}",
+                "MYPY_CACHE_DIR": str(self._work / "mypy"),
+            },
+            timeout=TIMEOUT,
+        )
+        self.tools[script.name] = None
+        self.seconds += done.seconds
+        return list(self._script_findings(script, paths, done))
+
     def _scripts(self, present: list[str]) -> list[LintFinding]:
-        """The findings of mypy and of the other scripts. The base's mypy script only
-        tells how to call mypy."""
-        recorder = MypyCallRecorder(self._work)
-        mypy = self._hooks.mypy
-        scripts = [*([mypy] if mypy else []), *self._hooks.scripts]
+        """The findings of the other scripts."""
         runs = [
             (script, paths)
-            for script in scripts
+            for script in self._hooks.scripts
             if (paths := [path for path in present if script.wanted(path)])
         ]
-        commands = [
-            {
-                "arguments": [*script.arguments, *paths],
-                "env": recorder.env(self._env) if script is mypy else {},
-            }
-            for script, paths in runs
-        ]
+        commands = [[*script.arguments, *paths] for script, paths in runs]
         findings: list[LintFinding] = []
         results = self._run_scripts(commands) if commands else []
-        calls = recorder.calls()
         for (script, paths), done in zip(runs, results, strict=True):
             self.tools[script.name] = None
-            if script is not mypy or not calls:
-                findings += self._script_findings(script, paths, done)
+            findings += self._script_findings(script, paths, done)
         # check_spdx_header.py adds a missing header to the file.
         self._tree.restore()
-        for call in calls:
-            assert mypy is not None
-            files = [path for path in call if path in present]
-            flags = [argument for argument in call if argument not in files]
-            done = self._mypy.check(flags, files)
-            self.seconds += done.seconds
-            findings += self._script_findings(mypy, files, done)
         return findings
 
-    def _run_scripts(self, commands: list[dict[str, Any]]) -> list[Completed]:
+    def _run_scripts(self, commands: list[list[str]]) -> list[Completed]:
         """Run the commands in forks of one Python process; return their results."""
         requests, results = self._work / "commands.json", self._work / "results.json"
         requests.write_bytes(msgspec.json.encode(commands))

@@ -2,11 +2,10 @@
 """Lint what a step touches with the base's own linters, before and after it."""
 
 import contextlib
-import shutil
 import threading
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base.store import Store
@@ -15,36 +14,40 @@ from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import read_hooks
-from xpustack.lint.hook_runner import TIMEOUT, HookRunner, base_environment
+from xpustack.lint.hook_runner import HookRunner
 from xpustack.lint.moving_tree import MovingTree
-from xpustack.lint.warm_mypy import WarmMypy
 from xpustack.series.tree import Tree
 
-RECIPE = ("lint.linter", "lint.mypy_program", "lint.script_host")
-"""Modules whose sources decide a lint, besides what they import: the two programs
-are started, not imported."""
-_RELEASES_KEPT = 2
-"""How many releases keep their checked-out tree and mypy: near its end, one
-release's lints alternate with the next one's."""
+RECIPE = ("lint.linter", "lint.script_host")
+"""Modules whose sources decide a lint, besides what they import: the script host is
+started, not imported."""
 
 
 @dataclass(frozen=True)
 class LintResult:
-    """New findings of a step, how many the base had in the same files, what was
-    run, and notes on tools that could not run or differ in version."""
+    """New findings of a step, how many others its files have, what was run, whether
+    that includes mypy, and notes on tools that could not run or differ in version."""
 
     new: tuple[LintFinding, ...]
     old: int
     tools: tuple[str, ...]
+    typed: bool
     notes: tuple[str, ...]
     seconds: float
 
+    @property
+    def summary(self) -> str:
+        tools = ", ".join(self.tools) or "no file to lint"
+        return f"{len(self.new)} new, {self.old} of the base; {tools}"
 
-def lint_key(before: Tree, after: Tree) -> str:
-    """Where the cache keeps the lint result of one tree over another."""
+
+def lint_key(before: Tree, after: Tree, *, types: bool) -> str:
+    """Where the cache keeps the lint result of one tree over another, with mypy or
+    without."""
     key = fingerprint.digest(
         before=before.tree_id,
         after=after.tree_id,
+        types=str(types),
         tool=fingerprint.tool(*RECIPE),
         environment=fingerprint.lock(),
     )
@@ -58,39 +61,29 @@ def touched(before: Tree, after: Tree) -> tuple[str, ...]:
 
 
 class Linter:
-    """Lints trees, and reuses what earlier lints of the release left: a checked-out
-    tree that moves from step to step, and a mypy that has read it.
+    """Lints trees, and reuses what earlier lints left: a checked-out tree that moves
+    from step to step, and mypy's cache beside it.
 
-    Any number of threads may call it. `close` removes everything; `Runner.stop` and
-    the end of the tool stop its processes as well.
+    Any number of threads may call it. `close` removes everything.
     """
 
     def __init__(self, runner: Runner, cache: Cache, store: Store) -> None:
         self._runner, self._cache, self._store = runner, cache, store
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
-        self._scratch: Path | None = None
-        self._count = 0
-        self._free_trees: list[MovingTree] = []
-        self._benches: dict[str, _Bench] = {}
+        self._free: list[_Bench] = []
 
     def close(self) -> None:
         with self._guard:
-            for bench in self._benches.values():
-                bench.close()
-            self._benches.clear()
-            self._free_trees.clear()
+            self._free.clear()
             self._stack.close()
-            self._scratch = None
 
-    def lint(
-        self, before: Tree, after: Tree, *, later: Collection[str] = ()
-    ) -> LintResult:
-        """Lint the files in which the trees differ, inside each tree, and compare.
+    def lint(self, before: Tree, after: Tree, *, types: bool) -> LintResult:
+        """Lint the files in which the trees differ, and compare: where `after` is
+        clean, nothing can be new, and `before` is not looked at.
 
         Args:
-            later: the paths that later lints of the release may check. Without
-                them this lint is the only one and prepares nothing for another.
+            types: whether mypy runs, too.
 
         Raises:
             EnvironmentProblem: ruff is not of the base's version, or a tool broke.
@@ -99,105 +92,62 @@ class Linter:
         """
         paths = touched(before, after)
         with self._bench(after) as bench:
-            bench.mypy.later = frozenset(later)
-            bench.mypy.moved(bench.tree.move(before))
+            bench.tree.move(after)
             hooks = read_hooks(bench.tree.folder, after.release.name)
-            hook_runner = HookRunner(
-                self._runner, hooks, bench.tree, bench.work, bench.mypy
-            )
-            old = hook_runner.findings(paths)
-            bench.mypy.moved(bench.tree.move(after))
-            new = hook_runner.findings(paths)
-            notes, bench.mypy.notes = bench.mypy.notes, []
+            hook_runner = HookRunner(self._runner, hooks, bench.tree, bench.work)
+            found = hook_runner.findings(paths, types=types)
+            new: tuple[LintFinding, ...] = ()
+            if found:
+                bench.tree.move(before)
+                new = new_findings(hook_runner.findings(paths, types=types), found)
         return LintResult(
-            new=new_findings(old, new),
-            old=len(old),
+            new=new,
+            old=len(found) - len(new),
             tools=tuple(hook_runner.tools),
-            notes=(*hooks.notes, *notes),
+            typed=types and hooks.mypy is not None,
+            notes=hooks.notes,
             seconds=hook_runner.seconds,
         )
 
     @contextlib.contextmanager
     def _bench(self, tree: Tree) -> Iterator["_Bench"]:
-        """The bench of the tree's release, for one thread at a time. An exception
-        discards it."""
-        release = tree.release.name
-        bench = self._acquire(tree)
-        try:
-            yield bench
-        except BaseException:
-            with self._guard:
-                if self._benches.get(release) is bench:
-                    del self._benches[release]
-            bench.close()
-            raise
-        finally:
-            bench.busy.release()
-
-    def _acquire(self, tree: Tree) -> "_Bench":
-        release = tree.release.name
-        while True:
-            with self._guard:
-                bench = self._benches.pop(release, None)
-                if bench is None:
-                    self._make_room()
-                    bench = self._new(tree)
-                # The dictionary is in the order of last use.
-                self._benches[release] = bench
-            bench.busy.acquire()
-            with self._guard:
-                if self._benches.get(release) is bench:
-                    return bench
-            bench.busy.release()
+        """A bench for this thread alone, if there is one the one that the release used
+        last. An exception discards it."""
+        with self._guard:
+            same = (bench for bench in self._free if bench.release == tree.release.name)
+            bench = next(same, self._free[-1] if self._free else None)
+            if bench is None:
+                bench = self._new(tree)
+            else:
+                self._free.remove(bench)
+        bench.release = tree.release.name
+        yield bench
+        with self._guard:
+            self._free.append(bench)
 
     def _new(self, like: Tree) -> "_Bench":
-        if self._scratch is None:
-            files = len(self._store.git.files(like.tree_id))
-            self._scratch = self._stack.enter_context(self._cache.scratch(files=files))
-        self._count += 1
-        work = self._scratch / str(self._count)
-        if self._free_trees:
-            # Releases share most files, and a tree has thousands.
-            tree = self._free_trees.pop()
-        else:
-            place = self._scratch / f"tree-{self._count}"
-            tree = MovingTree(self._store, place / "files", place / "index")
-        work.mkdir(parents=True)
-        env = base_environment(work)
-        mypy = WarmMypy(self._runner, self._cache, tree.folder, work, env, TIMEOUT)
-        return _Bench(work, tree, mypy)
-
-    def _make_room(self) -> None:
-        """Close the benches used least recently; the next one gets their trees."""
-        for name, bench in list(self._benches.items()):
-            if len(self._benches) < _RELEASES_KEPT:
-                return
-            if not bench.busy.locked():
-                del self._benches[name]
-                bench.close()
-                self._free_trees.append(bench.tree)
+        files = len(self._store.git.files(like.tree_id))
+        place = self._stack.enter_context(self._cache.scratch(files=files))
+        work = place / "work"
+        work.mkdir()
+        return _Bench(MovingTree(self._store, place / "files", place / "index"), work)
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Bench:
-    """A release's tree, its mypy and their folder; `busy` while they are used."""
+    """A checked-out tree, the folder where linters write, and who used them last."""
 
-    work: Path
     tree: MovingTree
-    mypy: WarmMypy
-    busy: threading.Lock = field(default_factory=threading.Lock)
-
-    def close(self) -> None:
-        self.mypy.close()
-        shutil.rmtree(self.work, ignore_errors=True)
+    work: Path
+    release: str = ""
 
 
 def lint(
     runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree
 ) -> LintResult:
-    """Lint once, as `Linter.lint`."""
+    """Lint once with mypy, as `Linter.lint`."""
     with contextlib.closing(Linter(runner, cache, store)) as linter:
-        return linter.lint(before, after)
+        return linter.lint(before, after, types=True)
 
 
 def new_findings(

@@ -17,23 +17,18 @@ class MovingTree:
         self._git = Checkout(store.cache.objects, work_tree=folder, index=index)
         self._tree: str | None = None
 
-    def move(self, tree: Tree) -> frozenset[str]:
-        """Make the folder hold `tree`; return the paths that changed. The first call
-        returns none.
+    def move(self, tree: Tree) -> None:
+        """Make the folder hold `tree`.
 
         Raises:
             EnvironmentProblem: the disk is full, or writing there is denied.
         """
         if self._tree is None:
             self._git.check_out(tree.tree_id)
-            paths: frozenset[str] = frozenset()
         else:
             self.restore()
-            changes = self._git.changes(self._tree, tree.tree_id)
-            paths = frozenset(change.path for change in changes)
             self._git.switch(self._tree, tree.tree_id)
         self._tree = tree.tree_id
-        return paths
 
     def restore(self) -> None:
         """Undo what anything else wrote into the folder."""

@@ -27,19 +27,18 @@ def main() -> None:
             importlib.import_module(name)
     with open(sys.argv[1], encoding="utf-8") as file:
         commands = json.load(file)
-    results = [_run(command["arguments"], command["env"]) for command in commands]
+    results = [_run(command) for command in commands]
     with open(sys.argv[2], "w", encoding="utf-8") as file:
         json.dump(results, file)
 
 
-def _run(arguments: list[str], env: dict[str, str]) -> dict[str, Any]:
+def _run(arguments: list[str]) -> dict[str, Any]:
     begin = time.monotonic()
     with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
         process = os.fork()
         if process == 0:
             os.dup2(stdout.fileno(), 1)
             os.dup2(stderr.fileno(), 2)
-            os.environ.update(env)
             _become(arguments)
         _, status = os.waitpid(process, 0)
         texts = []

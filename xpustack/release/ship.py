@@ -19,7 +19,7 @@ from xpustack.builds.build import (
     private_places,
     work_folder,
 )
-from xpustack.core.cache import Cache, recover_dir, replace_dir
+from xpustack.core.cache import Cache, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
@@ -234,7 +234,6 @@ def ship(
         signature.require_private_key(private_key)
     require_recorded(project, release, load_series(project, release.name))
     target = directory.absolute() / release.name
-    recover_dir(target)
     _require_ours(target, release)
     with replace_dir(target) as temporary:
         build = build_release_wheel(

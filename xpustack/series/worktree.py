@@ -13,7 +13,7 @@ import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.cache import Cache, atomic_dir, recover_dir, replace_dir
+from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
 from xpustack.core.folders import not_ours, vacant
@@ -93,7 +93,6 @@ def apply_to(
         StackError: as `trees`. `directory` is then as it was.
     """
     directory = directory.absolute()
-    recover_dir(directory)
     store = Store(cache)
     replaced = _replaceable(directory, release.name)
     series = trees(

@@ -33,6 +33,9 @@ def show(
     for note, count in Counter(_notes(report.results)).items():
         times = f" ({count} checks)" if count > 1 else ""
         console.print(f"note: {note}{times}", markup=False, highlight=False)
+    if any(result.kind == "lint" for result in report.results):
+        line = f"types checked by mypy: {typed(report.results) or 'none'}"
+        console.print(line, soft_wrap=True, highlight=False)
     if report.not_run:
         console.print(f"stopped early: {report.not_run} not run", highlight=False)
     if disk:
@@ -78,6 +81,21 @@ def table(report: Report, verbose: bool = False) -> Table:
         for number, row in enumerate(_rows(steps, verbose)):
             grid.add_row("" if number else release, *row)
     return grid
+
+
+def typed(results: Iterable[Result]) -> str:
+    """The trees that mypy read, such as `v0.32.0 tip; v0.33.0 33 steps, tip`."""
+    trees: dict[str, list[str]] = {}
+    for result in results:
+        if result.typed:
+            trees.setdefault(result.release, []).append(result.step)
+    parts = []
+    for release, names in trees.items():
+        steps = [name for name in names if name != "tip"]
+        words = [f"{len(steps)} steps"] if len(steps) > 1 else steps
+        tip = ["tip"] if "tip" in names else []
+        parts.append(f"{release} {', '.join([*words, *tip])}")
+    return "; ".join(parts)
 
 
 def failures(results: Iterable[Result]) -> Iterator[str]:

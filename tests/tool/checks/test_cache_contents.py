@@ -124,17 +124,6 @@ def test_what_was_used_lately_stays(cache: Cache):
     assert [path.name for path in (cache.root / "mypy").iterdir()] == ["new.db"]
 
 
-def test_the_folders_that_mypy_had_for_each_release_go(stack: FakeStack):
-    """An older version kept `mypy/<release>` also for the releases that are pinned."""
-    folders = [stack.cache.root / "mypy" / release for release in ("v1.0", "v9.0")]
-    for folder in folders:
-        write(folder / "cache.json")
-        os.utime(folder, (0, 0))
-    areas = gc(stack.cache, needs(stack.project, stack.cache))
-    assert [(area.name, area.entries) for area in areas] == [("mypy", 2)]
-    assert not any(folder.exists() for folder in folders)
-
-
 def test_a_content_goes_with_the_last_tree_that_has_it(cache: Cache):
     shared = write(cache.root / "files" / "aa" / "shared")
     own = write(cache.root / "files" / "bb" / "own")

@@ -23,6 +23,8 @@ from xpustack.core import cache as cache_module
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, UsageError
 from xpustack.core.process import Runner
+from xpustack.lint.linter import Linter, LintResult
+from xpustack.series.tree import Tree
 
 
 def check(stack: TinyStack, *names: str, **options) -> Report:
@@ -43,7 +45,7 @@ def stack(tiny: TinyStack, tmp_path: Path) -> TinyStack:
 
 def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
     first = check(tiny)
-    assert (first.passed, first.failed) == (8, 0), first
+    assert (first.passed, first.failed) == (9, 0), first
     assert states(first)[:4] == [
         "v1.0 base build passed",
         "v1.0 raise-value build passed",
@@ -52,8 +54,35 @@ def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
     ]
     monkeypatch.setattr(Runner, "run", None)
     second = check(tiny)
-    assert (second.passed, second.failed) == (8, 0)
+    assert (second.passed, second.failed) == (9, 0)
     assert all(result.cached for result in second.results)
+
+
+def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
+    stack: TinyStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for release in ("v1.0", "v2.0"):
+        stack.add("more", {VALUE: TWO + "MORE = 1\n"}, release)
+    real, typed = Linter.lint, []
+
+    def lint(linter: Linter, before: Tree, after: Tree, *, types: bool) -> LintResult:
+        if types:
+            typed.append(f"{after.name} over {before.label}")
+        return real(linter, before, after, types=types)
+
+    monkeypatch.setattr(Linter, "lint", lint)
+    shutil.rmtree(stack.cache.results)
+    assert check(stack, only="lint", jobs=1).failed == 0
+    steps = ["v2.0 raise-value over base", "v2.0 more over raise-value"]
+    assert sorted(typed) == sorted(
+        ["v1.0 more over base", *steps, "v2.0 more over base"]
+    )
+    typed.clear()
+    assert check(stack, only="lint", tips=["v1.0"]).failed == 0
+    assert typed == [], "quick uses what the whole run stored"
+    shutil.rmtree(stack.cache.results)
+    check(stack, "v1.0", step="more", only="lint")
+    assert typed == []
 
 
 def test_a_change_of_the_test_repeats_the_test_alone(stack):
@@ -80,7 +109,7 @@ def test_a_damaged_tree_is_repaired_before_a_test_runs_on_it(stack):
     path = stack.project.root / "tests/steps" / "test_value.py"
     path.write_text(path.read_text() + "# another look\n")
     again = check(stack, "v1.0")
-    assert states(again)[-1] == "v1.0 raise-value test passed"
+    assert "v1.0 raise-value test passed" in states(again)
     assert [r.kind for r in again.results if not r.cached] == ["test"]
     assert len(edited()) == 2
 
@@ -95,7 +124,7 @@ def test_a_changed_pin_of_the_kernels_repeats_the_test(stack):
         ),
     )
     again = check(stack, "v1.0")
-    assert states(again)[-1] == "v1.0 raise-value test failed"
+    assert "v1.0 raise-value test failed" in states(again)
 
 
 def test_a_stored_result_of_another_check_is_not_taken(stack):
@@ -137,10 +166,11 @@ def test_a_broken_build_fails_and_blocks_its_test(stack):
     script = BASE["setup.py"] + '\nraise SystemExit("broken")\n'
     stack.add("break-it", {"setup.py": script})
     report = check(stack, "v1.0")
-    assert states(report)[-3:] == [
+    assert states(report)[-4:] == [
         "v1.0 break-it build failed",
         "v1.0 break-it lint passed",
         "v1.0 break-it test blocked",
+        "v1.0 tip lint passed",
     ]
 
 
@@ -158,7 +188,10 @@ def test_a_hook_that_breaks_on_a_step_is_that_step_s_failure(stack):
     stack.add("breaks-it", edits)
     report = check(stack, "v1.0", only="lint")
     assert report.problem is None
-    assert states(report)[-1] == "v1.0 breaks-it lint failed"
+    assert states(report)[-2:] == [
+        "v1.0 breaks-it lint failed",
+        "v1.0 tip lint failed",
+    ]
 
 
 def test_a_failure_is_looked_at_again_and_its_command_works(stack):
@@ -267,8 +300,10 @@ def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
         "finished v1.0 raise-value build passed",
         "started v1.0 raise-value test",
         "finished v1.0 raise-value test passed",
+        "started v1.0 tip lint",
+        "finished v1.0 tip lint passed",
     ]
-    assert log.events == ["planned 4", *events]
+    assert log.events == ["planned 5", *events]
 
 
 def test_what_does_not_apply_is_among_the_events(stack):
@@ -297,14 +332,14 @@ def test_a_read_only_cache_is_no_failed_check(stack, monkeypatch):
     log = EventLog()
     report = check(stack, "v1.0", jobs=1, observer=log)
     assert report.failed == 0, report
-    assert (report.problem and report.problem.exit_code, report.not_run) == (5, 4)
+    assert (report.problem and report.problem.exit_code, report.not_run) == (5, 5)
     assert states(report) == []
     assert log.events[-1] == "started v1.0 raise-value lint"
     call = calling(stack, monkeypatch)
     done = call("check", "v1.0", "--offline", "-j1")
     assert done.exit_code == 5, done.output
     assert done.stdout.endswith("\n0 passed, 0 failed\n")
-    assert "stopped early: 4 not run" in done.stdout
+    assert "stopped early: 5 not run" in done.stdout
     assert "error: not allowed to write" in done.stderr
     answer = json.loads(call("check", "v1.0", "--offline", "--json").stdout)
     assert (answer["exit_code"], answer["data"]["failed"]) == (5, 0)

@@ -9,14 +9,12 @@ from pathlib import Path
 import pytest
 from children import killed, read_until, start
 
-from xpustack.core import cache as cache_module
 from xpustack.core import memory
 from xpustack.core.cache import (
     MANY_FILES,
     Cache,
     atomic_dir,
     atomic_file,
-    recover_dir,
     replace_dir,
     sweep,
     writing,
@@ -219,51 +217,38 @@ def test_sweep_touches_nothing_but_its_own(tmp_path: Path) -> None:
 
 SWAPPER = """
 import os
-from xpustack.core import cache
 from xpustack.core.cache import replace_dir
-target = Path(sys.argv[1])
-def stop(real):
-    def stopping(*names):
-        done = real(*names)
-        say("between")
+real = os.rename
+def stopping(*names):
+    if Path(names[0]).name == sys.argv[2]:
+        say("now")
         time.sleep(60)
-        return done
-    return stopping
-if sys.argv[2] == "exchange":
-    cache.exchange = stop(cache.exchange)
-else:
-    cache.exchange = lambda *names: False
-    os.rename = stop(os.rename)
-with replace_dir(target) as part:
+    real(*names)
+os.rename = stopping
+with replace_dir(Path(sys.argv[1])) as part:
     (part / "a").write_text("new")
 """
 
 
-@pytest.mark.parametrize(("way", "left"), [("exchange", "new"), ("two renames", "old")])
-def test_a_kill_within_a_folder_swap_loses_nothing(
-    way: str, left: str, tmp_path: Path
+@pytest.mark.parametrize(("before", "left"), [("target", ["target"]), ("new", [])])
+def test_a_kill_within_a_folder_swap_leaves_no_mixture(
+    before: str, left: list[str], tmp_path: Path
 ) -> None:
     target = tmp_path / "target"
     target.mkdir()
     (target / "a").write_text("old")
-    child = start(SWAPPER, target, way)
-    read_until(child, "between")
+    child = start(SWAPPER, target, before)
+    read_until(child, "now")
     killed(child)
     sweep(tmp_path)
-    recover_dir(target)
-    assert (target / "a").read_text() == left
+    assert os.listdir(tmp_path) == left
     with replace_dir(target) as part:
         (part / "a").write_text("newer")
     assert (target / "a").read_text() == "newer"
     assert list(tmp_path.iterdir()) == [target]
 
 
-@pytest.mark.parametrize("exchanges", [True, False])
-def test_a_folder_is_replaced_and_stays_on_failure(
-    exchanges: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if not exchanges:
-        monkeypatch.setattr(cache_module, "exchange", lambda *names: False)
+def test_a_folder_is_replaced_and_stays_on_failure(tmp_path: Path) -> None:
     target = tmp_path / "target"
     for text in ("old", "new"):
         with replace_dir(target) as part:
@@ -273,6 +258,24 @@ def test_a_folder_is_replaced_and_stays_on_failure(
             raise RuntimeError
         assert [path.name for path in target.iterdir()] == [text]
         assert list(tmp_path.iterdir()) == [target]
+
+
+def test_the_faster_of_two_replacements_stays(tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    real = os.rename
+
+    def rename(source: Path, place: Path) -> None:
+        real(source, place)
+        if place.name == "old":
+            target.mkdir()
+            (target / "faster").touch()
+
+    with pytest.MonkeyPatch.context() as patch, replace_dir(target) as part:
+        target.mkdir()
+        (part / "slower").touch()
+        patch.setattr(os, "rename", rename)
+    assert [path.name for path in target.iterdir()] == ["faster"]
+    assert list(tmp_path.iterdir()) == [target]
 
 
 LEFT = """

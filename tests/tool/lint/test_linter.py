@@ -2,15 +2,11 @@
 """Lint compares with the base, by the base's own configuration."""
 
 import itertools
-import os
-import signal
+import subprocess
 import sys
-import time
 from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
-import children
 import msgspec
 import pytest
 import tiny_stack
@@ -21,7 +17,8 @@ from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
 from xpustack.lint.finding import LintFinding
-from xpustack.lint.linter import Linter, lint, new_findings
+from xpustack.lint.hook_environment import make_hook_environment
+from xpustack.lint.linter import Linter, lint, lint_key, new_findings
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 MYPY_SCRIPT = """\
@@ -57,9 +54,9 @@ HOOKS = f"""\
     language: python
     entry: python tools/pre_commit/mypy.py "{VERSION}"
     types_or: [python, pyi]
+    additional_dependencies: [mypy]
 """
 USER = "vllm/user.py"
-TYPED = (VALUE, USER, "vllm/bare.py")
 USES = HEADER + "from vllm.value import VALUE\n\nuse: int = VALUE\n"
 
 
@@ -165,84 +162,72 @@ def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
         # Forward, the tip at once, then back: no order is assumed.
         for before, after in [*pairs, (trees[0], trees[-1]), *pairs[::-2]]:
             alone = lint(Runner(), typed.cache, Store(typed.cache), before, after)
-            assert outcome(linter.lint(before, after, later=TYPED)) == outcome(alone)
+            assert outcome(linter.lint(before, after, types=True)) == outcome(alone)
 
 
 def test_errors_of_types_count_where_their_file_is_touched(typed):
     trees = typed.trees()
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        lints = [linter.lint(*pair, later=TYPED) for pair in itertools.pairwise(trees)]
+        lints = [linter.lint(*pair, types=True) for pair in itertools.pairwise(trees)]
     counts = [
         (sum(new.tool.startswith("mypy") for new in done.new), done.old)
         for done in lints
     ]
     # One finding of the base's own is ruff's, of the unused import in `VALUE`.
-    assert counts == [(0, 1), (0, 1), (0, 1), (0, 2), (2, 0), (0, 2)]
+    assert counts == [(0, 1), (0, 1), (0, 1), (0, 1), (2, 0), (0, 2)]
     bare = [str(new) for new in lints[4].new if new.path == "vllm/bare.py"]
     assert "vllm/bare.py: check-spdx-header: refused" in bare
     assert f"vllm/bare.py:1: mypy-{VERSION}: error: " in "\n".join(bare)
 
 
+def test_types_are_checked_only_on_request(typed):
+    breaks = typed.trees()[4:6]
+    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
+        without, with_ = (linter.lint(*breaks, types=types) for types in (False, True))
+    assert (without.typed, with_.typed) == (False, True)
+    assert not any(tool.startswith("mypy") for tool in without.tools)
+    assert {new.tool for new in with_.new} - {new.tool for new in without.new} == {
+        f"mypy-{VERSION}"
+    }
+    assert lint_key(*breaks, types=True) != lint_key(*breaks, types=False)
+
+
+def test_mypy_sees_the_packages_of_its_hook_alone(typed, tmp_path):
+    programs = make_hook_environment(tmp_path / "hook", ["mypy", "no-such-package"])
+    script = "import mypy.main, sys; sys.exit(sys.prefix == sys.base_prefix)"
+    for module, status in (("", 0), ("import msgspec; ", 1)):
+        done = subprocess.run([programs / "python", "-c", module + script])
+        assert done.returncode == status
+    version = subprocess.run([programs / "mypy", "--version"], capture_output=True)
+    assert version.returncode == 0, version.stderr
+
+
 def test_a_hook_that_edits_a_file_edits_no_tree(typed):
     before, after = typed.trees()[-2:]
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        first = linter.lint(before, after, later=TYPED)
-        assert outcome(linter.lint(before, after, later=TYPED)) == outcome(first)
+        first = linter.lint(before, after, types=True)
+        assert outcome(linter.lint(before, after, types=True)) == outcome(first)
         assert [new for new in first.new if "header" in new.tool] == []
 
 
 def test_nothing_stays_behind_a_linter(typed):
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        linter.lint(*typed.trees()[:2], later=TYPED)
-        (bench,) = linter._benches.values()
-        (process,) = bench.mypy._servers.values()
-        server = process._child.pid
-        os.kill(server, 0)
-    with pytest.raises(ProcessLookupError):
-        os.kill(server, 0)
+        linter.lint(*typed.trees()[:2], types=True)
+        assert list((typed.cache.root / "scratch").iterdir()) != []
     assert list((typed.cache.root / "scratch").iterdir()) == []
 
 
-def test_the_mypy_that_stays_ends_with_a_killed_tool(typed):
-    child = children.start(
-        """
-from fake_stack import FakeStack
-from xpustack.lint.linter import Linter
-from xpustack.core.process import Runner
-from xpustack.core.project import Project
-from xpustack.base.store import Store
-stack = object.__new__(FakeStack)
-stack.cache, stack.project = Cache(Path(sys.argv[1])), Project(Path(sys.argv[2]))
-linter = Linter(Runner(), stack.cache, Store(stack.cache))
-linter.lint(*stack.trees()[:2], later=["vllm/value.py"])
-(bench,) = linter._benches.values()
-(process,) = bench.mypy._servers.values()
-say(f"server {process._child.pid}")
-time.sleep(60)
-""",
-        typed.cache.root,
-        typed.project.root,
-    )
-    assert child.stdout is not None
-    line = child.stdout.readline()
-    assert line.startswith("server "), line + child.stdout.read()
-    server = Path("/proc", line.split()[1])
-    assert server.exists()
-    os.kill(child.pid, signal.SIGKILL)
-    child.communicate()
-    limit = time.monotonic() + 20
-    while server.exists() and time.monotonic() < limit:
-        time.sleep(0.05)
-    assert not server.exists()
-
-
-def test_at_most_two_releases_keep_their_mypy(typed):
-    """And the third goes on in the tree of the first."""
-    tree, folders = typed.trees()[0], []
+def test_lints_share_a_checked_out_tree_unless_they_run_at_once(typed):
+    """The tree that the release used last is taken first."""
+    tree = typed.trees()[0]
+    other = replace(tree, release=msgspec.structs.replace(tree.release, version="2.0"))
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        for version in ("1.0", "2.0", "3.0"):
-            release = msgspec.structs.replace(tree.release, version=version)
-            with linter._bench(replace(tree, release=release)) as bench:
-                folders.append(bench.tree.folder)
-        assert list(linter._benches) == ["v2.0", "v3.0"]
-    assert folders[2] == folders[0] != folders[1]
+        with linter._bench(tree) as first, linter._bench(other) as second:
+            assert first.tree.folder != second.tree.folder
+        for used, expected in ((tree, first), (other, second), (tree, first)):
+            with linter._bench(used) as bench:
+                assert bench is expected
+        with pytest.raises(RuntimeError), linter._bench(tree):
+            raise RuntimeError
+        with linter._bench(tree) as bench:
+            assert bench is second

@@ -25,13 +25,12 @@ def test_a_checked_out_tree_becomes_another(
     store = Store(three_steps.cache)
     series = three_steps.series()
     base, last = series.base, series.tip
-    changed = {path for tree in series.steps for path in tree.changed}
     moving = MovingTree(store, tmp_path / "tree", tmp_path / "index")
-    assert moving.move(base) == frozenset()
+    moving.move(base)
     for tree in (last, base):
         (moving.folder / "vllm/rope.py").write_text("what a tool wrote")
         (moving.folder / "file\udce9").write_text("what a tool left")
-        assert moving.move(tree) == changed
+        moving.move(tree)
         checkout(store, tree, tmp_path / "fresh")
         assert files(moving.folder) == files(tmp_path / "fresh")
         shutil.rmtree(tmp_path / "fresh")

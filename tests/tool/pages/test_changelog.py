@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """CHANGELOG.md: the tool adds lines and keeps those of people."""
 
-from xpustack.pages.changelog import with_changes
+import pytest
+
+from xpustack.pages.changelog import Changelog
 from xpustack.series.revision import Change
 
-ORDER = ("v1.0", "v2.0")
+ORDER = ("v1.0", "v1.1", "v2.0", "v3.0")
 SUBJECTS = {"sink": "[XPU][DSv4] Honour the sink", "rope": "[XPU] Turn by position"}
 
 
@@ -12,54 +14,88 @@ def change(added=(), changed=(), dropped=(), moved=False) -> Change:
     return Change(tuple(added), tuple(changed), tuple(dropped), moved)
 
 
+def recorded(text: str, revision: int, what: Change, *releases: str, **more) -> str:
+    """The text after one stamp of the releases."""
+    log = Changelog(text, ORDER)
+    for release in releases:
+        log.add(release, revision, what, SUBJECTS, **more)
+    return log.text()
+
+
 def lines(text: str) -> list[str]:
-    return [line for line in text.splitlines() if line.startswith(("#", "-"))]
+    return [line for line in text.splitlines() if line.startswith(("#", "-", "Wheels"))]
 
 
 def test_a_first_record_lists_the_steps_by_subject():
-    steps = change(["sink", "rope"])
-    text = with_changes("", "v1.0", 1, steps, SUBJECTS, ORDER, first=True)
-    assert "\n\nThe first recorded revision. Its steps:\n\n- `sink`" in text
+    text = recorded("", 1, change(["sink", "rope"]), "v1.0", first=True)
     assert lines(text) == [
         "# Changelog",
-        "## v1.0",
-        "### Revision 1",
-        "- `sink`: Honour the sink",
-        "- `rope`: Turn by position",
+        "## 1.0+xpu.dsv4.1",
+        "Wheels: `1.0+xpu.dsv4.1`",
+        "- `sink`: Honour the sink (v1.0)",
+        "- `rope`: Turn by position (v1.0)",
     ]
-    again = with_changes("", "v1.0", 2, steps, SUBJECTS, ORDER)
-    assert "- Added `sink`: Honour the sink" in again
+    again = recorded(text, 2, change(["sink"]), "v1.0")
+    assert "- Added `sink`: Honour the sink (v1.0)" in again
 
 
-def test_newer_releases_and_revisions_stand_first():
-    text = with_changes("", "v1.0", 1, change(["sink"]), SUBJECTS, ORDER)
-    text = with_changes(text, "v2.0", 1, change(["sink"]), SUBJECTS, ORDER)
-    text = with_changes(text, "v1.0", 2, change([], ["sink"]), SUBJECTS, ORDER)
+@pytest.mark.parametrize(
+    ("releases", "ending"),
+    [
+        (["v1.0", "v3.0"], "(v1.0, v3.0)"),
+        (["v1.1", "v1.0"], "(v1.0, v1.1)"),
+        (["v3.0", "v1.1", "v2.0"], "(v1.1 to v3.0)"),
+        (["v0.1", "v1.0"], "(v0.1, v1.0)"),
+    ],
+)
+def test_one_line_names_its_releases(releases: list[str], ending: str):
+    text = recorded("", 1, change(["sink"]), *releases)
+    assert lines(text)[3:] == [f"- Added `sink`: Honour the sink {ending}"]
+    assert recorded(text, 1, change(["sink"]), *releases) == text
+
+
+def test_a_later_stamp_of_the_same_revision_joins_its_lines():
+    text = recorded("", 1, change(["sink"]), "v1.0", "v1.1", "v2.0")
+    log = Changelog(text, ORDER)
+    log.add("v3.0", 1, change(["sink"]), SUBJECTS)
+    log.add("v1.0", 1, change([], ["rope"]), SUBJECTS, kept="not built")
+    log.add("v1.1", 1, change([], ["rope"]), {"rope": "Turn"}, kept="not built")
+    assert lines(log.text())[1:] == [
+        "## 3.0+xpu.dsv4.1",
+        "Wheels: `3.0+xpu.dsv4.1`",
+        "- Added `sink`: Honour the sink (v3.0)",
+        "## 2.0+xpu.dsv4.1",
+        "Wheels: `2.0+xpu.dsv4.1`, `1.1+xpu.dsv4.1`, `1.0+xpu.dsv4.1`",
+        "- Added `sink`: Honour the sink (v1.0 to v2.0)",
+        "- Changed `rope`: Turn by position (v1.0)",
+        "- Recorded again under this number: not built (v1.0, v1.1)",
+        "- Changed `rope`: Turn (v1.1)",
+    ]
+
+
+def test_newer_sections_stand_first():
+    text = recorded("", 1, change(["sink"]), "v1.0", "v2.0")
+    text = recorded(text, 2, change([], ["sink"]), "v1.0")
     assert [line for line in lines(text) if line.startswith("#")] == [
         "# Changelog",
-        "## v2.0",
-        "### Revision 1",
-        "## v1.0",
-        "### Revision 2",
-        "### Revision 1",
+        "## 1.0+xpu.dsv4.2",
+        "## 2.0+xpu.dsv4.1",
     ]
 
 
 def test_what_people_wrote_is_kept():
-    text = with_changes("", "v1.0", 1, change(["sink", "rope"]), SUBJECTS, ORDER)
-    text = text.replace("- Added `sink`: Honour the sink", "- `sink` counts now. Good!")
+    text = recorded("", 1, change(["sink", "rope"]), "v1.0")
+    text = text.replace("- Added `sink`: Honour the sink", "- `sink` counts. Good!")
     text = text.replace("# Changelog\n", "# Changelog\n\nRead this first.\n")
-    text = text.replace("### Revision 1\n", "### Revision 1\n\nThe first one.\n")
-    again = with_changes(
-        text, "v1.0", 1, change([], ["sink"], ["rope", "old"], True), SUBJECTS, ORDER
-    )
-    for line in ("Read this first.", "The first one.", "- `sink` counts now. Good!"):
+    text = text.replace("- `sink`", "The first one.\n\n- `sink`")
+    again = recorded(text, 1, change([], ["sink"], ["rope", "old"], True), "v1.0")
+    for line in ("Read this first.", "The first one.", "- `sink` counts. Good! (v1.0)"):
         assert again.count(line) == 1
     assert "Changed `sink`" not in again
-    assert again.count("- Dropped `old`") == 1
-    assert again.count("- The order of the steps changed") == 1
+    assert again.count("- Dropped `old` (v1.0)") == 1
+    assert again.count("- The order of the steps changed (v1.0)") == 1
 
 
 def test_adding_nothing_changes_nothing():
-    text = with_changes("", "v1.0", 1, change(["sink"]), SUBJECTS, ORDER)
-    assert with_changes(text, "v1.0", 1, change(), SUBJECTS, ORDER) == text
+    text = recorded("", 1, change(["sink"]), "v1.0")
+    assert recorded(text, 1, change(), "v1.0") == text

@@ -110,9 +110,16 @@ def test_stamping_again_changes_nothing(stamped: FakeStack):
 def changelog(stack: FakeStack) -> list[str]:
     """The lines of the changelog that stand for the newest revision of v1.0."""
     text = (stack.project.root / "CHANGELOG.md").read_text()
-    section = text.partition("## v1.0\n")[2].partition("\n## ")[0]
-    newest = section.split("### ")[1]
-    return [line for line in newest.splitlines() if line.startswith("- ")]
+    number = stack.release.revision
+    (section,) = (
+        part for part in text.split("\n## ") if f"`1.0+xpu.dsv4.{number}`" in part
+    )
+    ending = " (v1.0)"
+    return [
+        line.removesuffix(ending)
+        for line in section.splitlines()
+        if line.endswith(ending) or line == "- (`second`)"
+    ]
 
 
 def test_keep_records_under_the_same_number_and_says_why(stamped: FakeStack):
@@ -153,8 +160,10 @@ def test_a_step_of_the_same_revision_that_changes_again_is_listed_as_changed(
     run(stamped, "stamp", "v1.0", "--keep", "a")
     path = stamped.project.root / "CHANGELOG.md"
     text = path.read_text()
-    assert "- Changed `second`: Do second\n" in text
-    path.write_text(text.replace("- Changed `second`: Do second", "- (`second`)"))
+    assert "- Changed `second`: Do second (v1.0)\n" in text
+    path.write_text(
+        text.replace("- Changed `second`: Do second (v1.0)", "- (`second`)")
+    )
     second = stamped.patch("second")
     second.write_text(second.read_text().replace("Why the second.", "Why?"))
     fourth = stamped.patch("fourth")

@@ -42,6 +42,19 @@ def test_the_last_line_counts():
     assert shown(Report((), 0.0)).endswith("\n0 passed, 0 failed\n")
 
 
+def test_the_trees_that_mypy_read_are_named():
+    assert "types checked by mypy: none\n" in shown(REPORT)
+    assert "mypy" not in shown(Report((), 0.0))
+    steps = [Result("v2.0", name, "lint", "passed", typed=True) for name in "abc"]
+    tips = [
+        Result(name, "tip", "lint", "passed", typed=True) for name in ("v1.0", "v2.0")
+    ]
+    other = Result("v1.0", "a", "lint", "passed")
+    text = shown(Report((other, tips[0], *steps, tips[1]), 1.0))
+    assert "types checked by mypy: v1.0 tip; v2.0 3 steps, tip\n" in text
+    assert "mypy: v2.0 a\n" in shown(Report((other, steps[0]), 1.0))
+
+
 def test_the_disk_is_named_where_something_was_taken():
     stream = io.StringIO()
     show(REPORT, Console(file=stream, width=100), disk=2_500_000_000)
