@@ -125,9 +125,7 @@ class _Published:
             _check_dtype(name, weight, torch.float8_e4m3fn)
             self._check_shape(name, layer, weight, (1, 1))
 
-    def convert_scale(
-        self, name: str, layer: str, scale: torch.Tensor
-    ) -> torch.Tensor:
+    def convert_scale(self, name: str, layer: str, scale: torch.Tensor) -> torch.Tensor:
         if self._is_mxfp4(layer):
             _check_dtype(name, scale, _E8M0, torch.uint8, torch.float32)
             self._check_shape(name, layer, scale, _MXFP4_GROUP)
@@ -169,8 +167,8 @@ def _as_e8m0(name: str, scale: torch.Tensor) -> torch.Tensor:
     converted = exponents.to(torch.uint8).view(_E8M0)
     if not torch.equal(_upcast_e8m0_to_fp32(converted), scale):
         raise ValueError(
-            f"{name} is float32 and not all powers of two, so float8_e8m0fnu cannot "
-            'hold it; scales stay float32 only with "expert_dtype": "fp8"'
+            f"{name} is float32 but not all powers of two, as its parameter needs "
+            'without "expert_dtype": "fp8"'
         )
     return converted
 
