@@ -2,7 +2,11 @@
 """The checkpoint in the other formats that are published.
 
 `Pro` has Flash's formats and other sizes. `Base` is what DeepSeek publishes before
-training for instructions: experts in FP8 as the linear layers, and fp32 scales.
+training for instructions: experts in FP8 as the linear layers, and fp32 scales
+(NVIDIA-NeMo/Automodel issue 2034: w1.scale is F32). `Converted` is what others make of
+Flash for devices without FP4: FP8 experts with E8M0 scales (radixark/miles pull request
+2717, vllm-project/vllm pull request 51946). `Rescaled` has fp32 scales beside MXFP4
+experts that are no powers of two, as a quantizer that divides by 448 leaves them.
 `Int4` follows Intel's AutoRound checkpoints (W4A16 of Flash and Pro): symmetric codes,
 eight a word along the input, a scale for each 128 of them. Every linear layer has
 them, those of compressor and indexer too; router, embedding and head do not.
@@ -18,6 +22,8 @@ import torch
 
 INT4_GROUP = 128
 NVFP4_BLOCK = 16
+ROUGH = 1.4
+"""Between two powers of two."""
 PACKED = ("wkv.weight", "wgate.weight", "weights_proj.weight")
 """Ends of the names that DeepSeek's own checkpoints do not quantize."""
 
@@ -41,6 +47,23 @@ class Base(checkpoint.Writer):
 
     def described(self) -> dict[str, Any]:
         return {"expert_dtype": "fp8"}
+
+
+class Converted(Base):
+    """Writes the routed experts in FP8, and all scales in E8M0."""
+
+    def _quantized(self, name: str, weight: checkpoint.Quantized) -> None:
+        checkpoint.Writer._quantized(self, name, weight)
+
+
+class Rescaled(checkpoint.Writer):
+    """Writes fp32 scales of the linear layers that are no powers of two."""
+
+    def _quantized(self, name: str, weight: checkpoint.Quantized) -> None:
+        super()._quantized(name, weight)
+        if weight.codes.dtype == torch.float8_e4m3fn:
+            self.published[f"{name}.scale"] = weight.scale.float() * ROUGH
+            self.twin[f"{name}.weight"] = weight.values * ROUGH
 
 
 class Int4(checkpoint.Writer):
@@ -130,6 +153,8 @@ class Nvfp4Experts(checkpoint.Writer):
 WRITERS: dict[str, type[checkpoint.Writer]] = {
     "pro": Pro,
     "base": Base,
+    "fp8-e8m0": Converted,
+    "fp32-scales": Rescaled,
     "int4": Int4,
     "nvfp4-experts": Nvfp4Experts,
 }

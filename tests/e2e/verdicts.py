@@ -134,6 +134,8 @@ FORMATS: dict[str, Format] = {
     "nvfp4-experts": _packed("nvfp4-experts", "experts in NVFP4", ACTIVATIONS_IN_FP4),
     "int4": _packed("int4", "W4A16 by AutoRound"),
     "base": _packed("base", "Base, experts in FP8"),
+    "fp8-e8m0": _packed("fp8-e8m0", "FP8 experts, E8M0 scales"),
+    "fp32-scales": _packed("fp32-scales", "fp32 scales beside MXFP4"),
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
     "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark"),
     "v4.1": _packed("v4.1", "V4.1"),

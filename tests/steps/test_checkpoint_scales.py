@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scales of a checkpoint keep their values; what XPU would misread is refused."""
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout, model_configs
+
+HIDDEN, INTER, Q_LORA = 256, 128, 128
+BLOCK, GROUP = 128, 32
+E8M0, E4M3 = torch.float8_e8m0fnu, torch.float8_e4m3fn
+SHAPES = {
+    "attn.wq_a": (Q_LORA, HIDDEN),
+    "attn.wq_b": (layout.HEADS * 512, Q_LORA),
+    "ffn.shared_experts.w2": (HIDDEN, INTER),
+    "ffn.experts.1.w1": (INTER, HIDDEN),
+    "ffn.experts.1.w2": (HIDDEN, INTER),
+}
+LINEARS = [name for name in SHAPES if ".experts." not in name]
+EXPERTS = [name for name in SHAPES if ".experts." in name]
+# The parameter that has the scales; those of w1 and wq_a are its first rows.
+HELD = {
+    "attn.wq_a": ".attn.fused_wqa_wkv.",
+    "attn.wq_b": ".attn.wq_b.",
+    "ffn.shared_experts.w2": ".down_proj.",
+    "ffn.experts.1.w1": ".w13_",
+    "ffn.experts.1.w2": ".w2_",
+}
+# Of each owner: where the checkpoint has a layer, and where the model has it.
+LAYERS = {
+    "model": ("layers.1", "model.layers.1"),
+    "mtp": ("mtp.0", "model.layers.3.mtp_block"),
+}
+if layout.WITH_DSPARK:
+    LAYERS["dspark"] = ("mtp.0", "model.layers.0")
+DSPARK = {"dspark_target_layer_ids": [1], "dspark_markov_rank": 8, "n_mtp_layers": 1}
+
+Tensors = dict[str, torch.Tensor]
+every_owner = pytest.mark.parametrize("owner", LAYERS)
+
+
+class Loader:
+    """A model of three small layers, or its draft model, and its own loader."""
+
+    def __init__(self, owner: str, expert_dtype: str) -> None:
+        self._config = model_configs.vllm_config(speculative_tokens=1, quantized=True)
+        self.hf_config = self._config.model_config.hf_config
+        self.hf_config.expert_dtype = expert_dtype
+        self.hf_config.num_hash_layers = 1
+        draft = self._config.speculative_config.draft_model_config
+        draft.hf_config = self.hf_config
+        if owner == "dspark":
+            self.hf_config.update(DSPARK)
+        kinds = {
+            "model": (layout.MODEL, "DeepseekV4ForCausalLM"),
+            "mtp": (layout.MTP, "DeepSeekV4MTP"),
+            "dspark": (getattr(layout, "DSPARK", ""), "DSparkDeepseekV4ForCausalLM"),
+        }
+        module, kind = kinds[owner]
+        utilities = layout.module("vllm.utils.torch_utils")
+        with (
+            model_configs.current(self._config),
+            layout.worker(),
+            utilities.set_default_torch_dtype(torch.bfloat16),
+        ):
+            self._model = getattr(layout.module(module), kind)(
+                vllm_config=self._config, prefix=""
+            )
+
+    def load(self, layer: str, tensors: Tensors) -> str:
+        """Load these tensors of a layer; the error, empty without one."""
+        # A draft model wants to see its layer.
+        tensors = {**tensors, "attn_norm.weight": torch.ones(HIDDEN).bfloat16()}
+        named = ((f"{layer}.{name}", value) for name, value in tensors.items())
+        try:
+            with model_configs.current(self._config):
+                self._model.load_weights(named)
+        except Exception as error:
+            return str(error)
+        return ""
+
+    def held(self, layer: str, name: str, rows: int) -> torch.Tensor:
+        """The scales that the layer's parameter now has, as float32."""
+        (scale,) = (
+            parameter.data.cpu()
+            for full_name, parameter in self._model.named_parameters()
+            if full_name.startswith(f"{layer}.")
+            and HELD[name] in full_name
+            and "weight_scale" in full_name
+        )
+        return values(scale[1] if name in EXPERTS else scale)[:rows]
+
+
+@functools.cache
+def loader(owner: str, expert_dtype: str = "fp4") -> Loader:
+    return Loader(owner, expert_dtype)
+
+
+def values(scale: torch.Tensor) -> torch.Tensor:
+    """What a scale stands for: a byte e means 2^(e - 127)."""
+    if scale.dtype == torch.float32:
+        return scale
+    return torch.exp2(scale.view(torch.uint8).float() - 127)
+
+
+def scale_of(name: str, expert_dtype: str, dtype: torch.dtype = E8M0) -> torch.Tensor:
+    """Powers of two from 2^-12 to 2^-5, a scale for each block or group."""
+    rows, columns = SHAPES[name]
+    mxfp4 = name in EXPERTS and expert_dtype == "fp4"
+    grid = (rows, columns // GROUP) if mxfp4 else (rows // BLOCK, columns // BLOCK)
+    exponents = torch.arange(grid[0] * grid[1]).view(grid) * 3 % 8 - 12
+    return torch.exp2(exponents.float()).to(dtype)
+
+
+def check_held(owner: str, expert_dtype: str, dtypes: dict[str, torch.dtype]) -> None:
+    """Load a scale of each of these names, and compare what the parameters have."""
+    checkpoint, model = LAYERS[owner]
+    given = {
+        name: scale_of(name, expert_dtype, dtype) for name, dtype in dtypes.items()
+    }
+    found = loader(owner, expert_dtype)
+    error = found.load(checkpoint, {f"{name}.scale": s for name, s in given.items()})
+    assert not error, error
+    for name, scale in given.items():
+        held = found.held(model, name, len(scale))
+        assert torch.equal(held, values(scale)), (
+            f"{name} of the {owner} is off by {(held / values(scale)).max():.3g}"
+        )
+
+
+@every_owner
+@pytest.mark.parametrize("linears", [E8M0, torch.float32])
+def test_e8m0_scales_of_fp8_experts(owner: str, linears: torch.dtype) -> None:
+    dtypes = dict.fromkeys(EXPERTS, E8M0) | dict.fromkeys(LINEARS, linears)
+    check_held(owner, "fp8", dtypes)
+
+
+def unless_rounded(test: Any) -> Any:
+    """Mark a test `unchanged` where the loader of MXFP4 experts rounds float32 scales
+    itself, which leaves powers of two as they are."""
+    path = "model_executor/layers/quantization/mxfp4.py"
+    if layout.mentions(path, "loaded_weight.to(torch.float8_e8m0fnu)"):
+        return pytest.mark.unchanged(test)
+    return test
+
+
+@unless_rounded
+@every_owner
+def test_float32_scales_of_mxfp4_experts(owner: str) -> None:
+    check_held(owner, "fp4", dict.fromkeys(EXPERTS, torch.float32))
+
+
+@pytest.mark.unchanged
+@every_owner
+@pytest.mark.parametrize("linears", [E8M0, torch.float32])
+def test_float32_scales_of_fp8_experts(owner: str, linears: torch.dtype) -> None:
+    dtypes = dict.fromkeys(EXPERTS, torch.float32) | dict.fromkeys(LINEARS, linears)
+    check_held(owner, "fp8", dtypes)
+
+
+@pytest.mark.unchanged
+@every_owner
+@pytest.mark.parametrize("linears", [E8M0, torch.float32])
+@pytest.mark.parametrize("described", ["ue8m0", None])
+def test_powers_of_two_beside_mxfp4_experts(
+    owner: str, linears: torch.dtype, described: str | None
+) -> None:
+    quantization = loader(owner).hf_config.quantization_config
+    quantization["scale_fmt"] = described
+    if described is None:
+        del quantization["scale_fmt"]
+    dtypes = dict.fromkeys(EXPERTS, E8M0) | dict.fromkeys(LINEARS, linears)
+    check_held(owner, "fp4", dtypes)
+
+
+@pytest.mark.unchanged
+def test_float32_scales_that_are_no_powers_of_two_beside_fp8_experts() -> None:
+    scale = scale_of("attn.wq_b", "fp8", torch.float32) * 1.1
+    found = loader("model", "fp8")
+    assert found.load("layers.1", {"attn.wq_b.scale": scale}) == ""
+    held = found.held("model.layers.1", "attn.wq_b", len(scale))
+    assert torch.equal(held, scale)
+
+
+def weight_of(name: str, dtype: torch.dtype, more: int = 0) -> torch.Tensor:
+    rows, columns = SHAPES[name]
+    return torch.randn(rows + more, columns).to(dtype)
+
+
+Q, X = "attn.wq_b", "ffn.experts.1.w1"
+_SCALE, _FP8_SCALE = scale_of(Q, "fp4"), scale_of(X, "fp8")
+_MXFP4_SCALE, _FLOAT = scale_of(X, "fp4"), scale_of(Q, "fp4", torch.float32)
+_TABLE = torch.arange(256).view(128, 2) % 4
+# What a checkpoint has of which tensor, with experts in which format.
+BAD: dict[str, tuple[str, str, torch.Tensor]] = {
+    "float32 between powers of two": ("fp4", f"1.{Q}.scale", _FLOAT * 1.1),
+    "float32 below zero": ("fp4", f"1.{Q}.scale", -_FLOAT),
+    "float32 of MXFP4": ("fp4", f"1.{X}.scale", _MXFP4_SCALE.float() * 1.1),
+    "NaN in float32": ("fp8", f"1.{X}.scale", _FP8_SCALE.float() * torch.nan),
+    "bfloat16 scales": ("fp4", f"1.{Q}.scale", _SCALE.bfloat16()),
+    "bytes": ("fp4", f"1.{Q}.scale", _SCALE.view(torch.uint8)),
+    "bytes of an expert": ("fp8", f"1.{X}.scale", _FP8_SCALE.view(torch.uint8)),
+    "NaN": ("fp4", f"1.{Q}.scale", torch.full_like(_SCALE, torch.nan)),
+    "NaN of MXFP4": ("fp4", f"1.{X}.scale", torch.full_like(_MXFP4_SCALE, torch.nan)),
+    "NaN of an expert": ("fp8", f"1.{X}.scale", torch.full_like(_FP8_SCALE, torch.nan)),
+    "blocks of 64 rows": ("fp4", f"1.{Q}.scale", _SCALE.repeat_interleave(2, 0)),
+    "one scale for all": ("fp8", f"1.{X}.scale", _FP8_SCALE[:, :1]),
+    "one scale for a row": ("fp4", f"1.{X}.scale", _MXFP4_SCALE[:, :1]),
+    "e5m2": ("fp4", f"1.{Q}.weight", weight_of(Q, torch.float8_e5m2)),
+    "e5m2 experts": ("fp8", f"1.{X}.weight", weight_of(X, torch.float8_e5m2)),
+    "a BF16 layer": ("fp4", f"1.{Q}.weight", weight_of(Q, torch.bfloat16)),
+    "BF16 experts": ("fp8", f"1.{X}.weight", weight_of(X, torch.bfloat16)),
+    "FP8 instead of MXFP4": ("fp4", f"1.{X}.weight", weight_of(X, E4M3)),
+    "more rows": ("fp4", f"1.{Q}.weight", weight_of(Q, E4M3, 128)),
+    "more rows of an expert": ("fp8", f"1.{X}.weight", weight_of(X, E4M3, 128)),
+    "a float32 norm": ("fp4", "1.ffn_norm.weight", torch.full((HIDDEN,), 1.001)),
+    "an FP8 norm": ("fp4", "1.ffn_norm.weight", torch.ones(HIDDEN).to(E4M3)),
+    "float64 sinks": ("fp4", "1.attn.attn_sink", torch.rand(layout.HEADS).double()),
+    "a float64 bias": ("fp4", "1.ffn.gate.bias", torch.rand(4).double()),
+    "an integer router": ("fp4", "1.ffn.gate.weight", torch.ones(4, HIDDEN).int()),
+    "a float table": ("fp4", "0.ffn.gate.tid2eid", _TABLE.float()),
+    "a table of other experts": ("fp4", "0.ffn.gate.tid2eid", _TABLE + 1),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_refused(case: str) -> None:
+    expert_dtype, name, tensor = BAD[case]
+    layer, name = name.split(".", 1)
+    error = loader("model", expert_dtype).load(f"layers.{layer}", {name: tensor})
+    named = f"layers.{layer}.{name} " in error
+    assert named, f"{case} is served, or the error names no tensor: {error!r}"
+
+
+if not layout.WITH_XPU_FOLDER:
+
+    @pytest.mark.unchanged
+    @every_owner
+    def test_other_platforms_load_as_before(
+        monkeypatch: pytest.MonkeyPatch, owner: str
+    ) -> None:
+        module = layout.module(layout.MTP if owner == "mtp" else layout.MODEL)
+        other = layout.another_platform(module.current_platform)
+        monkeypatch.setattr(module, "current_platform", other)
+        given = {f"{Q}.scale": _FLOAT * 1.1}
+        assert loader(owner).load(LAYERS[owner][0], given) == ""
