@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization of activations to FP8, with one scale per group of a row."""
+"""Quantization of activations to FP8, with one scale per group of a row or per row."""
 
 import torch
 
@@ -48,48 +48,21 @@ def per_token_group_fp8_quant(
     output_q.copy_(values.flatten(-2))
 
 
-@implements("_C::static_scaled_fp8_quant")
-def static_scaled_fp8_quant(
-    result: torch.Tensor,
-    input: torch.Tensor,
-    scale: torch.Tensor,
-    group_shape: tuple[int, int] | None = None,
-) -> None:
-    """Write `input / scale` to `result`, with one given scale for all of it.
-
-    Raises:
-        NotImplementedError: a scale for each group.
-    """
-    if scale.numel() != 1:
-        raise NotImplementedError(f"static scales {list(scale.shape)}, {group_shape}")
-    result.copy_(_saturated(quotient(input.float(), float(scale)), result.dtype))
-
-
-@implements("_C::dynamic_scaled_fp8_quant")
-def dynamic_scaled_fp8_quant(
-    result: torch.Tensor, input: torch.Tensor, scale: torch.Tensor
-) -> None:
-    """The same with the scale that takes the largest value to the largest code, which
-    is written to `scale`."""
-    scale.fill_(float(input.abs().max()) / torch.finfo(result.dtype).max)
-    static_scaled_fp8_quant(result, input, scale)
-
-
 @implements("_C::dynamic_per_token_scaled_fp8_quant")
 def dynamic_per_token_scaled_fp8_quant(
     result: torch.Tensor,
     input: torch.Tensor,
     scale: torch.Tensor,
-    scale_ub: torch.Tensor | None = None,
+    scale_ub: torch.Tensor | None,
 ) -> None:
-    """The same with a scale for each row, `[T, 1]`, at most `scale_ub`."""
+    """Write `input / scale` to `result` and a scale for each row, `[T, 1]`, to `scale`.
+
+    The scale takes the row's largest value, at most `scale_ub`, to the largest code.
+    """
+    limit = torch.finfo(result.dtype).max
     largest = input.float().abs().amax(-1, keepdim=True)
     if scale_ub is not None:
         largest = largest.clamp(max=float(scale_ub))
-    scale.copy_(largest / torch.finfo(result.dtype).max)
-    result.copy_(_saturated(input.float() / scale.clamp(min=1e-12), result.dtype))
-
-
-def _saturated(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    limit = torch.finfo(dtype).max
-    return values.clamp(-limit, limit)
+    scale.copy_(quotient(largest, limit))
+    values = input.float() / scale.clamp(min=torch.finfo(torch.float32).tiny)
+    result.copy_(values.clamp(-limit, limit))

@@ -2,6 +2,7 @@
 """The start refuses a quantization that XPU has no kernels for, before it loads
 weights."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -81,7 +82,7 @@ REFUSED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
             {
                 "quantization": {
                     "quant_algo": "MIXED_PRECISION",
-                    "quantized_layers": {"model.layers.0.attn.wq_b": "FP8"},
+                    "quantized_layers": {"layers.0.attn.wq_b": {"quant_algo": "FP8"}},
                     **MODELOPT,
                 }
             },
@@ -127,38 +128,67 @@ def test_the_model_says_what_and_why(
     assert "Use DeepSeek's own checkpoints" in str(refusal.value)
 
 
-def fp8_by_rows(config: Any) -> None:
-    fp8_rows.take(config, "channel", "token")
+def take(described: tuple[str, dict[str, Any]]) -> Callable[[Any], None]:
+    def put(config: Any) -> None:
+        config.quant_config = quantized(*described).quant_config
+
+    return put
 
 
-def mxfp4(config: Any) -> None:
-    model_configs.take_packed(config, "mxfp4-pack-quantized", [])
-
-
-SERVED: dict[str, Any] = {
-    "DeepSeek's own": lambda config: None,
-    "FP8 by rows": fp8_by_rows,
-    "NVFP4": lambda config: model_configs.take_nvfp4(config, []),
-    "INT4": lambda config: model_configs.take_packed(config, "pack-quantized", []),
-    "AutoRound": lambda config: model_configs.take_auto_round(config, []),
+TRITON_CLAMPS = layout.mentions(
+    "model_executor/layers/fused_moe/experts/triton_moe.py", "gemm1_clamp_limit"
+)
+# Of each kind: how a configuration takes it, and whether this release has experts that
+# are right with it.
+KINDS: dict[str, tuple[Callable[[Any], None], bool]] = {
+    "DeepSeek's own": (lambda config: None, True),
+    "AutoRound": (lambda config: model_configs.take_auto_round(config, []), True),
+    "FP8 by rows": (
+        lambda config: fp8_rows.take(config, "channel", "token"),
+        TRITON_CLAMPS,
+    ),
+    "NVFP4 by ModelOpt": (
+        lambda config: model_configs.take_nvfp4(config, []),
+        layout.NEW,
+    ),
+    "NVFP4": (
+        lambda config: model_configs.take_packed(config, "nvfp4-pack-quantized", []),
+        layout.NEW,
+    ),
+    "MXFP4": (
+        lambda config: model_configs.take_packed(config, "mxfp4-pack-quantized", []),
+        layout.WITH_XPU_FOLDER,
+    ),
+    "INT4": (
+        lambda config: model_configs.take_packed(config, "pack-quantized", []),
+        layout.WITH_XPU_FOLDER,
+    ),
+    "GPTQ": (
+        take(("gptq", {"bits": 4, "group_size": 128, "desc_act": False, "sym": True})),
+        layout.WITH_XPU_FOLDER,
+    ),
 }
-if "mxfp4" in layout.PACKED_FORMATS:
-    SERVED["MXFP4"] = mxfp4
-else:
-
-    def test_mxfp4_has_no_linear_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-        config = model_configs.vllm_config()
-        mxfp4(config)
-        with pytest.raises(NotImplementedError, match="float4 by group"):
-            build(config, monkeypatch)
 
 
 @pytest.mark.unchanged
-@pytest.mark.parametrize("kind", SERVED)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][1]])
 def test_what_has_kernels_is_built(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     config = model_configs.vllm_config()
-    SERVED[kind](config)
+    KINDS[kind][0](config)
     assert build(config, monkeypatch).layers
+
+
+LACKED = [kind for kind in KINDS if not KINDS[kind][1]]
+if LACKED:
+
+    @pytest.mark.parametrize("kind", LACKED)
+    def test_what_only_later_releases_serve_is_refused(
+        kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        config = model_configs.vllm_config()
+        KINDS[kind][0](config)
+        with pytest.raises(NotImplementedError, match="DeepSeek-V4 on XPU does not"):
+            build(config, monkeypatch)
 
 
 if not layout.WITH_XPU_FOLDER:  # one model for all platforms

@@ -2,6 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Which quantizations DeepSeek-V4 runs with on XPU."""
 
+from collections.abc import Collection
+
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 _METHODS = (
@@ -27,13 +29,14 @@ _SCHEMES: dict[tuple[int, str, str], tuple[str | None, ...]] = {
 
 
 def check_quantization(
-    quant_config: QuantizationConfig | None, linear_mxfp4: bool = True
+    quant_config: QuantizationConfig | None, without: Collection[object] = ()
 ) -> None:
-    """Refuse, before weights are loaded, what could stop at the first token.
+    """Refuse, before weights are loaded, what stops later or is wrong on XPU.
 
     Args:
         quant_config: the checkpoint's, or what the user asks for.
-        linear_mxfp4: whether XPU has linear layers in MXFP4.
+        without: names of methods, and schemes of compressed-tensors as (bits, type,
+            strategy), that this version of vLLM has no experts for.
 
     Raises:
         NotImplementedError: names the quantization, the reason and what to use.
@@ -41,7 +44,7 @@ def check_quantization(
     if quant_config is None:
         return
     name = quant_config.get_name()
-    if name not in _METHODS:
+    if name not in _METHODS or name in without:
         raise _refusal(name)
     blocks = getattr(quant_config, "weight_block_size", None)
     if name in ("deepseek_v4_fp8", "fp8") and not blocks:
@@ -52,9 +55,7 @@ def check_quantization(
         kind = weights.num_bits, str(weights.type), str(weights.strategy)
         by = str(acts.strategy) if acts else None
         served = by in _SCHEMES.get(kind, ()) and weights.symmetric
-        if kind == (4, "float", "group"):
-            served &= linear_mxfp4
-        if not served:
+        if kind in without or not served:
             bits, number, strategy = kind
             symmetric = "" if weights.symmetric else "asymmetric "
             raise _refusal(
@@ -66,7 +67,6 @@ def check_quantization(
 def _refusal(what: str) -> NotImplementedError:
     return NotImplementedError(
         f"DeepSeek-V4 on XPU does not support {what}: it has no tested kernel for such "
-        "an output projection (wo_a) or such experts. Use DeepSeek's own checkpoints "
-        "(FP8 in blocks, experts in MXFP4 or FP8), or FP8 with a scale for each row, "
-        "NVFP4, or symmetric INT4 by AutoRound."
+        "an output projection (wo_a) or such experts. Use DeepSeek's own checkpoints: "
+        "FP8 in blocks, with experts in MXFP4 or FP8."
     )
