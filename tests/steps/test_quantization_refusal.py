@@ -10,7 +10,16 @@ import torch
 from helpers import fp8_rows, layout, model_configs, model_layers
 
 MODELOPT = {"kv_cache_quant_algo": None, "exclude_modules": []}
-ACTIVATIONS = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True}
+ACTIVATIONS: dict[str, Any] = {
+    "num_bits": 8,
+    "type": "int",
+    "strategy": "token",
+    "symmetric": True,
+}
+
+BLOCKS = {**ACTIVATIONS, "type": "float", "strategy": "group", "dynamic": True}
+BLOCKS["group_size"] = 128
+SQUARES = {"block_structure": [128, 128]}
 
 
 def compressed(
@@ -147,6 +156,7 @@ KINDS: dict[str, tuple[Callable[[Any], None], bool]] = {
         lambda config: fp8_rows.take(config, "channel", "token"),
         TRITON_CLAMPS,
     ),
+    "FP8 in blocks": (take(compressed(8, "float", "block", BLOCKS, **SQUARES)), True),
     "NVFP4 by ModelOpt": (
         lambda config: model_configs.take_nvfp4(config, []),
         layout.NEW,
