@@ -59,7 +59,10 @@ class XpuFusedMoe:
         if self.format_from_dtype:
             is_mxfp4 = w13.dtype == torch.float4_e2m1fn_x2
             is_int4 = w13.dtype == torch.uint8
-            is_block_fp8 = w13.dtype == torch.float8_e4m3fn and w13_scales.ndim == 3
+            # With scales of another dtype they are MXFP8, which is not emulated.
+            is_block_fp8 = w13.dtype == torch.float8_e4m3fn and (
+                w13_scales.ndim == 3 and w13_scales.dtype == torch.float32
+            )
         used = [name for name, value in others.items() if value not in (None, False)]
         if used or is_mxfp4 + is_int4 + is_block_fp8 != 1:
             raise NotImplementedError(

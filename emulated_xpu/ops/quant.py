@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantization of activations to FP8, with one scale per group of a row."""
+"""Quantization of activations to FP8, with one scale per group of a row or per row."""
 
 import torch
 
@@ -46,3 +46,23 @@ def per_token_group_fp8_quant(
     output_s.copy_(scale)
     values = (groups / scale[..., None]).clamp(fp8_min, fp8_max)
     output_q.copy_(values.flatten(-2))
+
+
+@implements("_C::dynamic_per_token_scaled_fp8_quant")
+def dynamic_per_token_scaled_fp8_quant(
+    result: torch.Tensor,
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    scale_ub: torch.Tensor | None,
+) -> None:
+    """Write `input / scale` to `result` and a scale for each row, `[T, 1]`, to `scale`.
+
+    The scale takes the row's largest value, at most `scale_ub`, to the largest code.
+    """
+    limit = torch.finfo(result.dtype).max
+    largest = input.float().abs().amax(-1, keepdim=True)
+    if scale_ub is not None:
+        largest = largest.clamp(max=float(scale_ub))
+    scale.copy_(quotient(largest, limit))
+    values = input.float() / scale.clamp(min=torch.finfo(torch.float32).tiny)
+    result.copy_(values.clamp(-limit, limit))

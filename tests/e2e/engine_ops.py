@@ -35,7 +35,8 @@ def grouped_gemm(*args: Any, **kwargs: Any) -> torch.Tensor:
     weights, scales = given.get("ptr_B"), given.get("ptr_B_scale")
     if weights is None or weights.dtype != torch.float8_e4m3fn:
         return _of_four_bits(*args, **kwargs)
-    if scales is None or scales.ndim != 3 or given["ptr_bias"] is not None:
+    by_blocks = scales is not None and scales.ndim == 3
+    if not by_blocks or scales.dtype != torch.float32 or given["ptr_bias"] is not None:
         raise NotImplementedError("FP8 experts on the emulated XPU: blocks alone")
     if given["ptr_A_scale"] is not None:
         raise NotImplementedError("FP8 experts on the emulated XPU: bf16 activations")

@@ -13,6 +13,9 @@ them, those of compressor and indexer too; router, embedding and head do not.
 `Nvfp4Experts` follows NVIDIA's: DeepSeek's FP8, and e2m1 codes for the model's routed
 experts alone, an e4m3 scale for each 16 and an fp32 one for the whole. The draft's
 experts stay in MXFP4, and the configuration says so twice.
+`Fp8Rows` is what compressed-tensors' FP8_DYNAMIC makes of a model: every linear layer
+and every expert in e4m3 with an fp32 scale for each row. Compressor, router, embedding
+and head stay as they are.
 """
 
 from typing import Any
@@ -110,6 +113,20 @@ class Int4(checkpoint.Writer):
         return {"quantization_config": packing}
 
 
+class Gptq(Int4):
+    """The same tensors as GPTQ describes them."""
+
+    def described(self) -> dict[str, Any]:
+        packing = {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": INT4_GROUP,
+            "desc_act": False,
+            "sym": True,
+        }
+        return {"quantization_config": packing}
+
+
 class Nvfp4Experts(checkpoint.Writer):
     """Writes the model's routed experts in NVFP4, the rest as DeepSeek does."""
 
@@ -150,11 +167,50 @@ class Nvfp4Experts(checkpoint.Writer):
         return {"quantization_config": own | converted}
 
 
+class Fp8Rows(checkpoint.Writer):
+    """Writes every linear layer and every expert in FP8 with a scale for each row."""
+
+    def fp8(self, name: str, rows: int, columns: int) -> None:
+        # Rows differ in scale from their neighbours, so that the order matters.
+        gains = torch.exp2(torch.arange(rows).remainder(3).float() - 1)
+        self._by_row(name, self.random(rows, columns, std=columns**-0.5), gains)
+
+    def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        weight = self.random(rows, columns, std=gain * columns**-0.5)
+        self._by_row(name, weight, torch.ones(rows))
+
+    def _by_row(self, name: str, weight: torch.Tensor, gains: torch.Tensor) -> None:
+        weight = weight * (gains / gains.square().mean().sqrt())[:, None]
+        scale = weight.abs().amax(1, keepdim=True) / checkpoint.E4M3_MAX
+        codes = (weight / scale).to(torch.float8_e4m3fn)
+        self.published[f"{name}.weight"] = codes
+        self.published[f"{name}.weight_scale"] = scale
+        self.twin[f"{name}.weight"] = codes.float() * scale
+
+    def described(self) -> dict[str, Any]:
+        values = {"num_bits": 8, "type": "float", "symmetric": True}
+        group = {
+            "targets": ["Linear"],
+            "weights": {**values, "strategy": "channel", "dynamic": False},
+            "input_activations": {**values, "strategy": "token", "dynamic": True},
+        }
+        kept = ["re:.*compressor.*", "re:.*weights_proj$", "re:.*gate$", "lm_head"]
+        packing = {
+            "quant_method": "compressed-tensors",
+            "format": "float-quantized",
+            "config_groups": {"group_0": group},
+            "ignore": kept,
+        }
+        return {"quantization_config": packing}
+
+
 WRITERS: dict[str, type[checkpoint.Writer]] = {
     "pro": Pro,
     "base": Base,
     "fp8-e8m0": Converted,
     "fp32-scales": Rescaled,
     "int4": Int4,
+    "gptq": Gptq,
     "nvfp4-experts": Nvfp4Experts,
+    "fp8-rows": Fp8Rows,
 }

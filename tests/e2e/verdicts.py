@@ -22,6 +22,8 @@ from twin import Roundings, Twin
 
 ACTIVATIONS_IN_FP4 = 0.25
 """How far e2m1 activations, of at most three significant bits, move the experts."""
+ACTIVATIONS_IN_FP8 = 0.06
+"""How far e4m3 activations, of at most four significant bits, move the experts."""
 WAVES = ((Prompt(72, 6, seed=1), Prompt(5, 4, seed=2)),)
 FLASH = Job("flash", WAVES)
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
@@ -133,9 +135,11 @@ FORMATS: dict[str, Format] = {
     "pro": _packed("pro", "Pro, FP8 and MXFP4"),
     "nvfp4-experts": _packed("nvfp4-experts", "experts in NVFP4", ACTIVATIONS_IN_FP4),
     "int4": _packed("int4", "W4A16 by AutoRound"),
+    "gptq": _packed("gptq", "W4A16 by GPTQ"),
     "base": _packed("base", "Base, experts in FP8"),
     "fp8-e8m0": _packed("fp8-e8m0", "FP8 experts, E8M0 scales"),
     "fp32-scales": _packed("fp32-scales", "fp32 scales beside MXFP4"),
+    "fp8-rows": _packed("fp8-rows", "FP8 by rows", ACTIVATIONS_IN_FP8),
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
     "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark"),
     "v4.1": _packed("v4.1", "V4.1"),

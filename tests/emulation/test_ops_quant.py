@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-in of FP8 group quantization."""
+"""The stand-ins of FP8 quantization by groups and by rows."""
 
 import pytest
 import torch
 
 from emulated_xpu.formats import next_power_of_two
-from emulated_xpu.ops.quant import per_token_group_fp8_quant
+from emulated_xpu.ops.quant import (
+    dynamic_per_token_scaled_fp8_quant,
+    per_token_group_fp8_quant,
+)
 
 GROUP, LARGEST = 32, 448.0
 
@@ -55,3 +58,30 @@ def test_a_partial_group_and_a_strided_row_are_refused() -> None:
         run(torch.zeros(1, 48), False)
     with pytest.raises(ValueError, match="must be contiguous"):
         run(torch.zeros(64, 32).t(), False)
+
+
+def by_row(
+    x: torch.Tensor, bound: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    values = torch.empty(x.shape, dtype=torch.float8_e4m3fn)
+    scales = torch.full((len(x), 1), torch.nan)
+    dynamic_per_token_scaled_fp8_quant(values, x, scales, bound)
+    return values, scales
+
+
+def test_a_row_fits_its_own_scale() -> None:
+    torch.manual_seed(0)
+    x = (torch.randn(3, 64) * torch.tensor([1e-3, 1, 50])[:, None]).bfloat16()
+    values, scales = by_row(x)
+    largest = x.float().abs().amax(-1, keepdim=True)
+    torch.testing.assert_close(scales, largest / LARGEST)
+    error = (values.float() * scales - x.float()).abs()
+    assert (error <= x.float().abs() * 2**-4 + scales * 2**-10).all()
+
+
+def test_a_row_of_zeros_stays_zero_and_a_bound_saturates() -> None:
+    values, scales = by_row(torch.zeros(2, 8))
+    assert not values.float().any() and not scales.any()
+    values, scales = by_row(torch.tensor([[1.0, -900.0]]), torch.tensor(448.0))
+    assert scales.item() == 1
+    assert values.float().tolist() == [[1.0, -448.0]]

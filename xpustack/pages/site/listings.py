@@ -64,6 +64,12 @@ LISTINGS = {
             Rows("xpu-no-branch", "Without a branch of its own", "xpu_no_branch.csv"),
         ),
     ),
+    "quantization": Listing(
+        "Quantizations by release",
+        "What XPU makes of a checkpoint in each quantization, found by its layers."
+        " [How to read a row](docs/checkpoints.md).",
+        (Rows("quantization-rows", "", "quantization.csv"),),
+    ),
     "xpu_path": Listing(
         "The XPU path on a GPU, by part",
         "Kernel times of one step of vLLM's XPU code on an NVIDIA H200."
