@@ -84,6 +84,10 @@ def test_it_says_what_to_use(case: str, tmp_path: Path) -> None:
     assert_refused(end_of_configuration(tmp_path, **options), advice)
 
 
+@pytest.mark.skipif(
+    not hasattr(layout.module(layout.MODEL).DeepseekV4ForCausalLM, "supports_pp"),
+    reason="the model has no pipeline stages",
+)
 def test_a_stage_with_hash_layers_and_without_token_ids(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -117,6 +121,8 @@ def test_other_models_are_not_asked(tmp_path: Path) -> None:
 def test_the_cpu_does_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = configured(tmp_path)
     config.model_config.dtype = torch.float16
+    config.cache_config.cache_dtype = "auto"
     monkeypatch.setattr(os, "environ", os.environ.copy())
     platform = layout.module("vllm.platforms.cpu").CpuPlatform
     platform.check_and_update_config(config)
+    assert config.cache_config.cache_dtype == "auto"

@@ -10,7 +10,7 @@ import torch
 from vllm import envs
 
 if TYPE_CHECKING:
-    from transformers import PretrainedConfig
+    from transformers import PreTrainedConfig
 
     from vllm.config import VllmConfig
 
@@ -83,7 +83,7 @@ def _tensor_parallel_size(vllm_config: "VllmConfig") -> str | None:
     )
 
 
-def _hash_layers(config: "PretrainedConfig") -> int:
+def _hash_layers(config: "PreTrainedConfig") -> int:
     """How many layers choose experts by token id. Newer configurations list the kind
     of each layer instead."""
     if (count := getattr(config, "num_hash_layers", None)) is not None:
