@@ -35,10 +35,17 @@ DSPARK = {
     "dspark_target_layer_ids": [0, 2],
     "n_mtp_layers": 2,
 }
-if hasattr(layout.module("vllm.config").SpeculativeConfig, [*ADAPTIVE][-1]):
+if hasattr(
+    layout.module("vllm.config").SpeculativeConfig, "enable_adaptive_verification"
+):
     REFUSED["adaptive verification"] = (
         {"speculative_config": ADAPTIVE | {"num_speculative_tokens": 3}},
         "Drop it from --speculative-config",
+    )
+if hasattr(layout.module(layout.MODEL).DeepseekV4ForCausalLM, "supports_pp"):
+    REFUSED["stages"] = (
+        {"pipeline_parallel_size": 3},
+        "VLLM_PP_LAYER_PARTITION with at least 2",
     )
 
 
@@ -73,27 +80,17 @@ def end_of_configuration(folder: Path, **options: Any) -> str:
     return "a configuration"
 
 
-def assert_refused(end: str, advice: str) -> None:
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_says_what_to_use(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, advice = REFUSED[case]
+    if case == "stages":
+        # V1 gives token ids to every stage.
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    end = end_of_configuration(tmp_path, **options)
     assert "DeepSeek V4 on XPU" in end, f"the start ends with {end}"
     assert advice in end
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_it_says_what_to_use(case: str, tmp_path: Path) -> None:
-    options, advice = REFUSED[case]
-    assert_refused(end_of_configuration(tmp_path, **options), advice)
-
-
-@pytest.mark.skipif(
-    not hasattr(layout.module(layout.MODEL).DeepseekV4ForCausalLM, "supports_pp"),
-    reason="the model has no pipeline stages",
-)
-def test_a_stage_with_hash_layers_and_without_token_ids(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    end = end_of_configuration(tmp_path, pipeline_parallel_size=3)
-    assert_refused(end, "VLLM_PP_LAYER_PARTITION with at least 2")
 
 
 def test_keys_are_fp8_unless_another_type_is_named(tmp_path: Path) -> None:
