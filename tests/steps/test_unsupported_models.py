@@ -19,12 +19,15 @@ def registered(architecture: str) -> Any:
     return layout.module(REGISTRY).ModelRegistry.models[architecture].load_model_cls()
 
 
-def end_of_start(architecture: str) -> str:
-    """The error that the start of a server of this architecture ends with."""
+def end_of_start(architecture: str, stages: int = 1) -> str:
+    """The error that the start of a server of this architecture ends with, if its
+    layers are spread over so many pipeline stages."""
     kind = registered(architecture)
     info = layout.module(REGISTRY)._ModelInfo.from_model_cls(kind)
     if not info.is_text_generation_model:
         return "this model does not support `--runner generate`"
+    if stages > 1 and not info.supports_pp:
+        return "Pipeline parallelism is not supported for this model"
     config = model_configs.vllm_config(speculative_tokens=1)
     with model_configs.current(config):
         try:
@@ -34,9 +37,10 @@ def end_of_start(architecture: str) -> str:
     return "a model"
 
 
+@pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("architecture", MODELS)
-def test_it_says_what_is_supported(architecture: str) -> None:
-    end = end_of_start(architecture)
+def test_it_says_what_is_supported(architecture: str, stages: int) -> None:
+    end = end_of_start(architecture, stages)
     wanted = f"NotImplementedError: {MODELS[architecture]} ({architecture})"
     assert end.startswith(wanted), f"the start ends with {end}"
     assert "DeepseekV4ForCausalLM" in end

@@ -8,13 +8,16 @@ import torch
 from torch import nn
 
 from vllm.config import VllmConfig
+from vllm.model_executor.models.interfaces import SupportsPP
+from vllm.sequence import IntermediateTensors
 
 
-class UnsupportedModel(nn.Module):
+class UnsupportedModel(nn.Module, SupportsPP):
     """A model whose construction says what the platform supports instead.
 
-    It has the methods that the registry asks of a model that generates text: else
-    the configuration is refused before that, with a misleading reason.
+    It has the methods that the registry asks of a model that generates text, with
+    pipeline stages too: else the configuration is refused before that, with a
+    misleading reason.
     """
 
     message: str
@@ -26,7 +29,18 @@ class UnsupportedModel(nn.Module):
     def embed_input_ids(self, input_ids: torch.Tensor) -> NoReturn:
         raise NotImplementedError(self.message)
 
-    def forward(self, input_ids: torch.Tensor, positions: torch.Tensor) -> NoReturn:
+    def make_empty_intermediate_tensors(
+        self, batch_size: int, dtype: torch.dtype, device: torch.device
+    ) -> NoReturn:
+        raise NotImplementedError(self.message)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor | None,
+        positions: torch.Tensor,
+        *,
+        intermediate_tensors: IntermediateTensors | None = None,
+    ) -> NoReturn:
         raise NotImplementedError(self.message)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> NoReturn:

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Options that XPU cannot serve end the engine's start, each with its reason."""
+
+import pytest
+from checks import check_same_tokens
+from endings import ended
+from serving import EngineStopped, Job, Kitchen
+from verdicts import FLASH, WAVES
+
+REFUSED: dict[str, tuple[dict[str, object], str]] = {
+    "float16": ({"dtype": "float16"}, "dtype float16 is not supported"),
+    "bfloat16 keys": (
+        {"kv_cache_dtype": "bfloat16"},
+        "--kv-cache-dtype bfloat16 is not supported",
+    ),
+    "blocks of 16": ({"block_size": 16}, "--block-size 16 is not supported"),
+    "blocks of 64": ({"block_size": 64}, "--block-size 64 is not supported"),
+    "ranks": (
+        {"tensor_parallel_size": 8},
+        "--tensor-parallel-size 8 does not divide the model's 2 output groups",
+    ),
+    "embeddings": (
+        {"enable_prompt_embeds": True},
+        "--enable-prompt-embeds is not supported",
+    ),
+    "adapters": ({"enable_lora": True}, "LoRA (--enable-lora) is not supported"),
+}
+UNNAMED = Job("keys of any type", WAVES, (("kv_cache_dtype", "auto"),))
+
+
+def job(name: str) -> Job:
+    return Job(f"refused {name}", WAVES, tuple(REFUSED[name][0].items()))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.serves(job(name))) for name in REFUSED],
+)
+def test_the_start_names_the_option(served: Kitchen, release: str, name: str) -> None:
+    with pytest.raises(EngineStopped) as stopped:
+        served.serve(release, job(name))
+    found = ended(str(stopped.value))
+    print(f"{release} {name}: {found.kind}: {found.why}")
+    assert found.kind == "refuses", found.why
+    assert f"DeepSeek V4 on XPU: {REFUSED[name][1]}" in found.why
+
+
+@pytest.mark.serves(FLASH, UNNAMED)
+def test_keys_whose_type_is_left_open(served: Kitchen, release: str) -> None:
+    check_same_tokens(served.serve(release, UNNAMED), served.serve(release, FLASH))

@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server's configuration names what DeepSeek-V4 on XPU cannot do."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout, model_configs
+
+SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
+REFUSED = {
+    "float16": ({"dtype": "float16"}, "--dtype bfloat16"),
+    "bfloat16 keys": ({"kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype fp8"),
+    **{
+        f"blocks of {size}": ({"block_size": size}, "--block-size 256")
+        for size in (16, 64, 128, 512)
+    },
+    "ranks": ({"tensor_parallel_size": 4}, "--pipeline-parallel-size for more"),
+    "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
+    "adapters": ({"enable_lora": True}, "merge the adapter"),
+}
+LLAMA = {
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "quantization_config": None,
+}
+ADAPTIVE = {"method": "dspark", "enable_adaptive_verification": True}
+DSPARK = {
+    "dspark_block_size": 3,
+    "dspark_markov_rank": 128,
+    "dspark_noise_token_id": 2,
+    "dspark_target_layer_ids": [0, 2],
+    "n_mtp_layers": 2,
+}
+if hasattr(
+    layout.module("vllm.config").SpeculativeConfig, "enable_adaptive_verification"
+):
+    REFUSED["adaptive verification"] = (
+        {"speculative_config": ADAPTIVE | {"num_speculative_tokens": 3}},
+        "Drop it from --speculative-config",
+    )
+if hasattr(layout.module(layout.MODEL).DeepseekV4ForCausalLM, "supports_pp"):
+    REFUSED["stages"] = (
+        {"pipeline_parallel_size": 3},
+        "VLLM_PP_LAYER_PARTITION with at least 2",
+    )
+
+
+@pytest.fixture(autouse=True)
+def looks_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Look at a model's class in this process, not in one that imports vLLM anew."""
+    registry = layout.module("vllm.model_executor.models.registry")
+    monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
+
+
+def configured(folder: Path, **options: Any) -> Any:
+    """The configuration of a server of a model with three layers, two of which choose
+    experts by token id."""
+    model_configs.write_config(folder)
+    written = folder / "config.json"
+    fields = json.loads(written.read_text()) | DSPARK | {"num_hash_layers": 2}
+    written.write_text(json.dumps(fields | options.pop("fields", {})))
+    arguments = layout.module("vllm.engine.arg_utils").EngineArgs
+    return arguments(
+        model=str(folder),
+        skip_tokenizer_init=True,
+        max_model_len=512,
+        **SERVED | options,
+    ).create_engine_config()
+
+
+def end_of_configuration(folder: Path, **options: Any) -> str:
+    try:
+        configured(folder, **options)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "a configuration"
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_it_says_what_to_use(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options, advice = REFUSED[case]
+    if case == "stages":
+        # V1 gives token ids to every stage.
+        monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    end = end_of_configuration(tmp_path, **options)
+    assert "DeepSeek V4 on XPU" in end, f"the start ends with {end}"
+    assert advice in end
+
+
+def test_keys_are_fp8_unless_another_type_is_named(tmp_path: Path) -> None:
+    config = configured(tmp_path, kv_cache_dtype="auto")
+    kept = config.cache_config.cache_dtype
+    assert kept == "fp8", f"the start ends with keys of {kept}"
+
+
+@pytest.mark.unchanged
+def test_what_is_served_stays(tmp_path: Path) -> None:
+    config = configured(tmp_path, tensor_parallel_size=2)
+    assert config.cache_config.cache_dtype == "fp8"
+
+
+@pytest.mark.unchanged
+def test_other_models_are_not_asked(tmp_path: Path) -> None:
+    options = {"dtype": "float16", "block_size": 64, "kv_cache_dtype": "auto"}
+    allowed = {"enable_prompt_embeds": True, "enable_lora": True}
+    config = configured(tmp_path, fields=LLAMA, **options, **allowed)
+    kept = config.cache_config
+    assert (kept.cache_dtype, kept.block_size) == ("auto", 64)
+
+
+@pytest.mark.unchanged
+def test_the_cpu_does_not_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = configured(tmp_path)
+    config.model_config.dtype = torch.float16
+    config.cache_config.cache_dtype = "auto"
+    monkeypatch.setattr(os, "environ", os.environ.copy())
+    platform = layout.module("vllm.platforms.cpu").CpuPlatform
+    platform.check_and_update_config(config)
+    assert config.cache_config.cache_dtype == "auto"

@@ -1,0 +1,159 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""What DeepSeek V4 on XPU cannot do, refused before a weight is read."""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm import envs
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from vllm.config import VllmConfig
+
+BLOCK_SIZE = 256
+"""Tokens of a block of the KV cache: 64 entries at ratio 4, 2 at ratio 128."""
+
+
+def check_deepseek_v4(vllm_config: "VllmConfig") -> None:
+    """Refuse what the model cannot serve; other models pass.
+
+    A KV cache whose type is left to vLLM becomes FP8, the only type there is.
+
+    Raises:
+        ValueError: with the option, the reason, and what to use instead.
+
+    """
+    model_config = vllm_config.model_config
+    if model_config is None:
+        return
+    if getattr(model_config.hf_text_config, "model_type", None) != "deepseek_v4":
+        return
+    if vllm_config.cache_config.cache_dtype == "auto":
+        vllm_config.cache_config.cache_dtype = "fp8"
+    for reason_of in CHECKS:
+        if reason := reason_of(vllm_config):
+            raise ValueError(f"DeepSeek V4 on XPU: {reason}")
+
+
+def _dtype(vllm_config: "VllmConfig") -> str | None:
+    dtype = vllm_config.model_config.dtype
+    if dtype == torch.bfloat16:
+        return None
+    return (
+        f"dtype {str(dtype).removeprefix('torch.')} is not supported, its kernels "
+        "take bfloat16 alone. Use --dtype bfloat16."
+    )
+
+
+def _cache_dtype(vllm_config: "VllmConfig") -> str | None:
+    cache_dtype = vllm_config.cache_config.cache_dtype
+    if cache_dtype.startswith("fp8"):
+        return None
+    return (
+        f"--kv-cache-dtype {cache_dtype} is not supported, a page holds FP8 keys "
+        "with their scales. Use --kv-cache-dtype fp8."
+    )
+
+
+def _block_size(vllm_config: "VllmConfig") -> str | None:
+    cache_config = vllm_config.cache_config
+    if not cache_config.user_specified_block_size:
+        return None
+    if cache_config.block_size == BLOCK_SIZE:
+        return None
+    return (
+        f"--block-size {cache_config.block_size} is not supported, the compressed "
+        f"caches take blocks of {BLOCK_SIZE} tokens. Use --block-size {BLOCK_SIZE}."
+    )
+
+
+def _tensor_parallel_size(vllm_config: "VllmConfig") -> str | None:
+    groups = vllm_config.model_config.hf_text_config.o_groups
+    ranks = vllm_config.parallel_config.tensor_parallel_size
+    if groups % ranks == 0:
+        return None
+    return (
+        f"--tensor-parallel-size {ranks} does not divide the model's {groups} output "
+        f"groups (o_groups), each of which stays on one rank. Use at most {groups} "
+        "ranks that divide them, and --pipeline-parallel-size for more devices."
+    )
+
+
+def _hash_layers(config: "PreTrainedConfig") -> int:
+    """How many layers choose experts by token id. Newer configurations list the kind
+    of each layer instead."""
+    if (count := getattr(config, "num_hash_layers", None)) is not None:
+        return count
+    return config.mlp_layer_types.count("hash_moe")
+
+
+def _pipeline_parallel_size(vllm_config: "VllmConfig") -> str | None:
+    """Model runner V2 gives token ids, which choose the experts of the first layers,
+    to the first pipeline stage alone."""
+    from vllm.distributed.utils import get_pp_indices
+
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if stages == 1 or not getattr(
+        vllm_config, "use_v2_model_runner", envs.VLLM_USE_V2_MODEL_RUNNER
+    ):
+        return None
+    config = vllm_config.model_config.hf_text_config
+    _, end = get_pp_indices(config.num_hidden_layers, 0, stages)
+    hash_layers = _hash_layers(config)
+    if end >= hash_layers:
+        return None
+    return (
+        f"--pipeline-parallel-size {stages} leaves {end} layers on the first stage, "
+        f"but the first {hash_layers} choose experts by token id, and later stages "
+        "are given none. Use fewer stages, or VLLM_PP_LAYER_PARTITION with at least "
+        f"{hash_layers} layers in its first entry."
+    )
+
+
+def _prompt_embeds(vllm_config: "VllmConfig") -> str | None:
+    model_config = vllm_config.model_config
+    hash_layers = _hash_layers(model_config.hf_text_config)
+    if not (model_config.enable_prompt_embeds and hash_layers):
+        return None
+    return (
+        f"--enable-prompt-embeds is not supported, the first {hash_layers} layers "
+        "choose experts by token id, which embeddings lack. Drop it and send text or "
+        "token ids."
+    )
+
+
+def _lora(vllm_config: "VllmConfig") -> str | None:
+    if vllm_config.lora_config is None:
+        return None
+    return (
+        "LoRA (--enable-lora) is not supported, the fused experts and projections "
+        "take no adapters. Drop it, and merge the adapter into the checkpoint."
+    )
+
+
+def _adaptive_verification(vllm_config: "VllmConfig") -> str | None:
+    speculation = vllm_config.speculative_config
+    if not getattr(speculation, "enable_adaptive_verification", False):
+        return None
+    return (
+        "enable_adaptive_verification is not supported, the draft model has no "
+        "confidence head and decode graphs take equal lengths alone. Drop it from "
+        "--speculative-config."
+    )
+
+
+CHECKS: tuple[Callable[["VllmConfig"], str | None], ...] = (
+    _dtype,
+    _cache_dtype,
+    _block_size,
+    _tensor_parallel_size,
+    _pipeline_parallel_size,
+    _prompt_embeds,
+    _lora,
+    _adaptive_verification,
+)
+"""Each gives the reason why a start is refused, or None."""
