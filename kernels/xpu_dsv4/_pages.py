@@ -10,10 +10,10 @@ A page of `block_size` tokens is planar:
 
 Exponents in a page are at most 134, a scale of 2^7, and e4m3 codes are finite: the
 insert kernels saturate, and a normalized key stays far below 448 * 2^7. A key of NaN
-shows by its rotary part. Bytes that no insert writes, of a corrupt page, give infinity or
-NaN: an exponent above 134 in decode, one of 255 in the gather, a NaN code in the gather
-and in decode on CUDA. Decode on Intel GPUs takes a NaN code for 480, or -480, times its
-scale: it has no registers left to look for one.
+shows by its rotary part. Bytes that no insert writes, in a corrupt page, give infinity
+or NaN: an exponent above 134 in decode, one of 255 in the gather, a NaN code in the
+gather and in decode on CUDA. Decode on Intel GPUs takes a NaN code for 480, or -480,
+times its scale: it has no registers left to look for one.
 """
 
 import torch

@@ -62,7 +62,7 @@ def test_each_code_under_each_exponent_is_exact(tuned_for, device):
 
 
 def test_corrupt_bytes_read_as_the_page_layout_says(tuned_for, device):
-    """An exponent that no page has poisons a token; a NaN code does so on CUDA alone."""
+    """Exponents that no page has poison a token; NaN codes do so on CUDA alone."""
     codes = torch.full((5, 448), 0x38, dtype=torch.uint8)  # 1.0
     codes[0, 5], codes[0, 70], codes[1, 300] = 0x7F, 0xFF, 0x7F
     exponents = torch.full((5, 7), 125)  # 2^-2
