@@ -89,20 +89,6 @@ class Int4(checkpoint.Writer):
         return {"quantization_config": packing}
 
 
-class Gptq(Int4):
-    """The same tensors as GPTQ describes them."""
-
-    def described(self) -> dict[str, Any]:
-        packing = {
-            "quant_method": "gptq",
-            "bits": 4,
-            "group_size": INT4_GROUP,
-            "desc_act": False,
-            "sym": True,
-        }
-        return {"quantization_config": packing}
-
-
 class Nvfp4Experts(checkpoint.Writer):
     """Writes the routed experts in NVFP4, the rest as DeepSeek does."""
 
@@ -170,7 +156,6 @@ WRITERS: dict[str, type[checkpoint.Writer]] = {
     "pro": Pro,
     "base": Base,
     "int4": Int4,
-    "gptq": Gptq,
     "nvfp4-experts": Nvfp4Experts,
     "fp8-rows": Fp8Rows,
 }

@@ -130,7 +130,6 @@ FORMATS: dict[str, Format] = {
     "pro": _packed("pro", "Pro, FP8 and MXFP4"),
     "nvfp4-experts": _packed("nvfp4-experts", "experts in NVFP4", ACTIVATIONS_IN_FP4),
     "int4": _packed("int4", "W4A16 by AutoRound"),
-    "gptq": _packed("gptq", "W4A16 by GPTQ"),
     "base": _packed("base", "Base, experts in FP8"),
     "fp8-rows": _packed("fp8-rows", "FP8 by rows", ACTIVATIONS_IN_FP8),
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
