@@ -113,20 +113,6 @@ class Int4(checkpoint.Writer):
         return {"quantization_config": packing}
 
 
-class Gptq(Int4):
-    """The same tensors as GPTQ describes them."""
-
-    def described(self) -> dict[str, Any]:
-        packing = {
-            "quant_method": "gptq",
-            "bits": 4,
-            "group_size": INT4_GROUP,
-            "desc_act": False,
-            "sym": True,
-        }
-        return {"quantization_config": packing}
-
-
 class Nvfp4Experts(checkpoint.Writer):
     """Writes the model's routed experts in NVFP4, the rest as DeepSeek does."""
 
@@ -210,7 +196,6 @@ WRITERS: dict[str, type[checkpoint.Writer]] = {
     "fp8-e8m0": Converted,
     "fp32-scales": Rescaled,
     "int4": Int4,
-    "gptq": Gptq,
     "nvfp4-experts": Nvfp4Experts,
     "fp8-rows": Fp8Rows,
 }

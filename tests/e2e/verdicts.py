@@ -135,7 +135,6 @@ FORMATS: dict[str, Format] = {
     "pro": _packed("pro", "Pro, FP8 and MXFP4"),
     "nvfp4-experts": _packed("nvfp4-experts", "experts in NVFP4", ACTIVATIONS_IN_FP4),
     "int4": _packed("int4", "W4A16 by AutoRound"),
-    "gptq": _packed("gptq", "W4A16 by GPTQ"),
     "base": _packed("base", "Base, experts in FP8"),
     "fp8-e8m0": _packed("fp8-e8m0", "FP8 experts, E8M0 scales"),
     "fp32-scales": _packed("fp32-scales", "fp32 scales beside MXFP4"),

@@ -40,6 +40,7 @@ def check_quantization(
 
     Raises:
         NotImplementedError: names the quantization, the reason and what to use.
+
     """
     if quant_config is None:
         return
