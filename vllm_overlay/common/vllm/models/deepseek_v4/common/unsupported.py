@@ -2,17 +2,16 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Models of the DeepSeek V4 family on platforms that cannot run them."""
 
-from typing import NoReturn
+from typing import ClassVar, Literal, NoReturn
 
 import torch
 from torch import nn
 
 from vllm.config import VllmConfig
-from vllm.model_executor.models.interfaces import SupportsPP
 from vllm.sequence import IntermediateTensors
 
 
-class UnsupportedModel(nn.Module, SupportsPP):
+class UnsupportedModel(nn.Module):
     """A model whose construction says what the platform supports instead.
 
     It has the methods that the registry asks of a model that generates text, with
@@ -20,6 +19,7 @@ class UnsupportedModel(nn.Module, SupportsPP):
     misleading reason.
     """
 
+    supports_pp: ClassVar[Literal[True]] = True
     message: str
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
