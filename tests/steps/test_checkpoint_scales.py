@@ -81,6 +81,9 @@ class Loader:
             return str(error)
         return ""
 
+    def parameter(self, name: str) -> torch.Tensor:
+        return dict(self._model.named_parameters())[name].data.cpu()
+
     def held(self, layer: str, name: str, rows: int) -> torch.Tensor:
         """The scales that the layer's parameter now has, as float32."""
         (scale,) = (
@@ -215,7 +218,6 @@ BAD: dict[str, tuple[str, str, torch.Tensor]] = {
     "FP8 instead of MXFP4": ("fp4", f"1.{X}.weight", weight_of(X, E4M3)),
     "more rows": ("fp4", f"1.{Q}.weight", weight_of(Q, E4M3, 128)),
     "more rows of an expert": ("fp8", f"1.{X}.weight", weight_of(X, E4M3, 128)),
-    "a float32 norm": ("fp4", "1.ffn_norm.weight", torch.full((HIDDEN,), 1.001)),
     "an FP8 norm": ("fp4", "1.ffn_norm.weight", torch.ones(HIDDEN).to(E4M3)),
     "float64 sinks": ("fp4", "1.attn.attn_sink", torch.rand(layout.HEADS).double()),
     "a float64 bias": ("fp4", "1.ffn.gate.bias", torch.rand(4).double()),
@@ -232,6 +234,14 @@ def test_refused(case: str) -> None:
     error = loader("model", expert_dtype).load(f"layers.{layer}", {name: tensor})
     named = f"layers.{layer}.{name} " in error
     assert named, f"{case} is served, or the error names no tensor: {error!r}"
+
+
+@pytest.mark.unchanged
+def test_float32_norms_are_rounded() -> None:
+    norm = torch.linspace(0.9, 1.1, HIDDEN)
+    assert loader("model").load("layers.1", {"ffn_norm.weight": norm}) == ""
+    held = loader("model").parameter("model.layers.1.ffn_norm.weight")
+    assert torch.equal(held, norm.bfloat16())
 
 
 if not layout.WITH_XPU_FOLDER:

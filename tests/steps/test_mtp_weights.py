@@ -33,7 +33,7 @@ def load(draft: Any, names: list[str]) -> dict[str, tuple[torch.Tensor, torch.Te
     parameters = dict(draft.named_parameters())
     layer = model_configs.hf_config().num_hidden_layers
     found = {name: parameters[f"model.layers.{layer}.{NAMES[name]}"] for name in names}
-    weights = {name: torch.randn(found[name].shape).bfloat16() for name in names}
+    weights = {name: torch.randn(found[name].shape) for name in names}
     draft.load_weights((f"mtp.0.{name}", value) for name, value in weights.items())
     return {name: (found[name].cpu(), weights[name]) for name in names}
 

@@ -28,9 +28,6 @@ _QUANTIZED = re.compile(
     r"|ffn\.(?:shared_experts|experts\.\d+)\.w[123])"
     r"\.(weight|scale|weight_scale|weight_scale_inv)$"
 )
-_IN_BFLOAT16 = re.compile(
-    r"(?:norm|\.gate|\.wkv|\.wgate|\.weights_proj|embed|tok_emb|head)\.weight$"
-)
 
 
 def check_tensors(
@@ -109,13 +106,6 @@ class _Published:
                 raise ValueError(f"{name} has an expert that the model does not have")
             return
         _check_dtype(name, tensor, torch.bfloat16, torch.float16, torch.float32)
-        if tensor.dtype == torch.bfloat16 or not _IN_BFLOAT16.search(name):
-            return
-        if not torch.equal(tensor.bfloat16().to(tensor.dtype), tensor):
-            raise ValueError(
-                f"{name} is {_called(tensor.dtype)} with values that bfloat16 cannot "
-                "hold; XPU reads bfloat16 there"
-            )
 
     def check_weight(self, name: str, layer: str, weight: torch.Tensor) -> None:
         if self._is_mxfp4(layer):
