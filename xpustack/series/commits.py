@@ -18,7 +18,13 @@ from xpustack.series.apply import forbidden
 from xpustack.series.diff import DiffError, parse_diff
 from xpustack.series.order import SLUG, SUFFIX
 from xpustack.series.overlay import KERNEL_HOME
-from xpustack.series.patch import Step, split_text, trailer_problems
+from xpustack.series.patch import (
+    Step,
+    format_patch,
+    parse_patch,
+    split_text,
+    trailer_problems,
+)
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
@@ -86,13 +92,16 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
         subject = commit.message.partition("\n")[0]
 
         def refuse(
-            problem: str, commit: LogEntry = commit, subject: str = subject
+            problem: str,
+            *detail: str,
+            commit: LogEntry = commit,
+            subject: str = subject,
         ) -> SeriesError:
             return SeriesError(
                 problem,
                 release=release,
                 path=git.work_tree,
-                detail=[f"commit {commit.id[:12]} {subject}"],
+                detail=[f"commit {commit.id[:12]} {subject}", *detail],
                 hint=f"git -C {quoted(work)} rebase -i base",
             )
 
@@ -107,6 +116,8 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
             subject, text, trailers = split_text(STEP_LINE.sub("", commit.message))
         except ValueError as error:
             raise refuse(str(error)) from None
+        if "---" in text.splitlines():
+            raise refuse("a line `---` ends a message in a mail: write another line")
         patched, added = _changes(work, parent, commit.id)
         diff = git.diff(parent, commit.id, patched)
         overlay = [path for path in added if not path.startswith(KERNEL_HOME + "/")]
@@ -119,6 +130,10 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
         except DiffError as error:
             raise refuse(f"{error.message} ({error.path})") from None
         step = Step(release, slug[1], path, subject, text, trailers, diff, files)
+        try:
+            parse_patch(release, path, format_patch(step))
+        except SeriesError as error:
+            raise refuse(error.message, *error.detail) from None
         problems = trailer_problems(step)
         problems += [f"{name}: {why}" for name in patched if (why := forbidden(name))]
         problems += [

@@ -2,16 +2,18 @@
 """The order file of a release, and the names of steps and their patches.
 
 `patches/<release>/series` lists one patch per line, oldest first; quilt can read it.
+Blank lines, and lines that begin with `#`, are for people.
 """
 
 import difflib
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.files import read_file
+from xpustack.core.history import tracked
 from xpustack.core.project import Project
 
 ORDER = "series"
@@ -37,6 +39,8 @@ def read_order(project: Project, release: str) -> list[str]:
     text = content.decode("utf-8", "replace")
     slugs: list[str] = []
     for number, line in enumerate(text.split("\n")[:-1], start=1):
+        if _for_people(line):
+            continue
         slug = line.removesuffix(SUFFIX)
         if slug + SUFFIX != line or not SLUG.fullmatch(slug):
             problem = f"{line!r} is not a patch name such as swa-rope.patch"
@@ -63,9 +67,36 @@ def read_order(project: Project, release: str) -> list[str]:
     return slugs
 
 
-def format_order(slugs: Sequence[str]) -> bytes:
-    """The order file of the given slugs."""
-    return "".join(f"{slug}{SUFFIX}\n" for slug in slugs).encode()
+def format_order(slugs: Sequence[str], before: bytes = b"") -> bytes:
+    """The order file of the given slugs.
+
+    Args:
+        before: the order file so far. What it has for people above a line stays there,
+            and goes when the line goes; what follows the last line stays last.
+    """
+    notes: dict[str, str] = {}
+    held = ""
+    for line in before.decode("utf-8", "replace").splitlines(keepends=True):
+        if _for_people(line):
+            held += line
+        else:
+            notes[line.rstrip("\n")], held = held, ""
+    names = [slug + SUFFIX for slug in slugs]
+    lines = [f"{notes.get(name, '')}{name}\n" for name in names]
+    return ("".join(lines) + held).encode()
+
+
+def _for_people(line: str) -> bool:
+    """Whether a line of an order file is blank or a comment."""
+    return not line.strip(" \t\n") or line.startswith("#")
+
+
+def unlisted(project: Project, release: str, slugs: Collection[str]) -> list[Path]:
+    """The files in the folder of a release that its series, the given slugs, does not
+    name."""
+    named = {ORDER, *(slug + SUFFIX for slug in slugs)}
+    files = project.series_dir(release).glob("*")
+    return sorted(path for path in files if path.name not in named)
 
 
 def position(slugs: Sequence[str], slug: str, release: str) -> int:
@@ -100,17 +131,23 @@ def require_step(slugs: Sequence[str], slug: str, release: str) -> None:
 
 def redo(release: str, path: Path) -> str:
     """The hint for a step whose patch cannot be read or does not fit: apply the steps
-    before it, and make the step again on top of them."""
-    slug = path.name.removesuffix(SUFFIX)
+    before it, and make the step again on top of them. A patch that git does not know
+    cannot be taken back."""
+    slug, order_file = path.name.removesuffix(SUFFIX), path.parent / ORDER
+    if tracked(Project(path.parents[2]), path):
+        first = f"git checkout -- {shlex.quote(str(path))} takes back an edit; else "
+    elif not path.exists():
+        first = f"take its line out of {order_file}; or "
+    else:
+        first = ""
     try:
-        order = (path.parent / ORDER).read_text("utf-8", "replace").splitlines()
+        order = order_file.read_text("utf-8", "replace").splitlines()
     except OSError:
         order = []
     index = order.index(path.name) if path.name in order else 0
     before = order[index - 1].removesuffix(SUFFIX) if index else BASE_ALONE
     return (
-        f"git checkout -- {shlex.quote(str(path))} takes back an edit of the file;"
-        f" else xpustack apply {release} --upto {before} --to DIR, commit the change"
+        f"{first}xpustack apply {release} --upto {before} --to DIR, commit the change"
         f" there with the step's message and the line `Step: {slug}`,"
         " xpustack save DIR"
     )

@@ -182,12 +182,33 @@ def trailer_problems(step: Step) -> list[str]:
 
 
 def read_patch(release: str, path: Path) -> Step:
-    """Read a step's patch with `git mailinfo -b`, without checking its trailers.
+    """Read a step's patch, without checking its trailers.
 
     Raises:
-        SeriesError: the file is missing, is not as this tool writes it, or its diff
-            is malformed; `path` is `<file>:<line>` where known.
+        SeriesError: the file is missing, or as `parse_patch`.
         EnvironmentProblem: the file cannot be read.
+    """
+    slug = path.name.removesuffix(SUFFIX)
+    try:
+        mail = read_file(path, path.parents[2], SeriesError, release=release, step=slug)
+    except FileNotFoundError:
+        raise SeriesError(
+            "the series names a patch that does not exist",
+            release=release,
+            step=slug,
+            path=path,
+            hint=redo(release, path),
+        ) from None
+    return parse_patch(release, path, mail)
+
+
+def parse_patch(release: str, path: Path, mail: bytes) -> Step:
+    """The step of a patch with the content `mail`, as `git mailinfo -b` reads it; its
+    trailers are not checked.
+
+    Raises:
+        SeriesError: it is not as this tool writes it, or its diff is malformed; `path`
+            is `<file>:<line>` where known.
     """
     slug = path.name.removesuffix(SUFFIX)
 
@@ -201,15 +222,11 @@ def read_patch(release: str, path: Path) -> Step:
             hint=redo(release, path),
         )
 
-    try:
-        mail = read_file(path, path.parents[2], SeriesError, release=release, step=slug)
-    except FileNotFoundError:
-        raise refuse("the series names a patch that does not exist") from None
-    if b"\r" in mail:
-        line = mail[: mail.index(b"\r")].count(b"\n") + 1
-        raise refuse("the patch has carriage returns: lines end with LF alone", line)
     head, mark, diff = mail.partition(b"\n---\n")
     offset = head.count(b"\n") + 2
+    if b"\r" in head:
+        line = head[: head.index(b"\r")].count(b"\n") + 1
+        raise refuse("the message has a carriage return: lines end with LF alone", line)
     if not mark:
         raise refuse("the line `---` between message and diff is missing")
     try:

@@ -234,11 +234,13 @@ def _put_steps(staged: Project, release: str, steps: Iterable[Step]) -> None:
     for slug in read_order(staged, release):
         (directory / (slug + SUFFIX)).unlink(missing_ok=True)
     directory.mkdir(parents=True, exist_ok=True)
+    order = directory / ORDER
     slugs = []
     for step in steps:
         (directory / (step.slug + SUFFIX)).write_bytes(format_patch(step))
         slugs.append(step.slug)
-    (directory / ORDER).write_bytes(format_order(slugs))
+    before = order.read_bytes() if order.exists() else b""
+    order.write_bytes(format_order(slugs, before))
 
 
 def _put_added(project: Project, staged: Project, commit: StepCommit) -> None:

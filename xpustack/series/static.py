@@ -14,7 +14,7 @@ from xpustack.core.files import links_below, without_link
 from xpustack.core.project import Project
 from xpustack.series.apply import forbidden
 from xpustack.series.diff import NO_BLOB
-from xpustack.series.order import ORDER, SUFFIX, read_order, redo
+from xpustack.series.order import ORDER, SUFFIX, read_order, redo, unlisted
 from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
 from xpustack.series.patch import Step, read_patch, trailer_problems
 from xpustack.series.revision import read_records, require_recorded
@@ -129,16 +129,14 @@ def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[SeriesP
     except StackError as error:
         yield _problem(error, release)
         return
-    for path in sorted(directory.glob("*")):
-        if path.name != ORDER and path.name.removesuffix(SUFFIX) not in slugs:
-            yield SeriesProblem(
-                release,
-                path.name.removesuffix(SUFFIX),
-                str(path),
-                "the file is not in the series",
-                hint=f"rm {shlex.quote(str(path))}, or add its name to"
-                f" {directory / ORDER}",
-            )
+    for path in unlisted(project, release, slugs):
+        yield SeriesProblem(
+            release,
+            path.name.removesuffix(SUFFIX),
+            str(path),
+            "the file is not in the series",
+            hint=f"rm {shlex.quote(str(path))}, or add its name to {directory / ORDER}",
+        )
     state = _SeriesState(project, used, NewFiles(project))
     broken = False
     for slug in slugs:

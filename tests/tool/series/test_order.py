@@ -12,6 +12,15 @@ def test_quilt_can_follow_the_order_file() -> None:
     assert format_order(["a", "b-c"]) == b"a.patch\nb-c.patch\n"
 
 
+def test_comments_and_blank_lines_are_read_as_quilt_reads_them(
+    stack: FakeStack,
+) -> None:
+    order = stack.project.series_dir("v1.0") / "series"
+    lines = order.read_text().splitlines()
+    order.write_text("# first\n\n" + "\n  \n# x.patch\n".join(lines) + "\n\n")
+    assert stack.slugs() == ["first", "second", "third"]
+
+
 def test_the_nearest_step_is_suggested(three_steps: FakeStack) -> None:
     slugs = read_order(three_steps.project, "v1.0")
     assert position(slugs, "second", "v1.0") == 2

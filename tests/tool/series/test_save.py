@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from fake_stack import ATTENTION, FakeStack, commit, edited, git
+from fake_stack import ATTENTION, FakeStack, commit, edited, git, message
 
 from xpustack.core.errors import ApplyError, SeriesError, UsageError
 
@@ -243,6 +243,57 @@ def test_a_commit_without_a_slug_is_refused(stack: FakeStack) -> None:
     git(work, "commit", "-q", "--allow-empty", "-m", "Do something")
     with pytest.raises(SeriesError, match="Step: swa-rope"):
         stack.save(work)
+
+
+def test_an_edit_of_a_file_with_carriage_returns_is_saved(stack: FakeStack) -> None:
+    work = stack.apply()
+    commit(work, "fourth", {"vllm/windows.py": "one\r\nthree\r\n"})
+    stack.save(work)
+    assert b"\n-two\r\n+three\r\n" in stack.patch("fourth").read_bytes()
+    again = stack.apply("again")
+    assert (again / "vllm/windows.py").read_bytes() == b"one\r\nthree\r\n"
+    assert stack.save(again) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("---", "a line `---` ends a message in a mail"),
+        ("From: Me <me@localhost>", "not as xpustack writes it"),
+        ("An answer.\r", "carriage return"),
+    ],
+    ids=["dashes", "header", "carriage-return"],
+)
+def test_a_message_that_no_mail_can_hold_is_changed_in_its_commit(
+    stack: FakeStack, line: str, problem: str
+) -> None:
+    before = stack.contents()
+    work = stack.apply()
+    (work / "vllm/rope.py").write_text("x\n")
+    text = message("fourth").replace("Why fourth.", line)
+    arguments = ("-qa", "--cleanup=verbatim", "-F", "-")
+    git(work, "commit", *arguments, text=text)
+    with pytest.raises(SeriesError, match=problem) as caught:
+        stack.save(work)
+    hint = caught.value.hint or ""
+    assert hint == f"git -C {work} rebase -i base"
+    assert stack.contents() == before
+
+
+def test_a_comment_of_the_order_stays_with_its_line(stack: FakeStack) -> None:
+    order = stack.project.series_dir("v1.0") / "series"
+    first, second, third = order.read_text().splitlines(keepends=True)
+    text = f"# guards\n{first}\n# moves\n# later\n{second}{third}# the end\n"
+    order.write_text(text)
+    assert stack.slugs() == ["first", "second", "third"]
+    work = stack.apply()
+    assert stack.save(work) == []
+    commit(work, "fourth", {"vllm/attention.py": edited(ATTENTION, 30)})
+    git(work, "rebase", "-q", "--onto", "HEAD~3", "HEAD~2")
+    stack.save(work, drop=("second",))
+    lines = order.read_text().splitlines()
+    assert lines[:2] == text.splitlines()[:2] and lines[-1] == "# the end"
+    assert "# moves" not in lines and len(lines) == 5
 
 
 def test_a_directory_of_someone_else_is_refused(

@@ -178,6 +178,14 @@ def test_all_faults_of_all_releases_are_listed(stack: FakeStack) -> None:
     ]
 
 
+def test_a_patch_that_only_a_comment_names_is_not_in_the_series(
+    stack: FakeStack,
+) -> None:
+    stack.write(ORDER, "first.patch\nsecond.patch\n# third.patch\n")
+    problems = check_static(stack.project)
+    assert any("not in the series" in problem.message for problem in problems)
+
+
 def test_a_large_step_is_a_warning_with_its_figure(stack: FakeStack) -> None:
     stack.step("large", {"vllm/xpu/large.py": "x = 1\n" * 501})
     stack.step("tests", {"tests/xpu/test_large.py": "x = 1\n" * 501})

@@ -23,6 +23,7 @@ def test_the_way_out_of_a_bad_patch_works(
     before: str,
     readable: int,
 ) -> None:
+    track(stack)
     path, good = stack.patch(slug), stack.apply("good", upto=slug)
     saved = stack.contents()
     if fault == "missing":
@@ -47,6 +48,33 @@ def test_the_way_out_of_a_bad_patch_works(
     done = call("save", work)
     assert done.exit_code == 0, done.output
     assert stack.contents() == saved
+
+
+def track(stack: FakeStack) -> None:
+    """Make the project a git repository that has all of its files."""
+    root = stack.project.root
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "All")
+
+
+def test_a_patch_that_git_never_knew_is_not_to_be_checked_out(
+    stack: FakeStack, call: Call
+) -> None:
+    track(stack)
+    order = stack.project.series_dir("v1.0") / "series"
+    order.write_text(order.read_text() + "nothing-here.patch\n")
+    done = call("apply", "v1.0", "--offline")
+    assert done.exit_code == 4, done.output
+    assert "does not exist" in done.output and "checkout --" not in done.output
+    assert f"take its line out of {order}" in done.output
+
+
+def test_apply_says_which_patches_it_leaves_out(stack: FakeStack, call: Call) -> None:
+    draft = stack.write("patches/v1.0/draft.patch", "not yet in the series\n")
+    done = call("apply", "v1.0", "--offline")
+    assert done.exit_code == 0
+    assert f"v1.0: no line of the series names {draft}" in done.stderr
 
 
 def test_a_step_before_a_bad_patch_can_be_applied(stack: FakeStack, call: Call) -> None:
