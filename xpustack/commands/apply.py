@@ -14,7 +14,7 @@ from xpustack.core.errors import StackError
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.series.apply import trees_before_failure
-from xpustack.series.order import read_order, unlisted
+from xpustack.series.order import unnamed
 from xpustack.series.tree import Series, Tree
 from xpustack.series.worktree import apply_to
 from xpustack.terminal.console import (
@@ -56,9 +56,8 @@ def apply(
                     series, problem = None, error
                 trees += series.trees if series is not None else ()
                 if problem is None:
-                    slugs = read_order(project, chosen.name)
-                    for stray in unlisted(project, chosen.name, slugs):
-                        progress(f"{chosen.name}: no line of the series names {stray}")
+                    for stray in unnamed(project):
+                        progress(f"no series names {stray}")
                 if problem is not None:
                     answer.fail(problem)
         rows = [

@@ -15,8 +15,8 @@ from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import PLAIN, LogEntry
 from xpustack.series.apply import forbidden
-from xpustack.series.diff import DiffError, parse_diff
-from xpustack.series.order import SLUG, SUFFIX
+from xpustack.series.diff import DiffError, parse_diff, without_ids
+from xpustack.series.order import SLUG, SUFFIX, read_patches
 from xpustack.series.overlay import KERNEL_HOME
 from xpustack.series.patch import (
     Step,
@@ -86,6 +86,7 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
         SeriesError: a commit cannot be a step.
     """
     git, release = work.git, work.state.release
+    patches = read_patches(project, release)
     step_commits: list[StepCommit] = []
     parent = base
     for commit in git.log(base, "HEAD"):
@@ -119,12 +120,13 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
         if "---" in text.splitlines():
             raise refuse("a line `---` ends a message in a mail: write another line")
         patched, added = _changes(work, parent, commit.id)
-        diff = git.diff(parent, commit.id, patched)
+        diff = without_ids(git.diff(parent, commit.id, patched))
         overlay = [path for path in added if not path.startswith(KERNEL_HOME + "/")]
         listed = [path for path in trailers.overlay if path in overlay]
         unlisted = [path for path in overlay if path not in listed]
         trailers = replace(trailers, overlay=(*listed, *unlisted))
-        path = project.series_dir(release) / (slug[1] + SUFFIX)
+        new = project.patches / slug[1] / (release + SUFFIX)
+        path = patches.get(slug[1], new)
         try:
             files = parse_diff(diff)
         except DiffError as error:

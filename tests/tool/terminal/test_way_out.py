@@ -63,7 +63,7 @@ def test_a_patch_that_git_never_knew_is_not_to_be_checked_out(
 ) -> None:
     track(stack)
     order = stack.project.series_dir("v1.0") / "series"
-    order.write_text(order.read_text() + "nothing-here.patch\n")
+    order.write_text(order.read_text() + "nothing-here/v1.0.patch\n")
     done = call("apply", "v1.0", "--offline")
     assert done.exit_code == 4, done.output
     assert "does not exist" in done.output and "checkout --" not in done.output
@@ -71,10 +71,10 @@ def test_a_patch_that_git_never_knew_is_not_to_be_checked_out(
 
 
 def test_apply_says_which_patches_it_leaves_out(stack: FakeStack, call: Call) -> None:
-    draft = stack.write("patches/v1.0/draft.patch", "not yet in the series\n")
+    draft = stack.write("patches/draft/v1.0.patch", "not yet in the series\n")
     done = call("apply", "v1.0", "--offline")
     assert done.exit_code == 0
-    assert f"v1.0: no line of the series names {draft}" in done.stderr
+    assert f"no series names {draft}" in done.stderr
 
 
 def test_a_step_before_a_bad_patch_can_be_applied(stack: FakeStack, call: Call) -> None:
@@ -85,9 +85,10 @@ def test_a_step_before_a_bad_patch_can_be_applied(stack: FakeStack, call: Call) 
 
 
 LINKED = {
-    "patch": "patches/v1.0/second.patch",
+    "patch": "patches/second/v1.0.patch",
     "order": "patches/v1.0/series",
     "series": "patches/v1.0",
+    "step": "patches/second",
     "patches": "patches",
     "overlay-file": "vllm_overlay/common/vllm/xpu/layer.py",
     "overlay-folder": "vllm_overlay/common/vllm/xpu",
@@ -168,8 +169,9 @@ def test_a_damaged_state_is_named_and_its_commits_can_be_saved(
     git(new, "fetch", "-q", str(work), "HEAD")
     git(new, "cherry-pick", "FETCH_HEAD")
     assert stack.save(new) == [
-        "new patches/v1.0/fourth.patch",
+        "new patches/fourth/v1.0.patch",
         "changed patches/v1.0/series",
+        "changed patches/v1.0/trees",
     ]
 
 
