@@ -24,6 +24,7 @@ from xpustack.commands import (
     index,
     once,
     pin,
+    rederive,
     refresh,
     save,
     site,
@@ -132,7 +133,13 @@ def _global_options(
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     DEPLOYER: (build.build, verify.verify, index.index, device.device),
-    CONTRIBUTOR: (apply.apply, save.save, check.check, export.export),
+    CONTRIBUTOR: (
+        apply.apply,
+        save.save,
+        rederive.rederive,
+        check.check,
+        export.export,
+    ),
     MAINTAINER: (
         status.status,
         stamp.stamp,

@@ -17,6 +17,7 @@ from xpustack.core.project import Project
 from xpustack.series.apply import trees
 from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM
 from xpustack.series.patch import load_series
+from xpustack.series.recorded import format_trees, trees_file
 from xpustack.series.save import save
 from xpustack.series.tree import Series, Tree
 from xpustack.series.worktree import apply_to
@@ -108,7 +109,13 @@ class FakeStack:
         return target
 
     def patch(self, slug: str, release: str = "v1.0") -> Path:
-        return self.project.series_dir(release) / f"{slug}.patch"
+        """The patch that a series names for a step, or would if it had the step."""
+        order = self.project.series_dir(release) / "series"
+        text = order.read_text(errors="replace") if order.is_file() else ""
+        own = f"{slug}/{release}.patch"
+        lines = text.splitlines()
+        name = next((line for line in lines if line.startswith(f"{slug}/")), own)
+        return self.project.patches / name
 
     def series(self, release: str = "v1.0") -> Series:
         return trees(
@@ -131,9 +138,13 @@ class FakeStack:
         return directory
 
     def save(
-        self, directory: Path, dry_run: bool = False, drop: tuple[str, ...] = ()
+        self,
+        directory: Path,
+        dry_run: bool = False,
+        drop: tuple[str, ...] = (),
+        **options,
     ) -> list[str]:
-        stale = save(self.project, self.cache, directory, dry_run, drop=drop)
+        stale = save(self.project, self.cache, directory, dry_run, drop=drop, **options)
         return [f"{file.kind} {file.path}" for file in stale]
 
     def step(
@@ -170,6 +181,24 @@ class FakeStack:
             "Kernels: decode\n",
             release,
         )
+
+    def split(self, slug: str, release: str) -> Path:
+        """Give a release a variant of its own, with the text that it shared."""
+        shared = self.patch(slug, release)
+        own = shared.with_name(f"{release}.patch")
+        own.write_bytes(shared.read_bytes())
+        order = self.project.series_dir(release) / "series"
+        line = f"{slug}/{shared.name}\n"
+        order.write_text(order.read_text().replace(line, f"{slug}/{own.name}\n"))
+        return own
+
+    def rederive(self) -> None:
+        """Record the trees of every release, as after an edit by hand."""
+        for release in self.releases:
+            series = trees(Store(self.cache), self.project, release, recorded=False)
+            place = trees_file(self.project, release.name)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            place.write_bytes(format_trees(series.steps))
 
     def contents(self) -> dict[str, bytes]:
         """Every file of the project, by its relative path."""

@@ -14,6 +14,7 @@ from xpustack.core.errors import StackError
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.series.apply import trees_before_failure
+from xpustack.series.order import unnamed
 from xpustack.series.tree import Series, Tree
 from xpustack.series.worktree import apply_to
 from xpustack.terminal.console import (
@@ -54,6 +55,9 @@ def apply(
                 except StackError as error:
                     series, problem = None, error
                 trees += series.trees if series is not None else ()
+                if problem is None:
+                    for stray in unnamed(project):
+                        progress(f"no series names {stray}")
                 if problem is not None:
                     answer.fail(problem)
         rows = [

@@ -21,9 +21,14 @@ def save(
         list[str] | None,
         typer.Option(help="A step that is to leave the series; repeatable."),
     ] = None,
+    alone: Annotated[
+        bool,
+        typer.Option(help="Change this release's steps alone, none of another."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write patches, overlay and trailers back from the commits in DIRECTORY.
+    """Write patches, overlay and trailers back from the commits in DIRECTORY, for all
+    releases that share the patches.
 
     A dry run that finds stale files ends with exit code 1."""
     with answering("save", as_json) as answer:
@@ -34,6 +39,7 @@ def save(
                 directory,
                 dry_run,
                 drop=tuple(drop or ()),
+                alone=alone,
                 progress=progress,
             )
         lines = [f"{file.kind} {file.path}" for file in stale]

@@ -31,7 +31,7 @@ BESIDE_THE_POINT = frozenset(
         "series.order",
         "series.overlay",
         "series.patch",
-        "series.rederive",
+        "series.recorded",
         "series.tree",
         # These report and decide nothing.
         "core.errors",

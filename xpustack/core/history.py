@@ -32,6 +32,11 @@ def current_commit(project: Project) -> str:
     return f"{name}, changed" if differs else name
 
 
+def tracked(project: Project, path: Path) -> bool:
+    """Whether git knows the file, so that it can take back an edit or a removal."""
+    return bool(_ask(project, "ls-files", "--error-unmatch", "--", str(path)))
+
+
 def addition_times(project: Project, folder: Path) -> dict[str, int]:
     """When each file below `folder` was first added, in seconds since 1970, by its
     path relative to the project. Files that are not committed are absent."""

@@ -118,10 +118,11 @@ def cover(
         " git repository, or on a clone at that tag:",
         "",
         "```sh",
-        "git am --keep-non-patch mails/*.patch",
+        "git am --keep-non-patch --keep-cr mails/*.patch",
         "```",
         "",
-        "Plain `git am` gives the same trees and drops the tags from the titles.",
+        "Without `--keep-non-patch` git drops the tags from the titles; without"
+        " `--keep-cr` it refuses a change of a file that has CRLF.",
         "",
         "## Before sending",
         "",

@@ -3,7 +3,7 @@
 pages that are made of it."""
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
 from xpustack.pages.parts import layer_steps
 from xpustack.series.apply import trees_before_failure
-from xpustack.series.order import SUFFIX
+from xpustack.series.order import SUFFIX, read_patches
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
 from xpustack.series.static import changed_lines, new_file_lines
@@ -113,8 +113,7 @@ def checked_statuses(
     today = int(now if now is not None else time.time()) // _DAY
     statuses = []
     for status in step_statuses(project, releases):
-        path = project.series_dir(status.release) / (status.step + SUFFIX)
-        committed = first_commits.get(path.relative_to(project.root).as_posix())
+        committed = _first(project, first_commits, status)
         statuses.append(
             msgspec.structs.replace(
                 status,
@@ -124,6 +123,17 @@ def checked_statuses(
             )
         )
     return statuses
+
+
+def _first(
+    project: Project, times: Mapping[str, int], status: StepStatus
+) -> int | None:
+    """When a step of a release was first committed. Until steps came to share patches,
+    each release had one of its own in its folder."""
+    own = project.series_dir(status.release) / (status.step + SUFFIX)
+    shared = read_patches(project, status.release)[status.step]
+    names = (path.relative_to(project.root).as_posix() for path in (own, shared))
+    return min((times[name] for name in names if name in times), default=None)
 
 
 def _checks(

@@ -43,7 +43,9 @@ from xpustack.refresh.work import (
 from xpustack.series.apply import trees
 from xpustack.series.order import BASE_ALONE, read_order, require_step
 from xpustack.series.patch import load_series
-from xpustack.series.save import StaleFile, save
+from xpustack.series.recorded import TREES, trees_file
+from xpustack.series.save import save
+from xpustack.series.staging import StaleFile
 from xpustack.series.tree import Series, StepTree
 from xpustack.series.worktree import BASE, BRANCH, Work
 
@@ -356,12 +358,17 @@ def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> 
     Raises:
         UsageError: the work repository holds older kernels or overlay files.
     """
-    folders = (project.series_dir(release.name), project.overlay / release.name)
+    own = trees_file(project, release.name), project.overlay / release.name
+    shared = (project.overlay, project.kernels)
     others = [
         str(file.path)
         for file in stale
-        if not any(
-            (project.root / file.path).is_relative_to(folder) for folder in folders
+        if not any((project.root / file.path).is_relative_to(place) for place in own)
+        and (
+            file.path.name == TREES
+            or any(
+                (project.root / file.path).is_relative_to(folder) for folder in shared
+            )
         )
     ]
     if others:
@@ -384,7 +391,7 @@ def _save(
     """Save the series, and remove those steps of `gone` that an earlier run wrote."""
     unwanted = set(read_order(project, work.state.release)) - set(slugs_of(work))
     drop = [slug for slug in gone if slug in unwanted]
-    return save(project, cache, work.git.work_tree, dry_run, drop=drop)
+    return save(project, cache, work.git.work_tree, dry_run, drop=drop, alone=True)
 
 
 def _write(

@@ -40,6 +40,7 @@ TOOL = (
     "series/order",
     "series/overlay",
     "series/patch",
+    "series/recorded",
     "series/tree",
     "series/worktree",
 )

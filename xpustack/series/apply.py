@@ -5,8 +5,10 @@ The ref of a step's commit is a hash of everything that goes into it, so looking
 series that is already in the store takes one git process. Nothing needs a work tree.
 """
 
+import contextlib
 import hashlib
 import shlex
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from xpustack.base.releases import Release
@@ -16,10 +18,11 @@ from xpustack.core.git import GitFailed
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit
-from xpustack.series.fit import check_fit, check_result
-from xpustack.series.order import position, read_order, redo
+from xpustack.series.fit import misfit
+from xpustack.series.order import position, read_patches, redo
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import Step, format_patch, load_step
+from xpustack.series.recorded import read_trees, require_recorded_tree
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 
 _FORMAT = b"xpustack tree 1\n"
@@ -34,12 +37,14 @@ def trees(
     offline: bool = False,
     progress: Progress = silent,
     upto: str | None = None,
+    recorded: bool = True,
 ) -> Series:
     """The base and every tree of a release's series.
 
     Args:
         upto: the last step to apply, by its slug, or `base` for none; None for the
             whole series.
+        recorded: insist on the recorded trees; what records them cannot.
 
     Raises:
         SourceError: the base is unavailable.
@@ -48,7 +53,13 @@ def trees(
         UsageError: there is no step `upto`.
     """
     series, problem = trees_before_failure(
-        store, project, release, offline=offline, progress=progress, upto=upto
+        store,
+        project,
+        release,
+        offline=offline,
+        progress=progress,
+        upto=upto,
+        recorded=recorded,
     )
     if problem is not None:
         raise problem
@@ -64,6 +75,7 @@ def trees_before_failure(
     offline: bool = False,
     progress: Progress = silent,
     upto: str | None = None,
+    recorded: bool = True,
 ) -> tuple[Series | None, StackError | None]:
     """As `trees`, but returns the trees before the first failure, and the failure;
     the series is None if not even the base is available.
@@ -74,26 +86,33 @@ def trees_before_failure(
     series: Series | None = None
     try:
         steps, malformed = _well_formed(project, release.name, upto)
+        ids = read_trees(project, release.name) if recorded else {}
         base = store.base(release, offline=offline, progress=progress)
         series = Series(BaseTree(release, base.id, base.tree))
         commits = store.refs()
         new_files = NewFiles(project)
-        for step in steps:
-            files = new_files.of(step)
-            ref = _ref(series.tip.commit, step, files)
-            commit = commits.get(ref)
-            if commit is None:
-                progress(f"applying {release.name} {step.slug}")
-                with (
-                    store.writing(progress) as writer,
-                    store.cache.scratch() as scratch,
-                ):
-                    commit = _apply(writer, series.tip, step, files, scratch)
+        with contextlib.ExitStack() as stack:
+            writer: Writer | None = None
+            for step in steps:
+                files = new_files.of(step)
+                ref = _ref(series.tip.commit, step, files)
+                commit = commits.get(ref)
+                if commit is None:
+                    progress(f"applying {release.name} {step.slug}")
+                    if writer is None:
+                        writer = stack.enter_context(store.writing(progress))
+                        writer.read_tree(series.tip.tree_id)
+                    with store.cache.scratch() as scratch:
+                        commit = _apply(writer, series.tip, step, files, scratch)
                     writer.keep(ref, commit)
-            changed = tuple(sorted({*step.touched, *files}))
-            added = tuple(sorted(files))
-            tree = StepTree(step, *commit, series.tip, changed, added)
-            series = series.followed_by(tree)
+                elif writer is not None:
+                    writer.read_tree(commit.tree)
+                if recorded:
+                    require_recorded_tree(project, step, commit.tree, ids)
+                changed = tuple(sorted({*step.touched, *files}))
+                added = tuple(sorted(files))
+                tree = StepTree(step, *commit, series.tip, changed, added)
+                series = series.followed_by(tree)
     except EnvironmentProblem:
         raise
     except StackError as error:
@@ -105,20 +124,21 @@ def _well_formed(
     project: Project, release: str, upto: str | None
 ) -> tuple[list[Step], StackError | None]:
     """The steps of a series before the first malformed one, and its error."""
-    slugs = read_order(project, release)
+    patches = read_patches(project, release)
+    slugs = list(patches)
     if upto is not None:
         slugs = slugs[: position(slugs, upto, release)]
     steps: list[Step] = []
     for slug in slugs:
         try:
-            steps.append(load_step(project, release, slug))
+            steps.append(load_step(release, patches[slug]))
         except SeriesError as error:
             return steps, error
     return steps, None
 
 
 def commit_message(step: Step) -> str:
-    """A step's message with a line for the slug, which is a patch's file name."""
+    """A step's message with a line for the slug, which is a patch's folder."""
     return f"{step.text}Step: {step.slug}\n"
 
 
@@ -140,25 +160,16 @@ def _apply(
     files: dict[str, NewFile],
     scratch: Path,
 ) -> Commit:
-    writer.read_tree(parent.tree_id)
-    entries = writer.entries()
+    """Apply a step to the index of `writer`, which holds the tree before."""
     for file in step.files:
         _check_allowed(step, file.path)
-    contents = writer.blobs(
-        entries[file.path].blob for file in step.files if file.path in entries
-    )
-    for file in step.files:
-        entry = entries.get(file.path)
-        check_fit(step, file, entry, contents[entry.blob] if entry else b"")
     if step.diff:
-        _apply_diff(writer, step)
-        after = writer.entries()
-        for file in step.files:
-            check_result(step, file, after.get(file.path))
+        _apply_diff(writer, parent, step)
+    present = _present(writer, parent, files)
     for path, new_file in files.items():
         _check_allowed(step, path)
         parents = (str(parent) for parent in PurePosixPath(path).parents)
-        if clash := next((name for name in (path, *parents) if name in entries), None):
+        if clash := next((name for name in (path, *parents) if name in present), None):
             raise ApplyError(
                 f"the tree already has {clash}: there the change is a patch",
                 release=step.release,
@@ -173,18 +184,32 @@ def _apply(
     return writer.commit(parent.commit, commit_message(step))
 
 
-def _apply_diff(writer: Writer, step: Step) -> None:
+def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:
+    """Those of `paths`, and of the paths above them, that are files of a tree."""
+    names = {
+        str(name)
+        for path in paths
+        for name in (PurePosixPath(path), *PurePosixPath(path).parents)
+        if name.name
+    }
+    return names & writer.listed(parent.tree_id, sorted(names))
+
+
+def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
     try:
+        if created := next((file for file in step.files if file.creates), None):
+            raise SeriesError(
+                "a patch may not create a file: bring it as overlay",
+                release=step.release,
+                step=step.slug,
+                path=created.path,
+                hint=redo(step.release, step.path),
+            )
         writer.apply(step.diff)
     except GitFailed as error:
-        raise ApplyError(
-            "git refuses the patch",
-            release=step.release,
-            step=step.slug,
-            path=step.path,
-            detail=error.stderr,
-            hint=redo(step.release, step.path),
-        ) from None
+        entries = writer.files(parent.tree_id, step.touched)
+        contents = writer.blobs(entry.blob for entry in entries.values())
+        raise misfit(step, entries, contents, error.stderr) from None
 
 
 def _check_allowed(step: Step, path: str) -> None:

@@ -15,10 +15,16 @@ from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import PLAIN, LogEntry
 from xpustack.series.apply import forbidden
-from xpustack.series.diff import DiffError, parse_diff
-from xpustack.series.order import SLUG, SUFFIX
+from xpustack.series.diff import DiffError, parse_diff, without_ids
+from xpustack.series.order import SLUG, SUFFIX, read_patches
 from xpustack.series.overlay import KERNEL_HOME
-from xpustack.series.patch import Step, split_text, trailer_problems
+from xpustack.series.patch import (
+    Step,
+    format_patch,
+    parse_patch,
+    split_text,
+    trailer_problems,
+)
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
@@ -80,19 +86,23 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
         SeriesError: a commit cannot be a step.
     """
     git, release = work.git, work.state.release
+    patches = read_patches(project, release)
     step_commits: list[StepCommit] = []
     parent = base
     for commit in git.log(base, "HEAD"):
         subject = commit.message.partition("\n")[0]
 
         def refuse(
-            problem: str, commit: LogEntry = commit, subject: str = subject
+            problem: str,
+            *detail: str,
+            commit: LogEntry = commit,
+            subject: str = subject,
         ) -> SeriesError:
             return SeriesError(
                 problem,
                 release=release,
                 path=git.work_tree,
-                detail=[f"commit {commit.id[:12]} {subject}"],
+                detail=[f"commit {commit.id[:12]} {subject}", *detail],
                 hint=f"git -C {quoted(work)} rebase -i base",
             )
 
@@ -107,18 +117,25 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
             subject, text, trailers = split_text(STEP_LINE.sub("", commit.message))
         except ValueError as error:
             raise refuse(str(error)) from None
+        if "---" in text.splitlines():
+            raise refuse("a line `---` ends a message in a mail: write another line")
         patched, added = _changes(work, parent, commit.id)
-        diff = git.diff(parent, commit.id, patched)
+        diff = without_ids(git.diff(parent, commit.id, patched))
         overlay = [path for path in added if not path.startswith(KERNEL_HOME + "/")]
         listed = [path for path in trailers.overlay if path in overlay]
         unlisted = [path for path in overlay if path not in listed]
         trailers = replace(trailers, overlay=(*listed, *unlisted))
-        path = project.series_dir(release) / (slug[1] + SUFFIX)
+        new = project.patches / slug[1] / (release + SUFFIX)
+        path = patches.get(slug[1], new)
         try:
             files = parse_diff(diff)
         except DiffError as error:
             raise refuse(f"{error.message} ({error.path})") from None
         step = Step(release, slug[1], path, subject, text, trailers, diff, files)
+        try:
+            parse_patch(release, path, format_patch(step))
+        except SeriesError as error:
+            raise refuse(error.message, *error.detail) from None
         problems = trailer_problems(step)
         problems += [f"{name}: {why}" for name in patched if (why := forbidden(name))]
         problems += [

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads `git diff --full-index --binary`: files, blob ids, hunks.
+"""Reads what `git diff --full-index --binary` writes: files and hunks.
 
 `git diff` documents the format under "Generating patch text". The parser accepts only
 what a step may contain; anything else is a `DiffError`.
 
-No library does this: unidiff drops blob ids and reads only text, whatthepatch drops
-modes and hunk headers, and both accept overlapping hunks and text after the last hunk.
+A step's own diff has no lines of blob ids: several releases share it, and their blobs
+differ.
+
+No library does this: unidiff reads only text, whatthepatch drops modes and hunk
+headers, and both accept overlapping hunks and text after the last hunk.
 """
 
 import re
@@ -13,8 +16,11 @@ from dataclasses import dataclass
 
 _FILE = re.compile(rb'diff --git (?:a/(.+) b/\1|(".*))')
 _INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
+_PLACE = re.compile(rb"^@@ .*$", re.MULTILINE)
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
-NO_BLOB = "0" * 40
+_IDS = re.compile(
+    rb"^index [0-9a-f]+\.\.[0-9a-f]+(?: \d+)?\n(?!GIT binary patch)", re.MULTILINE
+)
 
 
 class DiffError(ValueError):
@@ -60,27 +66,11 @@ class Hunk:
 
 @dataclass(frozen=True)
 class FileDiff:
-    """The change of one file.
-
-    `old_id` and `new_id` are 40-hex blob ids, `NO_BLOB` where the file is absent
-    and empty where only the mode changes. Modes are such as `100644`, empty
-    where absent.
-    """
+    """The change of one file. `creates` says that the tree before lacks it."""
 
     path: str
-    old_id: str
-    new_id: str
-    old_mode: str
-    new_mode: str
+    creates: bool
     hunks: tuple[Hunk, ...]
-
-    @property
-    def creates(self) -> bool:
-        return self.old_id == NO_BLOB
-
-    @property
-    def deletes(self) -> bool:
-        return self.new_id == NO_BLOB
 
     @property
     def changed(self) -> int:
@@ -88,13 +78,24 @@ class FileDiff:
         return sum(hunk.changed for hunk in self.hunks)
 
 
+def without_ids(diff: bytes) -> bytes:
+    """A diff without its lines of blob ids. A binary change keeps them, because git
+    applies none without."""
+    return _IDS.sub(b"", diff)
+
+
+def without_places(diff: bytes) -> bytes:
+    """A diff without the line numbers of its hunks, and what git shows behind them."""
+    return _PLACE.sub(b"@@", diff)
+
+
 def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
     """The files of a diff, in its order.
 
     Raises:
         DiffError: bytes outside a file's diff, a path that leaves the tree or
-            occurs twice, a blob id that is not 40 hex digits, hunks that
-            overlap or whose headers do not count their lines.
+            occurs twice, hunks that overlap or whose headers do not count
+            their lines.
     """
     reader = _Reader(diff)
     files: list[FileDiff] = []
@@ -161,41 +162,30 @@ def _file(reader: _Reader) -> FileDiff:
     path = header[1].decode("utf-8", "replace")
     if problem := path_problem(path):
         raise DiffError(problem, start, path)
-    old_mode, new_mode = _modes(reader)
+    created, deleted, changed = _modes(reader)
     for word in (b"similarity ", b"rename ", b"copy "):
         if reader.take_after(word) is not None:
             raise DiffError("renames and copies are not allowed", start, path)
-    ids = ("", "")
-    if reader.peek().startswith(b"index "):
-        index = _INDEX.fullmatch(reader.take())
-        if index is None or not len(index[1]) == len(index[2]) == 40:
-            raise DiffError(
-                "the index line lacks 40-digit blob ids", reader.number - 1, path
-            )
-        ids = (index[1].decode(), index[2].decode())
-        if index[3] is not None:
-            old_mode = new_mode = index[3].decode()
-    elif not (old_mode and new_mode):
-        raise DiffError("the index line is missing", reader.number, path)
+    if reader.peek().startswith(b"index ") and not _INDEX.fullmatch(reader.take()):
+        raise DiffError("malformed line of blob ids", reader.number - 1, path)
     if reader.peek() == b"GIT binary patch":
         _skip_binary(reader)
-        return FileDiff(path, *ids, old_mode, new_mode, ())
-    _names(reader, path, absent=(not old_mode, not new_mode))
+        return FileDiff(path, created, ())
+    _names(reader, path, absent=(created, deleted))
     hunks = _hunks(reader, path)
-    if ids != ("", "") and not hunks and old_mode and new_mode:
+    if not hunks and not (created or deleted or changed):
         raise DiffError("the file has no hunk", reader.number, path)
-    return FileDiff(path, *ids, old_mode, new_mode, hunks)
+    return FileDiff(path, created, hunks)
 
 
-def _modes(reader: _Reader) -> tuple[str, str]:
-    """The modes that the extended header states; "" for an absent file."""
-    if (mode := reader.take_after(b"new file mode ")) is not None:
-        return "", mode
-    if (mode := reader.take_after(b"deleted file mode ")) is not None:
-        return mode, ""
-    if (old := reader.take_after(b"old mode ")) is not None:
-        return old, reader.take_after(b"new mode ") or ""
-    return "", ""
+def _modes(reader: _Reader) -> tuple[bool, bool, bool]:
+    """Whether the extended header creates the file, deletes it, or changes its mode."""
+    created = reader.take_after(b"new file mode ") is not None
+    deleted = reader.take_after(b"deleted file mode ") is not None
+    changed = reader.take_after(b"old mode ") is not None
+    if changed:
+        reader.take_after(b"new mode ")
+    return created, deleted, changed
 
 
 def _names(reader: _Reader, path: str, absent: tuple[bool, bool]) -> None:

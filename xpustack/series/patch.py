@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The steps of a release: reads and writes their patch files.
 
-A step is a file `patches/<release>/<slug>.patch`: `Subject: [PATCH] ...`, the
-message, the trailers, a line `---`, and `git diff --full-index --binary`, which
-may be empty. A file must be byte for byte as `format_patch` writes it, so that the
-diff of a refresh shows only real changes.
+A step is a file `patches/<slug>/<release>.patch`, which releases share: `Subject:
+[PATCH] ...`, the message, the trailers, a line `---`, and `git diff` without lines of
+blob ids, which may be empty. A file must be byte for byte as `format_patch` writes it,
+so that the diff of a refresh shows only real changes.
 """
 
 import difflib
@@ -16,8 +16,8 @@ from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.git import GitFailed, mailinfo
 from xpustack.core.project import Project
-from xpustack.series.diff import DiffError, FileDiff, parse_diff
-from xpustack.series.order import SUFFIX, read_order, redo
+from xpustack.series.diff import DiffError, FileDiff, parse_diff, without_ids
+from xpustack.series.order import read_patches, redo
 
 _TRAILER = re.compile(
     r"(Upstream-Status|Related|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
@@ -74,8 +74,9 @@ class Trailers:
 class Step:
     """One change of the size of one upstream pull request.
 
-    `path` is its patch; `message` is the text between subject and trailers;
-    `diff` starts with `diff --git` or is empty; `files` is the parsed diff.
+    `path` is its patch, which other releases may share; `message` is the text between
+    subject and trailers; `diff` starts with `diff --git` or is empty; `files` is the
+    parsed diff.
     """
 
     release: str
@@ -182,14 +183,35 @@ def trailer_problems(step: Step) -> list[str]:
 
 
 def read_patch(release: str, path: Path) -> Step:
-    """Read a step's patch with `git mailinfo -b`, without checking its trailers.
+    """Read a step's patch, without checking its trailers.
 
     Raises:
-        SeriesError: the file is missing, is not as this tool writes it, or its diff
-            is malformed; `path` is `<file>:<line>` where known.
+        SeriesError: the file is missing, or as `parse_patch`.
         EnvironmentProblem: the file cannot be read.
     """
-    slug = path.name.removesuffix(SUFFIX)
+    slug = path.parent.name
+    try:
+        mail = read_file(path, path.parents[2], SeriesError, release=release, step=slug)
+    except FileNotFoundError:
+        raise SeriesError(
+            "the series names a patch that does not exist",
+            release=release,
+            step=slug,
+            path=path,
+            hint=redo(release, path),
+        ) from None
+    return parse_patch(release, path, mail)
+
+
+def parse_patch(release: str, path: Path, mail: bytes) -> Step:
+    """The step of a patch with the content `mail`, as `git mailinfo -b` reads it; its
+    trailers are not checked.
+
+    Raises:
+        SeriesError: it is not as this tool writes it, or its diff is malformed; `path`
+            is `<file>:<line>` where known.
+    """
+    slug = path.parent.name
 
     def refuse(message: str, line: int | None = None, detail: str = "") -> SeriesError:
         return SeriesError(
@@ -201,15 +223,11 @@ def read_patch(release: str, path: Path) -> Step:
             hint=redo(release, path),
         )
 
-    try:
-        mail = read_file(path, path.parents[2], SeriesError, release=release, step=slug)
-    except FileNotFoundError:
-        raise refuse("the series names a patch that does not exist") from None
-    if b"\r" in mail:
-        line = mail[: mail.index(b"\r")].count(b"\n") + 1
-        raise refuse("the patch has carriage returns: lines end with LF alone", line)
     head, mark, diff = mail.partition(b"\n---\n")
     offset = head.count(b"\n") + 2
+    if b"\r" in head:
+        line = head[: head.index(b"\r")].count(b"\n") + 1
+        raise refuse("the message has a carriage return: lines end with LF alone", line)
     if not mark:
         raise refuse("the line `---` between message and diff is missing")
     try:
@@ -219,6 +237,8 @@ def read_patch(release: str, path: Path) -> Step:
         raise refuse("the message is not UTF-8", line) from None
     if diff and not diff.startswith(b"diff --git "):
         raise refuse("the diff does not follow the line `---`", offset + 1)
+    if without_ids(diff) != diff:
+        raise refuse("the diff has lines of blob ids, which differ between releases")
     try:
         files = parse_diff(diff)
     except DiffError as error:
@@ -255,21 +275,22 @@ def load_series(project: Project, release: str) -> list[Step]:
         SeriesError: the first problem of the order file, a patch or a trailer.
             `static.check_static` lists all problems.
     """
-    return [load_step(project, release, slug) for slug in read_order(project, release)]
+    patches = read_patches(project, release).values()
+    return [load_step(release, path) for path in patches]
 
 
-def load_step(project: Project, release: str, slug: str) -> Step:
-    """One step of a release, with its trailers checked.
+def load_step(release: str, path: Path) -> Step:
+    """The step of a release that has the patch `path`, with its trailers checked.
 
     Raises:
         SeriesError: the patch or a trailer is malformed.
     """
-    step = read_patch(release, project.series_dir(release) / (slug + SUFFIX))
+    step = read_patch(release, path)
     if problems := trailer_problems(step):
         raise SeriesError(
             problems[0],
             release=release,
-            step=slug,
+            step=step.slug,
             path=step.path,
             detail=problems[1:],
             hint=f"correct it in {step.path}, then xpustack check --static",

@@ -16,6 +16,7 @@ from xpustack.base.releases import Release
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
+from xpustack.series.diff import without_places
 from xpustack.series.overlay import NewFiles
 from xpustack.series.patch import Step, format_patch
 
@@ -53,7 +54,8 @@ class Change:
 
 
 def step_digests(project: Project, steps: Sequence[Step]) -> dict[str, str]:
-    """The sha256 of each step's patch, overlay files and kernels, in order.
+    """The sha256 of each step's patch, overlay files and kernels, in order. Where the
+    hunks of the patch are does not count: releases share it, and its lines move.
 
     Args:
         steps: a whole series.
@@ -66,7 +68,8 @@ def step_digests(project: Project, steps: Sequence[Step]) -> dict[str, str]:
     for step in steps:
         digest = hashlib.sha256()
         files = {path: file.content for path, file in new_files.of(step).items()}
-        for name, content in [("", format_patch(step)), *sorted(files.items())]:
+        patch = without_places(format_patch(step))
+        for name, content in [("", patch), *sorted(files.items())]:
             digest.update(f"{len(name)} {len(content)} {name}".encode() + content)
         digests[step.slug] = digest.hexdigest()
     return digests

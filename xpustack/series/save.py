@@ -6,27 +6,23 @@ as the commits.
 """
 
 import re
-import shutil
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from xpustack.base import releases
+from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.cache import Cache, atomic_file
-from xpustack.core.errors import SeriesError, UsageError, relocated
-from xpustack.core.files import links_below, without_link
+from xpustack.core.cache import Cache
+from xpustack.core.errors import ApplyError, SeriesError, UsageError, relocated
 from xpustack.core.progress import Progress, silent
-from xpustack.core.project import RELEASES_FILE, Project
-from xpustack.series.apply import trees
+from xpustack.core.project import Project
+from xpustack.series.apply import trees, trees_before_failure
 from xpustack.series.commits import StepCommit, commits_since, quoted, require_end
 from xpustack.series.order import (
     ORDER,
-    SUFFIX,
-    format_order,
     position,
     read_order,
+    read_patches,
     require_step,
 )
 from xpustack.series.overlay import (
@@ -36,9 +32,13 @@ from xpustack.series.overlay import (
     TRITON_IN_VLLM,
     kernel_package,
 )
-from xpustack.series.patch import Step, format_patch, load_step
-from xpustack.series.rederive import rederive
+from xpustack.series.patch import load_series
+from xpustack.series.recorded import format_trees, trees_file
+from xpustack.series.revision import step_digests
+from xpustack.series.sharing import Sharing, chosen_texts
+from xpustack.series.staging import StaleFile, compare, files_below, stage, write
 from xpustack.series.tree import Series
+from xpustack.series.variants import head, read_texts, write_texts
 from xpustack.series.worktree import (
     Work,
     link_objects,
@@ -54,17 +54,6 @@ _LEGEND = (
 )
 
 
-@dataclass(frozen=True)
-class StaleFile:
-    """A file of the project that differs from the commits.
-
-    `path` is relative to the project's root.
-    """
-
-    path: Path
-    kind: Literal["new", "changed", "removed"]
-
-
 def save(
     project: Project,
     cache: Cache,
@@ -72,14 +61,18 @@ def save(
     dry_run: bool = False,
     *,
     drop: Collection[str] = (),
+    alone: bool = False,
     progress: Progress = silent,
 ) -> list[StaleFile]:
     """Write a release's series back from the commits in `directory`.
 
-    After `apply --upto`, the later steps of the project are re-derived on top.
+    A changed step changes for all releases that share its patch; one that cannot take
+    the change keeps the old patch as a variant of its own. After `apply --upto`, the
+    later steps stay as they are.
 
     Args:
         drop: the slugs of the steps to remove from the series.
+        alone: change no other release's steps.
 
     Returns:
         The files that were stale, sorted; `dry_run` writes none of them.
@@ -90,6 +83,7 @@ def save(
             `drop` does not name it, or has one although `drop` names it.
         SeriesError: a commit cannot be a step.
         ApplyError: a step after the last commit no longer fits.
+        SourceError: the base of a release that shares a changed step is unavailable.
     """
     work = open_work(directory)
     pinned = releases.load(project)
@@ -121,33 +115,48 @@ def save(
             hint=start_over(release.name, directory),
         )
     commits = commits_since(work, project, base.id)
+    texts = read_texts(project, pinned.names)
     with cache.scratch() as scratch:
-        staged = _stage(project, scratch)
-        steps = [commit.step for commit in commits]
-        later = _later(project, work, steps)
-        _require_dropped(project, work, [*steps, *later], drop)
+        staged = stage(project, scratch)
+        later = _later(project, work, commits)
+        slugs = [*(commit.step.slug for commit in commits), *later]
+        _require_dropped(project, work, slugs, drop)
         with relocated(staged.root, project.root):
-            _put_steps(staged, release.name, steps)
             for commit in commits:
-                _put_added(project, staged, commit)
-            series = trees(store, staged, release, progress=progress)
-            _require_same(store, work, commits, series)
-            steps += rederive(store, staged, series.tip, steps, later)
-            _put_steps(staged, release.name, steps)
-        _drop_unused(project, staged, release.name, steps)
-        stale = _compare(project, staged)
+                _put_added(staged, pinned.names, commit)
+            before = texts.get(release.name, {})
+            own = chosen_texts(work.git, scratch, commits, texts, release.name)
+            own |= {slug: before[slug] for slug in later}
+            changed = {slug: own[slug] for slug in own if own[slug] != before.get(slug)}
+            after = {**texts, release.name: own}
+            write_texts(staged, after)
+            trees_of = {release.name: _applied(store, work, staged, release, commits)}
+            if not alone:
+                sharing = Sharing(store, staged, pinned, release.name, texts, progress)
+                trees_of |= sharing.give(changed, after)
+            _drop_unused(project, staged, pinned.names, release.name)
+            for other in pinned:
+                if other.name not in trees_of and _brings_changed(
+                    project, staged, other.name
+                ):
+                    trees_of[other.name] = trees(
+                        store, staged, other, progress=progress, recorded=False
+                    )
+            for name, series in trees_of.items():
+                place = trees_file(staged, name)
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(format_trees(series.steps))
+        stale = compare(project, staged)
         if not dry_run:
-            _write(project, staged, stale)
+            write(project, staged, stale)
     return stale
 
 
-def _later(project: Project, work: Work, committed: list[Step]) -> list[Step]:
-    """After `apply --upto`, the project's steps that are not in the directory. The
-    patch of a step that has a commit there is not read: it may be malformed.
+def _later(project: Project, work: Work, commits: list[StepCommit]) -> list[str]:
+    """After `apply --upto`, the project's steps that are not in the directory.
 
     Raises:
         UsageError: the series lost the step up to which the directory was made.
-        SeriesError: a later step is malformed.
     """
     release, upto = work.state.release, work.state.upto
     if upto is None:
@@ -162,24 +171,52 @@ def _later(project: Project, work: Work, committed: list[Step]) -> list[Step]:
             path=project.series_dir(release) / ORDER,
             hint=start_over(release, work.git.work_tree),
         ) from None
-    present = {step.slug for step in committed}
-    return [
-        load_step(project, release, slug)
-        for slug in order[begin:]
-        if slug not in present
-    ]
+    present = {commit.step.slug for commit in commits}
+    return [slug for slug in order[begin:] if slug not in present]
+
+
+def _applied(
+    store: Store,
+    work: Work,
+    staged: Project,
+    release: Release,
+    commits: list[StepCommit],
+) -> Series:
+    """The trees of the staged series; the first ones are those of the commits.
+
+    Raises:
+        ApplyError: a later step does not fit.
+        SeriesError: a tree is not that of its commit.
+    """
+    series, problem = trees_before_failure(store, staged, release, recorded=False)
+    if series is not None:
+        _require_same(store, work, commits, series)
+    later = series is not None and len(series.steps) >= len(commits)
+    if later and isinstance(problem, ApplyError):
+        problem.message = "the step does not fit the changed steps before it: " + (
+            problem.message
+        )
+        problem.hint = (
+            f"xpustack apply {release.name} --to NEW (without --upto), change the early"
+            " step there with git rebase -i base, xpustack save NEW"
+        )
+    if problem is not None:
+        raise problem
+    assert series is not None, "without a base there is a problem"
+    return series
 
 
 def _require_dropped(
-    project: Project, work: Work, steps: Iterable[Step], drop: Collection[str]
+    project: Project, work: Work, after: Collection[str], drop: Collection[str]
 ) -> None:
-    """Require that exactly the steps in `drop` disappear from the series.
+    """Require that exactly the steps in `drop` disappear from the series, which is to
+    have those in `after`.
 
     Raises:
         UsageError: another step disappears, or a step in `drop` does not.
     """
     release, place = work.state.release, quoted(work)
-    before, after = read_order(project, release), {step.slug for step in steps}
+    before = read_order(project, release)
     for slug in drop:
         if slug in after:
             raise UsageError(
@@ -203,49 +240,11 @@ def _require_dropped(
         )
 
 
-def _stage(project: Project, scratch: Path) -> Project:
-    """A copy of the folders that `save` may change; it changes the copy first.
-
-    Raises:
-        SeriesError: there is a link in them.
-    """
-    for folder in (project.patches, project.overlay, project.kernels):
-        for link in links_below(folder):
-            raise SeriesError(
-                "this is a symbolic link, and links are not followed",
-                path=link,
-                hint=without_link(link),
-            )
-    staged = Project(scratch)
-    shutil.copyfile(project.releases_file, scratch / RELEASES_FILE)
-    for source in (project.patches, project.overlay, project.kernels):
-        if source.is_dir():
-            shutil.copytree(
-                source,
-                scratch / source.relative_to(project.root),
-                ignore=shutil.ignore_patterns("__pycache__"),
-            )
-    return staged
-
-
-def _put_steps(staged: Project, release: str, steps: Iterable[Step]) -> None:
-    """Write the patches and the order file of a series; other files stay."""
-    directory = staged.series_dir(release)
-    for slug in read_order(staged, release):
-        (directory / (slug + SUFFIX)).unlink(missing_ok=True)
-    directory.mkdir(parents=True, exist_ok=True)
-    slugs = []
-    for step in steps:
-        (directory / (step.slug + SUFFIX)).write_bytes(format_patch(step))
-        slugs.append(step.slug)
-    (directory / ORDER).write_bytes(format_order(slugs))
-
-
-def _put_added(project: Project, staged: Project, commit: StepCommit) -> None:
+def _put_added(staged: Project, names: Iterable[str], commit: StepCommit) -> None:
     """Write a commit's new files to the staged overlay and kernels."""
     for path, content in commit.added.items():
         if not path.startswith(KERNEL_HOME + "/"):
-            target = _overlay_target(staged, commit.step.release, path, content)
+            target = _overlay_target(staged, names, commit.step.release, path, content)
         else:
             name = path.removeprefix(KERNEL_HOME + "/")
             target = kernel_package(staged) / name
@@ -265,47 +264,63 @@ def _put_added(project: Project, staged: Project, commit: StepCommit) -> None:
         target.write_bytes(content)
 
 
-def _overlay_target(staged: Project, release: str, path: str, content: bytes) -> Path:
+def _overlay_target(
+    staged: Project, others: Iterable[str], release: str, path: str, content: bytes
+) -> Path:
     """The place for an overlay file: the release's folder if it has the file, or if
-    another release relies on a different common one; else `common`."""
+    one of `others` relies on a different common one; else `common`."""
     own, common = staged.overlay / release / path, staged.overlay / COMMON / path
     if own.is_file():
         return own
     if common.is_file() and common.read_bytes() != content:
-        for other in staged.patches.iterdir():
-            relies = not (staged.overlay / other.name / path).is_file()
-            if other.name != release and relies and path in _overlaid(other):
+        for other in others:
+            relies = not (staged.overlay / other / path).is_file()
+            if other != release and relies and path in _overlaid(staged, other):
                 return own
     return common
 
 
 def _drop_unused(
-    project: Project, staged: Project, release: str, steps: Iterable[Step]
+    project: Project, staged: Project, names: Iterable[str], release: str
 ) -> None:
     """Remove staged overlay files that the release added before and that no series
     adds now."""
-    before = _overlaid(project.series_dir(release))
-    after = {path for step in steps for path in step.trailers.overlay}
-    for path in before - after:
+    for path in _overlaid(project, release) - _overlaid(staged, release):
         (staged.overlay / release / path).unlink(missing_ok=True)
-        if not any(path in _overlaid(other) for other in staged.patches.iterdir()):
+        if not any(path in _overlaid(staged, other) for other in names):
             (staged.overlay / COMMON / path).unlink(missing_ok=True)
 
 
-def _overlaid(series: Path) -> set[str]:
-    """The overlay paths in the patches of a folder, which may be malformed."""
+def _overlaid(project: Project, release: str) -> set[str]:
+    """The overlay paths in the patches of a release, which may be malformed."""
     paths: set[str] = set()
-    for patch in series.glob("*" + SUFFIX):
-        head = patch.read_bytes().partition(b"\n---\n")[0].decode("utf-8", "replace")
-        paths.update(re.findall(r"^Overlay: (.+)$", head, re.MULTILINE))
+    for patch in read_patches(project, release).values():
+        text = head(patch.read_bytes() if patch.is_file() else b"")
+        lines = text.decode("utf-8", "replace")
+        paths.update(re.findall(r"^Overlay: (.+)$", lines, re.MULTILINE))
     return paths
+
+
+def _brings_changed(project: Project, staged: Project, release: str) -> bool:
+    """Whether the staged kernels or overlay files change what a release brings."""
+    folders = [Path(project.kernels.name)]
+    folders += [Path(project.overlay.name) / name for name in (COMMON, release)]
+    if all(
+        files_below(project.root, folder) == files_below(staged.root, folder)
+        for folder in folders
+    ):
+        return False
+    brought = [
+        step_digests(place, load_series(place, release)) for place in (project, staged)
+    ]
+    return brought[0] != brought[1]
 
 
 def _require_same(
     store: Store, work: Work, commits: list[StepCommit], series: Series
 ) -> None:
     """Require that the staged series gives the trees of the commits."""
-    for commit, tree in zip(commits, series.steps, strict=True):
+    for commit, tree in zip(commits, series.steps, strict=False):
         if commit.tree == tree.tree_id:
             continue
         link_objects(store, work.git)
@@ -319,42 +334,3 @@ def _require_same(
             + [f"{change.status}\t{change.path}" for change in changes[:10]],
             hint=f"git -C {quoted(work)} show --stat {commit.commit[:12]}",
         )
-
-
-def _compare(project: Project, staged: Project) -> list[StaleFile]:
-    stale = []
-    for folder in (project.patches, project.overlay, project.kernels):
-        relative = folder.relative_to(project.root)
-        before, after = _files(project.root, relative), _files(staged.root, relative)
-        for path in sorted(before.keys() | after.keys()):
-            if path not in after:
-                stale.append(StaleFile(path, "removed"))
-            elif path not in before:
-                stale.append(StaleFile(path, "new"))
-            elif before[path] != after[path]:
-                stale.append(StaleFile(path, "changed"))
-    return stale
-
-
-def _files(root: Path, relative: Path) -> dict[Path, bytes]:
-    return {
-        path.relative_to(root): path.read_bytes()
-        for path in (root / relative).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
-
-
-def _write(project: Project, staged: Project, stale: list[StaleFile]) -> None:
-    """Change the project to the staged state. New content is written first, then the
-    order file; files are removed last, so that a kill in between loses nothing."""
-    for file in sorted(stale, key=lambda file: (file.path.name == ORDER, file.path)):
-        target = project.root / file.path
-        if file.kind == "removed":
-            continue
-        mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-        with atomic_file(target) as output:
-            output.write((staged.root / file.path).read_bytes())
-        target.chmod(mode)
-    for file in stale:
-        if file.kind == "removed":
-            (project.root / file.path).unlink()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checks the series without a base: no checkout, no network."""
 
-import hashlib
 import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 from xpustack.base import releases
@@ -13,10 +13,10 @@ from xpustack.core.errors import StackError
 from xpustack.core.files import links_below, without_link
 from xpustack.core.project import Project
 from xpustack.series.apply import forbidden
-from xpustack.series.diff import NO_BLOB
-from xpustack.series.order import ORDER, SUFFIX, read_order, redo
+from xpustack.series.order import ORDER, SLUG, read_patches, redo, unnamed
 from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
 from xpustack.series.patch import Step, read_patch, trailer_problems
+from xpustack.series.recorded import TREES, read_trees, rederive_command
 from xpustack.series.revision import read_records, require_recorded
 
 LARGE = 500
@@ -62,7 +62,21 @@ def check_static(project: Project) -> list[SeriesProblem]:
     used: set[Path] = set()
     for release in pinned:
         problems += _series(project, release, used)
-    problems += _folders(project.patches, names, "a series of no pinned release")
+    steps = [path.name for path in project.patches.glob("*") if _is_step(path)]
+    problems += _folders(
+        project.patches, (*names, *steps), "a series of no pinned release"
+    )
+    for path in unnamed(project):
+        problems.append(
+            SeriesProblem(
+                None,
+                path.parent.name,
+                str(path),
+                "no series names the patch",
+                hint=f"rm {shlex.quote(str(path))}, or name it in the {ORDER} of a"
+                " release",
+            )
+        )
     problems += _folders(
         project.overlay, (*names, COMMON), "an overlay of no pinned release"
     )
@@ -125,25 +139,36 @@ def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[SeriesP
     release = pin.name
     directory = project.series_dir(release)
     try:
-        slugs = read_order(project, release)
+        patches = read_patches(project, release)
+        recorded = list(read_trees(project, release))
     except StackError as error:
         yield _problem(error, release)
         return
     for path in sorted(directory.glob("*")):
-        if path.name != ORDER and path.name.removesuffix(SUFFIX) not in slugs:
+        if path.name not in (ORDER, TREES):
             yield SeriesProblem(
                 release,
-                path.name.removesuffix(SUFFIX),
+                None,
                 str(path),
-                "the file is not in the series",
-                hint=f"rm {shlex.quote(str(path))}, or add its name to"
-                f" {directory / ORDER}",
+                f"a release's folder holds {ORDER} and {TREES} alone: a patch lies in"
+                " the folder of its step",
+                hint=f"rm {shlex.quote(str(path))}",
             )
+    if recorded != list(patches):
+        yield SeriesProblem(
+            release,
+            _first_difference(list(patches), recorded),
+            str(directory / TREES),
+            "the recorded trees are not those of the series: a step was moved, added or"
+            " dropped",
+            hint=f"git diff -- {shlex.quote(str(directory))} shows an edit; if it is"
+            f" meant: {rederive_command([release])}",
+        )
     state = _SeriesState(project, used, NewFiles(project))
     broken = False
-    for slug in slugs:
+    for path in patches.values():
         try:
-            step = read_patch(release, directory / (slug + SUFFIX))
+            step = read_patch(release, path)
         except StackError as error:
             broken = True
             yield _problem(error, release)
@@ -164,8 +189,8 @@ def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[SeriesP
 class _SeriesState:
     """The state of a series after some of its steps.
 
-    `owners` maps an overlay file or kernel to its step, `blobs` a path to its blob
-    after the last step; `used` holds the overlay files that steps name.
+    `owners` maps an overlay file or kernel to its step; `used` holds the overlay files
+    that steps name.
     """
 
     project: Project
@@ -173,7 +198,6 @@ class _SeriesState:
     new_files: NewFiles
     steps: list[Step] = field(default_factory=list)
     owners: dict[str, str] = field(default_factory=dict)
-    blobs: dict[str, str] = field(default_factory=dict)
 
 
 def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
@@ -212,13 +236,6 @@ def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
             )
         if file.path.startswith(KERNEL_HOME + "/"):
             yield report(f"{file.path}: kernels are changed in kernels/xpu_dsv4")
-        blob = state.blobs.get(file.path, file.old_id)
-        if file.old_id and blob != file.old_id:
-            yield report(
-                f"{file.path}: the patch was made on blob {file.old_id[:12]}, the steps"
-                f" before leave {blob[:12]}: the order is wrong or a step changed",
-            )
-        state.blobs[file.path] = file.new_id or blob
     names = [("overlay file", name) for name in trailers.overlay]
     names += [("kernel", name) for name in trailers.kernels]
     for kind, name in names:
@@ -234,9 +251,6 @@ def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
             state.used.add(new_file.source)
             if reason := forbidden(path):
                 yield report(f"{path}: {reason}")
-            if state.blobs.get(path, NO_BLOB) != NO_BLOB:
-                yield report(f"the tree already has {path}: patch it instead")
-            state.blobs[path] = _blob_id(new_file.content)
             if b"\r" in new_file.content:
                 yield SeriesProblem(
                     step.release,
@@ -271,6 +285,11 @@ def _folders(
             )
 
 
+def _is_step(folder: Path) -> bool:
+    """Whether a folder of `patches/` is that of a step."""
+    return bool(SLUG.fullmatch(folder.name)) and folder.is_dir()
+
+
 def _release_of(project: Project, path: Path, names: tuple[str, ...]) -> str | None:
     """The release in whose folder of patches or overlay a file is, if in any."""
     folders = path.relative_to(project.root).parts[1:2]
@@ -281,10 +300,10 @@ def _is_test(path: str) -> bool:
     return path.startswith("tests/")
 
 
-def _blob_id(content: bytes) -> str:
-    """The id that git gives to a blob."""
-    header = b"blob %d\0" % len(content)
-    return hashlib.sha1(header + content, usedforsecurity=False).hexdigest()
+def _first_difference(slugs: list[str], others: list[str]) -> str | None:
+    """The first step at which two orders differ."""
+    pairs = zip_longest(slugs, others)
+    return next((slug or other for slug, other in pairs if slug != other), None)
 
 
 def _problem(error: StackError, release: str | None) -> SeriesProblem:

@@ -153,6 +153,7 @@ def test_the_tip_is_built_once_and_every_test_runs_on_it(tiny):
 
 
 def test_a_broken_release_does_not_stop_the_others(stack):
+    stack.split("raise-value", "v2.0")
     patch = stack.patch("raise-value", "v1.0")
     patch.write_text(patch.read_text().replace("-VALUE = 1", "-VALUE = 3"))
     report = check(stack)

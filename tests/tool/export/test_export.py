@@ -170,7 +170,7 @@ def test_mails_apply_to_a_clean_archive_with_plain_git_am(
     assert git(clean, *trees) == git(ours, *trees)
     assert git(clean, "log", "-1", "--format=%s") == "Do raise-again\n"
     git(clean, "reset", "-q", "--hard", "HEAD~2")
-    git(clean, "am", "-q", "--keep-non-patch", *map(str, mails))
+    git(clean, "am", "-q", "--keep-non-patch", "--keep-cr", *map(str, mails))
     messages = "log", "-2", "--format=%an%B"
     assert git(clean, *messages) == git(ours, *messages)
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from fake_stack import FakeStack
 
+from xpustack.base import releases
 from xpustack.checks.results import Figure, Result
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
@@ -20,8 +21,8 @@ ROOT = Path(__file__).parents[3]
 def test_every_defect_names_a_step_and_tests_that_exist() -> None:
     project = Project(ROOT)
     tests: dict[str, str] = {}
-    for directory in sorted(project.patches.iterdir()):
-        for step in load_series(project, directory.name):
+    for name in releases.load(project).names:
+        for step in load_series(project, name):
             tests[step.slug] = (ROOT / str(step.trailers.test)).read_text()
     for defect in defects.defects(project):
         assert defect.step in tests, defect.id

@@ -90,6 +90,7 @@ def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     unknown = status.checked_statuses(stack.project, Cache(tmp_path / "none"), pinned)
     assert [(one.checks, one.age) for one in unknown] == [(None, None)] * 2
     assert status.long_cell(unknown[0]) == "2 lines, Pending, unknown, new"
+    stack.split("raise-value", "v2.0")
     run(stack.project, stack.cache, [pinned["v1.0"]], offline=True)
     root = stack.project.root
     git(root, "init", "-q")

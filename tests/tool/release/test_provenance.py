@@ -65,7 +65,7 @@ def test_it_names_base_steps_tool_and_machine(
     }
     parts = {part["name"]: part for part in definition["resolvedDependencies"]}
     assert parts["vllm-1.0.tar.gz"]["digest"]["sha256"] == shipped.release.sha256
-    patch = parts["patches/v1.0/bring-kernel.patch"]
+    patch = parts["patches/bring-kernel/v1.0.patch"]
     assert patch["annotations"] == {"kind": "patch", "step": "bring-kernel"}
     kernel = parts["kernels/xpu_dsv4/decode.py"]
     lands = "vllm/model_executor/kernels/xpu_dsv4/decode.py"

@@ -47,7 +47,7 @@ def test_its_own_model_reads_the_pedigree_back(
     assert [value.content for value in base.hashes] == [shipped.release.sha256]
     urls = {str(patch.diff.url) for patch in main.pedigree.patches}
     assert urls == {
-        f"patches/v1.0/{slug}.patch#sha256={digest(shipped.patch(slug))}"
+        f"patches/{slug}/v1.0.patch#sha256={digest(shipped.patch(slug))}"
         for slug in ("raise-value", "bring-kernel")
     }
 
@@ -56,8 +56,8 @@ def test_patches_stand_in_their_order(bill: dict[str, Any]):
     patches = bill["metadata"]["component"]["pedigree"]["patches"]
     names = [patch["diff"]["url"].partition("#")[0] for patch in patches]
     assert names == [
-        "patches/v1.0/raise-value.patch",
-        "patches/v1.0/bring-kernel.patch",
+        "patches/raise-value/v1.0.patch",
+        "patches/bring-kernel/v1.0.patch",
     ]
 
 

@@ -173,7 +173,9 @@ def test_a_missing_file_beside_the_wheel(judged, folder: Path, name: str):
 def test_a_provenance_that_lies(judged, folder: Path):
     statement = json.loads((folder / PROVENANCE).read_bytes())
     parts = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
-    patch = next(part for part in parts if part["name"].endswith("value.patch"))
+    patch = next(
+        part for part in parts if part["name"].startswith("patches/raise-value/")
+    )
     patch["digest"]["sha256"] = "0" * 64
     (folder / PROVENANCE).write_text(json.dumps(statement))
     problems = problems_by_file(judged())
@@ -186,7 +188,9 @@ def test_a_provenance_never_leads_out_of_the_checkout(
 ):
     statement = json.loads((folder / PROVENANCE).read_bytes())
     parts = statement["predicate"]["buildDefinition"]["resolvedDependencies"]
-    part = next(part for part in parts if part["name"].endswith("value.patch"))
+    part = next(
+        part for part in parts if part["name"].startswith("patches/raise-value/")
+    )
     part["name"] = str(tmp_path / "secret")
     (tmp_path / "secret").write_text("")
     (folder / PROVENANCE).write_text(json.dumps(statement))
@@ -217,6 +221,7 @@ def test_a_tampered_kernel_or_overlay_file(
     stack = shipped.copy(tmp_path / "stack")
     [wheel_file] = (stack.root / "dist/v1.0").glob("*.whl")
     flip(stack.project.root / name, -2)
+    stack.rederive()
     problems = problems_by_file(
         judge.verify(stack.project, stack.cache, wheel_file, offline=True)
     )
@@ -235,7 +240,7 @@ def test_a_tampered_patch(shipped: ShippedStack, tmp_path: Path):
     problems = problems_by_file(
         judge.verify(stack.project, stack.cache, wheel_file, offline=True)
     )
-    name = "patches/v1.0/raise-value.patch"
+    name = "patches/raise-value/v1.0.patch"
     assert "not the one that the wheel was built from" in problems[name]
     assert "series" not in problems
     patch.write_bytes(before.replace(b"OLD = 1", b"OLD = 7"))

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from calls import calling
 from fake_stack import ATTENTION, BASE, FakeStack, edited
 
 from xpustack.base import releases
@@ -21,6 +22,7 @@ from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, St
 from xpustack.core.project import Project
 from xpustack.series.apply import trees, trees_before_failure
 from xpustack.series.patch import Trailers, format_patch, load_series
+from xpustack.series.recorded import trees_file
 from xpustack.series.tree import Series
 
 
@@ -30,7 +32,8 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 
 
 def order(stack: FakeStack, *slugs: str) -> None:
-    stack.write("patches/v1.0/series", "".join(f"{slug}.patch\n" for slug in slugs))
+    lines = (f"{slug}/v1.0.patch\n" for slug in slugs)
+    stack.write("patches/v1.0/series", "".join(lines))
 
 
 def failure(stack: FakeStack) -> StackError:
@@ -171,11 +174,22 @@ def with_diff(stack: FakeStack, slug: str, old: str, new: str) -> None:
     path.write_text(text.replace(old, new))
 
 
-def test_an_offset_is_an_error(stack: FakeStack) -> None:
+def test_an_offset_gives_the_recorded_tree(stack: FakeStack) -> None:
+    before = [tree.tree_id for tree in stack.trees()]
     with_diff(stack, "first", "@@ -2,7 +2,7 @@", "@@ -3,7 +3,7 @@")
-    error = failure(stack)
-    assert "fits only with an offset of -1 lines" in error.message
-    assert (error.step, error.path) == ("first", "vllm/attention.py")
+    assert [tree.tree_id for tree in stack.trees()] == before
+
+
+def test_an_offset_to_another_place_is_an_error(stack: FakeStack) -> None:
+    """The file has the lines twice; the nearer place is not the one that was saved."""
+    base = "".join(f"line {number % 10}\n" for number in range(60))
+    stack.publish("3.0", {"vllm/attention.py": base})
+    stack.step("twice", {"vllm/attention.py": edited(base, 15)}, "", "v3.0")
+    assert stack.trees("v3.0")
+    path = stack.patch("twice", "v3.0")
+    path.write_text(path.read_text().replace("@@ -12,7 +12,7 @@", "@@ -32,7 +32,7 @@"))
+    with pytest.raises(ApplyError, match="does not give the tree that is recorded"):
+        stack.trees("v3.0")
 
 
 def test_fuzz_is_an_error_that_shows_both_sides(stack: FakeStack) -> None:
@@ -186,18 +200,69 @@ def test_fuzz_is_an_error_that_shows_both_sides(stack: FakeStack) -> None:
     assert "+attention line 2" in error.detail
 
 
-def test_fitting_hunks_on_another_blob_are_an_error(stack: FakeStack) -> None:
-    step = load_series(stack.project, "v1.0")[0]
-    (file,) = step.files
-    with_diff(stack, "first", f"index {file.old_id}", "index " + "1" * 40)
-    error = failure(stack)
-    assert "is not the one that the patch was made on" in error.message
-    assert "1" * 40 in error.detail[0] and file.old_id in error.detail[1]
-
-
-def test_a_result_other_than_named_is_an_error(stack: FakeStack) -> None:
+def test_a_patch_edited_by_hand_names_its_releases_and_the_way_on(
+    stack: FakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = calling(stack, monkeypatch)
+    stack.three_steps("v2.0")
+    assert stack.patch("first", "v2.0") == stack.patch("first")
     with_diff(stack, "first", "+attention line 5 changed", "+attention line 5 edited")
-    assert "edited by hand" in failure(stack).message
+    with_diff(stack, "second", " attention line 5 changed", " attention line 5 edited")
+    error = failure(stack)
+    assert (error.step, error.path) == ("first", str(stack.patch("first")))
+    assert "the patch is that of v1.0, v2.0" in error.detail
+    assert error.hint is not None
+    command = error.hint.partition("if it is meant: ")[2]
+    assert command == "xpustack rederive v1.0 v2.0"
+    done = call(*command.split()[1:], "--offline")
+    assert done.exit_code == 0, done.output
+    assert "v2.0: trees recorded from first on: 3" in done.output
+    for release in ("v1.0", "v2.0"):
+        content = contents(Store(stack.cache), stack.trees(release)[-1].tree_id)
+        assert b"line 5 edited\n" in content["vllm/attention.py"][1]
+
+
+@pytest.mark.parametrize("line", ["second 0123", "", "first " + "0" * 40])
+def test_a_malformed_record_of_trees_is_an_error(stack: FakeStack, line: str) -> None:
+    path = trees_file(stack.project, "v1.0")
+    path.write_text(path.read_text() + line + "\n")
+    assert "is not one step and the id of its tree" in failure(stack).message
+
+
+def test_a_wrong_recorded_tree_is_an_error(stack: FakeStack) -> None:
+    path = trees_file(stack.project, "v1.0")
+    right = stack.trees()[2].tree_id
+    path.write_text(path.read_text().replace(right, "1" * 40))
+    error = failure(stack)
+    assert isinstance(error, ApplyError) and error.step == "second"
+    assert f"recorded in {path}: {'1' * 40}" in error.detail
+    assert f"now: {right}" in error.detail
+
+
+def test_a_tree_that_is_not_recorded_is_an_error(stack: FakeStack) -> None:
+    trees_file(stack.project, "v1.0").unlink()
+    assert "no tree is recorded for the step" in failure(stack).message
+
+
+def test_swapped_lines_of_steps_that_do_not_conflict_are_an_error(
+    stack: FakeStack,
+) -> None:
+    order(stack, "first", "third", "second")
+    error = failure(stack)
+    assert error.step == "third" and "the order of the steps changed" in error.message
+
+
+def test_an_edited_kernel_is_an_error_until_it_is_recorded(stack: FakeStack) -> None:
+    stack.write("kernels/xpu_dsv4/_launch.py", "OPTIONS = 2\n")
+    assert failure(stack).step == "third"
+    stack.rederive()
+    assert stack.trees()[-1].index == 3
+
+
+def test_an_order_of_the_layout_before_is_an_error(stack: FakeStack) -> None:
+    """A move of the patches into the folders of their steps that stopped half-way."""
+    stack.write("patches/v1.0/series", "first.patch\nsecond/v1.0.patch\n")
+    assert "'first.patch' is not a patch name such as" in failure(stack).message
 
 
 def test_an_overlay_path_that_the_base_has_is_an_error(stack: FakeStack) -> None:
@@ -226,8 +291,10 @@ def test_a_step_without_a_diff_brings_its_kernels(stack: FakeStack) -> None:
     )
     path = stack.patch("fourth")
     empty = type(step)("v1.0", "fourth", path, "Bring gather", "", trailers, b"")
+    path.parent.mkdir()
     path.write_bytes(format_patch(empty))
     order(stack, "first", "second", "third", "fourth")
+    stack.rederive()
     assert stack.trees()[-1].added == (
         "vllm/model_executor/kernels/xpu_dsv4/gather.py",
     )

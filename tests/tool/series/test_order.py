@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The order file: one patch per line, and help with a step's name."""
 
+from pathlib import Path
+
 import pytest
 from fake_stack import FakeStack
 
@@ -9,7 +11,17 @@ from xpustack.series.order import format_order, position, read_order, require_st
 
 
 def test_quilt_can_follow_the_order_file() -> None:
-    assert format_order(["a", "b-c"]) == b"a.patch\nb-c.patch\n"
+    paths = [Path("patches/a/v1.0.patch"), Path("patches/b-c/v2.0.patch")]
+    assert format_order(paths) == b"a/v1.0.patch\nb-c/v2.0.patch\n"
+
+
+def test_comments_and_blank_lines_are_read_as_quilt_reads_them(
+    stack: FakeStack,
+) -> None:
+    order = stack.project.series_dir("v1.0") / "series"
+    lines = order.read_text().splitlines()
+    order.write_text("# first\n\n" + "\n  \n# x.patch\n".join(lines) + "\n\n")
+    assert stack.slugs() == ["first", "second", "third"]
 
 
 def test_the_nearest_step_is_suggested(three_steps: FakeStack) -> None:

@@ -33,7 +33,7 @@ def test_the_mail_of_a_step(stack: FakeStack) -> None:
         "Upstream-Status: Pending\nRemoval: when upstream has it\n"
         "Test: tests/steps/test_any.py\nFails-before: assert .*"
     )
-    assert diff.startswith("diff --git a/vllm/attention.py b/vllm/attention.py\nindex ")
+    assert diff.startswith("diff --git a/vllm/attention.py b/vllm/attention.py\n--- ")
     assert mail.endswith("\n") and "\n-- \n" not in mail
 
 
@@ -73,7 +73,8 @@ def test_what_is_written_is_read_back(
     overlay: list[str],
     related: list[str],
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / "any-step.patch"
+    path = tmp_path_factory.getbasetemp() / "patches/any-step/v1.0.patch"
+    path.parent.mkdir(parents=True, exist_ok=True)
     trailers = Trailers(
         upstream_status="Inappropriate [ours alone]",
         related=tuple(related),
@@ -105,7 +106,7 @@ def test_a_subject_is_what_git_reads_from_the_mail() -> None:
         ("Test: ", "Signed-off-by: me\nTest: ", "not a trailer of a step", 9),
         ("\n---\n", "\n---\n file | 2 +-\n", "does not follow the line `---`", 10),
         ("diff --git a/vllm", "diff --git a/xllm", "expected a line `diff", 10),
-        ("index ", "rename from x\nindex ", "renames and copies", 10),
+        ("--- a", "rename from x\n--- a", "renames and copies", 10),
         ("@@ -2", "@@ 2", "malformed|expected a line `diff|no hunk", None),
     ],
 )

@@ -98,7 +98,7 @@ def test_change(stack: FakeStack) -> None:
     changed = [
         slug for slug, mail in before.items() if stack.patch(slug).read_bytes() != mail
     ]
-    assert changed == ["first", "second"]
+    assert changed == ["first"]
     assert b"+attention line two" in stack.patch("first").read_bytes()
     assert b"line two" not in stack.patch("second").read_bytes()
     assert stack.trees()[-1].index == 3
@@ -117,3 +117,12 @@ def test_drop(stack: FakeStack) -> None:
     assert stack.slugs() == ["first", "second"]
     assert not stack.patch("third").exists()
     assert not (stack.project.overlay / "common/vllm/xpu/layer.py").exists()
+
+
+def test_edit(stack: FakeStack) -> None:
+    before = stack.trees()
+    output = follow(stack, "edit", 'echo "# faster" >> "$1"')
+    assert "v1.0: trees recorded from third on: 1" in output
+    after = stack.trees()
+    assert [tree.tree_id for tree in after[:3]] == [tree.tree_id for tree in before[:3]]
+    assert after[3].tree_id != before[3].tree_id

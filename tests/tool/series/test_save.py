@@ -4,7 +4,7 @@
 from pathlib import Path
 
 import pytest
-from fake_stack import ATTENTION, FakeStack, commit, edited, git
+from fake_stack import ATTENTION, FakeStack, commit, edited, git, message
 
 from xpustack.core.errors import ApplyError, SeriesError, UsageError
 
@@ -32,7 +32,10 @@ def test_a_new_file_becomes_overlay_and_a_kernel_goes_home(stack: FakeStack) -> 
     kernel = "vllm/model_executor/kernels/xpu_dsv4/_launch.py"
     (work / kernel).write_text("OPTIONS = 2\n")
     git(work, "commit", "-qa", "--amend", "--no-edit")
-    assert stack.save(work) == ["changed kernels/xpu_dsv4/_launch.py"]
+    assert stack.save(work) == [
+        "changed patches/v1.0/trees",
+        "changed kernels/xpu_dsv4/_launch.py",
+    ]
     launch = stack.project.kernels / "xpu_dsv4/_launch.py"
     assert launch.read_text() == "OPTIONS = 2\n"
 
@@ -42,8 +45,9 @@ def test_dry_run_lists_and_writes_nothing(stack: FakeStack) -> None:
     work = stack.apply()
     commit(work, "fourth", {"vllm/attention.py": ATTENTION, "vllm/xpu/more.py": "1\n"})
     assert stack.save(work, dry_run=True) == [
-        "new patches/v1.0/fourth.patch",
+        "new patches/fourth/v1.0.patch",
         "changed patches/v1.0/series",
+        "changed patches/v1.0/trees",
         "new vllm_overlay/common/vllm/xpu/more.py",
     ]
     assert stack.contents() == before
@@ -55,8 +59,8 @@ def test_a_changed_early_step_rederives_the_later_ones(stack: FakeStack) -> None
     (work / "vllm/attention.py").write_text(edited(text, 6))
     git(work, "commit", "-qa", "--amend", "--no-edit")
     assert stack.save(work) == [
-        "changed patches/v1.0/first.patch",
-        "changed patches/v1.0/second.patch",
+        "changed patches/first/v1.0.patch",
+        "changed patches/v1.0/trees",
     ]
     assert [tree.index for tree in stack.trees()] == [0, 1, 2, 3]
     assert stack.save(stack.apply("again")) == []
@@ -81,7 +85,10 @@ def test_an_overlay_file_that_another_release_shares_is_split(
     work = stack.apply()
     (work / "vllm/xpu/layer.py").write_text("LAYER = 2\n")
     git(work, "commit", "-qa", "--amend", "--no-edit")
-    assert stack.save(work) == ["new vllm_overlay/v1.0/vllm/xpu/layer.py"]
+    assert stack.save(work) == [
+        "changed patches/v1.0/trees",
+        "new vllm_overlay/v1.0/vllm/xpu/layer.py",
+    ]
     common = stack.project.overlay / "common/vllm/xpu/layer.py"
     assert common.read_text() == "LAYER = 1\n"
     assert stack.save(stack.apply("again")) == []
@@ -91,8 +98,9 @@ def test_a_dropped_step_takes_its_overlay_along(stack: FakeStack) -> None:
     work = stack.apply()
     git(work, "reset", "-q", "--hard", "HEAD~1")
     assert stack.save(work, drop=("third",)) == [
+        "removed patches/third/v1.0.patch",
         "changed patches/v1.0/series",
-        "removed patches/v1.0/third.patch",
+        "changed patches/v1.0/trees",
         "removed vllm_overlay/common/vllm/xpu/layer.py",
     ]
     assert (stack.project.kernels / "xpu_dsv4/decode.py").is_file()
@@ -151,9 +159,10 @@ def test_a_rename_drops_and_adds(stack: FakeStack) -> None:
     with pytest.raises(UsageError, match="lost: third"):
         stack.save(work)
     assert stack.save(work, drop=("third",)) == [
-        "new patches/v1.0/last.patch",
+        "new patches/last/v1.0.patch",
+        "removed patches/third/v1.0.patch",
         "changed patches/v1.0/series",
-        "removed patches/v1.0/third.patch",
+        "changed patches/v1.0/trees",
     ]
     assert stack.slugs() == ["first", "second", "last"]
 
@@ -168,10 +177,10 @@ def test_a_step_that_stays_cannot_be_dropped(stack: FakeStack) -> None:
 
 
 def test_other_files_of_the_series_folder_stay(stack: FakeStack) -> None:
-    draft = stack.write("patches/v1.0/draft.patch", "not yet in the series\n")
+    draft = stack.write("patches/first/draft.patch", "not yet in the series\n")
     work = stack.apply()
     commit(work, "fourth", {"vllm/attention.py": edited(ATTENTION, 30)})
-    assert stack.save(work)[0] == "new patches/v1.0/fourth.patch"
+    assert stack.save(work)[0] == "new patches/fourth/v1.0.patch"
     assert draft.read_text() == "not yet in the series\n"
 
 
@@ -243,6 +252,57 @@ def test_a_commit_without_a_slug_is_refused(stack: FakeStack) -> None:
     git(work, "commit", "-q", "--allow-empty", "-m", "Do something")
     with pytest.raises(SeriesError, match="Step: swa-rope"):
         stack.save(work)
+
+
+def test_an_edit_of_a_file_with_carriage_returns_is_saved(stack: FakeStack) -> None:
+    work = stack.apply()
+    commit(work, "fourth", {"vllm/windows.py": "one\r\nthree\r\n"})
+    stack.save(work)
+    assert b"\n-two\r\n+three\r\n" in stack.patch("fourth").read_bytes()
+    again = stack.apply("again")
+    assert (again / "vllm/windows.py").read_bytes() == b"one\r\nthree\r\n"
+    assert stack.save(again) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("---", "a line `---` ends a message in a mail"),
+        ("From: Me <me@localhost>", "not as xpustack writes it"),
+        ("An answer.\r", "carriage return"),
+    ],
+    ids=["dashes", "header", "carriage-return"],
+)
+def test_a_message_that_no_mail_can_hold_is_changed_in_its_commit(
+    stack: FakeStack, line: str, problem: str
+) -> None:
+    before = stack.contents()
+    work = stack.apply()
+    (work / "vllm/rope.py").write_text("x\n")
+    text = message("fourth").replace("Why fourth.", line)
+    arguments = ("-qa", "--cleanup=verbatim", "-F", "-")
+    git(work, "commit", *arguments, text=text)
+    with pytest.raises(SeriesError, match=problem) as caught:
+        stack.save(work)
+    hint = caught.value.hint or ""
+    assert hint == f"git -C {work} rebase -i base"
+    assert stack.contents() == before
+
+
+def test_a_comment_of_the_order_stays_with_its_line(stack: FakeStack) -> None:
+    order = stack.project.series_dir("v1.0") / "series"
+    first, second, third = order.read_text().splitlines(keepends=True)
+    text = f"# guards\n{first}\n# moves\n# later\n{second}{third}# the end\n"
+    order.write_text(text)
+    assert stack.slugs() == ["first", "second", "third"]
+    work = stack.apply()
+    assert stack.save(work) == []
+    commit(work, "fourth", {"vllm/attention.py": edited(ATTENTION, 30)})
+    git(work, "rebase", "-q", "--onto", "HEAD~3", "HEAD~2")
+    stack.save(work, drop=("second",))
+    lines = order.read_text().splitlines()
+    assert lines[:2] == text.splitlines()[:2] and lines[-1] == "# the end"
+    assert "# moves" not in lines and len(lines) == 5
 
 
 def test_a_directory_of_someone_else_is_refused(

@@ -36,16 +36,31 @@ def removed(path: str) -> Callable[[FakeStack], None]:
 ORDER = "patches/v1.0/series"
 FAULTS = {
     "patch-unlisted": (
-        written(ORDER, "first.patch\nsecond.patch\n"),
-        "not in the series",
+        written(ORDER, "first/v1.0.patch\nsecond/v1.0.patch\n"),
+        "no series names the patch",
     ),
-    "patch-missing": (removed("patches/v1.0/third.patch"), "does not exist"),
-    "listed-twice": (written(ORDER, "first.patch\nfirst.patch\n"), "is listed twice"),
+    "patch-of-the-layout-before": (
+        written("patches/v1.0/first.patch", ""),
+        "a patch lies in the folder of its step",
+    ),
+    "record-missing": (
+        removed("patches/v1.0/trees"),
+        "the recorded trees are not those of the series",
+    ),
+    "record-malformed": (
+        written("patches/v1.0/trees", "first\n"),
+        "is not one step and the id of its tree",
+    ),
+    "patch-missing": (removed("patches/third/v1.0.patch"), "does not exist"),
+    "listed-twice": (
+        written(ORDER, "first/v1.0.patch\nfirst/v2.0.patch\n"),
+        "the step first is listed twice",
+    ),
     "bad-name": (written(ORDER, "0001-First.patch\n"), "not a patch name"),
-    "base-name": (written(ORDER, "base.patch\n"), "the tree without steps"),
+    "base-name": (written(ORDER, "base/v1.0.patch\n"), "the tree without steps"),
     "wrong-order": (
-        written(ORDER, "second.patch\nfirst.patch\nthird.patch\n"),
-        "the order is wrong",
+        written(ORDER, "first/v1.0.patch\nthird/v1.0.patch\nsecond/v1.0.patch\n"),
+        "the recorded trees are not those of the series",
     ),
     "comment-in-message": (
         replaced("first", "Why first.\n", "Why first:\n#7 calls it.\n"),
@@ -100,7 +115,10 @@ FAULTS = {
         replaced("first", "vllm/attention.py", "vllm.egg-info/SOURCES.txt"),
         "generated when an sdist",
     ),
-    "short-ids": (replaced("first", "..", "..."), "40-digit"),
+    "blob-ids": (
+        replaced("first", "--- a/", "index 1234567..89abcde 100644\n--- a/"),
+        "lines of blob ids",
+    ),
     "hunk-count": (replaced("first", "+2,7 @@", "+2,8 @@"), "does not count its lines"),
     "hunk-place": (replaced("first", "+2,7 @@", "+3,7 @@"), "does not follow"),
     "carriage-returns": (
@@ -155,17 +173,9 @@ def test_two_owners_are_found(stack: FakeStack) -> None:
     assert "the overlay file vllm/xpu/layer.py already belongs to first" in messages
 
 
-def test_a_patch_of_an_overlay_file_is_held_to_its_blob(stack: FakeStack) -> None:
-    stack.step("fourth", {"vllm/xpu/layer.py": "LAYER = 2\n"})
-    assert check_static(stack.project) == []
-    stack.write("vllm_overlay/common/vllm/xpu/layer.py", "LAYER = 3\n")
-    (problem,) = check_static(stack.project)
-    assert (problem.release, problem.step) == ("v1.0", "fourth")
-    assert "the order is wrong or a step changed" in problem.message
-
-
 def test_all_faults_of_all_releases_are_listed(stack: FakeStack) -> None:
     stack.step("first", {"vllm/attention.py": edited(ATTENTION, 2)}, "", "v2.0")
+    assert stack.patch("first") != stack.patch("first", "v2.0")
     replaced("first", ": Pending", ": Soon")(stack)
     replaced("second", ": Pending", ": Later")(stack)
     path = stack.patch("first", "v2.0")
@@ -176,6 +186,14 @@ def test_all_faults_of_all_releases_are_listed(stack: FakeStack) -> None:
         ("v1.0", "second"),
         ("v2.0", "first"),
     ]
+
+
+def test_a_patch_that_only_a_comment_names_is_not_in_the_series(
+    stack: FakeStack,
+) -> None:
+    stack.write(ORDER, "first/v1.0.patch\nsecond/v1.0.patch\n# third/v1.0.patch\n")
+    problems = check_static(stack.project)
+    assert any("no series names the patch" in problem.message for problem in problems)
 
 
 def test_a_large_step_is_a_warning_with_its_figure(stack: FakeStack) -> None:

@@ -88,7 +88,7 @@ def folder(path: str) -> Callable[[Path], None]:
 
 
 def latin1(root: Path) -> None:
-    path = root / "patches/v1.0/first.patch"
+    path = root / "patches/first/v1.0.patch"
     path.write_bytes(path.read_bytes().replace(b"Why first", b"Warum \xe4"))
 
 
@@ -109,11 +109,11 @@ def patches_a_file(root: Path) -> None:
 
 FAULTS = {
     "pins-utf16": (utf16, 3, "releases.toml:1", "not UTF-8"),
-    "patch-latin1": (latin1, 4, "first.patch:3", "not UTF-8"),
+    "patch-latin1": (latin1, 4, "first/v1.0.patch:3", "not UTF-8"),
     "patch-folder": (
-        folder("patches/v1.0/second.patch"),
+        folder("patches/second/v1.0.patch"),
         4,
-        "second.patch",
+        "second/v1.0.patch",
         "a folder is where a file must be",
     ),
     "series-folder": (folder("patches/v1.0/series"), 4, "series", "a folder is where"),
@@ -122,13 +122,13 @@ FAULTS = {
     "overlay-folder": (
         folder("vllm_overlay/common/vllm/xpu/layer.py"),
         4,
-        "third.patch",
+        "third/v1.0.patch",
         "the overlay has no",
     ),
     "kernel-folder": (
         folder("kernels/xpu_dsv4/decode.py"),
         4,
-        "third.patch",
+        "third/v1.0.patch",
         "no kernel module",
     ),
 }
@@ -161,7 +161,7 @@ def test_a_damaged_file_is_named(
     [
         "releases.toml",
         "patches/v1.0/series",
-        "patches/v1.0/second.patch",
+        "patches/second/v1.0.patch",
         "vllm_overlay/common/vllm/xpu/layer.py",
         "kernels/xpu_dsv4/decode.py",
     ],

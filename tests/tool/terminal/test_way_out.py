@@ -23,6 +23,7 @@ def test_the_way_out_of_a_bad_patch_works(
     before: str,
     readable: int,
 ) -> None:
+    track(stack)
     path, good = stack.patch(slug), stack.apply("good", upto=slug)
     saved = stack.contents()
     if fault == "missing":
@@ -49,6 +50,33 @@ def test_the_way_out_of_a_bad_patch_works(
     assert stack.contents() == saved
 
 
+def track(stack: FakeStack) -> None:
+    """Make the project a git repository that has all of its files."""
+    root = stack.project.root
+    git(root, "init", "-q")
+    git(root, "add", ".")
+    git(root, "commit", "-qm", "All")
+
+
+def test_a_patch_that_git_never_knew_is_not_to_be_checked_out(
+    stack: FakeStack, call: Call
+) -> None:
+    track(stack)
+    order = stack.project.series_dir("v1.0") / "series"
+    order.write_text(order.read_text() + "nothing-here/v1.0.patch\n")
+    done = call("apply", "v1.0", "--offline")
+    assert done.exit_code == 4, done.output
+    assert "does not exist" in done.output and "checkout --" not in done.output
+    assert f"take its line out of {order}" in done.output
+
+
+def test_apply_says_which_patches_it_leaves_out(stack: FakeStack, call: Call) -> None:
+    draft = stack.write("patches/draft/v1.0.patch", "not yet in the series\n")
+    done = call("apply", "v1.0", "--offline")
+    assert done.exit_code == 0
+    assert f"no series names {draft}" in done.stderr
+
+
 def test_a_step_before_a_bad_patch_can_be_applied(stack: FakeStack, call: Call) -> None:
     stack.patch("third").write_text("no mail\n")
     assert call("apply", "v1.0", "--upto", "second", "--offline").exit_code == 0
@@ -57,9 +85,10 @@ def test_a_step_before_a_bad_patch_can_be_applied(stack: FakeStack, call: Call) 
 
 
 LINKED = {
-    "patch": "patches/v1.0/second.patch",
+    "patch": "patches/second/v1.0.patch",
     "order": "patches/v1.0/series",
     "series": "patches/v1.0",
+    "step": "patches/second",
     "patches": "patches",
     "overlay-file": "vllm_overlay/common/vllm/xpu/layer.py",
     "overlay-folder": "vllm_overlay/common/vllm/xpu",
@@ -140,8 +169,9 @@ def test_a_damaged_state_is_named_and_its_commits_can_be_saved(
     git(new, "fetch", "-q", str(work), "HEAD")
     git(new, "cherry-pick", "FETCH_HEAD")
     assert stack.save(new) == [
-        "new patches/v1.0/fourth.patch",
+        "new patches/fourth/v1.0.patch",
         "changed patches/v1.0/series",
+        "changed patches/v1.0/trees",
     ]
 
 

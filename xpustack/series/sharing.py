@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Gives a change of a release's steps to the releases that share the patches.
+
+In: the changed release and the texts of all. Out: the texts after it. Another release
+takes a new text where that applies; where it does not, or a later step then does not,
+the release keeps its old text, which becomes a variant of its own.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpustack.base.releases import Release, Releases
+from xpustack.base.store import Store
+from xpustack.core.git import GitFailed
+from xpustack.core.progress import Progress
+from xpustack.core.project import Project
+from xpustack.core.repository import Repository
+from xpustack.series.apply import trees_before_failure
+from xpustack.series.commits import StepCommit
+from xpustack.series.patch import format_patch
+from xpustack.series.tree import Series
+from xpustack.series.variants import Texts, write_texts
+
+
+@dataclass(frozen=True)
+class Sharing:
+    """Gives a change to other releases, in a copy of the project that may be written.
+
+    Args:
+        release: the changed release.
+        texts: the patches of all releases before the change.
+    """
+
+    store: Store
+    staged: Project
+    pinned: Releases
+    release: str
+    texts: Texts
+    progress: Progress
+
+    def give(self, changed: Mapping[str, bytes], after: Texts) -> dict[str, Series]:
+        """Write `after`, in which the changed release has its new texts, with `changed`
+        also where another release shared the old text.
+
+        Args:
+            changed: the new texts by slug.
+
+        Returns:
+            The trees of the other releases that took a new text.
+
+        Raises:
+            StackError: a release can take neither the new texts nor the old ones.
+        """
+        own = self.texts.get(self.release, {})
+        takers: dict[str, dict[str, bytes]] = {}
+        for name, steps in self.texts.items():
+            shared = {
+                slug: text
+                for slug, text in changed.items()
+                if name != self.release
+                and slug in steps
+                and slug in own
+                and steps[slug] == own[slug]
+            }
+            if shared:
+                takers[name] = shared
+        series: dict[str, Series] = {}
+        for name, shared in takers.items():
+            taken = self._take(self.pinned[name], shared, after)
+            if taken is not None:
+                series[name] = taken
+        write_texts(self.staged, after)
+        for slug in changed:
+            names = [name for name in series if after[name].get(slug) == changed[slug]]
+            if names:
+                self.progress(f"{slug}: also changed for {', '.join(names)}")
+        return series
+
+    def _take(
+        self, release: Release, shared: dict[str, bytes], after: Texts
+    ) -> Series | None:
+        """The trees of a release with those of the texts in `shared` that it can take,
+        which go into `after`; None if it takes none."""
+        old = self.texts[release.name]
+        offered = dict(shared)
+        while offered:
+            after[release.name] = {**old, **offered}
+            write_texts(self.staged, after)
+            series, problem = trees_before_failure(
+                self.store,
+                self.staged,
+                release,
+                progress=self.progress,
+                recorded=False,
+            )
+            if problem is None:
+                return series
+            kept = [slug for slug in offered if slug == problem.step] or list(offered)
+            if problem.step is None or not all(old[slug] for slug in kept):
+                raise problem
+            for slug in kept:
+                del offered[slug]
+            self.progress(
+                f"{release.name}: {', '.join(kept)} keeps the old text, as a variant of"
+                f" its own: with the new one {problem.step}: {problem.message}"
+            )
+        after[release.name] = dict(old)
+        return None
+
+
+def chosen_texts(
+    git: Repository,
+    scratch: Path,
+    commits: Sequence[StepCommit],
+    texts: Texts,
+    release: str,
+) -> dict[str, bytes]:
+    """The text of each commit's patch: one that is there if it has the commit's message
+    and gives its tree, that of the release itself first; else the commit's own."""
+    index = Repository(git.directory, index=scratch / "variant-index")
+    chosen: dict[str, bytes] = {}
+    for commit in commits:
+        own, slug = format_patch(commit.step), commit.step.slug
+        names = [release, *(name for name in texts if name != release)]
+        offered = dict.fromkeys(
+            texts[name][slug] for name in names if slug in texts.get(name, {})
+        )
+        same = (text for text in offered if _gives(index, text, own, commit))
+        chosen[slug] = next(same, own)
+    return chosen
+
+
+def _gives(git: Repository, text: bytes, own: bytes, commit: StepCommit) -> bool:
+    """Whether a patch says what a commit's own patch says, and changes its tree so."""
+    if text == own:
+        return True
+    (message, _, diff), (own_message, _, own_diff) = (
+        patch.partition(b"\n---\n") for patch in (text, own)
+    )
+    if message != own_message or not diff or not own_diff:
+        return False
+    results = []
+    for change in (own_diff, diff):
+        git.read_tree(f"{commit.commit}^")
+        try:
+            git.apply(change)
+        except GitFailed:
+            return False
+        results.append(git.write_tree())
+    return results[0] == results[1]

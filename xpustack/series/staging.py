@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of the project that may be changed, and its way back into the project."""
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import SeriesError
+from xpustack.core.files import links_below, without_link
+from xpustack.core.project import RELEASES_FILE, Project
+from xpustack.series.order import ORDER
+from xpustack.series.recorded import TREES
+
+
+@dataclass(frozen=True)
+class StaleFile:
+    """A file of the project that differs from the commits.
+
+    `path` is relative to the project's root.
+    """
+
+    path: Path
+    kind: Literal["new", "changed", "removed"]
+
+
+def stage(project: Project, scratch: Path) -> Project:
+    """A copy of the folders that `save` may change; it changes the copy first.
+
+    Raises:
+        SeriesError: there is a link in them.
+    """
+    for folder in (project.patches, project.overlay, project.kernels):
+        for link in links_below(folder):
+            raise SeriesError(
+                "this is a symbolic link, and links are not followed",
+                path=link,
+                hint=without_link(link),
+            )
+    staged = Project(scratch)
+    shutil.copyfile(project.releases_file, scratch / RELEASES_FILE)
+    for source in (project.patches, project.overlay, project.kernels):
+        if source.is_dir():
+            shutil.copytree(
+                source,
+                scratch / source.relative_to(project.root),
+                ignore=shutil.ignore_patterns("__pycache__"),
+            )
+    return staged
+
+
+def compare(project: Project, staged: Project) -> list[StaleFile]:
+    """The files of a project that differ from those of its changed copy, sorted."""
+    stale = []
+    for folder in (project.patches, project.overlay, project.kernels):
+        relative = folder.relative_to(project.root)
+        before, after = (
+            files_below(project.root, relative),
+            files_below(staged.root, relative),
+        )
+        for path in sorted(before.keys() | after.keys()):
+            if path not in after:
+                stale.append(StaleFile(path, "removed"))
+            elif path not in before:
+                stale.append(StaleFile(path, "new"))
+            elif before[path] != after[path]:
+                stale.append(StaleFile(path, "changed"))
+    return stale
+
+
+def files_below(root: Path, relative: Path) -> dict[Path, bytes]:
+    """The files of a folder below `root`, by their paths below `root`."""
+    return {
+        path.relative_to(root): path.read_bytes()
+        for path in (root / relative).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
+def write(project: Project, staged: Project, stale: list[StaleFile]) -> None:
+    """Change the project to the staged state: the recorded trees first, which then
+    refuse what is half written, then new content, then the order files. Files are
+    removed last, so that a kill in between loses nothing."""
+
+    def turn(file: StaleFile) -> tuple[int, Path]:
+        name = file.path.name
+        return (0 if name == TREES else 2 if name == ORDER else 1), file.path
+
+    for file in sorted(stale, key=turn):
+        target = project.root / file.path
+        if file.kind == "removed":
+            continue
+        mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
+        with atomic_file(target) as output:
+            output.write((staged.root / file.path).read_bytes())
+        target.chmod(mode)
+    for file in stale:
+        if file.kind == "removed":
+            (project.root / file.path).unlink()
