@@ -94,12 +94,17 @@ def test_a_server_that_is_not_sound(answers: Answers, status: int, said: str) ->
 def test_a_refusal_is_shown_with_the_server_s_reason() -> None:
     """A NaN in the answer's log-probabilities: the server itself cannot write it."""
     reason = '{"error": {"message": "Out of range float values: nan"}}'
-    with server(lambda _: SOUND, refusal=reason) as url:
-        with pytest.raises(served.Unsound, match="400.*Out of range float values: nan"):
-            served.judge(url)
-    with server(lambda _: SOUND, refusal="x" * 10_000) as url:
-        with pytest.raises(served.Unsound) as caught:
-            served.judge(url)
+    said = r"400.*Out of range float values: nan"
+    with (
+        server(lambda _: SOUND, refusal=reason) as url,
+        pytest.raises(served.Unsound, match=said),
+    ):
+        served.judge(url)
+    with (
+        server(lambda _: SOUND, refusal="x" * 10_000) as url,
+        pytest.raises(served.Unsound) as caught,
+    ):
+        served.judge(url)
     assert len(str(caught.value)) < 2 * served.MOST_BODY
 
 
