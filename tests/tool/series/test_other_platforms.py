@@ -19,9 +19,10 @@ FOR_ALL = {"swa-rope", "cpu-tile-scheduler", "checkpoint-faults", "fp8-experts"}
 PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 """A line of `setup.py` that packages one more file."""
 # Nothing that another platform runs: variables that only XPU's code reads, classes of
-# XPU in a file of all, and branches on is_xpu() between modules of which only XPU's can
-# be imported here.
+# XPU in a file of all, methods that only XPU's model calls, and branches on is_xpu()
+# between modules of which only XPU's can be imported here.
 OF_XPU_ALONE = {
+    "nvfp4-draft",
     "overlap-streams",
     "packed-wo-a",
     "triton-ops-switch",
