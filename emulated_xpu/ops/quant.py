@@ -66,3 +66,21 @@ def dynamic_per_token_scaled_fp8_quant(
     scale.copy_(quotient(largest, limit))
     values = input.float() / scale.clamp(min=torch.finfo(torch.float32).tiny)
     result.copy_(values.clamp(-limit, limit))
+
+
+@implements("_C::static_scaled_fp8_quant")
+def static_scaled_fp8_quant(
+    result: torch.Tensor,
+    input: torch.Tensor,
+    scale: torch.Tensor,
+    group_shape: tuple[int, int] | None = None,
+) -> None:
+    """Write `input / scale` to `result`, with the one scale that is given.
+
+    Raises:
+        NotImplementedError: scales of groups, which nothing here asks for.
+    """
+    if group_shape is not None or scale.numel() != 1:
+        raise NotImplementedError("static_scaled_fp8_quant: one scale is all it takes")
+    limit = torch.finfo(result.dtype).max
+    result.copy_((input.float() / scale).clamp(-limit, limit))

@@ -8,6 +8,7 @@ from emulated_xpu.formats import next_power_of_two
 from emulated_xpu.ops.quant import (
     dynamic_per_token_scaled_fp8_quant,
     per_token_group_fp8_quant,
+    static_scaled_fp8_quant,
 )
 
 GROUP, LARGEST = 32, 448.0
@@ -85,3 +86,17 @@ def test_a_row_of_zeros_stays_zero_and_a_bound_saturates() -> None:
     values, scales = by_row(torch.tensor([[1.0, -900.0]]), torch.tensor(448.0))
     assert scales.item() == 1
     assert values.float().tolist() == [[1.0, -448.0]]
+
+
+def test_a_given_scale_saturates_and_gives_codes_back() -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn)
+    codes = codes[codes.float().isfinite()]
+    scale = torch.tensor(0.003)
+    values = torch.empty_like(codes)
+    static_scaled_fp8_quant(values, codes.float() * scale, scale)
+    assert torch.equal(values.float(), codes.float())
+    values = torch.empty(2, dtype=torch.float8_e4m3fn)
+    static_scaled_fp8_quant(values, torch.tensor([9e9, -9e9]), scale)
+    assert values.float().tolist() == [448.0, -448.0]
+    with pytest.raises(NotImplementedError, match="one scale"):
+        static_scaled_fp8_quant(values, torch.ones(2), torch.ones(2))

@@ -4,7 +4,6 @@
 from dataclasses import dataclass
 
 from xpustack.base import releases
-from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import build
 from xpustack.builds.build import Build, build_version
@@ -40,10 +39,11 @@ class Proof:
         return tuple(kind for kind, proven in kinds if not proven)
 
 
-def steps_are_typed(project: Project, release: Release) -> bool:
-    """Whether mypy runs on each step of a release, not on its tip alone: on the
-    newest, from which the others' steps come."""
-    return releases.load(project).newest.name == release.name
+def steps_are_typed(project: Project, series: Series) -> bool:
+    """Whether mypy runs on each step of a series, not on its tip alone: on the newest
+    release, from which the others' steps come, and where one step is all."""
+    newest = releases.load(project).newest == series.base.release
+    return newest or len(series.steps) == 1
 
 
 def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
@@ -54,7 +54,7 @@ def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
     """
     builds = _builds(cache, series)
     support = Support.of(project)
-    types = steps_are_typed(project, series.base.release)
+    types = steps_are_typed(project, series)
     proofs = []
     for after in series.steps:
         before = after.parent
@@ -83,7 +83,7 @@ def result_keys(project: Project, cache: Cache, series: Series) -> frozenset[str
     """
     builds = _builds(cache, series)
     support = Support.of(project)
-    types = steps_are_typed(project, series.base.release)
+    types = steps_are_typed(project, series)
     keys = {lint_key(series.base, series.tip, types=True)} if series.steps else set()
     for after in series.steps:
         before = after.parent
