@@ -42,7 +42,7 @@ def rederive(
             pinned = releases.load(project)
             if bool(names) is all_:
                 raise UsageError(
-                    "name RELEASEs, or say --all", hint="xpustack rederive --help"
+                    "name a release, or say --all", hint="xpustack rederive --help"
                 )
             for release in pinned if all_ else [pinned[name] for name in names or ()]:
                 try:
