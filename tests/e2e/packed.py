@@ -15,7 +15,9 @@ experts alone, an e4m3 scale for each 16 and an fp32 one for the whole. The draf
 experts stay in MXFP4, and the configuration says so twice.
 `Fp8Rows` is what compressed-tensors' FP8_DYNAMIC makes of a model: every linear layer
 and every expert in e4m3 with an fp32 scale for each row. Compressor, router, embedding
-and head stay as they are.
+and head stay as they are. `Fp8Blocks` is what its FP8_BLOCK makes: the same layers with
+an fp32 scale for each 128 x 128. `Gptq` has the codes of `Int4` as GPTQModel writes
+them.
 """
 
 from typing import Any
@@ -113,6 +115,26 @@ class Int4(checkpoint.Writer):
         return {"quantization_config": packing}
 
 
+class Gptq(Int4):
+    """The same codes, with the group of each column, as GPTQ describes them."""
+
+    def _int4(self, name: str, weight: torch.Tensor) -> None:
+        super()._int4(name, weight)
+        columns = torch.arange(weight.shape[1], dtype=torch.int32)
+        self.published[f"{name}.g_idx"] = columns // INT4_GROUP
+
+    def described(self) -> dict[str, Any]:
+        packing = {
+            "quant_method": "gptq",
+            "bits": 4,
+            "group_size": INT4_GROUP,
+            "desc_act": False,
+            "sym": True,
+            "checkpoint_format": "gptq",
+        }
+        return {"quantization_config": packing}
+
+
 class Nvfp4Experts(checkpoint.Writer):
     """Writes the model's routed experts in NVFP4, the rest as DeepSeek does."""
 
@@ -174,20 +196,46 @@ class Fp8Rows(checkpoint.Writer):
         self.twin[f"{name}.weight"] = codes.float() * scale
 
     def described(self) -> dict[str, Any]:
-        values = {"num_bits": 8, "type": "float", "symmetric": True}
-        group = {
-            "targets": ["Linear"],
-            "weights": {**values, "strategy": "channel", "dynamic": False},
-            "input_activations": {**values, "strategy": "token", "dynamic": True},
-        }
-        kept = ["re:.*compressor.*", "re:.*weights_proj$", "re:.*gate$", "lm_head"]
-        packing = {
-            "quant_method": "compressed-tensors",
-            "format": "float-quantized",
-            "config_groups": {"group_0": group},
-            "ignore": kept,
-        }
-        return {"quantization_config": packing}
+        return _compressed({"strategy": "channel"}, {"strategy": "token"})
+
+
+class Fp8Blocks(checkpoint.Writer):
+    """Writes every linear layer and every expert in FP8 with a scale for each block."""
+
+    def expert(self, name: str, rows: int, columns: int, gain: float) -> None:
+        weight = self.random(rows, columns, std=gain * columns**-0.5)
+        self._quantized(name, checkpoint.fp8_blocks(weight))
+
+    def _quantized(self, name: str, weight: checkpoint.Quantized) -> None:
+        # As a quantizer that divides by 448 leaves them.
+        self.published[f"{name}.weight"] = weight.codes
+        self.published[f"{name}.weight_scale"] = weight.scale.float() * ROUGH
+        self.twin[f"{name}.weight"] = weight.values * ROUGH
+
+    def described(self) -> dict[str, Any]:
+        block = [checkpoint.BLOCK, checkpoint.BLOCK]
+        return _compressed(
+            {"strategy": "block", "block_structure": block},
+            {"strategy": "group", "group_size": checkpoint.BLOCK},
+        )
+
+
+def _compressed(weights: dict[str, Any], acts: dict[str, Any]) -> dict[str, Any]:
+    """What `config.json` says of compressed-tensors in FP8."""
+    values = {"num_bits": 8, "type": "float", "symmetric": True}
+    group = {
+        "targets": ["Linear"],
+        "weights": {**values, **weights, "dynamic": False},
+        "input_activations": {**values, **acts, "dynamic": True},
+    }
+    kept = ["re:.*compressor.*", "re:.*weights_proj$", "re:.*gate$", "lm_head"]
+    packing = {
+        "quant_method": "compressed-tensors",
+        "format": "float-quantized",
+        "config_groups": {"group_0": group},
+        "ignore": kept,
+    }
+    return {"quantization_config": packing}
 
 
 WRITERS: dict[str, type[checkpoint.Writer]] = {
@@ -196,6 +244,8 @@ WRITERS: dict[str, type[checkpoint.Writer]] = {
     "fp8-e8m0": Converted,
     "fp32-scales": Rescaled,
     "int4": Int4,
+    "gptq": Gptq,
     "nvfp4-experts": Nvfp4Experts,
     "fp8-rows": Fp8Rows,
+    "fp8-blocks": Fp8Blocks,
 }

@@ -139,6 +139,8 @@ FORMATS: dict[str, Format] = {
     "fp8-e8m0": _packed("fp8-e8m0", "FP8 experts, E8M0 scales"),
     "fp32-scales": _packed("fp32-scales", "fp32 scales beside MXFP4"),
     "fp8-rows": _packed("fp8-rows", "FP8 by rows", ACTIVATIONS_IN_FP8),
+    "fp8-blocks": _packed("fp8-blocks", "FP8 in blocks", ACTIVATIONS_IN_FP8),
+    "gptq": _packed("gptq", "W4A16 by GPTQ"),
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
     "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark"),
     "v4.1": _packed("v4.1", "V4.1"),
