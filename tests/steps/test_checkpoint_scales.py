@@ -237,6 +237,14 @@ def test_refused(case: str) -> None:
 
 
 @pytest.mark.unchanged
+@pytest.mark.parametrize("name", [f"{Q}.weight", f"{X}.weight", f"{Q}.scale"])
+def test_the_model_passes_its_draft_s_tensors_by(name: str) -> None:
+    """They may be in another format, and a server without drafts does not read them."""
+    given = {name: torch.ones(3, 5).bfloat16()}
+    assert loader("model").load("mtp.0", given) == ""
+
+
+@pytest.mark.unchanged
 def test_float32_norms_are_rounded() -> None:
     norm = torch.linspace(0.9, 1.1, HIDDEN)
     assert loader("model").load("layers.1", {"ffn_norm.weight": norm}) == ""

@@ -106,6 +106,16 @@ def test_what_is_served_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.unchanged
+def test_a_draft_may_have_another_cache(tmp_path: Path) -> None:
+    """Its configuration is the target's with a cache of its own, checked once more."""
+    config = configured(tmp_path)
+    config.cache_config.cache_dtype = "bfloat16"
+    config.cache_config.block_size = 16
+    layout.module("vllm.platforms").current_platform.check_and_update_config(config)
+    assert config.cache_config.cache_dtype == "bfloat16"
+
+
+@pytest.mark.unchanged
 def test_other_models_are_not_asked(tmp_path: Path) -> None:
     options = {"dtype": "float16", "block_size": 64, "kv_cache_dtype": "auto"}
     allowed = {"enable_prompt_embeds": True, "enable_lora": True}

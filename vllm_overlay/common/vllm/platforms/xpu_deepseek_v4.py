@@ -21,7 +21,9 @@ BLOCK_SIZE = 256
 def check_deepseek_v4(vllm_config: "VllmConfig") -> None:
     """Refuse what the model cannot serve; other models pass.
 
-    A KV cache whose type is left to vLLM becomes FP8, the only type there is.
+    A KV cache whose type is left to vLLM becomes FP8, the only type there is. What was
+    checked passes: a draft model's configuration is made from the target's, may have
+    another KV cache, and comes by here again.
 
     Raises:
         ValueError: with the option, the reason, and what to use instead.
@@ -30,13 +32,17 @@ def check_deepseek_v4(vllm_config: "VllmConfig") -> None:
     model_config = vllm_config.model_config
     if model_config is None:
         return
-    if getattr(model_config.hf_text_config, "model_type", None) != "deepseek_v4":
+    config = model_config.hf_text_config
+    if getattr(config, "model_type", None) != "deepseek_v4":
+        return
+    if getattr(config, "xpu_options_checked", False):
         return
     if vllm_config.cache_config.cache_dtype == "auto":
         vllm_config.cache_config.cache_dtype = "fp8"
     for reason_of in CHECKS:
         if reason := reason_of(vllm_config):
             raise ValueError(f"DeepSeek V4 on XPU: {reason}")
+    config.xpu_options_checked = True
 
 
 def _dtype(vllm_config: "VllmConfig") -> str | None:
@@ -130,8 +136,8 @@ def _lora(vllm_config: "VllmConfig") -> str | None:
     if vllm_config.lora_config is None:
         return None
     return (
-        "LoRA (--enable-lora) is not supported, the fused experts and projections "
-        "take no adapters. Drop it, and merge the adapter into the checkpoint."
+        "LoRA (--enable-lora) is not supported, no experts on XPU take adapters. "
+        "Drop it, and merge the adapter into the checkpoint."
     )
 
 

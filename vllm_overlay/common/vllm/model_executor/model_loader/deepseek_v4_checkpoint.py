@@ -20,6 +20,7 @@ from vllm.utils.math_utils import cdiv
 
 _FP8_BLOCK = (128, 128)
 _MXFP4_GROUP = (1, 32)
+_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _E8M0 = torch.float8_e8m0fnu
 _E8M0_NAN = 0xFF
 _MANTISSA_BITS = 23
@@ -30,10 +31,13 @@ _QUANTIZED = re.compile(
 )
 
 
-def check_tensors(
-    config: Any, weights: Iterable[tuple[str, torch.Tensor]]
-) -> Iterator[tuple[str, torch.Tensor]]:
+Weights = Iterable[tuple[str, torch.Tensor]]
+
+
+def check_tensors(config: Any, weights: Weights) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the tensors of a checkpoint, each scale as its parameter holds it.
+
+    Those of the draft model, which the model does not load, are not compared.
 
     In the checkpoint a scale is float8_e8m0fnu or float32. All parameters are float32
     with `expert_dtype` "fp8", else float8_e8m0fnu; the loaders view the scales of MXFP4
@@ -48,6 +52,19 @@ def check_tensors(
             a value that its parameter cannot hold. The message names it.
 
     """
+    return _checked(config, weights, of_draft=False)
+
+
+def check_draft_tensors(
+    config: Any, weights: Weights
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same for a draft model, whose tensors begin with `mtp.`."""
+    return _checked(config, weights, of_draft=True)
+
+
+def _checked(
+    config: Any, weights: Weights, of_draft: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
     quantization = getattr(config, "quantization_config", None) or {}
     if quantization.get("quant_method") not in ("fp8", "deepseek_v4_fp8"):
         yield from weights
@@ -57,12 +74,15 @@ def check_tensors(
         "modules_to_not_convert"
     )
     for name, tensor in weights:
+        if name.startswith("mtp.") != of_draft:
+            yield name, tensor
+            continue
         quantized = _QUANTIZED.search(name)
         if ".experts." in name and quantization.get("moe_quant_algo"):
             pass
         elif quantized is None:
             published.check_unquantized(name, tensor)
-        elif not_converted and tensor.dtype == torch.bfloat16:
+        elif not_converted and tensor.dtype in _FLOATS and quantized[2] == "weight":
             pass
         elif quantized[2] == "weight":
             published.check_weight(name, quantized[1], tensor)
@@ -105,7 +125,7 @@ class _Published:
             if ((tensor < 0) | (tensor >= self.num_experts)).any():
                 raise ValueError(f"{name} has an expert that the model does not have")
             return
-        _check_dtype(name, tensor, torch.bfloat16, torch.float16, torch.float32)
+        _check_dtype(name, tensor, *_FLOATS)
 
     def check_weight(self, name: str, layer: str, weight: torch.Tensor) -> None:
         if self._is_mxfp4(layer):
