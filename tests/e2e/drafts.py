@@ -11,9 +11,13 @@ Says = Callable[[int], int | None]
 
 
 def successors(result: Served) -> dict[int, int]:
-    """What follows a token in the texts of a run; its last place counts."""
-    texts = result.texts.values()
-    return {before: after for text in texts for before, after in pairwise(text)}
+    """What follows a token in the texts of a run; its last place counts.
+
+    Requests count in the order of their numbers: they end in another order from run to
+    run, and one checkpoint serves several releases.
+    """
+    texts = sorted(result.texts.items(), key=lambda text: int(text[0].split("-")[0]))
+    return {before: after for _, text in texts for before, after in pairwise(text)}
 
 
 def check_drafts(result: Served, says: Says, count: int) -> None:
