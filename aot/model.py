@@ -117,8 +117,8 @@ def devices() -> list[Device]:
             # What was measured on a device wins over what its architecture says.
             **{
                 **data["assumed"],
-                **_without_source(data["architecture"][device["target"]]),
-                **_without_source(device),
+                **_fixed(data["architecture"][device["target"]]),
+                **_fixed(device),
             },
         )
         for name, device in data["device"].items()
@@ -127,7 +127,8 @@ def devices() -> list[Device]:
 
 def ends(device: Device) -> tuple[Device, Device]:
     """The device at the fast and at the slow end of what is known as a range."""
-    known = tomllib.loads(DATA.read_text())["range"]
+    data = tomllib.loads(DATA.read_text())
+    known = {**data["range"], **data["device"].get(device.name, {})}
     fast, slow = (
         replace(
             device,
@@ -141,8 +142,9 @@ def ends(device: Device) -> tuple[Device, Device]:
     return fast, replace(slow, second_level=0)
 
 
-def _without_source(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != "source"}
+def _fixed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a device is at any end of a range."""
+    return {k: v for k, v in table.items() if k not in ("source", "dram_share")}
 
 
 def launched(
