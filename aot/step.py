@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import HYPER, Model, groups
+from benchmarks.memory import HEAD, HYPER, WINDOW, Model, groups
 
 from .model import Device, ends
 
 DATA = Path(__file__).with_name("step.toml")
-INDEX_KEY_BYTES = 132
+INDEX_KEY_BYTES, PAGED_KEY_BYTES = 132, 584
 DPAS_OPERATIONS = 2 * 8 * 16 * 16
 """Operations of one dpas.8x8 of bf16: 8 rows, 16 columns, 16 products."""
 
@@ -184,6 +184,7 @@ def prefill(
         longer = time.slow > part.milliseconds.slow
         parts.append(Part(part.name, time, "dpas") if longer else part)
     parts += _attention(model, kernels)
+    parts.append(_gather(model, split, tokens, context))
     parts.append(_hyper(model, split, tokens))
     parts.append(_collectives(model, split, tokens, known))
     return parts
@@ -292,6 +293,15 @@ def _attention(model: Model, kernels: Kernels) -> list[Part]:
         Part("attention", layers.times(1e-3), "kernel"),
         Part("indexer scores", kernels.scores.times(model.by4 * 1e-3), "kernel"),
     ]
+
+
+def _gather(model: Model, split: Split, tokens: int, context: int) -> Part:
+    """A chunk's attention reads keys that were copied from their pages into bf16."""
+    end = context + tokens
+    compressed = model.by4 * (end // 4) + model.by128 * (end // 128)
+    rows = compressed + model.layers * (min(WINDOW, context) + tokens)
+    size = rows * (PAGED_KEY_BYTES + 2 * HEAD)
+    return Part("gather", _moved(Range(size, size), split.device), "DRAM")
 
 
 def _hyper(model: Model, split: Split, tokens: int) -> Part:

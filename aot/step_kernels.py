@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What attention and the indexer of a step take, from the machine code of their kernels.
+"""What attention and the indexer take in a step, from their kernels' machine code.
 
 From v0.24.0 on an op of vllm-xpu-kernels computes the indexer's scores by default, of
 which no speed is published. So their fast end is what the device can do at best, and

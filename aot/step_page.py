@@ -160,8 +160,8 @@ def summary(
     ]
     return "\n".join(
         (
-            "**Modelled, not measured** (`aot/step.py`): tokens per second of a server at"
-            f" a context of {CONTEXTS[0]:,} tokens, all requests together. All rows,"
+            "**Modelled, not measured** (`aot/step.py`): tokens per second of a server"
+            f" at a context of {CONTEXTS[0]:,} tokens, all requests together. All rows,"
             f" prefill and {CONTEXTS[1]:,} tokens too: [{SPEED}]({SPEED}).",
             "",
             table(heads, lines),

@@ -112,7 +112,9 @@ def groups(model: Model) -> list[Group]:
             MXFP4,
             True,
         ),
-        Group("shared expert", 3 * hidden * model.width * layers, BLOCK_FP8, True, True),
+        Group(
+            "shared expert", 3 * hidden * model.width * layers, BLOCK_FP8, True, True
+        ),
         *(
             Group("projections", count * layers, BLOCK_FP8, sharded, True)
             for count, sharded in (

@@ -150,6 +150,9 @@ def test_the_summary_takes_single_tokens_apart() -> None:
             row("prefill", "T2048 H8 K640", "B60", 9),
         ]
     )
-    assert "decode: upstream v0.33.0 takes 7 to 20 times as long, median 8.5 to 17," in said
+    assert (
+        "decode: upstream v0.33.0 takes 7 to 20 times as long, median 8.5 to 17,"
+        in said
+    )
     assert "decode of one token: 236 to 472 times as long" in said
     assert "prefill of one token" not in said
