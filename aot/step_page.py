@@ -143,7 +143,8 @@ def summary(
 ) -> str:
     """The page's generated section: speed at a context of 16k, and where one step's
     time goes."""
-    heads = ["devices", "model", "requests", "untouched", "patched", "patched, eager"]
+    heads = ["devices", "model", "requests", "untouched", "patched", "gain"]
+    heads.append("patched, eager")
     by_case: dict[tuple[object, ...], dict[object, dict[str, object]]] = {}
     for row in speeds:
         key = (row["devices"], row["model"], row["requests"])
@@ -154,6 +155,7 @@ def summary(
             *key,
             _span(of["untouched"], "tokens/s with graphs"),
             _span(of["patched"], "tokens/s with graphs"),
+            _gain(of, "tokens/s with graphs"),
             _span(of["patched"], "tokens/s eager"),
         ]
         for key, of in by_case.items()
@@ -193,7 +195,8 @@ def _parts_table(rows: Sequence[dict[str, object]]) -> str:
         label = f"{name}, untouched" if side == "untouched" else name
         bound = next(iter(of.values()))["bound"]
         cells.append([label, bound, *(_span(of[count], "ms") for count in REQUESTS)])
-    return table(["part", "bound", *(f"{n} requests" for n in REQUESTS)], cells)
+    heads = [f"{count} request{'s' * (count > 1)}" for count in REQUESTS]
+    return table(["part", "bound", *heads], cells)
 
 
 def _cells(case: Case) -> dict[str, object]:
@@ -216,6 +219,16 @@ def _ends(name: str, value: Range, digits: int) -> dict[str, object]:
 
 def _span(row: dict[str, object], name: str) -> str:
     return f"{row[f'{name} from']} to {row[f'{name} to']}"
+
+
+def _gain(of: dict[object, dict[str, object]], name: str) -> str:
+    """Patched over untouched, at the same end of all constants."""
+    ratios = sorted(
+        float(str(of["patched"][f"{name} {end}"]))
+        / float(str(of["untouched"][f"{name} {end}"]))
+        for end in ("from", "to")
+    )
+    return " to ".join(f"{ratio:.1f}" for ratio in ratios)
 
 
 def _per_second(tokens: int, time: Range) -> Range:
