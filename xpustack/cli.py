@@ -24,6 +24,7 @@ from xpustack.commands import (
     index,
     once,
     pin,
+    plan,
     rederive,
     refresh,
     save,
@@ -132,7 +133,7 @@ def _global_options(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    DEPLOYER: (build.build, verify.verify, index.index, device.device),
+    DEPLOYER: (build.build, verify.verify, index.index, plan.plan, device.device),
     CONTRIBUTOR: (
         apply.apply,
         save.save,
