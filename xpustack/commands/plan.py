@@ -14,9 +14,11 @@ if TYPE_CHECKING:
     from xpustack.plan.choices import Choice
 
 GIB = 1 << 30
-MODELLED = (
-    "tokens/s: modelled by aot/step.py, not measured, with captured graphs and without"
-    " attention and the indexer's scores"
+NOTES = (
+    "weights, buffers: GiB of the fullest device. requests: of the whole context,"
+    " beside a chunk that is read. host: GiB of all processes, on a CPU.",
+    "tokens/s: modelled by aot/step.py, not measured, with captured graphs, without"
+    " attention and the indexer's scores. Overlapping ranges rank nothing for sure.",
 )
 COLUMNS = (
     *("split", "weights", "buffers", "requests", "cache tokens", "chunk"),
@@ -88,9 +90,7 @@ def plan(
         answer.table((_row(asked, choice) for choice in found), COLUMNS)
         answer.say(*(f"{name} does not start: {why}" for name, why in reasons.items()))
         answer.say(
-            "weights, buffers: GiB of the fullest device. requests: of the whole context,"
-            " beside a chunk that is read. host: GiB of all processes, on a CPU.",
-            MODELLED,
+            *NOTES,
             f"checkpoint: {tried.checkpoint / GIB:.0f} GiB on disk",
             "",
             choices.serve(asked, best),

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.memory import DEVICES, FLASH, PRO, Device, Model
-
 from xpustack.core.errors import UsageError
 
 NAMED = {"flash": FLASH, "pro": PRO}
@@ -57,7 +56,7 @@ class Asked:
 
     def usable(self) -> float:
         """Bytes of a device that vLLM may use."""
-        return self.device.memory * SHARE * (1 << 30)
+        return float(self.device.memory * SHARE * (1 << 30))
 
 
 def device(name: str) -> Device:
@@ -97,7 +96,9 @@ def checkpoint(name: str) -> Checkpoint:
         config = json.loads((folder / "config.json").read_text("utf-8"))
         model = _model(folder.name, config)
         tensors = tuple(
-            row for file in sorted(folder.glob("*.safetensors")) for row in _headers(file)
+            row
+            for file in sorted(folder.glob("*.safetensors"))
+            for row in _headers(file)
         )
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise _no_checkpoint(folder, _reason(error)) from None

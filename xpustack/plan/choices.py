@@ -9,7 +9,6 @@ from aot import model as devices
 from aot import step
 from aot.step import Kernels, Part, Range, Split
 from benchmarks.memory import SPLITS, room
-
 from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed, command
 from xpustack.plan.asked import ACTIVATIONS, Asked, short

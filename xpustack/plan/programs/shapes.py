@@ -156,18 +156,21 @@ def loadable(tensors: Tensors, experts: int) -> Iterator[tuple[str, torch.Tensor
         if not found:
             yield name, tensor
             continue
-        number, _, part = rest.partition(".")
-        kinds[f"{layer}.experts.*.{part}"][int(number)] = tensor
+        expert, _, part = rest.partition(".")
+        kinds[f"{layer}.experts.*.{part}"][int(expert)] = tensor
     for kind, of in kinds.items():
         for number in range(experts):
-            name = kind.replace("*", str(number))
-            if number not in of:
-                raise ValueError(f"the checkpoint has no {name}")
-            first, tensor = of[0], of[number]
-            if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
-                raise ValueError(
-                    f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expert 0 has"
-                    f" {first.dtype} {tuple(first.shape)}"
-                )
+            _like_the_first(kind.replace("*", str(number)), number, of)
         for number in {0, experts - 1}:
             yield kind.replace("*", str(number)), of[number]
+
+
+def _like_the_first(name: str, number: int, of: Mapping[int, torch.Tensor]) -> None:
+    if number not in of:
+        raise ValueError(f"the checkpoint has no {name}")
+    first, tensor = of[0], of[number]
+    if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+        raise ValueError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expert 0 has"
+            f" {first.dtype} {tuple(first.shape)}"
+        )

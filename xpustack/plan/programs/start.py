@@ -17,6 +17,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -188,7 +189,7 @@ class WithoutDevices(Executor):
         count = self.parallel_config.pipeline_parallel_size
         self.stages = []
         for number in range(count):
-            built = forked(lambda n=number: stage(self.vllm_config, n))
+            built = forked(partial(stage, self.vllm_config, number))
             built["answers"]["determine_available_memory"] = self.left(built)
             self.stages.append(built)
             STAGES.append({k: v for k, v in built.items() if k != "answers"})
@@ -289,7 +290,7 @@ def room(answer: dict[str, Any]) -> int:
     if not answer["blocks"]:
         return 0
     read = answer["reading"] - answer["decoding"]
-    return (answer["blocks"] - read) // answer["decoding"]
+    return int((answer["blocks"] - read) // answer["decoding"])
 
 
 def main() -> None:
