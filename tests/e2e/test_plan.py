@@ -5,8 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from benchmarks import memory
+from e2e import checkpoint
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
@@ -22,10 +24,14 @@ class OneSplit(asked.Asked):
 
 
 def start(release: str, device: str) -> tuple[asked.Asked, trial.Trial]:
-    project = Project.find(Path(__file__).parent)
     wanted = OneSplit(asked.checkpoint("flash"), asked.device(device), 8, 131_072, 8)
+    return wanted, run(release, wanted)
+
+
+def run(release: str, wanted: asked.Asked) -> trial.Trial:
+    project = Project.find(Path(__file__).parent)
     pinned = load(project)[release]
-    return wanted, trial.run(project, Cache.default(), pinned, wanted, print)
+    return trial.run(project, Cache.default(), pinned, wanted, print)
 
 
 def test_weights_are_those_of_the_arithmetic(release: str) -> None:
@@ -46,3 +52,19 @@ def test_what_does_not_fit_is_refused(release: str) -> None:
     (refused,) = choices.refusals(tried, [])
     assert choices.missing(wanted, refused) == pytest.approx(1.1, abs=1.2)
     assert "GiB short on a device" in choices.why(wanted, refused)
+
+
+@pytest.mark.newest
+def test_a_folder_is_planned_as_it_is(release: str, tmp_path: Path) -> None:
+    folder, _ = checkpoint.write(tmp_path)
+    device = asked.device("b50")
+    wanted = asked.Asked(asked.checkpoint(str(folder)), device, 1, 512, 4)
+    (choice,) = choices.choices(wanted, run(release, wanted))
+    assert not choice.attempt.stages[0].unset
+    file = folder / "model.safetensors"
+    whole = load_file(file)
+    del whole["layers.1.attn.wkv.scale"]
+    save_file(whole, file)
+    wanted = asked.Asked(asked.checkpoint(str(folder)), device, 1, 512, 4)
+    (refused,) = run(release, wanted).attempts
+    assert refused.refused == "the checkpoint has no layers.1.attn.wkv.scale"

@@ -108,7 +108,7 @@ def nothing_fits(asked: Asked, release: Release, refused: list[Attempt]) -> Chec
     nearest = min(lacking or refused, key=lambda one: missing(asked, one))
     enough = _enough(asked)
     return CheckFailed(
-        f"{asked.checkpoint.model.name} fits on no split of {asked.count}"
+        f"{asked.checkpoint.model.name} starts on no split of {asked.count}"
         f" {asked.device.name}",
         detail=[f"{nearest.name}: {why(asked, nearest)}"],
         hint=command(

@@ -33,6 +33,10 @@ DTYPES = {
 Tensors = Mapping[str, torch.Tensor]
 
 
+class Incomplete(ValueError):
+    """A checkpoint lacks a tensor."""
+
+
 def size(name: str) -> checkpoint.Size:
     """The size of "flash" or "pro"."""
     model = MODELS[name]
@@ -111,7 +115,7 @@ def listed(folder: str, rows: Iterable[tuple[str, str, list[int]]]) -> Tensors:
     """The tensors that a checkpoint's headers list: name, type and shape.
 
     Raises:
-        ValueError: it is in DeepSeek's own form, and lacks a tensor of the model.
+        Incomplete: it is in DeepSeek's own form, and lacks a tensor of the model.
     """
     config = json.loads((Path(folder) / "config.json").read_text())
     found = {name: zeros(DTYPES[kind], shape) for name, kind, shape in rows}
@@ -121,7 +125,7 @@ def listed(folder: str, rows: Iterable[tuple[str, str, list[int]]]) -> Tensors:
         wanted = (name for name in writer.published if not name.startswith("mtp."))
         for name in wanted:
             if name not in found:
-                raise ValueError(f"the checkpoint has no {name}")
+                raise Incomplete(f"the checkpoint has no {name}")
     return found
 
 
@@ -167,7 +171,7 @@ def loadable(tensors: Tensors, experts: int) -> Iterator[tuple[str, torch.Tensor
 
 def _like_the_first(name: str, number: int, of: Mapping[int, torch.Tensor]) -> None:
     if number not in of:
-        raise ValueError(f"the checkpoint has no {name}")
+        raise Incomplete(f"the checkpoint has no {name}")
     first, tensor = of[0], of[number]
     if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
         raise ValueError(

@@ -43,7 +43,7 @@ from vllm.v1.executor.abstract import Executor
 
 WITHOUT_VALUES = "without_values"
 JOB: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text())
-TENSORS: shapes.Tensors = {}
+TENSORS: dict[str, torch.Tensor] = {}
 FACTORIES = _device._device_constructors()
 """torch's own, which the emulation replaces once there is pinned memory."""
 LISTS = (torch.arange, torch.full, torch.tensor)
@@ -179,6 +179,13 @@ def join_alone(rank: int, world_size: int) -> None:
     parallel_state._node_count = lambda _: 1
 
 
+def left(stages: Iterable[dict[str, Any]]) -> int:
+    """Bytes for the KV cache on a device of the fullest of these stages."""
+    held = max(built["weights"] + built["buffers"] for built in stages)
+    usable = JOB["memory"] * JOB["engine"]["gpu_memory_utilization"]
+    return int(usable - JOB["activations"] - held)
+
+
 class WithoutDevices(Executor):
     """Answers the engine core as the workers of all ranks would."""
 
@@ -190,14 +197,9 @@ class WithoutDevices(Executor):
         self.stages = []
         for number in range(count):
             built = forked(partial(stage, self.vllm_config, number))
-            built["answers"]["determine_available_memory"] = self.left(built)
+            built["answers"]["determine_available_memory"] = left([built])
             self.stages.append(built)
             STAGES.append({k: v for k, v in built.items() if k != "answers"})
-
-    def left(self, built: dict[str, Any]) -> int:
-        """Bytes for the KV cache."""
-        usable = JOB["memory"] * self.cache_config.gpu_memory_utilization
-        return int(usable - JOB["activations"] - built["weights"] - built["buffers"])
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
         ranks = self.parallel_config.tensor_parallel_size
@@ -278,7 +280,7 @@ def attempts(given: dict[str, Any], model: str) -> list[dict[str, Any]]:
     for chunk in JOB["chunks"]:
         last = attempt(max_num_batched_tokens=chunk)
         built = len(last["stages"]) == given["pipeline_parallel_size"]
-        if not built or room(last) >= JOB["requests"]:
+        if not built or room(last) >= JOB["requests"] or left(last["stages"]) < 0:
             break
     if last.get("configured") and not built and given["tensor_parallel_size"] > 1:
         attempt(max_num_batched_tokens=chunk, enable_expert_parallel=True)
@@ -295,15 +297,21 @@ def room(answer: dict[str, Any]) -> int:
 
 def main() -> None:
     emulated_xpu.pytest_plugin.prepare()
-    global TENSORS
     folder = JOB["folder"]
-    if JOB["model"]:
-        config, TENSORS = shapes.published(JOB["model"])
-        (Path(folder) / "config.json").write_text(json.dumps(config))
-    else:
-        TENSORS = shapes.listed(folder, JOB["tensors"])
+    found: list[dict[str, Any]]
+    try:
+        if JOB["model"]:
+            config, known = shapes.published(JOB["model"])
+            (Path(folder) / "config.json").write_text(json.dumps(config))
+        else:
+            known = shapes.listed(folder, JOB["tensors"])
+        TENSORS.update(known)
+        found = [one for given in JOB["splits"] for one in attempts(given, folder)]
+    except shapes.Incomplete as error:
+        none = {"refused": str(error), "stages": [], "blocks": 0}
+        none["max_num_batched_tokens"] = JOB["chunks"][0]
+        found = [given | none for given in JOB["splits"]]
     size = held(TENSORS.values())
-    found = [one for given in JOB["splits"] for one in attempts(given, folder)]
     for one in found:
         one["room"] = room(one)
     Path(sys.argv[2]).write_text(json.dumps({"checkpoint": size, "attempts": found}))
