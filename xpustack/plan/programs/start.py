@@ -181,9 +181,9 @@ def join_alone(rank: int, world_size: int) -> None:
 
 def left(stages: Iterable[dict[str, Any]]) -> int:
     """Bytes for the KV cache on a device of the fullest of these stages."""
-    held = max(built["weights"] + built["buffers"] for built in stages)
+    most = max(built["weights"] + built["buffers"] for built in stages)
     usable = JOB["memory"] * JOB["engine"]["gpu_memory_utilization"]
-    return int(usable - JOB["activations"] - held)
+    return int(usable - JOB["activations"] - most)
 
 
 class WithoutDevices(Executor):
