@@ -22,6 +22,7 @@ from xpustack.commands import (
     device,
     export,
     index,
+    ingest,
     once,
     pin,
     rederive,
@@ -148,6 +149,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         watch.watch,
         defects.defects,
         site.site,
+        ingest.ingest,
         once.once,
     ),
 }
