@@ -12,7 +12,7 @@ from e2e.serving import Kitchen
 from xpustack.base.releases import load
 from xpustack.core.process import Runner
 from xpustack.device import serve as stage
-from xpustack.device.stages import Bench
+from xpustack.device.setup import Setup
 
 pytestmark = [pytest.mark.full, pytest.mark.newest]
 PYTHON = """\
@@ -21,8 +21,8 @@ import os, sys
 BEGIN = (
     "import runpy, sys; import emulated_xpu.pytest_plugin, e2e.engine_ops;"
     "from kernels import interpreter, interpreter_speed;"
-    "sys.argv = sys.argv[1:]; {repair}; interpreter_speed.speed_up();"
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
+    "sys.argv = sys.argv[2:]; {repair}; interpreter_speed.speed_up();"
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 own = {{**os.environ, **{environment}}}
 own["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
@@ -35,7 +35,7 @@ REPAIR = "interpreter.repair()"
 """Without it Triton's interpreter computes wrong FP8 and bf16 values."""
 
 
-def bench(served: Kitchen, release: str, tmp_path: Path, repair: str) -> Bench:
+def setup(served: Kitchen, release: str, tmp_path: Path, repair: str) -> Setup:
     python = tmp_path / "python"
     environment = served.environment(release, tmp_path / "own")
     program = PYTHON.format(
@@ -45,7 +45,7 @@ def bench(served: Kitchen, release: str, tmp_path: Path, repair: str) -> Bench:
     python.chmod(0o755)
     probe = {"distributions": {"vllm": "patched"}, "device": {"count": 1}}
     pinned = load(served.project)[release]
-    return Bench(
+    return Setup(
         served.project,
         "xpu",
         pinned,
@@ -66,7 +66,7 @@ def test_the_stage_sees_whether_the_engine_is_right(
     monkeypatch: pytest.MonkeyPatch,
     repair: str,
 ) -> None:
-    place = bench(served, release, tmp_path, repair)
+    place = setup(served, release, tmp_path, repair)
     few = [stage.prompt(1, 32, 100), stage.prompt(63, 8, 101)]
     monkeypatch.setattr(stage, "soak", lambda: [few])
     outcome = stage.serve(place)
