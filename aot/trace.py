@@ -117,7 +117,9 @@ def _step(
             "prefill to FP8",
             partial(
                 cases_attention.prefill,
-                *(heads, tokens, compressed + WINDOW),
+                heads,
+                tokens,
+                compressed + WINDOW,
                 in_fp8=True,
                 first=first,
             ),

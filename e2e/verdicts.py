@@ -74,7 +74,8 @@ def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
         experts = max(feed_forward_errors(result.answer, twin, roundings).values())
     core = max(error.core for error in attention)
     output = max(error.output for error in attention)
-    ours, exact = [], []
+    ours: list[torch.Tensor] = []
+    exact: list[torch.Tensor] = []
     for request, found in logits_by_request(result.answer).items():
         wanted = twin.logits(result.texts[request])
         ours += found.values()

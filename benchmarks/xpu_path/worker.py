@@ -24,7 +24,7 @@ Event = torch.cuda.Event
 """Kept, because vLLM's XPU runner puts a function in its place."""
 
 
-class TimedGraph(torch.cuda.CUDAGraph):  # type: ignore[misc]
+class TimedGraph(torch.cuda.CUDAGraph):
     """A graph that times its replays."""
 
     def replay(self) -> None:
