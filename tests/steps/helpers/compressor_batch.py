@@ -51,9 +51,7 @@ class Batch:
             )
         return written, [name for name in trace.launches if "compress" in name]
 
-    def run_on_rocm(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> tuple[Written, list[str]]:
+    def run_on_rocm(self, monkeypatch: pytest.MonkeyPatch) -> tuple[Written, list[str]]:
         """As `run`, by the Triton kernel of other platforms."""
         module = layout.module(layout.COMPRESSOR)
         rocm = layout.another_platform(module.current_platform, rocm=True)
