@@ -35,7 +35,7 @@ class TimedGraph(torch.cuda.CUDAGraph):
         _replays.append((begin, end))
 
 
-class BenchWorker(XpuPathOnCudaWorker):
+class TimedWorker(XpuPathOnCudaWorker):
     """What a case asks for is set by `begin_case`, and read by `end_case`."""
 
     eager = False
