@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from e2e.serving import Kitchen
+from e2e.serving import Engines
 from xpustack.base.releases import load
 from xpustack.core.process import Runner
 from xpustack.device import serve as stage
@@ -35,18 +35,18 @@ REPAIR = "interpreter.repair()"
 """Without it Triton's interpreter computes wrong FP8 and bf16 values."""
 
 
-def setup(served: Kitchen, release: str, tmp_path: Path, repair: str) -> Setup:
+def setup(engines: Engines, release: str, tmp_path: Path, repair: str) -> Setup:
     python = tmp_path / "python"
-    environment = served.environment(release, tmp_path / "own")
+    environment = engines.environment(release, tmp_path / "own")
     program = PYTHON.format(
         python=sys.executable, environment=environment, repair=repair
     )
     python.write_text(program)
     python.chmod(0o755)
     probe = {"distributions": {"vllm": "patched"}, "device": {"count": 1}}
-    pinned = load(served.project)[release]
+    pinned = load(engines.project)[release]
     return Setup(
-        served.project,
+        engines.project,
         "xpu",
         pinned,
         str(python),
@@ -60,13 +60,13 @@ def setup(served: Kitchen, release: str, tmp_path: Path, repair: str) -> Setup:
 
 @pytest.mark.parametrize("repair", [REPAIR, "0"], ids=["right", "wrong"])
 def test_the_stage_sees_whether_the_engine_is_right(
-    served: Kitchen,
+    engines: Engines,
     release: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     repair: str,
 ) -> None:
-    place = setup(served, release, tmp_path, repair)
+    place = setup(engines, release, tmp_path, repair)
     few = [stage.prompt(1, 32, 100), stage.prompt(63, 8, 101)]
     monkeypatch.setattr(stage, "soak", lambda: [few])
     outcome = stage.serve(place)
