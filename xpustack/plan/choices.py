@@ -46,14 +46,17 @@ class Choice:
 
 
 def choices(asked: Asked, trial: Trial) -> list[Choice]:
-    """Those that start, the best first."""
+    """Those that start: first those that serve all requests, then the fastest by the
+    middle of the modelled range."""
     best: dict[str, Attempt] = {}
     for attempt in trial.attempts:
         known = best.get(attempt.name)
         if attempt.room and (known is None or attempt.room > known.room):
             best[attempt.name] = attempt
     found = [_choice(asked, attempt) for attempt in best.values()]
-    return sorted(found, key=lambda one: (not one.serves, -one.speed.slow))
+    return sorted(
+        found, key=lambda one: (not one.serves, -one.speed.slow * one.speed.fast)
+    )
 
 
 def _choice(asked: Asked, attempt: Attempt) -> Choice:
