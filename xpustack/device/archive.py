@@ -23,7 +23,7 @@ _COMMON = frozenset({"root", "localhost", "user", "ubuntu", "vllm", "intel", "ad
 _TEXTS = {
     "doctor": ("log.txt",),
     "prove": ("log.txt", "machine_code.json"),
-    "compare": ("log.txt", "benchmark.json", "benchmark.svg"),
+    "compare": ("log.txt", "benchmark.json"),
     "tune": ("log.txt", "tried.json"),
     "serve": ("log.txt",),
 }
@@ -109,12 +109,11 @@ def write(bench: Bench, report: Report) -> Path:
         for file in files:
             path = bench.out / stage / file
             if path.is_file():
-                name = file if file.endswith(".svg") else f"{stage}/{file}"
-                texts[name] = path.read_text("utf-8", "replace")
+                texts[f"{stage}/{file}"] = path.read_text("utf-8", "replace")
     for path in sorted((bench.out / "tuned").glob("*.json")):
         texts[f"tuned/{path.name}"] = path.read_text("utf-8")
     clean = {name: anonymous(text, hidden) for name, text in texts.items()}
-    for name in ("junit.xml", REPORT, "report.md", "benchmark.svg"):
+    for name in ("junit.xml", REPORT, "report.md"):
         if name in clean:
             with atomic_file(folder / name) as output:
                 output.write(clean[name].encode())

@@ -275,8 +275,7 @@ def compare(bench: Bench) -> Outcome:
         return _too_little(bench)
     folder = bench.folder("compare")
     target = folder / "benchmark.json"
-    for old in (target, folder / "benchmark.svg"):
-        old.unlink(missing_ok=True)
+    target.unlink(missing_ok=True)
     seconds = 60 * bench.minutes * 0.3
     ended = bench.execute(
         "compare",
@@ -305,18 +304,11 @@ def compare(bench: Bench) -> Outcome:
     if ended.timed_out:
         late = hung(bench, "compare", summary, ended)
         return Outcome("failed", late.summary, late.findings, {"benchmark": report})
-    picture = bench.execute(
-        "compare",
-        [str(PROGRAMS / "picture.py"), str(target), str(folder / "benchmark.svg")],
-        120,
-    )
-    if picture.returncode:
-        findings += (Finding("no picture: the end of log.txt says why"),)
     return Outcome(
         "failed" if ended.returncode else "passed",
         summary,
         findings,
-        {"benchmark": report, "picture": (folder / "benchmark.svg").is_file()},
+        {"benchmark": report},
     )
 
 

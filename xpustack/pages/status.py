@@ -163,9 +163,9 @@ def cell(status: StepStatus) -> str:
 
 
 def long_cell(status: StepStatus) -> str:
-    """As `cell`, with the step's checks and age."""
+    """The step's checks and age, then as `cell`."""
     age = "new" if status.age is None else f"{status.age} d"
-    return f"{cell(status)}, {status.checks or 'unknown'}, {age}"
+    return f"{status.checks or 'unknown'}, {age}, {cell(status)}"
 
 
 def matrix(

@@ -116,8 +116,6 @@ def main(words: list[str]) -> int:
         tuned = {"schema": 1, "device": name, "rows": rows}
         (folder / "intel-b60.json").write_text(json.dumps(tuned))
         (folder / "tried.json").write_text("[]")
-    elif program == "picture":
-        Path(words[-1]).write_text("<svg/>")
     elif program == "engine":
         job = json.loads(Path(words[1]).read_text())
         kind = "eager" if job["engine"].get("enforce_eager") else "graphs"

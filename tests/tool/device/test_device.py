@@ -60,7 +60,7 @@ def calls(checkout: Path) -> list[str]:
     path = checkout.parent / "calls"
     lines = path.read_text().splitlines() if path.exists() else []
     path.unlink(missing_ok=True)
-    return [line for line in lines if line not in ("-c", "picture")]
+    return [line for line in lines if line != "-c"]
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
@@ -302,7 +302,6 @@ def test_the_archive_names_no_host_and_no_user(
             "report.json",
             "report.md",
             "junit.xml",
-            "benchmark.svg",
             "tuned/intel-b60.json",
             "prove/log.txt",
         }
