@@ -102,7 +102,6 @@ def test_every_stage_runs_and_the_report_has_all(checkout: Path) -> None:
         "spills",
     ):
         assert text in page or text in page.replace("| 50 |", "50 %"), text
-    assert "![" in page
 
 
 def test_the_first_and_the_last_line_name_the_device(checkout: Path) -> None:
