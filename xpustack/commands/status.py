@@ -9,7 +9,7 @@ import typer
 from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.pages import status as page
-from xpustack.pages.overview import overview, overview_table
+from xpustack.pages.overview import overview
 from xpustack.terminal.console import AsJson, answering, using_cache
 
 
@@ -33,9 +33,9 @@ def status(
         project = Project.find()
         pinned = releases.load(project)
         if check_readme:
-            page.require_fresh(project, pinned, _overview(project, pinned))
+            page.require_fresh(project, pinned, overview(project, pinned))
         elif write_readme:
-            page.write_pages(project, pinned, _overview(project, pinned))
+            page.write_pages(project, pinned, overview(project, pinned))
         elif markdown:
             statuses = page.step_statuses(project, pinned)
             answer.data = msgspec.to_builtins(statuses)
@@ -50,7 +50,3 @@ def status(
                     {"step": slug, **dict(zip(pinned.names, cells, strict=True))}
                 )
             answer.table(rows, ("step", *pinned.names))
-
-
-def _overview(project: Project, pinned: releases.Releases) -> str:
-    return overview_table(overview(project, pinned))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of defects: its list, its figures, and how alike two patches are."""
+"""The table of defects: its list and its figures."""
 
 import re
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_figures_come_from_the_tests_that_the_entry_names(
         "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
     )
     blank = replace(row, release="v2.0", before="no such step", after="")
-    section = defects.section([row, blank], [], "v1.0 and v2.0")
+    section = defects.section([row, blank])
     defects.write(stack.project, section, defects.figures([row, blank]))
     text = page.read_text()
     assert "where this was written: v2.0." in text
@@ -103,15 +103,8 @@ def test_figures_of_an_earlier_check_are_kept(stack: FakeStack) -> None:
     other = replace(unproven, release="v2.0")
     found = defects.kept(stack.project, [unproven, other])
     assert found == [replace(row, kept=True), other]
-    section = defects.section(found, [], "v1.0 and v2.0")
+    section = defects.section(found)
     assert "before the steps' last change: v1.0." in section
     assert "where this was written: v2.0." in section
     newer = replace(row, before="off by 5%")
     assert defects.kept(stack.project, [newer]) == [newer]
-
-
-def test_alike_counts_changed_lines(stack: FakeStack) -> None:
-    step = load_series(stack.project, "v1.0")[0]
-    one = replace(step, diff=b"--- a\n+++ b\n+x\n+y\n+y\n-z\n c\n")
-    two = replace(step, diff=b"--- d\n+++ e\n+x\n+y\n-w\n")
-    assert defects.overlaps([one], [two]) == [defects.Overlap(step.slug, 2, 2, 1)]
