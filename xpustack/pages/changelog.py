@@ -54,8 +54,9 @@ class Entry:
 
 
 def with_entries(text: str, entries: Mapping[str, Entry], order: Sequence[str]) -> str:
-    """The changelog with a section for the entries of releases. If the newest section
-    is of the same wheels, it gets the lines of which it lacks the beginning.
+    """The changelog with a new section for the entries of releases. If the newest
+    section lists these wheels already, it gets the lines that it does not have; a line
+    that a person reworded behind its step's name counts as had.
 
     Args:
         order: all releases, oldest first.
