@@ -55,8 +55,8 @@ class Entry:
 
 def with_entries(text: str, entries: Mapping[str, Entry], order: Sequence[str]) -> str:
     """The changelog with a new section for the entries of releases. If the newest
-    section lists these wheels already, it gets the lines that it does not have; a line
-    that a person reworded behind its step's name counts as had.
+    section lists these wheels already, it gets the lines that are new. A line that a
+    person reworded is not repeated as long as it begins with the step's name.
 
     Args:
         order: all releases, oldest first.

@@ -133,8 +133,8 @@ def _shortened(figure: Figure) -> str:
 
 
 def kept(project: Project, observed: Sequence[Observation]) -> list[Observation]:
-    """`observed`, with the figures that the file of figures has where a step was not
-    checked here as it is now: those of an earlier check."""
+    """`observed`; a step whose present form was not checked here has the figures of an
+    earlier check, which the file of figures has."""
     rows = {
         (row["id"], row["defect"], row["release"]): row
         for row in read_rows(project.root / DATA)

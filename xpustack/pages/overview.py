@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The README's table: one row for each release, read from its series and its runs.
 
-A step exists where a release has the fault that it fixes, so the steps say how far a
-release comes without them. What a patched release does was seen end to end: that is
-the row of its checkpoint in FP8 and MXFP4.
+A release has a step only if it has the fault that the step fixes, so its steps tell
+what the untouched release does. What the patched one does comes from the end-to-end run
+of the checkpoint in FP8 and MXFP4.
 """
 
 import re

@@ -163,7 +163,7 @@ def cell(status: StepStatus) -> str:
 
 
 def long_cell(status: StepStatus) -> str:
-    """The step's checks and age, then as `cell`."""
+    """A step's checks, its age, and what `cell` says."""
     age = "new" if status.age is None else f"{status.age} d"
     return f"{status.checks or 'unknown'}, {age}, {cell(status)}"
 

@@ -44,8 +44,8 @@ class Change:
 
 
 def step_digests(project: Project, steps: Sequence[Step]) -> dict[str, str]:
-    """The sha256 of each step's patch, overlay files and kernels, in order. Where the
-    hunks of the patch are does not count: releases share it, and its lines move.
+    """The sha256 of each step's patch, overlay files and kernels, in order. Line
+    numbers of hunks do not count: where releases share a patch, its lines move.
 
     Args:
         steps: a whole series.

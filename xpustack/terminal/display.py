@@ -25,8 +25,8 @@ class Display:
         free: the bytes that are free on the cache's disk.
 
     Attributes:
-        disk: how many bytes fewer than at the start were free at most. Others may have
-            taken some of them.
+        disk: the largest drop of free bytes since the start; other programs may have
+            caused a part of it.
     """
 
     def __init__(
@@ -147,7 +147,7 @@ def in_words(seconds: float) -> str:
 
 
 def about(seconds: float) -> str:
-    """As `in_words`, rounded to what an estimate can know."""
+    """As `in_words`, rounded as an estimate should be."""
     if seconds < 90:
         return f"{max(round(seconds / 10) * 10, 10)} s"
     if seconds < 3600:

@@ -121,8 +121,8 @@ def write_pages(
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
-    """An HTML table of cells that are text with code alone. The reader's browser makes
-    it sortable; Sphinx takes minutes for as many rows of Markdown."""
+    """An HTML table, which the reader's browser makes sortable. Its cells are text with
+    code in backticks; nothing else is read as Markdown."""
     lines = [
         f"<tr>{''.join(f'<td>{_inline(cell)}</td>' for cell in row)}</tr>"
         for row in rows
