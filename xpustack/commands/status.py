@@ -15,31 +15,21 @@ from xpustack.terminal.console import AsJson, answering, using_cache
 
 def status(
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
     write_readme: Annotated[
         bool,
         typer.Option(help=f"Refresh README.md, {page.STEPS} and {page.DATA}."),
-    ] = False,
-    check_readme: Annotated[
-        bool, typer.Option(help="Fail if one of these files is stale.")
     ] = False,
 ) -> None:
     """Show release by step: lines changed, upstream's status, cached checks of
     the step as it is now, and days since it was committed first.
 
-    docs/data/steps.csv and --markdown leave out what depends on machine and day;
-    the README has one row for each release."""
+    docs/data/steps.csv leaves out what depends on machine and day; the README has one
+    row for each release."""
     with answering("status", as_json) as answer, using_cache() as cache:
         project = Project.find()
         pinned = releases.load(project)
-        if check_readme:
-            page.require_fresh(project, pinned, overview(project, pinned))
-        elif write_readme:
+        if write_readme:
             page.write_pages(project, pinned, overview(project, pinned))
-        elif markdown:
-            statuses = page.step_statuses(project, pinned)
-            answer.data = msgspec.to_builtins(statuses)
-            answer.say(page.matrix_table(statuses, pinned.names))
         else:
             statuses = page.checked_statuses(project, cache, pinned)
             answer.data = msgspec.to_builtins(statuses)

@@ -188,15 +188,6 @@ def matrix(
     return [(slug, [columns[name].get(slug) for name in names]) for slug in order]
 
 
-def matrix_table(statuses: Iterable[StepStatus], names: Sequence[str]) -> str:
-    """The matrix as a Markdown table."""
-    rows = (
-        [f"`{slug}`", *(cell(status) if status else "" for status in row)]
-        for slug, row in matrix(statuses, names)
-    )
-    return markdown.table(["step", *names], rows)
-
-
 def steps_rows(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
     """The text of `docs/data/steps.csv`: a row for each step and release, steps in the
     matrix's order."""
