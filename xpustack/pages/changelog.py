@@ -56,7 +56,8 @@ class Entry:
 def with_entries(text: str, entries: Mapping[str, Entry], order: Sequence[str]) -> str:
     """The changelog with a new section for the entries of releases. If the newest
     section lists these wheels already, it gets the lines that are new. A line that a
-    person reworded is not repeated as long as it begins with the step's name.
+    person reworded is not repeated as long as it begins with the step's name and ends
+    with the same releases.
 
     Args:
         order: all releases, oldest first.
@@ -75,12 +76,14 @@ def with_entries(text: str, entries: Mapping[str, Entry], order: Sequence[str]) 
         sections.insert(0, f"## {wheels[0]}\n\nWheels: {', '.join(listed)}\n\n")
         head = f"{head.rstrip()}\n\n"
     own = sections[0].rstrip("\n")
-    new = [
-        f"{line} ({_span(releases, order)})"
-        for line, releases in lines.items()
-        if f"\n{line.partition(':')[0]}" not in own
-    ]
-    begin = "\n" if own.splitlines()[-1].startswith("- ") else "\n\n"
+    olds = own.splitlines()
+    new = []
+    for line, releases in lines.items():
+        begin = line.partition(": ")[0] if "`: " in line else line
+        end = f" ({_span(releases, order)})"
+        if not any(old.startswith(begin) and old.endswith(end) for old in olds):
+            new.append(line + end)
+    begin = "\n" if olds[-1].startswith("- ") else "\n\n"
     sections[0] = own + begin + "\n".join(new) if new else own
     return head + "\n\n".join(part.rstrip("\n") for part in sections) + "\n"
 

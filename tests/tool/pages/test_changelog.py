@@ -87,6 +87,15 @@ def test_what_people_wrote_is_kept():
     )
 
 
+def test_a_change_of_other_releases_and_another_reason_are_told():
+    text = stamped("", 1, change([], ["rope"]), "v1.0", "v1.1", kept="not built")
+    again = stamped(text, 1, change([], ["rope"]), "v1.0", kept="nor sent")
+    assert again == text + (
+        "- Changed `rope`: Turn by position (v1.0)\n"
+        "- Recorded again under this number: nor sent (v1.0)\n"
+    )
+
+
 def test_adding_nothing_changes_nothing():
     text = stamped("", 1, change(["sink"]), "v1.0")
     assert stamped(text, 1, change(), "v1.0") == text
