@@ -34,8 +34,7 @@ def defects(
                 project, cache, offline=offline, progress=progress
             )
             if write:
-                kept = page.kept(project, observed)
-                page.write(project, page.section(kept), page.figures(kept))
+                page.write(project, page.kept(project, observed))
         rows: list[dict[str, Any]] = [
             {
                 "defect": row.defect.id,

@@ -10,12 +10,13 @@ import msgspec
 from xpustack.base.releases import load
 from xpustack.base.store import Store
 from xpustack.checks.proof import Proof, proofs
-from xpustack.core import markdown
-from xpustack.core.cache import Cache, atomic_file
+from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.core.rows import csv_text, read_rows
+from xpustack.core.rows import read_rows
+from xpustack.pages import record
+from xpustack.pages.record import Row
 from xpustack.series.apply import trees
 from xpustack.steptest.verdict import Figure
 
@@ -148,19 +149,21 @@ def kept(project: Project, observed: Sequence[Observation]) -> list[Observation]
     return found
 
 
-def figures(observed: Sequence[Observation]) -> str:
-    """The text of `docs/data/defects.csv`, without releases that have no figure."""
+def figures(observed: Sequence[Observation]) -> list[Row]:
+    """The rows of the record, without releases that have no figure."""
     checked = _checked(observed)
-    rows = (
-        (
-            *(row.defect.id, row.defect.what, row.release, row.before, row.after),
-            row.defect.step if row.after else "",
-        )
+    return [
+        {
+            "id": row.defect.id,
+            "defect": row.defect.what,
+            "release": row.release,
+            "before": row.before,
+            "after": row.after,
+            "step": row.defect.step if row.after else "",
+        }
         for row in observed
         if row.release in checked
-    )
-    heads = ("id", "defect", "release", "before", "after", "step")
-    return csv_text([dict(zip(heads, row, strict=True)) for row in rows], heads)
+    ]
 
 
 def section(observed: Sequence[Observation]) -> str:
@@ -180,18 +183,14 @@ def section(observed: Sequence[Observation]) -> str:
     return "\n\n".join(parts)
 
 
-def write(project: Project, content: str, rows: str) -> None:
-    """Write the page's generated section and the file of figures.
+def write(project: Project, observed: Sequence[Observation]) -> None:
+    """Write the record, and the page's generated section.
 
     Raises:
         UsageError: the page has no such section.
     """
-    page, data = project.root / PAGE, project.root / DATA
-    text = markdown.with_section(page, SECTION, content)
-    data.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in ((data, rows), (page, text)):
-        with atomic_file(path) as file:
-            file.write(content.encode())
+    shown = (SECTION, section(observed))
+    record.write(project, DATA, figures(observed), PAGE, shown)
 
 
 def _checked(observed: Sequence[Observation]) -> set[str]:

@@ -12,6 +12,7 @@ from xpustack.base import releases
 from xpustack.checks.results import Figure, Result
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
+from xpustack.core.rows import csv_text
 from xpustack.pages import defects
 from xpustack.series.patch import load_series
 
@@ -80,8 +81,8 @@ def test_figures_come_from_the_tests_that_the_entry_names(
         "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
     )
     blank = replace(row, release="v2.0", before="no such step", after="")
-    section = defects.section([row, blank])
-    defects.write(stack.project, section, defects.figures([row, blank]))
+    (stack.project.root / defects.DATA).parent.mkdir()
+    defects.write(stack.project, [row, blank])
     text = page.read_text()
     assert "where this was written: v2.0." in text
     assert (stack.project.root / defects.DATA).read_text() == (
@@ -98,7 +99,7 @@ def test_figures_of_an_earlier_check_are_kept(stack: FakeStack) -> None:
     row = defects.Observation(defect, "v1.0", "off by 4%", "off by 0.2%")
     path = stack.project.root / defects.DATA
     path.parent.mkdir(parents=True)
-    path.write_text(defects.figures([row]))
+    path.write_text(csv_text(defects.figures([row])))
     unproven = replace(row, before=defects.UNPROVEN, after=defects.UNPROVEN)
     other = replace(unproven, release="v2.0")
     found = defects.kept(stack.project, [unproven, other])
