@@ -62,6 +62,13 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         " [How they are made](docs/kernels.md).",
         ("machine_code.csv", "cost_model.csv", "lowered.csv"),
     ),
+    "speed": (
+        "Speed by splits",
+        "**Modelled, not measured:** tokens per second of a server, and where a step"
+        " spends its time, for splits of Flash and Pro."
+        " [What the model knows](docs/speed.md).",
+        ("speed_model.csv", "step_model.csv"),
+    ),
     "measurements": (
         "Measurements",
         "**No Intel GPU: NVIDIA GPUs.** Times are microseconds. `graph`, the time in a"
