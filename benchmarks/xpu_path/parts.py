@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a layer a kernel belongs to, from a profile in eager mode.
 
-Each part of a model runs in a profiler range of its name, and ranges nest. A kernel counts
-for the innermost part that was running when it was launched. If a stand-in was running, too,
-its time is the stand-in's.
+Each part of a model runs in a profiler range of its name, and ranges nest. A kernel
+counts for the innermost part that was running when it was launched. If a stand-in was
+running, too, its time is the stand-in's.
 """
 
 import bisect
