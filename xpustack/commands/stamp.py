@@ -54,7 +54,8 @@ def stamp(
             if content == pin.content:
                 answer.say(f"{pin.name}: revision {number}: unchanged")
             else:
-                number += pin.content != "" and keep is None
+                if pin.content and keep is None:
+                    number += 1
                 change = revision.difference(project, pin, digests)
                 pins = _with_record(pins, pin, number, content)
                 entries[pin.name] = Entry(

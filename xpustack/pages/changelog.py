@@ -83,8 +83,8 @@ def with_entries(text: str, entries: Mapping[str, Entry], order: Sequence[str]) 
         end = f" ({_span(releases, order)})"
         if not any(old.startswith(begin) and old.endswith(end) for old in olds):
             new.append(line + end)
-    begin = "\n" if olds[-1].startswith("- ") else "\n\n"
-    sections[0] = own + begin + "\n".join(new) if new else own
+    gap = "\n" if olds[-1].startswith("- ") else "\n\n"
+    sections[0] = own + gap + "\n".join(new) if new else own
     return head + "\n\n".join(part.rstrip("\n") for part in sections) + "\n"
 
 

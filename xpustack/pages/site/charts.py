@@ -36,7 +36,7 @@ class Chart:
     )
 
     def labels(self) -> list[str]:
-        """Of all groups, in the order of a table of numbers or in that of the rows."""
+        """Those of all groups: of lines by number, of bars in the order of the rows."""
         labels = list(
             dict.fromkeys(label for of in self.groups.values() for label in of)
         )
