@@ -15,6 +15,7 @@ from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
+from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.lint.linter import Linter, lint_key
@@ -23,7 +24,6 @@ from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
 from xpustack.steptest.material import Support
-from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import StepTest, StepTestReport
 
 _FINDINGS_SHOWN = 20

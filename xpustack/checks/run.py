@@ -19,7 +19,7 @@ from xpustack.core.project import Project
 from xpustack.lint.linter import Linter
 from xpustack.series.static import check_static
 from xpustack.steptest.material import Support
-from xpustack.steptest.server import Server
+from xpustack.steptest.server import warm_server
 
 
 def run(
@@ -56,7 +56,7 @@ def run(
     begin = time.monotonic()
     chosen = list(releases)
     runner = Runner()
-    server = Server(runner)
+    server = warm_server(runner)
     linter = Linter(runner, cache, Store(cache))
     support = Support.of(project)
     results = _static(project, chosen, step)
