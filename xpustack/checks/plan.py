@@ -266,8 +266,9 @@ class Planner:
 
             def compute() -> Result:
                 # A build of an earlier run is verified before it is used.
-                for tree in filter(None, (before, after)):
-                    self._build(tree)
+                for tree in (before, after):
+                    if tree is not None:
+                        self._build(tree)
                 report = test.run(self._server, self._cache)
                 return _test_result(self._release.name, step, report, before is None)
 

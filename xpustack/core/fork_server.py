@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO
+from typing import IO, TypeAlias
 
 import msgspec
 
@@ -50,6 +50,9 @@ class Ahead(msgspec.Struct, frozen=True):
 
     modules: Sequence[str]
     env: Mapping[str, str]
+
+
+_Request: TypeAlias = Mapping[str, object]
 
 
 class _Answer(msgspec.Struct):
@@ -159,28 +162,22 @@ class Server:
             "output": str(output),
             "limit": limit,
         }
-        imports = ahead and msgspec.json.encode(
-            {
-                "modules": ahead.modules,
-                "path": places,
-                "env": self._runner.marked(ahead.env),
-            }
-        )
+        imports: _Request | None = None
+        if ahead is not None:
+            variables = self._runner.marked(ahead.env)
+            imports = {"modules": ahead.modules, "path": places, "env": variables}
         notes: list[str] = []
         for _ in range(2):
             process = self._running()
             try:
                 with process.imported(imports) as control:
-                    data = process.ask(
-                        control, msgspec.json.encode(request), limit + GRACE
-                    )
+                    answer = process.ask(control, request, limit + GRACE)
             except _ServerDied as error:
                 if self._runner.stopped:
                     raise Stopped from None
                 self._forget(process)
                 notes.append(f"the test server {error} and was started again")
                 continue
-            answer = msgspec.json.decode(data, type=_Answer)
             if answer.error:
                 raise EnvironmentProblem(
                     "cannot start a process for a test",
@@ -262,16 +259,17 @@ class _ServerProcess:
             )
 
     @contextlib.contextmanager
-    def imported(self, imports: bytes | None) -> Iterator[socket.socket]:
+    def imported(self, imports: _Request | None) -> Iterator[socket.socket]:
         """The control socket of a server that has made the imports; of the first one
         if there are none, or if they fail."""
         if imports is None:
             yield self._control
             return
+        request = msgspec.json.encode(imports)
         with self._guard:
             # The last one in order is the last one in use.
-            server = self._imported.pop(imports, None) or _Imported()
-            self._imported[imports] = server
+            server = self._imported.pop(request, None) or _Imported()
+            self._imported[request] = server
             server.under_way += 1
             idle = [key for key, one in self._imported.items() if not one.under_way]
             for key in idle[: max(0, len(self._imported) - KEPT)]:
@@ -279,25 +277,27 @@ class _ServerProcess:
         try:
             with server.guard:
                 if not server.asked:
-                    server.asked, server.control = True, self._import(imports)
+                    server.asked, server.control = True, self._import(request)
             yield server.control or self._control
         finally:
             with self._guard:
                 server.under_way -= 1
 
-    def _import(self, imports: bytes) -> socket.socket | None:
+    def _import(self, request: bytes) -> socket.socket | None:
         """Start a server that makes the imports; None if that fails."""
         own_end, server_end = _socket_pair()
         own_end.settimeout(AHEAD_LIMIT + GRACE)
         with contextlib.suppress(OSError):
             with server_end:
-                socket.send_fds(self._control, [imports], [server_end.fileno()])
+                socket.send_fds(self._control, [request], [server_end.fileno()])
             if own_end.recv(MESSAGE) == READY:
                 return own_end
         own_end.close()
         return None
 
-    def ask(self, control: socket.socket, request: bytes, patience: float) -> bytes:
+    def ask(
+        self, control: socket.socket, request: _Request, patience: float
+    ) -> _Answer:
         """Send a request to one of the servers and wait for its answer.
 
         Raises:
@@ -307,7 +307,8 @@ class _ServerProcess:
         with own_end:
             try:
                 with server_end:
-                    socket.send_fds(control, [request], [server_end.fileno()])
+                    data = msgspec.json.encode(request)
+                    socket.send_fds(control, [data], [server_end.fileno()])
                 own_end.settimeout(patience)
                 answer = own_end.recv(MESSAGE)
             except TimeoutError:
@@ -316,7 +317,7 @@ class _ServerProcess:
                 answer = b""
             if not answer:
                 raise _ServerDied(self._exit_text(control))
-            return answer
+            return msgspec.json.decode(answer, type=_Answer)
 
     def end(self) -> None:
         """Close the sockets, which ends the servers and their runs. Kill the first one
