@@ -32,20 +32,6 @@ from xpustack.series.tree import Tree
 from xpustack.series.worktree import checkout
 
 TIMEOUT = 900.0
-RECIPE = (
-    "builds.build",
-    "builds.copy",
-    "builds.installed",
-    "builds.torch_config",
-    "builds.wheel",
-    "core.checkout",
-    "core.contents",
-    "core.fingerprint",
-    "core.git",
-    "core.process",
-    "core.repository",
-    "series.worktree",
-)
 _BACKEND = """\
 import sys
 from setuptools import build_meta
@@ -93,7 +79,7 @@ def build_key(store: Store, tree: Tree, version: str) -> str:
         tree=tree.tree_id,
         origin=origin.tree_id if origin is not None else "",
         version=version,
-        tool=fingerprint.tool(*RECIPE),
+        tool=fingerprint.tool("builds.build"),
         environment=fingerprint.lock(),
     )
 

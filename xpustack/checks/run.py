@@ -8,7 +8,7 @@ from contextlib import closing
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.comparison import compare
-from xpustack.checks.observer import Check, NoObserver, Observer
+from xpustack.checks.observer import Check, Observer
 from xpustack.checks.plan import CopiedTree, Planner
 from xpustack.checks.results import COPIED, Kind, Report, Result
 from xpustack.checks.schedule import Task, execute
@@ -20,6 +20,8 @@ from xpustack.lint.linter import Linter
 from xpustack.series.static import check_static
 from xpustack.steptest.material import Support
 from xpustack.steptest.server import warm_server
+
+_SILENT = Observer()
 
 
 def run(
@@ -33,7 +35,7 @@ def run(
     jobs: int = 2,
     offline: bool = False,
     progress: Progress = silent,
-    observer: Observer | None = None,
+    observer: Observer = _SILENT,
 ) -> Report:
     """Check the releases' steps; a broken one never stops the others.
 
@@ -81,7 +83,6 @@ def run(
         copies += planner.to_copy()
     if step is None and only in (None, "build") and copies:
         _add_comparison(tasks, copies, cache, runner)
-    observer = observer or NoObserver()
     checks = [Check(result.release, result.step, result.kind) for result in results]
     observer.planned([*checks, *(task.check for task in tasks)])
     for check, result in zip(checks, results, strict=True):

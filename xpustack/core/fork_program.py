@@ -7,8 +7,8 @@ or of this repository: a fork learns about those only from its own request.
 
 Its argument is the file descriptor of a Unix socket that preserves message
 boundaries. Each message is JSON. The first one lists the modules to import ahead; the
-answer says how that went. Each further message is a request and carries a socket for
-its answer:
+answer is the number of threads afterwards. Each further message is a request and
+carries a socket for its answer:
 
 - `env`: the whole environment of the run;
 - `path`: folders that precede this process's own in `sys.path`;
@@ -265,14 +265,14 @@ def set_up(environment: dict[str, str], path: list[str]) -> None:
     tempfile.tempdir = None
 
 
-def preload(names: list[str]) -> dict[str, Any]:
-    """Import the modules; return the failures and the number of threads afterwards."""
-    missing = []
+def preload(names: list[str]) -> int:
+    """Import those modules that can be; return the number of threads afterwards."""
     for name in names:
         try:
             importlib.import_module(name)
-        except Exception as error:
-            missing.append(f"{name}: {type(error).__name__}: {error}")
+        except Exception:
+            # A run that needs it meets the same error.
+            traceback.print_exc()
     # Importing modules that register operators asks for this once per process, and it
     # looks at all modules.
     inspect.getmodule(sys._getframe())
@@ -281,10 +281,7 @@ def preload(names: list[str]) -> dict[str, Any]:
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
-    return {
-        "missing": missing,
-        "threads": len(os.listdir("/proc/self/task")),
-    }
+    return len(os.listdir("/proc/self/task"))
 
 
 def main() -> None:
@@ -292,8 +289,8 @@ def main() -> None:
     control.set_inheritable(False)
     # This program's folder: runs must not find xpustack.
     del sys.path[0]
-    report = preload(json.loads(control.recv(MESSAGE)))
-    control.send(json.dumps(report).encode())
+    threads = preload(json.loads(control.recv(MESSAGE)))
+    control.send(json.dumps(threads).encode())
     ForkServer(control).serve()
     os._exit(0)
 

@@ -62,14 +62,6 @@ class _Answer(msgspec.Struct):
     error: str = ""
 
 
-class PreloadReport(msgspec.Struct):
-    """The modules that could not be imported ahead and why, and the number of threads
-    afterwards."""
-
-    missing: list[str]
-    threads: int
-
-
 class _ServerDied(Exception):
     """The server ended or does not answer; the argument says how."""
 
@@ -117,10 +109,6 @@ class Server:
                 fill(folder)
                 self._folders[name] = folder
             return self._folders[name]
-
-    def start(self) -> PreloadReport:
-        """Start the server if it does not run; report its imports."""
-        return self._running().preload
 
     def run(
         self,
@@ -243,10 +231,7 @@ class _ServerProcess:
         self._control.settimeout(START)
         try:
             self._control.send(msgspec.json.encode(preloaded))
-            self.preload = msgspec.json.decode(
-                self._control.recv(MESSAGE), type=PreloadReport
-            )
-            threads = self.preload.threads
+            threads = msgspec.json.decode(self._control.recv(MESSAGE), type=int)
             problem = f"the test server has {threads} threads: it cannot fork"
         except (OSError, msgspec.DecodeError):
             threads, problem = 0, "cannot start the test server"

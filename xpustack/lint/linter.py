@@ -19,8 +19,6 @@ from xpustack.lint.hook_runner import HookRunner
 from xpustack.lint.moving_tree import MovingTree
 from xpustack.series.tree import Tree
 
-RECIPE = ("lint.linter",)
-"""Modules whose sources decide a lint, besides what they import."""
 _PRELOADED = ("argparse", "ast", "dataclasses", "pathlib", "regex", "subprocess")
 """What the bases' hooks have in common."""
 
@@ -50,7 +48,7 @@ def lint_key(before: Tree, after: Tree, *, types: bool) -> str:
         before=before.tree_id,
         after=after.tree_id,
         types=str(types),
-        tool=fingerprint.tool(*RECIPE),
+        tool=fingerprint.tool("lint.linter"),
         environment=fingerprint.lock(),
     )
     return f"lint-{key}"

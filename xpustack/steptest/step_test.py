@@ -28,17 +28,6 @@ from xpustack.steptest.verdict import (
 
 TARGET = 20.0
 LIMIT = 300.0
-RECIPE = (
-    "core.fingerprint",
-    "core.fork_program",
-    "core.fork_server",
-    "core.process",
-    "steptest.material",
-    "steptest.outcomes",
-    "steptest.server",
-    "steptest.step_test",
-    "steptest.verdict",
-)
 PIN_VARIABLE = "EMULATED_XPU_KERNELS"
 """Tells the emulation which vllm-xpu-kernels it stands for."""
 IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
@@ -136,7 +125,7 @@ class StepTest:
             after=self.after.key,
             material=self.material.digest,
             kernels=self.kernels,
-            tool=fingerprint.tool(*RECIPE),
+            tool=fingerprint.tool("steptest.step_test", "steptest.outcomes"),
             environment=fingerprint.lock(),
         )
         return f"test-{key}"

@@ -429,7 +429,10 @@ def test_few_shared_imports_are_kept(server, tmp_path):
     ]
 
 
-def test_all_that_is_imported_ahead_exists_and_starts_no_thread():
+def test_all_that_is_imported_ahead_exists_and_starts_no_thread(tmp_path):
+    source = (
+        f"import sys\n\ndef test_it(): assert {set(PRELOADED)} <= {{*sys.modules}}\n"
+    )
     with closing(Server(Runner(), PRELOADED, ENVIRONMENT)) as server:
-        assert server.start().missing == []
-        assert server.start().threads == 1
+        done, printed = run(server, tmp_path / "a", source)
+    assert done.status == 0, printed
