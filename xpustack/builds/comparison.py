@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares a copied tree with a real build of the same tree."""
 
-import time
-from dataclasses import dataclass
-
 from xpustack.base.store import Store
 from xpustack.builds.build import Build, really_built
 from xpustack.builds.installed import manifest_of, without_byte_code
@@ -13,25 +10,16 @@ from xpustack.core.process import Runner
 from xpustack.series.tree import Tree
 
 
-@dataclass(frozen=True)
-class Comparison:
-    """How many members were compared, and how long that took, in seconds."""
-
-    members: int
-    seconds: float
-
-
 def compare(
     runner: Runner, cache: Cache, store: Store, tree: Tree, build: Build
-) -> Comparison:
-    """Really build a copied tree and compare every member.
+) -> int:
+    """Really build a copied tree and compare every member; return their number.
 
     Raises:
         CheckFailed: a member differs; or the build fails.
         EnvironmentProblem: the disk is full, or a program is missing.
         Stopped: the runner was stopped.
     """
-    begin = time.monotonic()
     built = really_built(runner, cache, store, tree, build.version)
     members = manifest_of(cache, build.key) or {}
     real, copied = map(without_byte_code, (built, members))
@@ -53,4 +41,4 @@ def compare(
             detail=[f"{name}: {state}" for name, state in states.items()],
             hint="report it as a fault of xpustack/builds/copy.py",
         )
-    return Comparison(len(real), time.monotonic() - begin)
+    return len(real)
