@@ -164,11 +164,11 @@ class Server:
                 if self._runner.stopped:
                     raise Stopped from None
                 self._forget(process)
-                notes.append(f"the test server {error} and was started again")
+                notes.append(f"the fork server {error} and was started again")
                 continue
             if answer.error:
                 raise EnvironmentProblem(
-                    "cannot start a process for a test",
+                    "cannot fork a process",
                     detail=[answer.error],
                     hint="free -h; ulimit -u",
                 )
@@ -232,9 +232,9 @@ class _ServerProcess:
         try:
             self._control.send(msgspec.json.encode(preloaded))
             threads = msgspec.json.decode(self._control.recv(MESSAGE), type=int)
-            problem = f"the test server has {threads} threads: it cannot fork"
+            problem = f"the fork server has {threads} threads: it cannot fork"
         except (OSError, msgspec.DecodeError):
-            threads, problem = 0, "cannot start the test server"
+            threads, problem = 0, "cannot start the fork server"
         if threads != 1:
             self.end()
             if runner.stopped:

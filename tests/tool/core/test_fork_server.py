@@ -236,10 +236,10 @@ def test_a_server_that_dies_is_started_again_once(server, tmp_path):
     assert (done.status, done.died) == (0, "")
     (note,) = done.notes
     assert note == (
-        "the test server was killed by signal 9 (SIGKILL) and was started again"
+        "the fork server was killed by signal 9 (SIGKILL) and was started again"
     )
     done, _ = run(server, tmp_path / "always", KILLS.format(always=True))
-    assert done.died == "the test server was killed by signal 9 (SIGKILL)"
+    assert done.died == "the fork server was killed by signal 9 (SIGKILL)"
     assert run(server, tmp_path / "next", "def test_it(): pass\n")[0].status == 0
 
 
@@ -368,7 +368,7 @@ def test_a_run_whose_shared_import_was_killed_meanwhile_begins_again(server, tmp
     done, printed = run_there(server, tmp_path / "a", site=site, ahead=ahead)
     assert (done.status, done.died) == (0, ""), printed
     assert done.notes == (
-        "the test server lost the process with its imports and was started again",
+        "the fork server lost the process with its imports and was started again",
     )
 
 
