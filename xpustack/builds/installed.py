@@ -95,27 +95,38 @@ def damage(contents: Contents, members: Members, site: Path) -> str | None:
 
 
 def _differences(contents: Contents, members: Members, site: Path) -> Iterator[str]:
-    folders = {
-        str(folder) for path in members for folder in PurePosixPath(path).parents
-    }
-    found = set(_entries(site))
-    yield from (
-        f"{path} does not belong to it"
-        for path in sorted(found - members.keys())
-        if path not in folders
-    )
+    found = dict(_entries(site))
+    folders = {folder for path in members for folder in _folders(path)}
+    for path in sorted(found.keys() - members.keys() - folders):
+        yield f"{path} does not belong to it"
+    device = os.stat(site).st_dev if found else -1
     for path, content in members.items():
-        if path not in found:
+        if (entry := found.get(path)) is None:
             yield f"{path} is missing"
-        elif not contents.is_intact(f"{site}/{path}", content):
+        # A directory entry has the inode, which saves a system call per file.
+        elif not (
+            contents.knows(device, entry.inode(), content)
+            or contents.is_intact(entry.path, content)
+        ):
             yield f"{path} is changed"
 
 
-def _entries(site: Path) -> Iterator[str]:
+def _entries(site: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
     """Everything below a folder, by its path relative to it."""
     start = len(str(site)) + 1
-    for folder, folders, names in os.walk(site):
-        yield from (f"{folder}/{name}"[start:] for name in [*folders, *names])
+    folders = [str(site)] if site.is_dir() else []
+    while folders:
+        with os.scandir(folders.pop()) as entries:
+            for entry in entries:
+                yield entry.path[start:], entry
+                if entry.is_dir(follow_symlinks=False):
+                    folders.append(entry.path)
+
+
+def _folders(path: str) -> Iterator[str]:
+    """The folders above a file, the nearest first."""
+    while path := path.rpartition("/")[0]:
+        yield path
 
 
 def _byte_code(
