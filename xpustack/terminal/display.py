@@ -11,14 +11,14 @@ from statistics import fmean
 from rich.console import Console
 from rich.text import Text
 
-from xpustack.checks.observer import Check
+from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Result
 from xpustack.terminal.report import STYLE, failure
 
 _QUIET = 30.0
 
 
-class Display:
+class Display(Observer):
     """An observer that prints to `console`. Rich renders it as the live line.
 
     Args:
