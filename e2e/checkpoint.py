@@ -9,7 +9,7 @@ there: sinks, position biases, correction biases and the hash table are random.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,7 @@ class Size:
     intermediate: int = 256
     experts: int = 8
     index_topk: int = 16
+    vocabulary: int = VOCABULARY
 
 
 FLASH = Size()
@@ -131,6 +132,33 @@ class Writer:
             self.norm(f"mtp.0.{name}", hidden)
         output_head(self, "mtp.0.")
 
+    def router(self, layer: str, hashed: bool) -> None:
+        """What chooses the experts of a layer."""
+        gate = f"{layer}.ffn.gate"
+        size, hidden = self.size, self.size.hidden
+        weight = self.random(size.experts, hidden, std=hidden**-0.5)
+        self.plain(f"{gate}.weight", weight)
+        if hashed:
+            table = self.choice(size.vocabulary, CHOSEN, size.experts)
+            self.plain(f"{gate}.tid2eid", table, torch.int64)
+        else:
+            self.lifting_bias(f"{gate}.bias")
+
+    def lifting_bias(self, name: str) -> None:
+        """A bias that chooses by itself."""
+        experts = self.size.experts
+        bias = self.random(experts, std=0.3)
+        bias[self.choice(1, CHOSEN, experts)[0]] += LEAD
+        self.plain(name, bias, torch.float32)
+
+    def known_to_twin(self, name: str) -> bool:
+        """Whether Hugging Face's model has a tensor of that name."""
+        return not name.startswith("mtp.")
+
+    def special_tokens(self) -> dict[str, int]:
+        """Tokens that the tokenizer has besides characters."""
+        return {}
+
     def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         values = torch.randn(*shape, generator=self._generator)
         return values * std + mean
@@ -194,7 +222,7 @@ def config(size: Size = FLASH) -> dict[str, Any]:
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
         "torch_dtype": "bfloat16",
-        "vocab_size": VOCABULARY,
+        "vocab_size": size.vocabulary,
         "hidden_size": size.hidden,
         "num_hidden_layers": len(size.ratios),
         "num_attention_heads": size.heads,
@@ -263,10 +291,10 @@ def write(
     published, twin = directory / "published", directory / "twin"
     described = {**config(writer.size), **writer.described()}
     _save(published, described, writer.published)
-    write_tokenizer(published)
+    write_tokenizer(published, writer.special_tokens())
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"
-    shared = {k: v for k, v in writer.twin.items() if not k.startswith("mtp.")}
+    shared = {k: v for k, v in writer.twin.items() if writer.known_to_twin(k)}
     _save(twin, plain, shared)
     return published, twin
 
@@ -280,9 +308,10 @@ def _save(
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
 
 
-def write_tokenizer(folder: Path) -> None:
-    """One token for each ASCII character, so that a grammar can be asked for."""
-    characters = {chr(code): code for code in range(VOCABULARY)}
+def write_tokenizer(folder: Path, special: Mapping[str, int] = {}) -> None:
+    """One token for each ASCII character, so that a grammar can be asked for, and
+    `special` ones."""
+    characters = {chr(code): code for code in range(VOCABULARY)} | dict(special)
     tokenizer = Tokenizer(models.BPE(vocab=characters, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
@@ -292,8 +321,9 @@ def write_tokenizer(folder: Path) -> None:
 
 def _model(writer: Writer) -> None:
     size, hidden = writer.size, writer.size.hidden
-    writer.plain("embed.weight", writer.random(VOCABULARY, hidden))
-    writer.plain("head.weight", writer.random(VOCABULARY, hidden, std=hidden**-0.5))
+    vocabulary = size.vocabulary
+    writer.plain("embed.weight", writer.random(vocabulary, hidden))
+    writer.plain("head.weight", writer.random(vocabulary, hidden, std=hidden**-0.5))
     writer.norm("norm", hidden)
     output_head(writer, "")
     for layer, ratio in enumerate(size.ratios):
@@ -310,7 +340,7 @@ def output_head(writer: Writer, prefix: str) -> None:
 
 
 def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
-    hidden, experts = writer.size.hidden, writer.size.experts
+    hidden = writer.size.hidden
     mixes, width = (2 + STREAMS) * STREAMS, STREAMS * hidden
     for part in ("attn", "ffn"):
         hc = f"{layer}.hc_{part}"
@@ -320,15 +350,7 @@ def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
         writer.plain(f"{hc}_scale", writer.random(3, std=0.3, mean=1.0), torch.float32)
         writer.norm(f"{layer}.{part}_norm", hidden)
     _attention(writer, f"{layer}.attn", ratio)
-    gate = writer.random(experts, hidden, std=hidden**-0.5)
-    writer.plain(f"{layer}.ffn.gate.weight", gate)
-    if hashed:
-        table = writer.choice(VOCABULARY, CHOSEN, experts)
-        writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
-    else:
-        bias = writer.random(experts, std=0.3)
-        bias[writer.choice(1, CHOSEN, experts)[0]] += LEAD
-        writer.plain(f"{layer}.ffn.gate.bias", bias, torch.float32)
+    writer.router(layer, hashed)
     writer.experts_of(layer)
 
 

@@ -78,7 +78,7 @@ def is_greedy(result: Served, request: str, position: int) -> bool:
     """Whether the token after `position` is the engine's best, not the prompt's."""
     number = int(request.partition("-")[0])
     prompt = result.job.prompts[number]
-    return not prompt.sampling and position + 1 >= len(prompt.tokens)
+    return not prompt.sampling and position + 1 >= len(result.read[number])
 
 
 def check_same_tokens(result: Served, other: Served) -> None:

@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V4 Vision sees images as its float32 twin does, whatever a scheduler does to them.
+
+The largest image has more tokens than the window. A step takes one such image and a
+little text, so that a prompt around it comes in three chunks.
+"""
+
+import pytest
+
+from e2e import pictures, tower
+from e2e.checks import (
+    EXPERTS,
+    TIGHT,
+    check_attention,
+    check_experts,
+    check_logits,
+)
+from e2e.comparison import attention_errors, feed_forward_errors, relative
+from e2e.pictures import Picture
+from e2e.serving import Job, Kitchen, Prompt, Served
+from e2e.twin import Roundings
+from e2e.vision import MOST
+from e2e.vision_twin import VisionTwin
+
+pytestmark = pytest.mark.newest
+
+SERVER = (
+    ("skip_tokenizer_init", False),
+    ("max_model_len", 1024),
+    ("max_num_batched_tokens", MOST + 16),
+    ("kv_cache_memory_bytes", 64 << 20),
+    ("limit_mm_per_prompt", {"image": 3}),
+)
+LARGE = (30, 39)
+"""Ten rows of thirteen tokens, and a token at the end of each."""
+ONE = Prompt(12, 4, seed=1, images=(Picture(5, *LARGE, seed=1),))
+THREE = Prompt(
+    9,
+    4,
+    seed=2,
+    images=(Picture(2, 7, 10, 2), Picture(3, 4, 4, 3), Picture(7, 9, 20, 4)),
+)
+LONG = Prompt(150, 3, seed=3, images=(Picture(120, *LARGE, seed=5),))
+TEXT = Prompt(5, 4, seed=4)
+IMAGES = Job("images", ((ONE, THREE, TEXT), (LONG,)), SERVER, checkpoint="vision")
+CROSSING = Prompt(140, 2, seed=6, own_tail=0, images=(Picture(118, *LARGE, seed=6),))
+BEFORE = Prompt(130, 2, seed=7, own_tail=0, images=(Picture(3, *LARGE, seed=7),))
+TWICE = Job(
+    "images and the prefix cache",
+    tuple(
+        tuple(
+            Prompt(p.length, p.new, p.seed, own_tail=tail, images=p.images)
+            for p in (CROSSING, BEFORE)
+        )
+        for tail in (1, 2)
+    ),
+    (*SERVER, ("enable_prefix_caching", True)),
+    checkpoint="vision",
+)
+BROKEN = Job("broken images", ((LONG,),), SERVER, sabotage=True, checkpoint="vision")
+BAD = Job(
+    "bad images",
+    ((TEXT,),),
+    SERVER,
+    checkpoint="vision",
+    refused=(
+        Prompt(5, 1, images=(Picture(2, 9, 9, broken=True),)),
+        Prompt(9, 1, images=tuple(Picture(place, 4, 4) for place in range(1, 5))),
+        Prompt(1020, 1, images=(Picture(5, *LARGE),)),
+    ),
+)
+BLIND = Job(
+    "an image for a text model",
+    ((TEXT,),),
+    (("skip_tokenizer_init", False),),
+    refused=(Prompt(5, 1, images=(Picture(2, 9, 9),)),),
+)
+
+
+def twin_after(served: Kitchen, result: Served) -> VisionTwin:
+    """The twin, which is told which pictures each text has."""
+    twin = served.twin_of("vision")
+    assert isinstance(twin, VisionTwin)
+    for text in result.texts.values():
+        for prompt, read in zip(result.job.prompts, result.read, strict=True):
+            if text[: len(read)] == read:
+                twin.pictures[tuple(text)] = prompt.images
+    return twin
+
+
+@pytest.mark.serves(IMAGES)
+def test_images_take_their_places(served: Kitchen, release: str) -> None:
+    """The processor's tokens are those of the description, in each prompt."""
+    result = served.serve(release, IMAGES)
+    for prompt, read in zip(result.job.prompts, result.read, strict=True):
+        wanted: list[int] = []
+        drawn = {picture.at: picture for picture in prompt.images}
+        for place, token in enumerate(prompt.tokens):
+            if picture := drawn.get(place):
+                wanted += pictures.block(picture, len(wanted))[0]
+            else:
+                wanted.append(token)
+        assert read == wanted
+    assert max(end - start for start, end in pictures.spans(result.read[0])) > 128
+
+
+@pytest.mark.serves(IMAGES)
+def test_each_layer(served: Kitchen, release: str) -> None:
+    result = served.serve(release, IMAGES)
+    twin = twin_after(served, result)
+    errors = check_attention(result, twin)
+    assert {error.ratio for error in errors} == {1, 4, 128}
+    check_experts(result, twin)
+
+
+@pytest.mark.serves(IMAGES)
+def test_the_tower(served: Kitchen, release: str) -> None:
+    """Each image gives the rows that the float32 tower gives."""
+    result = served.serve(release, IMAGES)
+    twin = twin_after(served, result)
+    for picture in [p for prompt in result.job.prompts for p in prompt.images]:
+        wanted = tower.patches_of(picture)
+        (rows,) = (
+            entry["rows"]
+            for entry in result.answer["encoded"]
+            if entry["patches"].flatten(1).shape == wanted.shape
+            and entry["patches"].flatten(1).equal(wanted)
+        )
+        error = relative(rows, twin.rows_of(picture))
+        print(f"tower: {picture.grid} tokens off by {error:.4f}")
+        assert error <= TIGHT, picture
+
+
+@pytest.mark.serves(IMAGES)
+def test_logits_and_greedy_tokens(served: Kitchen, release: str) -> None:
+    result = served.serve(release, IMAGES)
+    check_logits(result, twin_after(served, result))
+
+
+@pytest.mark.serves(TWICE)
+def test_a_hit_never_cuts_an_image(served: Kitchen, release: str) -> None:
+    result = served.serve(release, TWICE)
+    check_attention(result, twin_after(served, result))
+    first = {
+        request: min(
+            int(record["positions"][0])
+            for record in result.answer["records"]
+            if record["rows"][0][0] == request and record["part"] == "attn"
+        )
+        for request in result.texts
+    }
+    print(f"first computed position by request: {first}")
+    assert sorted(first.values()) == [0, 0, 0, 256]
+
+
+@pytest.mark.serves(BROKEN)
+def test_faults_are_seen(served: Kitchen, release: str) -> None:
+    """No bias for image tokens, with and without a table, and images seen as text."""
+    result = served.serve(release, BROKEN)
+    twin = twin_after(served, result)
+    roundings = Roundings.of(result.answer)
+    experts = feed_forward_errors(result.answer, twin, roundings)
+    print(experts)
+    by_layer = {layer: error for (_, layer), error in experts.items()}
+    assert min(by_layer[0], by_layer[1]) > 5 * EXPERTS, by_layer
+    assert by_layer[2] <= EXPERTS, by_layer
+    errors = attention_errors(result.answer, twin, roundings)
+    cores = {error.layer: error.core for error in errors}
+    print(cores)
+    assert max(cores[0], cores[1]) <= TIGHT and cores[2] > 5 * TIGHT, cores
+
+
+@pytest.mark.serves(BAD, BLIND)
+def test_bad_images_are_refused_and_the_next_request_served(
+    served: Kitchen, release: str
+) -> None:
+    bad, blind = served.serve(release, BAD), served.serve(release, BLIND)
+    said = [*bad.answer["refusals"], *blind.answer["refusals"]]
+    print("\n".join(said))
+    for result in (bad, blind):
+        assert result.answer["tokens_after_refusals"] == result.answer["tokens"]
