@@ -15,7 +15,7 @@ Weights = dict[str, torch.Tensor]
 
 
 def patches_of(picture: Picture) -> torch.Tensor:
-    """The colours from -1 to 1 in bfloat16, patch by patch, `[patches, 3 * 14 * 14]`."""
+    """The colours from -1 to 1 in bfloat16, patch by patch, `[patches, values]`."""
     colours = torch.from_numpy(picture.pixels()).float() / 127.5 - 1
     rows = colours.to(torch.bfloat16).float().permute(2, 0, 1)
     tiles = rows.unflatten(2, (-1, PATCH)).unflatten(1, (-1, PATCH))

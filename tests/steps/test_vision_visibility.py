@@ -18,7 +18,7 @@ def off_by(batch: Batch, sinks: torch.Tensor) -> float:
 def test_an_image_sees_itself(ratio: int) -> None:
     """It is longer than the window, and text is before and after it."""
     sinks = random_sinks()
-    batch = Batch(ratio, (240,), (240,), sinks=sinks, images={0: [(39, 230)]})
+    batch = Batch(ratio, (190,), (190,), sinks=sinks, images={0: [(39, 180)]})
     error = off_by(batch, sinks)
     print(f"figure: attention of an image is off by {error:.2%}")
     assert error < TOLERANCE, f"attention of an image is off by {error:.1%}"
@@ -28,8 +28,8 @@ def test_each_request_has_its_own_images() -> None:
     """Beside a decode, one request with two images, one with none, and one whose image
     comes after text that was computed before."""
     sinks = random_sinks()
-    images = {1: [(3, 20), (27, 60)], 3: [(150, 163)]}
-    batch = Batch(4, (131, 70, 9, 170), (1, 70, 9, 30), sinks=sinks, images=images)
+    images = {1: [(3, 20), (27, 36)], 3: [(147, 163)]}
+    batch = Batch(4, (131, 40, 5, 170), (1, 40, 5, 25), sinks=sinks, images=images)
     error = off_by(batch, sinks)
     assert error < TOLERANCE, f"attention of an image is off by {error:.1%}"
 

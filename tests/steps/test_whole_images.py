@@ -18,10 +18,9 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The configuration of a server whose model has such images."""
     registry = layout.module("vllm.model_executor.models.registry")
     monkeypatch.setattr(registry, "_run_in_subprocess", lambda look: look())
-    config = model_configs.engine_config(
-        tmp_path, {}, dtype="bfloat16", block_size=PAGE, kv_cache_dtype="fp8"
-    )
-    monkeypatch.setattr(type(config.model_config), "is_mm_prefix_lm", True)
+    options = {"dtype": "bfloat16", "block_size": PAGE, "kv_cache_dtype": "fp8"}
+    config = model_configs.engine_config(tmp_path, {}, max_model_len=2048, **options)
+    vars(config.model_config)["is_mm_prefix_lm"] = True
     config.scheduler_config.is_multimodal_model = True
     layout.module("vllm.platforms").current_platform.check_and_update_config(config)
     return config

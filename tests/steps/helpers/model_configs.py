@@ -88,9 +88,8 @@ def engine_config(folder: Path, fields: dict[str, Any], **options: Any) -> Any:
     written = folder / "config.json"
     written.write_text(json.dumps(json.loads(written.read_text()) | fields))
     arguments = layout.module("vllm.engine.arg_utils").EngineArgs
-    return arguments(
-        model=str(folder), skip_tokenizer_init=True, max_model_len=512, **options
-    ).create_engine_config()
+    served = {"skip_tokenizer_init": True, "max_model_len": 512} | options
+    return arguments(model=str(folder), **served).create_engine_config()
 
 
 VISION = {
