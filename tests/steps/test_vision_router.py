@@ -26,6 +26,12 @@ def vision_config(**options: Any) -> Any:
     return config
 
 
+def let_the_first_be_hashed(config: Any) -> None:
+    """Older releases read a number of layers, newer ones the kind of each."""
+    hf = config.model_config.hf_config
+    hf.num_hash_layers, hf.mlp_layer_types[0] = 1, "hash_moe"
+
+
 def lifted(chosen: set[int]) -> torch.Tensor:
     """A bias of more than a score can be for the chosen experts."""
     return torch.tensor([9.0 * (expert in chosen) for expert in range(EXPERTS)])
@@ -35,7 +41,7 @@ def layer_of_experts(*, hashed: bool) -> Any:
     """The experts of V4 Vision, with a router as published for the kind of layer."""
     config = vision_config()
     if hashed:
-        config.model_config.hf_config.mlp_layer_types[0] = "hash_moe"
+        let_the_first_be_hashed(config)
     moe = moe_layers.experts(config, layer=0)
     published = {
         "weight": torch.randn(EXPERTS, HIDDEN),
@@ -97,7 +103,7 @@ def test_the_draft_is_given_the_ids() -> None:
 def test_a_model_without_images_stays(hashed: bool) -> None:
     config = model_configs.vllm_config(quantized=True)
     if hashed:
-        config.model_config.hf_config.mlp_layer_types[0] = "hash_moe"
+        let_the_first_be_hashed(config)
     moe = moe_layers.experts(config, layer=0)
     names = {name for name, _ in moe.gate.named_parameters()}
     assert names == {"weight", "tid2eid" if hashed else "e_score_correction_bias"}
