@@ -45,7 +45,8 @@ class Vision(dspark.DSpark):
             self.plain(name, self.random(self.size.hidden))
 
     def described(self) -> dict[str, Any]:
-        return super().described() | TOWER
+        stages = {"num_nextn_predict_layers": dspark.STAGES}
+        return super().described() | TOWER | stages
 
     def router(self, layer: str, hashed: bool) -> None:
         super().router(layer, hashed)

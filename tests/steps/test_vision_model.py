@@ -12,19 +12,28 @@ ARCHITECTURE = "DeepseekV4ForConditionalGeneration"
 SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
 
 
-def built(folder: Path) -> Any:
-    registry = layout.module("vllm.model_executor.models.registry")
+REGISTRY = "vllm.model_executor.models.registry"
+
+
+def configured(folder: Path, **options: Any) -> Any:
+    registry = layout.module(REGISTRY)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_run_in_subprocess", lambda look: look())
-        config = model_configs.engine_config(folder, model_configs.VISION, **SERVED)
-        kind = registry.ModelRegistry.models[ARCHITECTURE].load_model_cls()
-        utilities = layout.module("vllm.utils.torch_utils")
-        with (
-            model_configs.current(config),
-            layout.worker(),
-            utilities.set_default_torch_dtype(torch.bfloat16),
-        ):
-            return kind(vllm_config=config)
+        return model_configs.engine_config(
+            folder, model_configs.VISION, **SERVED | options
+        )
+
+
+def built(folder: Path) -> Any:
+    config = configured(folder)
+    kind = layout.module(REGISTRY).ModelRegistry.models[ARCHITECTURE].load_model_cls()
+    utilities = layout.module("vllm.utils.torch_utils")
+    with (
+        model_configs.current(config),
+        layout.worker(),
+        utilities.set_default_torch_dtype(torch.bfloat16),
+    ):
+        return kind(vllm_config=config)
 
 
 def end_of_start(folder: Path) -> Any:
@@ -66,8 +75,28 @@ def test_published_tensors_arrive(tmp_path: Path) -> None:
         torch.testing.assert_close(got.cpu().float(), values.to(got.dtype).float())
 
 
+@pytest.mark.parametrize(
+    "option", ["--kv-transfer-config", "--enable-batch-sharded-sampling"]
+)
+def test_what_does_not_go_with_images_is_refused(option: str, tmp_path: Path) -> None:
+    config = configured(tmp_path)
+    config.model_config.hf_text_config.xpu_options_checked = False
+    if option == "--kv-transfer-config":
+        config.kv_transfer_config = object()
+    else:
+        config.parallel_config.enable_batch_sharded_sampling = True
+    platform = layout.module("vllm.platforms").current_platform
+    try:
+        platform.check_and_update_config(config)
+    except ValueError as error:
+        end = str(error)
+    else:
+        end = "a configuration"
+    assert f"{option} is not supported with images" in end, f"the start ends with {end}"
+
+
 @pytest.mark.unchanged
 def test_the_text_model_stays() -> None:
-    registry = layout.module("vllm.model_executor.models.registry").ModelRegistry
+    registry = layout.module(REGISTRY).ModelRegistry
     text = registry.models["DeepseekV4ForCausalLM"].load_model_cls()
     assert text is layout.module(layout.MODEL).DeepseekV4ForCausalLM
