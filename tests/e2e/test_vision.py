@@ -26,7 +26,6 @@ pytestmark = pytest.mark.newest
 
 SERVER = (
     ("skip_tokenizer_init", False),
-    ("max_model_len", 1024),
     ("max_num_batched_tokens", MOST + 16),
     ("kv_cache_memory_bytes", 64 << 20),
     ("limit_mm_per_prompt", {"image": 3}),
@@ -66,7 +65,7 @@ BAD = Job(
     refused=(
         Prompt(5, 1, images=(Picture(2, 9, 9, broken=True),)),
         Prompt(9, 1, images=tuple(Picture(place, 4, 4) for place in range(1, 5))),
-        Prompt(1020, 1, images=(Picture(5, *LARGE),)),
+        Prompt(500, 1, images=(Picture(5, *LARGE),)),
     ),
 )
 BLIND = Job(
