@@ -90,6 +90,9 @@ class Twin:
         )
         self.model.eval()
 
+    def look_at(self, result: Any) -> None:
+        """Learn which images an engine's requests have; those of text have none."""
+
     @torch.no_grad()
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""

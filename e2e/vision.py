@@ -27,6 +27,12 @@ TOWER = {
     "vision_min_pixels": 2 * pictures.PATCH**2,
     "vision_max_wh_ratio": 8,
 }
+ENGINE = (
+    ("skip_tokenizer_init", False),
+    ("max_num_batched_tokens", MOST + 16),
+    ("kv_cache_memory_bytes", 64 << 20),
+)
+"""A step takes the largest image and a little text."""
 PARTS = ("image_start", "image_pad", "image_newline", "image_end")
 
 

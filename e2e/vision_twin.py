@@ -34,6 +34,12 @@ class VisionTwin(Twin):
             bias = self.weights[f"layers.{number}.ffn.gate.bias_vl"]
             layer.mlp.gate.register_forward_hook(self._routing(bias))
 
+    def look_at(self, result: Any) -> None:
+        for text in result.texts.values():
+            for prompt, read in zip(result.job.prompts, result.read, strict=True):
+                if text[: len(read)] == read:
+                    self.pictures[tuple(text)] = prompt.images
+
     def sees(self, length: int, tokens: list[int]) -> torch.Tensor:
         seen = super().sees(length, tokens)
         for first, last in pictures.spans(tokens[:length]):

@@ -7,7 +7,7 @@ little text, so that a prompt around it comes in three chunks.
 
 import pytest
 
-from e2e import pictures, tower
+from e2e import pictures, tower, vision
 from e2e.checks import (
     EXPERTS,
     TIGHT,
@@ -19,17 +19,11 @@ from e2e.comparison import attention_errors, feed_forward_errors, relative
 from e2e.pictures import Picture
 from e2e.serving import Job, Kitchen, Prompt, Served
 from e2e.twin import Roundings
-from e2e.vision import MOST
 from e2e.vision_twin import VisionTwin
 
 pytestmark = pytest.mark.newest
 
-SERVER = (
-    ("skip_tokenizer_init", False),
-    ("max_num_batched_tokens", MOST + 16),
-    ("kv_cache_memory_bytes", 64 << 20),
-    ("limit_mm_per_prompt", {"image": 3}),
-)
+SERVER = (*vision.ENGINE, ("limit_mm_per_prompt", {"image": 3}))
 LARGE = (30, 39)
 """Ten rows of thirteen tokens, and a token at the end of each."""
 ONE = Prompt(12, 4, seed=1, images=(Picture(5, *LARGE, seed=1),))
@@ -77,13 +71,10 @@ BLIND = Job(
 
 
 def twin_after(served: Kitchen, result: Served) -> VisionTwin:
-    """The twin, which is told which pictures each text has."""
+    """The twin, which knows the pictures of each text."""
     twin = served.twin_of("vision")
     assert isinstance(twin, VisionTwin)
-    for text in result.texts.values():
-        for prompt, read in zip(result.job.prompts, result.read, strict=True):
-            if text[: len(read)] == read:
-                twin.pictures[tuple(text)] = prompt.images
+    twin.look_at(result)
     return twin
 
 
