@@ -313,6 +313,7 @@ def write_tokenizer(folder: Path, special: Mapping[str, int] = {}) -> None:
     `special` ones."""
     characters = {chr(code): code for code in range(VOCABULARY)} | dict(special)
     tokenizer = Tokenizer(models.BPE(vocab=characters, merges=[]))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": chr(1)}

@@ -13,6 +13,7 @@ WIDTH = 128
 HEADS = 2
 INNER = 256
 LAYERS = 2
+THETA = 10_000.0
 MOST = 160
 """Tokens of the largest image: more than the window has."""
 TOWER = {
@@ -21,7 +22,7 @@ TOWER = {
     "vision_n_heads": HEADS,
     "vision_inter_dim": INNER,
     "vision_patch_size": pictures.PATCH,
-    "vision_rope_theta": 10_000.0,
+    "vision_rope_theta": THETA,
     "vision_downsample_ratio": pictures.MERGED,
     "vision_max_n_token": MOST,
     "vision_min_pixels": 2 * pictures.PATCH**2,

@@ -73,12 +73,8 @@ class VisionTwin(Twin):
 
     def image_rows(self, text: list[int]) -> torch.Tensor:
         """What the tower gives for the patches of a text's images, in its order."""
-        return torch.cat([self.rows_of(p) for p in self.pictures[tuple(text)]])
-
-    def rows_of(self, picture: pictures.Picture) -> torch.Tensor:
-        """The same of one image."""
-        _, order = pictures.block(picture, 0)
-        return tower.encoded(self.weights, picture)[order]
+        exact = tower.Tower(self.weights, lambda x: x)
+        return torch.cat([rows_of(exact, p) for p in self.pictures[tuple(text)]])
 
     def _embed(self, _: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         ids, text = inputs[0][0], inputs[0][0].tolist()
@@ -105,3 +101,9 @@ class VisionTwin(Twin):
             )
 
         return choose
+
+
+def rows_of(seen_by: tower.Tower, picture: pictures.Picture) -> torch.Tensor:
+    """What a tower gives for the places of an image's patches, in their order."""
+    _, order = pictures.block(picture, 0)
+    return seen_by.encoded(picture)[order]

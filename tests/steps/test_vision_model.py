@@ -75,6 +75,14 @@ def test_published_tensors_arrive(tmp_path: Path) -> None:
         torch.testing.assert_close(got.cpu().float(), values.to(got.dtype).float())
 
 
+def test_a_wrong_tensor_is_named(tmp_path: Path) -> None:
+    model = end_of_start(tmp_path)
+    name = "layers.1.attn.wq_a.scale"
+    with pytest.raises(ValueError, match=f"{name} is int32"):
+        model.load_weights([(name, torch.ones(1, 2, dtype=torch.int32))])
+    assert model.requires_scales
+
+
 @pytest.mark.parametrize(
     "option", ["--kv-transfer-config", "--enable-batch-sharded-sampling"]
 )

@@ -29,7 +29,9 @@ def vision_config(**options: Any) -> Any:
 def let_the_first_be_hashed(config: Any) -> None:
     """Older releases read a number of layers, newer ones the kind of each."""
     hf = config.model_config.hf_config
-    hf.num_hash_layers, hf.mlp_layer_types[0] = 1, "hash_moe"
+    hf.num_hash_layers = 1
+    if hasattr(hf, "mlp_layer_types"):
+        hf.mlp_layer_types[0] = "hash_moe"
 
 
 def lifted(chosen: set[int]) -> torch.Tensor:
