@@ -24,8 +24,8 @@ def configured(folder: Path, **options: Any) -> Any:
         )
 
 
-def built(folder: Path) -> Any:
-    config = configured(folder)
+def built(folder: Path, **options: Any) -> Any:
+    config = configured(folder, **options)
     kind = layout.module(REGISTRY).ModelRegistry.models[ARCHITECTURE].load_model_cls()
     utilities = layout.module("vllm.utils.torch_utils")
     with (
@@ -36,9 +36,9 @@ def built(folder: Path) -> Any:
         return kind(vllm_config=config)
 
 
-def end_of_start(folder: Path) -> Any:
+def end_of_start(folder: Path, **options: Any) -> Any:
     try:
-        return built(folder)
+        return built(folder, **options)
     except NotImplementedError as error:
         pytest.fail(str(error))
 
@@ -48,6 +48,11 @@ def test_the_tower_is_beside_the_text_model(tmp_path: Path) -> None:
     text = type(model.language_model)
     assert text is layout.module(layout.MODEL).DeepseekV4ForCausalLM
     assert len(model.vision.blocks) == model_configs.VISION["vision_n_layers"]
+
+
+def test_a_server_without_images_has_no_tower(tmp_path: Path) -> None:
+    model = end_of_start(tmp_path, limit_mm_per_prompt={"image": 0})
+    assert model.vision is None and model.aligner is None
 
 
 def test_published_tensors_arrive(tmp_path: Path) -> None:
