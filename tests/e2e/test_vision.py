@@ -6,6 +6,7 @@ little text, so that a prompt around it comes in three chunks.
 """
 
 import pytest
+from test_scenarios import computed
 
 from e2e import dspark, pictures, rounding, tower, vision
 from e2e.checks import (
@@ -144,16 +145,8 @@ def test_logits_and_greedy_tokens(served: Kitchen, release: str) -> None:
 def test_a_hit_never_cuts_an_image(served: Kitchen, release: str) -> None:
     result = served.serve(release, TWICE)
     check_attention(result, twin_after(served, result))
-    first = {
-        request: min(
-            int(record["positions"][0])
-            for record in result.answer["records"]
-            if record["rows"][0][0] == request and record["part"] == "attn"
-        )
-        for request in result.texts
-    }
-    print(f"first computed position by request: {first}")
-    assert sorted(first.values()) == [0, 0, 0, 256]
+    first = [computed(result, number)[0] for number in range(len(result.read))]
+    assert first == [0, 0, 0, 256]
 
 
 @pytest.mark.serves(IMAGES, SPECULATING)
