@@ -26,9 +26,8 @@ def config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     return config
 
 
-def cache_of(config: Any, whole: bool) -> Any:
-    """The cache of a scheduler, which may split images unless they are kept whole: full
-    pages beside a window."""
+def scheduler_of(config: Any) -> Any:
+    """A scheduler of full pages beside a window."""
     interface = layout.module("vllm.v1.kv_cache_interface")
     heads = {"num_kv_heads": 1, "head_size": 512, "dtype": torch.uint8}
     specs = {
@@ -37,7 +36,6 @@ def cache_of(config: Any, whole: bool) -> Any:
             block_size=WINDOW[0], sliding_window=WINDOW[1], **heads
         ),
     }
-    config.scheduler_config.disable_chunked_mm_input = whole
     config.cache_config.num_gpu_blocks = 256
     return (
         layout.module("vllm.v1.core.sched.scheduler")
@@ -89,16 +87,24 @@ def request(name: str, tokens: int, images: list[tuple[int, int]]) -> Any:
 
 def taken(config: Any, images: list[tuple[int, int]], whole: bool = True) -> int:
     """How many of 1,100 tokens come from the cache when they are sent again."""
-    cache = cache_of(config, whole)
+    config.scheduler_config.disable_chunked_mm_input = whole
+    cache = scheduler_of(config).kv_cache_manager
     first = request("first", 1100, images)
     assert cache.allocate_slots(first, 1100) is not None
     found = cache.get_computed_blocks(request("second", 1100, images))
     return int(found[1])
 
 
-def test_no_chunk_ends_in_an_image(config: Any) -> None:
-    kept = config.scheduler_config.disable_chunked_mm_input
-    assert kept, "an image is cut where a chunk ends"
+@pytest.mark.parametrize(("computed", "asked"), [(40, 90), (99, 61), (100, 59)])
+def test_no_chunk_ends_in_an_image(config: Any, computed: int, asked: int) -> None:
+    """There is one of 60 tokens after 100, and room for what a tower gives."""
+    scheduler = scheduler_of(config)
+    encoder = layout.module("vllm.v1.core.encoder_cache_manager")
+    scheduler.encoder_cache_manager = encoder.EncoderCacheManager(cache_size=1 << 20)
+    prompt = request("prompt", 200, [(100, 60)])
+    found = scheduler._try_schedule_encoder_inputs(prompt, computed, asked, 1 << 20)
+    end = computed + found[1]
+    assert end == 100, f"an image is cut by a chunk that ends after {end} tokens"
 
 
 @pytest.mark.parametrize(
