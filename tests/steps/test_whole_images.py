@@ -37,23 +37,18 @@ def scheduler_of(config: Any) -> Any:
         ),
     }
     config.cache_config.num_gpu_blocks = 256
-    return (
-        layout.module("vllm.v1.core.sched.scheduler")
-        .Scheduler(
-            config,
-            interface.KVCacheConfig(
-                num_blocks=256,
-                kv_cache_tensors=[],
-                kv_cache_groups=[
-                    interface.KVCacheGroupSpec([name], spec)
-                    for name, spec in specs.items()
-                ],
-            ),
-            layout.module("vllm.v1.structured_output").StructuredOutputManager(config),
-            block_size=PAGE,
-            hash_block_size=64,
-        )
-        .kv_cache_manager
+    return layout.module("vllm.v1.core.sched.scheduler").Scheduler(
+        config,
+        interface.KVCacheConfig(
+            num_blocks=256,
+            kv_cache_tensors=[],
+            kv_cache_groups=[
+                interface.KVCacheGroupSpec([name], spec) for name, spec in specs.items()
+            ],
+        ),
+        layout.module("vllm.v1.structured_output").StructuredOutputManager(config),
+        block_size=PAGE,
+        hash_block_size=64,
     )
 
 
