@@ -111,7 +111,12 @@ tokens, and the vocabulary whose last tokens stand for parts of an image."""
 
 def take_images(config: Any) -> None:
     """Let the model of `config` be V4 Vision."""
-    for name, value in VISION.items():
+    # What vLLM's own class of older releases makes of them.
+    derived = {
+        "mm_prefix_clamp_sliding_window": True,
+        "mm_prefix_span_leading_pad_modulus": 4,
+    }
+    for name, value in (VISION | derived).items():
         setattr(config.model_config.hf_config, name, value)
 
 
