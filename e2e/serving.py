@@ -258,6 +258,11 @@ class Kitchen:
         site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v4/xpu/dspark.py").is_file()
 
+    def sees_images(self, release: str) -> bool:
+        """Whether the release serves V4 Vision on XPU."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v4/xpu/vl_model.py").is_file()
+
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
         for (release, patched, name), future in self._running.items():

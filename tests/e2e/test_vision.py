@@ -80,6 +80,12 @@ BLIND = Job(
 )
 
 
+@pytest.fixture(autouse=True)
+def release_that_sees(served: Kitchen, release: str) -> None:
+    if not served.sees_images(release):
+        pytest.skip(f"{release} refuses V4 Vision on XPU")
+
+
 def twin_after(served: Kitchen, result: Served) -> VisionTwin:
     """The twin, which knows the pictures of each text."""
     twin = served.twin_of("vision")
