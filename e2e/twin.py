@@ -93,7 +93,7 @@ class Twin:
     def look_at(self, result: Any) -> None:
         """Learn which images an engine's requests have; those of text have none."""
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""
         result: torch.Tensor = self.model(torch.tensor([tokens]), use_cache=False)
@@ -110,7 +110,7 @@ class Twin:
         seen = self.sees(length, tokens)
         return torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))[None, None]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def attention(
         self,
         layer: int,
@@ -133,7 +133,7 @@ class Twin:
             )[0]
         return output[0]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def feed_forward(
         self, layer: int, x: torch.Tensor, tokens: list[int]
     ) -> torch.Tensor:

@@ -52,7 +52,7 @@ class VisionTwin(Twin):
         self._ids = torch.tensor(tokens)
         return super().feed_forward(layer, x, tokens)
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def logits(self, tokens: list[int]) -> torch.Tensor:
         self._ids = torch.tensor(tokens)
         mask = self.mask(len(tokens), tokens)

@@ -20,7 +20,7 @@ from e2e.checks import (
 )
 from e2e.comparison import attention_errors, feed_forward_errors, relative
 from e2e.pictures import Picture
-from e2e.serving import Job, Kitchen, Prompt, Served
+from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Roundings
 from e2e.vision_twin import VisionTwin, rows_of
 
@@ -81,12 +81,12 @@ BLIND = Job(
 
 
 @pytest.fixture(autouse=True)
-def release_that_sees(served: Kitchen, release: str) -> None:
+def release_that_sees(served: Engines, release: str) -> None:
     if not served.sees_images(release):
         pytest.skip(f"{release} refuses V4 Vision on XPU")
 
 
-def twin_after(served: Kitchen, result: Served) -> VisionTwin:
+def twin_after(served: Engines, result: Served) -> VisionTwin:
     """The twin, which knows the pictures of each text."""
     twin = served.twin_of("vision")
     assert isinstance(twin, VisionTwin)
@@ -95,7 +95,7 @@ def twin_after(served: Kitchen, result: Served) -> VisionTwin:
 
 
 @pytest.mark.serves(IMAGES)
-def test_images_take_their_places(served: Kitchen, release: str) -> None:
+def test_images_take_their_places(served: Engines, release: str) -> None:
     """The processor's tokens are those of the description, in each prompt."""
     result = served.serve(release, IMAGES)
     for prompt, read in zip(result.job.prompts, result.read, strict=True):
@@ -111,7 +111,7 @@ def test_images_take_their_places(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(IMAGES)
-def test_each_layer(served: Kitchen, release: str) -> None:
+def test_each_layer(served: Engines, release: str) -> None:
     result = served.serve(release, IMAGES)
     twin = twin_after(served, result)
     errors = check_attention(result, twin)
@@ -120,7 +120,7 @@ def test_each_layer(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(IMAGES)
-def test_the_tower(served: Kitchen, release: str) -> None:
+def test_the_tower(served: Engines, release: str) -> None:
     """Each image gives the rows of the float32 tower, and those of the same tower that
     rounds to bfloat16."""
     result = served.serve(release, IMAGES)
@@ -142,13 +142,13 @@ def test_the_tower(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(IMAGES)
-def test_logits_and_greedy_tokens(served: Kitchen, release: str) -> None:
+def test_logits_and_greedy_tokens(served: Engines, release: str) -> None:
     result = served.serve(release, IMAGES)
     check_logits(result, twin_after(served, result))
 
 
 @pytest.mark.serves(TWICE)
-def test_a_hit_never_cuts_an_image(served: Kitchen, release: str) -> None:
+def test_a_hit_never_cuts_an_image(served: Engines, release: str) -> None:
     result = served.serve(release, TWICE)
     check_attention(result, twin_after(served, result))
     first = [computed(result, number)[0] for number in range(len(result.read))]
@@ -156,7 +156,7 @@ def test_a_hit_never_cuts_an_image(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(IMAGES, SPECULATING)
-def test_drafts_change_nothing(served: Kitchen, release: str) -> None:
+def test_drafts_change_nothing(served: Engines, release: str) -> None:
     """The draft's routers have a bias for images, too."""
     speculated = served.serve(release, SPECULATING)
     check_same_tokens(speculated, served.serve(release, IMAGES))
@@ -165,7 +165,7 @@ def test_drafts_change_nothing(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(BROKEN)
-def test_faults_are_seen(served: Kitchen, release: str) -> None:
+def test_faults_are_seen(served: Engines, release: str) -> None:
     """No bias for image tokens, with and without a table, and images seen as text."""
     result = served.serve(release, BROKEN)
     twin = twin_after(served, result)
@@ -183,7 +183,7 @@ def test_faults_are_seen(served: Kitchen, release: str) -> None:
 
 @pytest.mark.serves(BAD, BLIND)
 def test_bad_images_are_refused_and_the_next_request_served(
-    served: Kitchen, release: str
+    served: Engines, release: str
 ) -> None:
     bad, blind = served.serve(release, BAD), served.serve(release, BLIND)
     said = [*bad.answer["refusals"], *blind.answer["refusals"]]
