@@ -81,23 +81,23 @@ BLIND = Job(
 
 
 @pytest.fixture(autouse=True)
-def release_that_sees(served: Engines, release: str) -> None:
-    if not served.sees_images(release):
+def release_that_sees(engines: Engines, release: str) -> None:
+    if not engines.sees_images(release):
         pytest.skip(f"{release} refuses V4 Vision on XPU")
 
 
-def twin_after(served: Engines, result: Served) -> VisionTwin:
+def twin_after(engines: Engines, result: Served) -> VisionTwin:
     """The twin, which knows the pictures of each text."""
-    twin = served.twin_of("vision")
+    twin = engines.twin_of("vision")
     assert isinstance(twin, VisionTwin)
     twin.look_at(result)
     return twin
 
 
 @pytest.mark.serves(IMAGES)
-def test_images_take_their_places(served: Engines, release: str) -> None:
+def test_images_take_their_places(engines: Engines, release: str) -> None:
     """The processor's tokens are those of the description, in each prompt."""
-    result = served.serve(release, IMAGES)
+    result = engines.serve(release, IMAGES)
     for prompt, read in zip(result.job.prompts, result.read, strict=True):
         wanted: list[int] = []
         drawn = {picture.at: picture for picture in prompt.images}
@@ -111,20 +111,20 @@ def test_images_take_their_places(served: Engines, release: str) -> None:
 
 
 @pytest.mark.serves(IMAGES)
-def test_each_layer(served: Engines, release: str) -> None:
-    result = served.serve(release, IMAGES)
-    twin = twin_after(served, result)
+def test_each_layer(engines: Engines, release: str) -> None:
+    result = engines.serve(release, IMAGES)
+    twin = twin_after(engines, result)
     errors = check_attention(result, twin)
     assert {error.ratio for error in errors} == {1, 4, 128}
     check_experts(result, twin)
 
 
 @pytest.mark.serves(IMAGES)
-def test_the_tower(served: Engines, release: str) -> None:
+def test_the_tower(engines: Engines, release: str) -> None:
     """Each image gives the rows of the float32 tower, and those of the same tower that
     rounds to bfloat16."""
-    result = served.serve(release, IMAGES)
-    twin = twin_after(served, result)
+    result = engines.serve(release, IMAGES)
+    twin = twin_after(engines, result)
     for picture in [p for prompt in result.job.prompts for p in prompt.images]:
         wanted = tower.patches_of(picture)
         (rows,) = (
@@ -142,33 +142,33 @@ def test_the_tower(served: Engines, release: str) -> None:
 
 
 @pytest.mark.serves(IMAGES)
-def test_logits_and_greedy_tokens(served: Engines, release: str) -> None:
-    result = served.serve(release, IMAGES)
-    check_logits(result, twin_after(served, result))
+def test_logits_and_greedy_tokens(engines: Engines, release: str) -> None:
+    result = engines.serve(release, IMAGES)
+    check_logits(result, twin_after(engines, result))
 
 
 @pytest.mark.serves(TWICE)
-def test_a_hit_never_cuts_an_image(served: Engines, release: str) -> None:
-    result = served.serve(release, TWICE)
-    check_attention(result, twin_after(served, result))
+def test_a_hit_never_cuts_an_image(engines: Engines, release: str) -> None:
+    result = engines.serve(release, TWICE)
+    check_attention(result, twin_after(engines, result))
     first = [computed(result, number)[0] for number in range(len(result.read))]
     assert first == [0, 0, 0, 256]
 
 
 @pytest.mark.serves(IMAGES, SPECULATING)
-def test_drafts_change_nothing(served: Engines, release: str) -> None:
+def test_drafts_change_nothing(engines: Engines, release: str) -> None:
     """The draft's routers have a bias for images, too."""
-    speculated = served.serve(release, SPECULATING)
-    check_same_tokens(speculated, served.serve(release, IMAGES))
-    check_attention(speculated, twin_after(served, speculated))
+    speculated = engines.serve(release, SPECULATING)
+    check_same_tokens(speculated, engines.serve(release, IMAGES))
+    check_attention(speculated, twin_after(engines, speculated))
     assert speculated.answer["drafts"]["drafted"]
 
 
 @pytest.mark.serves(BROKEN)
-def test_faults_are_seen(served: Engines, release: str) -> None:
+def test_faults_are_seen(engines: Engines, release: str) -> None:
     """No bias for image tokens, with and without a table, and images seen as text."""
-    result = served.serve(release, BROKEN)
-    twin = twin_after(served, result)
+    result = engines.serve(release, BROKEN)
+    twin = twin_after(engines, result)
     roundings = Roundings.of(result.answer)
     experts = feed_forward_errors(result.answer, twin, roundings)
     print(experts)
@@ -183,9 +183,9 @@ def test_faults_are_seen(served: Engines, release: str) -> None:
 
 @pytest.mark.serves(BAD, BLIND)
 def test_bad_images_are_refused_and_the_next_request_served(
-    served: Engines, release: str
+    engines: Engines, release: str
 ) -> None:
-    bad, blind = served.serve(release, BAD), served.serve(release, BLIND)
+    bad, blind = engines.serve(release, BAD), engines.serve(release, BLIND)
     said = [*bad.answer["refusals"], *blind.answer["refusals"]]
     print("\n".join(said))
     for result in (bad, blind):
