@@ -12,7 +12,7 @@ there: sinks, position biases, correction biases and the hash table are random.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,6 +136,33 @@ class Writer:
         for name in ("enorm", "hnorm", "norm"):
             self.norm(f"mtp.0.{name}", hidden)
         output_head(self, "mtp.0.")
+
+    def router(self, layer: str, hashed: bool) -> None:
+        """What chooses the experts of a layer."""
+        gate = f"{layer}.ffn.gate"
+        size, hidden = self.size, self.size.hidden
+        weight = self.random(size.experts, hidden, std=hidden**-0.5)
+        self.plain(f"{gate}.weight", weight)
+        if hashed:
+            table = self.choice(size.vocabulary, size.chosen, size.experts)
+            self.plain(f"{gate}.tid2eid", table, torch.int64)
+        else:
+            self.lifting_bias(f"{gate}.bias")
+
+    def lifting_bias(self, name: str) -> None:
+        """A bias that chooses by itself."""
+        experts = self.size.experts
+        bias = self.random(experts, std=0.3)
+        bias[self.choice(1, self.size.chosen, experts)[0]] += LEAD
+        self.plain(name, bias, torch.float32)
+
+    def known_to_twin(self, name: str) -> bool:
+        """Whether Hugging Face's model has a tensor of that name."""
+        return not name.startswith("mtp.")
+
+    def special_tokens(self) -> dict[str, int]:
+        """Tokens that the tokenizer has besides characters."""
+        return {}
 
     def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         values = torch.randn(*shape, generator=self._generator)
@@ -269,10 +296,10 @@ def write(
     published, twin = directory / "published", directory / "twin"
     described = {**config(writer.size), **writer.described()}
     _save(published, described, writer.published)
-    write_tokenizer(published)
+    write_tokenizer(published, writer.special_tokens())
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"
-    shared = {k: v for k, v in writer.twin.items() if not k.startswith("mtp.")}
+    shared = {k: v for k, v in writer.twin.items() if writer.known_to_twin(k)}
     _save(twin, plain, shared)
     return published, twin
 
@@ -286,10 +313,12 @@ def _save(
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
 
 
-def write_tokenizer(folder: Path) -> None:
-    """One token for each ASCII character, so that a grammar can be asked for."""
-    characters = {chr(code): code for code in range(VOCABULARY)}
+def write_tokenizer(folder: Path, special: Mapping[str, int] = {}) -> None:
+    """One token for each ASCII character, so that a grammar can be asked for, and
+    `special` ones."""
+    characters = {chr(code): code for code in range(VOCABULARY)} | dict(special)
     tokenizer = Tokenizer(models.BPE(vocab=characters, merges=[]))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": chr(1)}
@@ -299,9 +328,9 @@ def write_tokenizer(folder: Path) -> None:
 def whole_model(writer: Writer) -> None:
     """Write every tensor of the model and its draft."""
     size, hidden = writer.size, writer.size.hidden
-    words = size.vocabulary
-    writer.plain("embed.weight", writer.random(words, hidden))
-    writer.plain("head.weight", writer.random(words, hidden, std=hidden**-0.5))
+    vocabulary = size.vocabulary
+    writer.plain("embed.weight", writer.random(vocabulary, hidden))
+    writer.plain("head.weight", writer.random(vocabulary, hidden, std=hidden**-0.5))
     writer.norm("norm", hidden)
     output_head(writer, "")
     for layer, ratio in enumerate(size.ratios):
@@ -318,7 +347,7 @@ def output_head(writer: Writer, prefix: str) -> None:
 
 
 def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
-    hidden, experts = writer.size.hidden, writer.size.experts
+    hidden = writer.size.hidden
     mixes, width = (2 + STREAMS) * STREAMS, STREAMS * hidden
     for part in ("attn", "ffn"):
         hc = f"{layer}.hc_{part}"
@@ -328,15 +357,7 @@ def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
         writer.plain(f"{hc}_scale", writer.random(3, std=0.3, mean=1.0), torch.float32)
         writer.norm(f"{layer}.{part}_norm", hidden)
     _attention(writer, f"{layer}.attn", ratio)
-    gate = writer.random(experts, hidden, std=hidden**-0.5)
-    writer.plain(f"{layer}.ffn.gate.weight", gate)
-    if hashed:
-        table = writer.choice(writer.size.vocabulary, writer.size.chosen, experts)
-        writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
-    else:
-        bias = writer.random(experts, std=0.3)
-        bias[writer.choice(1, writer.size.chosen, experts)[0]] += LEAD
-        writer.plain(f"{layer}.ffn.gate.bias", bias, torch.float32)
+    writer.router(layer, hashed)
     writer.experts_of(layer)
 
 

@@ -18,8 +18,11 @@ import time
 from pathlib import Path
 from typing import Any
 
+from e2e.pictures import Picture
+
 HOME = "emulated_xpu.pytest_plugin"
 OPS = "e2e.engine_ops"
+HASH = "mm_hasher_algorithm"
 DECODE_CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
 importlib.import_module(os.environ.get("E2E_HOME", HOME))
 if "E2E_HOME" not in os.environ:
@@ -52,6 +55,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     recording.broken = bool(job.get("sabotage"))
     os.environ.update(job.get("environment", {}))
     from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
 
     if engine_ops := sys.modules.get(OPS):
         engine_ops.provide()
@@ -62,6 +66,9 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
         config: Any = importlib.import_module(DECODE_CONFIG)
         config.XE_CORES = cores
     given = {**ENGINE, **job.get("engine", {})}
+    if hasattr(EngineArgs, HASH):
+        # Images are hashed; the default needs a package that nothing else here does.
+        given.setdefault(HASH, "sha256")
     # Drafts are counted by the statistics alone.
     drafting = "speculative_config" in given
     llm = LLM(model=job["model"], **given | {"disable_log_stats": not drafting})
@@ -79,26 +86,41 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     return {
         **ranks[0],
         "ranks": ranks,
-        "tokens": [[list(text.token_ids) for text in wave] for wave in waves],
-        "logprobs": [[logprobs_of(text) for text in wave] for wave in waves],
+        "read": [[list(output.prompt_token_ids) for output in wave] for wave in waves],
+        "tokens": tokens_of(waves),
+        "logprobs": [[logprobs_of(output) for output in wave] for wave in waves],
         "drafts": drafts_of(llm) if drafting else {},
         "refusals": [refusal(llm, prompt) for prompt in job.get("refused", ())],
+        "tokens_after_refusals": tokens_of([serve(llm, job["waves"][0])])
+        if job.get("refused")
+        else [],
         "seconds_to_ready": ready - started,
         "seconds_to_serve": served - ready,
     }
 
 
+def tokens_of(waves: list[list[Any]]) -> list[list[list[int]]]:
+    return [[list(output.outputs[0].token_ids) for output in wave] for wave in waves]
+
+
+def asked(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The prompt as vLLM takes it."""
+    given = {"prompt_token_ids": prompt["tokens"]}
+    pictures = [Picture(**drawn).image() for drawn in prompt.get("images", ())]
+    return given | ({"multi_modal_data": {"image": pictures}} if pictures else {})
+
+
 def serve(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
-    """The text of each prompt of a wave, as `RequestOutput` has it."""
+    """The `RequestOutput` of each prompt of a wave."""
     if any("abort_after" in prompt for prompt in wave):
         return serve_and_abort(llm, wave)
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt["tokens"]} for prompt in wave],
+    outputs: list[Any] = llm.generate(
+        [asked(prompt) for prompt in wave],
         [sampling(prompt) for prompt in wave],
         use_tqdm=False,
         priority=[prompt.get("priority", 0) for prompt in wave],
     )
-    return [output.outputs[0] for output in outputs]
+    return outputs
 
 
 def serve_and_abort(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
@@ -107,8 +129,7 @@ def serve_and_abort(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
     engine, texts = llm.llm_engine, {}
     names = [str(next(llm.request_counter)) for _ in wave]
     for name, prompt in zip(names, wave, strict=True):
-        tokens = {"prompt_token_ids": prompt["tokens"]}
-        engine.add_request(name, tokens, sampling(prompt))
+        engine.add_request(name, asked(prompt), sampling(prompt))
     limits = {
         name: prompt["abort_after"]
         for name, prompt in zip(names, wave, strict=True)
@@ -117,8 +138,9 @@ def serve_and_abort(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
     while engine.has_unfinished_requests():
         for output in engine.step():
             name = output.request_id
-            texts[name] = output.outputs[0]
-            if len(texts[name].token_ids) >= limits.get(name, sys.maxsize):
+            texts[name] = output
+            read = output.outputs[0].token_ids
+            if len(read) >= limits.get(name, sys.maxsize):
                 texts[name] = copy.deepcopy(texts[name])
                 del limits[name]
                 engine.abort_request([name])
@@ -138,11 +160,11 @@ def sampling(prompt: dict[str, Any]) -> Any:
     return SamplingParams(**greedy | given, max_tokens=prompt["new"])
 
 
-def logprobs_of(text: Any) -> list[dict[int, tuple[float, int]]]:
+def logprobs_of(output: Any) -> list[dict[int, tuple[float, int]]]:
     """For each token, log-probability and rank by token."""
     return [
         {token: (found.logprob, found.rank) for token, found in place.items()}
-        for place in text.logprobs or ()
+        for place in output.outputs[0].logprobs or ()
     ]
 
 

@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,7 +19,10 @@ import torch
 from e2e import checkpoint, packed, unsupported
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
+from e2e.pictures import PLACEHOLDER, Picture
 from e2e.twin import Twin
+from e2e.vision import Vision
+from e2e.vision_twin import VisionTwin
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
@@ -48,10 +51,17 @@ WRAPPERS = {
 }
 """SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
 around the emulated ops. Others are nowhere that pip looks: our class stands in."""
-WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
+WRAPPED = (
+    "flash_attn_interface.py",
+    "fused_moe_interface.py",
+    "moe_utils.py",
+    "quantization/",
+)
 
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
+WRITERS = {**packed.WRITERS, "vision": Vision}
+"""Those of the checkpoints that a job may name."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class Prompt:
     priority: int = 0
     abort_after: int | None = None
     """The number of new tokens after which the request is aborted."""
+    images: tuple[Picture, ...] = ()
 
     def order(self) -> dict[str, Any]:
         """The prompt as `engine.py` takes it."""
@@ -77,6 +88,7 @@ class Prompt:
             "new": self.new,
             "sampling": dict(self.sampling),
             "priority": self.priority,
+            "images": [asdict(picture) for picture in self.images],
         }
 
     @property
@@ -85,6 +97,8 @@ class Prompt:
         body = [shared.randrange(2, checkpoint.VOCABULARY) for _ in range(self.length)]
         for position in range(self.length - self.own_tail, self.length):
             body[position] = own.randrange(2, checkpoint.VOCABULARY)
+        for picture in self.images:
+            body[picture.at] = PLACEHOLDER
         return body
 
 
@@ -97,7 +111,7 @@ class Job:
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
     checkpoint: str = ""
-    """Which checkpoint is served: of `packed.WRITERS` or
+    """Which checkpoint is served: of `WRITERS` or
     `unsupported.CONFIGURATIONS`, or as given to
     `Engines.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
     refused: tuple[Prompt, ...] = ()
@@ -130,6 +144,8 @@ class Served:
     answer: dict[str, Any]
     log: str
     seconds: float
+    read: list[list[int]] = field(init=False)
+    """The tokens of each prompt, with those of its images."""
     texts: dict[str, list[int]] = field(init=False)
     """Prompt and answer of each request, by the engine's name for it."""
 
@@ -147,10 +163,10 @@ class Served:
                 entry | {"after": before + entry["after"]}
                 for entry in ranks[first]["logits"]
             ]
-        answers = [tokens for wave in self.answer["tokens"] for tokens in wave]
+        self.read = [tokens for wave in self.answer["read"] for tokens in wave]
         whole = [
-            prompt.tokens + new
-            for prompt, new in zip(self.job.prompts, answers, strict=True)
+            prompt + new
+            for prompt, new in zip(self.read, self.new_tokens(), strict=True)
         ]
         rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
         # The engine counts its requests and may add a random part to the number.
@@ -202,14 +218,17 @@ class Engines:
         if name in unsupported.CONFIGURATIONS:
             self._add_configuration(name)
         elif name not in self._checkpoints:
-            self.add_checkpoint(name, packed.WRITERS[name](0))
+            self.add_checkpoint(name, WRITERS[name](0))
         return self._checkpoints[name]
 
     def twin_of(self, name: str) -> Twin:
         """Hugging Face's model of a checkpoint in float32; DeepSeek's own if none."""
         if name not in self._twins:
             folder = self.written(name)[1] if name else self.twin
-            self._twins[name] = Twin(folder)
+            if name == "vision":
+                self._twins[name] = VisionTwin(*self.written(name))
+            else:
+                self._twins[name] = Twin(folder)
         return self._twins[name]
 
     def add_checkpoint(self, name: str, writer: checkpoint.Writer) -> None:
@@ -224,7 +243,7 @@ class Engines:
         with self._writing:
             if name not in self._checkpoints:
                 folder = self.work / f"checkpoint-{name}"
-                unsupported.write(folder, name, self.published)
+                unsupported.write(folder, name)
                 self._checkpoints[name] = (folder, self.twin)
 
     def add_damaged(self, fault: str) -> None:
@@ -246,6 +265,11 @@ class Engines:
         """Whether the release has DSpark's draft model for XPU."""
         site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v4/xpu/dspark.py").is_file()
+
+    def sees_images(self, release: str) -> bool:
+        """Whether the release serves V4 Vision on XPU."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v4/xpu/vl_model.py").is_file()
 
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
