@@ -18,7 +18,7 @@ BY_GROUP = {
     "dynamic": True,
 }
 BY_TOKEN = BY_GROUP | {"strategy": "token", "group_size": None}
-FP4 = {"num_bits": 4, "type": "float", "symmetric": True, "dynamic": True}
+FP4_BY_32 = BY_GROUP | {"num_bits": 4, "group_size": 32}
 MODELOPT = {
     "quant_algo": "NVFP4",
     "kv_cache_quant_algo": None,
@@ -75,6 +75,14 @@ _NVFP4_ORACLE = (layout.PACKAGE / f"{FUSED_MOE}/oracle/nvfp4.py").read_text()
 _CLAMPING = _NVFP4_ORACLE.partition("WITH_CLAMP = {")[2].partition("}")[0]
 # By kind: what `config.json` says, and whether this release serves it.
 KINDS: dict[str, tuple[dict[str, Any], bool]] = {
+    "DeepSeek's own": (
+        {
+            "quant_method": "deepseek_v4_fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+        },
+        True,
+    ),
     "FP8 by rows": (
         compressed(8, "float", "channel", BY_TOKEN),
         layout.mentions(f"{FUSED_MOE}/experts/triton_moe.py", "gemm1_clamp_limit"),
@@ -89,7 +97,7 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
         "EMULATION" in _CLAMPING,
     ),
     "MXFP4": (
-        compressed(4, "float", "group", FP4 | {"strategy": "group"}, group_size=32),
+        compressed(4, "float", "group", FP4_BY_32, group_size=32),
         layout.WITH_XPU_FOLDER,
     ),
     "INT4": (compressed(4, "int", "group", group_size=128), layout.WITH_XPU_FOLDER),
