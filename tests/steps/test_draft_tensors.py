@@ -12,8 +12,8 @@ from helpers.pipeline_stages import stage
 from safetensors.torch import save_file
 
 EMBEDDING = {"embed.weight": torch.ones(128, 256)}
-TARGET = {"layers.0.attn.wq_b.weight": torch.ones(4096, 128), "head.weight": torch.ones(4)}
-DRAFT = {"mtp.0.enorm.weight": torch.ones(256), "mtp.0.main_norm.weight": torch.ones(256)}
+TARGET = {"layers.0.attn.wq_b.weight": torch.ones(4096, 128)}
+DRAFT = {"mtp.0.attn_norm.weight": torch.ones(256)}
 
 
 def size(tensors: dict[str, torch.Tensor]) -> int:
@@ -21,8 +21,9 @@ def size(tensors: dict[str, torch.Tensor]) -> int:
 
 
 def bytes_read(draft: Any, folder: Path) -> int:
-    """What the loader hands to `draft` of a checkpoint of all tensors in one file."""
-    save_file({**EMBEDDING, **TARGET, **DRAFT}, folder / "model.safetensors")
+    """What the loader reads for `draft` of a checkpoint of three shards."""
+    for number, shard in enumerate((EMBEDDING, TARGET, DRAFT), start=1):
+        save_file(shard, folder / f"model-{number:05}-of-00003.safetensors")
     kind = layout.module("vllm.model_executor.model_loader.default_loader")
     loader = kind.DefaultModelLoader(model_configs.vllm_config().load_config)
     source = SimpleNamespace(model=str(folder), revision=None)

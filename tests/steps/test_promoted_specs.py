@@ -30,7 +30,9 @@ def specs(**window: Any) -> dict[str, Any]:
 def test_a_window_becomes_a_full_cache(replayed: bool) -> None:
     found = specs(bounded_replay=replayed)
     PLANNING.unify_hybrid_kv_cache_specs(found)
-    assert found["window"] == found["whole"]
+    assert type(found["window"]) is type(found["whole"])
+    assert found["window"].sliding_window == 128
+    assert PLANNING.is_kv_cache_spec_uniform(found)
 
 
 @pytest.mark.unchanged
