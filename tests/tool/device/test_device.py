@@ -36,7 +36,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             root / folder,
             ignore=shutil.ignore_patterns("__pycache__", "tuned"),
         )
-    for folder in ("benchmarks", "tests/kernels", "tests/e2e", "xpustack/device"):
+    for folder in ("benchmarks", "e2e", "tests/kernels", "xpustack/device"):
         (root / folder).mkdir(parents=True)
     (root / "docs/devices.md").write_text(
         "# Devices\n\n<!-- devices: begin -->\n<!-- devices: end -->\n"

@@ -35,7 +35,7 @@ class Warm:
         self.running = 0
         self.used = time.monotonic()
         self._process = self._runner.start(
-            [sys.executable, "engine.py"],
+            [sys.executable, "-m", "e2e.engine"],
             cwd=folder,
             env=env,
             stdin=subprocess.PIPE,

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from twin import Given, Roundings, Twin
+
+from e2e.twin import Given, Roundings, Twin
 
 
 @dataclass

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside an installed vLLM: `python engine.py` imports it and waits for jobs.
+"""Run inside an installed vLLM: `python -m e2e.engine` imports it and waits for jobs.
 
 A line of the standard input is a JSON list of files: JOB, RESULT, what the job prints,
 and its exit status, which is written last. Each job has a process of its own, forked
@@ -9,7 +9,7 @@ JOB names the checkpoint, the arguments of `LLM`, and waves of prompts, and may 
 many waves are written down, and for how many Xe-cores decode is planned. Each wave is
 one call of `LLM.generate`, or the engine's own steps where a request is aborted. RESULT
 holds the tokens, their log-probabilities, and what the worker wrote down. `python
-engine.py JOB RESULT` serves one job alone.
+-m e2e.engine JOB RESULT` serves one job alone.
 `E2E_HOME` names the module that chooses the emulated XPU's home; by default the CPU.
 """
 
@@ -26,10 +26,11 @@ from pathlib import Path
 from typing import Any
 
 HOME = "emulated_xpu.pytest_plugin"
+OPS = "e2e.engine_ops"
 DECODE_CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
 importlib.import_module(os.environ.get("E2E_HOME", HOME))
 if "E2E_HOME" not in os.environ:
-    importlib.import_module("engine_ops")
+    importlib.import_module(OPS)
 
 ENGINE = {
     "skip_tokenizer_init": True,
@@ -42,7 +43,7 @@ ENGINE = {
     "kv_cache_dtype": "fp8",
     "kv_cache_memory_bytes": 16 << 20,
     "enable_prefix_caching": False,
-    "worker_cls": "recording.RecordingWorker",
+    "worker_cls": "e2e.recording.RecordingWorker",
     "seed": 0,
 }
 """What every job takes unless it says otherwise."""
@@ -51,14 +52,15 @@ ENGINE = {
 def generate(job: dict[str, Any]) -> dict[str, Any]:
     """Serve the job's waves; tokens by wave and prompt, and the worker's records."""
     started = time.perf_counter()
-    import recording
     import torch
+
+    from e2e import recording
 
     recording.broken = bool(job.get("sabotage"))
     os.environ.update(job.get("environment", {}))
     from vllm import LLM
 
-    if engine_ops := sys.modules.get("engine_ops"):
+    if engine_ops := sys.modules.get(OPS):
         engine_ops.provide()
     # A model's class is looked at here, not in a process that imports vLLM anew.
     registry = importlib.import_module("vllm.model_executor.models.registry")
@@ -190,8 +192,9 @@ def run(order: str, answer: str, log: str) -> None:
 
 def wait_for_jobs() -> None:
     """Fork for each line of the standard input, until it ends."""
-    import recording  # noqa: F401
     import vllm.entrypoints.llm  # noqa: F401
+
+    from e2e import recording  # noqa: F401
 
     statuses: dict[int, str] = {}
 

@@ -6,9 +6,10 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import checkpoint
 import torch
 from safetensors.torch import save_file
+
+from e2e import checkpoint
 
 WEIGHTS = "model.safetensors"
 LINEAR = "layers.1.attn.wq_b"

@@ -5,20 +5,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import dspark
-import mtp
 import torch
-from checks import EXPERTS, PLAIN, TIGHT, check_same_tokens
-from comparison import (
+
+from e2e import dspark, mtp
+from e2e.checks import EXPERTS, PLAIN, TIGHT, check_same_tokens
+from e2e.comparison import (
     attention_errors,
     feed_forward_errors,
     logits_by_request,
     relative,
 )
-from drafts import check_drafts, successors
-from endings import Verdict, ended
-from serving import EngineStopped, Job, Kitchen, Prompt, Served
-from twin import Roundings, Twin
+from e2e.drafts import check_drafts, successors
+from e2e.endings import Verdict, ended
+from e2e.serving import EngineStopped, Job, Kitchen, Prompt, Served
+from e2e.twin import Roundings, Twin
 
 ACTIVATIONS_IN_FP4 = 0.25
 """How far e2m1 activations, of at most three significant bits, move the experts."""

@@ -9,8 +9,9 @@ draft alone would never be accepted, so the bias follows a table of successors.
 from collections.abc import Mapping
 from typing import Any
 
-import checkpoint
 import torch
+
+from e2e import checkpoint
 
 STAGES = 2
 TARGET_LAYERS = (0, 2)

@@ -14,15 +14,13 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import checkpoint
-import packed
 import torch
-import unsupported
-from comparison import of_all_ranks
-from damage import damage
-from twin import Twin
-from warm import WarmUp
 
+from e2e import checkpoint, packed, unsupported
+from e2e.comparison import of_all_ranks
+from e2e.damage import damage
+from e2e.twin import Twin
+from e2e.warm import WarmUp
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
@@ -44,7 +42,6 @@ WRAPPERS = {
 around the emulated ops. Others are nowhere that pip looks: our class stands in."""
 WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
 
-INSIDE = ("engine.py", "engine_ops.py", "recording.py", "sabotage.py")
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
 
@@ -324,13 +321,12 @@ class Kitchen:
         )
 
     def _lay_out(self) -> None:
-        """A folder in which emulated_xpu is installed, without the repository."""
+        """A folder in which emulated_xpu is installed, without the rest of the
+        repository."""
         support = self.work / "support"
         support.mkdir()
-        for folder in (self.project.emulation, self.project.kernels):
+        for folder in (HERE, self.project.emulation, self.project.kernels):
             (support / folder.name).symlink_to(folder)
-        for name in INSIDE:
-            (support / name).symlink_to(HERE / name)
         for name in ABSENT:
             (support / f"{name}.py").symlink_to(HERE / "absent.py")
         described = tomllib.loads((self.project.root / "pyproject.toml").read_text())

@@ -4,7 +4,7 @@
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
-from serving import Served
+from e2e.serving import Served
 
 Says = Callable[[int], int | None]
 """What a draft says after a token; None if nobody knows."""

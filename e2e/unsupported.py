@@ -10,9 +10,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-import checkpoint
 import torch
 from safetensors.torch import save_file
+
+from e2e import checkpoint
 
 TOWER = {
     "num_hidden_layers": 2,

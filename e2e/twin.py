@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import rounding
 import torch
 from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
+
+from e2e import rounding
 
 RATIO = 4
 """Tokens of an entry among which the indexer chooses."""

@@ -2,15 +2,16 @@
 """What every engine is held to, and the bounds."""
 
 import torch
-from comparison import (
+
+from e2e.comparison import (
     Error,
     attention_errors,
     feed_forward_errors,
     logits_by_request,
     relative,
 )
-from serving import Served
-from twin import Roundings, Twin
+from e2e.serving import Served
+from e2e.twin import Roundings, Twin
 
 TIGHT = 1e-2
 OVERLAP = 0.97

@@ -3,7 +3,7 @@
 
 from collections.abc import Iterator
 
-from serving import Served
+from e2e.serving import Served
 
 OWN = "vllm.model_executor.kernels.xpu_dsv4."
 

@@ -12,11 +12,11 @@ import time
 from collections import Counter
 from typing import Any
 
-import sabotage
 import torch
 from triton.runtime import interpreter as triton_interpreter
 from vllm.forward_context import get_forward_context
 
+from e2e import sabotage
 from emulated_xpu import registry
 from emulated_xpu.worker import EmulatedXpuWorker
 from kernels import interpreter, interpreter_speed

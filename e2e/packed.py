@@ -22,8 +22,9 @@ them.
 
 from typing import Any
 
-import checkpoint
 import torch
+
+from e2e import checkpoint
 
 INT4_GROUP = 128
 NVFP4_BLOCK = 16

@@ -9,9 +9,9 @@ says depends on the embedding, the projection, the norms and the head.
 
 from collections.abc import Callable, Mapping
 
-import checkpoint
-import packed
 import torch
+
+from e2e import checkpoint, packed
 
 LOUD = 2.0**14
 """Length of what `e_proj` gives; attention and experts add vectors of length 100."""

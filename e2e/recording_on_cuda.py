@@ -9,10 +9,10 @@ computed.
 from collections import Counter
 from typing import Any
 
-import recording
 import torch
 import triton
 
+from e2e import recording
 from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker
 
 replays: Counter[str] = Counter()
