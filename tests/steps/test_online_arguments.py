@@ -39,7 +39,7 @@ def looks_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_it_names_the_option(tmp_path: Path) -> None:
-    assert "--quantization-config" in end_of_configuration(tmp_path, "online")
+    assert "needs quantization_config" in end_of_configuration(tmp_path, "online")
 
 
 @pytest.mark.unchanged
