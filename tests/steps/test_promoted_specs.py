@@ -14,7 +14,11 @@ PLANNING = layout.module(
     else "vllm.v1.core.kv_cache_utils"
 )
 SHAPE = {"block_size": 64, "num_kv_heads": 1, "head_size": 512, "dtype": torch.uint8}
-KEYS = {"cache_dtype_str": "fp8_ds_mla", "alignment": 576, "model_version": "deepseek_v4"}
+KEYS = {
+    "cache_dtype_str": "fp8_ds_mla",
+    "alignment": 576,
+    "model_version": "deepseek_v4",
+}
 
 
 def specs(**window: Any) -> dict[str, Any]:

@@ -136,9 +136,7 @@ class Nothing(torch.nn.Module):
         super().__init__()
 
 
-def build(
-    quant_config: Any, monkeypatch: pytest.MonkeyPatch, **described: Any
-) -> Any:
+def build(quant_config: Any, monkeypatch: pytest.MonkeyPatch, **described: Any) -> Any:
     config = model_configs.vllm_config()
     config.quant_config = quant_config
     config.model_config.hf_config.quantization_config.update(described)

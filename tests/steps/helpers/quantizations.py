@@ -35,7 +35,10 @@ def compressed(
     values = {"num_bits": bits, "type": number, "strategy": strategy, "dynamic": False}
     kind = "float-quantized" if number == "float" else "int-quantized"
     if bits == 4:
-        kinds = {"group": "mxfp4-pack-quantized", "tensor_group": "nvfp4-pack-quantized"}
+        kinds = {
+            "group": "mxfp4-pack-quantized",
+            "tensor_group": "nvfp4-pack-quantized",
+        }
         kind = kinds[strategy] if number == "float" else "pack-quantized"
     group = {
         "targets": ["Linear"],
