@@ -171,17 +171,12 @@ def long_prompt(name: str, rows: int, *environment: tuple[str, str]) -> Job:
 
 
 REPEATED = (MIXED, soak(), soak())
-STREAMS = ("VLLM_XPU_DSV4_OVERLAP_STREAMS", "1")
-TRITON = ("VLLM_XPU_DSV4_TRITON_OPS", "1")
 JOBS = {
     job.name: job
     for job in (
         Job("eager", waves=(MIXED, soak())),
         Job("graphs", engine=GRAPHS, waves=REPEATED),
-        Job("streams", engine=GRAPHS, waves=REPEATED, environment=(STREAMS,)),
-        Job("triton", engine=GRAPHS, waves=REPEATED, environment=(TRITON,)),
         bench("flash-patched", True),
-        bench("flash-patched-triton", True, TRITON),
         bench("flash-untouched", False),
         bench("flash-eager-patched", True, engine=EAGER, told=FEW),
         bench("flash-eager-untouched", False, engine=EAGER, told=FEW),
