@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Quantizing a checkpoint while it is loaded ends with words, by each name that vLLM has
-for it. Runs with --full."""
+"""Quantizing a checkpoint while it is loaded ends with words, by each name for it. Runs
+with --full."""
 
 import pytest
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import layout, model_configs, model_layers, quantizations
-from helpers.quantizations import BY_TOKEN, GPTQ, compressed
+from helpers.quantizations import GPTQ, compressed
 
 MODELOPT = {"kv_cache_quant_algo": None, "exclude_modules": []}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True}
@@ -122,7 +122,7 @@ def quantized(kind: str) -> Any:
 def is_known(kind: str) -> bool:
     """Whether this release has a method of that name, if the kind has a name, or can
     quantize by it while it loads."""
-    described, message = REFUSED[kind]
+    _, message = REFUSED[kind]
     if message != LOADING:
         return True
     known = getattr(SHORTHANDS, "_ONLINE_SHORTHANDS", None)
