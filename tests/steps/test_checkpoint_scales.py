@@ -297,48 +297,6 @@ if PLANTED:
             assert named, f"{leaf} is served, or the error names no tensor: {error!r}"
 
 
-def stored(kind: str, rows: int, columns: int) -> Tensors:
-    """A layer as it is published in this kind."""
-    codes = torch.zeros(rows, columns // 2, dtype=torch.uint8)
-    words = torch.zeros(columns // 8, rows, dtype=torch.int32)
-    sixteens = torch.ones(rows, columns // 16).to(E4M3)
-    groups = torch.ones(columns // BLOCK, rows).half()
-    zeros = torch.full((len(groups), rows // 8), 0x77777777, dtype=torch.int32)
-    fp8, one = torch.ones(rows, columns).to(E4M3), torch.tensor(0.5)
-    gptq = {"qweight": words, "qzeros": zeros, "scales": groups}
-    return {
-        "FP8 by rows": {"weight": fp8, "weight_scale": torch.ones(rows, 1).bfloat16()},
-        "FP8 in blocks": {
-            "weight": fp8,
-            "weight_scale": torch.ones(rows // BLOCK, columns // BLOCK),
-        },
-        "NVFP4": {
-            "weight_packed": codes,
-            "weight_scale": sixteens,
-            "weight_global_scale": one.view(1),
-            "input_global_scale": one.view(1),
-        },
-        "NVFP4 by ModelOpt": {
-            "weight": codes,
-            "weight_scale": sixteens,
-            "weight_scale_2": one,
-            "input_scale": one,
-        },
-        "MXFP4": {
-            "weight_packed": codes,
-            "weight_scale": torch.full((rows, columns // GROUP), 120).byte(),
-        },
-        "INT4": {
-            "weight_packed": words.T,
-            "weight_scale": groups.T.bfloat16(),
-            "weight_shape": torch.tensor([rows, columns]),
-        },
-        # Of either sign.
-        "AutoRound": gptq | {"scales": -groups},
-        "GPTQ": gptq | {"g_idx": torch.arange(columns, dtype=torch.int32) // BLOCK},
-    }[kind]
-
-
 def error_of(described: dict[str, Any], name: str, tensor: torch.Tensor) -> str:
     """What is said to a tensor of a checkpoint before it is loaded."""
     found = "vllm.model_executor.model_loader.deepseek_v4_checkpoint"
@@ -362,7 +320,7 @@ OTHERS = [kind for kind in WRONG if kind != "experts in MXFP4"]
 def test_each_tensor_of_another_quantization(kind: str, layer: str) -> None:
     described = quantizations.KINDS[kind][0]
     rows, columns = SHAPES[layer]
-    for leaf, tensor in stored(kind, rows, columns).items():
+    for leaf, tensor in quantizations.stored(kind, rows, columns).items():
         name = f"layers.1.{layer}.{leaf}"
         assert error_of(described, name, tensor) == ""
         larger = tensor.view(torch.uint8) if tensor.dtype == E4M3 else tensor
@@ -374,7 +332,9 @@ def test_each_tensor_of_another_quantization(kind: str, layer: str) -> None:
 def test_experts_alone_in_nvfp4() -> None:
     """Those of the model; a draft's stay as DeepSeek publishes them."""
     described = quantizations.KINDS["DeepSeek's own"][0] | {"moe_quant_algo": "NVFP4"}
-    for leaf, tensor in stored("NVFP4 by ModelOpt", INTER, HIDDEN).items():
+    for leaf, tensor in quantizations.stored(
+        "NVFP4 by ModelOpt", INTER, HIDDEN
+    ).items():
         name = f"layers.1.{X}.{leaf}"
         assert error_of(described, name, tensor) == ""
         assert f"{name} " in error_of(described, name, tensor.double())

@@ -4,6 +4,8 @@ this release has right experts and kernels for."""
 
 from typing import Any
 
+import torch
+
 from . import layout, model_configs
 
 FUSED_MOE = "model_executor/layers/fused_moe"
@@ -124,3 +126,45 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
         ),
     ),
 }
+
+
+def stored(kind: str, rows: int, columns: int) -> dict[str, torch.Tensor]:
+    """A layer as it is published in this kind, a scale for each 128 of INT4."""
+    codes = torch.zeros(rows, columns // 2, dtype=torch.uint8)
+    words = torch.zeros(columns // 8, rows, dtype=torch.int32)
+    sixteens = torch.ones(rows, columns // 16).to(torch.float8_e4m3fn)
+    groups = torch.ones(columns // 128, rows).half()
+    zeros = torch.full((len(groups), rows // 8), 0x77777777, dtype=torch.int32)
+    fp8, one = torch.ones(rows, columns).to(torch.float8_e4m3fn), torch.tensor(0.5)
+    gptq = {"qweight": words, "qzeros": zeros, "scales": groups}
+    return {
+        "FP8 by rows": {"weight": fp8, "weight_scale": torch.ones(rows, 1).bfloat16()},
+        "FP8 in blocks": {
+            "weight": fp8,
+            "weight_scale": torch.ones(rows // 128, columns // 128),
+        },
+        "NVFP4": {
+            "weight_packed": codes,
+            "weight_scale": sixteens,
+            "weight_global_scale": one.view(1),
+            "input_global_scale": one.view(1),
+        },
+        "NVFP4 by ModelOpt": {
+            "weight": codes,
+            "weight_scale": sixteens,
+            "weight_scale_2": one,
+            "input_scale": one,
+        },
+        "MXFP4": {
+            "weight_packed": codes,
+            "weight_scale": torch.full((rows, columns // 32), 120).byte(),
+        },
+        "INT4": {
+            "weight_packed": words.T,
+            "weight_scale": groups.T.bfloat16(),
+            "weight_shape": torch.tensor([rows, columns]),
+        },
+        # Of either sign.
+        "AutoRound": gptq | {"scales": -groups},
+        "GPTQ": gptq | {"g_idx": torch.arange(columns, dtype=torch.int32) // 128},
+    }[kind]
