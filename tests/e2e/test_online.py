@@ -5,7 +5,7 @@ with --full."""
 import pytest
 
 from e2e.endings import ended
-from e2e.serving import EngineStopped, Job, Kitchen
+from e2e.serving import Engines, EngineStopped, Job
 from e2e.verdicts import WAVES
 
 NAMES = (
@@ -38,9 +38,9 @@ def job(name: str) -> Job:
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.serves(job(name))) for name in NAMES]
 )
-def test_the_start_ends_with_words(served: Kitchen, release: str, name: str) -> None:
+def test_the_start_ends_with_words(engines: Engines, release: str, name: str) -> None:
     with pytest.raises(EngineStopped) as stopped:
-        served.serve(release, job(name))
+        engines.serve(release, job(name))
     found = ended(str(stopped.value))
     print(f"{release} {name}: {found.kind}: {found.why}")
     assert found.kind == "refuses", found.why

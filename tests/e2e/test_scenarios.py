@@ -122,5 +122,5 @@ def test_two_ranks(engines: Engines, twin: Twin, release: str) -> None:
 
 @pytest.mark.newest
 @pytest.mark.serves(FLASH, ONE_KIND)
-def test_without_the_hybrid_cache_manager(served: Kitchen, release: str) -> None:
-    check_same_tokens(served.serve(release, ONE_KIND), served.serve(release, FLASH))
+def test_without_the_hybrid_cache_manager(engines: Engines, release: str) -> None:
+    check_same_tokens(engines.serve(release, ONE_KIND), engines.serve(release, FLASH))
