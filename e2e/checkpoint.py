@@ -58,6 +58,9 @@ class Size:
     intermediate: int = 256
     experts: int = 8
     index_topk: int = 16
+    chosen: int = CHOSEN
+    vocabulary: int = VOCABULARY
+    length: int = MAX_LENGTH
 
 
 FLASH = Size()
@@ -197,7 +200,7 @@ def config(size: Size = FLASH) -> dict[str, Any]:
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
         "torch_dtype": "bfloat16",
-        "vocab_size": VOCABULARY,
+        "vocab_size": size.vocabulary,
         "hidden_size": size.hidden,
         "num_hidden_layers": len(size.ratios),
         "num_attention_heads": size.heads,
@@ -219,7 +222,7 @@ def config(size: Size = FLASH) -> dict[str, Any]:
         "moe_intermediate_size": size.intermediate,
         "n_routed_experts": size.experts,
         "n_shared_experts": 1,
-        "num_experts_per_tok": CHOSEN,
+        "num_experts_per_tok": size.chosen,
         "num_hash_layers": size.hashed,
         "num_nextn_predict_layers": 1,
         "scoring_func": "sqrtsoftplus",
@@ -232,13 +235,13 @@ def config(size: Size = FLASH) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
-        "max_position_embeddings": MAX_LENGTH,
+        "max_position_embeddings": size.length,
         "rope_theta": 10_000.0,
         "compress_rope_theta": 160_000.0,
         "rope_scaling": {
             "rope_type": "yarn",
             "factor": 16,
-            "original_max_position_embeddings": 32,
+            "original_max_position_embeddings": size.length // 16,
             "beta_fast": 32,
             "beta_slow": 1,
         },
@@ -262,7 +265,7 @@ def write(
         The folders of the published form and of the float32 twin.
     """
     writer = writer or Writer(seed=0)
-    _model(writer)
+    whole_model(writer)
     published, twin = directory / "published", directory / "twin"
     described = {**config(writer.size), **writer.described()}
     _save(published, described, writer.published)
@@ -293,10 +296,12 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
-def _model(writer: Writer) -> None:
+def whole_model(writer: Writer) -> None:
+    """Write every tensor of the model and its draft."""
     size, hidden = writer.size, writer.size.hidden
-    writer.plain("embed.weight", writer.random(VOCABULARY, hidden))
-    writer.plain("head.weight", writer.random(VOCABULARY, hidden, std=hidden**-0.5))
+    words = size.vocabulary
+    writer.plain("embed.weight", writer.random(words, hidden))
+    writer.plain("head.weight", writer.random(words, hidden, std=hidden**-0.5))
     writer.norm("norm", hidden)
     output_head(writer, "")
     for layer, ratio in enumerate(size.ratios):
@@ -326,11 +331,11 @@ def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
     gate = writer.random(experts, hidden, std=hidden**-0.5)
     writer.plain(f"{layer}.ffn.gate.weight", gate)
     if hashed:
-        table = writer.choice(VOCABULARY, CHOSEN, experts)
+        table = writer.choice(writer.size.vocabulary, writer.size.chosen, experts)
         writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
     else:
         bias = writer.random(experts, std=0.3)
-        bias[writer.choice(1, CHOSEN, experts)[0]] += LEAD
+        bias[writer.choice(1, writer.size.chosen, experts)[0]] += LEAD
         writer.plain(f"{layer}.ffn.gate.bias", bias, torch.float32)
     writer.experts_of(layer)
 
