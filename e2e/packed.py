@@ -17,7 +17,8 @@ experts stay in MXFP4, and the configuration says so twice.
 and every expert in e4m3 with an fp32 scale for each row. Compressor, router, embedding
 and head stay as they are. `Fp8Blocks` is what its FP8_BLOCK makes: the same layers with
 an fp32 scale for each 128 x 128. `Gptq` has the codes of `Int4` as GPTQModel writes
-them.
+them. `Unquantized` is what is quantized while it is loaded, and `Mxfp4Experts` has its
+experts as DeepSeek's own, under the name of the method alone.
 """
 
 from typing import Any
@@ -239,6 +240,31 @@ def _compressed(weights: dict[str, Any], acts: dict[str, Any]) -> dict[str, Any]
     return {"quantization_config": packing}
 
 
+class Unquantized(checkpoint.Writer):
+    """Writes every layer in BF16."""
+
+    def fp8(self, name: str, rows: int, columns: int) -> None:
+        weight = self.random(rows, columns, std=columns**-0.5)
+        self.plain(f"{name}.weight", weight)
+
+    def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        weight = self.random(rows, columns, std=gain * columns**-0.5)
+        self.plain(f"{name}.weight", weight)
+
+    def described(self) -> dict[str, Any]:
+        return {"quantization_config": None}
+
+
+class Mxfp4Experts(Unquantized):
+    """Writes the routed experts in MXFP4, all else in BF16."""
+
+    def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        checkpoint.Writer.mxfp4(self, name, rows, columns, gain)
+
+    def described(self) -> dict[str, Any]:
+        return {"quantization_config": {"quant_method": "mxfp4"}}
+
+
 WRITERS: dict[str, type[checkpoint.Writer]] = {
     "pro": Pro,
     "base": Base,
@@ -247,6 +273,8 @@ WRITERS: dict[str, type[checkpoint.Writer]] = {
     "int4": Int4,
     "gptq": Gptq,
     "nvfp4-experts": Nvfp4Experts,
+    "mxfp4-experts": Mxfp4Experts,
+    "bf16": Unquantized,
     "fp8-rows": Fp8Rows,
     "fp8-blocks": Fp8Blocks,
 }

@@ -36,7 +36,8 @@ class Roundings:
     activations: bool
     """Linear layers take FP8 activations (else bfloat16)."""
     output_fp8: bool
-    """The grouped output projection takes FP8 activations (else bfloat16)."""
+    """The grouped output projection takes FP8 activations (else bfloat16, and its
+    weights, whatever they are stored in, are unpacked into bfloat16)."""
     experts_fp8: bool = False
     """Routed experts take FP8 activations: those that Triton computes."""
 
@@ -152,6 +153,8 @@ class Twin:
         output = rounding.attention_output if roundings.output_fp8 else rounding.bf16
         for layer in self.model.model.layers:
             handles += _round_attention(layer.self_attn, linear, output)
+            if not roundings.output_fp8:
+                handles.append(_Unpacked(layer.self_attn.o_a_proj))
             shared = layer.mlp.shared_experts
             for part in (shared.gate_proj, shared.up_proj, shared.down_proj):
                 handles += [_before(part, linear), _after(part, rounding.bf16)]
@@ -191,6 +194,18 @@ class _Gate:
 
     def remove(self) -> None:
         del self.experts._apply_gate
+
+
+class _Unpacked:
+    """A layer whose weights are those that bfloat16 holds."""
+
+    def __init__(self, part: torch.nn.Module) -> None:
+        self.part = part
+        self.exact = part.weight.data
+        part.weight.data = rounding.bf16(self.exact)
+
+    def remove(self) -> None:
+        self.part.weight.data = self.exact
 
 
 def _round_experts(experts: torch.nn.Module) -> list[Any]:

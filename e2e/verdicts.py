@@ -150,6 +150,8 @@ FORMATS: dict[str, Format] = {
     "fp8-rows": _packed("fp8-rows", "FP8 by rows", ACTIVATIONS_IN_FP8),
     "fp8-blocks": _packed("fp8-blocks", "FP8 in blocks", ACTIVATIONS_IN_FP8),
     "gptq": _packed("gptq", "W4A16 by GPTQ"),
+    "mxfp4-experts": _packed("mxfp4-experts", "MXFP4 beside BF16"),
+    "bf16": _packed("bf16", "BF16"),
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
     "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark"),
     "v4.1": _packed("v4.1", "V4.1"),

@@ -7,6 +7,7 @@ from test_engine import MIXED
 from e2e.checks import check_attention, check_experts, check_logits, check_same_tokens
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Twin
+from e2e.verdicts import FLASH, WAVES
 
 pytestmark = pytest.mark.full
 
@@ -36,6 +37,7 @@ CROWDED = Job(
         ("max_num_batched_tokens", 12),
     ),
 )
+ONE_KIND = Job("one kind of cache", WAVES, (("disable_hybrid_kv_cache_manager", True),))
 TWO_RANKS = Job(
     "two ranks",
     (tuple(Prompt(p.length, 4, p.seed) for p in MIXED.waves[0][1:]),),
@@ -116,3 +118,9 @@ def test_two_ranks(engines: Engines, twin: Twin, release: str) -> None:
     check_attention(result, twin)
     check_experts(result, twin)
     check_logits(result, twin)
+
+
+@pytest.mark.newest
+@pytest.mark.serves(FLASH, ONE_KIND)
+def test_without_the_hybrid_cache_manager(engines: Engines, release: str) -> None:
+    check_same_tokens(engines.serve(release, ONE_KIND), engines.serve(release, FLASH))

@@ -84,6 +84,13 @@ def test_a_missing_scale(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) ->
     assert f"no scale for {NAME}" in found, found
 
 
+def test_a_weight_that_is_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = message(
+        monkeypatch, {NAME: torch.ones(4, 4)}, torch.float8_e4m3fn, deepseek_v4()
+    )
+    assert "no scale for part.scale" in found, found
+
+
 def refusal(shard: Path, size: int | None = None, first: bytes = b"") -> str:
     """The error of reading a shard of two tensors of 16,384 bytes each that ends at
     `size`, and whose first bytes are replaced."""

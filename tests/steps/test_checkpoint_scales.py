@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs
+from helpers import layout, model_configs, quantizations
 
 HIDDEN, INTER, Q_LORA = 256, 128, 128
 BLOCK, GROUP = 128, 32
@@ -44,9 +44,12 @@ every_owner = pytest.mark.parametrize("owner", LAYERS)
 class Loader:
     """A model of three small layers, or its draft model, and its own loader."""
 
-    def __init__(self, owner: str, expert_dtype: str) -> None:
+    def __init__(self, owner: str, expert_dtype: str, kind: str = "") -> None:
         self._config = model_configs.vllm_config(speculative_tokens=1, quantized=True)
         self.hf_config = self._config.model_config.hf_config
+        if kind:
+            self.hf_config.quantization_config = PLANTED[kind][0]
+            self._config.quant_config = quantizations.config_of(PLANTED[kind][0])
         self.hf_config.expert_dtype = expert_dtype
         self.hf_config.num_hash_layers = 1
         draft = self._config.speculative_config.draft_model_config
@@ -99,6 +102,19 @@ class Loader:
 @functools.cache
 def loader(owner: str, expert_dtype: str = "fp4") -> Loader:
     return Loader(owner, expert_dtype)
+
+
+class NoExperts(torch.nn.Module):
+    """In place of experts: a release may lack those of a quantization before the step
+    that refuses it."""
+
+    use_mega_moe = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__()
+
+    def finalize_mega_moe_weights(self) -> None:
+        """Nothing is packed."""
 
 
 def values(scale: torch.Tensor) -> torch.Tensor:
@@ -234,6 +250,96 @@ def test_refused(case: str) -> None:
     error = loader("model", expert_dtype).load(f"layers.{layer}", {name: tensor})
     named = f"layers.{layer}.{name} " in error
     assert named, f"{case} is served, or the error names no tensor: {error!r}"
+
+
+ROWS, COLUMNS = SHAPES[Q]
+_ROW_SCALES, _FP8 = torch.rand(ROWS, 1) + 1, weight_of(Q, E4M3)
+_SIXTEENS = torch.rand(ROWS, COLUMNS // 16).to(E4M3)
+_ZEROS = torch.full((1, ROWS // 8), 0x77777777, dtype=torch.int32)
+# What a server of this kind would read as other values, of the linear layer `Q`.
+WRONG: dict[str, dict[str, torch.Tensor]] = {
+    "FP8 by rows": {
+        "weight": weight_of(Q, torch.float8_e5m2),
+        "weight_scale": _ROW_SCALES * torch.nan,
+    },
+    "FP8 in blocks": {"weight_scale": torch.rand(ROWS // 64, 1)},
+    "NVFP4": {"weight_scale": _SIXTEENS.view(torch.uint8)},
+    "NVFP4 by ModelOpt": {
+        "weight_scale": _SIXTEENS.float(),
+        "weight_scale_2": torch.tensor(torch.nan),
+    },
+    "MXFP4": {"weight_scale": torch.ones(ROWS, COLUMNS // GROUP).to(E8M0)},
+    "INT4": {"weight_scale": _ROW_SCALES * torch.inf},
+    "AutoRound": {"qzeros": _ZEROS + 1, "scales": _ROW_SCALES.T.half() * torch.nan},
+    "GPTQ": {"qzeros": _ZEROS - 1, "g_idx": torch.ones(COLUMNS, dtype=torch.int32)},
+    "experts in MXFP4": {"weight": _FP8},
+}
+# Those that this release serves.
+PLANTED = {
+    kind: (described, wrong)
+    for kind, wrong in WRONG.items()
+    for described, served in [quantizations.KINDS[kind]]
+    if served
+}
+
+
+if PLANTED:
+
+    @pytest.mark.parametrize("kind", PLANTED)
+    def test_refused_of_another_quantization(
+        kind: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(layout.module(layout.MODEL), "DeepseekV4MoE", NoExperts)
+        found = Loader("model", "fp4", kind)
+        for leaf, tensor in PLANTED[kind][1].items():
+            error = found.load("layers.1", {f"{Q}.{leaf}": tensor})
+            named = f"layers.1.{Q}.{leaf} " in error
+            assert named, f"{leaf} is served, or the error names no tensor: {error!r}"
+
+
+def error_of(described: dict[str, Any], name: str, tensor: torch.Tensor) -> str:
+    """What is said to a tensor of a checkpoint before it is loaded."""
+    found = "vllm.model_executor.model_loader.deepseek_v4_checkpoint"
+    config = model_configs.hf_config()
+    config.quantization_config = described
+    try:
+        ((given, passed),) = layout.module(found).check_tensors(
+            config, [(name, tensor)]
+        )
+    except ValueError as error:
+        return str(error)
+    assert (given, passed is tensor) == (name, True)
+    return ""
+
+
+OTHERS = [kind for kind in WRONG if kind != "experts in MXFP4"]
+
+
+@pytest.mark.parametrize("layer", [Q, "ffn.experts.1.w2"])
+@pytest.mark.parametrize("kind", OTHERS)
+def test_each_tensor_of_another_quantization(kind: str, layer: str) -> None:
+    described = quantizations.KINDS[kind][0]
+    rows, columns = SHAPES[layer]
+    for leaf, tensor in quantizations.stored(kind, rows, columns).items():
+        name = f"layers.1.{layer}.{leaf}"
+        assert error_of(described, name, tensor) == ""
+        larger = tensor.view(torch.uint8) if tensor.dtype == E4M3 else tensor
+        larger = larger.reshape(-1, *tensor.shape[1:]).repeat_interleave(2, 0)
+        for bad in (tensor.double(), larger.view(tensor.dtype)):
+            assert f"{name} " in error_of(described, name, bad), (leaf, bad.shape)
+
+
+def test_experts_alone_in_nvfp4() -> None:
+    """Those of the model; a draft's stay as DeepSeek publishes them."""
+    described = quantizations.KINDS["DeepSeek's own"][0] | {"moe_quant_algo": "NVFP4"}
+    for leaf, tensor in quantizations.stored(
+        "NVFP4 by ModelOpt", INTER, HIDDEN
+    ).items():
+        name = f"layers.1.{X}.{leaf}"
+        assert error_of(described, name, tensor) == ""
+        assert f"{name} " in error_of(described, name, tensor.double())
+    name = f"layers.1.{X}.scale"
+    assert f"{name} " in error_of(described, name, _MXFP4_SCALE)
 
 
 @pytest.mark.unchanged

@@ -2,53 +2,32 @@
 """The start refuses a quantization that XPU has no kernels for, before it loads
 weights."""
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from helpers import fp8_rows, layout, model_configs, model_layers
+from helpers import layout, model_configs, model_layers, quantizations
+from helpers.quantizations import GPTQ, compressed
 
 MODELOPT = {"kv_cache_quant_algo": None, "exclude_modules": []}
-ACTIVATIONS: dict[str, Any] = {
-    "num_bits": 8,
-    "type": "int",
-    "strategy": "token",
-    "symmetric": True,
-}
-
-BLOCKS = {**ACTIVATIONS, "type": "float", "strategy": "group", "dynamic": True}
-BLOCKS["group_size"] = 128
-SQUARES = {"block_structure": [128, 128]}
+INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True}
+LOADING = "quantizing weights while they are loaded"
+KINDS = quantizations.KINDS
 
 
-def compressed(
-    bits: int, number: str, strategy: str, activations: Any = None, **weights: Any
-) -> tuple[str, dict[str, Any]]:
-    """What compressed-tensors writes into `config.json`, with its name."""
-    values = {"num_bits": bits, "type": number, "strategy": strategy, "dynamic": False}
-    group = {
-        "targets": ["Linear"],
-        "weights": {**values, "symmetric": True, **weights},
-        "input_activations": activations,
-    }
-    integers = "pack-quantized" if bits == 4 else "int-quantized"
-    return "compressed-tensors", {
-        "quant_method": "compressed-tensors",
-        "format": "float-quantized" if number == "float" else integers,
-        "config_groups": {"group_0": group},
-        "ignore": [],
-    }
+def modelopt(name: str, algorithm: str) -> dict[str, Any]:
+    return {"quant_method": name, "quantization": {"quant_algo": algorithm} | MODELOPT}
 
 
-def modelopt(name: str, algorithm: str) -> tuple[str, dict[str, Any]]:
-    return name, {"quantization": {"quant_algo": algorithm, **MODELOPT}}
+def auto_round(**options: Any) -> dict[str, Any]:
+    packing = {"quant_method": "inc", "packing_format": "auto_round:auto_gptq"}
+    return packing | GPTQ | options
 
 
-# Of each kind: its name in vLLM, what the checkpoint says, and what the message names.
-REFUSED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
+# Of each kind: what the checkpoint or the user says, and what the message names.
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "INT8": (
-        compressed(8, "int", "channel", {**ACTIVATIONS, "dynamic": True}),
+        compressed(8, "int", "channel", {**INT8, "dynamic": True}),
         "Linear in compressed-tensors' int8 by channel with activations by token",
     ),
     "FP8 of one scale": (
@@ -58,7 +37,7 @@ REFUSED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
     "FP8 by rows, static activations": (
         compressed(
             *(8, "float", "channel"),
-            {**ACTIVATIONS, "type": "float", "strategy": "tensor", "dynamic": False},
+            {**INT8, "type": "float", "strategy": "tensor", "dynamic": False},
         ),
         "float8 by channel with activations by tensor",
     ),
@@ -69,7 +48,7 @@ REFUSED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
         "asymmetric int4 by group",
     ),
     "FP8 of one scale by its own name": (
-        ("deepseek_v4_fp8", {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+        {"quant_method": "deepseek_v4_fp8", "activation_scheme": "dynamic"},
         "not support FP8 without weight_block_size:",
     ),
     "FP8 by ModelOpt": (modelopt("modelopt", "FP8"), "not support modelopt:"),
@@ -81,28 +60,73 @@ REFUSED: dict[str, tuple[tuple[str, dict[str, Any]], str]] = {
         modelopt("modelopt_mxfp8", "MXFP8"),
         "not support modelopt_mxfp8:",
     ),
-    "AWQ": (
-        ("awq", {"bits": 4, "group_size": 128, "zero_point": True}),
-        r"not support (auto_)?awq:",
-    ),
     "mixed by ModelOpt": (
-        (
-            "modelopt_mixed",
-            {
-                "quantization": {
-                    "quant_algo": "MIXED_PRECISION",
-                    "quantized_layers": {"layers.0.attn.wq_b": {"quant_algo": "FP8"}},
-                    **MODELOPT,
-                }
+        {
+            "quant_method": "modelopt_mixed",
+            "quantization": {
+                "quant_algo": "MIXED_PRECISION",
+                "quantized_layers": {"layers.0.attn.wq_b": {"quant_algo": "FP8"}},
+                **MODELOPT,
             },
-        ),
+        },
         "not support modelopt_mixed:",
     ),
+    "AWQ": (
+        {"quant_method": "awq", "bits": 4, "group_size": 128, "zero_point": True},
+        r"not support (auto_)?awq:",
+    ),
     "FBGEMM": (
-        ("fbgemm_fp8", {"activation_scale_ub": 1.0, "modules_to_not_convert": []}),
+        {
+            "quant_method": "fbgemm_fp8",
+            "activation_scale_ub": 1.0,
+            "modules_to_not_convert": [],
+        },
         "not support fbgemm_fp8:",
     ),
+    "AutoRound, asymmetric": (auto_round(sym=False), "not support inc with sym False"),
+    "AutoRound in AWQ's order": (
+        auto_round(packing_format="auto_round:auto_awq"),
+        "not support inc with packing_format auto_round:auto_awq",
+    ),
+    "moe_wna16": (
+        {"quant_method": "gptq", **GPTQ},
+        "not support moe_wna16:",
+    ),
+    "gpt_oss_mxfp4": ({"quant_method": "gpt_oss_mxfp4"}, "not support gpt_oss_mxfp4:"),
+    "fp8_per_tensor": ({}, LOADING),
+    "fp8_per_block": ({}, LOADING),
+    "fp8_per_channel": ({}, LOADING),
+    "int8_per_channel_weight_only": ({}, LOADING),
+    "nvfp4_per_token": ({}, LOADING),
+    "mxfp8": ({}, LOADING),
+    "mxfp4": ({}, LOADING),
 }
+SHORTHANDS = layout.module("vllm.config.quantization")
+NAMES = layout.module(layout.LAYER_QUANTIZATION).QUANTIZATION_METHODS
+
+
+def quantized(kind: str) -> Any:
+    """The configuration that a kind of `REFUSED` gives."""
+    described, _ = REFUSED[kind]
+    if described:
+        return quantizations.config_of(described, kind if kind in NAMES else "")
+    resolve = getattr(SHORTHANDS, "resolve_online_quant_config", None)
+    arguments = (resolve or SHORTHANDS.resolve_quantization_config)(kind, None)
+    if arguments is None:
+        # A name that is also a checkpoint's is resolved once there is none.
+        arguments = SHORTHANDS._ONLINE_SHORTHANDS[kind]
+    online = layout.module(f"{layout.LAYER_QUANTIZATION}.online.base")
+    return online.OnlineQuantizationConfig(arguments)
+
+
+def is_known(kind: str) -> bool:
+    """Whether this release has a method of that name, if the kind has a name, or can
+    quantize by it while it loads."""
+    _, message = REFUSED[kind]
+    if message != LOADING:
+        return True
+    known = getattr(SHORTHANDS, "_ONLINE_SHORTHANDS", None)
+    return kind in (known or [it.value for it in SHORTHANDS.OnlineQuantScheme])
 
 
 class Nothing(torch.nn.Module):
@@ -112,7 +136,10 @@ class Nothing(torch.nn.Module):
         super().__init__()
 
 
-def build(config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+def build(quant_config: Any, monkeypatch: pytest.MonkeyPatch, **described: Any) -> Any:
+    config = model_configs.vllm_config()
+    config.quant_config = quant_config
+    config.model_config.hf_config.quantization_config.update(described)
     model = layout.module(layout.MODEL)
     monkeypatch.setattr(model, model_layers.attention_class().__name__, Nothing)
     monkeypatch.setattr(model, "DeepseekV4MoE", Nothing)
@@ -120,85 +147,54 @@ def build(config: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
         return model.DeepseekV4Model(vllm_config=config, prefix="model")
 
 
-def quantized(name: str, described: dict[str, Any]) -> Any:
-    config = model_configs.vllm_config()
-    known = layout.module(layout.LAYER_QUANTIZATION)
-    config.quant_config = known.get_quantization_config(name).from_config(described)
-    return config
-
-
-@pytest.mark.parametrize("kind", REFUSED)
+@pytest.mark.parametrize("kind", filter(is_known, REFUSED))
 def test_the_model_says_what_and_why(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    described, message = REFUSED[kind]
+    _, message = REFUSED[kind]
     with pytest.raises(NotImplementedError, match=message) as refusal:
-        build(quantized(*described), monkeypatch)
-    assert "Use DeepSeek's own checkpoints" in str(refusal.value)
+        build(quantized(kind), monkeypatch)
+    told = str(refusal.value)
+    assert "Use DeepSeek's own checkpoints" in told
+    listed = set(told.partition("also serves: ")[2].rstrip(".").split(", ")) - {""}
+    served = {it for it in KINDS if KINDS[it][1]} - {"DeepSeek's own"}
+    assert listed == {it.removesuffix(" by ModelOpt") for it in served}
 
 
-def take(described: tuple[str, dict[str, Any]]) -> Callable[[Any], None]:
-    def put(config: Any) -> None:
-        config.quant_config = quantized(*described).quant_config
+def nvidias_experts(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """DeepSeek's own but for the experts."""
+    own = quantizations.config_of(KINDS["DeepSeek's own"][0])
+    return build(own, monkeypatch, moe_quant_algo="NVFP4")
 
-    return put
 
+if KINDS["NVFP4"][1]:
 
-TRITON_CLAMPS = layout.mentions(
-    "model_executor/layers/fused_moe/experts/triton_moe.py", "gemm1_clamp_limit"
-)
-# Of each kind: how a configuration takes it, and whether this release has experts that
-# are right with it.
-KINDS: dict[str, tuple[Callable[[Any], None], bool]] = {
-    "DeepSeek's own": (lambda config: None, True),
-    "AutoRound": (lambda config: model_configs.take_auto_round(config, []), True),
-    "FP8 by rows": (
-        lambda config: fp8_rows.take(config, "channel", "token"),
-        TRITON_CLAMPS,
-    ),
-    "FP8 in blocks": (take(compressed(8, "float", "block", BLOCKS, **SQUARES)), True),
-    "NVFP4 by ModelOpt": (
-        lambda config: model_configs.take_nvfp4(config, []),
-        layout.NEW,
-    ),
-    "NVFP4": (
-        lambda config: model_configs.take_packed(config, "nvfp4-pack-quantized", []),
-        layout.NEW,
-    ),
-    "MXFP4": (
-        lambda config: model_configs.take_packed(config, "mxfp4-pack-quantized", []),
-        layout.WITH_XPU_FOLDER,
-    ),
-    "INT4": (
-        lambda config: model_configs.take_packed(config, "pack-quantized", []),
-        layout.WITH_XPU_FOLDER,
-    ),
-    "GPTQ": (
-        take(("gptq", {"bits": 4, "group_size": 128, "desc_act": False, "sym": True})),
-        layout.WITH_XPU_FOLDER,
-    ),
-}
+    @pytest.mark.unchanged
+    def test_experts_in_nvfp4_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+        assert nvidias_experts(monkeypatch).layers
+
+elif layout.NEW:  # before, the tensors' names end the start
+
+    def test_experts_in_nvfp4_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+        with pytest.raises(NotImplementedError, match="not support experts in NVFP4:"):
+            nvidias_experts(monkeypatch)
 
 
 @pytest.mark.unchanged
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if KINDS[kind][1]])
 def test_what_has_kernels_is_built(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    config = model_configs.vllm_config()
-    KINDS[kind][0](config)
-    assert build(config, monkeypatch).layers
+    assert build(quantizations.config_of(KINDS[kind][0]), monkeypatch).layers
 
 
 LACKED = [kind for kind in KINDS if not KINDS[kind][1]]
 if LACKED:
 
     @pytest.mark.parametrize("kind", LACKED)
-    def test_what_only_later_releases_serve_is_refused(
+    def test_what_only_other_releases_serve_is_refused(
         kind: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        config = model_configs.vllm_config()
-        KINDS[kind][0](config)
         with pytest.raises(NotImplementedError, match="DeepSeek-V4 on XPU does not"):
-            build(config, monkeypatch)
+            build(quantizations.config_of(KINDS[kind][0]), monkeypatch)
 
 
 if not layout.WITH_XPU_FOLDER:  # one model for all platforms
@@ -209,5 +205,4 @@ if not layout.WITH_XPU_FOLDER:  # one model for all platforms
         another = layout.another_platform(model.current_platform)
         monkeypatch.setattr(model, "current_platform", another)
         monkeypatch.setattr(torch.cuda, "Stream", object)
-        described, _ = REFUSED["INT8"]
-        assert build(quantized(*described), monkeypatch).layers
+        assert build(quantized("INT8"), monkeypatch).layers

@@ -20,6 +20,7 @@ REFUSED = {
     "ranks": ({"tensor_parallel_size": 4}, "--pipeline-parallel-size for more"),
     "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
     "adapters": ({"enable_lora": True}, "merge the adapter"),
+    "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
 }
 LLAMA = {
     "model_type": "llama",

@@ -92,6 +92,7 @@ PARTS = (
         "merge-once",
         "pipeline-draft",
         "draft-workspace",
+        "draft-tensors",
     ),
 )
 """The parts in the order in which a token meets them: name, what it does, its steps."""

@@ -15,7 +15,14 @@ PROJECT = Project.find(Path(__file__).parent)
 # The releases whose XPU model is a folder of its own.
 RELEASES = ("v0.23.0", "v0.33.0")
 # What upstream has wrong on every platform, or on the CPU alone.
-FOR_ALL = {"swa-rope", "cpu-tile-scheduler", "checkpoint-faults", "fp8-experts"}
+FOR_ALL = {
+    "swa-rope",
+    "cpu-tile-scheduler",
+    "checkpoint-faults",
+    "fp8-experts",
+    "online-arguments",
+    "promoted-specs",
+}
 PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 """A line of `setup.py` that packages one more file."""
 # Nothing that another platform runs: variables that only XPU's code reads, classes of

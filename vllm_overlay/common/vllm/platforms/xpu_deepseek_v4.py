@@ -55,6 +55,16 @@ def _dtype(vllm_config: "VllmConfig") -> str | None:
     )
 
 
+def _quantization(vllm_config: "VllmConfig") -> str | None:
+    if vllm_config.model_config.quantization is not None:
+        return None
+    return (
+        "a checkpoint that is not quantized is not supported, it has no tested experts "
+        "in 16 bits. Use DeepSeek's own checkpoints: FP8 in blocks, with experts in "
+        "MXFP4 or FP8."
+    )
+
+
 def _cache_dtype(vllm_config: "VllmConfig") -> str | None:
     cache_dtype = vllm_config.cache_config.cache_dtype
     if cache_dtype.startswith("fp8"):
@@ -154,6 +164,7 @@ def _adaptive_verification(vllm_config: "VllmConfig") -> str | None:
 
 CHECKS: tuple[Callable[["VllmConfig"], str | None], ...] = (
     _dtype,
+    _quantization,
     _cache_dtype,
     _block_size,
     _tensor_parallel_size,

@@ -16,6 +16,7 @@ _Tensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 
 _CODES = ("qweight", "weight_packed")
 _SCALES = ("scale", "scales", "weight_scale", "weight_scale_inv")
+_SCALE_ENDS = tuple(f".{name}" for name in _SCALES)
 _SHOWN = 5
 _SENTENCE_END = re.compile(r"\n|(?<=\.)\s+(?=[A-Z])")
 
@@ -24,7 +25,8 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
     """Load all tensors of a checkpoint, and name the one at which that fails.
 
     A model class whose `requires_scales` is true has no use for a quantized weight
-    without a scale beside it. Most loaders would leave the scale uninitialized.
+    without a scale beside it, nor for one that is not quantized where its parameter is.
+    Most loaders would leave the scale uninitialized.
 
     Raises:
         ValueError: a tensor cannot be loaded, or a scale is missing.
@@ -56,8 +58,13 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
             f"{current} of the checkpoint cannot be loaded: "
             f"{type(error).__name__}: {_reason(error)}"
         ) from error
+    if not getattr(model, "requires_scales", False):
+        return loaded
     missing = [name for layer, name in quantized.items() if layer not in scaled]
-    if missing and getattr(model, "requires_scales", False):
+    if not missing and loaded is not None:
+        parameters = {name for name, _ in model.named_parameters()}
+        missing = sorted(it for it in parameters - loaded if it.endswith(_SCALE_ENDS))
+    if missing:
         shown = ", ".join(missing[:_SHOWN])
         more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
         raise ValueError(f"The checkpoint has no scale for {shown}{more}")

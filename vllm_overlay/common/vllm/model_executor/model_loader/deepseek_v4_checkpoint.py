@@ -4,7 +4,8 @@
 
 A parameter takes whatever is copied into it. Exponent bytes become large numbers,
 scales between two powers of two are rounded, and of a tensor that is too large only a
-part is read. So each tensor is compared with what DeepSeek publishes before that.
+part is read. So each tensor is compared before that with what DeepSeek publishes, or
+with the layout of the quantization that the checkpoint says it has.
 """
 
 from collections.abc import Iterable, Iterator
@@ -16,19 +17,29 @@ import torch
 from vllm.model_executor.layers.quantization.utils.fp8_utils import (
     _upcast_e8m0_to_fp32,
 )
+from vllm.model_executor.model_loader.deepseek_v4_layouts import (
+    BYTES,
+    E4M3,
+    FLOATS,
+    Layout,
+    check_values,
+    layouts_of,
+    modelopt_nvfp4,
+)
 from vllm.utils.math_utils import cdiv
 
 _FP8_BLOCK = (128, 128)
 _MXFP4_GROUP = (1, 32)
-_FLOATS = (torch.bfloat16, torch.float16, torch.float32)
 _E8M0 = torch.float8_e8m0fnu
 _E8M0_NAN = 0xFF
 _MANTISSA_BITS = 23
 _QUANTIZED = re.compile(
     r"\.(attn\.w(?:q_a|q_b|kv|o_a|o_b)|attn\.indexer\.wq_b|e_proj|h_proj|main_proj"
     r"|ffn\.(?:shared_experts|experts\.\d+)\.w[123])"
-    r"\.(weight|scale|weight_scale|weight_scale_inv)$"
+    r"\.([a-z0-9_]+)$"
 )
+# What FP4 packs besides; FP8 of these is not tested.
+_PACKED = re.compile(r"\.(?:compressor\.w(?:kv|gate)|indexer\.weights_proj)\.weight$")
 
 
 Weights = Iterable[tuple[str, torch.Tensor]]
@@ -41,15 +52,15 @@ def check_tensors(config: Any, weights: Weights) -> Iterator[tuple[str, torch.Te
 
     In the checkpoint a scale is float8_e8m0fnu or float32. All parameters are float32
     with `expert_dtype` "fp8", else float8_e8m0fnu; the loaders view the scales of MXFP4
-    experts as bytes. Only DeepSeek's own FP8 checkpoints are compared.
+    experts as bytes. Scales of other quantizations come out as they are.
 
     Args:
         config: The `config.json` of the checkpoint.
         weights: Its tensors, under their names there.
 
     Raises:
-        ValueError: A tensor has a dtype or a shape that DeepSeek does not publish, or
-            a value that its parameter cannot hold. The message names it.
+        ValueError: A tensor has a dtype or a shape that was not tested, or a value
+            that its parameter cannot hold. The message names it.
 
     """
     return _checked(config, weights, of_draft=False)
@@ -66,23 +77,27 @@ def _checked(
     config: Any, weights: Weights, of_draft: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
     quantization = getattr(config, "quantization_config", None) or {}
-    if quantization.get("quant_method") not in ("fp8", "deepseek_v4_fp8"):
-        yield from weights
-        return
+    method = quantization.get("quant_method")
+    own = method in ("fp8", "deepseek_v4_fp8")
+    layouts = layouts_of(quantization)
     published = _Published(config)
     not_converted = quantization.get("ignored_layers") or quantization.get(
         "modules_to_not_convert"
+    )
+    in_nvfp4 = quantization.get("moe_quant_algo") and not (
+        of_draft and "mtp.*" in (quantization.get("ignore") or ())
     )
     for name, tensor in weights:
         if name.startswith("mtp.") != of_draft:
             yield name, tensor
             continue
         quantized = _QUANTIZED.search(name)
-        if ".experts." in name and quantization.get("moe_quant_algo"):
-            pass
-        elif quantized is None:
-            published.check_unquantized(name, tensor)
-        elif not_converted and tensor.dtype in _FLOATS and quantized[2] == "weight":
+        is_expert = ".experts." in name
+        if own and is_expert and in_nvfp4:
+            published.check_stored(name, tensor, [modelopt_nvfp4])
+        elif quantized is None or not (own or (method == "mxfp4" and is_expert)):
+            published.check_stored(name, tensor, layouts)
+        elif not_converted and tensor.dtype in FLOATS and quantized[2] == "weight":
             pass
         elif quantized[2] == "weight":
             published.check_weight(name, quantized[1], tensor)
@@ -92,7 +107,8 @@ def _checked(
 
 
 class _Published:
-    """What DeepSeek publishes under a config, with FP8 or MXFP4 experts."""
+    """What is published under a config: by DeepSeek, with FP8 or MXFP4 experts, and in
+    other layouts."""
 
     def __init__(self, config: Any) -> None:
         self.has_fp8_experts = getattr(config, "expert_dtype", "fp4") == "fp8"
@@ -119,20 +135,49 @@ class _Published:
             "h_proj": (hidden, hidden),
         }
 
+    def check_stored(
+        self, name: str, tensor: torch.Tensor, layouts: list[Layout]
+    ) -> None:
+        """Compare a tensor with the layouts that its layer may have."""
+        quantized, leaf = _QUANTIZED.search(name), name.rpartition(".")[2]
+        shape = self._shape_of(quantized[1]) if quantized else None
+        wanted = [
+            stored
+            for layout in layouts
+            if (stored := layout(*shape or (1, 1)).get(leaf))
+        ]
+        if leaf == "weight":
+            if tensor.dtype in FLOATS and ".experts." not in name:
+                wanted = []
+            elif quantized is None:
+                packed = _PACKED.search(name)
+                wanted = [it for it in wanted if packed and it.dtypes == BYTES]
+        if not wanted:
+            self.check_unquantized(name, tensor)
+            return
+        if not any(it.fits(tensor, shape is not None) for it in wanted):
+            read = " or ".join(map(_called, wanted[0].dtypes))
+            of = f" of {wanted[0].shape}" if shape else ""
+            raise ValueError(
+                f"{name} is {_called(tensor.dtype)} of {tuple(tensor.shape)}; XPU "
+                f"reads {read}{of} there"
+            )
+        check_values(name, tensor)
+
     def check_unquantized(self, name: str, tensor: torch.Tensor) -> None:
         if name.endswith(".ffn.gate.tid2eid"):
             _check_dtype(name, tensor, torch.int64, torch.int32)
             if ((tensor < 0) | (tensor >= self.num_experts)).any():
                 raise ValueError(f"{name} has an expert that the model does not have")
             return
-        _check_dtype(name, tensor, *_FLOATS)
+        _check_dtype(name, tensor, *FLOATS)
 
     def check_weight(self, name: str, layer: str, weight: torch.Tensor) -> None:
         if self._is_mxfp4(layer):
             _check_dtype(name, weight, torch.int8, torch.uint8)
             self._check_shape(name, layer, weight, (1, 2))
         else:
-            _check_dtype(name, weight, torch.float8_e4m3fn)
+            _check_dtype(name, weight, E4M3)
             self._check_shape(name, layer, weight, (1, 1))
 
     def convert_scale(self, name: str, layer: str, scale: torch.Tensor) -> torch.Tensor:
@@ -155,16 +200,21 @@ class _Published:
     def _is_mxfp4(self, layer: str) -> bool:
         return ".experts." in layer and not self.has_fp8_experts
 
+    def _shape_of(self, layer: str) -> tuple[int, int] | None:
+        """Rows and columns; None for main_proj, whose width the draft's config alone
+        knows."""
+        if ".experts." in layer:
+            layer = layer.rpartition(".")[2]
+        return self.shapes.get(layer)
+
     def _check_shape(
         self, name: str, layer: str, tensor: torch.Tensor, each: tuple[int, int]
     ) -> None:
         """Compare a tensor that has one value for `each` rows and columns."""
-        if ".experts." in layer:
-            layer = layer.rpartition(".")[2]
-        # The draft's config alone knows how wide main_proj is.
-        if layer not in self.shapes:
+        shape = self._shape_of(layer)
+        if shape is None:
             return
-        wanted = tuple(map(cdiv, self.shapes[layer], each))
+        wanted = tuple(map(cdiv, shape, each))
         if tensor.shape != wanted:
             raise ValueError(
                 f"{name} is {tuple(tensor.shape)}; with one value for {each[0]} x "

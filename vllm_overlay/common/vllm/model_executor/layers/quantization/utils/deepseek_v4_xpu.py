@@ -2,72 +2,112 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Which quantizations DeepSeek-V4 runs with on XPU."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
-_METHODS = (
-    "auto_gptq",
-    "compressed-tensors",
-    "deepseek_v4_fp8",
-    "fp8",
-    "gptq",
-    "gptq_marlin",
-    "inc",
-    "modelopt_fp4",
-    "mxfp4",
-)
+_OWN = ("deepseek_v4_fp8", "fp8")
 # Of compressed-tensors: bits, type and strategy of the weights, and with them the
 # strategies of the activations; None leaves activations as they are.
-_SCHEMES: dict[tuple[int, str, str], tuple[str | None, ...]] = {
-    (8, "float", "channel"): ("token", None),
-    (8, "float", "block"): ("group",),
-    (4, "float", "tensor_group"): ("tensor_group", None),
-    (4, "float", "group"): ("group", None),
-    (4, "int", "group"): (None,),
+_SCHEMES: dict[tuple[int, str, str], tuple[str, tuple[str | None, ...]]] = {
+    (8, "float", "channel"): ("FP8 by rows", ("token", None)),
+    (8, "float", "block"): ("FP8 in blocks", ("group",)),
+    (4, "float", "tensor_group"): ("NVFP4", ("tensor_group", None)),
+    (4, "float", "group"): ("MXFP4", ("group", None)),
+    (4, "int", "group"): ("INT4", (None,)),
 }
+_METHODS = {
+    "auto_gptq": "GPTQ",
+    "inc": "AutoRound",
+    "modelopt_fp4": "NVFP4",
+    "mxfp4": "experts in MXFP4",
+}
+_SERVED = (
+    "experts in MXFP4",
+    *(name for name, _ in _SCHEMES.values()),
+    "AutoRound",
+    "GPTQ",
+)
+_UNTESTED = (
+    "XPU has no tested kernel for such an output projection (wo_a) or such experts"
+)
 
 
 def check_quantization(
-    quant_config: QuantizationConfig | None, without: Collection[object] = ()
+    quant_config: QuantizationConfig | None, served: Collection[str] = _SERVED
 ) -> None:
     """Refuse, before weights are loaded, what stops later or is wrong on XPU.
 
     Args:
-        quant_config: the checkpoint's, or what the user asks for.
-        without: names of methods, and schemes of compressed-tensors as (bits, type,
-            strategy), that this version of vLLM has no experts for.
+        quant_config: The checkpoint's, or what the user asks for.
+        served: What this version of vLLM has experts and kernels for, besides
+            DeepSeek's own.
 
     Raises:
-        NotImplementedError: names the quantization, the reason and what to use.
+        NotImplementedError: The message names the quantization, the reason and what
+            to use.
 
     """
     if quant_config is None:
         return
-    name = quant_config.get_name()
-    if name not in _METHODS or name in without:
-        raise _refusal(name)
-    blocks = getattr(quant_config, "weight_block_size", None)
-    if name in ("deepseek_v4_fp8", "fp8") and not blocks:
-        raise _refusal("FP8 without weight_block_size")
-    schemes = getattr(quant_config, "target_scheme_map", {})
-    for target, scheme in schemes.items():
-        weights, acts = scheme["weights"], scheme["input_activations"]
-        kind = weights.num_bits, str(weights.type), str(weights.strategy)
-        by = str(acts.strategy) if acts else None
-        served = by in _SCHEMES.get(kind, ()) and weights.symmetric
-        if kind in without or not served:
-            bits, number, strategy = kind
-            symmetric = "" if weights.symmetric else "asymmetric "
-            raise _refusal(
-                f"{target} in compressed-tensors' {symmetric}{number}{bits} by "
-                f"{strategy} with activations {f'by {by}' if by else 'as they are'}"
+    for kind, called in _kinds_of(quant_config):
+        if kind not in served:
+            others = ", ".join(served)
+            also = f" This version of vLLM also serves: {others}." if others else ""
+            raise NotImplementedError(
+                f"DeepSeek-V4 on XPU does not support {called}: {_UNTESTED}. Use "
+                "DeepSeek's own checkpoints: FP8 in blocks, with experts in MXFP4 or "
+                f"FP8.{also}"
             )
 
 
-def _refusal(what: str) -> NotImplementedError:
-    return NotImplementedError(
-        f"DeepSeek-V4 on XPU does not support {what}: it has no tested kernel for such "
-        "an output projection (wo_a) or such experts. Use DeepSeek's own checkpoints: "
-        "FP8 in blocks, with experts in MXFP4 or FP8."
+def _kinds_of(quant_config: QuantizationConfig) -> Iterator[tuple[str | None, str]]:
+    """The kinds that must be served, None of what no version serves, each with what
+    the message calls it."""
+    name = quant_config.get_name()
+    online = getattr(quant_config, "online_quantization_config", None)
+    if name == "online" or online is not None:
+        yield None, "quantizing weights while they are loaded (--quantization)"
+    elif name in _OWN:
+        if not getattr(quant_config, "weight_block_size", None):
+            yield None, "FP8 without weight_block_size"
+        if getattr(quant_config, "moe_quant_algo", "") == "NVFP4":
+            yield "NVFP4", "experts in NVFP4"
+    elif name == "compressed-tensors":
+        schemes = getattr(quant_config, "target_scheme_map", {})
+        for target, scheme in schemes.items():
+            yield _kind_of_scheme(target, scheme)
+    else:
+        other = _other_than_int4(quant_config)
+        yield None if other else _METHODS.get(name), f"{name}{other}"
+
+
+def _kind_of_scheme(target: str, scheme: dict[str, Any]) -> tuple[str | None, str]:
+    weights, acts = scheme["weights"], scheme["input_activations"]
+    bits, number, strategy = weights.num_bits, str(weights.type), str(weights.strategy)
+    by = str(acts.strategy) if acts else None
+    kind, activations = _SCHEMES.get((bits, number, strategy), (None, ()))
+    symmetric = "" if weights.symmetric else "asymmetric "
+    return kind if by in activations and weights.symmetric else None, (
+        f"{target} in compressed-tensors' {symmetric}{number}{bits} by {strategy} "
+        f"with activations {f'by {by}' if by else 'as they are'}"
     )
+
+
+def _other_than_int4(quant_config: QuantizationConfig) -> str:
+    """How a method of integers differs from what was run: symmetric INT4 in GPTQ's
+    order, columns in theirs."""
+    run = {
+        "weight_bits": 4,
+        "sym": True,
+        "is_sym": True,
+        "desc_act": False,
+        "data_type": "int",
+        "packing_format": "auto_round:auto_gptq",
+    }
+    for option, value in run.items():
+        found = getattr(quant_config, option, value)
+        if found != value:
+            return f" with {option} {found}"
+    return ""
