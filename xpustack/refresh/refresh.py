@@ -8,14 +8,16 @@ the repository. Nothing outside the repository changes until every step is carri
 left out, and then only with `write`.
 """
 
+import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from xpustack.base import releases
+from xpustack.base.clone import Clone
 from xpustack.base.pin import add, candidate
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
@@ -25,7 +27,7 @@ from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import CarriedStep, Carrier, carrier
-from xpustack.refresh.solved import solution
+from xpustack.refresh.variants import carry_step
 from xpustack.refresh.work import (
     OPEN,
     Outcome,
@@ -56,7 +58,8 @@ _WITHOUT = "its test passes without it"
 class RefreshReport:
     """The report of a refresh: every step, in the order of the source's series.
 
-    `stale` lists the files written to the project; it is None without `write`.
+    `stale` lists the files written to the project; it is None without `write`. `ref` is
+    what was asked of a clone.
     """
 
     release: Release
@@ -65,6 +68,7 @@ class RefreshReport:
     seconds: float
     stale: list[StaleFile] | None = None
     directory: Path | None = None
+    ref: str = ""
 
     @property
     def open(self) -> tuple[StepOutcome, ...]:
@@ -114,12 +118,15 @@ def refresh(
     tests: bool = False,
     test: tuple[str, ...] = (),
     write: bool = False,
+    clone: Clone | None = None,
     offline: bool = False,
     progress: Progress = silent,
 ) -> RefreshReport:
     """Carry to release `name` the steps of release `source` that it lacks.
 
     Args:
+        name: is not asked for with a `clone`.
+        clone: the commit to carry to, in place of a release.
         directory: the place of the work repository, new or not; None for a
             temporary one.
         drop: slugs of steps that a person decided not to carry.
@@ -136,7 +143,12 @@ def refresh(
     begin = time.monotonic()
     pinned = releases.load(project)
     origin = pinned[source]
-    release = target_release(project, cache, name, offline=offline, progress=progress)
+    if clone is None:
+        release = target_release(
+            project, cache, name, offline=offline, progress=progress
+        )
+    else:
+        release, _ = clone.base(Store(cache), origin, progress)
     if release.name == origin.name:
         raise UsageError(
             "a series cannot be carried to the release it comes from",
@@ -151,7 +163,7 @@ def refresh(
         project, cache, release, origin, directory, offline=offline, progress=progress
     ) as (work, scratch):
         run = _RefreshRun(
-            project, cache, release, work, series, set(drop), progress, offline
+            project, cache, release, work, series, set(drop), progress, clone
         )
         run.go(scratch, frozenset(slugs if tests else test))
         stale = None
@@ -159,7 +171,13 @@ def refresh(
             stale = _write(project, cache, release, run, progress)
     seconds = time.monotonic() - begin
     return RefreshReport(
-        release, origin.name, tuple(run.outcomes), seconds, stale, directory
+        release,
+        origin.name,
+        tuple(run.outcomes),
+        seconds,
+        stale,
+        directory,
+        clone.ref if clone else "",
     )
 
 
@@ -174,7 +192,7 @@ class _RefreshRun:
     series: Series
     drop: set[str]
     progress: Progress
-    offline: bool
+    clone: Clone | None
     outcomes: list[StepOutcome] = field(default_factory=list)
 
     @property
@@ -195,9 +213,7 @@ class _RefreshRun:
             if outcome.outcome in ("dropped", "obsolete")
         }
         state = self.work.state
-        carry = carrier(
-            self.work.git.directory, scratch, self.series.base.commit, state.base
-        )
+        carry = self._carrier(scratch, state.base)
         head = self.work.git.commit_of(BRANCH)
         carried_slugs = slugs_of(self.work)
         conflicting: StepTree | None = None
@@ -214,13 +230,14 @@ class _RefreshRun:
                 self.outcomes.append(gone[slug])
                 continue
             self.progress(f"carrying {slug} to {self.release.name}")
-            carried = carry.carry(tree, head)
+            waits = bool(open_paths & set(tree.changed))
+            carried = carry_step(self.project, carry, tree, head, variants=not waits)
             testable = carried.tree is None and slug in judged and conflicting is None
             if testable and self._passes_without(tree):
                 self._add(slug, carried, "obsolete", _WITHOUT)
                 continue
             tentative = conflicting is not None
-            if open_paths & set(tree.changed):
+            if waits:
                 text = "it changes files of a step that is open"
                 self._add(slug, carried, "waits", text, tentative=True)
             elif carried.tree is None:
@@ -228,9 +245,7 @@ class _RefreshRun:
             else:
                 self._add(slug, carried, carried.verdict, tentative=tentative)
                 if carried.verdict != "upstream":
-                    kernels = needed_kernels(self.project, tree.step)
-                    tree_id = carry.with_files(carried.tree, kernels)
-                    head = carry.commit(tree, tree_id, head)
+                    head = carry.commit(carried.form, carried.tree, head)
                     if not tentative:
                         self.work.git.reset(head)
                         self._remember()
@@ -240,35 +255,19 @@ class _RefreshRun:
         self._remember()
         if conflicting is not None:
             kernels = needed_kernels(self.project, conflicting.step)
-            leave_conflict(self.work, conflicting, kernels, self._solved(carry))
+            leave_conflict(self.work, conflicting, kernels)
         elif obsolete := self._obsolete(judged):
             self._leave_out(obsolete, carry)
             self.outcomes = []
             self.go(scratch, frozenset())
 
-    def _solved(self, carry: Carrier) -> Mapping[str, bytes]:
-        """The files of the first conflict as another release has solved it."""
-        index, conflict = next(
-            (index, outcome)
-            for index, outcome in enumerate(self.outcomes)
-            if outcome.outcome == "conflict"
-        )
-        found = solution(
-            self.project,
-            Store(self.cache),
-            self.work,
-            carry,
-            self.series.base.release.name,
-            conflict,
-            offline=self.offline,
-            progress=self.progress,
-        )
-        if found is None:
-            return {}
-        self.outcomes[index] = msgspec.structs.replace(
-            conflict, solved_on=found.release
-        )
-        return found.files
+    def _carrier(self, scratch: Path, onto: str) -> Carrier:
+        """Carries to the commit `onto`, with what a clone knows of the way there."""
+        base, clone = self.series.base, self.clone
+        carry = carrier(self.work.git.directory, scratch, base.commit, onto)
+        if clone is not None and (since := clone.since(base.release)) is not None:
+            return replace(carry, history=functools.partial(clone.commits, since))
+        return carry
 
     def _add(
         self,
@@ -308,7 +307,7 @@ class _RefreshRun:
         candidates = {
             outcome.step
             for outcome in self.outcomes
-            if outcome.outcome in ("clean", "merged", "resolved")
+            if outcome.outcome in ("clean", "merged", "variant", "resolved")
             and outcome.step in judged
         }
         if not candidates:

@@ -43,6 +43,7 @@ Outcome = Literal[
     "present",
     "clean",
     "merged",
+    "variant",
     "resolved",
     "upstream",
     "obsolete",
@@ -59,7 +60,6 @@ class StepOutcome(msgspec.Struct, frozen=True):
 
     `tentative` marks an outcome after a conflict, judged without the conflicting
     step; `text` says why, `files` are the files that the step's diff changes.
-    `solved_on` is the pinned release that has solved the same conflict.
     """
 
     step: str
@@ -68,7 +68,6 @@ class StepOutcome(msgspec.Struct, frozen=True):
     clashes: tuple[Clash, ...] = ()
     files: tuple[TouchedFile, ...] = ()
     tentative: bool = False
-    solved_on: str = ""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -247,19 +246,10 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 
 
-def leave_conflict(
-    work: Work,
-    tree: StepTree,
-    kernels: Mapping[str, bytes],
-    solved: Mapping[str, bytes],
-) -> None:
+def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:
     """Leave the conflicting step as a cherry-pick in progress. Add those of `kernels`
-    that the work tree lacks. The files `solved` get that content, still to be added."""
+    that the work tree lacks."""
     work.git.cherry_pick(tree.commit)
-    for path, content in solved.items():
-        target = work.git.work_tree / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
     for path, content in kernels.items():
         target = work.git.work_tree / path
         if not target.exists():
