@@ -9,7 +9,7 @@ import pytest
 import torch
 from helpers import fp8_rows, layout, model_configs, model_layers
 
-MODELOPT = {"kv_cache_quant_algo": None, "exclude_modules": []}
+MODELOPT: dict[str, Any] = {"kv_cache_quant_algo": None, "exclude_modules": []}
 ACTIVATIONS: dict[str, Any] = {
     "num_bits": 8,
     "type": "int",

@@ -55,6 +55,8 @@ def on_main(files: Files) -> Iterator[tuple[str, Files]]:
     yield "Give line 12 another value", files
     files = table(files, 20, "200")
     yield "Fix line 20", files
+    files = table(files, 25, "5 * 50")
+    yield "Fix line 25 another way", files
     files = {**files, NEW_NAME: files[OLD_NAME]}
     del files[OLD_NAME]
     yield "Rename the old name", files
@@ -68,6 +70,7 @@ STEPS = {
     "needs-by-test": {36: "L33 + 1"},
     "renamed": {},
     "conflicts": {12: "120"},
+    "there-by-test": {25: "250"},
 }
 """The lines that each step changes, by their number."""
 
@@ -86,7 +89,7 @@ def upstream(place: Path, stack: TinyStack) -> Path:
     _release(place, stack, "2.0", second)
     third = _commit_all(place, between(second))
     _commit_all(place, on_main(third))
-    git(place, "update-ref", "refs/pull/7/head", "main~2")
+    git(place, "update-ref", "refs/pull/7/head", "main~3")
     return place
 
 

@@ -275,7 +275,7 @@ class Planner:
                 report = test.run(self._server, self._cache)
                 for installed in builds:
                     bytecode.collect(self._cache, installed)
-                return _test_result(self._release.name, step, report, before is None)
+                return test_result(self._release.name, step, report, before is None)
 
             return self._cached(step.slug, "test", test.key, compute)
 
@@ -300,7 +300,7 @@ class Planner:
         return result
 
 
-def _test_result(release: str, step: Step, report: StepTestReport, tip: bool) -> Result:
+def test_result(release: str, step: Step, report: StepTestReport, tip: bool) -> Result:
     counts = report.counts
     summary = f"{counts['tests']} tests"
     if not tip:
