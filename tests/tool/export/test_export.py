@@ -229,7 +229,7 @@ def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
     ]
 
 
-@pytest.mark.parametrize("text", ["Titel: x\n", "## Reasons\n\nx\n"])
+@pytest.mark.parametrize("text", ["Headline: x\n", "## Reasons\n\nx\n"])
 def test_notes_that_nobody_reads_are_refused(stack: TinyStack, text: str) -> None:
     stack.write("patches/raise-again/request.md", text)
     with pytest.raises(SeriesError, match=r"neither|no section") as caught:

@@ -144,7 +144,7 @@ def test_an_older_commit_is_refused_unless_asked_for(
 @pytest.mark.parametrize(
     ("ref", "problem", "hint"),
     [
-        (":mian", "no commit mian; did you mean main", "fetch"),
+        (":mains", "no commit mains; did you mean main", "fetch"),
         (":v9.9.9", r"no commit v9\.9\.9", "FETCH_HEAD"),
         (":empty", "is not vLLM", "log -1"),
         ("-away", "no git repository", "git clone"),

@@ -70,6 +70,12 @@ LISTINGS = {
         " [How to read a row](docs/checkpoints.md).",
         (Rows("quantization-rows", "", "quantization.csv"),),
     ),
+    "requests": Listing(
+        "Steps as requests",
+        "Where each step of the newest release stands: alone, or after which others."
+        " [How that is found](docs/upstreaming.md).",
+        (Rows("request-rows", "", "requests.csv"),),
+    ),
     "xpu_path": Listing(
         "The XPU path on a GPU, by part",
         "Kernel times of one step of vLLM's XPU code on an NVIDIA H200."
