@@ -57,13 +57,6 @@ def refresh(
     drop: Annotated[
         list[str] | None, typer.Option(help="A step to leave behind; repeatable.")
     ] = None,
-    tests: Annotated[
-        bool, typer.Option("--tests", help="Run tests to find obsolete steps.")
-    ] = False,
-    test: Annotated[
-        list[str] | None,
-        typer.Option(help="Run them for this step alone; repeatable."),
-    ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Pin the release, write its series.")
     ] = False,
@@ -91,7 +84,7 @@ def refresh(
                 "name the release to carry the series to, or --onto a clone",
                 hint="xpustack refresh v0.24.0, or xpustack refresh --missing",
             )
-        if onto is not None and (write or tests or test):
+        if onto is not None and write:
             raise UsageError(
                 "a clone is no release: it gets no pin, and export tests each branch",
                 hint=f"xpustack export --onto {onto}",
@@ -122,8 +115,6 @@ def refresh(
                 clone=clone,
                 directory=to,
                 drop=tuple(drop or ()),
-                tests=tests,
-                test=tuple(test or ()),
                 write=write,
                 offline=offline,
                 progress=progress,

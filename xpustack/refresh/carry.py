@@ -136,14 +136,6 @@ class Carrier:
         self.git.add({path: files[path] for path in lacking}, self.scratch)
         return self.git.write_tree()
 
-    def again(self, commit: str, onto: str) -> str | None:
-        """The commit `commit` with another parent; None if they conflict."""
-        before = self.git.commit_of(f"{commit}^")
-        tree, _ = self._merge(before, commit, self.git.tree_of(onto))
-        if tree is None:
-            return None
-        return self.git.commit_tree(tree, onto, self.git.message(commit))
-
     def _merge(
         self, ancestor: str, step: str, here: str
     ) -> tuple[str | None, list[Conflict]]:

@@ -21,7 +21,6 @@ from xpustack.base.clone import Clone
 from xpustack.base.pin import add, candidate
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.checks.obsolete import passes_on
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
@@ -32,26 +31,22 @@ from xpustack.refresh.work import (
     OPEN,
     Outcome,
     StepOutcome,
-    commits_of,
     leave_conflict,
     needed_kernels,
     read_note,
     remember,
     settled_outcome,
     slugs_of,
-    staged,
     working,
 )
 from xpustack.series.apply import trees
-from xpustack.series.order import BASE_ALONE, read_order, require_step
+from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import TREES, trees_file
 from xpustack.series.save import save
 from xpustack.series.staging import StaleFile
 from xpustack.series.tree import Series, StepTree
-from xpustack.series.worktree import BASE, BRANCH, Work
-
-_WITHOUT = "its test passes without it"
+from xpustack.series.worktree import BRANCH, Work
 
 
 @dataclass(frozen=True)
@@ -115,8 +110,6 @@ def refresh(
     *,
     directory: Path | None = None,
     drop: tuple[str, ...] = (),
-    tests: bool = False,
-    test: tuple[str, ...] = (),
     write: bool = False,
     clone: Clone | None = None,
     offline: bool = False,
@@ -130,8 +123,6 @@ def refresh(
         directory: the place of the work repository, new or not; None for a
             temporary one.
         drop: slugs of steps that a person decided not to carry.
-        tests: also run the steps' tests to see whether the steps are obsolete.
-        test: do so for these steps alone.
         write: once no step is open, write the series, and pin the release if it is
             not pinned.
 
@@ -156,7 +147,7 @@ def refresh(
             hint="xpustack refresh --help",
         )
     slugs = [step.slug for step in load_series(project, origin.name)]
-    for slug in (*drop, *test):
+    for slug in drop:
         require_step(slugs, slug, origin.name)
     series = trees(Store(cache), project, origin, offline=offline, progress=progress)
     with working(
@@ -165,7 +156,7 @@ def refresh(
         run = _RefreshRun(
             project, cache, release, work, series, set(drop), progress, clone
         )
-        run.go(scratch, frozenset(slugs if tests else test))
+        run.go(scratch)
         stale = None
         if write and not run.open:
             stale = _write(project, cache, release, run, progress)
@@ -202,15 +193,15 @@ class _RefreshRun:
     @property
     def gone(self) -> tuple[str, ...]:
         """The steps that the new release does without."""
-        reasons = ("dropped", "obsolete", "upstream")
+        reasons = ("dropped", "upstream")
         return tuple(step.step for step in self.outcomes if step.outcome in reasons)
 
-    def go(self, scratch: Path, judged: frozenset[str]) -> None:
+    def go(self, scratch: Path) -> None:
         note = read_note(self.work)
         gone = {
             outcome.step: outcome
             for outcome in note.done
-            if outcome.outcome in ("dropped", "obsolete")
+            if outcome.outcome == "dropped"
         }
         state = self.work.state
         carry = self._carrier(scratch, state.base)
@@ -232,10 +223,6 @@ class _RefreshRun:
             self.progress(f"carrying {slug} to {self.release.name}")
             waits = bool(open_paths & set(tree.changed))
             carried = carry_step(self.project, carry, tree, head, variants=not waits)
-            testable = carried.tree is None and slug in judged and conflicting is None
-            if testable and self._passes_without(tree):
-                self._add(slug, carried, "obsolete", _WITHOUT)
-                continue
             tentative = conflicting is not None
             if waits:
                 text = "it changes files of a step that is open"
@@ -256,10 +243,6 @@ class _RefreshRun:
         if conflicting is not None:
             kernels = needed_kernels(self.project, conflicting.step)
             leave_conflict(self.work, conflicting, kernels)
-        elif obsolete := self._obsolete(judged):
-            self._leave_out(obsolete, carry)
-            self.outcomes = []
-            self.go(scratch, frozenset())
 
     def _carrier(self, scratch: Path, onto: str) -> Carrier:
         """Carries to the commit `onto`, with what a clone knows of the way there."""
@@ -292,63 +275,6 @@ class _RefreshRun:
 
     def _remember(self) -> None:
         remember(self.work, self.series.base.release.name, self.outcomes)
-
-    def _passes_without(self, tree: StepTree) -> bool:
-        """Whether a step's test passes on the steps carried so far."""
-        with staged(self.project, self.cache, self.release) as project:
-            _save(project, self.cache, self.work, self.gone)
-            step = replace(tree.step, release=self.release.name)
-            return passes_on(
-                project, self.cache, self.release, step, None, self.progress
-            )
-
-    def _obsolete(self, judged: frozenset[str]) -> set[str]:
-        """The carried steps among `judged` whose tests pass without them."""
-        candidates = {
-            outcome.step
-            for outcome in self.outcomes
-            if outcome.outcome in ("clean", "merged", "variant", "resolved")
-            and outcome.step in judged
-        }
-        if not candidates:
-            return set()
-        slugs = [BASE_ALONE, *slugs_of(self.work)]
-        with staged(self.project, self.cache, self.release) as project:
-            _save(project, self.cache, self.work, self.gone)
-            return {
-                step.slug
-                for step in load_series(project, self.release.name)
-                if step.slug in candidates
-                and passes_on(
-                    project,
-                    self.cache,
-                    self.release,
-                    step,
-                    slugs[slugs.index(step.slug) - 1],
-                    self.progress,
-                )
-            }
-
-    def _leave_out(self, gone: set[str], carry: Carrier) -> None:
-        """Take the commits of the steps `gone` out. The other commits keep all that
-        a person resolved or added. From the first commit that conflicts without them,
-        steps are carried from the source again."""
-        head = BASE
-        for commit, slug in commits_of(self.work):
-            if slug in gone:
-                continue
-            rebased = carry.again(commit, head)
-            if rebased is None:
-                break
-            head = rebased
-        self.work.git.reset(head)
-        self.outcomes = [
-            StepOutcome(outcome.step, "obsolete", _WITHOUT)
-            if outcome.step in gone
-            else outcome
-            for outcome in self.outcomes
-        ]
-        self._remember()
 
 
 def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> None:

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work repository of a refresh, and the note that the refresh keeps in it."""
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from xpustack.base import releases
-from xpustack.base.pin import add
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
-from xpustack.core.errors import UsageError, relocated
+from xpustack.core.errors import UsageError
 from xpustack.core.folders import not_ours, vacant
 from xpustack.core.progress import Progress
-from xpustack.core.project import RELEASES_FILE, Project
+from xpustack.core.project import Project
 from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
@@ -37,7 +34,6 @@ from xpustack.series.worktree import (
 )
 
 NOTE = "xpustack-refresh.json"
-_SHARED = ("kernels", "emulated_xpu", "tests", "pyproject.toml")
 
 Outcome = Literal[
     "present",
@@ -46,7 +42,6 @@ Outcome = Literal[
     "variant",
     "resolved",
     "upstream",
-    "obsolete",
     "dropped",
     "conflict",
     "waits",
@@ -78,29 +73,6 @@ class Note(msgspec.Struct, frozen=True):
     own: tuple[str, ...] = ()
     done: tuple[StepOutcome, ...] = ()
     open: tuple[StepOutcome, ...] = ()
-
-
-@contextmanager
-def staged(project: Project, cache: Cache, release: Release) -> Iterator[Project]:
-    """A copy of the project that pins `release` and may be written to."""
-    with cache.scratch() as root:
-        for source in (project.patches, project.overlay):
-            if source.is_dir():
-                shutil.copytree(source, root / source.name)
-        for name in _SHARED:
-            source = project.root / name
-            if source.is_dir():
-                shutil.copytree(
-                    source, root / name, ignore=shutil.ignore_patterns("__pycache__")
-                )
-            elif source.is_file():
-                shutil.copyfile(source, root / name)
-        shutil.copyfile(project.releases_file, root / RELEASES_FILE)
-        copy = Project(root)
-        if release.name not in releases.load(copy):
-            add(copy, release)
-        with relocated(root, project.root):
-            yield copy
 
 
 @contextmanager
