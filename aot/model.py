@@ -7,16 +7,18 @@ and the load and store unit beside them. Whichever of these is busy longest boun
 time of the work-groups that an Xe-core holds at once; a sub-group's own chain of
 dependent instructions bounds it where few are there to hide it, and the bytes that must
 come from DRAM bound the whole launch. A rare arm of the loop (`loops`) is charged once.
-The model leaves out second-level cache, clock changes under load, bank conflicts and
-the launch itself.
+What one launch leaves for the next stays in the second-level cache where half of that
+holds it. The model leaves out clock changes under load, bank conflicts and the launch
+itself.
 
-Constants are in `devices.toml`, with their sources.
+Constants are in `devices.toml`, with their sources. Some are known as a range: `ends`
+has a device at both ends of it.
 """
 
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,7 @@ class Device:
         xe_cores: of the device.
         gigahertz: clock.
         gigabytes_per_second: of its DRAM.
+        second_level: bytes of its second-level cache.
         vector_engines: of one Xe-core.
         threads: hardware threads of one Xe-core with 128 registers each.
         slm: bytes of shared local memory that the work-groups of an Xe-core can have.
@@ -53,6 +56,7 @@ class Device:
     xe_cores: int
     gigahertz: float
     gigabytes_per_second: float
+    second_level: float
     vector_engines: int
     threads: int
     slm: int
@@ -77,6 +81,7 @@ class Launched:
         slm: bytes of shared local memory per work-group.
         total: what the listing executes once.
         loop: what one iteration of that loop executes.
+        partials: bytes that the launch writes for the next, or reads of the one before.
     """
 
     groups: int
@@ -87,6 +92,7 @@ class Launched:
     slm: int
     total: Work
     loop: Work
+    partials: float = 0
 
 
 @dataclass(frozen=True)
@@ -111,20 +117,43 @@ def devices() -> list[Device]:
             # What was measured on a device wins over what its architecture says.
             **{
                 **data["assumed"],
-                **_without_source(data["architecture"][device["target"]]),
-                **_without_source(device),
+                **_fixed(data["architecture"][device["target"]]),
+                **_fixed(device),
             },
         )
         for name, device in data["device"].items()
     ]
 
 
-def _without_source(table: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in table.items() if key != "source"}
+def ends(device: Device) -> tuple[Device, Device]:
+    """The device at the fast and at the slow end of what is known as a range."""
+    data = tomllib.loads(DATA.read_text())
+    known = {**data["range"], **data["device"].get(device.name, {})}
+    fast, slow = (
+        replace(
+            device,
+            slm_bytes_per_clock=slm,
+            gigabytes_per_second=device.gigabytes_per_second * share,
+        )
+        for slm, share in zip(
+            known["slm_bytes_per_clock"], known["dram_share"], strict=True
+        )
+    )
+    return fast, replace(slow, second_level=0)
+
+
+def _fixed(table: Mapping[str, Any]) -> dict[str, Any]:
+    """What a device is at any end of a range."""
+    return {k: v for k, v in table.items() if k not in ("source", "dram_share")}
 
 
 def launched(
-    code: Mapping[str, Any], groups: int, sub_groups: int, turns: int, traffic: float
+    code: Mapping[str, Any],
+    groups: int,
+    sub_groups: int,
+    turns: int,
+    traffic: float,
+    partials: float = 0,
 ) -> Launched:
     """A launch of `code`, which is what `compile_launch` returns of one device."""
     return Launched(
@@ -136,6 +165,7 @@ def launched(
         slm=code["slm"],
         total=Work(**code["total"]),
         loop=Work(**code["loop"]),
+        partials=partials,
     )
 
 
@@ -171,7 +201,8 @@ def estimate(launch: Launched, device: Device) -> Estimate:
         if size == waves[0]:
             worst = bound
     busy = sum(clocks.values()) / device.gigahertz / 1e3
-    dram = memory_roof(launch.traffic, device)
+    cached = launch.partials <= device.second_level / 2
+    dram = memory_roof(launch.traffic + (0 if cached else launch.partials), device)
     return Estimate(max(busy, dram), "DRAM" if dram > busy else worst)
 
 

@@ -18,7 +18,7 @@ from kernels.xpu_dsv4._decode_config import decode_config
 from xpustack.core.cache import Cache
 
 from . import cases_attention, upstream
-from .model import Device, Estimate, estimate, launched, memory_roof, together
+from .model import Device, Estimate, ends, estimate, launched, memory_roof, together
 from .record import Launch, recording
 from .shapes import CONTEXT, HEAD_DIM, WINDOW, i32, meta, pages
 
@@ -66,6 +66,9 @@ SHAPES = (
     Shape("decode", 128, 64, 640),
     Shape("decode", 128, 16, 640),
     Shape("decode", 128, 8, 640),
+    Shape("decode", 1, 8, 640),
+    Shape("decode", 16, 8, 640),
+    Shape("decode", 64, 8, 640),
     Shape("decode", 200, 128, 1152),
     Shape("decode", 1, 64, CONTEXT // 128 + WINDOW),
     Shape("prefill", 2048, 64, 640),
@@ -80,7 +83,9 @@ Results = Mapping[Shape, Mapping[str, Sequence[Code]]]
 """Shape → "ours" and "upstream" → the launches in order."""
 
 
-def record(cache: Cache) -> dict[Shape, dict[str, list[Launch]]]:
+def record(
+    cache: Cache, shapes: Sequence[Shape] = SHAPES
+) -> dict[Shape, dict[str, list[Launch]]]:
     """The launches of every shape, of ours and of upstream's kernels."""
     with (
         importing(upstream.files(cache, RELEASE)) as load,
@@ -91,7 +96,7 @@ def record(cache: Cache) -> dict[Shape, dict[str, list[Launch]]]:
                 "ours": _launches(lambda s=shape: _ours(s)),
                 "upstream": _launches(lambda s=shape: _upstream(s, load)),
             }
-            for shape in SHAPES
+            for shape in shapes
         }
 
 
@@ -128,8 +133,9 @@ def _upstream(shape: Shape, load: upstream.Load) -> None:
     )
 
 
-def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float]:
-    """Iterations of a launch's loop, and bytes that it moves from and to DRAM.
+def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float, float]:
+    """Iterations of a launch's loop, bytes that it moves from and to DRAM, and bytes of
+    partial results that it leaves for the next launch or takes from the one before.
 
     Raises:
         KeyError: the model does not know the kernel.
@@ -138,22 +144,23 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float]:
     rows = tokens * heads
     constants = launch.constexprs()
     if launch.name == "_dequant_gather_slots_kernel":
-        return 1, launch.grid[0] * (KEY_BYTES + ROW_BYTES)
+        return 1, launch.grid[0] * (KEY_BYTES + ROW_BYTES), 0
     if launch.name == "_merge_kernel":
         splits = decode_config("xpu", tokens, heads, keys).splits
-        return 1, rows * (splits * PARTIAL_BYTES + ROW_BYTES)
+        return 1, rows * ROW_BYTES, rows * splits * PARTIAL_BYTES
     tiles = math.ceil(keys / constants["BLOCK_N"])
     if launch.name == "_decode_kernel":
         blocks = tokens * math.ceil(heads / constants["BLOCK_H"])
         splits = launch.grid[0] // blocks
-        result = ROW_BYTES if splits == 1 else splits * PARTIAL_BYTES
-        traffic = tokens * keys * KEY_BYTES + rows * (ROW_BYTES + result)
-        return math.ceil(tiles / splits), traffic
+        traffic = tokens * keys * KEY_BYTES + rows * ROW_BYTES
+        if splits == 1:
+            return tiles, traffic + rows * ROW_BYTES, 0
+        return math.ceil(tiles / splits), traffic, rows * splits * PARTIAL_BYTES
     if launch.name == "_prefill_kernel":
-        return tiles, shape.least_traffic()
+        return tiles, shape.least_traffic(), 0
     if launch.name == "_bf16_mla_sparse_kernel":
         gathered = tokens * keys if shape.op == "decode" else PREFILL_ROWS
-        return tiles, gathered * ROW_BYTES + 2 * rows * ROW_BYTES
+        return tiles, gathered * ROW_BYTES + 2 * rows * ROW_BYTES, 0
     raise KeyError(f"neither iterations nor traffic are known of {launch.name}")
 
 
@@ -176,29 +183,40 @@ def modelled(shape: Shape, codes: Sequence[Code], device: Device) -> Estimate:
 
 
 def csv_rows(results: Results, known: Sequence[Device]) -> list[dict[str, object]]:
-    """The model's answers, a row for each shape and device: this stack's microseconds,
-    what bounds them, their ratio to the memory roof, and how many times longer
-    upstream takes."""
+    """The model's answers, a row for each shape and device: this stack's microseconds
+    at both ends of what is known, what bounds them at the slow end, their ratio to the
+    memory roof, and how many times longer upstream takes."""
     return [
-        {
-            "op": shape.op,
-            "shape": shape.label,
-            "device": device.name,
-            "microseconds": f"{ours.microseconds:.0f}",
-            "bound": ours.bound,
-            "times the memory roof": f"{ours.microseconds / roof:.1f}",
-            "upstream takes": f"{theirs.microseconds / ours.microseconds:.0f}",
-        }
+        _row(shape, codes, device)
         for shape, codes in results.items()
         for device in known
-        for ours, theirs, roof in [
-            (
-                modelled(shape, codes["ours"], device),
-                modelled(shape, codes["upstream"], device),
-                memory_roof(shape.least_traffic(), device),
-            )
-        ]
     ]
+
+
+def _row(
+    shape: Shape, codes: Mapping[str, Sequence[Code]], device: Device
+) -> dict[str, object]:
+    fast, slow = ends(device)
+    ours = modelled(shape, codes["ours"], slow)
+    best = modelled(shape, codes["ours"], fast).microseconds
+    roof = memory_roof(shape.least_traffic(), device)
+    ratios = [
+        modelled(shape, codes["upstream"], end).microseconds
+        / modelled(shape, codes["ours"], end).microseconds
+        for end in (slow, device, fast)
+    ]
+    return {
+        "op": shape.op,
+        "shape": shape.label,
+        "device": device.name,
+        "microseconds from": f"{best:.0f}",
+        "microseconds to": f"{ours.microseconds:.0f}",
+        "bound": ours.bound,
+        "times the memory roof from": f"{best / roof:.1f}",
+        "times the memory roof to": f"{ours.microseconds / roof:.1f}",
+        "upstream takes from": f"{min(ratios):.0f}",
+        "upstream takes to": f"{max(ratios):.0f}",
+    }
 
 
 def summary(rows: Sequence[Mapping[str, object]]) -> str:
@@ -207,9 +225,9 @@ def summary(rows: Sequence[Mapping[str, object]]) -> str:
     Single tokens are summed up apart: nobody serves for long with one.
     """
     lines = [
-        "**Modelled, not measured** (`aot/model.py`, constants and sources in"
-        " `aot/devices.toml`): time on the device alone. Host, launches and"
-        f" second-level cache are left out. All rows: [{ROWS}]({ROWS})."
+        "**Modelled, not measured** (`aot/model.py`, constants, ranges and sources in"
+        " `aot/devices.toml`): time on the device alone. Host and launches are left"
+        f" out. All rows: [{ROWS}]({ROWS})."
     ]
     for op in dict.fromkeys(str(row["op"]) for row in rows):
         of_op = [row for row in rows if row["op"] == op]
@@ -222,12 +240,16 @@ def summary(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _times_as_long(rows: Sequence[Mapping[str, object]]) -> str:
-    ratios = [int(str(row["upstream takes"])) for row in rows]
+    low, high = (
+        [int(str(row[f"upstream takes {end}"])) for row in rows]
+        for end in ("from", "to")
+    )
     shapes = len({row["shape"] for row in rows})
     devices = len({row["device"] for row in rows})
     return (
-        f"{min(ratios)} to {max(ratios)} times as long, median"
-        f" {statistics.median(ratios):g}, over {shapes} shapes on {devices} devices"
+        f"{min(low)} to {max(high)} times as long, median"
+        f" {statistics.median(low):g} to {statistics.median(high):g},"
+        f" over {shapes} shapes on {devices} devices"
     )
 
 

@@ -84,12 +84,14 @@ class Group:
     """Weights that are stored and sharded in the same way.
 
     Attributes:
+        part: of the model, as `aot.step` sums them up.
         count: how many.
         size: bytes of one.
         sharded: whether each rank holds only its part.
         dense: linear layers in block FP8, which a release may widen to bf16.
     """
 
+    part: str
     count: int
     size: float
     sharded: bool
@@ -101,39 +103,57 @@ def groups(model: Model) -> list[Group]:
     hidden, layers = model.hidden, model.layers
     compressed = model.by4 + model.by128
     inner = HEAD * (2 * model.by4 + model.by128)
+    index = INDEX_HEADS * INDEX_HEAD
+    route_table = model.vocabulary * model.active * model.hashed
     return [
-        Group(3 * hidden * model.width * model.experts * layers, MXFP4, True),
-        Group(3 * hidden * model.width * layers, BLOCK_FP8, True, True),
-        Group(hidden * (model.q_lora + HEAD) * layers, BLOCK_FP8, False, True),
-        Group(model.q_lora * model.heads * HEAD * layers, BLOCK_FP8, True, True),
-        Group(model.heads * HEAD * model.o_lora * layers, BLOCK_FP8, True, True),
-        Group(model.groups * model.o_lora * hidden * layers, BLOCK_FP8, True, True),
-        Group(2 * hidden * inner, BF16, False),
-        Group(HEAD * (4 * 2 * model.by4 + 128 * model.by128), FP32, False),
-        Group(HEAD * compressed, BF16, False),
         Group(
-            model.q_lora * INDEX_HEADS * INDEX_HEAD * model.by4,
-            BLOCK_FP8,
-            False,
+            "experts",
+            3 * hidden * model.width * model.experts * layers,
+            MXFP4,
             True,
         ),
-        Group(hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * model.by4, BF16, False),
-        Group((4 * 2 + 1) * INDEX_HEAD * model.by4, FP32, False),
-        Group(hidden * model.experts * layers, BF16, False),
-        Group(model.experts * (layers - model.hashed), FP32, False),
-        Group(model.vocabulary * model.active * model.hashed, FP32, False),
-        Group(2 * _mixing(hidden) * layers, FP32, False),
-        Group(HYPER * HYPER * hidden + HYPER + 1, FP32, False),
-        Group((2 * hidden + model.q_lora + HEAD) * layers + hidden, BF16, False),
-        Group(model.heads * layers, FP32, True),
-        Group(2 * model.vocabulary * hidden, BF16, True),
+        Group(
+            "shared expert", 3 * hidden * model.width * layers, BLOCK_FP8, True, True
+        ),
+        *(
+            Group("projections", count * layers, BLOCK_FP8, sharded, True)
+            for count, sharded in (
+                (hidden * (model.q_lora + HEAD), False),
+                (model.q_lora * model.heads * HEAD, True),
+                (model.heads * HEAD * model.o_lora, True),
+                (model.groups * model.o_lora * hidden, True),
+            )
+        ),
+        Group("compressor", 2 * hidden * inner, BF16, False),
+        Group(
+            "compressor", HEAD * (4 * 2 * model.by4 + 128 * model.by128), FP32, False
+        ),
+        Group("compressor", HEAD * compressed, BF16, False),
+        Group("indexer", model.q_lora * index * model.by4, BLOCK_FP8, False, True),
+        Group(
+            "indexer", hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * model.by4, BF16, False
+        ),
+        Group("indexer", (4 * 2 + 1) * INDEX_HEAD * model.by4, FP32, False),
+        Group("router", hidden * model.experts * layers, BF16, False),
+        Group("router", model.experts * (layers - model.hashed), FP32, False),
+        Group("route table", route_table, FP32, False),
+        Group("hyper-connections", 2 * _mixing(hidden) * layers, FP32, False),
+        Group("hyper-connections", HYPER * HYPER * hidden + HYPER + 1, FP32, False),
+        Group(
+            "norms",
+            (2 * hidden + model.q_lora + HEAD) * layers + hidden,
+            BF16,
+            False,
+        ),
+        Group("sinks", model.heads * layers, FP32, True),
+        Group("embedding", model.vocabulary * hidden, BF16, True),
+        Group("head", model.vocabulary * hidden, BF16, True),
     ]
 
 
 def parameters(model: Model) -> int:
     """How many weights the model has; the table of hashed routes does not count."""
-    routes = model.vocabulary * model.active * model.hashed
-    return sum(group.count for group in groups(model)) - routes
+    return sum(group.count for group in groups(model) if group.part != "route table")
 
 
 def weights(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 VOCABULARY = 128
-"""Of the tiny checkpoint of `tests/e2e`."""
+"""Of the tiny checkpoint of `e2e`."""
 MIXED = ((129, 8, 1), (5, 6, 2), (1, 4, 3))
 """Length, new tokens and seed of the prompts of `tests/e2e/test_engine.py`."""
 GRAPHS = {
@@ -65,7 +65,7 @@ FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
 """Eager steps at up to 16k tokens, and the prompt."""
 LONG = 12_288
 """The longest context, and the most tokens of a step, of one long prompt."""
-RECORDING = "recording_on_cuda.RecordingOnCudaWorker"
+RECORDING = "e2e.recording_on_cuda.RecordingOnCudaWorker"
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Job:
 
     name: str
     patched: bool = True
-    program: str = "engine"
+    program: str = "e2e.engine"
     engine: dict[str, Any] = field(default_factory=dict)
     waves: tuple[tuple[tuple[int, int, int], ...], ...] = (MIXED,)
     environment: tuple[tuple[str, str], ...] = ()
@@ -98,7 +98,7 @@ class Job:
 
 
 def tokens(length: int, seed: int) -> list[int]:
-    """Random tokens, those of `tests/e2e` for the same seed."""
+    """Random tokens, those of `e2e` for the same seed."""
     own = random.Random(seed)
     return [own.randrange(2, VOCABULARY) for _ in range(length)]
 
@@ -167,21 +167,16 @@ def long_prompt(name: str, rows: int, *environment: tuple[str, str]) -> Job:
     }
     waves = (((12_000, 4, 1),),)
     told = {"recorded_waves": 0}
-    return Job(name, True, "engine", engine, waves, environment, told)
+    return Job(name, True, "e2e.engine", engine, waves, environment, told)
 
 
 REPEATED = (MIXED, soak(), soak())
-STREAMS = ("VLLM_XPU_DSV4_OVERLAP_STREAMS", "1")
-TRITON = ("VLLM_XPU_DSV4_TRITON_OPS", "1")
 JOBS = {
     job.name: job
     for job in (
         Job("eager", waves=(MIXED, soak())),
         Job("graphs", engine=GRAPHS, waves=REPEATED),
-        Job("streams", engine=GRAPHS, waves=REPEATED, environment=(STREAMS,)),
-        Job("triton", engine=GRAPHS, waves=REPEATED, environment=(TRITON,)),
         bench("flash-patched", True),
-        bench("flash-patched-triton", True, TRITON),
         bench("flash-untouched", False),
         bench("flash-eager-patched", True, engine=EAGER, told=FEW),
         bench("flash-eager-untouched", False, engine=EAGER, told=FEW),

@@ -11,7 +11,6 @@ import argparse
 import csv
 import json
 import statistics
-import sys
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -176,13 +175,12 @@ def tokens_lines(results: Results) -> list[str]:
 
 
 def engine_table(folder: Path) -> list[str]:
-    """The tiny checkpoint's engines against Hugging Face: bounds of `tests/e2e`."""
-    sys.path.insert(0, str(ROOT / "tests/e2e"))
-    import checkpoint
-    import checks
+    """The tiny checkpoint's engines against Hugging Face: bounds of `e2e`."""
     import torch
-    from serving import Job, Prompt, Served
-    from twin import Twin
+
+    from e2e import checkpoint, checks
+    from e2e.serving import Job, Prompt, Served
+    from e2e.twin import Twin
 
     from .jobs import MIXED
 

@@ -15,18 +15,15 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from e2e.serving import WRAPPERS, Kitchen
+from xpustack.base.releases import load
+from xpustack.core.cache import Cache
+
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests/e2e"))
-
-from serving import WRAPPERS, Kitchen  # noqa: E402
-
-from xpustack.base.releases import load  # noqa: E402
-from xpustack.core.cache import Cache  # noqa: E402
-
 ARCHIVE = "xpu-path.tar.xz"
 PYTHON = "3.12"
 GLIBCS = (5, 12, 17, 24, 26, 27, 28, 31, 34)
-OWN = ("benchmarks", "emulated_xpu", "kernels", "tests/e2e")
+OWN = ("benchmarks", "e2e", "emulated_xpu", "kernels")
 """Folders of this repository to copy."""
 
 

@@ -54,7 +54,7 @@ def unpack(carried: Path, work: Path) -> None:
 def environment(job: Job, work: Path) -> dict[str, str]:
     """The environment variables of a job's process."""
     tree = "patched" if job.patched else "untouched"
-    paths = [work / tree, OWN / "tests/e2e", OWN, work / "plugin", work / "site"]
+    paths = [work / tree, OWN, work / "plugin", work / "site"]
     own = work / "kept" / tree
     wrappers = work / "wrappers"
     return {

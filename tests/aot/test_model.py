@@ -6,7 +6,15 @@ from dataclasses import replace
 import pytest
 
 from aot.loops import Work
-from aot.model import Device, Launched, devices, estimate, memory_roof, resident
+from aot.model import (
+    Device,
+    Launched,
+    devices,
+    ends,
+    estimate,
+    memory_roof,
+    resident,
+)
 from aot.modelled import SHAPES, Shape, summary, turns_and_traffic
 from aot.record import recording
 
@@ -102,7 +110,20 @@ def test_turns_come_from_the_launch() -> None:
     assert of_1[0][0] == 2
     assert of_128[0][0] in (20, 40)
     assert turns_and_traffic(Shape("prefill", 2048, 8, 640), launches[-1])[0] == 40
-    assert all(traffic > 0 for _, traffic in of_128 + of_1)
+    assert all(traffic > 0 for _, traffic, _ in of_128 + of_1)
+    # What a decode leaves for the merge is what the merge takes.
+    assert of_1[0][2] == of_1[1][2] > 0
+
+
+def test_partials_stay_in_a_cache_that_holds_them_twice() -> None:
+    fits = B60.second_level / 2
+    few, many = (
+        replace(DIMS_FIRST, traffic=1e9, partials=size) for size in (fits, fits + 1)
+    )
+    assert estimate(few, B60).microseconds == memory_roof(1e9, B60)
+    assert estimate(many, B60).microseconds == memory_roof(1e9 + fits + 1, B60)
+    _, slow = ends(B60)
+    assert estimate(few, slow).microseconds == memory_roof(1e9 + fits, slow)
 
 
 def test_every_shape_has_a_label_of_its_own() -> None:
@@ -113,7 +134,13 @@ def test_the_summary_takes_single_tokens_apart() -> None:
     """Their ratios are of latency, and nobody serves for long with one."""
 
     def row(op: str, shape: str, device: str, ratio: int) -> dict[str, object]:
-        return {"op": op, "shape": shape, "device": device, "upstream takes": ratio}
+        return {
+            "op": op,
+            "shape": shape,
+            "device": device,
+            "upstream takes from": ratio,
+            "upstream takes to": 2 * ratio,
+        }
 
     said = summary(
         [
@@ -123,6 +150,9 @@ def test_the_summary_takes_single_tokens_apart() -> None:
             row("prefill", "T2048 H8 K640", "B60", 9),
         ]
     )
-    assert "decode: upstream v0.33.0 takes 7 to 10 times as long, median 8.5" in said
-    assert "decode of one token: 236 to 236 times as long" in said
+    assert (
+        "decode: upstream v0.33.0 takes 7 to 20 times as long, median 8.5 to 17,"
+        in said
+    )
+    assert "decode of one token: 236 to 472 times as long" in said
     assert "prefill of one token" not in said

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from report import lines_about
-from serving import Job, Kitchen, kitchen
-from twin import Twin
 
+from e2e.report import lines_about
+from e2e.serving import Job, Kitchen, kitchen
+from e2e.twin import Twin
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
@@ -110,4 +110,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 
 def pytest_report_header() -> str:
-    return f"Hugging Face reference beside {Path(__file__).parent.name}/engine.py"
+    return "Hugging Face reference beside e2e/engine.py"

@@ -4,8 +4,9 @@ which the engines are tested."""
 
 import pytest
 import torch
-from chance import RATE, Draw, draw, excess, p_value
 from test_sampling import EACH, KINDS, NEW
+
+from e2e.chance import RATE, Draw, draw, excess, p_value
 
 DRAWS = EACH * NEW * len(KINDS)
 VOCABULARY = 128

@@ -4,10 +4,11 @@
 import re
 from collections.abc import Iterator
 
-import checkpoint
 import torch
-from serving import Kitchen
-from twin import Twin
+
+from e2e import checkpoint
+from e2e.serving import Kitchen
+from e2e.twin import Twin
 
 E2M1 = torch.tensor(checkpoint.E2M1)
 RENAMED = (

@@ -2,8 +2,9 @@
 """A damaged checkpoint stops the start, and the message names what is damaged."""
 
 import pytest
-from damage import DAMAGES
-from serving import EngineStopped, Job, Kitchen, Prompt
+
+from e2e.damage import DAMAGES
+from e2e.serving import EngineStopped, Job, Kitchen, Prompt
 
 WAVES = ((Prompt(5, 1),),)
 

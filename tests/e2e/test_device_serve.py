@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from serving import Kitchen
 
+from e2e.serving import Kitchen
 from xpustack.base.releases import load
 from xpustack.core.process import Runner
 from xpustack.device import serve as stage
@@ -19,7 +19,7 @@ PYTHON = """\
 #!{python}
 import os, sys
 BEGIN = (
-    "import runpy, sys; import emulated_xpu.pytest_plugin, engine_ops;"
+    "import runpy, sys; import emulated_xpu.pytest_plugin, e2e.engine_ops;"
     "from kernels import interpreter, interpreter_speed;"
     "sys.argv = sys.argv[1:]; {repair}; interpreter_speed.speed_up();"
     "runpy.run_path(sys.argv[0], run_name='__main__')"

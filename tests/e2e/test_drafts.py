@@ -4,7 +4,8 @@
 from types import SimpleNamespace
 
 import pytest
-from drafts import outcomes, successors
+
+from e2e.drafts import outcomes, successors
 
 SAYS = {1: 2, 2: 3, 3: 9, 5: 6, 6: 7}
 

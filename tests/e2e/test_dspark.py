@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """DSpark's draft model through the engine: its tokens are those without it."""
 
-import dspark
 import pytest
-from checks import check_same_tokens
-from drafts import check_drafts, successors
-from serving import Job, Kitchen, Served
 from test_engine import MIXED
+
+from e2e import dspark
+from e2e.checks import check_same_tokens
+from e2e.drafts import check_drafts, successors
+from e2e.serving import Job, Kitchen, Served
 
 NAME = "dspark"
 METHOD = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}

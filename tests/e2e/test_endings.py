@@ -2,7 +2,8 @@
 """What the table of checkpoints says about a start that ended with an error."""
 
 import pytest
-from endings import LONGEST, ended, short
+
+from e2e.endings import LONGEST, ended, short
 
 
 def test_the_last_error_counts_and_only_its_first_sentence() -> None:

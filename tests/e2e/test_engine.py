@@ -6,11 +6,12 @@ chunked prefill, and prefill beside decode in one batch. It fills the window, ma
 entry of 128 tokens, and gives the indexer twice as many entries as it may choose.
 """
 
-import checkpoint
-import mtp
 import pytest
 import torch
-from checks import (
+from packaging.version import Version
+
+from e2e import checkpoint, mtp
+from e2e.checks import (
     OVERLAP,
     TIGHT,
     check_attention,
@@ -18,13 +19,11 @@ from checks import (
     check_logits,
     check_same_tokens,
 )
-from comparison import attention_errors
-from drafts import check_drafts, successors
-from packaging.version import Version
-from report import OWN
-from serving import Job, Kitchen, Prompt
-from twin import Roundings, Twin
-
+from e2e.comparison import attention_errors
+from e2e.drafts import check_drafts, successors
+from e2e.report import OWN
+from e2e.serving import Job, Kitchen, Prompt
+from e2e.twin import Roundings, Twin
 from emulated_xpu.pins import schemas
 from xpustack.base.releases import load
 

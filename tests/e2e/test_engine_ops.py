@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The stand-ins of the engines: the device's generator, FP8 blocks, and log1p."""
 
-import engine_ops
 import numpy as np
 import torch
 import triton.language as tl
 from triton.runtime import interpreter
+
+from e2e import engine_ops
 
 
 def test_the_generator_is_a_seed_and_an_offset() -> None:

@@ -6,9 +6,9 @@ for the releases that it ran, from what came out.
 """
 
 import pytest
-from serving import Kitchen
-from verdicts import FORMATS, verdict
 
+from e2e.serving import Kitchen
+from e2e.verdicts import FORMATS, verdict
 from xpustack.core.project import Project
 from xpustack.pages import checkpoints
 

@@ -3,19 +3,20 @@
 
 import re
 
-import mtp
 import pytest
-from checks import (
+
+from e2e import mtp
+from e2e.checks import (
     TIGHT,
     check_attention,
     check_experts,
     check_logits,
     check_same_tokens,
 )
-from comparison import attention_errors, feed_forward_errors
-from drafts import check_drafts, successors
-from serving import EngineStopped, Job, Kitchen, Prompt
-from twin import Roundings, Twin
+from e2e.comparison import attention_errors, feed_forward_errors
+from e2e.drafts import check_drafts, successors
+from e2e.serving import EngineStopped, Job, Kitchen, Prompt
+from e2e.twin import Roundings, Twin
 
 pytestmark = pytest.mark.full
 

@@ -12,12 +12,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-import checkpoint
-import dspark
-import mtp
-import packed
 import pytest
 from safetensors import safe_open
+
+from e2e import checkpoint, dspark, mtp, packed
 
 KINDS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("published.toml").read_text()

@@ -7,15 +7,16 @@ themselves are held against Hugging Face's. Each test of counts fails a right sa
 once in a million runs (`chance.RATE`).
 """
 
-import checkpoint
 import pytest
 import torch
-from chance import RATE, Draw, draw, excess, p_value
-from checks import MARGIN, check_logits, leads_of
-from comparison import logits_by_request
-from serving import Job, Kitchen, Prompt, Served
 from test_engine import MIXED
-from twin import Twin
+
+from e2e import checkpoint
+from e2e.chance import RATE, Draw, draw, excess, p_value
+from e2e.checks import MARGIN, check_logits, leads_of
+from e2e.comparison import logits_by_request
+from e2e.serving import Job, Kitchen, Prompt, Served
+from e2e.twin import Twin
 
 pytestmark = pytest.mark.newest
 

@@ -2,10 +2,11 @@
 """What a scheduler does to requests leaves every layer as it is. Runs with --full."""
 
 import pytest
-from checks import check_attention, check_experts, check_logits, check_same_tokens
-from serving import Job, Kitchen, Prompt, Served
 from test_engine import MIXED
-from twin import Twin
+
+from e2e.checks import check_attention, check_experts, check_logits, check_same_tokens
+from e2e.serving import Job, Kitchen, Prompt, Served
+from e2e.twin import Twin
 
 pytestmark = pytest.mark.full
 

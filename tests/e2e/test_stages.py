@@ -7,12 +7,13 @@ from every split, and those that follow from what the draft knows.
 
 import re
 
-import mtp
 import pytest
-from checks import check_same_tokens
-from drafts import check_drafts, successors
 from packaging.version import Version
-from serving import EngineStopped, Job, Kitchen, Prompt
+
+from e2e import mtp
+from e2e.checks import check_same_tokens
+from e2e.drafts import check_drafts, successors
+from e2e.serving import EngineStopped, Job, Kitchen, Prompt
 
 MTP_OVER_STAGES = Version("0.30.0")
 """The first release that takes multi-token prediction over pipeline stages."""

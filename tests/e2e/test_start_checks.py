@@ -2,10 +2,11 @@
 """Options that XPU cannot serve end the engine's start, each with its reason."""
 
 import pytest
-from checks import check_same_tokens
-from endings import ended
-from serving import EngineStopped, Job, Kitchen
-from verdicts import FLASH, WAVES
+
+from e2e.checks import check_same_tokens
+from e2e.endings import ended
+from e2e.serving import EngineStopped, Job, Kitchen
+from e2e.verdicts import FLASH, WAVES
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "float16": ({"dtype": "float16"}, "dtype float16 is not supported"),

@@ -9,9 +9,10 @@ has finished computes for nobody.
 import socket
 
 import pytest
-from checks import check_attention, check_experts, check_logits, check_same_tokens
-from serving import Job, Kitchen, Prompt
-from twin import Twin
+
+from e2e.checks import check_attention, check_experts, check_logits, check_same_tokens
+from e2e.serving import Job, Kitchen, Prompt
+from e2e.twin import Twin
 
 ENGINES = 2
 PROMPTS = (Prompt(9, 5, seed=2), Prompt(11, 3, seed=3))

@@ -5,12 +5,12 @@ from collections.abc import Iterator
 from itertools import zip_longest
 
 import pytest
-from checks import OVERLAP, TIGHT
-from comparison import Error, attention_errors
-from serving import Job, Kitchen
 from test_engine import MIXED, SPECULATING
-from twin import Roundings, Twin
 
+from e2e.checks import OVERLAP, TIGHT
+from e2e.comparison import Error, attention_errors
+from e2e.serving import Job, Kitchen
+from e2e.twin import Roundings, Twin
 from xpustack.core.markdown import table
 from xpustack.core.project import Project
 from xpustack.pages import engine_errors

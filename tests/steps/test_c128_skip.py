@@ -8,8 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import batch_metadata, kernel_trace, layout, model_configs, model_layers
+from helpers import (
+    batch_metadata,
+    kernel_trace,
+    layout,
+    model_configs,
+    model_layers,
+    pin_ops,
+)
 
+OP = "fused_kv_compress_norm_rope_insert_sparse_attn"
 RATIO, HEAD, ROPE = 128, 512, 64
 STATE_BLOCK = 8
 PAGE_TOKENS, PAGE_BYTES = 2, 584
@@ -23,8 +31,6 @@ class Run:
     """A compressor of ratio 128, its caches, and what its batches launch."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        # Launches of Triton kernels are what is counted.
-        monkeypatch.setenv("VLLM_XPU_DSV4_TRITON_OPS", "1")
         torch.manual_seed(0)
         self.monkeypatch = monkeypatch
         self.config = model_configs.vllm_config()
@@ -66,7 +72,7 @@ class Run:
         metadata: Any = None,
         **options: Any,
     ) -> list[str]:
-        """Run one batch; the names of the kernels that compress."""
+        """Run one batch; the names of the op and the kernels that compress."""
         from vllm.forward_context import set_forward_context
 
         device, compressor = layout.device(), self.compressor
@@ -90,8 +96,9 @@ class Run:
             stack.enter_context(layout.worker())
             stack.enter_context(set_forward_context(entries, self.config, **options))
             trace = stack.enter_context(kernel_trace.traced(self.monkeypatch))
+            calls = stack.enter_context(pin_ops.recorded(self.monkeypatch, OP))
             compressor(rows, positions.to(device), self.rotary)
-        return [name for name in trace.launches if "compress" in name]
+        return calls + [name for name in trace.launches if "compress" in name]
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ does, not the one that holds a whole block of tokens."""
 
 import pytest
 import torch
-from helpers import layout
 from helpers.compressor_batch import Batch
 from helpers.compressor_run import Written
 
@@ -13,13 +12,9 @@ OURS = "_compress_insert_kernel"
 
 
 def both(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> tuple[Written, Written]:
-    """What XPU writes with the Triton kernels, and what another platform does."""
-    written, launched = batch.run(monkeypatch, triton=True)
-    module = layout.module(layout.COMPRESSOR)
-    with monkeypatch.context() as patch:
-        rocm = layout.another_platform(module.current_platform, rocm=True)
-        patch.setattr(module, "current_platform", rocm)
-        other, kernels = batch.run(patch, triton=True)
+    """What XPU writes, and what another platform does."""
+    written, launched = batch.run(monkeypatch)
+    other, kernels = batch.run_on_rocm(monkeypatch)
     assert OURS not in kernels and kernels, f"launched {kernels} to compare with"
     assert launched == [OURS], f"launched {launched}"
     return written, other
@@ -52,8 +47,8 @@ def test_the_order_of_the_sums_is_all_that_differs(
 
 def test_rows_that_pad_a_batch_have_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(4)
-    whole, _ = batch.run(monkeypatch, triton=True)
-    padded, launched = batch.run(monkeypatch, triton=True, padding=5)
+    whole, _ = batch.run(monkeypatch)
+    padded, launched = batch.run(monkeypatch, padding=5)
     assert torch.equal(padded.data, whole.data)
     assert torch.equal(padded.scales, whole.scales)
     assert launched == [OURS], f"launched {launched}"
@@ -63,7 +58,7 @@ def test_rows_that_pad_a_batch_have_no_slot(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_indexer_s_keys_come_from_their_own_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    launched = Batch(4, indexer=True).run(monkeypatch, triton=True)[1]
+    launched = Batch(4, indexer=True).run(monkeypatch)[1]
     assert launched and OURS not in launched
 
 
@@ -71,8 +66,5 @@ def test_the_indexer_s_keys_come_from_their_own_kernel(
 @pytest.mark.any_platform
 def test_rocm_launches_its_own_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(4)
-    module = layout.module(layout.COMPRESSOR)
-    rocm = layout.another_platform(module.current_platform, rocm=True)
-    monkeypatch.setattr(module, "current_platform", rocm)
-    launched = batch.run(monkeypatch, triton=True)[1]
+    launched = batch.run_on_rocm(monkeypatch)[1]
     assert launched and OURS not in launched

@@ -1,10 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The compressor of the main cache is an op of vllm-xpu-kernels, unless the user
-chooses the Triton kernel."""
+"""The compressor of the main cache is an op of vllm-xpu-kernels."""
 
 import pytest
 import torch
-from helpers import layout
 from helpers.compressor_batch import Batch
 from helpers.compressor_run import Written
 
@@ -15,8 +13,8 @@ def both(
     batch: Batch, monkeypatch: pytest.MonkeyPatch
 ) -> tuple[Written, Written, list[str]]:
     """What the op writes, what the Triton kernel writes, and what the op launched."""
-    op, launched = batch.run(monkeypatch, triton=False)
-    kernel, kernels = batch.run(monkeypatch, triton=True)
+    op, launched = batch.run(monkeypatch)
+    kernel, kernels = batch.run_on_rocm(monkeypatch)
     assert kernels, "the Triton kernel is not there to compare with"
     return op, kernel, launched
 
@@ -51,8 +49,8 @@ def test_the_order_of_the_sums_is_all_that_differs(
 def test_rows_that_pad_a_batch_have_no_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """The op reads a slot for each position that it is given."""
     batch = Batch(4)
-    whole, _ = batch.run(monkeypatch, triton=False)
-    padded, launched = batch.run(monkeypatch, triton=False, padding=5)
+    whole, _ = batch.run(monkeypatch)
+    padded, launched = batch.run(monkeypatch, padding=5)
     assert torch.equal(padded.data, whole.data)
     assert torch.equal(padded.scales, whole.scales)
     assert not launched, f"launched {launched}"
@@ -62,14 +60,11 @@ def test_rows_that_pad_a_batch_have_no_slot(monkeypatch: pytest.MonkeyPatch) -> 
 def test_the_indexer_s_keys_come_from_the_triton_kernel(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert Batch(4, indexer=True).run(monkeypatch, triton=False)[1]
+    assert Batch(4, indexer=True).run(monkeypatch)[1]
 
 
 @pytest.mark.unchanged
 @pytest.mark.any_platform
 def test_rocm_launches_the_triton_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
     batch = Batch(4)
-    module = layout.module(layout.COMPRESSOR)
-    rocm = layout.another_platform(module.current_platform, rocm=True)
-    monkeypatch.setattr(module, "current_platform", rocm)
-    assert batch.run(monkeypatch, triton=False)[1]
+    assert batch.run_on_rocm(monkeypatch)[1]

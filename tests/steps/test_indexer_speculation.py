@@ -11,6 +11,7 @@ RATIO = 4
 # Token t sees t + 1 tokens, so (t + 1) // 4 compressed entries: the two last tokens
 # of 8 see 1 and 2, those of 13 both see 3, those of 6 both see 1.
 SEQ_LENS = (8, 13, 6)
+INDEXER = "v1/attention/backends/mla/indexer.py"
 
 
 def build(query_lens: tuple[int, ...], speculative_tokens: int = 1) -> Any:
@@ -67,6 +68,29 @@ def test_requests_may_bring_different_numbers_of_rows() -> None:
     decode = build((2, 1, 2))
     lengths = decode.seq_lens.flatten().tolist()
     assert lengths == expected((2, 1, 2)), f"rows see {lengths}"
+
+
+@pytest.mark.unchanged
+def test_rows_of_a_cache_that_is_not_compressed_see_what_they_saw() -> None:
+    """As DeepSeek-V3.2 has it, which shares the builder."""
+    config = model_configs.vllm_config(speculative_tokens=1)
+    builder = batch_metadata.indexer_builder(config)
+    builder.compress_ratio = 1
+    with model_configs.current(config):
+        decode = builder.build(
+            0, batch_metadata.common_metadata(SEQ_LENS, (2, 2, 2))
+        ).decode
+    assert visible(decode, 6) == [7, 8, 12, 13, 5, 6]
+
+
+if layout.mentions(INDEXER, "def _use_flattening("):
+
+    def test_the_indexer_s_graphs_hold_any_lengths() -> None:
+        """Attention's own builder still wants a uniform batch."""
+        config = model_configs.vllm_config(speculative_tokens=1)
+        builder = batch_metadata.indexer_builder(config)
+        support = type(builder).get_cudagraph_support(config, builder.kv_cache_spec)
+        assert support.name == "ALWAYS", f"graphs: {support.name}"
 
 
 @pytest.mark.unchanged

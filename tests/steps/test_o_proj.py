@@ -12,16 +12,16 @@ from helpers.block_fp8 import load
 OP = "deepseek_inv_rope_fp8_quant"
 
 
-def cases() -> list[Any]:
-    """(backend, choice) of each test: where wo_a stays in FP8, the kernels that
-    multiply it so, elsewhere all. Where upstream has a path, it is right but for the
-    scales of XPU's own kernel: the others are `unchanged`."""
+def backends() -> list[Any]:
+    """Where wo_a stays in FP8, the kernels that multiply it so, elsewhere all. Where
+    upstream has a path, it is right but for the scales of XPU's own kernel: the others
+    are `unchanged`."""
     own = ("auto", "fp32")
     if layout.O_PROJECTION_IN_FP8:
-        return [(name, choice) for name in own for choice in pin_ops.choices(OP)]
+        return list(own)
     return [
         pytest.param(
-            *(backend, "triton"),
+            backend,
             marks=[pytest.mark.unchanged]
             if layout.WITH_XPU_FOLDER and backend not in own
             else [],
@@ -30,11 +30,10 @@ def cases() -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize(("backend", "choice"), cases())
+@pytest.mark.parametrize("backend", backends())
 def test_one_launch_and_one_product(
-    backend: str | None, choice: str, monkeypatch: pytest.MonkeyPatch
+    backend: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pin_ops.choose(monkeypatch, choice)
     made = projection.projected(backend, monkeypatch)
     if layout.O_PROJECTION_IN_TORCH:  # another step makes it one launch
         error = made.error
@@ -44,7 +43,7 @@ def test_one_launch_and_one_product(
         return
     projection.check(made)
     if layout.O_PROJECTION_IN_FP8:
-        assert (made.launches == [OP]) == (choice == "op"), made.launches
+        assert made.launches == [OP], made.launches
 
 
 @pytest.mark.unchanged
@@ -97,11 +96,7 @@ if not layout.WITH_XPU_FOLDER:  # one layer for all platforms
 
 if layout.O_PROJECTION_IN_FP8:
 
-    @pytest.mark.parametrize("choice", pin_ops.choices(OP))
-    def test_a_graph_relies_on_the_layouts_that_it_gets(
-        choice: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        pin_ops.choose(monkeypatch, choice)
+    def test_a_graph_relies_on_the_layouts_that_it_gets() -> None:
         layer = projection.attention("auto")
         op = torch.ops.vllm.xpu_deepseek_inv_rope_fp8_quant
         table, groups = layer.rotary_emb.cos_sin_cache, layer.n_local_groups

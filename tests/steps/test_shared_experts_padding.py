@@ -16,12 +16,6 @@ ATTENTION = model_layers.attention_class().__name__
 SHAPES = {"w1": 0, "w3": 0, "w2": 1}
 DSPARK = {"dspark_target_layer_ids": [1], "dspark_markov_rank": 8, "n_mtp_layers": 1}
 OWNERS = ["model", "mtp", *(["dspark"] if layout.WITH_DSPARK else [])]
-# Models of CUDA that pad as well.
-OTHERS = [
-    folder
-    for folder in ("deepseek_v4.nvidia", "deepseek_v41.nvidia")
-    if layout.mentions(f"models/{folder.replace('.', '/')}/model.py", "pad_shared")
-]
 
 
 class Nothing(torch.nn.Module):
@@ -137,84 +131,3 @@ def test_ranks_that_do_not_divide_the_blocks(
 @pytest.mark.parametrize("of", [1, 2])
 def test_ranks_that_divide_them(monkeypatch: pytest.MonkeyPatch, of: int) -> None:
     assert off_by(monkeypatch, "model", 2 * BLOCK, of) < NOISE
-
-
-class Shared:
-    """A parameter of shared experts that keeps what its loader is given."""
-
-    def __init__(self) -> None:
-        self.given: list[torch.Tensor] = []
-
-    def weight_loader(self, owner: Any, weight: torch.Tensor, *shard: int) -> None:
-        self.given.append(weight)
-
-
-def given_by(folder: str, intermediate: int, of: int) -> dict[str, torch.Tensor]:
-    """The tensors that another platform's loader gives the parameters, by checkpoint
-    name. The model itself has no layers."""
-    module = layout.module(f"vllm.models.{folder}.model")
-    config = model_configs.vllm_config(quantized=True)
-    parameters = {
-        f"layers.1.ffn.shared_experts.{name}.{kind}": Shared()
-        for name in ("gate_up_proj", "down_proj")
-        for kind in ("weight", "weight_scale_inv")
-    }
-    model = module.DeepseekV4Model.__new__(module.DeepseekV4Model)
-    torch.nn.Module.__init__(model)
-    experts = SimpleNamespace(ffn=SimpleNamespace(experts=None))
-    for name, value in {
-        "config": config.model_config.hf_config,
-        "quant_config": config.quant_config,
-        "parallel_config": config.parallel_config,
-        "use_sequence_parallel": False,
-        "layers": [experts, experts],
-        "get_expert_mapping": list,
-        "named_parameters": parameters.items,
-    }.items():
-        setattr(model, name, value)
-    state = layout.module("vllm.distributed.parallel_state")
-    group = SimpleNamespace(world_size=of, rank_in_group=0)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "get_tp_group", lambda: group)
-        model.load_weights(
-            (f"layers.1.ffn.shared_experts.{name}", weight)
-            for name, weight in as_vllm_names_them(intermediate)
-        )
-    gates, downs = ["w1", "w3"], ["down_proj"]
-    return {
-        f"{part}.{kind}": weight
-        for fused, parts in (("gate_up_proj", gates), ("down_proj", downs))
-        for kind in ("weight", "weight_scale_inv")
-        for part, weight in zip(
-            parts,
-            parameters[f"layers.1.ffn.shared_experts.{fused}.{kind}"].given,
-            strict=True,
-        )
-    }
-
-
-def as_vllm_names_them(intermediate: int) -> Iterator[tuple[str, torch.Tensor]]:
-    for name, tensor in checkpoint(intermediate).items():
-        part, _, kind = name.partition(".")
-        part = part.replace("w2", "down_proj")
-        yield f"{part}.{kind.replace('scale', 'weight_scale_inv')}", tensor
-
-
-if OTHERS:
-
-    @pytest.mark.unchanged
-    @pytest.mark.any_platform
-    @pytest.mark.parametrize("folder", OTHERS)
-    @pytest.mark.parametrize(("blocks", "of"), [(3, 2), (4, 2), (3, 1), (1, 8)])
-    def test_cuda_pads_as_before(folder: str, blocks: int, of: int) -> None:
-        given = given_by(folder, blocks * BLOCK, of)
-        whole = -(-blocks // of) * of
-        for name, tensor in as_vllm_names_them(blocks * BLOCK):
-            split = int("down_proj" in name)
-            size = whole if "scale" in name else whole * BLOCK
-            assert given[name].shape[split] == size
-            assert given[name].shape[1 - split] == tensor.shape[1 - split]
-            values = given[name].view(torch.uint8)
-            kept, added = values.tensor_split([tensor.shape[split]], split)
-            assert torch.equal(kept, tensor.view(torch.uint8))
-            assert not added.any()

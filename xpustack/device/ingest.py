@@ -128,6 +128,8 @@ def _calibrated(project: Project, report: Report) -> tuple[str | None, str]:
     peak = doctor.ENGINES * device["xe_cores"] * device["gigahertz"] * 1e9
     measured = {
         "gigabytes_per_second": f"{bandwidth / 1e9:.0f}",
+        # It is what a stream of loads and stores attained, not a published rate.
+        "dram_share": "[1, 1]",
         "dpas_clocks": f"{peak * OPERATIONS_OF_A_DPAS / matrix:.1f}",
     }
     source = f"measured, {report.time}: copy and bf16 product; else {_rest(device)}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tiny checkpoint of `tests/e2e` through vLLM's engine, on the device.
+"""The tiny checkpoint of `e2e` through vLLM's engine, on the device.
 
 Eager and captured engines must give the same tokens, and those of Hugging Face's model
 wherever that is sure. Two devices serve it as two ranks, after a probe of their
@@ -83,8 +83,7 @@ def _checks(bench: Bench, checks: list[dict[str, str]]) -> None:
         )
 
     model = bench.folder("serve") / "checkpoint"
-    e2e = str(bench.project.root / "tests/e2e")
-    _program(bench, "checkpoint", [e2e, str(model)], 0.1)
+    _program(bench, "checkpoint", [str(model)], 0.1)
     prompts = [prompt(129, 12, 1), prompt(5, 12, 2), prompt(1, 12, 3)]
     eager = _engine(bench, "eager", [prompts], enforce_eager=True)
     captured = _engine(bench, "graphs", [prompts, *soak(), *soak()])
@@ -164,8 +163,7 @@ def _against_reference(
     texts.write_text(json.dumps(whole))
     found.unlink(missing_ok=True)
     twin = str(folder / "checkpoint/twin")
-    e2e = str(bench.project.root / "tests/e2e")
-    _program(bench, "reference", [e2e, twin, str(texts), str(found)], 0.2)
+    _program(bench, "reference", [twin, str(texts), str(found)], 0.2)
     references = json.loads(found.read_text())
     faults, sure = disagreements(prompts, answers, references)
     check(

@@ -20,7 +20,7 @@ from xpustack.device.records import (
 )
 from xpustack.device.stages import Bench, Outcome, Stage
 
-_CODE = ("kernels", "benchmarks", "tests/kernels", "tests/e2e", "xpustack/device")
+_CODE = ("kernels", "benchmarks", "tests/kernels", "e2e", "xpustack/device")
 """Folders that decide what a stage gives."""
 _STABLE = ("free memory",)
 """Facts that change from run to run."""

@@ -21,7 +21,6 @@ PARTS = (
         "mxfp4-linear",
         "nvfp4-linear",
         "packed-projections",
-        "overlap-streams",
     ),
     (
         "Compressor",
@@ -42,7 +41,6 @@ PARTS = (
         "chooses the entries that attention reads",
         "indexer",
         "indexer-mxfp4",
-        "indexer-query-op",
         "indexer-speculation",
         "cpu-tile-scheduler",
     ),

@@ -8,7 +8,6 @@ from . import compressor_run, kernel_trace, layout, model_configs, model_layers
 from .compressor_run import Written
 from .indexer_batch import quarter_turns
 
-SWITCH = "VLLM_XPU_DSV4_TRITON_OPS"
 LENGTHS = {4: (9, 3, 18), 128: (130, 257)}
 
 
@@ -36,10 +35,9 @@ class Batch:
         self.rows[:, width:] = 0
 
     def run(
-        self, monkeypatch: pytest.MonkeyPatch, *, triton: bool, padding: int = 0
+        self, monkeypatch: pytest.MonkeyPatch, *, padding: int = 0
     ) -> tuple[Written, list[str]]:
-        """What the batch writes, and the kernels that compressed it."""
-        monkeypatch.setenv(SWITCH, str(int(triton)))
+        """What the batch writes, and the Triton kernels that compressed it."""
         self.compressor.norm.weight.data = self.weight.to(layout.device())
         self.compressor.ape.data = self.ape.to(layout.device())
         with kernel_trace.traced(monkeypatch) as trace:
@@ -52,3 +50,11 @@ class Batch:
                 padding=padding,
             )
         return written, [name for name in trace.launches if "compress" in name]
+
+    def run_on_rocm(self, monkeypatch: pytest.MonkeyPatch) -> tuple[Written, list[str]]:
+        """As `run`, by the Triton kernel of other platforms."""
+        module = layout.module(layout.COMPRESSOR)
+        rocm = layout.another_platform(module.current_platform, rocm=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "current_platform", rocm)
+            return self.run(patch)

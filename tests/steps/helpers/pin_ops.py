@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ops of the pinned vllm-xpu-kernels that a Triton kernel can replace."""
+"""Ops of the pinned vllm-xpu-kernels: which there are, and which are called."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,23 +10,11 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from vllm.platforms import current_platform
 
-SWITCH = "VLLM_XPU_DSV4_TRITON_OPS"
 
-
-def choices(*names: str) -> list[str]:
-    """The choices of a release: "op" where its pin has all the ops `names`, and
-    "triton"."""
+def has(name: str) -> bool:
+    """Whether the release's pin has the op."""
     assert current_platform, "which imports the ops of the pin"
-    has = all(hasattr(torch.ops._xpu_C, name) for name in names)
-    return ["op", "triton"] if has else ["triton"]
-
-
-def choose(monkeypatch: pytest.MonkeyPatch, choice: str) -> None:
-    """Compute by the ops of the pin, which is the default, or by Triton kernels."""
-    if choice == "op":
-        monkeypatch.delenv(SWITCH, raising=False)
-    else:
-        monkeypatch.setenv(SWITCH, "1")
+    return hasattr(torch.ops._xpu_C, name)
 
 
 @contextmanager

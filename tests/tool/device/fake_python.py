@@ -124,13 +124,13 @@ def main(words: list[str]) -> int:
         kind = "ranks" if "tensor_parallel_size" in job["engine"] else kind
         Path(words[2]).write_text(json.dumps(answers(job["waves"], kind)))
     elif program == "reference":
-        texts = json.loads(Path(words[3]).read_text())
+        texts = json.loads(Path(words[2]).read_text())
         wrong = int("reference" in SETTINGS.get("wrong", ()))
         found = [
             {"next": [t + wrong for t in text[1:]] + [0], "lead": [1.0] * len(text)}
             for text in texts
         ]
-        Path(words[4]).write_text(json.dumps(found))
+        Path(words[3]).write_text(json.dumps(found))
     elif program == "-c" and "xdist" in words[1]:
         return 1
     elif program == "-c":

@@ -36,7 +36,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             root / folder,
             ignore=shutil.ignore_patterns("__pycache__", "tuned"),
         )
-    for folder in ("benchmarks", "tests/kernels", "tests/e2e", "xpustack/device"):
+    for folder in ("benchmarks", "e2e", "tests/kernels", "xpustack/device"):
         (root / folder).mkdir(parents=True)
     (root / "docs/devices.md").write_text(
         "# Devices\n\n<!-- devices: begin -->\n<!-- devices: end -->\n"
@@ -409,7 +409,7 @@ def test_a_report_is_taken_in(checkout: Path) -> None:
     assert list(new) == list(old)
     assert new["Arc Pro B50"] == old["Arc Pro B50"]
     b60 = new["Arc Pro B60"]
-    assert b60["gigabytes_per_second"] == 400
+    assert (b60["gigabytes_per_second"], b60["dram_share"]) == (400, [1, 1])
     # 160 engines at 2.4 GHz, 4,096 operations a dpas, 80 TFLOP/s.
     assert b60["dpas_clocks"] == pytest.approx(19.7, abs=0.05)
     assert b60["source"].endswith(old["Arc Pro B60"]["source"])

@@ -23,9 +23,7 @@ PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 # between modules of which only XPU's can be imported here.
 OF_XPU_ALONE = {
     "nvfp4-draft",
-    "overlap-streams",
     "packed-wo-a",
-    "triton-ops-switch",
     "unsupported-models",
 }
 

@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`checkpoint.py E2E FOLDER`: write the tiny checkpoint of `tests/e2e`."""
+"""`checkpoint.py FOLDER`: write the tiny checkpoint of `e2e`."""
 
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, sys.argv[1])
-    import checkpoint as writer
+    from e2e import checkpoint
 
-    print(*writer.write(Path(sys.argv[2])), sep="\n")
+    print(*checkpoint.write(Path(sys.argv[1])), sep="\n")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reference.py E2E TWIN JOB FILE`: Hugging Face's model on the CPU, the twin of E2E.
+"""`reference.py TWIN JOB FILE`: Hugging Face's model on the CPU, the twin of `e2e`.
 
 JOB is a list of texts. FILE gets, for each text, the token that the model would add
 after every token, or -1 where the roundings of the releases change it, and the least
@@ -11,9 +11,8 @@ import sys
 from pathlib import Path
 
 
-def main(e2e: str, folder: Path, job: Path, target: Path) -> None:
-    sys.path.insert(0, e2e)
-    from twin import Roundings, Twin
+def main(folder: Path, job: Path, target: Path) -> None:
+    from e2e.twin import Roundings, Twin
 
     twin = Twin(folder)
     made = [
@@ -42,4 +41,4 @@ def main(e2e: str, folder: Path, job: Path, target: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(Path, sys.argv[2:5]))
+    main(*map(Path, sys.argv[1:4]))

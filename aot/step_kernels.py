@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention and the indexer take in a step, from their kernels' machine code.
+
+From v0.24.0 on an op of vllm-xpu-kernels computes the indexer's scores by default, of
+which no speed is published. So their fast end is what the device can do at best, and
+their slow end this stack's Triton kernel.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from benchmarks.memory import INDEX_HEAD, INDEX_HEADS, WINDOW, Model
+from xpustack.core.cache import Cache
+
+from . import cases_indexer
+from .compile import CompileResult
+from .model import Device, Estimate, ends, estimate, launched
+from .modelled import Shape, modelled, record
+from .record import Launch, recording
+from .shapes import MODELS
+from .step import INDEX_KEY_BYTES, Kernels, Range, operations_per_microsecond
+
+Compile = Callable[[Sequence[Launch]], Sequence[CompileResult]]
+
+
+@dataclass(frozen=True)
+class Load:
+    """What a rank's attention has to do in one step.
+
+    Attributes:
+        op: "decode" or "prefill".
+        model: "Flash" or "Pro".
+        heads: of the rank.
+        tokens: of the step.
+        context: tokens before them, of each request.
+    """
+
+    op: str
+    model: str
+    heads: int
+    tokens: int
+    context: int
+
+    def shapes(self) -> dict[str, Shape]:
+        """Calls of attention, by the kind of layer."""
+        topk = next(model.topk for model in MODELS if model.name == self.model)
+        chosen = {
+            "window": 0,
+            "ratio4": min(self.context // 4, topk),
+            "ratio128": self.context // 128,
+        }
+        return {
+            kind: Shape(self.op, self.tokens, self.heads, keys + WINDOW)
+            for kind, keys in chosen.items()
+        }
+
+    @property
+    def scored(self) -> int:
+        """Keys that a token's indexer scores."""
+        return self.context // 4
+
+
+def load(op: str, model: Model, ranks: int, tokens: int, context: int) -> Load:
+    """The load of one of `ranks` tensor-parallel ranks."""
+    return Load(op, model.name, model.heads // ranks, tokens, context)
+
+
+class Modelled:
+    """Kernels of loads on devices, compiled once for all devices of a target."""
+
+    def __init__(
+        self, loads: Sequence[Load], cache: Cache, compile_all: Compile
+    ) -> None:
+        shapes = dict.fromkeys(s for one in loads for s in one.shapes().values())
+        scores = {one: _scores_launch(one) for one in loads}
+        recorded = record(cache, tuple(shapes))
+        launches = [
+            launch
+            for sides in recorded.values()
+            for side in sides.values()
+            for launch in side
+        ]
+        launches += scores.values()
+        # In one call, so that several compile at a time.
+        code = dict(zip(map(id, launches), compile_all(launches), strict=True))
+        self._codes = {
+            shape: {
+                side: [(launch, code[id(launch)]) for launch in of_side]
+                for side, of_side in sides.items()
+            }
+            for shape, sides in recorded.items()
+        }
+        self._scores = {
+            one: (launch, code[id(launch)]) for one, launch in scores.items()
+        }
+
+    def kernels(self, one: Load, device: Device, side: str) -> Kernels:
+        """Of this stack ("ours") or of untouched vLLM ("upstream")."""
+        of_kinds = {
+            kind: _range(device, lambda end, s=shape: self._attention(s, side, end))
+            for kind, shape in one.shapes().items()
+        }
+        return Kernels(**of_kinds, scores=self._scores_of(one, device))
+
+    def _attention(self, shape: Shape, side: str, device: Device) -> Estimate:
+        return modelled(shape, self._codes[shape][side], device)
+
+    def _scores_of(self, one: Load, device: Device) -> Range:
+        launch, code = self._scores[one]
+        constants = launch.constexprs()
+        tiles = math.ceil(one.scored / constants["BLOCK_N"])
+        rows = one.tokens
+        if one.op == "prefill":
+            rows = math.ceil(rows / constants["BLOCK_M"])
+        written = 4 * one.tokens * one.scored
+        keys = one.scored * (one.tokens if one.op == "decode" else 1)
+        traffic = keys * INDEX_KEY_BYTES + written
+        operations = 2 * one.tokens * one.scored * INDEX_HEADS * INDEX_HEAD
+        fast, slow = ends(device)
+        best = max(
+            traffic / fast.gigabytes_per_second / 1e3,
+            operations / operations_per_microsecond(device),
+        )
+        ours = estimate(
+            launched(
+                code["devices"][device.target],
+                rows * tiles,
+                launch.num_warps,
+                constants.get("BLOCK_M", constants.get("NEXT_N", 1)),
+                traffic,
+            ),
+            slow,
+        )
+        return Range(best, max(best, ours.microseconds))
+
+
+def _scores_launch(one: Load) -> Launch:
+    with recording() as launches:
+        if one.op == "decode":
+            cases_indexer.paged_logits(one.tokens, 1)
+        else:
+            cases_indexer.logits(one.tokens, max(one.scored, 1))
+    (launch,) = launches
+    return launch
+
+
+def _range(device: Device, of: Callable[[Device], Estimate]) -> Range:
+    fast, slow = ends(device)
+    return Range(of(fast).microseconds, of(slow).microseconds)

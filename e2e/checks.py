@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What every engine is held to, and the bounds."""
+
+import torch
+
+from e2e.comparison import (
+    Error,
+    attention_errors,
+    feed_forward_errors,
+    logits_by_request,
+    relative,
+)
+from e2e.serving import Served
+from e2e.twin import Roundings, Twin
+
+TIGHT = 1e-2
+OVERLAP = 0.97
+ROUNDED = 5e-2
+PLAIN = 0.12
+EXPERTS = 1.5e-2
+MARGIN = 0.2
+"""Least lead of the twin's best logit, of a spread of 1, that the engine must see."""
+
+
+def check_attention(result: Served, twin: Twin) -> list[Error]:
+    """Hold every attention layer of every request to the bounds."""
+    errors = attention_errors(result.answer, twin, Roundings.of(result.answer))
+    for error in errors:
+        print(error)
+    for error in errors:
+        assert error.core <= TIGHT, error
+        assert error.output <= TIGHT, error
+        assert error.rounded <= ROUNDED, error
+        assert error.plain <= PLAIN, error
+        assert error.overlap is None or error.overlap >= OVERLAP, error
+    return errors
+
+
+def check_experts(result: Served, twin: Twin) -> dict[tuple[str, int], float]:
+    """Hold the experts of every layer and every request to their bound."""
+    roundings = Roundings.of(result.answer)
+    errors = feed_forward_errors(result.answer, twin, roundings)
+    print(errors)
+    assert max(errors.values()) <= EXPERTS, errors
+    return errors
+
+
+def check_logits(result: Served, twin: Twin) -> None:
+    """Logits of the whole model, and the token wherever the twin is sure of it."""
+    answer, sure, all_ = result.answer, 0, 0
+    ours, plain, rounded = [], [], []
+    for request, found in logits_by_request(answer).items():
+        text = result.texts[request]
+        exact = twin.logits(text)
+        with twin.rounded(Roundings.of(answer)):
+            quantized = twin.logits(text)
+        for position, values in found.items():
+            if position + 1 >= len(text):
+                continue
+            ours.append(values)
+            plain.append(exact[position])
+            rounded.append(quantized[position])
+            best = quantized[position].topk(2)
+            all_ += 1
+            if best.values[0] - best.values[1] > MARGIN:
+                sure += 1
+                if is_greedy(result, request, position):
+                    assert best.indices[0] == text[position + 1], (request, position)
+    figures = [relative(torch.stack(ours), torch.stack(x)) for x in (plain, rounded)]
+    print(f"logits: {figures[0]:.4f} of float32, {figures[1]:.4f} of the rounding twin")
+    print(f"greedy tokens: {sure} of {all_} positions decided by more than {MARGIN}")
+    assert sure, "the twin is sure of no token"
+    assert figures[0] <= PLAIN, figures
+    assert figures[1] <= PLAIN, figures
+
+
+def is_greedy(result: Served, request: str, position: int) -> bool:
+    """Whether the token after `position` is the engine's best, not the prompt's."""
+    number = int(request.partition("-")[0])
+    prompt = result.job.prompts[number]
+    return not prompt.sampling and position + 1 >= len(prompt.tokens)
+
+
+def check_same_tokens(result: Served, other: Served) -> None:
+    """Requests with equal prompts get equal greedy tokens from two engines, up to a
+    token of which `other` was not sure."""
+    others = dict(
+        zip(
+            (tuple(p.tokens) for p in other.job.prompts),
+            other.new_tokens(),
+            strict=True,
+        )
+    )
+    leads = leads_of(other)
+    compared = 0
+    for prompt, tokens in zip(result.job.prompts, result.new_tokens(), strict=True):
+        wanted = others[tuple(prompt.tokens)][: len(tokens)]
+        for place, (token, theirs) in enumerate(zip(tokens, wanted, strict=True)):
+            lead = leads[tuple(prompt.tokens + wanted[:place])]
+            compared += 1
+            if token != theirs:
+                assert lead <= MARGIN, (prompt, place, token, theirs, lead)
+                break
+    assert compared > len(result.job.prompts), "no token after the first is the same"
+
+
+def leads_of(result: Served) -> dict[tuple[int, ...], float]:
+    """How far the best logit was ahead, by the tokens it followed."""
+    found = {}
+    for request, logits in logits_by_request(result.answer).items():
+        text = result.texts[request]
+        for position, values in logits.items():
+            first, second = values.topk(2).values.tolist()
+            found[tuple(text[: position + 1])] = first - second
+    return found

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The engine's records, put together request by request and held against the twin."""
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from e2e.twin import Given, Roundings, Twin
+
+
+@dataclass
+class Sublayer:
+    """What a request's tokens gave to a sublayer and got from it, by position."""
+
+    input: torch.Tensor
+    output: torch.Tensor
+    core: torch.Tensor | None = None
+    topk: torch.Tensor | None = None
+
+
+@dataclass
+class Error:
+    """One layer of one request against a twin, relative, over all its tokens.
+
+    `plain` is the layer's output against the float32 twin; `rounded` against the
+    twin that rounds as the engine does. FP8 makes of a difference of 0.2 % one of
+    1 %, wherever it quantizes; so `core` is what the attention kernel gave against
+    the rounding twin's, and `output` the layer's output against that twin's when it
+    goes on from the engine's core. `overlap` belongs to the indexer's choice.
+    """
+
+    request: str
+    layer: int
+    ratio: int
+    tokens: int
+    plain: float
+    rounded: float
+    core: float
+    output: float
+    overlap: float | None = None
+
+
+def of_all_ranks(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """One engine's records from those of its tensor-parallel ranks.
+
+    Each rank attends with its own heads; everything else must be the same on all.
+    """
+    whole = []
+    for records in zip(*ranks, strict=True):
+        for name, value in records[0].items():
+            if isinstance(value, torch.Tensor) and name != "core":
+                for other in records[1:]:
+                    assert value.equal(other[name]), (name, records[0]["layer"])
+        cores = [record["core"] for record in records if "core" in record]
+        joined = {"core": torch.cat(cores, dim=1)} if cores else {}
+        whole.append(records[0] | joined)
+    return whole
+
+
+def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Sublayer]:
+    """Records of `part` by request and layer.
+
+    The last computation of a position counts, as after pre-emption. A request that
+    starts from cached pages has its first positions from one that began alike.
+    """
+    rows: dict[tuple[str, int], dict[int, dict[str, torch.Tensor]]] = defaultdict(dict)
+    positions: list[torch.Tensor] = []
+    for record in result["records"]:
+        if record["part"] == "attn":
+            positions.append(record["positions"])
+        # A feed-forward layer sees the tokens of the attention before it.
+        here = positions[-1]
+        if record["part"] != part:
+            continue
+        start = 0
+        for request, count in record["rows"]:
+            for row in range(start, start + count):
+                kept = {
+                    name: record[name][row]
+                    for name in ("input", "output", "core", "topk")
+                    if name in record
+                }
+                rows[request, record["layer"]][int(here[row])] = kept
+            start += count
+    for (request, layer), found in rows.items():
+        if first := min(found):
+            beginning = result["texts"][request][:first]
+            donor = next(
+                name
+                for name, text in result["texts"].items()
+                if name != request and text[:first] == beginning
+            )
+            cached = {p: rows[donor, layer][p] for p in range(first)}
+            rows[request, layer] = cached | found
+    return {key: _stacked(found) for key, found in rows.items()}
+
+
+def logits_by_request(result: dict[str, Any]) -> dict[str, dict[int, torch.Tensor]]:
+    """What was sampled from, by request and the position of the last token seen."""
+    found: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+    for entry in result["logits"]:
+        seen = [r for r in result["records"][: entry["after"]] if r["part"] == "attn"]
+        if not seen or len(entry["values"]) != len(entry["requests"]):
+            continue
+        end = 0
+        for row, (request, count) in enumerate(seen[-1]["rows"]):
+            end += count
+            position = int(seen[-1]["positions"][end - 1])
+            found[request][position] = entry["values"][row]
+    return found
+
+
+def _stacked(found: dict[int, dict[str, torch.Tensor]]) -> Sublayer:
+    assert sorted(found) == list(range(len(found))), "a position is missing"
+    rows = [found[position] for position in range(len(found))]
+    columns = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    topk = columns.pop("topk", None)
+    values = {name: column.float() for name, column in columns.items()}
+    return Sublayer(**values, topk=None if topk is None else topk.long())
+
+
+def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((ours - reference).norm() / reference.norm())
+
+
+def attention_errors(
+    result: dict[str, Any], twin: Twin, roundings: Roundings
+) -> list[Error]:
+    """Every attention layer of every request, fed with the engine's own inputs."""
+    ratios = {
+        record["layer"]: record["ratio"]
+        for record in result["records"]
+        if record["part"] == "attn"
+    }
+    errors = []
+    for (request, layer), seen in by_request(result, "attn").items():
+        if layer >= len(twin.model.model.layers):
+            continue
+        plain = twin.attention(layer, seen.input)
+        free, whole = Given(seen.topk), Given(seen.topk, seen.core)
+        with twin.rounded(roundings):
+            rounded = twin.attention(layer, seen.input, free)
+            output = twin.attention(layer, seen.input, whole)
+        assert seen.core is not None and free.own_core is not None
+        errors.append(
+            Error(
+                request,
+                layer,
+                ratios[layer],
+                len(seen.input),
+                relative(seen.output, plain),
+                relative(seen.output, rounded),
+                relative(seen.core, free.own_core),
+                relative(seen.output, output),
+                None if seen.topk is None else free.overlap(),
+            )
+        )
+    return errors
+
+
+def feed_forward_errors(
+    result: dict[str, Any], twin: Twin, roundings: Roundings
+) -> dict[tuple[str, int], float]:
+    """Relative error of each request's experts by layer, from the engine's inputs."""
+    errors = {}
+    for (request, layer), seen in by_request(result, "ffn").items():
+        if layer < len(twin.model.model.layers):
+            tokens = result["texts"][request][: len(seen.input)]
+            with twin.rounded(roundings):
+                expected = twin.feed_forward(layer, seen.input, tokens)
+            errors[request, layer] = relative(seen.output, expected)
+    return errors

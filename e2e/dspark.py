@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint with DSpark's draft model in place of multi-token prediction.
+
+DSpark proposes a block of tokens in one pass over states of the target's layers, then
+corrects each by a bias that the token before it chooses (`markov_head`). The random
+draft alone would never be accepted, so the bias follows a table of successors.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from e2e import checkpoint
+
+STAGES = 2
+TARGET_LAYERS = (0, 2)
+BLOCK = 3
+"""Tokens that a pass proposes."""
+BIAS = 100.0
+"""More than a logit of the draft can be."""
+
+
+class DSpark(checkpoint.Writer):
+    """Writes DeepSeek's formats, and a draft that knows `successors` of tokens."""
+
+    def __init__(self, seed: int, successors: Mapping[int, int]) -> None:
+        super().__init__(seed)
+        self._successors = successors
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "dspark_block_size": BLOCK,
+            "dspark_markov_rank": checkpoint.VOCABULARY,
+            "dspark_noise_token_id": 2,
+            "dspark_target_layer_ids": list(TARGET_LAYERS),
+            "n_mtp_layers": STAGES,
+        }
+
+    def draft(self) -> None:
+        hidden = self.size.hidden
+        for stage in range(STAGES):
+            checkpoint.decoder_layer(self, f"mtp.{stage}", 0, hashed=False)
+        self.fp8("mtp.0.main_proj", hidden, hidden * len(TARGET_LAYERS))
+        self.norm("mtp.0.main_norm", hidden)
+        last = f"mtp.{STAGES - 1}"
+        self.norm(f"{last}.norm", hidden)
+        checkpoint.output_head(self, f"{last}.")
+        size = checkpoint.VOCABULARY
+        bias = torch.zeros(size, size)
+        for token, successor in self._successors.items():
+            bias[successor, token] = BIAS
+        self.plain(f"{last}.markov_head.markov_w1.weight", torch.eye(size))
+        self.plain(f"{last}.markov_head.markov_w2.weight", bias)
+        confidence = self.random(1, hidden + size, std=hidden**-0.5)
+        self.plain(f"{last}.confidence_head.proj.weight", confidence)

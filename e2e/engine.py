@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Run inside an installed vLLM: `python -m e2e.engine` imports it and waits for jobs.
+
+A line of the standard input is a JSON list of files: JOB, RESULT, what the job prints,
+and its exit status, which is written last. Each job has a process of its own, forked
+from this one.
+
+JOB names the checkpoint, the arguments of `LLM`, and waves of prompts, and may say how
+many waves are written down, and for how many Xe-cores decode is planned. Each wave is
+one call of `LLM.generate`, or the engine's own steps where a request is aborted. RESULT
+holds the tokens, their log-probabilities, and what the worker wrote down. `python
+-m e2e.engine JOB RESULT` serves one job alone.
+`E2E_HOME` names the module that chooses the emulated XPU's home; by default the CPU.
+"""
+
+import copy
+import importlib
+import io
+import json
+import os
+import signal
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+HOME = "emulated_xpu.pytest_plugin"
+OPS = "e2e.engine_ops"
+DECODE_CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
+importlib.import_module(os.environ.get("E2E_HOME", HOME))
+if "E2E_HOME" not in os.environ:
+    importlib.import_module(OPS)
+
+ENGINE = {
+    "skip_tokenizer_init": True,
+    "dtype": "bfloat16",
+    "enforce_eager": True,
+    "max_model_len": 512,
+    "max_num_batched_tokens": 48,
+    "max_num_seqs": 8,
+    "block_size": 256,
+    "kv_cache_dtype": "fp8",
+    "kv_cache_memory_bytes": 16 << 20,
+    "enable_prefix_caching": False,
+    "worker_cls": "e2e.recording.RecordingWorker",
+    "seed": 0,
+}
+"""What every job takes unless it says otherwise."""
+
+
+def generate(job: dict[str, Any]) -> dict[str, Any]:
+    """Serve the job's waves; tokens by wave and prompt, and the worker's records."""
+    started = time.perf_counter()
+    import torch
+
+    from e2e import recording
+
+    recording.broken = bool(job.get("sabotage"))
+    os.environ.update(job.get("environment", {}))
+    from vllm import LLM
+
+    if engine_ops := sys.modules.get(OPS):
+        engine_ops.provide()
+    # A model's class is looked at here, not in a process that imports vLLM anew.
+    registry = importlib.import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda look: look()
+    if cores := job.get("xe_cores"):
+        importlib.import_module(DECODE_CONFIG).XE_CORES = cores
+    given = {**ENGINE, **job.get("engine", {})}
+    # Drafts are counted by the statistics alone.
+    drafting = "speculative_config" in given
+    llm = LLM(model=job["model"], **given | {"disable_log_stats": not drafting})
+    ready = time.perf_counter()
+    waves = []
+    for number, wave in enumerate(job["waves"]):
+        if number == job.get("recorded_waves"):
+            llm.collective_rpc("stop_recording")
+        waves.append(serve(llm, wave))
+    served = time.perf_counter()
+    ranks = [
+        torch.load(io.BytesIO(recorded), weights_only=False)
+        for recorded in llm.collective_rpc("recorded")
+    ]
+    return {
+        **ranks[0],
+        "ranks": ranks,
+        "tokens": [[list(text.token_ids) for text in wave] for wave in waves],
+        "logprobs": [[logprobs_of(text) for text in wave] for wave in waves],
+        "drafts": drafts_of(llm) if drafting else {},
+        "refusals": [refusal(llm, prompt) for prompt in job.get("refused", ())],
+        "seconds_to_ready": ready - started,
+        "seconds_to_serve": served - ready,
+    }
+
+
+def serve(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
+    """The text of each prompt of a wave, as `RequestOutput` has it."""
+    if any("abort_after" in prompt for prompt in wave):
+        return serve_and_abort(llm, wave)
+    outputs = llm.generate(
+        [{"prompt_token_ids": prompt["tokens"]} for prompt in wave],
+        [sampling(prompt) for prompt in wave],
+        use_tqdm=False,
+        priority=[prompt.get("priority", 0) for prompt in wave],
+    )
+    return [output.outputs[0] for output in outputs]
+
+
+def serve_and_abort(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
+    """As `serve`; a prompt with `abort_after` is aborted once it has that many tokens,
+    and its text ends there."""
+    engine, texts = llm.llm_engine, {}
+    names = [str(next(llm.request_counter)) for _ in wave]
+    for name, prompt in zip(names, wave, strict=True):
+        tokens = {"prompt_token_ids": prompt["tokens"]}
+        engine.add_request(name, tokens, sampling(prompt))
+    limits = {
+        name: prompt["abort_after"]
+        for name, prompt in zip(names, wave, strict=True)
+        if "abort_after" in prompt
+    }
+    while engine.has_unfinished_requests():
+        for output in engine.step():
+            name = output.request_id
+            texts[name] = output.outputs[0]
+            if len(texts[name].token_ids) >= limits.get(name, sys.maxsize):
+                texts[name] = copy.deepcopy(texts[name])
+                del limits[name]
+                engine.abort_request([name])
+    return [texts[name] for name in names]
+
+
+def sampling(prompt: dict[str, Any]) -> Any:
+    """Greedy, unless the prompt says otherwise."""
+    from vllm import SamplingParams
+    from vllm.sampling_params import StructuredOutputsParams
+
+    given = dict(prompt.get("sampling", {}))
+    if "regex" in given:
+        rule = StructuredOutputsParams(regex=given.pop("regex"))
+        given["structured_outputs"] = rule
+    greedy = {"temperature": 0.0, "ignore_eos": True, "detokenize": False}
+    return SamplingParams(**greedy | given, max_tokens=prompt["new"])
+
+
+def logprobs_of(text: Any) -> list[dict[int, tuple[float, int]]]:
+    """For each token, log-probability and rank by token."""
+    return [
+        {token: (found.logprob, found.rank) for token, found in place.items()}
+        for place in text.logprobs or ()
+    ]
+
+
+def drafts_of(llm: Any) -> dict[str, int]:
+    """How many tokens were drafted, and how many of them accepted."""
+    counts = {metric.name: getattr(metric, "value", 0) for metric in llm.get_metrics()}
+    names = {"drafted": "draft", "accepted": "accepted"}
+    return {
+        name: counts[f"vllm:spec_decode_num_{part}_tokens"]
+        for name, part in names.items()
+    }
+
+
+def refusal(llm: Any, prompt: dict[str, Any]) -> str:
+    """What the engine says to a request that it must refuse."""
+    try:
+        serve(llm, [prompt])
+    except Exception as error:
+        return str(error)
+    raise AssertionError(f"a prompt of {len(prompt['tokens'])} tokens was served")
+
+
+def run(order: str, answer: str, log: str) -> None:
+    """Serve one job in this process, which prints to `log` from here on."""
+    import torch
+
+    with open(log, "w") as file:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+            os.dup2(file.fileno(), stream.fileno())
+    try:
+        torch.save(generate(json.loads(Path(order).read_text())), answer)
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+        status = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
+
+
+def wait_for_jobs() -> None:
+    """Fork for each line of the standard input, until it ends."""
+    import vllm.entrypoints.llm  # noqa: F401
+
+    from e2e import recording  # noqa: F401
+
+    statuses: dict[int, str] = {}
+
+    def note_ends(*_: Any) -> None:
+        while statuses:
+            child, status = os.waitpid(-1, os.WNOHANG)
+            if not child:
+                return
+            file = Path(statuses.pop(child))
+            unfinished = file.with_suffix(".part")
+            unfinished.write_text(str(os.waitstatus_to_exitcode(status)))
+            unfinished.rename(file)
+
+    signal.signal(signal.SIGCHLD, note_ends)
+    for line in sys.stdin:
+        order, answer, log, status = json.loads(line)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
+        child = os.fork()
+        if not child:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+            run(order, answer, log)
+        statuses[child] = status
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
+
+
+if __name__ == "__main__":
+    if len(sys.argv) > 1:
+        import torch
+
+        job = json.loads(Path(sys.argv[1]).read_text())
+        torch.save(generate(job), sys.argv[2])
+    else:
+        wait_for_jobs()

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Checkpoints whose draft of multi-token prediction knows what follows a token.
+
+A random draft is never accepted, so nothing would show that it reads memory which
+nobody wrote. Here `e_proj` turns the embedding of a token into the output vector of
+its successor, so large that the rest of the layer adds nothing to it: what the draft
+says depends on the embedding, the projection, the norms and the head.
+"""
+
+from collections.abc import Callable, Mapping
+
+import torch
+
+from e2e import checkpoint, packed
+
+LOUD = 2.0**14
+"""Length of what `e_proj` gives; attention and experts add vectors of length 100."""
+SIX_LAYERS = checkpoint.Size(ratios=(0, 4, 128, 4, 128, 4))
+"""Two stages can share them: each needs layers of ratio 4 and of ratio 128."""
+
+
+class Mtp(checkpoint.Writer):
+    """Writes DeepSeek's formats, and a draft that knows `successors` of tokens."""
+
+    def __init__(self, seed: int, successors: Mapping[int, int]) -> None:
+        super().__init__(seed)
+        self._successors = successors
+
+    def draft(self) -> None:
+        super().draft()
+        says = says_after(self._successors)
+        after = torch.tensor([says(token) for token in range(checkpoint.VOCABULARY)])
+        embedding = self.twin["embed.weight"]
+        power = embedding.square().mean(1, keepdim=True)
+        given = embedding * power.rsqrt() * self.twin["mtp.0.enorm.weight"]
+        wanted = LOUD * self.twin["head.weight"][after]
+        weight = torch.linalg.lstsq(given, wanted, driver="gelsd").solution.T
+        self._quantized("mtp.0.e_proj", checkpoint.fp8_blocks(weight.contiguous()))
+
+
+class SixLayers(Mtp):
+    """The same with enough layers for two pipeline stages."""
+
+    size = SIX_LAYERS
+
+
+class Nvfp4Experts(Mtp, packed.Nvfp4Experts):
+    """The same with the model's experts in NVFP4."""
+
+
+def says_after(successors: Mapping[int, int]) -> Callable[[int], int]:
+    """What the draft says after a token: the token again if it knows nothing."""
+    return lambda token: successors.get(token, token)

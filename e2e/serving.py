@@ -1,0 +1,386 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Trees built, installed and served: one process of `engine.py` for each job."""
+
+import hashlib
+import json
+import random
+import tomllib
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import torch
+
+from e2e import checkpoint, packed, unsupported
+from e2e.comparison import of_all_ranks
+from e2e.damage import damage
+from e2e.twin import Twin
+from e2e.warm import WarmUp
+from xpustack.base.download import download, keep
+from xpustack.base.index import PipConfiguration
+from xpustack.base.releases import Release, load
+from xpustack.base.store import Store
+from xpustack.builds.build import build, build_version
+from xpustack.core.cache import Cache
+from xpustack.core.process import Runner, clean_environment
+from xpustack.core.project import Project
+from xpustack.series.apply import trees
+
+HERE = Path(__file__).parent
+LIMIT = 900.0
+WRAPPERS = {
+    "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
+    "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
+    "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
+}
+"""SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
+around the emulated ops. Others are nowhere that pip looks: our class stands in."""
+WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
+
+ABSENT = ("lmformatenforcer", "outlines_core")
+"""Grammar backends that vLLM imports and that are not among our requirements."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """Random tokens and how many to add; equal seeds give equal beginnings."""
+
+    length: int
+    new: int
+    seed: int = 0
+    own_tail: int = 0
+    """The last tokens that differ from other prompts of the same seed."""
+    sampling: tuple[tuple[str, Any], ...] = ()
+    """Arguments of `SamplingParams`, and `regex` for a grammar; greedy if none."""
+    priority: int = 0
+    abort_after: int | None = None
+    """The number of new tokens after which the request is aborted."""
+
+    def order(self) -> dict[str, Any]:
+        """The prompt as `engine.py` takes it."""
+        abort = {} if self.abort_after is None else {"abort_after": self.abort_after}
+        return abort | {
+            "tokens": self.tokens,
+            "new": self.new,
+            "sampling": dict(self.sampling),
+            "priority": self.priority,
+        }
+
+    @property
+    def tokens(self) -> list[int]:
+        shared, own = random.Random(self.seed), random.Random(-1 - self.own_tail)
+        body = [shared.randrange(2, checkpoint.VOCABULARY) for _ in range(self.length)]
+        for position in range(self.length - self.own_tail, self.length):
+            body[position] = own.randrange(2, checkpoint.VOCABULARY)
+        return body
+
+
+@dataclass(frozen=True)
+class Job:
+    """One engine: its arguments, waves of prompts, and what is broken on purpose."""
+
+    name: str
+    waves: tuple[tuple[Prompt, ...], ...]
+    engine: tuple[tuple[str, Any], ...] = ()
+    sabotage: bool = False
+    checkpoint: str = ""
+    """Which checkpoint is served: of `packed.WRITERS` or
+    `unsupported.CONFIGURATIONS`, or as given to
+    `Kitchen.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
+    refused: tuple[Prompt, ...] = ()
+    """What is asked at the end, and must be refused."""
+    xe_cores: int | None = None
+    """Xe-cores of the device for which decode is planned; the kernels' own guess if
+    none. On few, a batch's keys are not split, which the interpreter does slowly."""
+    environment: tuple[tuple[str, str], ...] = ()
+    """Variables that the engine sees besides those of every job."""
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        return [prompt for wave in self.waves for prompt in wave]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens read and written by all prompts."""
+        return sum(prompt.length + prompt.new for prompt in self.prompts)
+
+
+class EngineStopped(RuntimeError):
+    """An engine ended with an error; the message has the end of its output."""
+
+
+@dataclass
+class Served:
+    """What an engine gave: `answer` as `engine.py` writes it."""
+
+    job: Job
+    answer: dict[str, Any]
+    log: str
+    seconds: float
+    texts: dict[str, list[int]] = field(init=False)
+    """Prompt and answer of each request, by the engine's name for it."""
+
+    def __post_init__(self) -> None:
+        ranks = self.answer.pop("ranks")
+        stages = dict(self.job.engine).get("pipeline_parallel_size", 1)
+        size = len(ranks) // stages
+        self.answer["records"] = []
+        for first in range(0, len(ranks), size):
+            before = len(self.answer["records"])
+            stage = [rank["records"] for rank in ranks[first : first + size]]
+            self.answer["records"] += of_all_ranks(stage)
+            # The last stage has the logits.
+            self.answer["logits"] = [
+                entry | {"after": before + entry["after"]}
+                for entry in ranks[first]["logits"]
+            ]
+        answers = [tokens for wave in self.answer["tokens"] for tokens in wave]
+        whole = [
+            prompt.tokens + new
+            for prompt, new in zip(self.job.prompts, answers, strict=True)
+        ]
+        rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
+        # The engine counts its requests and may add a random part to the number.
+        self.texts = {name: whole[int(name.partition("-")[0])] for name in rows}
+        self.answer["texts"] = self.texts
+
+    def new_tokens(self) -> list[list[int]]:
+        return [tokens for wave in self.answer["tokens"] for tokens in wave]
+
+
+class Kitchen:
+    """Serves jobs on trees, two at a time, each once."""
+
+    def __init__(self, work: Path, cache: Cache, workers: int = 2) -> None:
+        self.work, self.cache = work, cache
+        self.project = Project.find(HERE)
+        self.published, self.twin = checkpoint.write(work / "checkpoint")
+        self._checkpoints: dict[str, tuple[Path, Path]] = {}
+        self._twins: dict[str, Twin] = {}
+        self._writing = Lock()
+        self._lay_out()
+        self._warm = WarmUp(work / "support")
+        self._pool = ThreadPoolExecutor(workers)
+        self._late = ThreadPoolExecutor(1)
+        self._running: dict[tuple[str, bool, str], Future[Served]] = {}
+
+    def order(self, release: str, job: Job, patched: bool = True) -> Future[Served]:
+        """Start a job, unless it was started before."""
+        return self._ordered(self._pool, release, job, patched)
+
+    def _ordered(
+        self, pool: ThreadPoolExecutor, release: str, job: Job, patched: bool
+    ) -> Future[Served]:
+        key = (release, patched, job.name)
+        if key not in self._running:
+            self._running[key] = pool.submit(self._serve, release, job, patched)
+        return self._running[key]
+
+    def serve(self, release: str, job: Job, patched: bool = True) -> Served:
+        """The job's result. One that was not ordered overtakes those that were.
+
+        Raises:
+            EngineStopped: the engine ended with an error; the message has its trace.
+        """
+        return self._ordered(self._late, release, job, patched).result()
+
+    def written(self, name: str) -> tuple[Path, Path]:
+        """The published form and the twin of another writer's checkpoint."""
+        if name in unsupported.CONFIGURATIONS:
+            self._add_configuration(name)
+        elif name not in self._checkpoints:
+            self.add_checkpoint(name, packed.WRITERS[name](0))
+        return self._checkpoints[name]
+
+    def twin_of(self, name: str) -> Twin:
+        """Hugging Face's model of a checkpoint in float32; DeepSeek's own if none."""
+        if name not in self._twins:
+            folder = self.written(name)[1] if name else self.twin
+            self._twins[name] = Twin(folder)
+        return self._twins[name]
+
+    def add_checkpoint(self, name: str, writer: checkpoint.Writer) -> None:
+        """Write a checkpoint that jobs can name, unless it is there."""
+        with self._writing:
+            if name not in self._checkpoints:
+                folder = self.work / f"checkpoint-{name}"
+                self._checkpoints[name] = checkpoint.write(folder, writer)
+
+    def _add_configuration(self, name: str) -> None:
+        """Write the configuration of a model that is more than DeepSeek-V4."""
+        with self._writing:
+            if name not in self._checkpoints:
+                folder = self.work / f"checkpoint-{name}"
+                unsupported.write(folder, name, self.published)
+                self._checkpoints[name] = (folder, self.twin)
+
+    def add_damaged(self, fault: str) -> None:
+        """Write DeepSeek's checkpoint with one of `damage.DAMAGES`, under its name."""
+        with self._writing:
+            if fault not in self._checkpoints:
+                folder = self.work / f"checkpoint-{fault}"
+                damage(self.published, folder, fault)
+                self._checkpoints[fault] = (folder, self.twin)
+
+    def emulates_nvfp4_experts(self, release: str) -> bool:
+        """Whether the release's emulation of experts in NVFP4 clamps as the model."""
+        site = self.installed(load(self.project)[release], patched=True)
+        oracle = site / "vllm/model_executor/layers/fused_moe/oracle/nvfp4.py"
+        clamping = oracle.read_text().partition("WITH_CLAMP = {")[2].partition("}")[0]
+        return "EMULATION" in clamping
+
+    def has_dspark(self, release: str) -> bool:
+        """Whether the release has DSpark's draft model for XPU."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v4/xpu/dspark.py").is_file()
+
+    def finished(self) -> Iterator[tuple[str, Served]]:
+        """The engines that ended well, by release, tree and job."""
+        for (release, patched, name), future in self._running.items():
+            if future.done() and not future.cancelled() and not future.exception():
+                tree = "patched" if patched else "untouched"
+                yield f"{release} {tree}: {name}", future.result()
+
+    def close(self) -> None:
+        for pool in (self._pool, self._late):
+            pool.shutdown(wait=False, cancel_futures=True)
+        self._warm.close()
+
+    def _serve(self, release: str, job: Job, patched: bool) -> Served:
+        pinned = load(self.project)[release]
+        site = self.installed(pinned, patched)
+        tree = f"{release}-{'patched' if patched else 'untouched'}"
+        name = f"{tree}-{job.name}"
+        order, answer = self.work / f"{name}.json", self.work / f"{name}.pt"
+        model = self.written(job.checkpoint)[0] if job.checkpoint else self.published
+        order.write_text(
+            json.dumps(
+                {
+                    "model": str(model),
+                    "engine": dict(job.engine),
+                    "sabotage": job.sabotage,
+                    "xe_cores": job.xe_cores,
+                    "environment": dict(job.environment),
+                    "waves": [[p.order() for p in wave] for wave in job.waves],
+                    "refused": [p.order() for p in job.refused],
+                }
+            )
+        )
+        env = self._environment(pinned, site, self.work / tree)
+        done = self._warm.run(tree, env, order, answer, LIMIT)
+        if done.status or not answer.is_file():
+            raise EngineStopped(
+                f"{name}: the engine ended with exit status {done.status}\n"
+                + "\n".join(done.log[-60:])
+            )
+        result = torch.load(answer, weights_only=False)
+        return Served(job, result, "\n".join(done.log[-200:]), done.seconds)
+
+    def installed(self, pinned: Release, patched: bool) -> Path:
+        """The files of a release, as its wheel installs them."""
+        store = Store(self.cache)
+        grown = trees(store, self.project, pinned)
+        tree = grown.tip if patched else grown.base
+        version = build_version(tree, len(grown.steps))
+        return build(Runner(), self.cache, store, tree, version).installed
+
+    def environment(self, release: str, own: Path) -> dict[str, str]:
+        """What an engine of a patched release sees."""
+        pinned = load(self.project)[release]
+        return self._environment(pinned, self.installed(pinned, True), own)
+
+    def _environment(self, pinned: Release, site: Path, own: Path) -> dict[str, str]:
+        """What an engine of one tree sees; `own` is for what vLLM keeps of that tree,
+        such as what it found in a model's class."""
+        version = pinned.xpu_kernels.version
+        wrappers = {}
+        if version in WRAPPERS:
+            wrappers["EMULATED_XPU_WRAPPERS"] = str(self.wrappers(version))
+        return clean_environment(
+            CUDA_VISIBLE_DEVICES="",
+            EMULATED_XPU_KERNELS=version,
+            HF_HUB_OFFLINE="1",
+            OMP_NUM_THREADS="1",
+            # Layers marked for compilation run as they stand.
+            TORCHDYNAMO_DISABLE="1",
+            PYTHONPATH=f"{site}:{self.work / 'support'}",
+            TRANSFORMERS_OFFLINE="1",
+            TRITON_CACHE_DIR=str(own / "triton"),
+            TRITON_INTERPRET="1",
+            VLLM_CACHE_ROOT=str(own / "cache"),
+            VLLM_CONFIG_ROOT=str(own / "config"),
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_PLUGINS="emulated_xpu",
+            **wrappers,
+        )
+
+    def _lay_out(self) -> None:
+        """A folder in which emulated_xpu is installed, without the rest of the
+        repository."""
+        support = self.work / "support"
+        support.mkdir()
+        for folder in (HERE, self.project.emulation, self.project.kernels):
+            (support / folder.name).symlink_to(folder)
+        for name in ABSENT:
+            (support / f"{name}.py").symlink_to(HERE / "absent.py")
+        described = tomllib.loads((self.project.root / "pyproject.toml").read_text())
+        (point,) = described["project"]["entry-points"]["vllm.platform_plugins"].items()
+        distribution = support / "emulated_xpu-0.dist-info"
+        distribution.mkdir()
+        (distribution / "METADATA").write_text("Name: emulated-xpu\nVersion: 0\n")
+        (distribution / "entry_points.txt").write_text(
+            "[vllm.platform_plugins]\n{} = {}\n".format(*point)
+        )
+
+    def wrappers(self, version: str) -> Path:
+        """The Python modules of a wheel of vllm-xpu-kernels around the ops."""
+        folder = self.work / f"wrappers-{version}"
+        with self.cache.lock(f"wrappers-{version}"):
+            if not folder.is_dir():
+                wheel = fetch(self.cache, version)
+                with zipfile.ZipFile(wheel) as archive:
+                    for name in archive.namelist():
+                        inside = name.removeprefix("vllm_xpu_kernels/")
+                        if inside.startswith(WRAPPED) and name.endswith(".py"):
+                            target = folder / inside
+                            target.parent.mkdir(parents=True, exist_ok=True)
+                            target.write_bytes(archive.read(name))
+        return folder
+
+
+def fetch(cache: Cache, version: str) -> Path:
+    """The wheel of vllm-xpu-kernels, downloaded once (141 MB) and hashed each time."""
+    sha256 = WRAPPERS[version]
+    name = f"vllm_xpu_kernels-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
+    found = cache.sdists / sha256 / name
+    if not found.is_file():
+        index = PipConfiguration.of_this_machine().index()
+        wanted = f"vllm-xpu-kernels=={version}"
+        links = [
+            package.link
+            for package in index.finder.find_matches(wanted)
+            if package.link.filename == name
+        ]
+        assert links, f"none of pip's indexes and find-links has {name}"
+        with cache.lock(f"wheel-{sha256}"), cache.scratch() as directory:
+            file, actual = download(links[0], directory, client=index.client)
+            assert actual == sha256, f"the index serves another {name}"
+            found = keep(file, actual, cache)
+    with open(found, "rb") as opened:
+        assert hashlib.file_digest(opened, "sha256").hexdigest() == sha256, found
+    return found
+
+
+@contextmanager
+def kitchen(work: Path, cache: Cache) -> Iterator[Kitchen]:
+    opened = Kitchen(work, cache)
+    try:
+        yield opened
+    finally:
+        opened.close()
