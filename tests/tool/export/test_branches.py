@@ -162,3 +162,15 @@ def test_a_branch_that_would_be_lost_is_kept(
 
 def test_every_kind_of_step_is_there() -> None:
     assert list(STANDS) == list(STEPS)
+
+
+def test_the_command(checked: ClonedStack, place: Path, tmp_path: Path) -> None:
+    words = ["export", "v2.0", "clean", "--offline", "--author", str(ME)]
+    words += ["--to", str(tmp_path / "out"), "--onto", f"{place}:main"]
+    done = checked.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "clean" in done.stdout and "alone" in done.stdout
+    assert f"next: git -C {place} log -p xpu-dsv4/clean" in done.stdout
+    assert git(place, "log", "-1", "--format=%an", "xpu-dsv4/clean") == "Me Myself\n"
+    for wrong in (["export"], ["export", "v2.0", "--bundle"]):
+        assert checked.run(*wrong).returncode == UsageError.exit_code
