@@ -171,12 +171,11 @@ def opened(store: Store, text: str) -> Iterator[Clone]:
     place, ref = _split(text)
     git = Repository(_git_directory(place))
     commit, tree = _commit(git, place, ref)
-    with store.cache.scratch() as scratch:
+    with _sparing(place), store.cache.scratch() as scratch:
         view = Repository(scratch / "view")
         view.initialize()
-        shared = Path(
-            git.text("rev-parse", "--path-format=absolute", "--git-common-dir")
-        )
+        common = git.text("rev-parse", "--path-format=absolute", "--git-common-dir")
+        shared = Path(common)
         lenders = [shared / "objects", store.git.directory / "objects"]
         (view.directory / "objects/info/alternates").write_text(
             "".join(f"{folder}\n" for folder in lenders if folder.is_dir())
@@ -187,6 +186,16 @@ def opened(store: Store, text: str) -> Iterator[Clone]:
         _require_files(view, place, ref, tree)
         whole = not shallow.is_file() and not _partial(git)
         yield Clone(place, git, view, ref, commit, tree, whole)
+
+
+@contextlib.contextmanager
+def _sparing(place: Path) -> Iterator[None]:
+    """Let no error advise to remove a clone, which its owner's work is in."""
+    try:
+        yield
+    except GitFailed as error:
+        error.hint = command("git", "-C", place, "fsck")
+        raise
 
 
 def _split(text: str) -> tuple[Path, str]:

@@ -15,6 +15,7 @@ from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.cli import app
 from xpustack.core.errors import StackError, UsageError
+from xpustack.core.git import GitFailed
 from xpustack.refresh import report as refresh_report
 from xpustack.refresh.neighbours import Source, source_of_clone
 from xpustack.refresh.refresh import RefreshReport, refresh
@@ -166,6 +167,18 @@ def test_bad_input_is_refused_with_the_next_command(
         onto(cloned, f"{place}{ref}")
     assert hint in (caught.value.hint or "")
     assert len(str(caught.value).splitlines()) == 3
+
+
+def test_no_advice_removes_a_damaged_clone(cloned: ClonedStack, tmp_path: Path) -> None:
+    place = cloned.clone(str(tmp_path / "clone"), "--bare")
+    with (
+        pytest.raises(GitFailed) as caught,
+        opened(Store(cloned.cache), str(place)) as clone,
+    ):
+        for pack in place.glob("objects/pack/*"):
+            pack.unlink()
+        clone.commits(f"{clone.commit}~1", TABLE)
+    assert caught.value.hint == f"git -C {place} fsck"
 
 
 def test_the_command(
