@@ -266,14 +266,14 @@ def _details(request: PullRequest, base: str) -> list[str]:
     if paragraphs := _paragraphs(first)[1:]:
         lines += ["\n\n".join(paragraphs), ""]
     for step in rest:
-        lines += [f"First commit, {step.subject}: {step.message}", ""]
+        lines += [f"### First commit: {step.subject}", "", step.message, ""]
     for heading, text in request.notes.sections.items():
         if heading != "Ran elsewhere":
-            lines += [f"**{heading}.** {text}", ""]
-    lines.append(f"{request.lines} changed lines outside kernels and tests.")
+            lines += [f"### {heading}", "", text, ""]
+    size = f"{request.lines} changed lines outside kernels and tests."
     if request.labels:
-        lines.append(f"Labels by the repository's rules: {', '.join(request.labels)}.")
-    return lines
+        size += f" Labels by the repository's rules: {', '.join(request.labels)}."
+    return [*lines, size]
 
 
 def _plan(request: PullRequest, base: str) -> list[str]:
@@ -335,7 +335,10 @@ def _paragraphs(step: Step) -> list[str]:
 
 def _duplicate(request: PullRequest, base: str) -> list[str]:
     status = request.steps[-1].trailers.upstream_status
-    words = " ".join(re.findall(r"[A-Za-z0-9_]{4,}", request.title)[:6])
+    subject = request.title.rpartition("]")[2]
+    words = " ".join(re.findall(r"[A-Za-z0-9_]{4,}", subject)[:6])
+    numbers = [name.rpartition("#")[2] for name in request.related]
+    searches = [*(f"{number} in:body" for number in numbers), words]
     lines = [f"{base} lacks it: see the test result."]
     if status.startswith("Submitted"):
         lines = [f"This is {status.removeprefix('Submitted ').strip('[]')}."]
@@ -352,7 +355,10 @@ def _duplicate(request: PullRequest, base: str) -> list[str]:
         "Open requests as of sending:",
         "",
         "```sh",
-        f"gh pr list --repo vllm-project/vllm --state open --search '{words}'",
+        *(
+            f"gh pr list --repo vllm-project/vllm --state open --search '{search}'"
+            for search in searches
+        ),
         "```",
     ]
 

@@ -216,10 +216,10 @@ def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
     (text,) = (place / "pull-requests").iterdir()
     content = text.read_text()
     assert content.startswith("# [Bugfix][XPU] Raise it twice\n")
-    assert "**Motivation.** Twice is better." in content
+    assert "### Motivation\n\nTwice is better.\n" in content
     assert "On an abacus." in content and "CUDA, ROCm" not in content
     assert "Needs" not in content
-    assert "First commit, [XPU] Do raise-value: Why." in content
+    assert "### First commit: [XPU] Do raise-value\n\nWhy.\n" in content
     assert "test_value.py`, before and after" in content
     rows = read_rows(place / "requests.csv")
     assert [row["request"] for row in rows] == ["raise-again", "raise-again"]
@@ -245,6 +245,7 @@ def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
     text = (written(stack).directory / "pull-requests/raise-again.md").read_text()
     section = text[text.index("## Not a duplicate") :]
     assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
+    assert "--search '7 in:body'" in section and "--search 'raise again'" in section
 
 
 def test_exporting_again_changes_nothing_or_says_what_changed(
