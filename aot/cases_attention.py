@@ -5,6 +5,7 @@ Each calls the public wrapper as vLLM does; the wrapper chooses the configuratio
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 from .shapes import (
@@ -17,6 +18,7 @@ from .shapes import (
     WINDOW,
     Case,
     Sizes,
+    call,
     f32,
     fp8,
     i32,
@@ -100,15 +102,13 @@ def decode_cases(sizes: Sizes) -> Iterator[Case]:
                     yield Case(
                         "decode",
                         f"{label} H{count} {kind} T{tokens}{form}",
-                        lambda c=count, t=tokens, k=topk, b=block, f=form: decode(
-                            c, t, k, b, in_fp8=bool(f)
-                        ),
+                        partial(decode, count, tokens, topk, block, in_fp8=bool(form)),
                     )
     for tokens in (1, 1024):
         yield Case(
             "decode",
             f"H64 ratio 4 T{tokens} without sink",
-            lambda t=tokens: decode(64, t, TOPK, 64, sink=False),
+            partial(decode, 64, tokens, TOPK, 64, sink=False),
         )
 
 
@@ -146,9 +146,7 @@ def prefill_cases(sizes: Sizes) -> Iterator[Case]:
                     yield Case(
                         "prefill",
                         f"{label} H{count} {kind} T{tokens}{form}",
-                        lambda c=count, t=tokens, k=keys, f=form: prefill(
-                            c, t, k, in_fp8=bool(f)
-                        ),
+                        partial(prefill, count, tokens, keys, in_fp8=bool(form)),
                     )
     yield Case(
         "prefill",
@@ -164,12 +162,12 @@ def unaligned_cases(sizes: Sizes) -> Iterator[Case]:
             yield Case(
                 "decode",
                 f"{label} H{count} ratio 4 T{tokens} unaligned",
-                lambda c=count, t=tokens: decode(c, t, TOPK, 64, aligned=False),
+                partial(decode, count, tokens, TOPK, 64, aligned=False),
             )
         yield Case(
             "prefill",
             f"{label} H{count} ratio 4 T512 unaligned",
-            lambda c=count: prefill(c, 512, TOPK + WINDOW, aligned=False),
+            partial(prefill, count, 512, TOPK + WINDOW, aligned=False),
         )
 
 
@@ -180,14 +178,14 @@ def insert_cases(sizes: Sizes) -> Iterator[Case]:
             yield Case(
                 "insert",
                 f"{label} H{count} T{tokens}",
-                lambda c=count, t=tokens: op(
-                    "qnorm_rope_kv_insert", "xpu_qnorm_rope_kv_fp8_insert"
-                )(
-                    meta(t, c, HEAD_DIM),
-                    meta(t, HEAD_DIM),
+                call(
+                    "qnorm_rope_kv_insert",
+                    "xpu_qnorm_rope_kv_fp8_insert",
+                    meta(tokens, count, HEAD_DIM),
+                    meta(tokens, HEAD_DIM),
                     pages(64),
-                    meta(t, dtype=i64),
-                    meta(t, dtype=i64),
+                    meta(tokens, dtype=i64),
+                    meta(tokens, dtype=i64),
                     meta(65536, ROPE_DIM, dtype=f32),
                     1e-6,
                     64,
@@ -203,15 +201,15 @@ def gather_cases(sizes: Sizes) -> Iterator[Case]:
                 yield Case(
                     "gather",
                     f"{part} rows of R{requests}, {block} tokens per page",
-                    lambda b=block, r=requests, p=part: op(
-                        "gather", "dequantize_and_gather_k_cache"
-                    )(
-                        meta(r, 8192, HEAD_DIM),
-                        pages(b),
-                        meta(r, dtype=i32),
-                        meta(r, dtype=i32) if p == "last" else None,
-                        meta(r, CONTEXT // b, dtype=i32),
-                        b,
+                    call(
+                        "gather",
+                        "dequantize_and_gather_k_cache",
+                        meta(requests, 8192, HEAD_DIM),
+                        pages(block),
+                        meta(requests, dtype=i32),
+                        meta(requests, dtype=i32) if part == "last" else None,
+                        meta(requests, CONTEXT // block, dtype=i32),
+                        block,
                         0,
                     ),
                 )

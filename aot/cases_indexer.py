@@ -2,6 +2,7 @@
 """Calls of the indexer: queries, logits, and the indices of the selected keys."""
 
 from collections.abc import Iterator
+from functools import partial
 
 import torch
 
@@ -14,6 +15,7 @@ from .shapes import (
     WINDOW,
     Case,
     Sizes,
+    call,
     f32,
     fp8,
     i32,
@@ -55,14 +57,16 @@ def query_cases(sizes: Sizes) -> Iterator[Case]:
             yield Case(
                 "indexer_q",
                 f"{'MXFP4' if fp4 else 'FP8'} T{tokens}",
-                lambda f=fp4, t=tokens: op("indexer_q", "fused_indexer_q_rope_quant")(
-                    meta(t, dtype=i64),
-                    meta(t, INDEX_HEADS, INDEX_DIM),
+                call(
+                    "indexer_q",
+                    "fused_indexer_q_rope_quant",
+                    meta(tokens, dtype=i64),
+                    meta(tokens, INDEX_HEADS, INDEX_DIM),
                     meta(65536, ROPE_DIM, dtype=f32),
-                    meta(t, INDEX_HEADS),
+                    meta(tokens, INDEX_HEADS),
                     INDEX_DIM**-0.5,
                     INDEX_HEADS**-0.5,
-                    use_fp4=f,
+                    use_fp4=fp4,
                 ),
             )
 
@@ -148,7 +152,7 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
             yield Case(
                 "logits",
                 f"prefill {name} T{tokens}",
-                lambda f=flat, t=tokens: f(t, 65536),
+                partial(flat, tokens, 65536),
             )
         for next_n in NEXT_N:
             for requests in sizes.requests:
@@ -157,7 +161,7 @@ def logits_cases(sizes: Sizes) -> Iterator[Case]:
                         "logits",
                         f"paged {name} R{requests} n{next_n}"
                         + (", last lengths" if last else ""),
-                        lambda p=paged, r=requests, n=next_n, e=last: p(r, n, e),
+                        partial(paged, requests, next_n, last),
                     )
 
 
@@ -204,18 +208,18 @@ def topk_cases(sizes: Sizes) -> Iterator[Case]:
             yield Case(
                 "topk",
                 f"{model.name} global T{tokens}",
-                lambda t=tokens, k=model.topk: global_topk(t, k),
+                partial(global_topk, tokens, model.topk),
             )
         for ratio, topk in ((4, model.topk), (128, CONTEXT // 128)):
             for requests in sizes.requests:
                 yield Case(
                     "topk",
                     f"{model.name} combine ratio {ratio} R{requests}",
-                    lambda r=requests, c=ratio, k=topk: combine(r, c, k),
+                    partial(combine, requests, ratio, topk),
                 )
         yield Case(
             "topk",
             f"{model.name} combine ratio 4 with images",
-            lambda k=model.topk: combine(16, 4, k, IMAGE),
+            partial(combine, 16, 4, model.topk, IMAGE),
         )
     yield Case("topk", f"combine ratio 128, {ODD_WIDTH} keys", odd_combine)

@@ -2,10 +2,9 @@
 """Calls around attention: hyper-connections, the compressor, and the inverse RoPE of
 attention's output."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from functools import partial
 from typing import Any
-
-import torch
 
 from .shapes import (
     CONTEXT,
@@ -16,6 +15,7 @@ from .shapes import (
     Case,
     Model,
     Sizes,
+    call,
     f32,
     fp8,
     i32,
@@ -52,41 +52,34 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
     """Both models' hidden sizes."""
     for model in MODELS:
         for tokens in (*sizes.tokens, *sizes.chunks):
-
-            def streams(m: Model = model, t: int = tokens) -> torch.Tensor:
-                return meta(t, 4, m.hidden)
-
-            def mixed(m: Model = model, t: int = tokens) -> tuple[torch.Tensor, ...]:
-                return (
-                    meta(t, m.hidden),
-                    meta(t, 4, m.hidden),
-                    meta(t, 4, 1, dtype=f32),
-                    meta(t, 4, 4, dtype=f32),
-                )
-
-            calls: dict[str, Callable[[], Any]] = {
-                "pre": lambda s=streams, m=model: op("mhc", "mhc_pre")(s(), *gates(m)),
-                "pre and norm": lambda s=streams, m=model: op("mhc", "mhc_pre")(
-                    s(), *gates(m), norm_weight=meta(m.hidden), norm_eps=1e-6
+            streams = meta(tokens, 4, model.hidden)
+            mixed = (
+                meta(tokens, model.hidden),
+                streams,
+                meta(tokens, 4, 1, dtype=f32),
+                meta(tokens, 4, 4, dtype=f32),
+            )
+            constants = gates(model)
+            norm = {"norm_weight": meta(model.hidden), "norm_eps": 1e-6}
+            calls = {
+                "pre": call("mhc", "mhc_pre", streams, *constants),
+                "pre and norm": call("mhc", "mhc_pre", streams, *constants, **norm),
+                "post": call("mhc", "mhc_post", *mixed),
+                "fused": call("mhc", "mhc_fused_post_pre", *mixed, *constants),
+                "fused and norm": call(
+                    "mhc", "mhc_fused_post_pre", *mixed, *constants, **norm
                 ),
-                "post": lambda a=mixed: op("mhc", "mhc_post")(*a()),
-                "fused": lambda a=mixed, m=model: op("mhc", "mhc_fused_post_pre")(
-                    *a(), *gates(m)
-                ),
-                "fused and norm": lambda a=mixed, m=model: op(
-                    "mhc", "mhc_fused_post_pre"
-                )(*a(), *gates(m), norm_weight=meta(m.hidden), norm_eps=1e-6),
-                "head": lambda s=streams, m=model: op("mhc_head", "hc_head")(
-                    s(),
-                    meta(4, 4 * m.hidden, dtype=f32),
+                "head": call(
+                    *("mhc_head", "hc_head", streams),
+                    meta(4, 4 * model.hidden, dtype=f32),
                     meta(1, dtype=f32),
                     meta(4, dtype=f32),
                     1e-6,
                     1e-6,
                 ),
             }
-            for name, call in calls.items():
-                yield Case("mhc", f"{model.name} {name} T{tokens}", call)
+            for name, made in calls.items():
+                yield Case("mhc", f"{model.name} {name} T{tokens}", made)
 
 
 def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:
@@ -95,27 +88,22 @@ def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:
         if count % GROUP_HEADS:
             continue
         for tokens in (*sizes.tokens, *sizes.chunks):
-            arguments = (count // GROUP_HEADS, GROUP_HEADS)
-
-            def inputs(c: int = count, t: int = tokens) -> tuple[torch.Tensor, ...]:
-                return (
-                    meta(t, c, HEAD_DIM),
-                    meta(t, dtype=i64),
-                    meta(65536, ROPE_DIM, dtype=f32),
+            arguments = (
+                meta(tokens, count, HEAD_DIM),
+                meta(tokens, dtype=i64),
+                meta(65536, ROPE_DIM, dtype=f32),
+                count // GROUP_HEADS,
+                GROUP_HEADS,
+            )
+            for form, name in (
+                ("bf16", "inv_rope_bf16"),
+                ("FP8", "inv_rope_fp8_quant"),
+            ):
+                yield Case(
+                    "inv_rope",
+                    f"{label} H{count} {form} T{tokens}",
+                    call("inv_rope", name, *arguments),
                 )
-
-            yield Case(
-                "inv_rope",
-                f"{label} H{count} bf16 T{tokens}",
-                lambda i=inputs, a=arguments: op("inv_rope", "inv_rope_bf16")(*i(), *a),
-            )
-            yield Case(
-                "inv_rope",
-                f"{label} H{count} FP8 T{tokens}",
-                lambda i=inputs, a=arguments: op("inv_rope", "inv_rope_fp8_quant")(
-                    *i(), *a
-                ),
-            )
 
 
 def compress(
@@ -152,7 +140,7 @@ def compressor_cases(sizes: Sizes) -> Iterator[Case]:
             yield Case(
                 "compressor",
                 f"ratio {ratio} T{tokens}",
-                lambda r=ratio, t=tokens: compress(r, t),
+                partial(compress, ratio, tokens),
             )
 
 
@@ -163,10 +151,11 @@ def nvfp4_cases(sizes: Sizes) -> Iterator[Case]:
             yield Case(
                 "nvfp4",
                 f"{model.name} T{tokens}",
-                lambda m=model, t=tokens: op("nvfp4_linear", "nvfp4_linear")(
-                    meta(t, m.hidden),
-                    meta(COMPRESSED, m.hidden // 2, dtype=u8),
-                    meta(COMPRESSED, m.hidden // 16, dtype=fp8),
+                call(
+                    *("nvfp4_linear", "nvfp4_linear"),
+                    meta(tokens, model.hidden),
+                    meta(COMPRESSED, model.hidden // 2, dtype=u8),
+                    meta(COMPRESSED, model.hidden // 16, dtype=fp8),
                     meta(dtype=f32),
                 ),
             )

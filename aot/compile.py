@@ -18,7 +18,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -305,7 +305,7 @@ def _compiled(
     for device in devices if launches else ():
         # Asked once here, not in every child.
         properties(ocloc, device)
-    running: dict[Connection, tuple[str, BaseProcess, float]] = {}
+    running: dict[Connection, tuple[str, ForkProcess, float]] = {}
     fork = multiprocessing.get_context("fork")
     queue = list(launches.items())
     while queue or running:

@@ -226,7 +226,8 @@ def _wave(launch: Launched, device: Device, groups: int) -> dict[str, float]:
 
     def executed(name: str) -> float:
         """What one sub-group executes; the listing has one iteration of the loop."""
-        return getattr(once, name) + (launch.turns - 1) * getattr(turn, name)
+        each: float = getattr(turn, name)
+        return float(getattr(once, name)) + (launch.turns - 1) * each
 
     loads = (launch.turns if turn.sends else 0) + 1
     return {

@@ -10,6 +10,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from benchmarks.files import ATTENTION, DECODE
@@ -93,8 +94,8 @@ def record(
     ):
         return {
             shape: {
-                "ours": _launches(lambda s=shape: _ours(s)),
-                "upstream": _launches(lambda s=shape: _upstream(s, load)),
+                "ours": _launches(partial(_ours, shape)),
+                "upstream": _launches(partial(_upstream, shape, load)),
             }
             for shape in shapes
         }

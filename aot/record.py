@@ -48,7 +48,7 @@ class Launch:
     @property
     def name(self) -> str:
         """Name of the kernel."""
-        return self.function.fn.__name__
+        return str(self.function.fn.__name__)
 
     def constexprs(self) -> dict[str, Any]:
         """Compile-time parameters of the kernel by name, without specialized ones."""

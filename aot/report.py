@@ -83,10 +83,8 @@ class Row:
         where it is transposed, its rows, and repeat nothing of the other axis."""
         if self.launch.num_warps == 1:
             return True
-        (rows, columns), (over_rows, over_columns) = (
-            dot["shape"][-2:],
-            dot["warps"][-2:],
-        )
+        rows, columns = map(int, dot["shape"][-2:])
+        over_rows, over_columns = map(int, dot["warps"][-2:])
         if dot["transposed"]:
             return over_rows > 1 and over_columns * DPAS_COLUMNS <= max(
                 columns, DPAS_COLUMNS

@@ -9,6 +9,7 @@ import runpy
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -26,8 +27,8 @@ from .coverage import launched, uncompiled, unspecialized
 from .model import devices as known_devices
 from .ocloc import OclocError, find
 from .record import Launch, LaunchRecord, record_cases
-from .served import served
 from .shapes import EVERY, Case
+from .trace import traced
 
 SECTION, MODEL_SECTION = "aot", "model"
 """The generated sections of the page that `--docs` names."""
@@ -107,7 +108,7 @@ def gaps(ours: Sequence[LaunchRecord]) -> list[str]:
     ]
     missing = {
         **uncompiled(launches, _labelled(record_cases("ours", cases(EVERY)))),
-        **unspecialized(launches, _labelled(served())),
+        **unspecialized(launches, _labelled(traced())),
     }
     lines += [
         f"{name}: [{label}] needs it and SHIPPED in aot/shapes.py does not compile it"
@@ -135,25 +136,64 @@ def check(options: argparse.Namespace) -> int:
     Raises:
         OclocError, StackError: the compiler, an archive or the page cannot be had.
     """
-    partial_run = options.call or options.op or options.label
+    options.all = not (options.call or options.op or options.label)
     options.upstream = options.upstream or bool(options.docs)
-    if options.upstream and partial_run:
+    if options.upstream and not options.all:
         print("--upstream and --docs need all calls", file=sys.stderr)
         return 2
     if options.docs:
         # Known before minutes of compilation.
         for name in (SECTION, MODEL_SECTION):
             with_section(options.docs, name, "")
-    cache = Cache.default()
     started = time.monotonic()
+    made = compiled(options)
+    for row in made.rows:
+        # All rows are hundreds of lines: a whole run leaves them to the report.
+        if not options.all or row.faults():
+            print(f"{row.origin} {report.line(row)}")
+    write(made, options)
+    ours = [row for row in made.rows if row.origin == "ours"]
+    missing = gaps(made.ours) if options.all else []
+    for gap in missing:
+        print(f"FAILED {gap}")
+    faulty = [row for row in ours if row.faults()]
+    for row in faulty:
+        print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
+    others = len(made.rows) - len(ours)
+    reported = f"{others} of upstream's configurations reported, " if others else ""
+    summarize(
+        f"{made.compilers}: {reported}"
+        f"{len(ours)} of ours judged, {len(faulty)} with faults, {len(missing)} gaps, "
+        f"{time.monotonic() - started:.0f} s; {options.json}"
+    )
+    return 1 if faulty or missing else 0
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """What the compilers made: `ours`, our launches among the `rows`, and the kernels
+    of the modelled `shapes` by whose they are."""
+
+    compilers: str
+    ours: list[LaunchRecord]
+    rows: list[report.Row]
+    shapes: modelled.Results
+
+
+def compiled(options: argparse.Namespace) -> Compiled:
+    """Compile what the options ask for.
+
+    Raises:
+        OclocError, StackError: the compiler or an archive cannot be had.
+    """
+    cache = Cache.default()
     ocloc = find(cache.root / "ocloc", refresh=options.refresh_ocloc)
     records = selected(options, cache)
     shapes = modelled.record(cache) if options.upstream else {}
-    devices = options.device.split(",")
     with upstream.newer_softmax():
         compile_all = partial(
             compiler.compile_all,
-            devices=devices,
+            devices=options.device.split(","),
             ocloc=ocloc,
             store=cache,
             jobs=options.jobs,
@@ -166,44 +206,35 @@ def check(options: argparse.Namespace) -> int:
             }
             for shape, sides in shapes.items()
         }
-    every = rows(records, results)
-    for row in every:
-        # All rows are hundreds of lines: a whole run leaves them to the report.
-        if partial_run or row.faults():
-            print(f"{row.origin} {report.line(row)}")
-    compilers = f"{compiler.front_end()} and ocloc {ocloc.version}"
+    return Compiled(
+        f"{compiler.front_end()} and ocloc {ocloc.version}",
+        [record for record in records if record.origin == "ours"],
+        rows(records, results),
+        codes,
+    )
+
+
+def write(made: Compiled, options: argparse.Namespace) -> None:
+    """Write the report, and with `--docs` the page's summaries and the rows beside it.
+
+    Raises:
+        StackError: the page cannot be had.
+    """
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    options.json.write_text(report.to_json(every, compilers))
+    options.json.write_text(report.to_json(made.rows, made.compilers))
+    devices = options.device.split(",")
     targets = [device for device in known_devices() if device.target in devices]
-    model = modelled.csv_rows(codes, targets)
+    model = modelled.csv_rows(made.shapes, targets)
     if model:
         print(modelled.text(model))
-    if options.docs:
-        sections = {
-            SECTION: report.summary(every, compilers, devices),
-            MODEL_SECTION: modelled.summary(model),
-        }
-        for name, section in sections.items():
-            options.docs.write_text(with_section(options.docs, name, section))
-        folder = options.docs.parent
-        (folder / report.ROWS).write_text(csv_text(report.csv_rows(every)))
-        (folder / modelled.ROWS).write_text(csv_text(model))
-    ours = [row for row in every if row.origin == "ours"]
-    missing = (
-        []
-        if partial_run
-        else gaps([record for record in records if record.origin == "ours"])
-    )
-    for gap in missing:
-        print(f"FAILED {gap}")
-    faulty = [row for row in ours if row.faults()]
-    for row in faulty:
-        print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
-    others = len(every) - len(ours)
-    reported = f"{others} of upstream's configurations reported, " if others else ""
-    summarize(
-        f"{compilers}: {reported}"
-        f"{len(ours)} of ours judged, {len(faulty)} with faults, {len(missing)} gaps, "
-        f"{time.monotonic() - started:.0f} s; {options.json}"
-    )
-    return 1 if faulty or missing else 0
+    if not options.docs:
+        return
+    sections = {
+        SECTION: report.summary(made.rows, made.compilers, devices),
+        MODEL_SECTION: modelled.summary(model),
+    }
+    for name, section in sections.items():
+        options.docs.write_text(with_section(options.docs, name, section))
+    folder = options.docs.parent
+    (folder / report.ROWS).write_text(csv_text(report.csv_rows(made.rows)))
+    (folder / modelled.ROWS).write_text(csv_text(model))

@@ -117,4 +117,10 @@ def pages(block_size: int, blocks: int = 4096) -> torch.Tensor:
 
 def op(module: str, name: str) -> Callable[..., Any]:
     """A public function of the kernels, imported when a case runs."""
-    return getattr(import_module(f"{PACKAGE}.{module}"), name)
+    function: Callable[..., Any] = getattr(import_module(f"{PACKAGE}.{module}"), name)
+    return function
+
+
+def call(module: str, name: str, *args: Any, **kwargs: Any) -> Callable[[], object]:
+    """A call of such a function."""
+    return lambda: op(module, name)(*args, **kwargs)

@@ -348,7 +348,7 @@ def _collective(
         return least
     if size <= large:
         along = math.log(size / small) / math.log(large / small)
-        return least * (most / least) ** along
+        return least * math.pow(most / least, along)
     moved = 2 * (ranks - 1) / ranks * (size - large)
     return most + moved / gigabytes_per_second / 1e3
 

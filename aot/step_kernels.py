@@ -9,6 +9,7 @@ their slow end this stack's Triton kernel.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from benchmarks.memory import INDEX_HEAD, INDEX_HEADS, WINDOW, Model
 from xpustack.core.cache import Cache
@@ -98,7 +99,7 @@ class Modelled:
     def kernels(self, one: Load, device: Device, side: str) -> Kernels:
         """Of this stack ("ours") or of untouched vLLM ("upstream")."""
         of_kinds = {
-            kind: _range(device, lambda end, s=shape: self._attention(s, side, end))
+            kind: _range(device, partial(self._attention, shape, side))
             for kind, shape in one.shapes().items()
         }
         return Kernels(**of_kinds, scores=self._scores_of(one, device))

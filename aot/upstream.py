@@ -8,6 +8,7 @@ it.
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -42,8 +43,8 @@ RELEASES = ("0.21.0", "0.22.1", "0.23.0", "0.33.0")
 Load = Callable[[str], ModuleType]
 
 
-@triton.jit
-def softmax(x, dim: tl.constexpr = 0):
+@triton.jit  # type: ignore[untyped-decorator]
+def softmax(x, dim: tl.constexpr = 0):  # type: ignore[no-untyped-def]
     """`tl.softmax` with a named axis, which triton-xpu 3.3 does not have."""
     tl.static_assert(dim == 0)
     weight = tl.exp(x - tl.max(x, 0))
@@ -109,10 +110,11 @@ def attention(load: Load) -> Iterator[Case]:
         yield Case(
             "prefill",
             label,
-            lambda h=heads, k=keys: load(ATTENTION).triton_bf16_mla_sparse_interface(
-                meta(2048, h, HEAD_DIM),
+            partial(
+                load(ATTENTION).triton_bf16_mla_sparse_interface,
+                meta(2048, heads, HEAD_DIM),
                 meta(65536, 1, HEAD_DIM),
-                meta(2048, 1, k, dtype=i32),
+                meta(2048, 1, keys, dtype=i32),
                 HEAD_DIM**-0.5,
                 block_dpe=0,
             ),
@@ -248,25 +250,24 @@ def compressor(op: Load) -> Iterator[Case]:
         yield Case(
             "compressor",
             f"partial states, ratio {ratio}",
-            lambda w=width, r=ratio: launcher(
-                op("save_partial_states"), "save_partial_states"
-            )(
-                meta(16, w, dtype=f32),
-                meta(16, w, dtype=f32),
-                meta(r, w, dtype=f32),
+            partial(
+                launcher(op("save_partial_states"), "save_partial_states"),
+                meta(16, width, dtype=f32),
+                meta(16, width, dtype=f32),
+                meta(ratio, width, dtype=f32),
                 meta(16, dtype=i64),
-                meta(4096, r, 2 * w, dtype=f32),
+                meta(4096, ratio, 2 * width, dtype=f32),
                 meta(16, dtype=i64),
-                r,
-                w,
-                r,
+                ratio,
+                width,
+                ratio,
             ),
         )
         yield Case(
             "compressor",
             f"compress and insert, ratio {ratio}",
-            lambda w=width, r=ratio, o=overlap: compress(
-                op, HEAD_DIM, w, r, o, pages(64), 64, 576, 8
+            partial(
+                compress, op, HEAD_DIM, width, ratio, overlap, pages(64), 64, 576, 8
             ),
         )
     yield Case(
@@ -330,8 +331,10 @@ def norms(op: Load) -> Iterator[Case]:
         yield Case(
             "norm",
             f"{name} q and kv",
-            lambda r=rank: op("fused_qk_rmsnorm").fused_q_kv_rmsnorm(
-                meta(16, r), meta(16, HEAD_DIM), meta(r), meta(HEAD_DIM), 1e-6
+            partial(
+                op("fused_qk_rmsnorm").fused_q_kv_rmsnorm,
+                *(meta(16, rank), meta(16, HEAD_DIM), meta(rank), meta(HEAD_DIM)),
+                1e-6,
             ),
         )
 
@@ -342,14 +345,13 @@ def draft_norms(op: Load) -> Iterator[Case]:
         yield Case(
             "norm",
             f"{name} draft input",
-            lambda h=hidden: launcher(
-                op("fused_mtp_input_rmsnorm"), "fused_mtp_input_rmsnorm"
-            )(
-                meta(16, h),
+            partial(
+                launcher(op("fused_mtp_input_rmsnorm"), "fused_mtp_input_rmsnorm"),
+                meta(16, hidden),
                 meta(16, dtype=i64),
-                meta(16, 4, h),
-                meta(h),
-                meta(h),
+                meta(16, 4, hidden),
+                meta(hidden),
+                meta(hidden),
                 1e-6,
                 4,
             ),
@@ -357,13 +359,15 @@ def draft_norms(op: Load) -> Iterator[Case]:
         yield Case(
             "norm",
             f"{name} draft head",
-            lambda h=hidden: launcher(
-                op("fused_mtp_input_rmsnorm"), "mtp_shared_head_rmsnorm"
-            )(meta(16, h), meta(h), 1e-6),
+            partial(
+                launcher(op("fused_mtp_input_rmsnorm"), "mtp_shared_head_rmsnorm"),
+                *(meta(16, hidden), meta(hidden), 1e-6),
+            ),
         )
 
 
 def launcher(module: ModuleType, name: str) -> Callable[..., Any]:
     """The function `name`, or the launcher object that replaces it in v0.33.0."""
-    function = getattr(module, name, None)
-    return function or getattr(module, f"_{name.upper()}_KERNEL")
+    launched = f"_{name.upper()}_KERNEL"
+    found: Callable[..., Any] = getattr(module, name, None) or getattr(module, launched)
+    return found

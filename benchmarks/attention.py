@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from typing import Any
 
 import torch
 
@@ -115,7 +116,7 @@ def decode(
             tokens,
         )
 
-    def arguments(i: int) -> tuple[object, ...]:
+    def arguments(i: int) -> tuple[Any, ...]:
         return (
             q[i],
             main,

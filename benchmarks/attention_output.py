@@ -122,8 +122,10 @@ def decode(
 
     def attention(i: int, out: torch.Tensor | Fp8Output) -> None:
         xpu_sparse_decode_fp8(
-            *(q[i], *caches, False, indices[0][i], lens[0], indices[1][i], lens[1]),
-            *(sink, SCALE, DIM, NOPE, ROPE, out),
+            *(q[i], caches[0], caches[1], False),
+            *(indices[0][i], lens[0], indices[1][i], lens[1], sink),
+            *(SCALE, DIM, NOPE, ROPE),
+            out,
             workspace=workspace,
         )
 

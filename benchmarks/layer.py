@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -156,7 +157,7 @@ def mixing(
         mixed = torch.einsum("tij,tid->tjd", comb, x)
         return gate.unsqueeze(-1) * layer_input.unsqueeze(1) + mixed
 
-    def candidate(name: str, pre: object, post: object, note: str = "") -> Candidate:
+    def candidate(name: str, pre: Any, post: Any, note: str = "") -> Candidate:
         return Candidate(
             name,
             [partial(run, pre, post)],

@@ -66,7 +66,7 @@ class Clock:
             call()
         last.record()
         last.synchronize()
-        return 1e3 * first.elapsed_time(last) / count
+        return 1e3 * float(first.elapsed_time(last)) / count
 
     def _median(self, call: Call) -> float:
         if self.on_cpu:

@@ -6,9 +6,12 @@ The published form has FP8 linear layers with a UE8M0 scale for each block of
 The twin holds the same values in float32 under the same names, which
 `transformers` renames as it loads. Nothing that a fresh model leaves at zero stays
 there: sinks, position biases, correction biases and the hash table are random.
+
+`python -m e2e.checkpoint FOLDER` writes both.
 """
 
 import json
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -370,3 +373,7 @@ def tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
     with safe_open(folder / "model.safetensors", "pt") as file:
         for name in file.keys():  # noqa: SIM118 (it is no dict)
             yield name, file.get_tensor(name)
+
+
+if __name__ == "__main__":
+    print(*write(Path(sys.argv[1])), sep="\n")

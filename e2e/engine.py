@@ -63,10 +63,11 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     if engine_ops := sys.modules.get(OPS):
         engine_ops.provide()
     # A model's class is looked at here, not in a process that imports vLLM anew.
-    registry = importlib.import_module("vllm.model_executor.models.registry")
+    registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda look: look()
     if cores := job.get("xe_cores"):
-        importlib.import_module(DECODE_CONFIG).XE_CORES = cores
+        config: Any = importlib.import_module(DECODE_CONFIG)
+        config.XE_CORES = cores
     given = {**ENGINE, **job.get("engine", {})}
     # Drafts are counted by the statistics alone.
     drafting = "speculative_config" in given

@@ -32,7 +32,8 @@ def grouped_gemm(*args: Any, **kwargs: Any) -> torch.Tensor:
     scales, `[E, K / b, N / b]`, as versions from 0.1.13 on take them."""
     names = ("ptr_A", "ptr_A_scale", "ptr_B", "ptr_B_scale", "ptr_bias", "ptr_D")
     given = dict(zip((*names, "rows_per_expert"), args, strict=False)) | kwargs
-    weights, scales = given.get("ptr_B"), given.get("ptr_B_scale")
+    weights: Any = given.get("ptr_B")
+    scales: Any = given.get("ptr_B_scale")
     if weights is None or weights.dtype != torch.float8_e4m3fn:
         return _of_four_bits(*args, **kwargs)
     by_blocks = scales is not None and scales.ndim == 3

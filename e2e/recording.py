@@ -9,7 +9,7 @@ Triton kernels.
 import io
 import re
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import torch
@@ -41,7 +41,7 @@ outputs: Counter[str] = Counter()
 """How often attention wrote a value of which type."""
 launches: Counter[str] = Counter()
 programs: Counter[str] = Counter()
-seconds: Counter[str] = Counter()
+seconds: dict[str, float] = defaultdict(float)
 
 
 class Recording:
@@ -251,7 +251,8 @@ def keep_core(module: Any) -> None:
     bf16; the layer's output then shows whether the operands were right.
     """
     owner = owner_of("_o_proj", module)
-    project, attend = owner._o_proj, getattr(owner, "forward_mqa", None)
+    project: Any = owner._o_proj
+    attend: Any = getattr(owner, "forward_mqa", None)
 
     def attend_and_keep(
         q: torch.Tensor, kv: torch.Tensor, positions: torch.Tensor, output: Any

@@ -20,7 +20,7 @@ replays: Counter[str] = Counter()
 _runners: list[Any] = []
 
 
-class RecordedGraph(torch.cuda.CUDAGraph):  # type: ignore[misc]
+class RecordedGraph(torch.cuda.CUDAGraph):
     """A graph whose replays are recorded."""
 
     def capture_begin(self, *args: Any, **kwargs: Any) -> None:

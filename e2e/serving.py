@@ -91,7 +91,7 @@ class Job:
     checkpoint: str = ""
     """Which checkpoint is served: of `packed.WRITERS` or
     `unsupported.CONFIGURATIONS`, or as given to
-    `Kitchen.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
+    `Engines.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
     refused: tuple[Prompt, ...] = ()
     """What is asked at the end, and must be refused."""
     xe_cores: int | None = None
@@ -153,7 +153,7 @@ class Served:
         return [tokens for wave in self.answer["tokens"] for tokens in wave]
 
 
-class Kitchen:
+class Engines:
     """Serves jobs on trees, two at a time, each once."""
 
     def __init__(self, work: Path, cache: Cache, workers: int = 2) -> None:
@@ -378,8 +378,8 @@ def fetch(cache: Cache, version: str) -> Path:
 
 
 @contextmanager
-def kitchen(work: Path, cache: Cache) -> Iterator[Kitchen]:
-    opened = Kitchen(work, cache)
+def opened_engines(work: Path, cache: Cache) -> Iterator[Engines]:
+    opened = Engines(work, cache)
     try:
         yield opened
     finally:

@@ -90,13 +90,13 @@ class Twin:
         )
         self.model.eval()
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""
         result: torch.Tensor = self.model(torch.tensor([tokens]), use_cache=False)
         return result.logits[0]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def attention(
         self, layer: int, x: torch.Tensor, given: Given | None = None
     ) -> torch.Tensor:
@@ -117,7 +117,7 @@ class Twin:
             )[0]
         return output[0]
 
-    @torch.no_grad()
+    @torch.no_grad()  # type: ignore[untyped-decorator]
     def feed_forward(
         self, layer: int, x: torch.Tensor, tokens: list[int]
     ) -> torch.Tensor:

@@ -17,7 +17,7 @@ from e2e.comparison import (
 )
 from e2e.drafts import check_drafts, successors
 from e2e.endings import Verdict, ended
-from e2e.serving import EngineStopped, Job, Kitchen, Prompt, Served
+from e2e.serving import Engines, EngineStopped, Job, Prompt, Served
 from e2e.twin import Roundings, Twin
 
 ACTIVATIONS_IN_FP4 = 0.25
@@ -37,7 +37,7 @@ class Format:
     what: str
     job: Job
     experts: float = EXPERTS
-    judge: Callable[[Kitchen, str, "Format"], Verdict] | None = None
+    judge: Callable[[Engines, str, "Format"], Verdict] | None = None
 
     @property
     def first(self) -> tuple[Job, ...]:
@@ -47,21 +47,21 @@ class Format:
         return (FLASH,) if self.job.checkpoint else (FLASH, self.job)
 
 
-def verdict(served: Kitchen, release: str, form: Format) -> Verdict:
+def verdict(engines: Engines, release: str, form: Format) -> Verdict:
     """Serve the format and judge what came out."""
     try:
-        return (form.judge or figures)(served, release, form)
+        return (form.judge or figures)(engines, release, form)
     except EngineStopped as stop:
         return ended(str(stop))
 
 
-def figures(served: Kitchen, release: str, form: Format) -> Verdict:
+def figures(engines: Engines, release: str, form: Format) -> Verdict:
     """Every layer and the logits against the float32 twin."""
-    return of_twin(served.serve(release, form.job), twin_of(served, form), form)
+    return of_twin(engines.serve(release, form.job), twin_of(engines, form), form)
 
 
-def twin_of(served: Kitchen, form: Format) -> Twin:
-    return served.twin_of(form.job.checkpoint)
+def twin_of(engines: Engines, form: Format) -> Twin:
+    return engines.twin_of(form.job.checkpoint)
 
 
 def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
@@ -74,7 +74,8 @@ def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
         experts = max(feed_forward_errors(result.answer, twin, roundings).values())
     core = max(error.core for error in attention)
     output = max(error.output for error in attention)
-    ours, exact = [], []
+    ours: list[torch.Tensor] = []
+    exact: list[torch.Tensor] = []
     for request, found in logits_by_request(result.answer).items():
         wanted = twin.logits(result.texts[request])
         ours += found.values()
@@ -90,21 +91,21 @@ def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
     return Verdict("serves" if right else "wrong", why)
 
 
-def speculation(served: Kitchen, release: str, form: Format) -> Verdict:
+def speculation(engines: Engines, release: str, form: Format) -> Verdict:
     """Drafts are made, and the tokens are those without them."""
-    plain = served.serve(release, FLASH)
+    plain = engines.serve(release, FLASH)
     known = successors(plain)
     config = dict(form.job.engine)["speculative_config"]
     writer = mtp.Mtp if config is MTP else dspark.DSpark
-    served.add_checkpoint(form.job.checkpoint, writer(0, known))
-    drafted = served.serve(release, form.job)
+    engines.add_checkpoint(form.job.checkpoint, writer(0, known))
+    drafted = engines.serve(release, form.job)
     try:
         check_same_tokens(drafted, plain)
         says = mtp.says_after(known) if config is MTP else known.get
         check_drafts(drafted, says, config["num_speculative_tokens"])
     except AssertionError as error:
         return Verdict("wrong", f"other tokens or drafts than expected: {error}")
-    found = of_twin(drafted, twin_of(served, form), form)
+    found = of_twin(drafted, twin_of(engines, form), form)
     steps, without = (len(steps_of(one)) for one in (drafted, plain))
     if steps >= without:
         return Verdict("wrong", f"no draft was accepted in {steps} steps")

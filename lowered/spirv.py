@@ -84,7 +84,7 @@ def without_load_masks(binary: bytes) -> bytes:
     true = header[3]
     header[3] += 1
     boolean = next(item.words[1] for item in items if item.opcode == OP_TYPE_BOOL)
-    constant = (3 << 16 | OP_CONSTANT_TRUE, boolean, true)
+    constant: tuple[int, ...] = (3 << 16 | OP_CONSTANT_TRUE, boolean, true)
     found = 0
     words = header
     for item in items:

@@ -14,24 +14,20 @@ import typer
 from typer.core import TyperGroup
 
 from xpustack.commands import (
-    apply,
-    build,
     cache,
     check,
     defects,
     device,
     export,
-    index,
+    ingest,
     once,
-    pin,
-    rederive,
+    pins,
     refresh,
-    save,
+    series,
     site,
     stamp,
     status,
-    verify,
-    watch,
+    wheels,
 )
 from xpustack.core.errors import UsageError
 from xpustack.core.version import version
@@ -132,22 +128,23 @@ def _global_options(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    DEPLOYER: (build.build, verify.verify, index.index, device.device),
+    DEPLOYER: (wheels.build, wheels.verify, wheels.index, device.device),
     CONTRIBUTOR: (
-        apply.apply,
-        save.save,
-        rederive.rederive,
+        series.apply,
+        series.save,
+        series.rederive,
         check.check,
         export.export,
     ),
     MAINTAINER: (
         status.status,
         stamp.stamp,
-        pin.pin,
+        pins.pin,
         refresh.refresh,
-        watch.watch,
+        pins.watch,
         defects.defects,
         site.site,
+        ingest.ingest,
         once.once,
     ),
 }

@@ -24,7 +24,7 @@ ENGINE = {
     "kv_cache_dtype": "fp8",
     "enable_prefix_caching": False,
     "disable_log_stats": True,
-    "worker_cls": "benchmarks.xpu_path.worker.BenchWorker",
+    "worker_cls": "benchmarks.xpu_path.worker.TimedWorker",
     "kv_transfer_config": {
         "kv_connector": "FilledPages",
         "kv_connector_module_path": "benchmarks.xpu_path.connector",

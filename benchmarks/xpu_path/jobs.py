@@ -33,7 +33,7 @@ DECODE = [
     for context in (1 << 14, 1 << 10, 1 << 16)
     for batch in (1, 16, 64, 128)
 ]
-BENCH = {
+BENCH: dict[str, Any] = {
     "folder": "/tmp/xpu-path/flash",
     "sizes": {},
     "modes": ["eager", "graphs"],
@@ -135,8 +135,10 @@ def bench(
 
 def sanitized(tool: str) -> Job:
     names = ",".join(f"kernel_substring={name}" for name in SANITIZED)
-    words = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "9")
-    words += ("--print-limit", "20", "--kernel-name", names)
+    words = (
+        *("compute-sanitizer", "--tool", tool, "--error-exitcode", "9"),
+        *("--print-limit", "20", "--kernel-name", names),
+    )
     short = ((72, 3, 1), (5, 3, 2))
     return Job(
         f"sanitized-{tool}",

@@ -82,7 +82,7 @@ def key(case: dict[str, Any]) -> Case:
 def time_of(case: dict[str, Any]) -> float:
     """Milliseconds of a step: the median replay, or an eager prompt's step."""
     graphs = case["graphs"]
-    return statistics.median(graphs["replays"][WARM:] or graphs["steps"][1:])
+    return float(statistics.median(graphs["replays"][WARM:] or graphs["steps"][1:]))
 
 
 def write_data(releases: dict[str, Results]) -> None:

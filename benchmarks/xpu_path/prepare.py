@@ -15,7 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
-from e2e.serving import WRAPPERS, Kitchen
+from e2e.serving import WRAPPERS, Engines
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 
@@ -46,9 +46,9 @@ def pack(archive: Path, release: str) -> None:
     wrappers of its kernels, and the tiny checkpoint."""
     with tempfile.TemporaryDirectory() as made:
         work = Path(made)
-        kitchen = Kitchen(work / "kitchen", Cache.default())
-        pinned = load(kitchen.project)[release]
-        tip, base = (kitchen.installed(pinned, patched) for patched in (True, False))
+        engines = Engines(work / "engines", Cache.default())
+        pinned = load(engines.project)[release]
+        tip, base = (engines.installed(pinned, patched) for patched in (True, False))
         kernels = pinned.xpu_kernels.version
         (work / "xpu-kernels").write_text(kernels)
         (work / "release").write_text(release)
@@ -62,8 +62,8 @@ def pack(archive: Path, release: str) -> None:
                     tar.add(base / name, f"differing/{name}")
             # Older ones are on no index; there the class of `emulated_xpu` stands in.
             if kernels in WRAPPERS:
-                tar.add(kitchen.wrappers(kernels), "wrappers")
-            tar.add(kitchen.published, "checkpoint")
+                tar.add(engines.wrappers(kernels), "wrappers")
+            tar.add(engines.published, "checkpoint")
             for name in ("release", "removed", "xpu-kernels"):
                 tar.add(work / name, name)
 

@@ -24,7 +24,7 @@ Event = torch.cuda.Event
 """Kept, because vLLM's XPU runner puts a function in its place."""
 
 
-class TimedGraph(torch.cuda.CUDAGraph):  # type: ignore[misc]
+class TimedGraph(torch.cuda.CUDAGraph):
     """A graph that times its replays."""
 
     def replay(self) -> None:
@@ -35,7 +35,7 @@ class TimedGraph(torch.cuda.CUDAGraph):  # type: ignore[misc]
         _replays.append((begin, end))
 
 
-class BenchWorker(XpuPathOnCudaWorker):
+class TimedWorker(XpuPathOnCudaWorker):
     """What a case asks for is set by `begin_case`, and read by `end_case`."""
 
     eager = False

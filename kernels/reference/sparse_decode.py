@@ -40,8 +40,11 @@ def xpu_sparse_decode_fp8(
     errors of rounding; `lse`, `[num_tokens, num_heads]`, gets log(sum_k exp(s_k)).
     """
     for token in range(q.shape[0]):
-        parts = [] if swa_only else [(kv_cache, topk_indices, topk_lens)]
-        parts.append((swa_kv_cache, swa_indices, swa_lens))
+        parts = [(swa_kv_cache, swa_indices, swa_lens)]
+        if not swa_only:
+            assert kv_cache is not None
+            assert topk_indices is not None and topk_lens is not None
+            parts.insert(0, (kv_cache, topk_indices, topk_lens))
         k = torch.cat(
             [
                 decode_tokens(

@@ -5,7 +5,7 @@ from collections import defaultdict
 
 from aot.coverage import configuration, specialization
 from aot.record import record_cases
-from aot.served import FLASH, steps
+from aot.trace import FLASH, steps
 
 STEPS = 1000
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from e2e.report import lines_about
-from e2e.serving import Job, Kitchen, kitchen
+from e2e.serving import Engines, Job, opened_engines
 from e2e.twin import Twin
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 
-_open: list[Kitchen] = []
+_open: list[Engines] = []
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -64,9 +64,9 @@ def pytest_collection_modifyitems(
 
 
 @pytest.fixture(scope="session")
-def served(
+def engines(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[Kitchen]:
+) -> Iterator[Engines]:
     """Serves jobs; the checkpoint and the installed trees are made once.
 
     What the collected tests will ask for starts at once: release by release, the
@@ -86,7 +86,7 @@ def served(
     wanted.sort(
         key=lambda order: (releases.index(order[0]), -order[1].tokens, order[2])
     )
-    with kitchen(tmp_path_factory.mktemp("e2e"), Cache.default()) as opened:
+    with opened_engines(tmp_path_factory.mktemp("e2e"), Cache.default()) as opened:
         _open.append(opened)
         for release, job, patched in wanted:
             opened.order(release, job, patched)
@@ -94,9 +94,9 @@ def served(
 
 
 @pytest.fixture(scope="session")
-def twin(served: Kitchen) -> Twin:
+def twin(engines: Engines) -> Twin:
     """Hugging Face's model in float32."""
-    return served.twin_of("")
+    return engines.twin_of("")
 
 
 @pytest.hookimpl(trylast=True)

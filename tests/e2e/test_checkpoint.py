@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 
 from e2e import checkpoint
-from e2e.serving import Kitchen
+from e2e.serving import Engines
 from e2e.twin import Twin
 
 E2M1 = torch.tensor(checkpoint.E2M1)
@@ -64,11 +64,11 @@ def meaning(folder: object) -> Iterator[tuple[str, torch.Tensor]]:
             yield name, codes.double() * spread
 
 
-def test_hugging_face_has_the_published_values(served: Kitchen, twin: Twin) -> None:
+def test_hugging_face_has_the_published_values(engines: Engines, twin: Twin) -> None:
     assert not any(twin.loading.values()), twin.loading
     state = twin.model.state_dict()
     compared = set()
-    for name, values in meaning(served.published):
+    for name, values in meaning(engines.published):
         if found := EXPERT.match(name):
             layer, expert, part = found[1], int(found[2]), found[3]
             base = f"model.layers.{layer}.mlp.experts."
@@ -93,10 +93,10 @@ def test_nothing_that_a_fresh_model_leaves_at_zero_is_zero(twin: Twin) -> None:
             assert value.float().std() > 0.1, name
 
 
-def test_the_order_of_scales_matters(served: Kitchen) -> None:
+def test_the_order_of_scales_matters(engines: Engines) -> None:
     """Read in transposed order they make another weight of every FP8 layer."""
     compared = 0
-    for name, scale in checkpoint.tensors(served.published):
+    for name, scale in checkpoint.tensors(engines.published):
         if name.endswith(".scale") and ".experts." not in name and min(scale.shape) > 1:
             powers = scale.view(torch.uint8)
             mirrored = powers.T.contiguous().view_as(powers)

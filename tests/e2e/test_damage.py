@@ -4,7 +4,7 @@
 import pytest
 
 from e2e.damage import DAMAGES
-from e2e.serving import EngineStopped, Job, Kitchen, Prompt
+from e2e.serving import Engines, EngineStopped, Job, Prompt
 
 WAVES = ((Prompt(5, 1),),)
 
@@ -15,9 +15,9 @@ def job_of(fault: str) -> Job:
 
 @pytest.mark.full
 @pytest.mark.parametrize("fault", DAMAGES)
-def test_the_message_names_it(served: Kitchen, release: str, fault: str) -> None:
-    served.add_damaged(fault)
+def test_the_message_names_it(engines: Engines, release: str, fault: str) -> None:
+    engines.add_damaged(fault)
     with pytest.raises(EngineStopped) as stop:
-        served.serve(release, job_of(fault))
+        engines.serve(release, job_of(fault))
     print(stop.value)
     assert DAMAGES[fault][1] in str(stop.value)

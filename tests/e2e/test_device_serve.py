@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from e2e.serving import Kitchen
+from e2e.serving import Engines
 from xpustack.base.releases import load
 from xpustack.core.process import Runner
 from xpustack.device import serve as stage
-from xpustack.device.stages import Bench
+from xpustack.device.setup import Setup
 
 pytestmark = [pytest.mark.full, pytest.mark.newest]
 PYTHON = """\
@@ -21,8 +21,8 @@ import os, sys
 BEGIN = (
     "import runpy, sys; import emulated_xpu.pytest_plugin, e2e.engine_ops;"
     "from kernels import interpreter, interpreter_speed;"
-    "sys.argv = sys.argv[1:]; {repair}; interpreter_speed.speed_up();"
-    "runpy.run_path(sys.argv[0], run_name='__main__')"
+    "sys.argv = sys.argv[2:]; {repair}; interpreter_speed.speed_up();"
+    "runpy.run_module(sys.argv[0], run_name='__main__', alter_sys=True)"
 )
 own = {{**os.environ, **{environment}}}
 own["PYTHONPATH"] += os.pathsep + os.environ["PYTHONPATH"]
@@ -35,18 +35,18 @@ REPAIR = "interpreter.repair()"
 """Without it Triton's interpreter computes wrong FP8 and bf16 values."""
 
 
-def bench(served: Kitchen, release: str, tmp_path: Path, repair: str) -> Bench:
+def setup(engines: Engines, release: str, tmp_path: Path, repair: str) -> Setup:
     python = tmp_path / "python"
-    environment = served.environment(release, tmp_path / "own")
+    environment = engines.environment(release, tmp_path / "own")
     program = PYTHON.format(
         python=sys.executable, environment=environment, repair=repair
     )
     python.write_text(program)
     python.chmod(0o755)
     probe = {"distributions": {"vllm": "patched"}, "device": {"count": 1}}
-    pinned = load(served.project)[release]
-    return Bench(
-        served.project,
+    pinned = load(engines.project)[release]
+    return Setup(
+        engines.project,
         "xpu",
         pinned,
         str(python),
@@ -60,13 +60,13 @@ def bench(served: Kitchen, release: str, tmp_path: Path, repair: str) -> Bench:
 
 @pytest.mark.parametrize("repair", [REPAIR, "0"], ids=["right", "wrong"])
 def test_the_stage_sees_whether_the_engine_is_right(
-    served: Kitchen,
+    engines: Engines,
     release: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     repair: str,
 ) -> None:
-    place = bench(served, release, tmp_path, repair)
+    place = setup(engines, release, tmp_path, repair)
     few = [stage.prompt(1, 32, 100), stage.prompt(63, 8, 101)]
     monkeypatch.setattr(stage, "soak", lambda: [few])
     outcome = stage.serve(place)

@@ -7,7 +7,7 @@ from test_engine import MIXED
 from e2e import dspark
 from e2e.checks import check_same_tokens
 from e2e.drafts import check_drafts, successors
-from e2e.serving import Job, Kitchen, Served
+from e2e.serving import Engines, Job, Served
 
 NAME = "dspark"
 METHOD = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
@@ -23,13 +23,13 @@ def rows_of_steps(served: Served) -> list[list[int]]:
     ]
 
 
-def test_dspark(served: Kitchen, release: str) -> None:
-    if not served.has_dspark(release):
+def test_dspark(engines: Engines, release: str) -> None:
+    if not engines.has_dspark(release):
         pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
-    plain = served.serve(release, MIXED)
+    plain = engines.serve(release, MIXED)
     known = successors(plain)
-    served.add_checkpoint(NAME, dspark.DSpark(0, known))
-    drafted = served.serve(release, DRAFTING)
+    engines.add_checkpoint(NAME, dspark.DSpark(0, known))
+    drafted = engines.serve(release, DRAFTING)
     check_same_tokens(drafted, plain)
     steps = rows_of_steps(drafted)
     assert len(steps) < len(rows_of_steps(plain)), f"no draft was accepted: {steps}"

@@ -22,7 +22,7 @@ from e2e.checks import (
 from e2e.comparison import attention_errors
 from e2e.drafts import check_drafts, successors
 from e2e.report import OWN
-from e2e.serving import Job, Kitchen, Prompt
+from e2e.serving import Engines, Job, Prompt
 from e2e.twin import Roundings, Twin
 from emulated_xpu.pins import schemas
 from xpustack.base.releases import load
@@ -43,23 +43,23 @@ SPECULATING = Job(
 
 
 @pytest.mark.serves(MIXED)
-def test_each_attention_layer(served: Kitchen, twin: Twin, release: str) -> None:
-    errors = check_attention(served.serve(release, MIXED), twin)
+def test_each_attention_layer(engines: Engines, twin: Twin, release: str) -> None:
+    errors = check_attention(engines.serve(release, MIXED), twin)
     assert {error.ratio for error in errors} == {1, 4, 128}
     assert {error.tokens for error in errors} == {136, 10, 4}
 
 
-def test_each_layer_of_experts(served: Kitchen, twin: Twin, release: str) -> None:
-    errors = check_experts(served.serve(release, MIXED), twin)
+def test_each_layer_of_experts(engines: Engines, twin: Twin, release: str) -> None:
+    errors = check_experts(engines.serve(release, MIXED), twin)
     assert len(errors) == 3 * len(checkpoint.FLASH.ratios)
 
 
-def test_logits_and_greedy_tokens(served: Kitchen, twin: Twin, release: str) -> None:
-    check_logits(served.serve(release, MIXED), twin)
+def test_logits_and_greedy_tokens(engines: Engines, twin: Twin, release: str) -> None:
+    check_logits(engines.serve(release, MIXED), twin)
 
 
-def test_the_whole_path_ran(served: Kitchen, release: str) -> None:
-    answer = served.serve(release, MIXED).answer
+def test_the_whole_path_ran(engines: Engines, release: str) -> None:
+    answer = engines.serve(release, MIXED).answer
     second = Version(release.removeprefix("v")) >= V2_SINCE
     assert answer["runner"] == ("XPUModelRunnerV2" if second else "XPUModelRunner")
     layers = {name.partition(" ratio ")[::2] for name in answer["layers"]}
@@ -70,7 +70,7 @@ def test_the_whole_path_ran(served: Kitchen, release: str) -> None:
     for module in ("_decode_kernel", "_prefill_kernel"):
         assert module in ours, ours
     ops = answer["ops"]
-    pinned = schemas(load(served.project)[release].xpu_kernels.version)
+    pinned = schemas(load(engines.project)[release].xpu_kernels.version)
     assert (INSERT in ops) == (INSERT in pinned), ops
     assert ("qnorm_rope_kv_insert" in ours) == (INSERT not in pinned), ours
     inverse_rope = {name for name in pinned if "deepseek_inv_rope" in name}
@@ -86,9 +86,9 @@ def test_the_whole_path_ran(served: Kitchen, release: str) -> None:
     assert len(long) >= 2 * 3, "the long prompt was not cut into chunks"
 
 
-def test_every_weight_arrives(served: Kitchen, release: str) -> None:
-    loaded = served.serve(release, MIXED).answer["loaded"]
-    published = dict(checkpoint.tensors(served.published))
+def test_every_weight_arrives(engines: Engines, release: str) -> None:
+    loaded = engines.serve(release, MIXED).answer["loaded"]
+    published = dict(checkpoint.tensors(engines.published))
     compared = 0
     for name, values in loaded.items():
         expected = published_form(name, published)
@@ -156,13 +156,13 @@ def raw(tensor: torch.Tensor) -> torch.dtype:
 
 @pytest.mark.serves(MIXED)
 def test_a_speculated_token_changes_nothing(
-    served: Kitchen, twin: Twin, release: str
+    engines: Engines, twin: Twin, release: str
 ) -> None:
     """With two tokens per step the indexer still sees each token's own entries."""
-    plain = served.serve(release, MIXED)
+    plain = engines.serve(release, MIXED)
     known = successors(plain)
-    served.add_checkpoint(SPECULATING.checkpoint, mtp.Mtp(0, known))
-    speculated = served.serve(release, SPECULATING)
+    engines.add_checkpoint(SPECULATING.checkpoint, mtp.Mtp(0, known))
+    speculated = engines.serve(release, SPECULATING)
     print(plain.new_tokens(), speculated.new_tokens())
     check_same_tokens(speculated, plain)
     check_attention(speculated, twin)
@@ -172,9 +172,9 @@ def test_a_speculated_token_changes_nothing(
 
 
 @pytest.mark.serves(BROKEN)
-def test_faults_are_seen(served: Kitchen, twin: Twin, release: str) -> None:
+def test_faults_are_seen(engines: Engines, twin: Twin, release: str) -> None:
     """Forgotten sinks, a wrong index, a damaged page and a wrong table turn red."""
-    result = served.serve(release, BROKEN)
+    result = engines.serve(release, BROKEN)
     errors = attention_errors(result.answer, twin, Roundings.of(result.answer))
     for error in errors:
         print(error)

@@ -7,7 +7,7 @@ for the releases that it ran, from what came out.
 
 import pytest
 
-from e2e.serving import Kitchen
+from e2e.serving import Engines
 from e2e.verdicts import FORMATS, verdict
 from xpustack.core.project import Project
 from xpustack.pages import checkpoints
@@ -22,10 +22,10 @@ from xpustack.pages import checkpoints
     ],
 )
 def test_a_kind_of_checkpoint(
-    served: Kitchen, release: str, name: str, request: pytest.FixtureRequest
+    engines: Engines, release: str, name: str, request: pytest.FixtureRequest
 ) -> None:
     form = FORMATS[name]
-    found = verdict(served, release, form)
+    found = verdict(engines, release, form)
     print(f"{release} {name}: {found.kind}: {found.why}")
     cell = checkpoints.Cell(release, name, form.what, found.kind, found.why)
     project = Project.find(request.path)

@@ -15,7 +15,7 @@ from e2e.checks import (
 )
 from e2e.comparison import attention_errors, feed_forward_errors
 from e2e.drafts import check_drafts, successors
-from e2e.serving import EngineStopped, Job, Kitchen, Prompt
+from e2e.serving import Engines, EngineStopped, Job, Prompt
 from e2e.twin import Roundings, Twin
 
 pytestmark = pytest.mark.full
@@ -35,15 +35,15 @@ ACTIVATIONS_IN_FP4 = 0.25
 """How far e2m1 activations, of at most three significant bits, move the experts."""
 
 
-def test_int4(served: Kitchen, release: str) -> None:
+def test_int4(engines: Engines, release: str) -> None:
     """Releases without INT4 experts on XPU name the tensor; which those are stands in
     the table that `test_formats.py` holds them to."""
     try:
-        result = served.serve(release, INT4)
+        result = engines.serve(release, INT4)
     except EngineStopped as stop:
         assert re.search(r"w1\.qweight .* cannot be loaded", str(stop)), stop
         return
-    twin = Twin(served.written("int4")[1])
+    twin = Twin(engines.written("int4")[1])
     check_attention(result, twin)
     check_experts(result, twin)
     check_logits(result, twin)
@@ -51,13 +51,13 @@ def test_int4(served: Kitchen, release: str) -> None:
     assert ops["_xpu_C::int4_gemm_w4a16"] > 0, ops
 
 
-def test_experts_in_nvfp4_are_emulated(served: Kitchen, release: str) -> None:
-    if not served.emulates_nvfp4_experts(release):
+def test_experts_in_nvfp4_are_emulated(engines: Engines, release: str) -> None:
+    if not engines.emulates_nvfp4_experts(release):
         with pytest.raises(RuntimeError, match=STOPS):
-            served.serve(release, NVFP4_EXPERTS)
+            engines.serve(release, NVFP4_EXPERTS)
         return
-    twin = Twin(served.written("nvfp4-experts")[1])
-    result = served.serve(release, NVFP4_EXPERTS)
+    twin = Twin(engines.written("nvfp4-experts")[1])
+    result = engines.serve(release, NVFP4_EXPERTS)
     launches = result.answer["launches"]
     assert any("nvfp4_emulation" in name for name in launches), launches
     roundings = Roundings.of(result.answer)
@@ -69,13 +69,13 @@ def test_experts_in_nvfp4_are_emulated(served: Kitchen, release: str) -> None:
     assert max(errors.values()) <= ACTIVATIONS_IN_FP4, errors
 
 
-def test_a_draft_beside_experts_in_nvfp4(served: Kitchen, release: str) -> None:
+def test_a_draft_beside_experts_in_nvfp4(engines: Engines, release: str) -> None:
     """Its own experts are in MXFP4."""
-    if not served.emulates_nvfp4_experts(release):
+    if not engines.emulates_nvfp4_experts(release):
         pytest.skip(f"{release} refuses experts in NVFP4, as the test above shows")
-    plain = served.serve(release, NVFP4_EXPERTS)
+    plain = engines.serve(release, NVFP4_EXPERTS)
     known = successors(plain)
-    served.add_checkpoint(NVFP4_DRAFTING.checkpoint, mtp.Nvfp4Experts(0, known))
-    drafted = served.serve(release, NVFP4_DRAFTING)
+    engines.add_checkpoint(NVFP4_DRAFTING.checkpoint, mtp.Nvfp4Experts(0, known))
+    drafted = engines.serve(release, NVFP4_DRAFTING)
     check_same_tokens(drafted, plain)
     check_drafts(drafted, mtp.says_after(known), 1)

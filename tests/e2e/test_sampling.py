@@ -15,7 +15,7 @@ from e2e import checkpoint
 from e2e.chance import RATE, Draw, draw, excess, p_value
 from e2e.checks import MARGIN, check_logits, leads_of
 from e2e.comparison import logits_by_request
-from e2e.serving import Job, Kitchen, Prompt, Served
+from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Twin
 
 pytestmark = pytest.mark.newest
@@ -124,18 +124,18 @@ def check_counts(draws: dict[tuple[tuple[str, float], ...], list[Draw]]) -> None
 
 @pytest.mark.serves(SAMPLING)
 @pytest.mark.parametrize("wave", [SEEDED, FREE], ids=["seeded", "free"])
-def test_counts(served: Kitchen, release: str, wave: tuple[Prompt, ...]) -> None:
-    result = served.serve(release, SAMPLING)
+def test_counts(engines: Engines, release: str, wave: tuple[Prompt, ...]) -> None:
+    result = engines.serve(release, SAMPLING)
     draws = draws_of(result, wave)
     assert len(draws) == len(KINDS)
     check_counts(draws)
 
 
 @pytest.mark.serves(SAMPLING)
-def test_a_grammar(served: Kitchen, release: str) -> None:
+def test_a_grammar(engines: Engines, release: str) -> None:
     """Each text is a word of the rule, ended; the letters are drawn as the model
     says."""
-    result = served.serve(release, SAMPLING)
+    result = engines.serve(release, SAMPLING)
     for name, prompt in requests_of(result, SPELLED):
         *word, end = result.texts[name][len(prompt.tokens) :]
         assert len(word) == WORD and end == 1, (name, word, end)
@@ -143,9 +143,9 @@ def test_a_grammar(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(SAMPLING)
-def test_seeds(served: Kitchen, release: str) -> None:
+def test_seeds(engines: Engines, release: str) -> None:
     """Equal seeds draw equal tokens; other seeds, or none, draw others."""
-    result = served.serve(release, SAMPLING)
+    result = engines.serve(release, SAMPLING)
     texts = [text for wave in result.answer["tokens"][:2] for text in wave]
     seeded, free = texts[: len(SEEDED)], texts[len(SEEDED) :]
     for first in range(0, len(SEEDED), EACH):
@@ -156,9 +156,9 @@ def test_seeds(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(SAMPLING)
-def test_logprobs(served: Kitchen, twin: Twin, release: str) -> None:
+def test_logprobs(engines: Engines, twin: Twin, release: str) -> None:
     """The token's and the best ones', of the logits before temperature and choice."""
-    result = served.serve(release, SAMPLING)
+    result = engines.serve(release, SAMPLING)
     logits = logits_by_request(result.answer)
     given = result.answer["logprobs"]
     compared = 0
@@ -184,9 +184,9 @@ def test_logprobs(served: Kitchen, twin: Twin, release: str) -> None:
 
 
 @pytest.mark.serves(SAMPLING)
-def test_priorities(served: Kitchen, release: str) -> None:
+def test_priorities(engines: Engines, release: str) -> None:
     """The lower number is read first, whatever came first."""
-    result = served.serve(release, SAMPLING)
+    result = engines.serve(release, SAMPLING)
     numbers = {name: p.priority for name, p in requests_of(result, RANKED)}
     read = dict.fromkeys(numbers.values(), 0)
     done: list[int] = []
@@ -202,10 +202,10 @@ def test_priorities(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(SAMPLING, MIXED)
-def test_an_aborted_request(served: Kitchen, release: str) -> None:
+def test_an_aborted_request(engines: Engines, release: str) -> None:
     """It is computed no further, and the others' tokens are those without it."""
-    result = served.serve(release, SAMPLING)
-    alone = served.serve(release, MIXED)
+    result = engines.serve(release, SAMPLING)
+    alone = engines.serve(release, MIXED)
     aborted, *others = result.answer["tokens"][-1]
     assert len(aborted) == ABORTED.abort_after
     (name, _), *_ = requests_of(result, INTERRUPTED)
@@ -231,8 +231,8 @@ def test_an_aborted_request(served: Kitchen, release: str) -> None:
 
 
 @pytest.mark.serves(SAMPLING)
-def test_a_prompt_that_is_too_long(served: Kitchen, release: str) -> None:
-    (message,) = served.serve(release, SAMPLING).answer["refusals"]
+def test_a_prompt_that_is_too_long(engines: Engines, release: str) -> None:
+    (message,) = engines.serve(release, SAMPLING).answer["refusals"]
     print(message)
     assert str(len(TOO_LONG.tokens)) in message, message
     assert str(checkpoint.MAX_LENGTH) in message, message

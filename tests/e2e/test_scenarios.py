@@ -5,7 +5,7 @@ import pytest
 from test_engine import MIXED
 
 from e2e.checks import check_attention, check_experts, check_logits, check_same_tokens
-from e2e.serving import Job, Kitchen, Prompt, Served
+from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Twin
 
 pytestmark = pytest.mark.full
@@ -70,9 +70,9 @@ def computed(result: Served, number: int, layer: int = 0) -> list[int]:
 
 @pytest.mark.serves(BUSY)
 def test_eight_prompts_of_every_length(
-    served: Kitchen, twin: Twin, release: str
+    engines: Engines, twin: Twin, release: str
 ) -> None:
-    result = served.serve(release, BUSY)
+    result = engines.serve(release, BUSY)
     steps = [r["rows"] for r in result.answer["records"] if r["layer"] == 0]
     assert max(len(rows) for rows in steps) == len(LENGTHS)
     assert len(result.new_tokens()[LENGTHS.index(5)]) == STEPS
@@ -84,35 +84,35 @@ def test_eight_prompts_of_every_length(
 
 
 @pytest.mark.serves(BUSY)
-def test_a_cached_prefix(served: Kitchen, release: str) -> None:
+def test_a_cached_prefix(engines: Engines, release: str) -> None:
     """What its layers make of the cached pages is held above, with all the others."""
-    result = served.serve(release, BUSY)
+    result = engines.serve(release, BUSY)
     assert min(computed(result, LONG)) == 0
     assert min(computed(result, len(LENGTHS))) == 256, "the prefix was not cached"
 
 
 @pytest.mark.serves(TWICE)
-def test_a_cached_prefix_with_drafts(served: Kitchen, release: str) -> None:
+def test_a_cached_prefix_with_drafts(engines: Engines, release: str) -> None:
     """The second prompt starts behind the last page that a draft can start from."""
-    result = served.serve(release, TWICE)
+    result = engines.serve(release, TWICE)
     assert min(computed(result, 0)) == 0
     assert min(computed(result, 1)) == 256, "the prefix was not cached"
 
 
 @pytest.mark.serves(CROWDED)
-def test_a_request_pushed_out(served: Kitchen, twin: Twin, release: str) -> None:
-    result = served.serve(release, CROWDED)
+def test_a_request_pushed_out(engines: Engines, twin: Twin, release: str) -> None:
+    result = engines.serve(release, CROWDED)
     repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
     assert repeated, "no request was pushed out"
     check_attention(result, twin)
 
 
 @pytest.mark.serves(MIXED, TWO_RANKS)
-def test_two_ranks(served: Kitchen, twin: Twin, release: str) -> None:
+def test_two_ranks(engines: Engines, twin: Twin, release: str) -> None:
     """Each of two ranks attends with half the heads; together they are the layer."""
-    result = served.serve(release, TWO_RANKS)
-    print(result.new_tokens(), served.serve(release, MIXED).new_tokens())
-    check_same_tokens(result, served.serve(release, MIXED))
+    result = engines.serve(release, TWO_RANKS)
+    print(result.new_tokens(), engines.serve(release, MIXED).new_tokens())
+    check_same_tokens(result, engines.serve(release, MIXED))
     check_attention(result, twin)
     check_experts(result, twin)
     check_logits(result, twin)

@@ -13,7 +13,7 @@ from packaging.version import Version
 from e2e import mtp
 from e2e.checks import check_same_tokens
 from e2e.drafts import check_drafts, successors
-from e2e.serving import EngineStopped, Job, Kitchen, Prompt
+from e2e.serving import Engines, EngineStopped, Job, Prompt
 
 MTP_OVER_STAGES = Version("0.30.0")
 """The first release that takes multi-token prediction over pipeline stages."""
@@ -34,21 +34,21 @@ def split(name: str) -> Job:
 
 @pytest.mark.newest
 @pytest.mark.parametrize("name", ["pipeline_parallel_size", "tensor_parallel_size"])
-def test_drafts_of_two_devices(served: Kitchen, release: str, name: str) -> None:
-    served.add_checkpoint(NAME, mtp.SixLayers(0, {}))
-    plain = served.serve(release, PLAIN)
+def test_drafts_of_two_devices(engines: Engines, release: str, name: str) -> None:
+    engines.add_checkpoint(NAME, mtp.SixLayers(0, {}))
+    plain = engines.serve(release, PLAIN)
     known = successors(plain)
-    served.add_checkpoint(KNOWING, mtp.SixLayers(0, known))
-    one = served.serve(release, ONE)
+    engines.add_checkpoint(KNOWING, mtp.SixLayers(0, known))
+    one = engines.serve(release, ONE)
     check_same_tokens(one, plain)
     check_drafts(one, mtp.says_after(known), 1)
     early = Version(release.removeprefix("v")) < MTP_OVER_STAGES
     if early and name == "pipeline_parallel_size":
         with pytest.raises(EngineStopped) as stop:
-            served.serve(release, split(name))
+            engines.serve(release, split(name))
         assert re.search(REFUSED, str(stop.value)), stop.value
         return
-    two = served.serve(release, split(name))
+    two = engines.serve(release, split(name))
     check_same_tokens(two, plain)
     check_drafts(two, mtp.says_after(known), 1)
     if two.new_tokens() == one.new_tokens():

@@ -5,7 +5,7 @@ import pytest
 
 from e2e.checks import check_same_tokens
 from e2e.endings import ended
-from e2e.serving import EngineStopped, Job, Kitchen
+from e2e.serving import Engines, EngineStopped, Job
 from e2e.verdicts import FLASH, WAVES
 
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
@@ -37,9 +37,9 @@ def job(name: str) -> Job:
     "name",
     [pytest.param(name, marks=pytest.mark.serves(job(name))) for name in REFUSED],
 )
-def test_the_start_names_the_option(served: Kitchen, release: str, name: str) -> None:
+def test_the_start_names_the_option(engines: Engines, release: str, name: str) -> None:
     with pytest.raises(EngineStopped) as stopped:
-        served.serve(release, job(name))
+        engines.serve(release, job(name))
     found = ended(str(stopped.value))
     print(f"{release} {name}: {found.kind}: {found.why}")
     assert found.kind == "refuses", found.why
@@ -47,5 +47,5 @@ def test_the_start_names_the_option(served: Kitchen, release: str, name: str) ->
 
 
 @pytest.mark.serves(FLASH, UNNAMED)
-def test_keys_whose_type_is_left_open(served: Kitchen, release: str) -> None:
-    check_same_tokens(served.serve(release, UNNAMED), served.serve(release, FLASH))
+def test_keys_whose_type_is_left_open(engines: Engines, release: str) -> None:
+    check_same_tokens(engines.serve(release, UNNAMED), engines.serve(release, FLASH))

@@ -11,7 +11,7 @@ import socket
 import pytest
 
 from e2e.checks import check_attention, check_experts, check_logits, check_same_tokens
-from e2e.serving import Job, Kitchen, Prompt
+from e2e.serving import Engines, Job, Prompt
 from e2e.twin import Twin
 
 ENGINES = 2
@@ -44,10 +44,10 @@ SHARED = [
 
 @pytest.mark.newest
 @pytest.mark.serves(ALONE, *SHARED)
-def test_two_engines_answer_as_one(served: Kitchen, twin: Twin, release: str) -> None:
-    alone = served.serve(release, ALONE)
+def test_two_engines_answer_as_one(engines: Engines, twin: Twin, release: str) -> None:
+    alone = engines.serve(release, ALONE)
     for job in SHARED:
-        result = served.serve(release, job)
+        result = engines.serve(release, job)
         check_same_tokens(result, alone)
         check_attention(result, twin)
         check_experts(result, twin)

@@ -9,7 +9,7 @@ from test_engine import MIXED, SPECULATING
 
 from e2e.checks import OVERLAP, TIGHT
 from e2e.comparison import Error, attention_errors
-from e2e.serving import Job, Kitchen
+from e2e.serving import Engines, Job
 from e2e.twin import Roundings, Twin
 from xpustack.core.markdown import table
 from xpustack.core.project import Project
@@ -45,9 +45,9 @@ def startable(release: str) -> Iterator[Job]:
 
 
 def errors_of(
-    served: Kitchen, twin: Twin, release: str, job: Job, patched: bool
+    engines: Engines, twin: Twin, release: str, job: Job, patched: bool
 ) -> list[Error]:
-    answer = served.serve(release, job, patched).answer
+    answer = engines.serve(release, job, patched).answer
     return attention_errors(answer, twin, Roundings.of(answer))
 
 
@@ -93,25 +93,25 @@ def cell(error: Error | None, name: str) -> str:
 
 @pytest.mark.serves(MIXED, SPECULATING, untouched=startable)
 def test_side_by_side(
-    served: Kitchen, twin: Twin, release: str, request: pytest.FixtureRequest
+    engines: Engines, twin: Twin, release: str, request: pytest.FixtureRequest
 ) -> None:
     impossible, trace = STOPS.get(release, (None, ""))
     for job in startable(release):
         stops = job is impossible
-        before = [] if stops else errors_of(served, twin, release, job, patched=False)
-        after = errors_of(served, twin, release, job, patched=True)
+        before = [] if stops else errors_of(engines, twin, release, job, patched=False)
+        after = errors_of(engines, twin, release, job, patched=True)
         if job is MIXED and request.config.option.write_table:
             rows = list(record(release, before, after))
             engine_errors.keep(Project.find(request.path), release, rows)
         if stops:
             with pytest.raises(RuntimeError, match=trace) as stop:
-                served.serve(release, job, patched=False)
+                engines.serve(release, job, patched=False)
             print(f"{release} untouched stops at {job.name}:\n{stop.value}")
             return
         print(f"{release} {job.name}")
         print(side_by_side(before, after))
         for patched in (False, True):
-            tokens = served.serve(release, job, patched).new_tokens()
+            tokens = engines.serve(release, job, patched).new_tokens()
             print("patched:" if patched else "untouched:", tokens)
         sinks = max(error.core for error in before)
         assert sinks > 5 * TIGHT, "upstream has its sinks"

@@ -73,10 +73,16 @@ def requirements(name: str) -> list[str]:
         # pip evaluates the marker of its file for the Python that runs pip.
         return ["--no-deps", "triton-xpu"]
     if name == SITE:
-        return ["-r", "requirements/site.txt"]
+        return ["--group", "browser"]
     tox = configparser.ConfigParser(interpolation=None)
     tox.read(ROOT / "tox.ini")
-    return tox["testenv"]["deps"].split()
+    groups = tox["testenv"]["dependency_groups"].replace(",", " ").split()
+    described = project()["project"]["dependencies"]
+    return [*described, *(word for group in groups for word in ("--group", group))]
+
+
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())
 
 
 def pinned() -> dict[str, str]:
@@ -139,20 +145,17 @@ def resolutions(
 
 def test_the_lock_names_one_version_of_each_package_that_is_asked_for() -> None:
     pins = pinned()
-    for path in LOCK.parent.glob("*.txt"):
-        for line in path.read_text().splitlines():
-            if path != LOCK and line and not line.startswith(("#", "-r ")):
-                asked = Requirement(line)
-                # A package of one environment alone may be pinned where it stands.
-                exact = str(asked.specifier).startswith("==")
-                name = canonicalize_name(asked.name)
-                assert name in pins or exact, f"{path.name}: {line}"
+    groups = {"the tool": project()["project"]["dependencies"]}
+    for group, lines in {**groups, **project()["dependency-groups"]}.items():
+        for line in (line for line in lines if isinstance(line, str)):
+            asked = Requirement(line)
+            # A package of one environment alone may be pinned where it stands.
+            exact = str(asked.specifier).startswith("==")
+            name = canonicalize_name(asked.name)
+            assert name in pins or exact, f"{group}: {line}"
 
 
-def test_the_project_and_the_hooks_ask_for_what_the_tool_and_the_lock_name() -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    tool = (ROOT / "requirements/tool.txt").read_text().splitlines()
-    assert project["dependencies"] == [line for line in tool if line[:1] != "#"]
+def test_the_hooks_ask_for_what_the_lock_names() -> None:
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())
     pins = pinned()
     for hook in hooks["repos"][0]["hooks"]:

@@ -3,6 +3,7 @@
 
 import configparser
 import re
+import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
@@ -23,6 +24,12 @@ def entries() -> dict[str, tuple[Requirement, list[str]]]:
     return found
 
 
+def asked() -> list[Requirement]:
+    """What the project asks for."""
+    described = tomllib.loads((FOLDER.parent / "pyproject.toml").read_text())
+    return [Requirement(line) for line in described["project"]["dependencies"]]
+
+
 def constraints() -> dict[str, str]:
     lines = (FOLDER / "constraints.txt").read_text().split()
     pairs = (line.split("==") for line in lines)
@@ -39,21 +46,15 @@ def test_each_package_has_the_locked_version_and_hashes():
 
 
 def test_every_package_that_the_tool_asks_for_is_there():
-    lines = (FOLDER / "tool.txt").read_text().splitlines()
-    wanted = {
-        canonicalize_name(Requirement(line).name)
-        for line in lines
-        if line and not line.startswith("#")
-    }
+    wanted = {canonicalize_name(requirement.name) for requirement in asked()}
     assert wanted <= set(entries())
 
 
 def extras() -> dict[str, set[str]]:
-    """The extras that are asked for, by package: those of tool.txt, and of what the
+    """The extras that are asked for, by package: those of the project, and of what the
     packages themselves require."""
     found: dict[str, set[str]] = {}
-    lines = (FOLDER / "tool.txt").read_text().splitlines()
-    waiting = [Requirement(line) for line in lines if line and line[0] != "#"]
+    waiting = asked()
     while waiting:
         requirement = waiting.pop()
         name = canonicalize_name(requirement.name)

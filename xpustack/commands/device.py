@@ -3,7 +3,6 @@
 
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -14,12 +13,10 @@ from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
-from xpustack.device import archive, session
-from xpustack.device.ingest import ingest
-from xpustack.device.programs import served
+from xpustack.device import archive, doctor, session
 from xpustack.device.records import STAGES, Kind
-from xpustack.device.stages import Bench
-from xpustack.terminal.console import Answer, AsJson, answering, showing_progress
+from xpustack.device.setup import Setup
+from xpustack.terminal.console import AsJson, answering, showing_progress
 
 FOLDER = ".device"
 
@@ -59,21 +56,6 @@ def device(
     again: Annotated[
         bool, typer.Option("--again", help="Run finished stages again.")
     ] = False,
-    url: Annotated[
-        str | None,
-        typer.Option(
-            help="Ask a server that runs already, such as http://127.0.0.1:8000,"
-            " instead of starting an engine."
-        ),
-    ] = None,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            "--ingest",
-            metavar="FILE",
-            help="Read a report into docs/devices.md and the cost model.",
-        ),
-    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Run kernels, benchmarks and vLLM's engine on a GPU, and write a report to send.
@@ -83,14 +65,6 @@ def device(
     network is used."""
     with answering("device", as_json) as answer:
         project = Project.find()
-        if report is not None:
-            said = ingest(project, archive.read(report))
-            answer.data = {"ingested": said}
-            answer.say(*said)
-            return
-        if url is not None:
-            _ask(answer, url, stage or ())
-            return
         unknown = [name for name in stage or () if name not in STAGES]
         if unknown:
             raise UsageError(
@@ -104,7 +78,7 @@ def device(
         pinned = releases.load(project)
         folder = (out or project.root / FOLDER / kind).absolute()
         with showing_progress() as progress, Runner().stop_on_error() as runner:
-            bench = Bench(
+            setup = Setup(
                 project,
                 kind,
                 pinned[release or pinned.names[-1]],
@@ -114,14 +88,15 @@ def device(
                 runner,
                 progress,
             )
-            done = session.run(bench, stage or STAGES, again=again)
+            done = session.run(setup, stage or STAGES, again=again)
+        name = doctor.facts(setup)[0].found
         answer.data = {
-            "device": bench.facts()[0].found,
+            "device": name,
             "folder": str(folder),
             "stages": [msgspec.to_builtins(result) for result in done.results],
             "kept": sorted(done.kept),
         }
-        answer.say(f"device: {bench.facts()[0].found} (--device {kind})")
+        answer.say(f"device: {name} (--device {kind})")
         answer.table(
             (
                 {
@@ -141,29 +116,6 @@ def device(
             answer.say("* from an earlier run")
         if done.report is not None:
             answer.say(f"to send: {folder / 'report' / archive.NAME}")
-        answer.say(f"device: {bench.facts()[0].found} (--device {kind})")
+        answer.say(f"device: {name} (--device {kind})")
         if done.failed:
             answer.exit_code = CheckFailed.exit_code
-
-
-def _ask(answer: Answer, url: str, stage: Sequence[str]) -> None:
-    """Judge a running server.
-
-    Raises:
-        UsageError: another stage than `serve` is asked for.
-        CheckFailed: the server is not sound.
-    """
-    if list(stage) not in ([], ["serve"]):
-        raise UsageError(
-            "--url asks a running server, which is the stage serve alone",
-            hint=f"python -m xpustack device --url {url} serve",
-        )
-    try:
-        said = served.judge(url, twice=True)
-    except served.Unsound as unsound:
-        raise CheckFailed(
-            str(unsound),
-            hint="docs/deploying.md, Troubleshooting; the server's own log",
-        ) from None
-    answer.data = {"served": said}
-    answer.say(f"sound: {said}")

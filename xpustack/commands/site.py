@@ -6,9 +6,8 @@ from typing import Annotated
 
 import typer
 
-from xpustack.core.project import Project
 from xpustack.pages.site.build import build_site
-from xpustack.terminal.console import AsJson, answering, showing_progress, using_cache
+from xpustack.terminal.console import AsJson, answering, working
 
 
 def site(
@@ -18,7 +17,7 @@ def site(
     """Build the pages, with sortable tables and charts, for a browser without a
     network. Open index.html of the folder."""
     with answering("site", as_json) as answer:
-        with showing_progress() as progress, using_cache() as cache:
-            pages = build_site(Project.find(), cache, to, progress)
+        with working() as work:
+            pages = build_site(work.project, work.cache, to, work.progress)
         answer.data = {"directory": str(to.absolute()), "pages": pages}
         answer.say(f"{pages} pages in {to}")

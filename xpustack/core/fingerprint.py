@@ -15,7 +15,7 @@ from xpustack.core.syntax import parse_python
 
 _IGNORED = frozenset({"__pycache__"})
 _PACKAGE = Path(__file__).parents[1]
-BESIDE_THE_POINT = frozenset(
+UNCOVERED = frozenset(
     {
         # These affect a result only through the tree's id, which is in every key.
         "base.archive",
@@ -64,7 +64,7 @@ def lock() -> str:
 def tool(*modules: str) -> str:
     """Digest of the code behind a result: the named modules of xpustack and all
     modules of xpustack that they import, directly or indirectly, except those in
-    `BESIDE_THE_POINT`.
+    `UNCOVERED`.
 
     Comments, docstrings and layout do not count.
     """
@@ -77,7 +77,7 @@ def module_closure(modules: Iterable[str]) -> tuple[str, ...]:
     queue = list(modules)
     while queue:
         name = queue.pop()
-        if name not in names and name not in BESIDE_THE_POINT:
+        if name not in names and name not in UNCOVERED:
             names.add(name)
             queue += _imported(_file(name))
     return tuple(sorted(names))

@@ -14,7 +14,7 @@ from pathlib import Path
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.device.records import Report, StageResult, parse_report
-from xpustack.device.stages import Bench
+from xpustack.device.setup import Setup
 
 NAME = "device-report.tar.gz"
 REPORT = "report.json"
@@ -23,18 +23,18 @@ _COMMON = frozenset({"root", "localhost", "user", "ubuntu", "vllm", "intel", "ad
 _TEXTS = {
     "doctor": ("log.txt",),
     "prove": ("log.txt", "machine_code.json"),
-    "compare": ("log.txt", "benchmark.json", "benchmark.svg"),
+    "compare": ("log.txt", "benchmark.json"),
     "tune": ("log.txt", "tried.json"),
     "serve": ("log.txt",),
 }
 
 
-def names(bench: Bench) -> dict[str, str]:
+def names(setup: Setup) -> dict[str, str]:
     """The words to remove from an archive, each with its replacement."""
     host = socket.gethostname()
     found = {
-        str(bench.out): "<out>",
-        str(bench.project.root): "<checkout>",
+        str(setup.out): "<out>",
+        str(setup.project.root): "<checkout>",
         str(Path.home()): "<home>",
         host: "<host>",
         host.partition(".")[0]: "<host>",
@@ -93,31 +93,29 @@ def junit(stages: tuple[StageResult, ...], tests: Path) -> str:
     return ET.tostring(root, encoding="unicode") + "\n"
 
 
-def write(bench: Bench, report: Report) -> Path:
+def write(setup: Setup, report: Report) -> Path:
     """Write `junit.xml` beside the report, and the archive of everything.
 
     The folder's own report is made anonymous as well.
     """
-    hidden = names(bench)
-    folder = bench.folder("report")
+    hidden = names(setup)
+    folder = setup.folder("report")
     texts = {
-        "junit.xml": junit(report.stages, bench.out / "prove/junit.xml"),
+        "junit.xml": junit(report.stages, setup.out / "prove/junit.xml"),
         REPORT: (folder / REPORT).read_text("utf-8"),
         "report.md": (folder / "report.md").read_text("utf-8"),
     }
     for stage, files in _TEXTS.items():
         for file in files:
-            path = bench.out / stage / file
+            path = setup.out / stage / file
             if path.is_file():
-                name = file if file.endswith(".svg") else f"{stage}/{file}"
-                texts[name] = path.read_text("utf-8", "replace")
-    for path in sorted((bench.out / "tuned").glob("*.json")):
+                texts[f"{stage}/{file}"] = path.read_text("utf-8", "replace")
+    for path in sorted((setup.out / "tuned").glob("*.json")):
         texts[f"tuned/{path.name}"] = path.read_text("utf-8")
     clean = {name: anonymous(text, hidden) for name, text in texts.items()}
-    for name in ("junit.xml", REPORT, "report.md", "benchmark.svg"):
-        if name in clean:
-            with atomic_file(folder / name) as output:
-                output.write(clean[name].encode())
+    for name in ("junit.xml", REPORT, "report.md"):
+        with atomic_file(folder / name) as output:
+            output.write(clean[name].encode())
     target = folder / NAME
     with (
         atomic_file(target) as output,

@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Compares what the probe found with the pins: facts, what is wrong, how to fix it."""
+"""The doctor: what the probe found beside the pins, what is wrong, how to fix it."""
 
+import json
 import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xpustack.base.releases import Release
+import msgspec
+
 from xpustack.core.project import Project
 from xpustack.device.records import Fact, Finding, Kind
+from xpustack.device.setup import Outcome, Setup
 
+PROBE_SECONDS = 300.0
 GIB = 1 << 30
 LEAST_MEMORY = 6 * GIB
 """Below it, comparing and tuning run out of memory."""
@@ -35,9 +39,37 @@ def _plain(name: str) -> str:
     return " ".join(re.findall(r"[a-z0-9]+", words))
 
 
-def facts(probe: Mapping[str, Any], kind: Kind, release: Release) -> tuple[Fact, ...]:
+def diagnose(setup: Setup) -> Outcome:
+    """Run the doctor: facts beside the pins, and what is wrong."""
+    target = setup.folder("doctor") / "probe.json"
+    target.unlink(missing_ok=True)
+    limit = min(PROBE_SECONDS, 60 * setup.minutes)
+    ended = setup.execute("doctor", "on_device.probe", setup.kind, target, limit=limit)
+    try:
+        setup.probe = json.loads(target.read_text())
+    except (OSError, ValueError):
+        setup.probe = {}
+    if ended.timed_out:
+        return ended.failed("torch and a first kernel")
+    if ended.returncode or not setup.probe:
+        return ended.failed("the probe")
+    known = known_devices(setup.project)
+    found = tuple(findings(setup, known))
+    name = str(setup.device.get("name", ""))
+    data = {
+        "facts": msgspec.to_builtins(facts(setup)),
+        "probe": setup.probe,
+        "known_as": known_as(name, known) if name else "",
+    }
+    if any(finding.fatal for finding in found):
+        return Outcome("failed", found[0].what, found, data)
+    return Outcome("passed", f"{name}, {len(found)} findings", found, data)
+
+
+def facts(setup: Setup) -> tuple[Fact, ...]:
     """The probe's answers by name, in the order in which people ask for them."""
-    device = probe["device"] or {}
+    probe, kind, release = setup.probe, setup.kind, setup.release
+    device = setup.device
     properties = device.get("properties", {})
     installed, packages = probe["distributions"], probe["packages"]
     cards = probe["cards"] if kind == "xpu" else []
@@ -86,10 +118,9 @@ def facts(probe: Mapping[str, Any], kind: Kind, release: Release) -> tuple[Fact,
     )
 
 
-def findings(
-    probe: Mapping[str, Any], kind: Kind, release: Release, known: list[str]
-) -> Iterator[Finding]:
+def findings(setup: Setup, known: list[str]) -> Iterator[Finding]:
     """What is wrong, the worst first."""
+    probe, kind, release = setup.probe, setup.kind, setup.release
     if probe["problem"]:
         yield _no_device(probe, kind)
         return
@@ -122,7 +153,7 @@ def findings(
         yield Finding(
             f"{device['name']} is not in aot/devices.toml: all stages run, but the"
             " cost model has no data of it",
-            "send the report, or ingest it: python -m xpustack device --ingest FILE",
+            "send the report, or ingest it: python -m xpustack ingest FILE",
         )
     for name, pin in (
         ("torch", release.torch.version),

@@ -7,8 +7,6 @@ from typing import Any
 from xpustack.core.markdown import table
 from xpustack.device.records import Report, StageResult
 
-PICTURE = "benchmark.svg"
-
 
 def text(report: Report) -> str:
     """The whole page."""
@@ -103,9 +101,6 @@ def _compare(result: StageResult) -> Iterator[str]:
         f" {roof['matrix'] / 1e12:.0f} TFLOP/s. Medians in µs; those in a graph count."
     )
     yield ""
-    if result.data.get("picture"):
-        yield f"![Time over tokens and per cent of the roof]({PICTURE})"
-        yield ""
     heads = ("op", "tokens", "heads", "keys", "candidate", "graph", "direct")
     yield table(
         (*heads, "% of the roof", "time / ours", "note"), map(_figures, report["rows"])

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from xpustack.device.records import Finding
-from xpustack.device.stages import PROGRAMS, Bench, Outcome, crashed, hung
+from xpustack.device.setup import Outcome, Setup
 
 VOCABULARY = 128
 """Of the tiny checkpoint."""
@@ -37,9 +37,9 @@ class StageStopped(Exception):
         self.outcome = outcome
 
 
-def serve(bench: Bench) -> Outcome:
+def serve(setup: Setup) -> Outcome:
     """Run the stage `serve`."""
-    if not bench.probe["distributions"].get("vllm"):
+    if not setup.probe["distributions"].get("vllm"):
         return Outcome(
             "left out",
             "vllm is not installed",
@@ -50,13 +50,13 @@ def serve(bench: Bench) -> Outcome:
                 ),
             ),
         )
-    if bench.kind != "xpu":
+    if setup.kind != "xpu":
         return Outcome(
             "left out", "the XPU code path of vLLM needs an XPU; this is a CUDA device"
         )
     checks: list[dict[str, str]] = []
     try:
-        _checks(bench, checks)
+        _checks(setup, checks)
     except StageStopped as stopped:
         outcome = stopped.outcome
         return Outcome("failed", outcome.summary, outcome.findings, {"checks": checks})
@@ -69,11 +69,11 @@ def serve(bench: Bench) -> Outcome:
     )
 
 
-def _checks(bench: Bench, checks: list[dict[str, str]]) -> None:
+def _checks(setup: Setup, checks: list[dict[str, str]]) -> None:
     """Run all checks, each added to `checks` as soon as it is known.
 
     Raises:
-        StageStopped: an engine or the reference did not end well.
+        StageStopped: a program of the stage did not end well.
     """
 
     def check(name: str, faults: Sequence[str], figure: str) -> None:
@@ -82,21 +82,28 @@ def _checks(bench: Bench, checks: list[dict[str, str]]) -> None:
             {"check": name, "verdict": verdict, "figure": "; ".join(faults) or figure}
         )
 
-    model = bench.folder("serve") / "checkpoint"
-    _program(bench, "checkpoint", [str(model)], 0.1)
+    folder = setup.folder("serve")
+    _run(setup, "e2e.checkpoint", folder / "checkpoint", share=0.1)
     prompts = [prompt(129, 12, 1), prompt(5, 12, 2), prompt(1, 12, 3)]
-    eager = _engine(bench, "eager", [prompts], enforce_eager=True)
-    captured = _engine(bench, "graphs", [prompts, *soak(), *soak()])
-    first = captured["waves"][0]
+    (eager,) = _engine(setup, "eager", [prompts], enforce_eager=True)["waves"]
+    captured = _engine(setup, "graphs", [prompts, *soak(), *soak()])
+    first, *waves = captured["waves"]
     check(
         "eager and captured engines give the same tokens",
-        differences(eager["waves"][0], first),
+        differences(eager, first),
         f"{sum(map(len, first))} tokens",
     )
-    _against_reference(bench, prompts, eager["waves"][0], check)
-    waves = captured["waves"][1:]
+    whole = [p["tokens"] + a for p, a in zip(prompts, eager, strict=True)]
+    twin = folder / "checkpoint/twin"
+    references = _answer(setup, "on_device.reference", "texts", whole, twin, share=0.2)
+    faults, sure = disagreements(prompts, eager, references)
+    check(
+        "the tokens are those of Hugging Face's model, where that is sure",
+        faults,
+        f"{sure} of {sum(map(len, eager))} tokens",
+    )
     answers = [answer for wave in waves for answer in wave]
-    half = len(waves) // 2
+    half = len(answers) // 2
     check(
         "no log probability is NaN or infinite",
         [f"{captured['not_finite']} are"] if captured["not_finite"] else [],
@@ -105,96 +112,75 @@ def _checks(bench: Bench, checks: list[dict[str, str]]) -> None:
     check("no answer repeats one token", repeated(answers), f"{len(answers)} answers")
     check(
         "the same requests get the same tokens again",
-        differences(
-            [a for wave in waves[:half] for a in wave],
-            [a for wave in waves[half:] for a in wave],
-        ),
-        f"{len(answers) // 2} requests",
+        differences(answers[:half], answers[half:]),
+        f"{half} requests",
     )
-    device = bench.probe["device"]
-    if device["count"] < 2:
+    if setup.device["count"] < 2:
         return
-    _all_reduce(bench, check)
+    # A fault of the library hangs, and two ranks would hang as well.
+    meeting = folder / "meeting"
+    meeting.unlink(missing_ok=True)
+    seconds = _run(
+        setup,
+        "on_device.all_reduce",
+        setup.kind,
+        meeting,
+        limit=ALL_REDUCE_SECONDS,
+        what="an all-reduce of two ranks",
+    )
+    check("an all-reduce of two ranks", [], f"{seconds:.0f} s")
     ranks = _engine(
-        bench, "two ranks", [prompts], enforce_eager=True, tensor_parallel_size=2
+        setup, "two ranks", [prompts], enforce_eager=True, tensor_parallel_size=2
     )
     check(
         "two ranks give the tokens of one",
-        differences(eager["waves"][0], ranks["waves"][0]),
+        differences(eager, ranks["waves"][0]),
         f"{sum(map(len, first))} tokens",
     )
 
 
 def _engine(
-    bench: Bench, name: str, waves: list[list[Prompt]], **engine: Any
+    setup: Setup, name: str, waves: list[list[Prompt]], **engine: Any
 ) -> dict[str, Any]:
-    folder = bench.folder("serve")
-    order, answer = (folder / f"{name.replace(' ', '-')}.{x}.json" for x in "ja")
-    model = str(folder / "checkpoint/published")
-    order.write_text(json.dumps({"model": model, "engine": engine, "waves": waves}))
-    answer.unlink(missing_ok=True)
-    _program(bench, "engine", [str(order), str(answer)], 0.3, f"the engine, {name}")
-    found: dict[str, Any] = json.loads(answer.read_text())
+    """What an engine answers."""
+    model = str(setup.folder("serve") / "checkpoint/published")
+    job = {"model": model, "engine": engine, "waves": waves}
+    found: dict[str, Any] = _answer(
+        setup, "on_device.engine", name, job, share=0.3, what=f"the engine, {name}"
+    )
     return found
 
 
-def _program(
-    bench: Bench, name: str, words: list[str], share: float, what: str = ""
-) -> None:
-    """Run one of the programs within its share of the time.
+def _answer(
+    setup: Setup, module: str, name: str, job: object, *words: object, **limits: Any
+) -> Any:
+    """What a program writes about a job; the files of both bear `name`."""
+    folder = setup.folder("serve")
+    order, answer = (folder / f"{name.replace(' ', '-')}.{x}.json" for x in "ja")
+    order.write_text(json.dumps(job))
+    answer.unlink(missing_ok=True)
+    _run(setup, module, *words, order, answer, **limits)
+    return json.loads(answer.read_text())
+
+
+def _run(
+    setup: Setup,
+    module: str,
+    *words: object,
+    share: float = 0.0,
+    limit: float = 0.0,
+    what: str = "",
+) -> float:
+    """Run a program within its share of the time, or `limit` seconds; how many it took.
 
     Raises:
         StageStopped: it failed, or ran into its limit.
     """
-    limit = 60 * bench.minutes * share
-    ended = bench.execute("serve", [str(PROGRAMS / f"{name}.py"), *words], limit)
-    if ended.timed_out:
-        raise StageStopped(hung(bench, "serve", what or name, ended))
+    limit = limit or 60 * setup.minutes * share
+    ended = setup.execute("serve", module, *words, limit=limit)
     if ended.returncode:
-        raise StageStopped(crashed(bench, "serve", what or name, ended))
-
-
-def _against_reference(
-    bench: Bench, prompts: list[Prompt], answers: list[list[int]], check: Any
-) -> None:
-    folder = bench.folder("serve")
-    texts, found = folder / "texts.json", folder / "reference.json"
-    whole = [p["tokens"] + a for p, a in zip(prompts, answers, strict=True)]
-    texts.write_text(json.dumps(whole))
-    found.unlink(missing_ok=True)
-    twin = str(folder / "checkpoint/twin")
-    _program(bench, "reference", [twin, str(texts), str(found)], 0.2)
-    references = json.loads(found.read_text())
-    faults, sure = disagreements(prompts, answers, references)
-    check(
-        "the tokens are those of Hugging Face's model, where that is sure",
-        faults,
-        f"{sure} of {sum(map(len, answers))} tokens",
-    )
-
-
-def _all_reduce(bench: Bench, check: Any) -> None:
-    """Add up a tensor over two processes, with a time limit, because a fault hangs.
-
-    Raises:
-        StageStopped: they do not end, or do not agree: two ranks would hang.
-    """
-    folder = bench.folder("serve") / "all-reduce"
-    folder.mkdir(exist_ok=True)
-    (folder / "meeting").unlink(missing_ok=True)
-    program = (
-        "import subprocess, sys; words = sys.argv[1:];"
-        "ranks = [subprocess.Popen([sys.executable, *words, str(r)]) for r in (0, 1)];"
-        "sys.exit(max(abs(rank.wait()) for rank in ranks))"
-    )
-    words = [str(PROGRAMS / "all_reduce.py"), bench.kind, str(folder)]
-    command = ["-c", program, *words]
-    ended = bench.execute("serve", command, ALL_REDUCE_SECONDS)
-    if ended.timed_out:
-        raise StageStopped(hung(bench, "serve", "an all-reduce of two ranks", ended))
-    if ended.returncode:
-        raise StageStopped(crashed(bench, "serve", "an all-reduce of two ranks", ended))
-    check("an all-reduce of two ranks", [], f"{ended.seconds:.0f} s")
+        raise StageStopped(ended.failed(what or module))
+    return ended.seconds
 
 
 def prompt(length: int, new: int, seed: int) -> Prompt:

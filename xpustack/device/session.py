@@ -9,7 +9,7 @@ from xpustack.core.cache import atomic_file
 from xpustack.core.errors import EnvironmentProblem, command
 from xpustack.core.fingerprint import digest, files_digest, folder_files
 from xpustack.core.version import version
-from xpustack.device import archive, page, serve, stages
+from xpustack.device import archive, doctor, measure, page, prove, serve
 from xpustack.device.records import (
     SCHEMA,
     STAGES,
@@ -18,16 +18,19 @@ from xpustack.device.records import (
     read_result,
     write,
 )
-from xpustack.device.stages import Bench, Outcome, Stage
+from xpustack.device.setup import Outcome, Setup, Stage
 
-_CODE = ("kernels", "benchmarks", "tests/kernels", "e2e", "xpustack/device")
+_CODE = (
+    *("kernels", "benchmarks", "tests/kernels", "e2e", "on_device"),
+    "xpustack/device",
+)
 """Folders that decide what a stage gives."""
 _STABLE = ("free memory",)
 """Facts that change from run to run."""
 _RUNS: dict[str, Stage] = {
-    "prove": stages.prove,
-    "compare": stages.compare,
-    "tune": stages.tune,
+    "prove": prove.prove,
+    "compare": measure.compare,
+    "tune": measure.tune,
     "serve": serve.serve,
 }
 
@@ -51,7 +54,7 @@ class Session:
         return any(result.status == "failed" for result in self.results)
 
 
-def run(bench: Bench, chosen: Sequence[str], *, again: bool = False) -> Session:
+def run(setup: Setup, chosen: Sequence[str], *, again: bool = False) -> Session:
     """Run the chosen stages in their order; the doctor always goes first.
 
     Args:
@@ -61,25 +64,25 @@ def run(bench: Bench, chosen: Sequence[str], *, again: bool = False) -> Session:
         EnvironmentProblem: there is no device to run on.
     """
     results, kept = {}, set()
-    doctor = _timed(bench, "doctor", stages.diagnose, "")
-    write(bench.folder("doctor") / "result.json", doctor)
-    fatal = doctor.status == "failed"
-    results["doctor"] = doctor
-    if fatal and not (bench.probe.get("device") and "report" in chosen):
-        worst = doctor.findings[0] if doctor.findings else None
+    first = _timed(setup, "doctor", doctor.diagnose, "")
+    write(setup.folder("doctor") / "result.json", first)
+    fatal = first.status == "failed"
+    results["doctor"] = first
+    if fatal and not (setup.device and "report" in chosen):
+        worst = first.findings[0] if first.findings else None
         raise EnvironmentProblem(
-            f"no {bench.kind} device to run on: {doctor.summary}",
-            detail=[str(finding) for finding in doctor.findings[1:]],
-            path=bench.folder("doctor") / "log.txt",
+            f"no {setup.kind} device to run on: {first.summary}",
+            detail=[str(finding) for finding in first.findings[1:]],
+            path=setup.folder("doctor") / "log.txt",
             hint=(worst.fix if worst else "")
             or command("python", "-m", "xpustack", "device", "doctor", "-h"),
         )
-    code = _code(bench)
+    code = _code(setup)
     for stage in STAGES:
         if stage not in _RUNS:
             continue
-        path = bench.folder(stage) / "result.json"
-        key = _key(bench, stage, code)
+        path = setup.folder(stage) / "result.json"
+        key = _key(setup, stage, code)
         found = read_result(path)
         if found is not None and found.key != key:
             found = None
@@ -89,49 +92,50 @@ def run(bench: Bench, chosen: Sequence[str], *, again: bool = False) -> Session:
                 kept.add(stage)
             continue
         if found is not None and found.status == "passed" and not again:
-            bench.progress(f"{stage}: kept from an earlier run")
+            setup.progress(f"{stage}: kept from an earlier run")
             kept.add(stage)
         else:
-            found = _timed(bench, stage, _RUNS[stage], key)
+            found = _timed(setup, stage, _RUNS[stage], key)
             write(path, found)
         results[stage] = found
     ordered = tuple(results[stage] for stage in STAGES if stage in results)
     if "report" not in chosen:
         return Session(ordered, frozenset(kept))
+    facts = doctor.facts(setup)
     report = Report(
         SCHEMA,
-        version(bench.project.root),
+        version(setup.project.root),
         time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        bench.kind,
-        bench.facts()[0].found,
-        bench.release.name,
-        bench.facts(),
+        setup.kind,
+        facts[0].found,
+        setup.release.name,
+        facts,
         ordered,
     )
-    folder = bench.folder("report")
+    folder = setup.folder("report")
     write(folder / "report.json", report)
     with atomic_file(folder / "report.md") as file:
         file.write(page.text(report).encode())
-    archive.write(bench, report)
+    archive.write(setup, report)
     return Session(ordered, frozenset(kept), report)
 
 
-def _timed(bench: Bench, stage: str, run: Stage, key: str) -> StageResult:
-    bench.progress(f"{stage}: started")
+def _timed(setup: Setup, stage: str, run: Stage, key: str) -> StageResult:
+    setup.progress(f"{stage}: started")
     begin = time.monotonic()
     try:
-        outcome = run(bench)
+        outcome = run(setup)
     except (OSError, ValueError, KeyError) as error:
         outcome = Outcome("failed", f"{type(error).__name__}: {error}")
     result = outcome.result(stage, key, time.monotonic() - begin)
-    bench.progress(
+    setup.progress(
         f"{stage}: {result.status}, {result.seconds:.0f} s: {result.summary}"
     )
     return result
 
 
-def _code(bench: Bench) -> str:
-    root = bench.project.root
+def _code(setup: Setup) -> str:
+    root = setup.project.root
     files = {
         f"{folder}/{name}": path
         for folder in _CODE
@@ -140,12 +144,12 @@ def _code(bench: Bench) -> str:
     return files_digest(files)
 
 
-def _key(bench: Bench, stage: str, code: str) -> str:
-    facts = (f"{f.name}={f.found}" for f in bench.facts() if f.name not in _STABLE)
+def _key(setup: Setup, stage: str, code: str) -> str:
+    facts = (f for f in doctor.facts(setup) if f.name not in _STABLE)
     return digest(
         stage=stage,
-        kind=bench.kind,
-        release=bench.release.name,
+        kind=setup.kind,
+        release=setup.release.name,
         code=code,
-        facts=list(facts),
+        facts=[f"{fact.name}={fact.found}" for fact in facts],
     )

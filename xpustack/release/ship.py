@@ -52,7 +52,7 @@ PROVENANCE = "provenance.json"
 ARGUMENTS = "container.args"
 OFFICIAL_ARGUMENTS = "official.args"
 HEALTH = "served.py"
-HEALTH_SOURCE = Path(__file__).parents[1] / "device/programs/served.py"
+HEALTH_SOURCE = Path(__file__).with_name("served.py")
 """The images' health check."""
 COMPANION_FILES = (
     CONSTRAINTS,

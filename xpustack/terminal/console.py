@@ -27,6 +27,7 @@ from xpustack.checks.cache_contents import in_use
 from xpustack.core.cache import Cache
 from xpustack.core.errors import Interrupted, StackError, stack_error_of
 from xpustack.core.progress import Progress
+from xpustack.core.project import Project
 from xpustack.terminal.display import Display
 from xpustack.terminal.estimate import Estimate, past_seconds
 
@@ -155,6 +156,22 @@ def showing_progress() -> Iterator[Progress]:
             live.update(message.replace("[", r"\["))
 
         yield say
+
+
+@dataclass(frozen=True)
+class Work:
+    """What most commands work with."""
+
+    project: Project
+    cache: Cache
+    progress: Progress
+
+
+@contextlib.contextmanager
+def working() -> Iterator[Work]:
+    """The project and the user's cache, while progress is shown."""
+    with showing_progress() as progress, using_cache() as cache:
+        yield Work(Project.find(), cache, progress)
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def build_site(
         The number of pages.
 
     Raises:
-        EnvironmentProblem: Sphinx or another package of `requirements/pages.txt` is
+        EnvironmentProblem: Sphinx or another package of the group `pages` is
             missing.
         CheckFailed: a page has a link that leads nowhere, or other faults.
     """

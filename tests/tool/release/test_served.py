@@ -11,10 +11,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from xpustack.cli import app
-from xpustack.device.programs import served
+from xpustack.release import served
 
 SOUND = (" Wednesday, Thursday, Friday", [-0.1, -0.2])
 Answers = Callable[[int], tuple[str, list[float]]]
@@ -69,8 +67,6 @@ def test_a_sound_server(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_API_KEY", "secret")
     with server(lambda _: SOUND, key="secret") as url:
         assert served.judge(url, twice=True) == f"flash: {SOUND[0]!r}"
-        done = CliRunner().invoke(app, ["device", "--url", url, "serve"])
-        assert (done.exit_code, "sound: flash" in done.stdout) == (0, True)
 
 
 @pytest.mark.parametrize(
@@ -85,10 +81,8 @@ def test_a_sound_server(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_server_that_is_not_sound(answers: Answers, status: int, said: str) -> None:
-    with server(answers, status) as url:
-        done = CliRunner().invoke(app, ["device", "--url", url, "serve"])
-    assert done.exit_code == 1
-    assert said in done.stderr
+    with server(answers, status) as url, pytest.raises(served.Unsound, match=said):
+        served.judge(url, twice=True)
 
 
 def test_a_refusal_is_shown_with_the_server_s_reason() -> None:
@@ -108,21 +102,14 @@ def test_a_refusal_is_shown_with_the_server_s_reason() -> None:
     assert len(str(caught.value)) < 2 * served.MOST_BODY
 
 
-def test_no_server_and_wrong_words() -> None:
-    done = CliRunner().invoke(app, ["device", "--url", "http://127.0.0.1:9"])
-    assert (done.exit_code, "refused" in done.stderr) == (1, True)
-    done = CliRunner().invoke(app, ["device", "--url", "http://127.0.0.1:9", "tune"])
-    assert (done.exit_code, "serve alone" in done.stderr) == (2, True)
-
-
 def test_the_program_stands_alone(tmp_path: Path) -> None:
-    """As in an image: no package of ours, and the address by the environment."""
+    """As in an image and on a deployer's machine: no package of ours."""
     program = tmp_path / "served.py"
     program.write_bytes(Path(served.__file__).read_bytes())
 
-    def run(url: str) -> subprocess.CompletedProcess[str]:
+    def run(url: str, *words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "-I", str(program)],
+            [sys.executable, "-I", str(program), *words],
             env={served.VARIABLE: url},
             capture_output=True,
             text=True,
@@ -131,5 +118,7 @@ def test_the_program_stands_alone(tmp_path: Path) -> None:
     with server(lambda n: (f"{SOUND[0]} {n}", [-0.1])) as url:
         done = run(url)
         assert (done.returncode, "flash" in done.stdout) == (0, True), done
+        done = run("", "--twice", "--url", url)
+        assert (done.returncode, "two answers" in done.stdout) == (1, True), done
     done = run(url)
     assert (done.returncode, "refused" in done.stdout) == (1, True), done

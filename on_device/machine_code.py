@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`machine_code.py KIND KERNELS CACHE FILE`: what the driver made of compiled kernels.
+"""`machine_code KIND KERNELS CACHE FILE`: what the driver made of compiled kernels.
 
 CACHE is Triton's. Each kernel of KERNELS that it holds is loaded once more, so that
 the driver's own compiler says which registers it took and how much it spilled.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`reference.py TWIN JOB FILE`: Hugging Face's model on the CPU, the twin of `e2e`.
+"""`reference TWIN JOB FILE`: Hugging Face's model on the CPU, the twin of `e2e`.
 
 JOB is a list of texts. FILE gets, for each text, the token that the model would add
 after every token, or -1 where the roundings of the releases change it, and the least
@@ -10,10 +10,10 @@ import json
 import sys
 from pathlib import Path
 
+from e2e.twin import Roundings, Twin
+
 
 def main(folder: Path, job: Path, target: Path) -> None:
-    from e2e.twin import Roundings, Twin
-
     twin = Twin(folder)
     made = [
         Roundings(activations=a, output_fp8=o)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`probe.py KIND FILE`: what a machine has of a device's driver and libraries."""
+"""`probe KIND FILE`: what a machine has of a device's driver and libraries."""
 
 import json
 import os
@@ -18,6 +18,7 @@ DISTRIBUTIONS = {
     "vllm": ("vllm",),
     "oneCCL": ("oneccl", "oneccl-devel"),
     "pytest": ("pytest",),
+    "pytest-xdist": ("pytest-xdist",),
     "numpy": ("numpy",),
 }
 """Distributions by the fact's name; the first that is installed counts."""
@@ -157,7 +158,8 @@ def main(kind: str, target: Path) -> None:
         print("compiling and launching a kernel", flush=True)
         try:
             import torch
-            from trial import launch
+
+            from on_device.trial import launch
 
             facts["launch"] = "right" if launch(torch.device(kind)) else "wrong numbers"
         except Exception as error:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ask a running `vllm serve` whether it answers soundly: `served.py [--url URL]`.
 
-The health check of both images, and `xpustack device --url URL serve`. A server that
-is up may still answer with noise: log-probabilities must be finite, and the answer not
-one character over and over. With `--twice` the same question must get the same answer
+The health check of both images, and of any server from outside. A server that is up
+may still answer with noise: log-probabilities must be finite, and the answer not one
+character over and over. With `--twice` the same question must get the same answer
 again; a busy server may not pass that, because sums depend on the batch. Needs nothing
 but Python. Exit code 1 says that the server is not sound, and one line says why.
 """

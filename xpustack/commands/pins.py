@@ -1,21 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack watch`: what upstream has and this stack has not."""
+"""`xpustack pin` and `watch`: releases, and what upstream did since the newest."""
 
 import dataclasses
 from collections.abc import Iterator
+from typing import Annotated
 
+import msgspec
+import typer
+
+from xpustack.base.pin import pin as pin_release
 from xpustack.core.errors import CheckFailed
-from xpustack.core.project import Project
 from xpustack.refresh.kernel_versions import SCHEMAS
 from xpustack.refresh.watch import WatchReport
 from xpustack.refresh.watch import watch as watch_upstream
-from xpustack.terminal.console import (
-    AsJson,
-    Offline,
-    answering,
-    showing_progress,
-    using_cache,
-)
+from xpustack.terminal.console import AsJson, Offline, answering, working
+
+
+def pin(
+    version: Annotated[str, typer.Argument(help="Such as 0.24.0.")],
+    as_json: AsJson = False,
+) -> None:
+    """Find, download, hash and read a release, and add it to releases.toml."""
+    with answering("pin", as_json) as answer:
+        with working() as work:
+            release = pin_release(work.project, work.cache, version, work.progress)
+        answer.data = msgspec.to_builtins(release)
+        answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
 
 
 def watch(offline: Offline = False, as_json: AsJson = False) -> None:
@@ -29,9 +39,9 @@ def watch(offline: Offline = False, as_json: AsJson = False) -> None:
     3 that an archive cannot be fetched, 5 that the index cannot be reached. `(known)`
     marks what needs no action, such as a step whose Upstream-Status is Backport."""
     with answering("watch", as_json) as answer:
-        with showing_progress() as progress, using_cache() as cache:
+        with working() as work:
             report = watch_upstream(
-                Project.find(), cache, offline=offline, progress=progress
+                work.project, work.cache, offline=offline, progress=work.progress
             )
         answer.data = {**dataclasses.asdict(report), "news": report.news}
         answer.say(*_lines(report))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`engine.py JOB FILE`: serve a job with vLLM; tokens, log probabilities, seconds.
+"""`engine JOB FILE`: serve a job with vLLM; tokens, log probabilities, seconds.
 
 JOB has the model, the engine's arguments and waves of prompts. Each wave is one call of
 `LLM.generate`, greedy, and gives its answers and what is not finite in them.

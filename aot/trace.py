@@ -10,7 +10,6 @@ care.
 import random
 from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
 from unittest import mock
 
 import torch
@@ -31,12 +30,12 @@ from .shapes import (
     SERVED,
     WINDOW,
     Case,
+    call,
     f32,
     fp8,
     i32,
     i64,
     meta,
-    op,
     pages,
     u8,
 )
@@ -49,7 +48,7 @@ LONGEST_COMPRESSED = 8192
 """Compressed keys per token of a ratio-128 layer at a context of 1M tokens."""
 
 
-def served() -> list[LaunchRecord]:
+def traced() -> list[LaunchRecord]:
     """What `SERVED` and a trace of steps launch, on each device of the cost model.
 
     How many programs share a token's keys depends on the Xe-cores of the device.
@@ -71,8 +70,8 @@ def steps(count: int, heads: int, seed: int = 4) -> Iterator[Case]:
     """
     draw = random.Random(seed)
     for number in range(count):
-        for kind, call in _step(draw, heads):
-            yield Case(kind, f"H{heads} step {number}", call)
+        for kind, made in _step(draw, heads):
+            yield Case(kind, f"H{heads} step {number}", made)
 
 
 def _step(
@@ -117,14 +116,17 @@ def _step(
         yield (
             "prefill to FP8",
             partial(
-                *(cases_attention.prefill, heads, tokens, compressed + WINDOW),
+                cases_attention.prefill,
+                heads,
+                tokens,
+                compressed + WINDOW,
                 in_fp8=True,
                 first=first,
             ),
         )
     yield (
         "global top-k",
-        _call(
+        call(
             "topk_indices",
             "compute_global_topk_indices_and_lens",
             meta(tokens, FLASH.topk, dtype=i32),
@@ -148,7 +150,7 @@ def _step(
         yield f"paged logits {name}", partial(paged, requests, 1, False, blocks, width)
     yield (
         "queries",
-        _call(
+        call(
             "indexer_q",
             "fused_indexer_q_rope_quant",
             meta(tokens, dtype=i64),
@@ -169,15 +171,11 @@ def _some(draw: random.Random, most: int) -> int:
     return draw.choice((1, 16, draw.randint(1, most)))
 
 
-def _call(module: str, name: str, *args: Any, **kwargs: Any) -> Callable[[], object]:
-    return lambda: op(module, name)(*args, **kwargs)
-
-
 def _gather(
     part: str, requests: int, rows: int, offset: int, blocks: int, table: torch.Tensor
 ) -> Callable[[], object]:
     """All rows of each request, or as many of the last as `gather_lens` says."""
-    return _call(
+    return call(
         "gather",
         "dequantize_and_gather_k_cache",
         meta(requests, rows, HEAD_DIM),
@@ -192,7 +190,7 @@ def _gather(
 
 def _insert(heads: int, tokens: int, slots: int) -> Callable[[], object]:
     """A graph pads `tokens`; only the first `slots` have one."""
-    return _call(
+    return call(
         "qnorm_rope_kv_insert",
         "xpu_qnorm_rope_kv_fp8_insert",
         meta(tokens, heads, HEAD_DIM),
@@ -212,7 +210,7 @@ def _inverse_rope(
     for name in ("inv_rope_bf16", "inv_rope_fp8_quant"):
         yield (
             name,
-            _call(
+            call(
                 "inv_rope",
                 name,
                 meta(tokens, heads, HEAD_DIM),
@@ -228,7 +226,7 @@ def _combine(
     requests: int, first: int, tokens: int, ratio: int, width: int, rows: int
 ) -> Callable[[], object]:
     """The prefills behind the first `first` requests of a batch."""
-    return _call(
+    return call(
         "topk_indices",
         "combine_topk_swa_indices",
         meta(tokens, width, dtype=i32),
@@ -265,10 +263,10 @@ def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """The kernels that no number of heads concerns."""
     streams = meta(tokens, 4, FLASH.hidden)
     gates = cases_layer.gates(FLASH)
-    yield "mhc pre", _call("mhc", "mhc_pre", streams, *gates)
+    yield "mhc pre", call("mhc", "mhc_pre", streams, *gates)
     yield (
         "mhc fused",
-        _call(
+        call(
             "mhc",
             "mhc_fused_post_pre",
             meta(tokens, FLASH.hidden),
@@ -280,7 +278,7 @@ def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     )
     yield (
         "nvfp4",
-        _call(
+        call(
             "nvfp4_linear",
             "nvfp4_linear",
             meta(tokens, FLASH.hidden),

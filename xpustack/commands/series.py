@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xpustack apply`, `save` and `rederive`: a series as trees, and back as patches."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xpustack.base import releases
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import CheckFailed, StackError, UsageError
+from xpustack.core.project import Project
+from xpustack.series.apply import trees, trees_before_failure
+from xpustack.series.order import unnamed
+from xpustack.series.recorded import format_trees, read_trees, trees_file
+from xpustack.series.save import save as save_series
+from xpustack.series.tree import Series, Tree
+from xpustack.series.worktree import apply_to
+from xpustack.terminal.console import AsJson, Offline, Work, answering, working
+from xpustack.terminal.selection import AllReleases, ReleaseName, selected
+
+
+def apply(
+    release: ReleaseName = None,
+    all_: AllReleases = False,
+    upto: Annotated[
+        str | None, typer.Option(help="The last step's slug, or base.")
+    ] = None,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The repository to make; with --all one folder in it each."),
+    ] = None,
+    offline: Offline = False,
+    as_json: AsJson = False,
+) -> None:
+    """Apply a series: as trees in the cache, and with --to as a git repository."""
+    with answering("apply", as_json) as answer:
+        grown: list[Tree] = []
+        with working() as work:
+            pinned = releases.load(work.project)
+            for chosen in selected(pinned, release, all_, "apply"):
+                directory = to / chosen.name if to and all_ else to
+                try:
+                    series, problem = _apply(work, chosen, directory, upto, offline)
+                except StackError as error:
+                    series, problem = None, error
+                grown += series.trees if series is not None else ()
+                if problem is not None:
+                    answer.fail(problem)
+                    continue
+                for stray in unnamed(work.project):
+                    work.progress(f"no series names {stray}")
+        rows = [
+            {
+                "release": tree.release.name,
+                "step": tree.label,
+                "commit": tree.commit,
+                "tree": tree.tree_id,
+            }
+            for tree in grown
+        ]
+        answer.data = {"trees": rows}
+        answer.table(rows, ("release", "step", "commit", "tree"))
+
+
+def _apply(
+    work: Work,
+    release: Release,
+    directory: Path | None,
+    upto: str | None,
+    offline: bool,
+) -> tuple[Series | None, StackError | None]:
+    """The release's trees, and the failure after which there are no more."""
+    if directory is None:
+        return trees_before_failure(
+            Store(work.cache),
+            work.project,
+            release,
+            offline=offline,
+            progress=work.progress,
+            upto=upto,
+        )
+    series = apply_to(
+        *(work.project, work.cache, release, directory, upto),
+        offline=offline,
+        progress=work.progress,
+    )
+    return series, None
+
+
+def save(
+    directory: Annotated[Path, typer.Argument(help="What `apply --to` made.")],
+    dry_run: Annotated[
+        bool, typer.Option(help="List stale files, write none.")
+    ] = False,
+    drop: Annotated[
+        list[str] | None,
+        typer.Option(help="A step that is to leave the series; repeatable."),
+    ] = None,
+    alone: Annotated[
+        bool,
+        typer.Option(help="Change this release's steps alone, none of another."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write patches, overlay and trailers back from the commits in DIRECTORY, for all
+    releases that share the patches.
+
+    A dry run that finds stale files ends with exit code 1."""
+    with answering("save", as_json) as answer:
+        with working() as work:
+            stale = save_series(
+                work.project,
+                work.cache,
+                directory,
+                dry_run,
+                drop=tuple(drop or ()),
+                alone=alone,
+                progress=work.progress,
+            )
+        lines = [f"{file.kind} {file.path}" for file in stale]
+        answer.data = {"stale": lines, "written": not dry_run}
+        answer.say(*(lines or ["nothing to save"]))
+        if stale and dry_run:
+            answer.exit_code = CheckFailed.exit_code
+
+
+def rederive(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(help="Such as v0.22.1.", metavar="[RELEASE]..."),
+    ] = None,
+    all_: AllReleases = False,
+    offline: Offline = False,
+    as_json: AsJson = False,
+) -> None:
+    """Apply a series anew, and record the tree of each step.
+
+    For an edit of a patch, an overlay file, a kernel or the order that was not made by
+    `save`. A release whose series does not apply keeps its record."""
+    with answering("rederive", as_json) as answer:
+        changed: dict[str, list[str]] = {}
+        if bool(names) is all_:
+            raise UsageError(
+                "name a release, or say --all", hint="xpustack rederive --help"
+            )
+        with working() as work:
+            pinned = releases.load(work.project)
+            for release in pinned if all_ else [pinned[name] for name in names or ()]:
+                try:
+                    series = trees(
+                        Store(work.cache),
+                        work.project,
+                        release,
+                        offline=offline,
+                        progress=work.progress,
+                        recorded=False,
+                    )
+                except StackError as error:
+                    answer.fail(error)
+                else:
+                    slugs = _record(work.project, series)
+                    changed |= {} if slugs is None else {release.name: slugs}
+        answer.data = {"changed": changed}
+        for name, slugs in changed.items():
+            first = f"from {slugs[0]} on: {len(slugs)}" if slugs else "in another order"
+            answer.say(f"{name}: trees recorded {first}")
+        if not changed and not answer.errors:
+            answer.say("every recorded tree is right")
+
+
+def _record(project: Project, series: Series) -> list[str] | None:
+    """Write a release's record of trees. The steps whose tree it had otherwise; None
+    where it is right."""
+    name = series.base.release.name
+    place, text = trees_file(project, name), format_trees(series.steps)
+    before = place.read_bytes() if place.exists() else b""
+    if text == before:
+        return None
+    ids = read_trees(project, name) if before else {}
+    with atomic_file(place) as file:
+        file.write(text)
+    return [tree.slug for tree in series.steps if ids.get(tree.slug) != tree.tree_id]
