@@ -121,7 +121,7 @@ class Standings:
                 needs = self._closure([*needs, *standing])
             elif step.slug not in self._varied:
                 self._varied.add(step.slug)
-                del self._stacks[*needs, step.slug]
+                self._stacks.pop((*needs, step.slug), None)
             elif self._passes_on(self._tree(self._closure(named)), step):
                 return Standing(step, "upstream", evidence=_WITHOUT)
             elif more:
