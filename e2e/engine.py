@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside an installed vLLM: `python -m e2e.engine` imports it and waits for jobs.
-
-A line of the standard input is a JSON list of files: JOB, RESULT, what the job prints,
-and its exit status, which is written last. Each job has a process of its own, forked
-from this one.
+"""Run inside an installed vLLM: `python -m e2e.engine JOB RESULT` serves one job.
 
 JOB names the checkpoint, the arguments of `LLM`, and waves of prompts, and may say how
 many waves are written down, and for how many Xe-cores decode is planned. Each wave is
 one call of `LLM.generate`, or the engine's own steps where a request is aborted. RESULT
-holds the tokens, their log-probabilities, and what the worker wrote down. `python
--m e2e.engine JOB RESULT` serves one job alone.
+holds the tokens, their log-probabilities, and what the worker wrote down.
 `E2E_HOME` names the module that chooses the emulated XPU's home; by default the CPU.
 """
 
@@ -18,10 +13,8 @@ import importlib
 import io
 import json
 import os
-import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
@@ -172,62 +165,8 @@ def refusal(llm: Any, prompt: dict[str, Any]) -> str:
     raise AssertionError(f"a prompt of {len(prompt['tokens'])} tokens was served")
 
 
-def run(order: str, answer: str, log: str) -> None:
-    """Serve one job in this process, which prints to `log` from here on."""
+if __name__ == "__main__":
     import torch
 
-    with open(log, "w") as file:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-            os.dup2(file.fileno(), stream.fileno())
-    try:
-        torch.save(generate(json.loads(Path(order).read_text())), answer)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def wait_for_jobs() -> None:
-    """Fork for each line of the standard input, until it ends."""
-    import vllm.entrypoints.llm  # noqa: F401
-
-    from e2e import recording  # noqa: F401
-
-    statuses: dict[int, str] = {}
-
-    def note_ends(*_: Any) -> None:
-        while statuses:
-            child, status = os.waitpid(-1, os.WNOHANG)
-            if not child:
-                return
-            file = Path(statuses.pop(child))
-            unfinished = file.with_suffix(".part")
-            unfinished.write_text(str(os.waitstatus_to_exitcode(status)))
-            unfinished.rename(file)
-
-    signal.signal(signal.SIGCHLD, note_ends)
-    for line in sys.stdin:
-        order, answer, log, status = json.loads(line)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            run(order, answer, log)
-        statuses[child] = status
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        import torch
-
-        job = json.loads(Path(sys.argv[1]).read_text())
-        torch.save(generate(job), sys.argv[2])
-    else:
-        wait_for_jobs()
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.save(generate(job), sys.argv[2])

@@ -20,19 +20,27 @@ from e2e import checkpoint, packed, unsupported
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.twin import Twin
-from e2e.warm import WarmUp
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import Cache
+from xpustack.core.fork_server import Ahead, exit_text
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
 from xpustack.series.apply import trees
+from xpustack.steptest.server import warm_server
 
 HERE = Path(__file__).parent
 LIMIT = 900.0
+IMPORTED = (
+    "emulated_xpu.pytest_plugin",
+    "e2e.engine_ops",
+    "e2e.recording",
+    "vllm.entrypoints.llm",
+)
+"""What the engines of one tree share."""
 WRAPPERS = {
     "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
     "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
@@ -164,7 +172,7 @@ class Engines:
         self._twins: dict[str, Twin] = {}
         self._writing = Lock()
         self._lay_out()
-        self._warm = WarmUp(work / "support")
+        self._server = warm_server(Runner())
         self._pool = ThreadPoolExecutor(workers)
         self._late = ThreadPoolExecutor(1)
         self._running: dict[tuple[str, bool, str], Future[Served]] = {}
@@ -249,7 +257,7 @@ class Engines:
     def close(self) -> None:
         for pool in (self._pool, self._late):
             pool.shutdown(wait=False, cancel_futures=True)
-        self._warm.close()
+        self._server.close()
 
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
         pinned = load(self.project)[release]
@@ -272,14 +280,22 @@ class Engines:
             )
         )
         env = self._environment(pinned, site, self.work / tree)
-        done = self._warm.run(tree, env, order, answer, LIMIT)
-        if done.status or not answer.is_file():
-            raise EngineStopped(
-                f"{name}: the engine ended with exit status {done.status}\n"
-                + "\n".join(done.log[-60:])
-            )
+        output, support = order.with_suffix(".log"), self.work / "support"
+        done = self._server.run(
+            ["e2e.engine", str(order), str(answer)],
+            cwd=support,
+            path=[site, support],
+            env=env,
+            output=output,
+            limit=LIMIT,
+            ahead=Ahead(IMPORTED, env),
+        )
+        lines = output.read_text(errors="replace").splitlines()
+        if done.status or done.died or not answer.is_file():
+            end = done.died or exit_text(done.status)
+            raise EngineStopped("\n".join([f"{name}: the engine {end}", *lines[-60:]]))
         result = torch.load(answer, weights_only=False)
-        return Served(job, result, "\n".join(done.log[-200:]), done.seconds)
+        return Served(job, result, "\n".join(lines[-200:]), done.seconds)
 
     def installed(self, pinned: Release, patched: bool) -> Path:
         """The files of a release, as its wheel installs them."""

@@ -34,7 +34,7 @@ from xpustack.series.overlay import overlay_files
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import BaseTree, Series
-from xpustack.steptest.server import Server
+from xpustack.steptest.server import warm_server
 
 ASSISTANT = "an AI coding agent"
 
@@ -173,7 +173,7 @@ def _requests(
 ) -> tuple[PullRequest, ...]:
     """The requests in the series' order, each with where its steps stand."""
     requests = []
-    with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
+    with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
         standings = Standings(project, cache, series, base, runner, server, progress)
         for slug in (tree.slug for tree in series.steps if tree.slug in wanted):
             note = notes[slug]

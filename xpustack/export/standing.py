@@ -17,6 +17,7 @@ from xpustack.builds.build import Build, build, build_version
 from xpustack.checks.plan import test_result
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
+from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
@@ -25,7 +26,6 @@ from xpustack.refresh.variants import carry_step
 from xpustack.series.overlay import KERNEL_HOME, overlay_files
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.steptest.material import Support
-from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import StepTest
 
 NO_TIP = -1
