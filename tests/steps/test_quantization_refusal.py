@@ -9,7 +9,7 @@ import torch
 from helpers import layout, model_configs, model_layers, quantizations
 from helpers.quantizations import GPTQ, compressed
 
-MODELOPT = {"kv_cache_quant_algo": None, "exclude_modules": []}
+MODELOPT: dict[str, Any] = {"kv_cache_quant_algo": None, "exclude_modules": []}
 INT8 = {"num_bits": 8, "type": "int", "strategy": "token", "symmetric": True}
 LOADING = "quantizing weights while they are loaded"
 KINDS = quantizations.KINDS

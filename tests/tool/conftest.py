@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from clones import ClonedStack
 from fake_stack import FakeStack
 from sdists import FILES, pinned, write_sdist
 from shipped_stack import ShippedStack
@@ -128,3 +129,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> ShippedStack:
     stack = ShippedStack(tmp_path_factory.mktemp("shipped"))
     stack.ship(stack.root / "dist")
     return stack
+
+
+@pytest.fixture(scope="session")
+def cloned(tmp_path_factory: pytest.TempPathFactory) -> ClonedStack:
+    """A stack whose upstream is a git repository; tests clone it and change nothing."""
+    return ClonedStack(tmp_path_factory.mktemp("cloned"))

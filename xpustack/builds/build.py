@@ -67,8 +67,9 @@ class Build:
 
 def build_version(tree: Tree, last: int) -> str:
     """`<release>+xpu.dsv4.<revision>`, with `.step<k>` unless `tree` holds all
-    `last` steps of its series."""
-    version = f"{tree.release.version}+xpu.dsv4.{tree.release.revision}"
+    `last` steps of its series. The version of a clone has a `+` already."""
+    mark = "." if "+" in tree.release.version else "+"
+    version = f"{tree.release.version}{mark}xpu.dsv4.{tree.release.revision}"
     return version if tree.index == last else f"{version}.step{tree.index}"
 
 

@@ -270,7 +270,7 @@ class Planner:
                     if tree is not None:
                         self._build(tree)
                 report = test.run(self._server, self._cache)
-                return _test_result(self._release.name, step, report, before is None)
+                return test_result(self._release.name, step, report, before is None)
 
             return self._cached(step.slug, "test", test.key, compute)
 
@@ -295,7 +295,7 @@ class Planner:
         return result
 
 
-def _test_result(release: str, step: Step, report: StepTestReport, tip: bool) -> Result:
+def test_result(release: str, step: Step, report: StepTestReport, tip: bool) -> Result:
     counts = report.counts
     summary = f"{counts['tests']} tests"
     if not tip:

@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack export`: a series as pull requests."""
 
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from xpustack.base import releases
+from xpustack.base.clone import opened
+from xpustack.base.store import Store
+from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.export.export import ASSISTANT
 from xpustack.export.export import export as write_export
 from xpustack.export.upstream_trees import Person
+from xpustack.refresh.neighbours import source_of_clone
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -21,7 +26,22 @@ from xpustack.terminal.console import (
 
 
 def export(
-    release: Annotated[str, typer.Argument(help="Such as v0.33.0.")],
+    release: Annotated[
+        str | None, typer.Argument(help="Such as v0.33.0; with --onto the newest pin.")
+    ] = None,
+    steps: Annotated[
+        list[str] | None, typer.Argument(help="Steps; default: the whole series.")
+    ] = None,
+    onto: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLONE[:REF]",
+            help="Put the branches on a commit of a git clone of vLLM, into the clone.",
+        ),
+    ] = None,
+    bundle: Annotated[
+        bool, typer.Option("--bundle", help="Write a bundle instead; the clone stays.")
+    ] = False,
     to: Annotated[
         Path | None, typer.Option(help="The folder; default: export/RELEASE.")
     ] = None,
@@ -33,24 +53,44 @@ def export(
         str, typer.Option(help="The AI tool that commits name as co-author.")
     ] = ASSISTANT,
     bisect: Annotated[
-        bool, typer.Option("--bisect", help="Build and test each exported commit.")
+        bool, typer.Option("--bisect", help="Build and test each exported branch.")
     ] = False,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a series as pull requests: branches, mails, descriptions, cover.
+    """Write steps as pull requests: branches, mails, descriptions, cover.
 
-    Refused (exit code 1) unless every step's checks are green as it is now."""
+    Each branch holds the commits that its step needs, and no others; the step's test is
+    run there, before and after. Refused (exit code 1) unless every step's checks are
+    green as it is now."""
     with answering("export", as_json) as answer:
-        with showing_progress() as progress, using_cache() as cache:
-            project = Project.find()
-            pinned = releases.load(project)[release]
+        if onto is None and (release is None or bundle):
+            raise UsageError(
+                "name the release to export, or --onto a clone",
+                hint="xpustack export v0.33.0, or --onto CLONE:main --bundle",
+            )
+        with (
+            showing_progress() as progress,
+            using_cache() as cache,
+            ExitStack() as stack,
+        ):
+            project, store = Project.find(), Store(cache)
+            clone = stack.enter_context(opened(store, onto)) if onto else None
+            if release is None and clone is not None:
+                release = source_of_clone(
+                    project, store, clone, offline=offline, progress=progress
+                ).name
+            pinned = releases.load(project)[release or ""]
+            folder = "onto" if clone is not None else pinned.name
             exported = write_export(
                 project,
                 cache,
                 pinned,
-                to or project.root / "export" / pinned.name,
+                to or project.root / "export" / folder,
                 Person.find(project, author),
+                slugs=tuple(steps or ()),
+                clone=clone,
+                bundle=bundle,
                 assistant=assistant,
                 bisect=bisect,
                 offline=offline,
@@ -58,20 +98,26 @@ def export(
             )
         rows = [
             {
-                "step": request.step.slug,
-                "branch": request.branch,
-                "needs": ", ".join(request.needs) or "-",
+                "step": request.slug,
+                "branch": request.branch if request.standing.series else "-",
+                "stands": request.stands.replace("`", ""),
                 "lines": request.lines,
             }
             for request in exported.requests
         ]
         answer.data = {
-            "release": pinned.name,
+            "release": exported.state.release,
             "directory": str(exported.directory),
             "number": exported.state.number,
             "changed": exported.changed,
             "requests": rows,
         }
-        answer.table(rows, ("step", "branch", "needs", "lines"))
+        answer.table(rows, ("step", "branch", "stands", "lines"))
         word = "written to" if exported.changed else "unchanged in"
         answer.say(f"export {exported.state.number} {word} {exported.directory}")
+        if clone is not None and not bundle and exported.state.branches:
+            branch = next(iter(exported.state.branches))
+            answer.say(
+                f"next: git -C {clone.place} log -p {branch}, then read"
+                f" {exported.directory}/cover.md"
+            )

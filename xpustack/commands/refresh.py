@@ -2,16 +2,24 @@
 """`xpustack refresh`: carry a series over to another release."""
 
 import dataclasses
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from xpustack.base.clone import opened
+from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import ApplyError, UsageError
 from xpustack.core.project import Project
-from xpustack.refresh.neighbours import Source, choose_source, missing_releases
-from xpustack.refresh.refresh import RefreshReport
+from xpustack.refresh.neighbours import (
+    Source,
+    choose_source,
+    missing_releases,
+    source_of_clone,
+)
+from xpustack.refresh.refresh import RefreshReport, target_release
 from xpustack.refresh.refresh import refresh as carry_over
 from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
 from xpustack.terminal.console import (
@@ -32,8 +40,14 @@ def refresh(
         str | None,
         typer.Option(
             "--from",
-            help="Where from, such as v0.23.0. Without it, the pinned neighbour that"
-            " gives fewer conflicts.",
+            help="Where from, such as v0.23.0. Without it, the pinned neighbour.",
+        ),
+    ] = None,
+    onto: Annotated[
+        str | None,
+        typer.Option(
+            metavar="CLONE[:REF]",
+            help="Carry to a commit of a git clone of vLLM instead; read only.",
         ),
     ] = None,
     to: Annotated[
@@ -42,13 +56,6 @@ def refresh(
     ] = None,
     drop: Annotated[
         list[str] | None, typer.Option(help="A step to leave behind; repeatable.")
-    ] = None,
-    tests: Annotated[
-        bool, typer.Option("--tests", help="Run tests to find obsolete steps.")
-    ] = False,
-    test: Annotated[
-        list[str] | None,
-        typer.Option(help="Run them for this step alone; repeatable."),
     ] = None,
     write: Annotated[
         bool, typer.Option("--write", help="Pin the release, write its series.")
@@ -72,33 +79,42 @@ def refresh(
         if missing:
             _list_missing(answer, release, offline)
             return
-        if release is None:
+        if (release is None) == (onto is None):
             raise UsageError(
-                "name the release to carry the series to",
+                "name the release to carry the series to, or --onto a clone",
                 hint="xpustack refresh v0.24.0, or xpustack refresh --missing",
             )
-        with showing_progress() as progress, using_cache() as cache:
-            project = Project.find()
-            chosen = Source(source, "as asked") if source else None
-            if chosen is None:
-                chosen = choose_source(
-                    project,
-                    cache,
-                    release,
-                    directory=to,
-                    drop=tuple(drop or ()),
-                    offline=offline,
-                    progress=progress,
+        if onto is not None and write:
+            raise UsageError(
+                "a clone is no release: it gets no pin, and export tests each branch",
+                hint=f"xpustack export --onto {onto}",
+            )
+        with (
+            showing_progress() as progress,
+            using_cache() as cache,
+            ExitStack() as stack,
+        ):
+            project, store = Project.find(), Store(cache)
+            clone = stack.enter_context(opened(store, onto)) if onto else None
+            if source is not None:
+                chosen = Source(source, "as asked")
+            elif clone is not None:
+                chosen = source_of_clone(
+                    project, store, clone, offline=offline, progress=progress
                 )
+            else:
+                target = target_release(
+                    project, cache, release or "", offline=offline, progress=progress
+                )
+                chosen = choose_source(project, target.version, to)
             refreshed = carry_over(
                 project,
                 cache,
-                release,
+                release or "",
                 chosen.name,
+                clone=clone,
                 directory=to,
                 drop=tuple(drop or ()),
-                tests=tests,
-                test=tuple(test or ()),
                 write=write,
                 offline=offline,
                 progress=progress,
@@ -145,12 +161,6 @@ def _advice(refreshed: RefreshReport) -> str:
     directory = refreshed.directory
     if directory is None:
         return "the same command with --to DIR leaves the conflict there"
-    solved = next((step.solved_on for step in refreshed.open if step.solved_on), "")
-    if solved:
-        return (
-            f"look at the solution of {solved} in {directory} (git diff), change it if"
-            " need be, git add, git cherry-pick --continue, then the same command again"
-        )
     return (
         f"resolve it in {directory}, git add, git cherry-pick --continue, then the"
         " same command again"

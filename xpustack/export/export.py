@@ -1,35 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A release's series as pull requests for upstream: branches, mails and texts.
+"""A release's steps as pull requests for upstream: branches, mails and texts.
 
 An export is a folder: `repository/` with one branch per step, `mails/` for `git am`,
-`pull-requests/`, `cover.md`, and `range-diff.txt` against the folder's previous
-export.
+`pull-requests/`, `cover.md`, `requests.csv`, and `range-diff.txt` against the folder's
+previous export. On a clone the branches go into the clone, or into a bundle.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from xpustack.base.clone import PREFIX, Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.checks.proof import Proof, proofs
-from xpustack.checks.results import Result
+from xpustack.checks.proof import proofs
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
+from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.export.folder import ExportState, previous_export, write_export
+from xpustack.core.repository import NoSuchPath
+from xpustack.export.folder import ExportState, Place, previous_export, write_export
+from xpustack.export.labels import RULES, labels
+from xpustack.export.notes import Notes, read_notes
 from xpustack.export.preconditions import require_checked, require_clean, test_commits
 from xpustack.export.pull_request import PullRequest, title_problem
-from xpustack.export.upstream_trees import Person, upstream_trees
+from xpustack.export.standing import Standings
+from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
-from xpustack.series.overlay import KERNEL_HOME, kernel_closure, overlay_files
+from xpustack.series.order import require_step
+from xpustack.series.overlay import overlay_files
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
-from xpustack.series.tree import Series, StepTree
+from xpustack.series.tree import BaseTree, Series
+from xpustack.steptest.server import warm_server
 
 ASSISTANT = "an AI coding agent"
-PREFIX = "xpu-dsv4"
 
 
 @dataclass(frozen=True)
@@ -49,112 +56,142 @@ def export(
     directory: Path,
     person: Person,
     *,
+    slugs: Sequence[str] = (),
+    clone: Clone | None = None,
+    bundle: bool = False,
     assistant: str = ASSISTANT,
     bisect: bool = False,
     offline: bool = False,
     progress: Progress = silent,
 ) -> ExportResult:
-    """Export the series of `release` to `directory`.
+    """Export steps of `release` to `directory`.
 
     Args:
         directory: new, empty, or an unchanged earlier export.
+        slugs: the steps; none for the whole series.
+        clone: where the branches are to stand, in place of the release's own base.
+        bundle: write the branches for a clone into a bundle, not into it.
         assistant: the AI tool that every commit names as co-author.
-        bisect: also build each exported commit and run its own test there.
+        bisect: also build each branch as it is exported, and run its own test there.
 
     Raises:
-        UsageError: the release has no steps, or `directory` holds something else.
-        CheckFailed: a step lacks green checks of its current state, the exported tip
-            fails the base's own hooks, or with `bisect` a commit fails its test.
+        UsageError: the release has no steps, or `directory` or a branch of the clone
+            holds something else.
+        CheckFailed: a step lacks green checks of its current state, a branch fails the
+            base's own hooks, or with `bisect` its test.
         SeriesError: a subject cannot be a title, a file cannot be exported, or the
             series changed since its revision was recorded.
     """
     directory = directory.absolute()
-    previous = previous_export(directory, release)
     store = Store(cache)
     series = trees(store, project, release, offline=offline, progress=progress)
+    base, parent = series.base, series.base.commit
+    if clone is not None:
+        onto, commit = clone.base(store, release, progress)
+        base, parent = BaseTree(onto, commit.id, commit.tree), clone.commit
+    previous = previous_export(directory, base.release)
     if not series.steps:
         raise UsageError(
             "the release has no steps", release=release.name, hint="xpustack status"
         )
+    for slug in slugs:
+        require_step([tree.slug for tree in series.steps], slug, release.name)
     require_recorded(project, release, [tree.step for tree in series.steps])
-    step_proofs = proofs(project, cache, series)
-    require_checked(release, step_proofs)
-    for tree in series.steps:
-        if problem := title_problem(tree.step):
-            raise SeriesError(
-                problem,
-                release=release.name,
-                step=tree.slug,
-                path=tree.step.path,
-                hint="CONTRIBUTING.md: change a step",
-            )
-    exported = upstream_trees(project, store, series, person, assistant, progress)
-    require_clean(cache, store, exported, progress)
-    own_tests = (
-        test_commits(project, cache, store, exported, progress) if bisect else {}
+    wanted = set(slugs or (tree.slug for tree in series.steps))
+    notes = {slug: read_notes(project, slug) for slug in wanted}
+    wanted -= {slug for note in notes.values() for slug in note.along}
+    require_checked(
+        release,
+        [proof for proof in proofs(project, cache, series) if proof.step.slug in notes],
     )
-    requests = _requests(project, exported, step_proofs, own_tests)
+    requests = _requests(project, cache, series, base, wanted, notes, progress)
+    for request in requests:
+        for title in (request.title, *(step.subject for step in request.steps)):
+            if problem := title_problem(title):
+                raise SeriesError(
+                    problem,
+                    release=release.name,
+                    step=request.slug,
+                    path=request.steps[-1].path,
+                    hint="CONTRIBUTING.md: change a step",
+                )
+    standing = [request for request in requests if request.standing.series]
+    tested = [
+        request.standing.series for request in standing if request.standing.series
+    ]
+    whole = clone is None and not slugs
+    forms = UpstreamForms.of(project, store, [*tested, *([series] if whole else [])])
+
+    def exported(checked: Series) -> Series:
+        return upstream_trees(
+            project, store, forms, checked, parent, person, assistant, progress
+        )
+
+    progress("writing the commits")
     branches = {
-        request.branch: tree.commit
-        for request, tree in zip(requests, exported.steps, strict=True)
+        request.slug: exported(checked)
+        for request, checked in zip(standing, tested, strict=True)
     }
-    if previous is not None and list(previous.branches.items()) == list(
-        branches.items()
-    ):
+    if whole:
+        # The types of all branches at once: mypy takes 30 s for each.
+        require_clean(cache, store, [exported(series)], progress, types=True)
+    every = list(branches.values())
+    hooks = require_clean(cache, store, every, progress, types=not whole)
+    own = test_commits(project, cache, store, every, progress) if bisect else {}
+    requests = tuple(
+        replace(
+            request,
+            lint=hooks.get(request.slug, ""),
+            alone=own.get(request.slug),
+            labels=_labels(store, request, branches[request.slug])
+            if request.slug in branches
+            else (),
+        )
+        for request in requests
+    )
+    commits = {
+        request.branch: branches[request.slug].tip.commit for request in standing
+    }
+    if previous is not None and previous.same(parent, commits):
         return ExportResult(directory, previous, requests, changed=False)
+    if clone is not None and not bundle:
+        clone.require_free(commits, previous.branches if previous else {})
     progress(f"writing the export to {directory}")
-    state = write_export(store, exported, requests, person, directory, previous)
+    place = Place(store, base, parent, clone, bundle)
+    state = write_export(place, commits, requests, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
 
 
 def _requests(
     project: Project,
-    exported: Series,
-    step_proofs: Sequence[Proof],
-    own_tests: Mapping[str, Result],
+    cache: Cache,
+    series: Series,
+    base: BaseTree,
+    wanted: set[str],
+    notes: Mapping[str, Notes],
+    progress: Progress,
 ) -> tuple[PullRequest, ...]:
+    """The requests in the series' order, each with where its steps stand."""
     requests = []
-    pairs = zip(exported.steps, step_proofs, strict=True)
-    for number, (tree, proof) in enumerate(pairs, start=1):
-        step = proof.step
-        lines = changed_lines(step) + new_file_lines(overlay_files(project, step))
-        requests.append(
-            PullRequest(
-                step,
-                proof,
-                f"{PREFIX}/{step.slug}",
-                f"{number:04}-{step.slug}.patch",
-                lines,
-                tuple(_needs(project, tree)),
-                own_tests.get(step.slug),
+    with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
+        standings = Standings(project, cache, series, base, runner, server, progress)
+        for slug in (tree.slug for tree in series.steps if tree.slug in wanted):
+            note = notes[slug]
+            own = standings.of(slug, note.along)
+            commits = (*map(standings.of, note.along), own)
+            steps = [standing.step.step for standing in commits]
+            lines = sum(
+                changed_lines(step) + new_file_lines(overlay_files(project, step))
+                for step in steps
             )
-        )
+            requests.append(PullRequest(commits, note, f"{PREFIX}/{slug}", lines))
     return tuple(requests)
 
 
-def _needs(project: Project, tree: StepTree) -> Iterator[str]:
-    """The earlier steps that a step builds on: it changes the same files, or its
-    patch or its new files name their new modules."""
-    step = tree.step
-    text = step.diff.decode("utf-8", "replace") + "\n".join(
-        file.content.decode("utf-8", "replace")
-        for file in overlay_files(project, step).values()
-    )
-    files = kernel_closure(project, step, step.trailers.kernels)
-    own_paths = {f"{KERNEL_HOME}/{name}" for name in files} | set(_code(tree.changed))
-    for earlier in reversed(tree.parent.applied):
-        modules_added = (
-            path.removesuffix(".py").replace("/", ".")
-            for path in earlier.added
-            if path.startswith("vllm/") and not path.endswith("/__init__.py")
-        )
-        shares_files = own_paths & set(_code(earlier.changed))
-        if shares_files or any(module in text for module in modules_added):
-            yield earlier.slug
-
-
-def _code(paths: Iterable[str]) -> Iterator[str]:
-    """The paths that are neither tests nor CI."""
-    for path in paths:
-        if not path.startswith(("tests/", ".buildkite/")):
-            yield path
+def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:
+    try:
+        rules = store.git.file(branch.base.tree_id, RULES).decode("utf-8", "replace")
+    except NoSuchPath:
+        return ()
+    paths = sorted({path for tree in branch.steps for path in tree.changed})
+    return labels(rules, request.title, paths)

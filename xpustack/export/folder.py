@@ -2,50 +2,77 @@
 """The folder of an export: what it held before, and how it is written.
 
 The new folder is written beside the old one and then takes its name. It never
-replaces something that a person changed.
+replaces something that a person changed. The branches of an export for a clone go into
+the clone last, when everything else is written.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 
+from xpustack.base.clone import Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
 from xpustack.core.folders import not_ours, vacant
+from xpustack.core.git import GitFailed
 from xpustack.core.repository import HEADS, NoSuchPath
+from xpustack.core.rows import csv_text
 from xpustack.export.pull_request import (
     TEMPLATE,
     PullRequest,
     Template,
     cover,
     describe,
+    requests_rows,
 )
 from xpustack.export.upstream_trees import Person
-from xpustack.series.tree import BaseTree, Series
+from xpustack.series.tree import BaseTree
 from xpustack.series.worktree import BASE
 
 REPOSITORY = "repository"
 MAILS = "mails"
 TEXTS = "pull-requests"
 COVER = "cover.md"
+ROWS = "requests.csv"
+BUNDLE = "branches.bundle"
 RANGE_DIFF = "range-diff.txt"
 _STATE = "export.json"
 
 
 class ExportState(msgspec.Struct, frozen=True):
     """The content of `export.json`: the export's number, its base and branches as
-    commits, oldest first, and the sha256 of every written file."""
+    commits, and the sha256 of every written file."""
 
     release: str
     number: int
     base: str
     branches: dict[str, str]
     files: dict[str, str]
+
+    def same(self, base: str, branches: Mapping[str, str]) -> bool:
+        """Whether an export of these commits would be this one."""
+        return (self.base, self.branches) == (base, dict(branches))
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the branches of an export stand: a release's base in the store, or a commit
+    of a clone, into which they are published unless as a bundle.
+
+    `parent` is the base's commit there.
+    """
+
+    store: Store
+    base: BaseTree
+    parent: str
+    clone: Clone | None = None
+    bundle: bool = False
 
 
 def previous_export(directory: Path, release: Release) -> ExportState | None:
@@ -60,7 +87,8 @@ def previous_export(directory: Path, release: Release) -> ExportState | None:
         state = msgspec.json.decode((directory / _STATE).read_bytes(), type=ExportState)
     except (OSError, msgspec.DecodeError):
         raise not_ours(directory, release.name, "export") from None
-    if state.release != release.name:
+    # The folder of a clone's export may follow the clone to a newer commit.
+    if state.release.partition("+g")[:2] != release.name.partition("+g")[:2]:
         raise UsageError(
             f"the directory holds an export of {state.release}",
             release=release.name,
@@ -79,8 +107,8 @@ def previous_export(directory: Path, release: Release) -> ExportState | None:
 
 
 def write_export(
-    store: Store,
-    exported: Series,
+    place: Place,
+    branches: Mapping[str, str],
     requests: Sequence[PullRequest],
     person: Person,
     directory: Path,
@@ -89,104 +117,124 @@ def write_export(
     """Write an export to `directory` and replace the previous one.
 
     Args:
-        exported: the exported trees.
-        requests: one per step.
+        branches: the commits by branch.
 
     Raises:
         EnvironmentProblem: the disk is full, or writing there is denied; nothing
             changed then.
     """
     number = previous.number + 1 if previous else 1
+    name = place.base.release.name
     with replace_dir(directory) as temporary:
-        git = _repository(store, temporary / REPOSITORY, exported, requests, person)
+        if place.clone is None:
+            git = _repository(place, temporary / REPOSITORY, branches, person)
+        else:
+            git = Checkout(place.clone.view.directory, work_tree=temporary)
         if previous is not None:
-            _range_diff(git, directory, temporary, previous, exported)
-        _mails(git, temporary / MAILS, requests)
-        _texts(store, exported.base, requests, person, temporary, number)
+            _range_diff(git, place, directory, temporary, previous, branches)
+        _mails(git, place, temporary / MAILS, branches)
+        _texts(place, requests, person, temporary, number)
+        if place.clone is not None and place.bundle:
+            place.clone.bundle(branches, temporary / BUNDLE)
         state = ExportState(
-            exported.base.release.name,
-            number,
-            exported.base.commit,
-            {
-                request.branch: tree.commit
-                for request, tree in zip(requests, exported.steps, strict=True)
-            },
-            dict(_hashes(temporary)),
+            name, number, place.parent, dict(branches), dict(_hashes(temporary))
         )
         (temporary / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
+        if place.clone is not None and not place.bundle:
+            place.clone.publish(branches)
     return state
 
 
 def _repository(
-    store: Store,
-    directory: Path,
-    exported: Series,
-    requests: Sequence[PullRequest],
-    person: Person,
+    place: Place, directory: Path, branches: Mapping[str, str], person: Person
 ) -> Checkout:
-    """A repository with the base, one branch per step, and the last one checked out."""
+    """A repository with the base and the branches, the last one checked out."""
     git = Checkout.of(directory)
     git.initialize()
-    git.copy_history(store.git, exported.tip.commit)
+    wanted = [place.parent, *branches.values()]
+    pack = place.store.git.run(
+        *("pack-objects", "--revs", "-q", "--stdout"),
+        data="".join(f"{commit}\n" for commit in wanted).encode(),
+    )
+    git.run("index-pack", "--stdin", data=pack)
     git.configure({"user.name": person.name, "user.email": person.email})
-    git.set_ref(BASE, exported.base.commit)
-    for request, tree in zip(requests, exported.steps, strict=True):
-        git.set_ref(HEADS + request.branch, tree.commit)
-    git.set_head(HEADS + requests[-1].branch)
-    git.check_out(exported.tip.commit)
+    git.set_ref(BASE, place.parent)
+    for branch, commit in branches.items():
+        git.set_ref(HEADS + branch, commit)
+        git.set_head(HEADS + branch)
+    git.check_out(wanted[-1])
     return git
 
 
 def _range_diff(
     git: Checkout,
+    place: Place,
     directory: Path,
     temporary: Path,
     previous: ExportState,
-    exported: Series,
+    branches: Mapping[str, str],
 ) -> None:
-    """Keep the previous export's branches, and write what changed since."""
-    kept = f"refs/exports/{previous.number}"
-    git.fetch(
-        directory / REPOSITORY / ".git",
-        "+refs/exports/*:refs/exports/*",
-        f"+{HEADS}*:{kept}/*",
-    )
-    tip = list(previous.branches.values())[-1]
-    text = git.range_diff(
-        (previous.base, tip), (exported.base.commit, exported.tip.commit)
-    )
+    """Write what changed in each branch since the previous export, and keep its
+    commits. A clone has them as long as its owner did not remove them."""
+    if place.clone is None:
+        git.fetch(
+            directory / REPOSITORY / ".git",
+            "+refs/exports/*:refs/exports/*",
+            f"+{HEADS}*:refs/exports/{previous.number}/*",
+        )
+    text = b""
+    for branch, commit in branches.items():
+        before = previous.branches.get(branch)
+        if before in (None, commit):
+            continue
+        try:
+            git.commit_of(str(before))
+        except GitFailed:
+            continue
+        ends = (previous.base, str(before)), (place.parent, commit)
+        text += f"{branch}\n".encode() + git.range_diff(*ends)
     (temporary / RANGE_DIFF).write_bytes(text)
 
 
-def _mails(git: Checkout, directory: Path, requests: Sequence[PullRequest]) -> None:
-    directory.mkdir()
-    git.format_patches(BASE, directory)
-    for path, request in zip(sorted(directory.iterdir()), requests, strict=True):
-        path.rename(directory / request.mail)
+def _mails(
+    git: Checkout, place: Place, directory: Path, branches: Mapping[str, str]
+) -> None:
+    """Write the commits of each branch as mails into a folder of its own."""
+    head = git.head()
+    for branch, commit in branches.items():
+        folder = directory / branch.rpartition("/")[2]
+        folder.mkdir(parents=True)
+        git.set_ref(HEADS + branch, commit)
+        git.set_head(HEADS + branch)
+        git.format_patches(place.parent, folder)
+    if head is not None:
+        git.set_head(head)
 
 
 def _texts(
-    store: Store,
-    base: BaseTree,
+    place: Place,
     requests: Sequence[PullRequest],
     person: Person,
     directory: Path,
     number: int,
 ) -> None:
     try:
-        text = store.git.file(base.tree_id, TEMPLATE).decode("utf-8", "replace")
+        text = place.store.git.file(place.base.tree_id, TEMPLATE).decode(
+            "utf-8", "replace"
+        )
     except NoSuchPath:
         text = ""
     template = Template.read(text)
     (directory / TEXTS).mkdir()
-    name = base.release.name
+    name = place.base.release.name
     for request in requests:
-        if request.for_upstream:
-            path = directory / TEXTS / f"{request.step.slug}.md"
+        if request.for_upstream and request.standing.state == "stands":
+            path = directory / TEXTS / f"{request.slug}.md"
             path.write_text(describe(request, template, name), encoding="utf-8")
     (directory / COVER).write_text(
         cover(requests, name, number, str(person)), encoding="utf-8"
     )
+    (directory / ROWS).write_text(csv_text(requests_rows(requests)), encoding="utf-8")
 
 
 def _hashes(directory: Path) -> Iterator[tuple[str, str]]:
@@ -203,6 +251,8 @@ def _changes(directory: Path, state: ExportState) -> Iterator[str]:
     for name in sorted(hashes.keys() | state.files.keys()):
         if hashes.get(name) != state.files.get(name):
             yield f"changed: {name}"
+    if not (directory / REPOSITORY).is_dir() and "+g" in state.release:
+        return
     git = Checkout.of(directory / REPOSITORY)
     yield from git.status()
     branches = {

@@ -19,8 +19,9 @@ from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
+from xpustack.export.standing import NO_TIP
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
-from xpustack.lint.linter import lint, lint_key
+from xpustack.lint.linter import Linter, lint_key
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.material import Material, Support
 from xpustack.steptest.server import warm_server
@@ -46,63 +47,74 @@ def require_checked(release: Release, step_proofs: Sequence[Proof]) -> None:
 
 
 def require_clean(
-    cache: Cache, store: Store, exported: Series, progress: Progress
-) -> None:
-    """Run the base's own hooks on everything that the exported tip changes.
+    cache: Cache, store: Store, every: Sequence[Series], progress: Progress, types: bool
+) -> dict[str, str]:
+    """Run the base's own hooks on everything that exported tips change.
+
+    Args:
+        types: whether mypy runs, too.
+
+    Returns:
+        What they say of each tip, by its slug.
 
     Raises:
         CheckFailed: they find something that is not in the base.
     """
-    base, tip = exported.base, exported.tip
-    key = lint_key(base, tip, types=True)
-    if cache.results_get(key) is not None:
-        return
-    progress("running the base's own hooks on the exported tip")
-    with Runner().stop_on_error() as runner:
-        result = lint(runner, cache, store, base, tip)
-    if result.new:
-        raise CheckFailed(
-            "the exported tip fails the base's own hooks",
-            release=base.release.name,
-            detail=[str(finding) for finding in result.new[:20]],
-            hint=f"xpustack check {base.release.name} --tip --only lint",
-        )
-    passed = Result(
-        base.release.name,
-        "tip",
-        "lint",
-        "passed",
-        result.seconds,
-        summary=result.summary,
-        typed=result.typed,
-    )
-    cache.results_put(key, msgspec.to_builtins(passed))
+    summaries = {}
+    with (
+        Runner().stop_on_error() as runner,
+        closing(Linter(runner, cache, store)) as linter,
+    ):
+        for exported in every:
+            base, tip = exported.base, exported.tip
+            key = lint_key(base, tip, types=types)
+            known = stored_pass(
+                cache.results_get(key), "lint", base.release.name, "tip"
+            )
+            if known is None:
+                progress(f"running the base's own hooks on the exported {tip.label}")
+                result = linter.lint(base, tip, types=types)
+                if result.new:
+                    raise CheckFailed(
+                        "an exported branch fails the base's own hooks",
+                        release=base.release.name,
+                        step=tip.slug,
+                        detail=[str(finding) for finding in result.new[:20]],
+                        hint=f"xpustack check {base.release.name} --tip --only lint",
+                    )
+                known = Result(
+                    base.release.name,
+                    "tip",
+                    "lint",
+                    "passed",
+                    result.seconds,
+                    summary=result.summary,
+                    typed=result.typed,
+                )
+                cache.results_put(key, msgspec.to_builtins(known))
+            summaries[tip.label] = known.summary
+    return summaries
 
 
 def test_commits(
     project: Project,
     cache: Cache,
     store: Store,
-    exported: Series,
+    every: Sequence[Series],
     progress: Progress,
 ) -> dict[str, Result]:
-    """Build each exported commit and run its own test from its own files.
+    """Build the last commit of each exported series and run its own test from its own
+    files.
 
     Raises:
         CheckFailed: a commit cannot be built, or fails its test.
     """
     results = {}
     with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
-        for tree in exported.steps:
+        for exported in every:
+            tree = exported.steps[-1]
             results[tree.slug] = _test_commit(
-                project,
-                runner,
-                server,
-                cache,
-                store,
-                tree,
-                len(exported.steps),
-                progress,
+                project, runner, server, cache, store, tree, progress
             )
     return results
 
@@ -114,14 +126,12 @@ def _test_commit(
     cache: Cache,
     store: Store,
     tree: StepTree,
-    last: int,
     progress: Progress,
 ) -> Result:
     step, name = tree.step, tree.release.name
     progress(f"testing the exported {step.slug}")
-    built = build(
-        runner, cache, store, tree, build_version(tree, last), progress=progress
-    )
+    version = build_version(tree, NO_TIP)
+    built = build(runner, cache, store, tree, version, progress=progress)
     with cache.scratch() as scratch:
         material = _material(project, store.git, tree, scratch)
         kernels = tree.release.xpu_kernels.version

@@ -6,16 +6,19 @@ checklist. It claims nothing that a check of this stack did not show.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result
 from xpustack.core.markdown import table
+from xpustack.export.notes import Notes
+from xpustack.export.standing import Standing
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.series.patch import Step
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
+RFC = 500
+"""Above so many changed lines outside kernels and tests upstream asks for an RFC."""
 _DEFAULT = ("Purpose", "Test Plan", "Test Result")
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
 _AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
@@ -25,28 +28,69 @@ _AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
 class PullRequest:
     """One planned pull request.
 
-    `needs` are the slugs of the steps that must be merged first, `lines` the changed
-    lines outside kernels and tests, `alone` the result of the exported commit's own
-    test run, None if that was not requested.
+    Attributes:
+        commits: where its own steps stand, oldest first; the last names it.
+        notes: what a person wrote for its reviewers.
+        lines: the changed lines outside kernels and tests.
+        lint: what the base's own hooks say of the branch.
+        labels: those that the base's rules give it.
+        alone: the result of the exported commit's own test run, None if that was not
+            asked for.
     """
 
-    step: Step
-    proof: Proof
+    commits: tuple[Standing, ...]
+    notes: Notes
     branch: str
-    mail: str
     lines: int
-    needs: tuple[str, ...]
+    lint: str = ""
+    labels: tuple[str, ...] = ()
     alone: Result | None = None
 
     @property
+    def slug(self) -> str:
+        return self.standing.slug
+
+    @property
+    def standing(self) -> Standing:
+        return self.commits[-1]
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The steps that must be merged first."""
+        own = [standing.slug for standing in self.commits]
+        return tuple(slug for slug in self.standing.needs if slug not in own)
+
+    @property
+    def steps(self) -> list[Step]:
+        return [standing.step.step for standing in self.commits]
+
+    @property
+    def title(self) -> str:
+        return self.notes.title or self.steps[-1].subject
+
+    @property
+    def related(self) -> list[str]:
+        """The requests and issues to look at first."""
+        names = (name for step in self.steps for name in step.trailers.related)
+        return list(dict.fromkeys(names))
+
+    @property
     def for_upstream(self) -> bool:
-        status = self.step.trailers.upstream_status
+        status = self.steps[-1].trailers.upstream_status
         return not status.startswith(("Inappropriate", "Backport"))
 
     @property
-    def test(self) -> str:
-        """The test's path upstream."""
-        return upstream_test(self.step)
+    def stands(self) -> str:
+        """Such as `alone`, or `after` what comes first."""
+        if self.standing.state != "stands":
+            return f"{self.standing.state}: {self.standing.evidence}"
+        names = ", ".join(f"`{slug}`" for slug in self.needs)
+        return f"after {names}" if names else "alone"
+
+    @property
+    def tests(self) -> list[str]:
+        """The tests' paths upstream."""
+        return [upstream_test(step) for step in self.steps]
 
 
 @dataclass(frozen=True)
@@ -67,58 +111,72 @@ class Template:
         return cls(headings, _AI_BOX.sub("- [x] ", box[0]) if box else "")
 
 
-def title_problem(step: Step) -> str | None:
-    """The reason why a subject cannot be a title upstream; None if it can."""
-    if _TITLE.match(step.subject):
+def title_problem(title: str) -> str | None:
+    """The reason why a title is not one for upstream; None if it is."""
+    if _TITLE.match(title):
         return None
-    return f"the subject {step.subject!r} does not start with a tag such as [XPU]"
+    return f"the subject {title!r} does not start with a tag such as [XPU]"
 
 
-def describe(request: PullRequest, template: Template, release: str) -> str:
+def describe(request: PullRequest, template: Template, base: str) -> str:
     """The Markdown text of one pull request; its first line is the title."""
-    lines = [f"# {request.step.subject}", ""]
+    lines = [f"# {request.title}", ""]
     for heading in template.headings:
-        lines += [f"## {heading}", "", *_SECTIONS[heading](request, release), ""]
+        lines += [f"## {heading}", "", *_SECTIONS[heading](request, base), ""]
     lines += ["## AI assistance", "", *_DISCLOSURE, ""]
-    lines += ["## Not a duplicate", "", *_duplicate(request, release), ""]
+    lines += ["## Not a duplicate", "", *_duplicate(request, base), ""]
     if template.checklist:
         lines += ["---", "", template.checklist, ""]
     return "\n".join(lines)
 
 
-def cover(
-    requests: Sequence[PullRequest], release: str, number: int, person: str
-) -> str:
+def requests_rows(requests: Sequence[PullRequest]) -> list[Mapping[str, object]]:
+    """One row for each step: where it stands, and what its test shows there."""
+    return [
+        {
+            "step": standing.slug,
+            "request": request.slug,
+            "stands": standing.text,
+            "why": standing.evidence,
+            "test": standing.test.summary if standing.test else "",
+            "lines": request.lines,
+            "related": " ".join(standing.step.step.trailers.related),
+        }
+        for request in requests
+        for standing in request.commits
+    ]
+
+
+def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:
     """The cover letter: the pull requests, their order, and what is left to do."""
     rows = []
     for place, request in enumerate(requests, start=1):
-        needs = ", ".join(f"`{slug}`" for slug in request.needs) or "nothing"
-        status = request.step.trailers.upstream_status
+        status = request.steps[-1].trailers.upstream_status
         note = "" if request.for_upstream else f" ({status})"
-        title = f"{request.step.subject}{note}"
-        rows.append((place, title, f"`{request.branch}`", needs, request.lines))
+        title = f"{request.title}{note}"
+        rows.append(
+            (place, title, f"`{request.branch}`", request.stands, request.lines)
+        )
     lines = [
-        f"# {release} as pull requests, export {number}",
+        f"# {base} as pull requests, export {number}",
         "",
-        table(("#", "title", "branch", "needs", "lines"), rows),
+        table(("#", "title", "branch", "stands", "lines"), rows),
         "",
-        "Lines are those outside kernels and tests; above 500 upstream asks for an"
-        " RFC first.",
-        "Each branch holds the commits before it. The first one also brings the test"
-        f" package `{TEST_HOME}`, with what its test imports, and the CI job that runs"
-        " it; later ones add to it.",
+        "A branch holds the commits that its step needs, and no others; its test is red"
+        " before and green after its last commit. Lines are those outside kernels and"
+        f" tests; above {RFC} upstream asks for an RFC first. Each branch also brings"
+        f" what its test needs of the package `{TEST_HOME}`, and the CI job that runs"
+        " it: the second request to be merged finds them there.",
         "",
         "## Order",
         "",
-        *(f"{index}. {line}" for index, line in enumerate(_waves(requests), start=1)),
-        "",
+        *_order(requests),
         "## Apply",
         "",
-        f"On an unpacked source archive of vLLM {release.removeprefix('v')} that is a"
-        " git repository, or on a clone at that tag:",
+        "The mails of a branch, on a clone at the same commit:",
         "",
         "```sh",
-        "git am --keep-non-patch --keep-cr mails/*.patch",
+        "git am --keep-non-patch --keep-cr mails/STEP/*.patch",
         "```",
         "",
         "Without `--keep-non-patch` git drops the tags from the titles; without"
@@ -128,54 +186,73 @@ def cover(
         "",
         f"- Every commit is signed off by {person}, who certifies its origin (DCO).",
         "- Read every changed line; upstream refuses what no person answers for.",
-        "- Rebase onto upstream's main branch; this was made on a release.",
-        "- Search for open requests that do the same (the text of each has the"
-        " command).",
+        "- Look at the open requests under Related, and search for others (the text of"
+        " each request has the command).",
         "- Run the tests, and an accuracy evaluation, on an Intel GPU. Nothing here"
         " was run on one.",
         "- `range-diff.txt`, if it exists, says what changed since the last export.",
     ]
+    if "+g" not in base:
+        lines.insert(-1, "- Export again with `--onto CLONE`: this is on a release.")
     return "\n".join(lines) + "\n"
 
 
-def _waves(requests: Sequence[PullRequest]) -> list[str]:
-    """The slugs in waves; the pull requests of a wave can be sent together."""
-    depth: dict[str, int] = {}
+def _order(requests: Sequence[PullRequest]) -> list[str]:
+    """The requests by what can be done with them now."""
+    groups: dict[str, list[str]] = {
+        "Ready": [],
+        "Ask first: an RFC, or an open request that is related": [],
+        "Wait for another request": [],
+        "Upstream has it: drop the step": [],
+        "Not for upstream": [],
+        "Open: resolve the conflict or the test first": [],
+    }
+    ready, ask, wait, has, ours, open_ = groups.values()
     for request in requests:
-        depth[request.step.slug] = 1 + max(
-            (depth[slug] for slug in request.needs), default=-1
-        )
-    waves: list[list[str]] = [[] for _ in range(max(depth.values(), default=-1) + 1)]
-    for slug, level in depth.items():
-        waves[level].append(f"`{slug}`")
-    return [", ".join(wave) for wave in waves]
-
-
-def _paragraphs(request: PullRequest) -> list[str]:
-    return request.step.message.split("\n\n")
-
-
-def _purpose(request: PullRequest, release: str) -> list[str]:
-    lines = [request.step.message]
-    if request.needs:
-        lines += ["", _needs(request)]
+        state, line = request.standing.state, f"- `{request.slug}`"
+        if state == "upstream":
+            has.append(f"{line}: {request.standing.evidence}")
+        elif state != "stands":
+            open_.append(f"{line}: {request.stands}")
+        elif not request.for_upstream:
+            ours.append(f"{line}: {request.steps[-1].trailers.upstream_status}")
+        elif request.needs:
+            wait.append(f"{line}: {request.stands}")
+        elif request.related or request.lines > RFC:
+            size = [f"{request.lines} lines"] if request.lines > RFC else []
+            ask.append(f"{line}: {', '.join([*request.related, *size])}")
+        else:
+            ready.append(line)
+    lines = []
+    for heading, group in groups.items():
+        if group:
+            lines += [f"### {heading}", "", *group, ""]
     return lines
 
 
-def _overview(request: PullRequest, release: str) -> list[str]:
-    lines = [_paragraphs(request)[0]]
+def _summary(request: PullRequest, base: str) -> list[str]:
+    lines = [_paragraphs(request.steps[-1])[0]]
+    if request.related:
+        lines += ["", f"Related: {', '.join(request.related)}."]
     if request.needs:
-        lines += ["", _needs(request)]
+        names = ", ".join(f"`{slug}`" for slug in request.needs)
+        lines += ["", f"Needs {names} first."]
     return lines
 
 
-def _claims(request: PullRequest, release: str) -> list[str]:
-    lines = [f"- {request.step.subject.rpartition(']')[2].strip()}."]
-    if failure := request.step.trailers.failure:
-        lines.append(
-            f"- `{request.test}` fails on {release} with a message that matches"
-            f" `{failure}`, and passes with this change."
-        )
+def _purpose(request: PullRequest, base: str) -> list[str]:
+    return [*_summary(request, base), "", *_details(request, base)]
+
+
+def _claims(request: PullRequest, base: str) -> list[str]:
+    lines = []
+    for step, test in zip(request.steps, request.tests, strict=True):
+        lines.append(f"- {step.subject.rpartition(']')[2].strip()}.")
+        if failure := step.trailers.failure:
+            lines.append(
+                f"- `{test}` fails without it with a message that matches"
+                f" `{failure}`, and passes with it."
+            )
     lines.append(
         "- The platforms that it does not name keep their behaviour, where the tests"
         " cover it."
@@ -183,60 +260,94 @@ def _claims(request: PullRequest, release: str) -> list[str]:
     return lines
 
 
-def _details(request: PullRequest, release: str) -> list[str]:
-    rest = _paragraphs(request)[1:]
-    lines = ["\n\n".join(rest)] if rest else []
+def _details(request: PullRequest, base: str) -> list[str]:
+    lines: list[str] = []
+    first, *rest = reversed(request.steps)
+    if paragraphs := _paragraphs(first)[1:]:
+        lines += ["\n\n".join(paragraphs), ""]
+    for step in rest:
+        lines += [f"### First commit: {step.subject}", "", step.message, ""]
+    for heading, text in request.notes.sections.items():
+        if heading != "Ran elsewhere":
+            lines += [f"### {heading}", "", text, ""]
     size = f"{request.lines} changed lines outside kernels and tests."
-    return [*lines, "", size] if lines else [size]
+    if request.labels:
+        size += f" Labels by the repository's rules: {', '.join(request.labels)}."
+    return [*lines, size]
 
 
-def _plan(request: PullRequest, release: str) -> list[str]:
-    return ["```sh", f"cd tests && pytest {request.test.removeprefix('tests/')}", "```"]
-
-
-def _result(request: PullRequest, release: str) -> list[str]:
-    test, lint = request.proof.test, request.proof.lint
-    assert test is not None and lint is not None
-    lines = [
-        f"On {release}, on a CPU with the XPU platform emulated and Triton"
-        " interpreted:",
-        "",
-        f"- tests: passed ({test.summary}) in {test.seconds:.0f} s, both trees"
-        " together",
-        f"- the repository's own hooks on the touched files: {lint.summary}",
-    ]
+def _plan(request: PullRequest, base: str) -> list[str]:
+    paths = " ".join(test.removeprefix("tests/") for test in request.tests)
+    lines = ["On an XPU:", "", "```sh", f"cd tests && pytest {paths}", "```"]
+    if _on_cpu(request):
+        lines += ["", "The tests marked `any_platform` run on any machine:", ""]
+        lines += ["```sh", f"cd tests && pytest -m any_platform {paths}", "```"]
+    release = base.partition("+")[0]
+    lines += ["", "Without one, in the repository of this patch stack:", "", "```sh"]
     lines += [
-        f"- `{figure.test}`: before {figure.before}; after {figure.after}"
-        for figure in test.figures
+        f"tox -e apply-and-test -- {release} {step.slug}" for step in request.steps
     ]
+    return [*lines, "```"]
+
+
+def _result(request: PullRequest, base: str) -> list[str]:
+    rows = []
+    for standing, path in zip(request.commits, request.tests, strict=True):
+        test = standing.test
+        assert test is not None, "it stands"
+        where = "CPU, the XPU platform emulated, Triton interpreted"
+        rows.append((f"`{path}`, before and after", where, f"passed ({test.summary})"))
+    rows.append(("the repository's own hooks on the touched files", "-", request.lint))
     if request.alone is not None:
-        lines.append(
-            f"- this commit alone, its test run from `tests/`: {request.alone.summary}"
-        )
-    lines += ["", "Not run on an Intel GPU; no accuracy evaluation of a full model."]
+        what = "the branch, its test run from `tests/`"
+        rows.append((what, "as above", request.alone.summary))
+    rows.append(("any of it", "an Intel GPU", "**not run**"))
+    if "Ran elsewhere" not in request.notes.sections:
+        rows.append(("any of it", "CUDA, ROCm", "not run"))
+    rows.append(("an accuracy evaluation of a full model", "-", "**not run**"))
+    lines = [f"On {base}:", "", table(("what", "where", "result"), rows)]
+    if text := request.notes.sections.get("Ran elsewhere"):
+        lines += ["", text]
+    figures = [
+        (f"`{figure.test}`", figure.before, figure.after or "passes")
+        for standing in request.commits
+        for figure in (standing.test.figures if standing.test else ())
+    ]
+    if figures:
+        lines += ["", "Red before, green after:", ""]
+        lines.append(table(("test", "before", "after"), figures))
     return lines
 
 
-def _validation(request: PullRequest, release: str) -> list[str]:
-    return [*_plan(request, release), "", *_result(request, release)]
+def _validation(request: PullRequest, base: str) -> list[str]:
+    return [*_plan(request, base), "", *_result(request, base)]
 
 
-def _needs(request: PullRequest) -> str:
-    return "Needs " + ", ".join(f"`{slug}`" for slug in request.needs) + " first."
+def _on_cpu(request: PullRequest) -> bool:
+    """Whether its tests have some that need no XPU."""
+    tests = (standing.test for standing in request.commits)
+    return any(test is not None and "on a CPU too" in test.summary for test in tests)
 
 
-def _duplicate(request: PullRequest, release: str) -> list[str]:
-    status = request.step.trailers.upstream_status
-    words = " ".join(re.findall(r"[A-Za-z0-9_]{4,}", request.step.subject)[:6])
-    lines = [f"{release} lacks it: see the test result."]
+def _paragraphs(step: Step) -> list[str]:
+    return step.message.split("\n\n")
+
+
+def _duplicate(request: PullRequest, base: str) -> list[str]:
+    status = request.steps[-1].trailers.upstream_status
+    subject = request.title.rpartition("]")[2]
+    words = " ".join(re.findall(r"[A-Za-z0-9_]{4,}", subject)[:6])
+    numbers = [name.rpartition("#")[2] for name in request.related]
+    searches = [*(f"{number} in:body" for number in numbers), words]
+    lines = [f"{base} lacks it: see the test result."]
     if status.startswith("Submitted"):
         lines = [f"This is {status.removeprefix('Submitted ').strip('[]')}."]
-    if related := request.step.trailers.related:
+    if request.related:
         lines += [
             "",
             "Related; the message says how this change differs:",
             "",
-            *(f"- {reference}" for reference in related),
+            *(f"- {reference}" for reference in request.related),
             "",
         ]
     return [
@@ -244,7 +355,10 @@ def _duplicate(request: PullRequest, release: str) -> list[str]:
         "Open requests as of sending:",
         "",
         "```sh",
-        f"gh pr list --repo vllm-project/vllm --state open --search '{words}'",
+        *(
+            f"gh pr list --repo vllm-project/vllm --state open --search '{search}'"
+            for search in searches
+        ),
         "```",
     ]
 
@@ -259,7 +373,7 @@ _SECTIONS = {
     "Purpose": _purpose,
     "Test Plan": _plan,
     "Test Result": _result,
-    "Overview": _overview,
+    "Overview": _summary,
     "Claims": _claims,
     "Validation": _validation,
     "Details": _details,

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trees of a series in upstream's form: one commit per step.
 
-Each is its step's checked tree with the kernels in upstream's form, the tests of
+Each is its step's tested tree with the kernels in upstream's form, the tests of
 the steps so far, and the CI job that runs them. Commits carry the
 exporter's name and sign-off in place of this stack's trailers.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from xpustack.core.errors import UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.core.repository import TreeEntry
+from xpustack.core.repository import Repository, TreeEntry
 from xpustack.export.upstream_form import (
     TEST_HOME,
     is_kernel,
@@ -27,7 +27,7 @@ from xpustack.export.upstream_form import (
     tidy,
 )
 from xpustack.series.patch import Step
-from xpustack.series.tree import Series, StepTree
+from xpustack.series.tree import BaseTree, Series, StepTree
 from xpustack.steptest.material import Support, material_of
 
 CI_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
@@ -80,7 +80,9 @@ class Person:
 def upstream_trees(
     project: Project,
     store: Store,
+    forms: "UpstreamForms",
     checked: Series,
+    parent: str,
     person: Person,
     assistant: str,
     progress: Progress = silent,
@@ -88,17 +90,15 @@ def upstream_trees(
     """The base and the exported tree of each step.
 
     Args:
-        checked: the checked trees of the series.
+        checked: the tested trees of the series.
+        parent: the commit that the first exported one follows; it has the base's tree
+            and need not be in the store.
         assistant: the AI tool that commits name as co-author.
-
-    Raises:
-        SeriesError: a file cannot be brought into upstream's form.
     """
-    series = Series(checked.base)
+    base = BaseTree(checked.base.release, parent, checked.base.tree_id)
+    series = Series(base)
     with store.writing(progress) as writer, store.cache.scratch() as scratch:
-        forms = _UpstreamForms.of(project, writer, checked, scratch)
         for tree in checked.steps:
-            progress(f"exporting {tree.slug}")
             before = series.tip
             writer.read_tree(tree.tree_id)
             forms.put(writer, tree, scratch)
@@ -106,7 +106,7 @@ def upstream_trees(
             text = message(tree.step, person, assistant)
             date = history.last_change_date(project, tree.step.path)
             commit = writer.commit_by(str(person), date, tree_id, before.commit, text)
-            changes = writer.changes(before.commit, commit)
+            changes = writer.changes(before.tree_id, tree_id)
             changed = tuple(sorted(change.path for change in changes))
             added = tuple(
                 sorted(change.path for change in changes if change.old is None)
@@ -145,8 +145,8 @@ def ci_job(jobs: str) -> str | None:
 
 
 @dataclass
-class _UpstreamForms:
-    """Every file of the series in upstream's form, by its path in the tree.
+class UpstreamForms:
+    """Every file of some series in upstream's form, by its path in the tree.
 
     `tests` maps a step to the files of its test.
     """
@@ -157,29 +157,34 @@ class _UpstreamForms:
 
     @classmethod
     def of(
-        cls, project: Project, writer: Writer, checked: Series, scratch: Path
-    ) -> "_UpstreamForms":
+        cls, project: Project, store: Store, every: Sequence[Series]
+    ) -> "UpstreamForms":
+        """The files of series on one base.
+
+        Raises:
+            SeriesError: a file cannot be brought into upstream's form.
+        """
+        base, support = every[0].base, Support.of(project)
         files: dict[str, bytes] = {}
         tests: dict[str, tuple[str, ...]] = {}
-        support = Support.of(project)
-        for tree in checked.steps:
+        for tree in (tree for series in every for tree in series.steps):
             test_files = package(material_of(support, tree.step).tests)
             files |= test_files
             tests[tree.slug] = tuple(test_files)
-        writer.read_tree(checked.tip.tree_id)
-        entries = writer.entries()
-        kernels, configuration, jobs = _read(writer, entries)
+        entries = store.git.files(base.tree_id)
+        for tip in {series.tip.tree_id for series in every}:
+            entries |= store.git.files(tip)
+        kernels, configuration, jobs = _read(store.git, entries)
         files |= {path: kernel(content) for path, content in kernels.items()}
-        folder = scratch / "form"
-        folder.mkdir()
-        files = tidy(
-            files,
-            configuration,
-            (path for path in entries if path.endswith(".py")),
-            folder,
-            Runner(),
-            release=checked.base.release.name,
-        )
+        with store.cache.scratch() as scratch:
+            files = tidy(
+                files,
+                configuration,
+                (path for path in entries if path.endswith(".py")),
+                scratch,
+                Runner(),
+                release=base.release.name,
+            )
         new_jobs = ci_job(jobs.decode()) if jobs else None
         return cls(files, tests, new_jobs.encode() if new_jobs else None)
 
@@ -203,12 +208,12 @@ class _UpstreamForms:
 
 
 def _read(
-    writer: Writer, entries: Mapping[str, TreeEntry]
+    git: Repository, entries: Mapping[str, TreeEntry]
 ) -> tuple[dict[str, bytes], bytes, bytes]:
-    """A tree's kernels without the shim, ruff's configuration, and the CI jobs."""
+    """The kernels without the shim, ruff's configuration, and the CI jobs."""
     paths = [path for path in entries if is_kernel(path) and not is_shim(path)]
     others = [path for path in ("pyproject.toml", CI_JOBS) if path in entries]
-    blobs = writer.blobs(entries[path].blob for path in [*paths, *others])
+    blobs = git.blobs(entries[path].blob for path in [*paths, *others])
     contents = {path: blobs[entries[path].blob] for path in [*paths, *others]}
     kernels = {path: contents[path] for path in paths}
     return kernels, contents.get("pyproject.toml", b""), contents.get(CI_JOBS, b"")

@@ -6,8 +6,8 @@ tree with the step, the other side is the target tree. Only `refresh` merges;
 everywhere else a patch fits exactly or is refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
@@ -16,9 +16,13 @@ import msgspec
 from xpustack.core.repository import Conflict, Repository
 from xpustack.series.apply import commit_message
 from xpustack.series.diff import FileDiff, Hunk, parse_diff
+from xpustack.series.patch import Step
 from xpustack.series.tree import StepTree
 
-CarryVerdict = Literal["clean", "merged", "conflict", "upstream"]
+CarryVerdict = Literal["clean", "merged", "variant", "conflict", "upstream"]
+History = Callable[[str, tuple[int, int] | None], tuple[str, ...]]
+"""The commits of upstream that changed a file, or lines of it given by the first and
+their number."""
 SHOWN = 12
 """The most lines that a report shows of one side of a conflict."""
 
@@ -29,7 +33,8 @@ class Clash(msgspec.Struct, frozen=True):
     `kind` is git's word, such as `content` or `modify/delete`. `hunk` and `ours`
     are the step's change, `upstream_hunk` and `theirs` the upstream change that
     it collides with; both as lines of a diff without context. All are empty if the
-    conflict is not about lines.
+    conflict is not about lines. `commits` made the upstream change, where a clone knows
+    them.
     """
 
     path: str
@@ -38,23 +43,28 @@ class Clash(msgspec.Struct, frozen=True):
     ours: tuple[str, ...] = ()
     upstream_hunk: str = ""
     theirs: tuple[str, ...] = ()
+    commits: tuple[str, ...] = ()
 
 
 class TouchedFile(msgspec.Struct, frozen=True):
-    """A file that a step changes, and how many lines upstream changed in it
-    between the two releases; None where the new release lacks the file."""
+    """A file that a step changes, how many lines upstream changed in it between the two
+    releases, None where the new release lacks the file, and the commits that did it,
+    where a clone knows them."""
 
     path: str
     upstream_lines: int | None
+    commits: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class CarriedStep:
     """The result of carrying a step. `tree` is the tree with it, None after a conflict;
-    `evidence` says why the step counts as upstream, or why it had to be merged."""
+    `form` is the step as it was carried, `evidence` says why it counts as upstream, or
+    why it had to be merged."""
 
     verdict: CarryVerdict
     tree: str | None
+    form: Step
     evidence: str = ""
     clashes: tuple[Clash, ...] = ()
     files: tuple[TouchedFile, ...] = ()
@@ -68,12 +78,14 @@ class Carrier:
         git: the repository, with a private index.
         scratch: a folder to write in.
         old_base, new_base: the two releases' bases, as commits.
+        history: what a clone knows of the way from one to the other.
     """
 
     git: Repository
     scratch: Path
     old_base: str
     new_base: str
+    history: History = field(default=lambda path, lines: ())
 
     def carry(self, source: StepTree, onto: str) -> CarriedStep:
         """Merge the step of `source` onto the commit `onto`; no branch moves."""
@@ -83,21 +95,37 @@ class Carrier:
         merged, conflicts = self._merge(before.commit, source.commit, here)
         if merged == here and source.changed:
             text = "nothing is left of it after the merge"
-            return CarriedStep("upstream", here, text, (), files)
+            return CarriedStep("upstream", here, step, text, (), files)
         if merged is None:
             if evidence := self._upstream_evidence(source, here):
-                return CarriedStep("upstream", here, evidence, (), files)
+                return CarriedStep("upstream", here, step, evidence, (), files)
             clashes = tuple(self._clashes(source, here, conflicts))
-            return CarriedStep("conflict", None, "", clashes, files)
+            return CarriedStep("conflict", None, step, "", clashes, files)
         if self._applies(step.diff, here, reverse=False):
-            return CarriedStep("clean", merged, "", (), files)
+            return CarriedStep("clean", merged, step, "", (), files)
         text = "its context changed: merged with the upstream changes around it"
-        return CarriedStep("merged", merged, text, (), files)
+        return CarriedStep("merged", merged, step, text, (), files)
 
-    def commit(self, source: StepTree, tree: str, parent: str) -> str:
+    def fits(self, step: Step, files: Mapping[str, bytes], onto: str) -> str | None:
+        """The tree with another form of a step on the commit `onto`, where its diff
+        applies with its full context; None where it does not.
+
+        Args:
+            files: what that form adds.
+        """
+        here = self.git.tree_of(onto)
+        if not self._applies(step.diff, here, reverse=False):
+            return None
+        if self.git.files(here, step.trailers.overlay):
+            return None
+        self.git.read_tree(here)
+        if step.diff:
+            self.git.apply(step.diff)
+        return self.with_files(self.git.write_tree(), files)
+
+    def commit(self, step: Step, tree: str, parent: str) -> str:
         """The carried step as a commit, with the step's own message."""
-        message = commit_message(source.step).encode()
-        return self.git.commit_tree(tree, parent, message)
+        return self.git.commit_tree(tree, parent, commit_message(step).encode())
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """`tree` with those of `files` that it lacks."""
@@ -107,14 +135,6 @@ class Carrier:
         self.git.read_tree(tree)
         self.git.add({path: files[path] for path in lacking}, self.scratch)
         return self.git.write_tree()
-
-    def again(self, commit: str, onto: str) -> str | None:
-        """The commit `commit` with another parent; None if they conflict."""
-        before = self.git.commit_of(f"{commit}^")
-        tree, _ = self._merge(before, commit, self.git.tree_of(onto))
-        if tree is None:
-            return None
-        return self.git.commit_tree(tree, onto, self.git.message(commit))
 
     def _merge(
         self, ancestor: str, step: str, here: str
@@ -173,6 +193,10 @@ class Carrier:
                     _shown(hunk),
                     upstream_hunk.header,
                     _shown(upstream_hunk),
+                    self.history(
+                        conflict.path,
+                        (upstream_hunk.new_start, upstream_hunk.new_count),
+                    ),
                 )
 
     def _plain(self, old: str, new: str, paths: Iterable[str]) -> tuple[FileDiff, ...]:
@@ -187,7 +211,11 @@ class Carrier:
             for file in self._plain(self.old_base, self.new_base, paths)
         }
         return tuple(
-            TouchedFile(path, changed.get(path, 0) if path in present else None)
+            TouchedFile(
+                path,
+                changed.get(path, 0) if path in present else None,
+                self.history(path, None) if path in changed else (),
+            )
             for path in paths
         )
 

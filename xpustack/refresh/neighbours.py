@@ -8,13 +8,13 @@ from pathlib import Path
 from packaging.version import Version
 
 from xpustack.base import releases
+from xpustack.base.clone import Clone
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
-from xpustack.core.cache import Cache
-from xpustack.core.errors import UsageError
+from xpustack.base.store import Store
+from xpustack.core.errors import UsageError, command
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.refresh.refresh import RefreshReport, refresh, target_release
 from xpustack.refresh.work import noted_source
 from xpustack.series.order import read_order
 
@@ -46,59 +46,60 @@ def neighbours(pinned: Iterable[Release], version: str) -> list[Release]:
 
 
 def choose_source(
-    project: Project,
-    cache: Cache,
-    name: str,
-    *,
-    directory: Path | None = None,
-    drop: tuple[str, ...] = (),
-    offline: bool = False,
-    progress: Progress = silent,
+    project: Project, version: str, directory: Path | None = None
 ) -> Source:
-    """The pinned neighbour of release `name` whose series carries over with fewer
-    conflicts, found by carrying both in temporary repositories.
-
-    On a tie: the one with fewer steps that wait for a decision, then the one with fewer
-    merged steps, then the older one. A `directory` of an earlier run keeps its source.
+    """The pinned neighbour of a version whose series is carried over: the one before
+    it, else the one after it. A `directory` of an earlier run keeps its source.
 
     Raises:
-        UsageError: no neighbour has a series, or a step of `drop` is in none.
-        StackError: as `refresh`.
+        UsageError: no neighbour has a series.
     """
     if directory is not None and (source := noted_source(directory)) is not None:
         return Source(source, f"{directory} carries from there")
-    release = target_release(project, cache, name, offline=offline, progress=progress)
-    candidates = [
-        neighbour
-        for neighbour in neighbours(releases.load(project), release.version)
-        if read_order(project, neighbour.name)
+    for neighbour in neighbours(releases.load(project), version):
+        if read_order(project, neighbour.name):
+            return Source(neighbour.name, "the pinned neighbour")
+    raise UsageError(
+        "neither neighbouring pinned release has a series to carry",
+        release=f"v{version}",
+        path=project.releases_file,
+        hint=f"xpustack refresh v{version} --from RELEASE",
+    )
+
+
+def source_of_clone(
+    project: Project,
+    store: Store,
+    clone: Clone,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> Source:
+    """The newest pin, whose series a clone gets.
+
+    Raises:
+        UsageError: the clone's commit is nearer to the pin before.
+        SourceError: a base is unavailable.
+    """
+    *_, before, newest = (None, *releases.load(project))
+    assert newest is not None, "a file of pins has one"
+    bases = [
+        store.base(release, offline=offline, progress=progress)
+        for release in (before, newest)
+        if release is not None
     ]
-    if not candidates:
+    distances = [len(clone.view.changes(base.tree, clone.tree)) for base in bases]
+    if before is not None and distances[0] < distances[1]:
+        place = command("git", "-C", clone.place, "fetch", "origin", "main")
         raise UsageError(
-            "neither neighbouring pinned release has a series to carry",
-            release=release.name,
-            path=project.releases_file,
-            hint=f"xpustack refresh {release.name} --from RELEASE",
+            f"{clone.ref} is older than {newest.name}, the newest pin: it differs from"
+            f" {before.name} in {distances[0]} files, from {newest.name} in"
+            f" {distances[1]}",
+            path=clone.place,
+            hint=f"{place}, then --onto {clone.place}:FETCH_HEAD; or --from"
+            f" {before.name} for that release's series",
         )
-    if len(candidates) == 1:
-        return Source(candidates[0].name, "the only pinned neighbour with a series")
-    tried = []
-    for candidate in candidates:
-        slugs = read_order(project, candidate.name)
-        known = tuple(slug for slug in drop if slug in slugs)
-        tried.append(
-            refresh(
-                project,
-                cache,
-                release.name,
-                candidate.name,
-                drop=known,
-                offline=offline,
-                progress=progress,
-            )
-        )
-    best, other = sorted(tried, key=_cost)
-    return Source(best.source, f"{_figures(best)}; {_figures(other)}")
+    return Source(newest.name, "the newest pin")
 
 
 def missing_releases(
@@ -149,23 +150,3 @@ def final_releases(progress: Progress = silent) -> list[Version]:
 
 def _of(pinned: Iterable[Version], minor: tuple[int, ...]) -> list[Version]:
     return [version for version in pinned if version.release[:2] == minor]
-
-
-def _count(done: RefreshReport, outcome: str) -> int:
-    return sum(step.outcome == outcome for step in done.steps)
-
-
-def _cost(done: RefreshReport) -> tuple[int, int, int, Version]:
-    return (
-        _count(done, "conflict"),
-        _count(done, "waits"),
-        _count(done, "merged"),
-        Version(done.source.removeprefix("v")),
-    )
-
-
-def _figures(done: RefreshReport) -> str:
-    conflicts, waits = _count(done, "conflict"), _count(done, "waits")
-    noun = "conflict" if conflicts == 1 else "conflicts"
-    waiting = f", {waits} waiting" if waits else ""
-    return f"{done.source}: {conflicts} {noun}{waiting}"

@@ -8,55 +8,53 @@ the repository. Nothing outside the repository changes until every step is carri
 left out, and then only with `write`.
 """
 
+import functools
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
 
 from xpustack.base import releases
+from xpustack.base.clone import Clone
 from xpustack.base.pin import add, candidate
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.checks.obsolete import passes_on
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import CarriedStep, Carrier, carrier
-from xpustack.refresh.solved import solution
+from xpustack.refresh.variants import carry_step
 from xpustack.refresh.work import (
     OPEN,
     Outcome,
     StepOutcome,
-    commits_of,
     leave_conflict,
     needed_kernels,
     read_note,
     remember,
     settled_outcome,
     slugs_of,
-    staged,
     working,
 )
 from xpustack.series.apply import trees
-from xpustack.series.order import BASE_ALONE, read_order, require_step
+from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import TREES, trees_file
 from xpustack.series.save import save
 from xpustack.series.staging import StaleFile
 from xpustack.series.tree import Series, StepTree
-from xpustack.series.worktree import BASE, BRANCH, Work
-
-_WITHOUT = "its test passes without it"
+from xpustack.series.worktree import BRANCH, Work
 
 
 @dataclass(frozen=True)
 class RefreshReport:
     """The report of a refresh: every step, in the order of the source's series.
 
-    `stale` lists the files written to the project; it is None without `write`.
+    `stale` lists the files written to the project; it is None without `write`. `ref` is
+    what was asked of a clone.
     """
 
     release: Release
@@ -65,6 +63,7 @@ class RefreshReport:
     seconds: float
     stale: list[StaleFile] | None = None
     directory: Path | None = None
+    ref: str = ""
 
     @property
     def open(self) -> tuple[StepOutcome, ...]:
@@ -111,20 +110,19 @@ def refresh(
     *,
     directory: Path | None = None,
     drop: tuple[str, ...] = (),
-    tests: bool = False,
-    test: tuple[str, ...] = (),
     write: bool = False,
+    clone: Clone | None = None,
     offline: bool = False,
     progress: Progress = silent,
 ) -> RefreshReport:
     """Carry to release `name` the steps of release `source` that it lacks.
 
     Args:
+        name: is not asked for with a `clone`.
+        clone: the commit to carry to, in place of a release.
         directory: the place of the work repository, new or not; None for a
             temporary one.
         drop: slugs of steps that a person decided not to carry.
-        tests: also run the steps' tests to see whether the steps are obsolete.
-        test: do so for these steps alone.
         write: once no step is open, write the series, and pin the release if it is
             not pinned.
 
@@ -136,7 +134,12 @@ def refresh(
     begin = time.monotonic()
     pinned = releases.load(project)
     origin = pinned[source]
-    release = target_release(project, cache, name, offline=offline, progress=progress)
+    if clone is None:
+        release = target_release(
+            project, cache, name, offline=offline, progress=progress
+        )
+    else:
+        release, _ = clone.base(Store(cache), origin, progress)
     if release.name == origin.name:
         raise UsageError(
             "a series cannot be carried to the release it comes from",
@@ -144,22 +147,28 @@ def refresh(
             hint="xpustack refresh --help",
         )
     slugs = [step.slug for step in load_series(project, origin.name)]
-    for slug in (*drop, *test):
+    for slug in drop:
         require_step(slugs, slug, origin.name)
     series = trees(Store(cache), project, origin, offline=offline, progress=progress)
     with working(
         project, cache, release, origin, directory, offline=offline, progress=progress
     ) as (work, scratch):
         run = _RefreshRun(
-            project, cache, release, work, series, set(drop), progress, offline
+            project, cache, release, work, series, set(drop), progress, clone
         )
-        run.go(scratch, frozenset(slugs if tests else test))
+        run.go(scratch)
         stale = None
         if write and not run.open:
             stale = _write(project, cache, release, run, progress)
     seconds = time.monotonic() - begin
     return RefreshReport(
-        release, origin.name, tuple(run.outcomes), seconds, stale, directory
+        release,
+        origin.name,
+        tuple(run.outcomes),
+        seconds,
+        stale,
+        directory,
+        clone.ref if clone else "",
     )
 
 
@@ -174,7 +183,7 @@ class _RefreshRun:
     series: Series
     drop: set[str]
     progress: Progress
-    offline: bool
+    clone: Clone | None
     outcomes: list[StepOutcome] = field(default_factory=list)
 
     @property
@@ -184,20 +193,18 @@ class _RefreshRun:
     @property
     def gone(self) -> tuple[str, ...]:
         """The steps that the new release does without."""
-        reasons = ("dropped", "obsolete", "upstream")
+        reasons = ("dropped", "upstream")
         return tuple(step.step for step in self.outcomes if step.outcome in reasons)
 
-    def go(self, scratch: Path, judged: frozenset[str]) -> None:
+    def go(self, scratch: Path) -> None:
         note = read_note(self.work)
         gone = {
             outcome.step: outcome
             for outcome in note.done
-            if outcome.outcome in ("dropped", "obsolete")
+            if outcome.outcome == "dropped"
         }
         state = self.work.state
-        carry = carrier(
-            self.work.git.directory, scratch, self.series.base.commit, state.base
-        )
+        carry = self._carrier(scratch, state.base)
         head = self.work.git.commit_of(BRANCH)
         carried_slugs = slugs_of(self.work)
         conflicting: StepTree | None = None
@@ -214,13 +221,10 @@ class _RefreshRun:
                 self.outcomes.append(gone[slug])
                 continue
             self.progress(f"carrying {slug} to {self.release.name}")
-            carried = carry.carry(tree, head)
-            testable = carried.tree is None and slug in judged and conflicting is None
-            if testable and self._passes_without(tree):
-                self._add(slug, carried, "obsolete", _WITHOUT)
-                continue
+            waits = bool(open_paths & set(tree.changed))
+            carried = carry_step(self.project, carry, tree, head, variants=not waits)
             tentative = conflicting is not None
-            if open_paths & set(tree.changed):
+            if waits:
                 text = "it changes files of a step that is open"
                 self._add(slug, carried, "waits", text, tentative=True)
             elif carried.tree is None:
@@ -228,9 +232,7 @@ class _RefreshRun:
             else:
                 self._add(slug, carried, carried.verdict, tentative=tentative)
                 if carried.verdict != "upstream":
-                    kernels = needed_kernels(self.project, tree.step)
-                    tree_id = carry.with_files(carried.tree, kernels)
-                    head = carry.commit(tree, tree_id, head)
+                    head = carry.commit(carried.form, carried.tree, head)
                     if not tentative:
                         self.work.git.reset(head)
                         self._remember()
@@ -240,35 +242,15 @@ class _RefreshRun:
         self._remember()
         if conflicting is not None:
             kernels = needed_kernels(self.project, conflicting.step)
-            leave_conflict(self.work, conflicting, kernels, self._solved(carry))
-        elif obsolete := self._obsolete(judged):
-            self._leave_out(obsolete, carry)
-            self.outcomes = []
-            self.go(scratch, frozenset())
+            leave_conflict(self.work, conflicting, kernels)
 
-    def _solved(self, carry: Carrier) -> Mapping[str, bytes]:
-        """The files of the first conflict as another release has solved it."""
-        index, conflict = next(
-            (index, outcome)
-            for index, outcome in enumerate(self.outcomes)
-            if outcome.outcome == "conflict"
-        )
-        found = solution(
-            self.project,
-            Store(self.cache),
-            self.work,
-            carry,
-            self.series.base.release.name,
-            conflict,
-            offline=self.offline,
-            progress=self.progress,
-        )
-        if found is None:
-            return {}
-        self.outcomes[index] = msgspec.structs.replace(
-            conflict, solved_on=found.release
-        )
-        return found.files
+    def _carrier(self, scratch: Path, onto: str) -> Carrier:
+        """Carries to the commit `onto`, with what a clone knows of the way there."""
+        base, clone = self.series.base, self.clone
+        carry = carrier(self.work.git.directory, scratch, base.commit, onto)
+        if clone is not None and (since := clone.since(base.release)) is not None:
+            return replace(carry, history=functools.partial(clone.commits, since))
+        return carry
 
     def _add(
         self,
@@ -293,63 +275,6 @@ class _RefreshRun:
 
     def _remember(self) -> None:
         remember(self.work, self.series.base.release.name, self.outcomes)
-
-    def _passes_without(self, tree: StepTree) -> bool:
-        """Whether a step's test passes on the steps carried so far."""
-        with staged(self.project, self.cache, self.release) as project:
-            _save(project, self.cache, self.work, self.gone)
-            step = replace(tree.step, release=self.release.name)
-            return passes_on(
-                project, self.cache, self.release, step, None, self.progress
-            )
-
-    def _obsolete(self, judged: frozenset[str]) -> set[str]:
-        """The carried steps among `judged` whose tests pass without them."""
-        candidates = {
-            outcome.step
-            for outcome in self.outcomes
-            if outcome.outcome in ("clean", "merged", "resolved")
-            and outcome.step in judged
-        }
-        if not candidates:
-            return set()
-        slugs = [BASE_ALONE, *slugs_of(self.work)]
-        with staged(self.project, self.cache, self.release) as project:
-            _save(project, self.cache, self.work, self.gone)
-            return {
-                step.slug
-                for step in load_series(project, self.release.name)
-                if step.slug in candidates
-                and passes_on(
-                    project,
-                    self.cache,
-                    self.release,
-                    step,
-                    slugs[slugs.index(step.slug) - 1],
-                    self.progress,
-                )
-            }
-
-    def _leave_out(self, gone: set[str], carry: Carrier) -> None:
-        """Take the commits of the steps `gone` out. The other commits keep all that
-        a person resolved or added. From the first commit that conflicts without them,
-        steps are carried from the source again."""
-        head = BASE
-        for commit, slug in commits_of(self.work):
-            if slug in gone:
-                continue
-            rebased = carry.again(commit, head)
-            if rebased is None:
-                break
-            head = rebased
-        self.work.git.reset(head)
-        self.outcomes = [
-            StepOutcome(outcome.step, "obsolete", _WITHOUT)
-            if outcome.step in gone
-            else outcome
-            for outcome in self.outcomes
-        ]
-        self._remember()
 
 
 def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> None:

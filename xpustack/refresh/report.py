@@ -57,32 +57,32 @@ def conflicts(done: RefreshReport) -> Iterator[str]:
 def markdown(done: RefreshReport) -> str:
     """The page of a refresh: each step's outcome, what upstream changed in the
     files that it touches, and every conflict."""
+    words = f"--onto CLONE:{done.ref}" if done.ref else done.release.name
+    head = ["file", "lines changed upstream", "step", "outcome"]
+    files = [
+        [
+            f"`{file.path}`",
+            "the file is gone" if file.upstream_lines is None else file.upstream_lines,
+            f"`{step.step}`",
+            step.outcome,
+            "; ".join(file.commits),
+        ]
+        for step in done.steps
+        for file in step.files
+    ]
+    if done.ref:
+        head.append("commits, the newest")
     lines = [
         f"# {done.source} to {done.release.name}",
         "",
-        f"Written by `xpustack refresh {done.release.name} --from {done.source}"
-        " --report FILE`.",
+        f"Written by `xpustack refresh {words} --from {done.source} --report FILE`.",
         "",
         table(
             ("step", "outcome", "why"),
             ((f"`{row['step']}`", row["outcome"], row["why"]) for row in rows(done)),
         ),
         "",
-        table(
-            ("file", "lines changed upstream", "step", "outcome"),
-            (
-                (
-                    f"`{file.path}`",
-                    "the file is gone"
-                    if file.upstream_lines is None
-                    else file.upstream_lines,
-                    f"`{step.step}`",
-                    step.outcome,
-                )
-                for step in done.steps
-                for file in step.files
-            ),
-        ),
+        table(head, (row[: len(head)] for row in files)),
     ]
     for step in done.steps:
         for clash in step.clashes:
@@ -103,6 +103,7 @@ def _sides(done: RefreshReport, clash: Clash) -> Iterator[str]:
     yield f"# the step, on {done.source}: {clash.hunk}"
     yield from clash.ours
     yield f"# upstream, up to {done.release.name}: {clash.upstream_hunk}"
+    yield from (f"# by {commit}" for commit in clash.commits)
     yield from clash.theirs
 
 
@@ -111,11 +112,4 @@ def _outcome(step: StepOutcome) -> str:
 
 
 def _why(step: StepOutcome) -> str:
-    why = step.text or _places(step)
-    if step.solved_on:
-        return f"{why}: {step.solved_on} has solved the same conflict"
-    return why
-
-
-def _places(step: StepOutcome) -> str:
-    return ", ".join(dict.fromkeys(clash.path for clash in step.clashes))
+    return step.text or ", ".join(dict.fromkeys(c.path for c in step.clashes))

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The work repository of a refresh, and the note that the refresh keeps in it."""
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,15 +8,13 @@ from typing import Literal
 
 import msgspec
 
-from xpustack.base import releases
-from xpustack.base.pin import add
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
-from xpustack.core.errors import UsageError, relocated
+from xpustack.core.errors import UsageError
 from xpustack.core.folders import not_ours, vacant
 from xpustack.core.progress import Progress
-from xpustack.core.project import RELEASES_FILE, Project
+from xpustack.core.project import Project
 from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
@@ -37,15 +34,14 @@ from xpustack.series.worktree import (
 )
 
 NOTE = "xpustack-refresh.json"
-_SHARED = ("kernels", "emulated_xpu", "tests", "pyproject.toml")
 
 Outcome = Literal[
     "present",
     "clean",
     "merged",
+    "variant",
     "resolved",
     "upstream",
-    "obsolete",
     "dropped",
     "conflict",
     "waits",
@@ -59,7 +55,6 @@ class StepOutcome(msgspec.Struct, frozen=True):
 
     `tentative` marks an outcome after a conflict, judged without the conflicting
     step; `text` says why, `files` are the files that the step's diff changes.
-    `solved_on` is the pinned release that has solved the same conflict.
     """
 
     step: str
@@ -68,7 +63,6 @@ class StepOutcome(msgspec.Struct, frozen=True):
     clashes: tuple[Clash, ...] = ()
     files: tuple[TouchedFile, ...] = ()
     tentative: bool = False
-    solved_on: str = ""
 
 
 class Note(msgspec.Struct, frozen=True):
@@ -79,29 +73,6 @@ class Note(msgspec.Struct, frozen=True):
     own: tuple[str, ...] = ()
     done: tuple[StepOutcome, ...] = ()
     open: tuple[StepOutcome, ...] = ()
-
-
-@contextmanager
-def staged(project: Project, cache: Cache, release: Release) -> Iterator[Project]:
-    """A copy of the project that pins `release` and may be written to."""
-    with cache.scratch() as root:
-        for source in (project.patches, project.overlay):
-            if source.is_dir():
-                shutil.copytree(source, root / source.name)
-        for name in _SHARED:
-            source = project.root / name
-            if source.is_dir():
-                shutil.copytree(
-                    source, root / name, ignore=shutil.ignore_patterns("__pycache__")
-                )
-            elif source.is_file():
-                shutil.copyfile(source, root / name)
-        shutil.copyfile(project.releases_file, root / RELEASES_FILE)
-        copy = Project(root)
-        if release.name not in releases.load(copy):
-            add(copy, release)
-        with relocated(root, project.root):
-            yield copy
 
 
 @contextmanager
@@ -247,19 +218,10 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 
 
-def leave_conflict(
-    work: Work,
-    tree: StepTree,
-    kernels: Mapping[str, bytes],
-    solved: Mapping[str, bytes],
-) -> None:
+def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:
     """Leave the conflicting step as a cherry-pick in progress. Add those of `kernels`
-    that the work tree lacks. The files `solved` get that content, still to be added."""
+    that the work tree lacks."""
     work.git.cherry_pick(tree.commit)
-    for path, content in solved.items():
-        target = work.git.work_tree / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(content)
     for path, content in kernels.items():
         target = work.git.work_tree / path
         if not target.exists():

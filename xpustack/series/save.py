@@ -35,10 +35,15 @@ from xpustack.series.overlay import (
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import format_trees, trees_file
 from xpustack.series.revision import step_digests
-from xpustack.series.sharing import Sharing, chosen_texts
+from xpustack.series.sharing import (
+    Sharing,
+    chosen_texts,
+    head,
+    read_texts,
+    write_texts,
+)
 from xpustack.series.staging import StaleFile, compare, files_below, stage, write
 from xpustack.series.tree import Series
-from xpustack.series.variants import head, read_texts, write_texts
 from xpustack.series.worktree import (
     Work,
     link_objects,

@@ -4,9 +4,12 @@
 In: the changed release and the texts of all. Out: the texts after it. Another release
 takes a new text where that applies; where it does not, or a later step then does not,
 the release keeps its old text, which becomes a variant of its own.
+
+A step has one file for each text, `patches/<slug>/<release>.patch`, called after the
+first release that uses it.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,9 +21,13 @@ from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.commits import StepCommit
+from xpustack.series.order import ORDER, SUFFIX, format_order, read_patches
 from xpustack.series.patch import format_patch
 from xpustack.series.tree import Series
-from xpustack.series.variants import Texts, write_texts
+
+Texts = dict[str, dict[str, bytes]]
+"""The text of each step's patch by release and slug; releases from oldest to newest,
+slugs in the order of the series. It is empty where the file is missing."""
 
 
 @dataclass(frozen=True)
@@ -149,3 +156,53 @@ def _gives(git: Repository, text: bytes, own: bytes, commit: StepCommit) -> bool
             return False
         results.append(git.write_tree())
     return results[0] == results[1]
+
+
+def read_texts(project: Project, releases: Iterable[str]) -> Texts:
+    """The patches of the given releases as they are, well formed or not.
+
+    Raises:
+        SeriesError: an order file is malformed.
+    """
+    return {
+        release: {
+            slug: path.read_bytes() if path.is_file() else b""
+            for slug, path in read_patches(project, release).items()
+        }
+        for release in releases
+    }
+
+
+def write_texts(project: Project, texts: Texts) -> None:
+    """Write the patches and the order files of the releases in `texts`. Patches that
+    their series named before and do not name any more are removed, other files stay."""
+    before: set[Path] = set()
+    for release in texts:
+        before.update(read_patches(project, release).values())
+    files: dict[Path, bytes] = {}
+    names: dict[tuple[str, bytes], Path] = {}
+    for release, steps in texts.items():
+        for slug, text in steps.items():
+            own = project.patches / slug / (release + SUFFIX)
+            files[names.setdefault((slug, text), own)] = text
+    for path in before - files.keys():
+        path.unlink(missing_ok=True)
+        if path.parent.is_dir() and not any(path.parent.iterdir()):
+            path.parent.rmdir()
+    for path, text in files.items():
+        if text:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(text)
+    for release, steps in texts.items():
+        order = project.series_dir(release) / ORDER
+        if not steps and not order.exists():
+            continue
+        order.parent.mkdir(parents=True, exist_ok=True)
+        noted = order.read_bytes() if order.exists() else b""
+        paths = (names[slug, text] for slug, text in steps.items())
+        order.write_bytes(format_order(paths, noted))
+
+
+def head(text: bytes) -> bytes:
+    """The message and the trailers of a patch."""
+    return text.partition(b"\n---\n")[0]

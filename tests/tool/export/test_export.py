@@ -19,6 +19,7 @@ from xpustack.core.errors import (
     SeriesError,
     UsageError,
 )
+from xpustack.core.rows import read_rows
 from xpustack.export.export import ExportResult, export
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
@@ -115,10 +116,12 @@ def test_an_export_has_branches_mails_and_texts(exported: ExportResult) -> None:
     assert list(files(place)) == [
         "cover.md",
         "export.json",
-        "mails/0001-raise-value.patch",
-        "mails/0002-raise-again.patch",
+        "mails/raise-again/0001-XPU-Do-raise-value.patch",
+        "mails/raise-again/0002-XPU-Do-raise-again.patch",
+        "mails/raise-value/0001-XPU-Do-raise-value.patch",
         "pull-requests/raise-again.md",
         "pull-requests/raise-value.md",
+        "requests.csv",
     ]
     work = place / "repository"
     assert git(work, "branch", "--format=%(refname:short)").split() == [
@@ -163,7 +166,7 @@ def test_mails_apply_to_a_clean_archive_with_plain_git_am(
     git(clean, "init", "-q")
     git(clean, "add", "-A", "-f")
     git(clean, "commit", "-q", "-m", "vLLM")
-    mails = sorted((exported.directory / "mails").iterdir())
+    mails = sorted((exported.directory / "mails/raise-again").iterdir())
     git(clean, "am", "-q", *map(str, mails))
     trees = "log", "-2", "--format=%T"
     ours = exported.directory / "repository"
@@ -181,12 +184,57 @@ def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
     assert "Needs `raise-value` first." in text
     assert f"pytest {TEST_HOME.removeprefix('tests/')}/test_three.py" in text
     assert "passed (2 tests, 1 fail before)" in text
-    assert "ruff check" in text and "Not run on an Intel GPU" in text
-    assert "AI assistance was used" in text
+    assert "| `test_value` | AssertionError: assert 2 == 3 | passes |" in text
+    assert "ruff check" in text and "an Intel GPU | **not run**" in text
+    assert "CUDA, ROCm | not run" in text and "AI assistance was used" in text
     cover = (exported.directory / "cover.md").read_text()
-    row = "| 2 | [XPU] Do raise-again | `xpu-dsv4/raise-again` | `raise-value` | 2 |"
+    row = "| 2 | [XPU] Do raise-again | `xpu-dsv4/raise-again` | after `raise-value` |"
     assert row in cover
-    assert "1. `raise-value`\n2. `raise-again`\n" in cover
+    assert "### Ready\n\n- `raise-value`\n" in cover
+    assert "### Wait for another request\n\n- `raise-again`: after `raise-v" in cover
+    rows = read_rows(exported.directory / "requests.csv")
+    assert [row["stands"] for row in rows] == ["alone", "after raise-value"]
+
+
+NOTES = """\
+Title: [Bugfix][XPU] Raise it twice
+With: raise-value
+
+## Motivation
+
+Twice is better.
+
+## Ran elsewhere
+
+On an abacus.
+"""
+
+
+def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
+    stack.write("patches/raise-again/request.md", NOTES)
+    place = written(stack, slugs=("raise-again",)).directory
+    (text,) = (place / "pull-requests").iterdir()
+    content = text.read_text()
+    assert content.startswith("# [Bugfix][XPU] Raise it twice\n")
+    assert "### Motivation\n\nTwice is better.\n" in content
+    assert "On an abacus." in content and "CUDA, ROCm" not in content
+    assert "Needs" not in content
+    assert "### First commit: [XPU] Do raise-value\n\nWhy.\n" in content
+    assert "test_value.py`, before and after" in content
+    rows = read_rows(place / "requests.csv")
+    assert [row["request"] for row in rows] == ["raise-again", "raise-again"]
+    assert list(files(place / "mails")) == [
+        "raise-again/0001-XPU-Do-raise-value.patch",
+        "raise-again/0002-XPU-Do-raise-again.patch",
+    ]
+
+
+@pytest.mark.parametrize("text", ["Headline: x\n", "## Reasons\n\nx\n"])
+def test_notes_that_nobody_reads_are_refused(stack: TinyStack, text: str) -> None:
+    stack.write("patches/raise-again/request.md", text)
+    with pytest.raises(SeriesError, match=r"neither|no section") as caught:
+        written(stack)
+    assert "Motivation" in (caught.value.hint or "")
 
 
 def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
@@ -197,6 +245,7 @@ def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
     text = (written(stack).directory / "pull-requests/raise-again.md").read_text()
     section = text[text.index("## Not a duplicate") :]
     assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
+    assert "--search '7 in:body'" in section and "--search 'raise again'" in section
 
 
 def test_exporting_again_changes_nothing_or_says_what_changed(
@@ -213,7 +262,7 @@ def test_exporting_again_changes_nothing_or_says_what_changed(
     assert (again.changed, again.state.number) == (True, 2)
     text = (again.directory / "range-diff.txt").read_text()
     assert "-    Why." in text and "+    Why, and how." in text
-    assert text.startswith("1:")
+    assert text.startswith("xpu-dsv4/raise-again\n1:")
     refs = git(again.directory / "repository", "for-each-ref", "refs/exports")
     assert "refs/exports/1/xpu-dsv4/raise-again" in refs
 
@@ -226,7 +275,7 @@ def test_each_commit_passes_its_test_alone(stack: TinyStack) -> None:
         "2 tests passed",
     ]
     text = (done.directory / "pull-requests/raise-value.md").read_text()
-    assert "this commit alone, its test run from `tests/`: 1 tests passed" in text
+    assert "its test run from `tests/` | as above | 1 tests passed" in text
 
 
 def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
@@ -254,7 +303,8 @@ def test_the_base_hooks_judge_what_is_exported(stack: TinyStack) -> None:
     stack.write("tests/steps/numbers_beside.py", "THREE = 3\n")
     run(stack.project, stack.cache, [stack.release], offline=True)
     with pytest.raises(CheckFailed, match="the base's own hooks") as caught:
-        written(stack)
+        written(stack, slugs=("raise-again",))
+    assert caught.value.step == "raise-again"
     assert any("numbers_beside.py" in line for line in caught.value.detail)
 
 

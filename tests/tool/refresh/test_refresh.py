@@ -133,33 +133,25 @@ def solve_on_3(stack: FakeStack) -> str:
     return solved
 
 
-def test_a_solution_is_offered_for_the_next_release(stack: FakeStack) -> None:
+def test_another_form_of_the_step_settles_a_conflict(stack: FakeStack) -> None:
     solved = solve_on_3(stack)
     theirs = edited(edited(ATTENTION, 7, "upstream's way"), 1, "newer")
     stack.publish("4.0", {"vllm/attention.py": theirs})
-    work = stack.root / "next"
-    done = carry_over(stack, "v4.0", directory=work)
-    assert list(outcomes(done).values()) == ["merged", "conflict", "clean"]
-    assert done.steps[1].solved_on == "v3.0"
-    assert "v3.0 has solved the same conflict" in refresh_report.markdown(done)
-    offered = edited(solved, 1, "newer")
-    assert (work / "vllm/attention.py").read_text() == offered
-    with pytest.raises(UsageError, match="resolve them first"):
-        carry_over(stack, "v4.0", directory=work)
-    git(work, "add", "vllm/attention.py")
-    git(work, "-c", "core.editor=true", "cherry-pick", "--continue")
-    done = carry_over(stack, "v4.0", directory=work, write=True)
-    assert list(outcomes(done).values()) == ["merged", "resolved", "clean"]
-    assert (stack.apply("there", "v4.0") / "vllm/attention.py").read_text() == offered
+    done = carry_over(stack, "v4.0", write=True)
+    assert list(outcomes(done).values()) == ["merged", "variant", "clean"]
+    assert done.steps[1].text == "the patch of v3.0 fits as it is"
+    assert stack.patch("second", "v4.0") == stack.patch("second", "v3.0")
+    work = stack.apply("there", "v4.0")
+    assert (work / "vllm/attention.py").read_text() == edited(solved, 1, "newer")
 
 
-def test_another_conflict_has_no_solution(stack: FakeStack) -> None:
+def test_no_form_of_the_step_fits_another_conflict(stack: FakeStack) -> None:
     solve_on_3(stack)
     theirs = edited(ATTENTION, 7, "a third way")
     stack.publish("4.0", {"vllm/attention.py": theirs})
     work = stack.root / "next"
     done = carry_over(stack, "v4.0", directory=work)
-    assert done.steps[1].solved_on == ""
+    assert outcomes(done)["second"] == "conflict"
     assert "<<<<<<<" in (work / "vllm/attention.py").read_text()
 
 

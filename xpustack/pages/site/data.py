@@ -25,6 +25,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         " cannot have it. [How to read a row](docs/steps.md).",
         ("steps.csv",),
     ),
+    "requests": (
+        "Steps as requests",
+        "Where each step of v0.33.0 stands: alone, or after which others."
+        " [How that is found](docs/upstreaming.md).",
+        ("requests.csv",),
+    ),
     "defects": (
         "Defects by release",
         "`broken`: the patched release has the defect. `fixed`: the published release"

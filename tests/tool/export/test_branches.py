@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Steps exported onto a contributor's clone: each alone where it can stand alone."""
+
+from pathlib import Path
+
+import pytest
+from clones import STEPS, TABLE, ClonedStack
+from fake_stack import git
+
+from xpustack.base import releases
+from xpustack.base.clone import opened
+from xpustack.base.store import Store
+from xpustack.checks.run import run
+from xpustack.core.errors import UsageError
+from xpustack.core.rows import read_rows
+from xpustack.export.export import ExportResult, export
+from xpustack.export.upstream_form import TEST_HOME
+from xpustack.export.upstream_trees import Person
+
+ME = Person("Me Myself", "me@localhost")
+STANDS = {
+    "clean": "alone",
+    "merges": "alone",
+    "there": "upstream",
+    "needs": "after merges",
+    "needs-by-test": "after clean",
+    "renamed": "alone",
+    "conflicts": "conflict",
+    "there-by-test": "upstream",
+}
+
+
+@pytest.fixture(scope="module")
+def checked(cloned: ClonedStack) -> ClonedStack:
+    """The stack with all checks of v2.0 green."""
+    release = releases.load(cloned.project)["v2.0"]
+    done = run(cloned.project, cloned.cache, [release], offline=True)
+    assert not done.failed, done.results
+    return cloned
+
+
+@pytest.fixture
+def place(checked: ClonedStack, tmp_path: Path) -> Path:
+    """A contributor's clone, with work that is not committed and a branch of theirs."""
+    place = checked.clone(str(tmp_path / "clone"))
+    git(place, "branch", "mine")
+    (place / TABLE).write_text("mine\n")
+    hook = place / ".git/hooks/reference-transaction"
+    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/hook-ran\n")
+    hook.chmod(0o755)
+    return place
+
+
+def onto(stack: ClonedStack, place: Path, out: Path, **options) -> ExportResult:
+    with opened(Store(stack.cache), f"{place}:main") as clone:
+        release = releases.load(stack.project)["v2.0"]
+        return export(
+            stack.project,
+            stack.cache,
+            release,
+            out,
+            ME,
+            clone=clone,
+            offline=True,
+            **options,
+        )
+
+
+def untouched(place: Path) -> dict[str, bytes]:
+    """A clone's files without objects and our own branches."""
+    ours = ("objects/", "refs/heads/xpu-dsv4", "logs/refs/heads/xpu-dsv4")
+    return {
+        str(path.relative_to(place)): path.read_bytes()
+        for path in sorted(place.rglob("*"))
+        if path.is_file()
+        if not str(path.relative_to(place)).removeprefix(".git/").startswith(ours)
+    }
+
+
+def test_each_step_gets_a_branch_with_what_it_needs(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    before, out = untouched(place), tmp_path / "out"
+    done = onto(checked, place, out)
+    rows = read_rows(out / "requests.csv")
+    assert {row["step"]: row["stands"] for row in rows} == STANDS
+    why = {row["step"]: row["why"] for row in rows}
+    assert why["there"].startswith("nothing is left")
+    assert why["there-by-test"] == "its test passes without it"
+    assert why["conflicts"] == f"in {TABLE}"
+    assert untouched(place) == before
+    assert not (tmp_path / "hook-ran").exists()
+    branches = git(place, "branch", "--format=%(refname:short)").split()
+    assert [name for name in branches if "/" in name] == sorted(done.state.branches)
+    subjects = git(place, "log", "--format=%s", "main..xpu-dsv4/needs").splitlines()
+    assert subjects == ["[XPU] Do needs", "[XPU] Do merges"]
+    named = git(place, "diff", "--name-only", "main", "xpu-dsv4/renamed").split()
+    assert "vllm/new_name.py" in named and "vllm/old_name.py" not in named
+    assert not (out / "repository").exists()
+    cover = (out / "cover.md").read_text()
+    assert "### Ready\n\n- `clean`\n- `merges`\n- `renamed`\n" in cover
+    assert "- `needs`: after `merges`" in cover
+    assert "- `there-by-test`: its test passes without it" in cover
+    assert f"- `conflicts`: conflict: in {TABLE}" in cover
+    text = (out / "pull-requests/needs-by-test.md").read_text()
+    assert "passed (1 tests, 1 fail before)" in text
+    assert not (out / "pull-requests/conflicts.md").exists()
+    push_and_mail(checked, place, out, tmp_path)
+    assert not onto(checked, place, out).changed
+
+
+def push_and_mail(stack: ClonedStack, place: Path, out: Path, tmp_path: Path) -> None:
+    """What is pushed, and what the mails give on a fresh clone, are the same trees."""
+    git(tmp_path, "init", "-q", "--bare", "forge")
+    git(place, "push", "-q", str(tmp_path / "forge"), "refs/heads/xpu-dsv4/*")
+    fresh = stack.clone(str(tmp_path / "fresh"))
+    for mails in sorted((out / "mails").iterdir()):
+        git(fresh, "checkout", "-q", "--detach", "origin/main")
+        names = map(str, sorted(mails.iterdir()))
+        git(fresh, "am", "-q", "--keep-non-patch", "--keep-cr", *names)
+        pushed = f"xpu-dsv4/{mails.name}^{{tree}}"
+        tree = git(tmp_path / "forge", "rev-parse", pushed)
+        assert git(fresh, "rev-parse", "HEAD^{tree}") == tree, mails.name
+
+
+def test_a_bundle_leaves_the_clone_as_it_is(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    out = tmp_path / "out"
+    done = onto(checked, place, out, slugs=("clean", "needs"), bundle=True)
+    after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert after == before
+    assert set(done.state.branches) == {"xpu-dsv4/clean", "xpu-dsv4/needs"}
+    fresh = checked.clone(str(tmp_path / "fresh"), "--depth=1")
+    git(fresh, "fetch", "-q", str(out / "branches.bundle"), "refs/heads/*:refs/heads/*")
+    for branch, commit in done.state.branches.items():
+        assert git(fresh, "rev-parse", branch).strip() == commit
+    shown = git(fresh, "show", "--format=", "--name-only", "xpu-dsv4/clean")
+    assert TABLE in shown and f"{TEST_HOME}/test_clean.py" in shown
+
+
+@pytest.mark.parametrize("kind", ["branch of theirs", "checked out"])
+def test_a_branch_that_would_be_lost_is_kept(
+    checked: ClonedStack, place: Path, tmp_path: Path, kind: str
+) -> None:
+    out = tmp_path / "out"
+    if kind == "branch of theirs":
+        git(place, "branch", "xpu-dsv4/clean", "main~1")
+        match = "that is not from this export"
+    else:
+        onto(checked, place, out, slugs=("clean",))
+        git(place, "checkout", "-q", "--force", "xpu-dsv4/clean")
+        match = "is checked out"
+    before = git(place, "for-each-ref")
+    with pytest.raises(UsageError, match=match) as caught:
+        onto(checked, place, out, slugs=("clean",), assistant="another tool")
+    assert "--bundle" in (caught.value.hint or "")
+    assert git(place, "for-each-ref") == before
+
+
+def test_every_kind_of_step_is_there() -> None:
+    assert list(STANDS) == list(STEPS)
+
+
+def test_the_command(checked: ClonedStack, place: Path, tmp_path: Path) -> None:
+    words = ["export", "v2.0", "clean", "--offline", "--author", str(ME)]
+    words += ["--to", str(tmp_path / "out"), "--onto", f"{place}:main"]
+    done = checked.run(*words)
+    assert done.returncode == 0, done.stderr
+    assert "clean" in done.stdout and "alone" in done.stdout
+    assert f"next: git -C {place} log -p xpu-dsv4/clean" in done.stdout
+    assert git(place, "log", "-1", "--format=%an", "xpu-dsv4/clean") == "Me Myself\n"
+    for wrong in (["export"], ["export", "v2.0", "--bundle"]):
+        assert checked.run(*wrong).returncode == UsageError.exit_code

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A contributor's git clone of vLLM: read, and given branches of our own.
+
+It is read through a *view*, a repository of the tool that borrows the objects of the
+clone and of the store. So none of the clone's configuration, hooks and remotes takes
+part, and nothing is fetched behind its owner's back. Only `publish` writes to the
+clone: objects, and refs below `refs/heads/xpu-dsv4/`.
+"""
+
+import contextlib
+import difflib
+import hashlib
+import shutil
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Store, base_ref
+from xpustack.core.errors import StackError, UsageError, command
+from xpustack.core.git import Git, GitFailed
+from xpustack.core.progress import Progress, silent
+from xpustack.core.repository import HEADS, Commit, Repository
+
+PREFIX = "xpu-dsv4"
+_UPSTREAM = "https://github.com/vllm-project/vllm.git"
+_EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+_SHOWN = 5
+"""The most commits that are named for one place."""
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A commit of a clone.
+
+    Attributes:
+        place: the clone as the user named it.
+        git: its git directory; a linked work tree has one of its own.
+        view: the repository that borrows its objects.
+        ref: the revision as asked for.
+        whole: whether the history is there, neither cut off nor without files.
+    """
+
+    place: Path
+    git: Repository
+    view: Repository
+    ref: str
+    commit: str
+    tree: str
+    whole: bool
+
+    def release(self, like: Release) -> Release:
+        """The commit as a release, whose pins and version are those of `like`."""
+        digest = hashlib.sha256(f"clone {self.commit}".encode()).hexdigest()
+        version = f"{like.version}+g{self.commit[:12]}"
+        return msgspec.structs.replace(
+            like, version=version, sdist=f"g{self.commit}", sha256=digest
+        )
+
+    def base(
+        self, store: Store, like: Release, progress: Progress = silent
+    ) -> tuple[Release, Commit]:
+        """The commit as a release, and as a base of the store, without its history."""
+        release = self.release(like)
+        ref = base_ref(release)
+        if ref not in store.refs():
+            progress(f"importing {self.ref} of {self.place}")
+            with store.writing(progress) as writer:
+                writer.copy_history(self.view, self.tree)
+                commit = writer.text("commit-tree", self.tree, data=b"")
+                writer.keep(ref, Commit(commit, self.tree))
+        return release, store.refs()[ref]
+
+    def since(self, release: Release) -> str | None:
+        """Where the history of the commit parted from a release's tag; None if the
+        clone does not say."""
+        try:
+            return self.git.text("merge-base", f"refs/tags/{release.name}", self.commit)
+        except GitFailed:
+            return None
+
+    def commits(
+        self, since: str, path: str, lines: tuple[int, int] | None = None
+    ) -> tuple[str, ...]:
+        """The commits after `since` that changed a file, the newest first, each with
+        its subject.
+
+        Args:
+            lines: only these lines of the file, by the first and their number. A clone
+                without old files cannot tell, and answers for the whole file.
+        """
+        form = ("log", "-s", f"--max-count={_SHOWN}", "--format=%h %s")
+        span = f"{since}..{self.commit}"
+        if lines is not None and self.whole and lines[1] > 0:
+            first, count = lines
+            place = f"-L{first},{first + count - 1}:{path}"
+            with contextlib.suppress(GitFailed):
+                return tuple(self.view.text(*form, place, span).splitlines())
+        return tuple(self.view.text(*form, span, "--", path).splitlines())
+
+    def require_free(
+        self, branches: Mapping[str, str], before: Mapping[str, str]
+    ) -> None:
+        """Require that no branch of the clone would be lost.
+
+        Args:
+            branches: the commits to be published by branch.
+            before: those of the export that this one replaces.
+
+        Raises:
+            UsageError: the clone has a branch of that name which no export wrote, or
+                the branch is checked out.
+        """
+        present = {
+            ref.removeprefix(HEADS): commit.id
+            for ref, commit in self.git.refs(HEADS + PREFIX).items()
+        }
+        for branch, commit in branches.items():
+            if present.get(branch, commit) in (commit, before.get(branch)):
+                continue
+            raise UsageError(
+                f"the clone has a branch {branch} that is not from this export folder",
+                path=self.place,
+                hint=command(
+                    *("git", "-C", self.place, "branch", "-m", branch, f"my-{branch}")
+                )
+                + ", or --bundle to leave the clone as it is",
+            )
+        trees = self.git.text("worktree", "list", "--porcelain").splitlines()
+        for line in trees:
+            branch = line.removeprefix(f"branch {HEADS}")
+            if branch in branches and present.get(branch) != branches[branch]:
+                raise UsageError(
+                    f"the branch {branch} is checked out: its files would stay old",
+                    path=self.place,
+                    hint=command("git", "-C", self.place, "switch", "--detach")
+                    + ", or --bundle to leave the clone as it is",
+                )
+
+    def publish(self, branches: Mapping[str, str]) -> None:
+        """Set branches of the clone to commits of the view."""
+        wanted = "".join(f"{commit}\n" for commit in branches.values())
+        pack = self.view.run(
+            *("pack-objects", "--revs", "-q", "--stdout"),
+            data=f"{wanted}^{self.commit}\n".encode(),
+        )
+        self.git.run("index-pack", "--stdin", data=pack)
+        lines = (f"update {HEADS}{name} {id}\n" for name, id in branches.items())
+        self.git.run("update-ref", "--stdin", data="".join(lines).encode())
+
+    def bundle(self, branches: Mapping[str, str], file: Path) -> None:
+        """Write branches as a bundle, which `git fetch` reads where the commit is."""
+        refs = [HEADS + name for name in branches]
+        for ref, commit in zip(refs, branches.values(), strict=True):
+            self.view.set_ref(ref, commit)
+        self.view.run(
+            *("bundle", "create", "--quiet", str(file), *refs, f"^{self.commit}")
+        )
+
+
+@contextlib.contextmanager
+def opened(store: Store, text: str) -> Iterator[Clone]:
+    """The commit that `CLONE[:REF]` names, by default the one that is checked out.
+
+    Raises:
+        UsageError: there is no clone or no such commit, it is not vLLM, or a partial
+            clone lacks files of it.
+    """
+    place, ref = _split(text)
+    git = Repository(_git_directory(place))
+    commit, tree = _commit(git, place, ref)
+    with _sparing(place), store.cache.scratch() as scratch:
+        view = Repository(scratch / "view")
+        view.initialize()
+        common = git.text("rev-parse", "--path-format=absolute", "--git-common-dir")
+        shared = Path(common)
+        lenders = [shared / "objects", store.git.directory / "objects"]
+        (view.directory / "objects/info/alternates").write_text(
+            "".join(f"{folder}\n" for folder in lenders if folder.is_dir())
+        )
+        shallow = shared / "shallow"
+        if shallow.is_file():
+            shutil.copyfile(shallow, view.directory / "shallow")
+        _require_files(view, place, ref, tree)
+        whole = not shallow.is_file() and not _partial(git)
+        yield Clone(place, git, view, ref, commit, tree, whole)
+
+
+@contextlib.contextmanager
+def _sparing(place: Path) -> Iterator[None]:
+    """Let no error advise to remove a clone, which its owner's work is in."""
+    try:
+        yield
+    except GitFailed as error:
+        error.hint = command("git", "-C", place, "fsck")
+        raise
+
+
+def _split(text: str) -> tuple[Path, str]:
+    """Path and revision; a folder's name may hold a colon."""
+    path, colon, ref = text.rpartition(":")
+    if not colon or Path(text).exists():
+        return Path(text), "HEAD"
+    return Path(path), ref
+
+
+def _git_directory(place: Path) -> Path:
+    """The git directory of a clone, of a linked work tree, or of a bare repository.
+
+    Raises:
+        UsageError: there is none.
+    """
+    directory = place / ".git" if (place / ".git").exists() else place
+    if directory.is_file():
+        # A linked work tree: the file says where its git directory is.
+        target = directory.read_text("utf-8", "replace").partition("gitdir: ")[2]
+        directory = place / target.strip()
+    problem = "there is no git repository"
+    with contextlib.suppress(StackError, OSError):
+        directory = directory.resolve(strict=True)
+        if Git(directory).text("rev-parse", "--show-object-format") == "sha1":
+            return directory
+        problem = "the repository names its objects by SHA-256, vLLM's by SHA-1"
+    raise UsageError(
+        problem,
+        path=place,
+        hint=command("git", "clone", _UPSTREAM, "DIR") + ", then --onto DIR",
+    )
+
+
+def _commit(git: Repository, place: Path, ref: str) -> tuple[str, str]:
+    """The commit `ref` and its tree.
+
+    Raises:
+        UsageError: the clone has none of that name, or it is no commit of vLLM.
+    """
+    with contextlib.suppress(GitFailed):
+        commit = git.commit_of(ref)
+        tree = git.tree_of(commit)
+        if git.files(tree, ["vllm/__init__.py"]):
+            return commit, tree
+        raise UsageError(
+            f"{ref} is not vLLM: it has no vllm/__init__.py",
+            path=place,
+            hint=command("git", "-C", place, "log", "-1", "--stat", ref),
+        )
+    names = [name.split("/", 2)[2] for name in git.refs() if name.count("/") > 1]
+    near = difflib.get_close_matches(ref, names, n=1)
+    fetch = command("git", "-C", place, "fetch", _UPSTREAM, ref)
+    raise UsageError(
+        f"the clone has no commit {ref}"
+        + (f"; did you mean {near[0]}?" if near else ""),
+        path=place,
+        hint=f"{fetch}, then --onto {place}:FETCH_HEAD",
+    )
+
+
+def _require_files(view: Repository, place: Path, ref: str, tree: str) -> None:
+    """Require that all files of a tree are there.
+
+    Raises:
+        UsageError: a partial clone lacks some; the error names the command that
+            fetches them at once.
+    """
+    options = ("--objects", "--no-object-names", "--missing=print")
+    listed = view.text("rev-list", *options, tree).splitlines()
+    lacking = [line for line in listed if line.startswith("?")]
+    if lacking:
+        raise UsageError(
+            f"the clone is partial: it lacks {len(lacking)} objects of {ref}",
+            path=place,
+            hint=command(*("git", "-C", place, "diff", "--shortstat", _EMPTY_TREE, ref))
+            + " fetches them, then the same command again",
+        )
+
+
+def _partial(git: Repository) -> bool:
+    """Whether objects of the history may be missing."""
+    try:
+        return bool(git.text("config", "--get", "extensions.partialClone"))
+    except GitFailed:
+        return bool(list(git.directory.glob("objects/pack/*.promisor")))

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a person wrote for reviewers beside a step's message.
+
+`patches/<step>/request.md` starts with lines `Title:` and `With:`, both optional, and
+has sections of the names in `SECTIONS`. Each says only what somebody ran or read.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from xpustack.core.errors import SeriesError
+from xpustack.core.files import read_file
+from xpustack.core.project import Project
+
+NAME = "request.md"
+SECTIONS = ("Motivation", "Root cause", "Alternatives", "Limits", "Ran elsewhere")
+_LINE = re.compile(r"(Title|With): (.+)")
+
+
+@dataclass(frozen=True)
+class Notes:
+    """The notes on a step's request.
+
+    Attributes:
+        title: of the request, where the step's subject does not say enough.
+        along: the earlier steps that are commits of the same request.
+        sections: the texts by their headings.
+    """
+
+    title: str = ""
+    along: tuple[str, ...] = ()
+    sections: Mapping[str, str] = field(default_factory=dict)
+
+
+def read_notes(project: Project, slug: str) -> Notes:
+    """The notes of a step; empty where nobody wrote any.
+
+    Raises:
+        SeriesError: a line or a heading is none of those that are known.
+    """
+    path = project.patches / slug / NAME
+    try:
+        text = read_file(path, project.root, SeriesError, step=slug).decode("utf-8")
+    except FileNotFoundError:
+        return Notes()
+    head, *parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)
+    known: dict[str, str] = {}
+    for line in head.split("\n"):
+        match = _LINE.fullmatch(line)
+        if line and match is None:
+            raise _refuse(slug, path, f"{line!r} is neither `Title: ` nor `With: `")
+        if match is not None:
+            known[match[1]] = match[2]
+    sections = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
+    for heading in sections:
+        if heading not in SECTIONS:
+            raise _refuse(slug, path, f"there is no section {heading!r}")
+    along = tuple(known.get("With", "").split())
+    return Notes(known.get("Title", ""), along, sections)
+
+
+def _refuse(slug: str, path: object, message: str) -> SeriesError:
+    return SeriesError(
+        message,
+        step=slug,
+        path=str(path),
+        hint=f"use {', '.join(SECTIONS)}: CONTRIBUTING.md, words for a reviewer",
+    )
