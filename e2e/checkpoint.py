@@ -58,6 +58,7 @@ class Size:
     intermediate: int = 256
     experts: int = 8
     index_topk: int = 16
+    vocabulary: int = VOCABULARY
 
 
 FLASH = Size()
@@ -123,6 +124,10 @@ class Writer:
     def described(self) -> dict[str, Any]:
         """What `config.json` says in place of DeepSeek's own or besides."""
         return {}
+
+    def write_tokenizer(self, folder: Path) -> None:
+        """What turns text into tokens, into the published form's folder."""
+        write_tokenizer(folder)
 
     def draft(self) -> None:
         """The draft model: here the one layer of multi-token prediction."""
@@ -197,7 +202,7 @@ def config(size: Size = FLASH) -> dict[str, Any]:
         "architectures": ["DeepseekV4ForCausalLM"],
         "model_type": "deepseek_v4",
         "torch_dtype": "bfloat16",
-        "vocab_size": VOCABULARY,
+        "vocab_size": size.vocabulary,
         "hidden_size": size.hidden,
         "num_hidden_layers": len(size.ratios),
         "num_attention_heads": size.heads,
@@ -266,7 +271,7 @@ def write(
     published, twin = directory / "published", directory / "twin"
     described = {**config(writer.size), **writer.described()}
     _save(published, described, writer.published)
-    write_tokenizer(published)
+    writer.write_tokenizer(published)
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"
     shared = {k: v for k, v in writer.twin.items() if not k.startswith("mtp.")}
@@ -295,8 +300,9 @@ def write_tokenizer(folder: Path) -> None:
 
 def _model(writer: Writer) -> None:
     size, hidden = writer.size, writer.size.hidden
-    writer.plain("embed.weight", writer.random(VOCABULARY, hidden))
-    writer.plain("head.weight", writer.random(VOCABULARY, hidden, std=hidden**-0.5))
+    writer.plain("embed.weight", writer.random(size.vocabulary, hidden))
+    head = writer.random(size.vocabulary, hidden, std=hidden**-0.5)
+    writer.plain("head.weight", head)
     writer.norm("norm", hidden)
     output_head(writer, "")
     for layer, ratio in enumerate(size.ratios):
@@ -326,7 +332,7 @@ def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
     gate = writer.random(experts, hidden, std=hidden**-0.5)
     writer.plain(f"{layer}.ffn.gate.weight", gate)
     if hashed:
-        table = writer.choice(VOCABULARY, CHOSEN, experts)
+        table = writer.choice(writer.size.vocabulary, CHOSEN, experts)
         writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
     else:
         bias = writer.random(experts, std=0.3)
