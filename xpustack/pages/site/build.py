@@ -29,6 +29,7 @@ _GROUPS = {
         "layer",
         "defects",
         "engine",
+        "serve",
         "capabilities",
         "checkpoints",
         "machine_code",

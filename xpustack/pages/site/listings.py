@@ -55,6 +55,12 @@ LISTINGS = {
         " [What is compared](docs/e2e.md).",
         (Rows("engine-rows", "", "e2e.csv"),),
     ),
+    "serve": Listing(
+        "`vllm serve` by release",
+        "What was asked over HTTP of a tiny DeepSeek-V4 on the emulated XPU, and what"
+        " came out. [What is run](docs/deploying.md#what-is-run-of-it).",
+        (Rows("serve-rows", "", "serve.csv"),),
+    ),
     "branches": Listing(
         "XPU branches of vLLM",
         "Each line of v0.23.0 and v0.33.0 that names XPU, and what was found there."
