@@ -99,6 +99,7 @@ def test_the_prompt_is_deepseeks_encoding(server: Server) -> None:
 
 @pytest.mark.shows("a chat with thinking, whole and streamed", "equal")
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
+@pytest.mark.newest
 def test_thinking_comes_apart_from_the_answer(server: Server, stream: bool) -> None:
     asked = GREEDY | {
         "messages": USER,

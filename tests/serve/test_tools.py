@@ -99,6 +99,7 @@ def test_a_required_tool_call(server: Server) -> None:
 
 @pytest.mark.shows("a JSON schema, with and without thinking", "equal")
 @MODES
+@pytest.mark.newest
 def test_an_answer_follows_a_json_schema(server: Server, mode: dict[str, Any]) -> None:
     (choice,) = ask(server, mode, response_format=SCHEMA).choices
     assert choice.finish_reason == "stop", choice
