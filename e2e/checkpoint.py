@@ -12,7 +12,7 @@ there: sinks, position biases, correction biases and the hash table are random.
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +58,9 @@ class Size:
     intermediate: int = 256
     experts: int = 8
     index_topk: int = 16
+    chosen: int = CHOSEN
     vocabulary: int = VOCABULARY
+    length: int = MAX_LENGTH
 
 
 FLASH = Size()
@@ -127,7 +129,7 @@ class Writer:
 
     def write_tokenizer(self, folder: Path) -> None:
         """What turns text into tokens, into the published form's folder."""
-        write_tokenizer(folder)
+        write_tokenizer(folder, self.special_tokens())
 
     def draft(self) -> None:
         """The draft model: here the one layer of multi-token prediction."""
@@ -138,6 +140,33 @@ class Writer:
         for name in ("enorm", "hnorm", "norm"):
             self.norm(f"mtp.0.{name}", hidden)
         output_head(self, "mtp.0.")
+
+    def router(self, layer: str, hashed: bool) -> None:
+        """What chooses the experts of a layer."""
+        gate = f"{layer}.ffn.gate"
+        size, hidden = self.size, self.size.hidden
+        weight = self.random(size.experts, hidden, std=hidden**-0.5)
+        self.plain(f"{gate}.weight", weight)
+        if hashed:
+            table = self.choice(size.vocabulary, size.chosen, size.experts)
+            self.plain(f"{gate}.tid2eid", table, torch.int64)
+        else:
+            self.lifting_bias(f"{gate}.bias")
+
+    def lifting_bias(self, name: str) -> None:
+        """A bias that chooses by itself."""
+        experts = self.size.experts
+        bias = self.random(experts, std=0.3)
+        bias[self.choice(1, self.size.chosen, experts)[0]] += LEAD
+        self.plain(name, bias, torch.float32)
+
+    def known_to_twin(self, name: str) -> bool:
+        """Whether Hugging Face's model has a tensor of that name."""
+        return not name.startswith("mtp.")
+
+    def special_tokens(self) -> dict[str, int]:
+        """Tokens that the tokenizer has besides characters."""
+        return {}
 
     def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         values = torch.randn(*shape, generator=self._generator)
@@ -224,7 +253,7 @@ def config(size: Size = FLASH) -> dict[str, Any]:
         "moe_intermediate_size": size.intermediate,
         "n_routed_experts": size.experts,
         "n_shared_experts": 1,
-        "num_experts_per_tok": CHOSEN,
+        "num_experts_per_tok": size.chosen,
         "num_hash_layers": size.hashed,
         "num_nextn_predict_layers": 1,
         "scoring_func": "sqrtsoftplus",
@@ -237,13 +266,13 @@ def config(size: Size = FLASH) -> dict[str, Any]:
         "tie_word_embeddings": False,
         "bos_token_id": 0,
         "eos_token_id": 1,
-        "max_position_embeddings": MAX_LENGTH,
+        "max_position_embeddings": size.length,
         "rope_theta": 10_000.0,
         "compress_rope_theta": 160_000.0,
         "rope_scaling": {
             "rope_type": "yarn",
             "factor": 16,
-            "original_max_position_embeddings": 32,
+            "original_max_position_embeddings": size.length // 16,
             "beta_fast": 32,
             "beta_slow": 1,
         },
@@ -267,14 +296,14 @@ def write(
         The folders of the published form and of the float32 twin.
     """
     writer = writer or Writer(seed=0)
-    _model(writer)
+    whole_model(writer)
     published, twin = directory / "published", directory / "twin"
     described = {**config(writer.size), **writer.described()}
     _save(published, described, writer.published)
     writer.write_tokenizer(published)
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"
-    shared = {k: v for k, v in writer.twin.items() if not k.startswith("mtp.")}
+    shared = {k: v for k, v in writer.twin.items() if writer.known_to_twin(k)}
     _save(twin, plain, shared)
     return published, twin
 
@@ -288,21 +317,24 @@ def _save(
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
 
 
-def write_tokenizer(folder: Path) -> None:
-    """One token for each ASCII character, so that a grammar can be asked for."""
-    characters = {chr(code): code for code in range(VOCABULARY)}
+def write_tokenizer(folder: Path, special: Mapping[str, int] = {}) -> None:
+    """One token for each ASCII character, so that a grammar can be asked for, and
+    `special` ones."""
+    characters = {chr(code): code for code in range(VOCABULARY)} | dict(special)
     tokenizer = Tokenizer(models.BPE(vocab=characters, merges=[]))
+    tokenizer.add_special_tokens(list(special))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
     described = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": chr(1)}
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
 
 
-def _model(writer: Writer) -> None:
+def whole_model(writer: Writer) -> None:
+    """Write every tensor of the model and its draft."""
     size, hidden = writer.size, writer.size.hidden
-    writer.plain("embed.weight", writer.random(size.vocabulary, hidden))
-    head = writer.random(size.vocabulary, hidden, std=hidden**-0.5)
-    writer.plain("head.weight", head)
+    vocabulary = size.vocabulary
+    writer.plain("embed.weight", writer.random(vocabulary, hidden))
+    writer.plain("head.weight", writer.random(vocabulary, hidden, std=hidden**-0.5))
     writer.norm("norm", hidden)
     output_head(writer, "")
     for layer, ratio in enumerate(size.ratios):
@@ -319,7 +351,7 @@ def output_head(writer: Writer, prefix: str) -> None:
 
 
 def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
-    hidden, experts = writer.size.hidden, writer.size.experts
+    hidden = writer.size.hidden
     mixes, width = (2 + STREAMS) * STREAMS, STREAMS * hidden
     for part in ("attn", "ffn"):
         hc = f"{layer}.hc_{part}"
@@ -329,15 +361,7 @@ def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
         writer.plain(f"{hc}_scale", writer.random(3, std=0.3, mean=1.0), torch.float32)
         writer.norm(f"{layer}.{part}_norm", hidden)
     _attention(writer, f"{layer}.attn", ratio)
-    gate = writer.random(experts, hidden, std=hidden**-0.5)
-    writer.plain(f"{layer}.ffn.gate.weight", gate)
-    if hashed:
-        table = writer.choice(writer.size.vocabulary, CHOSEN, experts)
-        writer.plain(f"{layer}.ffn.gate.tid2eid", table, torch.int64)
-    else:
-        bias = writer.random(experts, std=0.3)
-        bias[writer.choice(1, CHOSEN, experts)[0]] += LEAD
-        writer.plain(f"{layer}.ffn.gate.bias", bias, torch.float32)
+    writer.router(layer, hashed)
     writer.experts_of(layer)
 
 

@@ -78,25 +78,19 @@ def is_greedy(result: Served, request: str, position: int) -> bool:
     """Whether the token after `position` is the engine's best, not the prompt's."""
     number = int(request.partition("-")[0])
     prompt = result.job.prompts[number]
-    return not prompt.sampling and position + 1 >= len(prompt.tokens)
+    return not prompt.sampling and position + 1 >= len(result.read[number])
 
 
 def check_same_tokens(result: Served, other: Served) -> None:
     """Requests with equal prompts get equal greedy tokens from two engines, up to a
     token of which `other` was not sure."""
-    others = dict(
-        zip(
-            (tuple(p.tokens) for p in other.job.prompts),
-            other.new_tokens(),
-            strict=True,
-        )
-    )
+    others = dict(zip(map(tuple, other.read), other.new_tokens(), strict=True))
     leads = leads_of(other)
     compared = 0
-    for prompt, tokens in zip(result.job.prompts, result.new_tokens(), strict=True):
-        wanted = others[tuple(prompt.tokens)][: len(tokens)]
+    for prompt, tokens in zip(result.read, result.new_tokens(), strict=True):
+        wanted = others[tuple(prompt)][: len(tokens)]
         for place, (token, theirs) in enumerate(zip(tokens, wanted, strict=True)):
-            lead = leads[tuple(prompt.tokens + wanted[:place])]
+            lead = leads[tuple(prompt + wanted[:place])]
             compared += 1
             if token != theirs:
                 assert lead <= MARGIN, (prompt, place, token, theirs, lead)

@@ -138,11 +138,12 @@ def attention_errors(
     for (request, layer), seen in by_request(result, "attn").items():
         if layer >= len(twin.model.model.layers):
             continue
-        plain = twin.attention(layer, seen.input)
+        tokens = result["texts"][request]
+        plain = twin.attention(layer, seen.input, tokens=tokens)
         free, whole = Given(seen.topk), Given(seen.topk, seen.core)
         with twin.rounded(roundings):
-            rounded = twin.attention(layer, seen.input, free)
-            output = twin.attention(layer, seen.input, whole)
+            rounded = twin.attention(layer, seen.input, free, tokens)
+            output = twin.attention(layer, seen.input, whole, tokens)
         assert seen.core is not None and free.own_core is not None
         errors.append(
             Error(

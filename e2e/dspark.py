@@ -46,11 +46,11 @@ class DSpark(checkpoint.Writer):
         last = f"mtp.{STAGES - 1}"
         self.norm(f"{last}.norm", hidden)
         checkpoint.output_head(self, f"{last}.")
-        size = checkpoint.VOCABULARY
-        bias = torch.zeros(size, size)
+        vocabulary, rank = self.size.vocabulary, checkpoint.VOCABULARY
+        bias = torch.zeros(vocabulary, rank)
         for token, successor in self._successors.items():
             bias[successor, token] = BIAS
-        self.plain(f"{last}.markov_head.markov_w1.weight", torch.eye(size))
+        self.plain(f"{last}.markov_head.markov_w1.weight", torch.eye(vocabulary, rank))
         self.plain(f"{last}.markov_head.markov_w2.weight", bias)
-        confidence = self.random(1, hidden + size, std=hidden**-0.5)
+        confidence = self.random(1, hidden + rank, std=hidden**-0.5)
         self.plain(f"{last}.confidence_head.proj.weight", confidence)

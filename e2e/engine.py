@@ -1,15 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run inside an installed vLLM: `python -m e2e.engine` imports it and waits for jobs.
-
-A line of the standard input is a JSON list of files: JOB, RESULT, what the job prints,
-and its exit status, which is written last. Each job has a process of its own, forked
-from this one.
+"""Run inside an installed vLLM: `python -m e2e.engine JOB RESULT` serves one job.
 
 JOB names the checkpoint, the arguments of `LLM`, and waves of prompts, and may say how
 many waves are written down, and for how many Xe-cores decode is planned. Each wave is
 one call of `LLM.generate`, or the engine's own steps where a request is aborted. RESULT
-holds the tokens, their log-probabilities, and what the worker wrote down. `python
--m e2e.engine JOB RESULT` serves one job alone.
+holds the tokens, their log-probabilities, and what the worker wrote down.
 `E2E_HOME` names the module that chooses the emulated XPU's home; by default the CPU.
 """
 
@@ -18,15 +13,16 @@ import importlib
 import io
 import json
 import os
-import signal
 import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Any
 
+from e2e.pictures import Picture
+
 HOME = "emulated_xpu.pytest_plugin"
 OPS = "e2e.engine_ops"
+HASH = "mm_hasher_algorithm"
 DECODE_CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
 importlib.import_module(os.environ.get("E2E_HOME", HOME))
 if "E2E_HOME" not in os.environ:
@@ -59,6 +55,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     recording.broken = bool(job.get("sabotage"))
     os.environ.update(job.get("environment", {}))
     from vllm import LLM
+    from vllm.engine.arg_utils import EngineArgs
 
     if engine_ops := sys.modules.get(OPS):
         engine_ops.provide()
@@ -69,6 +66,9 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
         config: Any = importlib.import_module(DECODE_CONFIG)
         config.XE_CORES = cores
     given = {**ENGINE, **job.get("engine", {})}
+    if hasattr(EngineArgs, HASH):
+        # Images are hashed; the default needs a package that nothing else here does.
+        given.setdefault(HASH, "sha256")
     # Drafts are counted by the statistics alone.
     drafting = "speculative_config" in given
     llm = LLM(model=job["model"], **given | {"disable_log_stats": not drafting})
@@ -86,26 +86,41 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     return {
         **ranks[0],
         "ranks": ranks,
-        "tokens": [[list(text.token_ids) for text in wave] for wave in waves],
-        "logprobs": [[logprobs_of(text) for text in wave] for wave in waves],
+        "read": [[list(output.prompt_token_ids) for output in wave] for wave in waves],
+        "tokens": tokens_of(waves),
+        "logprobs": [[logprobs_of(output) for output in wave] for wave in waves],
         "drafts": drafts_of(llm) if drafting else {},
         "refusals": [refusal(llm, prompt) for prompt in job.get("refused", ())],
+        "tokens_after_refusals": tokens_of([serve(llm, job["waves"][0])])
+        if job.get("refused")
+        else [],
         "seconds_to_ready": ready - started,
         "seconds_to_serve": served - ready,
     }
 
 
+def tokens_of(waves: list[list[Any]]) -> list[list[list[int]]]:
+    return [[list(output.outputs[0].token_ids) for output in wave] for wave in waves]
+
+
+def asked(prompt: dict[str, Any]) -> dict[str, Any]:
+    """The prompt as vLLM takes it."""
+    given = {"prompt_token_ids": prompt["tokens"]}
+    pictures = [Picture(**drawn).image() for drawn in prompt.get("images", ())]
+    return given | ({"multi_modal_data": {"image": pictures}} if pictures else {})
+
+
 def serve(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
-    """The text of each prompt of a wave, as `RequestOutput` has it."""
+    """The `RequestOutput` of each prompt of a wave."""
     if any("abort_after" in prompt for prompt in wave):
         return serve_and_abort(llm, wave)
-    outputs = llm.generate(
-        [{"prompt_token_ids": prompt["tokens"]} for prompt in wave],
+    outputs: list[Any] = llm.generate(
+        [asked(prompt) for prompt in wave],
         [sampling(prompt) for prompt in wave],
         use_tqdm=False,
         priority=[prompt.get("priority", 0) for prompt in wave],
     )
-    return [output.outputs[0] for output in outputs]
+    return outputs
 
 
 def serve_and_abort(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
@@ -114,8 +129,7 @@ def serve_and_abort(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
     engine, texts = llm.llm_engine, {}
     names = [str(next(llm.request_counter)) for _ in wave]
     for name, prompt in zip(names, wave, strict=True):
-        tokens = {"prompt_token_ids": prompt["tokens"]}
-        engine.add_request(name, tokens, sampling(prompt))
+        engine.add_request(name, asked(prompt), sampling(prompt))
     limits = {
         name: prompt["abort_after"]
         for name, prompt in zip(names, wave, strict=True)
@@ -124,8 +138,9 @@ def serve_and_abort(llm: Any, wave: list[dict[str, Any]]) -> list[Any]:
     while engine.has_unfinished_requests():
         for output in engine.step():
             name = output.request_id
-            texts[name] = output.outputs[0]
-            if len(texts[name].token_ids) >= limits.get(name, sys.maxsize):
+            texts[name] = output
+            read = output.outputs[0].token_ids
+            if len(read) >= limits.get(name, sys.maxsize):
                 texts[name] = copy.deepcopy(texts[name])
                 del limits[name]
                 engine.abort_request([name])
@@ -145,11 +160,11 @@ def sampling(prompt: dict[str, Any]) -> Any:
     return SamplingParams(**greedy | given, max_tokens=prompt["new"])
 
 
-def logprobs_of(text: Any) -> list[dict[int, tuple[float, int]]]:
+def logprobs_of(output: Any) -> list[dict[int, tuple[float, int]]]:
     """For each token, log-probability and rank by token."""
     return [
         {token: (found.logprob, found.rank) for token, found in place.items()}
-        for place in text.logprobs or ()
+        for place in output.outputs[0].logprobs or ()
     ]
 
 
@@ -172,62 +187,8 @@ def refusal(llm: Any, prompt: dict[str, Any]) -> str:
     raise AssertionError(f"a prompt of {len(prompt['tokens'])} tokens was served")
 
 
-def run(order: str, answer: str, log: str) -> None:
-    """Serve one job in this process, which prints to `log` from here on."""
+if __name__ == "__main__":
     import torch
 
-    with open(log, "w") as file:
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-            os.dup2(file.fileno(), stream.fileno())
-    try:
-        torch.save(generate(json.loads(Path(order).read_text())), answer)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-        status = 1
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(status)
-
-
-def wait_for_jobs() -> None:
-    """Fork for each line of the standard input, until it ends."""
-    import vllm.entrypoints.llm  # noqa: F401
-
-    from e2e import recording  # noqa: F401
-
-    statuses: dict[int, str] = {}
-
-    def note_ends(*_: Any) -> None:
-        while statuses:
-            child, status = os.waitpid(-1, os.WNOHANG)
-            if not child:
-                return
-            file = Path(statuses.pop(child))
-            unfinished = file.with_suffix(".part")
-            unfinished.write_text(str(os.waitstatus_to_exitcode(status)))
-            unfinished.rename(file)
-
-    signal.signal(signal.SIGCHLD, note_ends)
-    for line in sys.stdin:
-        order, answer, log, status = json.loads(line)
-        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})
-        child = os.fork()
-        if not child:
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-            os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-            run(order, answer, log)
-        statuses[child] = status
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGCHLD})
-
-
-if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        import torch
-
-        job = json.loads(Path(sys.argv[1]).read_text())
-        torch.save(generate(job), sys.argv[2])
-    else:
-        wait_for_jobs()
+    job = json.loads(Path(sys.argv[1]).read_text())
+    torch.save(generate(job), sys.argv[2])

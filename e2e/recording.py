@@ -26,6 +26,8 @@ SUBLAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:mtp_block\.)?(attn|ffn)$")
 records: list[dict[str, Any]] = []
 """One entry per sublayer and step: `layer`, `part`, `rows`, inputs and outputs."""
 logits: list[dict[str, Any]] = []
+encoded: list[dict[str, torch.Tensor]] = []
+"""Of each image that the tower saw, its `patches`, and the `rows` made of them."""
 loaded: dict[str, torch.Tensor] = {}
 """Parameters as the loader left them, before vLLM rearranges them."""
 keep = records.append
@@ -69,6 +71,8 @@ class Recording:
         if draft is not None and not hasattr(draft, "markov_bias"):
             hook(runner, draft)
         record_logits(runner)
+        if hasattr(runner.model, "_encode_image"):
+            record_images(runner.model)
 
     def stop_recording(self) -> None:
         """Write down nothing more."""
@@ -81,6 +85,7 @@ class Recording:
         found = {
             "records": [on_the_host(record) for record in records],
             "logits": [on_the_host(entry) for entry in logits],
+            "encoded": [on_the_host(entry) for entry in encoded],
             "runner": vllm_class(self.model_runner),
             "loaded": on_the_host(loaded),
             "layers": dict(layers),
@@ -318,6 +323,17 @@ def record_ffn(runner: Any, layer: int) -> Any:
         )
 
     return record
+
+
+def record_images(model: Any) -> None:
+    encode = model._encode_image
+
+    def record(patches: torch.Tensor, *args: Any) -> torch.Tensor:
+        rows: torch.Tensor = encode(patches, *args)
+        encoded.append({"patches": patches.float(), "rows": rows.float()})
+        return rows
+
+    model._encode_image = record
 
 
 def record_logits(runner: Any) -> None:

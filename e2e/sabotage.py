@@ -7,6 +7,7 @@ table; and one scale byte of a page of layer 1 is wrong after the first step.
 """
 
 import copy
+import dataclasses
 from typing import Any
 
 import torch
@@ -22,7 +23,10 @@ def owner_of(name: str, module: Any) -> Any:
 
 
 def break_layers(model: torch.nn.Module) -> None:
-    """Break the first three layers of a loaded model."""
+    """Break the first three layers of a loaded model, for images alone if it sees."""
+    if (text := getattr(model, "language_model", None)) is not None:
+        break_images(text.model.layers)
+        return
     layers = model.model.layers
     forget_sinks(layers[0].attn)
     miss_one_index(layers[1].attn)
@@ -32,6 +36,22 @@ def break_layers(model: torch.nn.Module) -> None:
 
 def forget_sinks(attention: Any) -> None:
     owner_of("attn_sink", attention).attn_sink.data.fill_(float("-inf"))
+
+
+def break_images(layers: Any) -> None:
+    """The experts of image tokens are chosen by nothing in the first two layers, of
+    which one has a table; the third attends by the window alone."""
+    for layer in layers[:2]:
+        layer.ffn.gate.bias_vl.data.zero_()
+    attention = layers[2].attn
+    prefill = attention._forward_prefill
+
+    def see_the_window_alone(*args: Any, swa_metadata: Any, **kwargs: Any) -> None:
+        blind = {"prefill_left_visible": None, "prefill_right_visible": None}
+        swa_metadata = dataclasses.replace(swa_metadata, **blind)
+        prefill(*args, swa_metadata=swa_metadata, **kwargs)
+
+    attention._forward_prefill = see_the_window_alone
 
 
 def turn_wrongly(attention: Any) -> None:

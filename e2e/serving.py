@@ -9,7 +9,7 @@ import zipfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
 from typing import Any
@@ -19,20 +19,31 @@ import torch
 from e2e import checkpoint, packed, unsupported
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
+from e2e.pictures import PLACEHOLDER, Picture
 from e2e.twin import Twin
-from e2e.warm import WarmUp
+from e2e.vision import Vision
+from e2e.vision_twin import VisionTwin
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import Cache
+from xpustack.core.fork_server import Ahead, exit_text
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
 from xpustack.series.apply import trees
+from xpustack.steptest.server import warm_server
 
 HERE = Path(__file__).parent
 LIMIT = 900.0
+IMPORTED = (
+    "emulated_xpu.pytest_plugin",
+    "e2e.engine_ops",
+    "e2e.recording",
+    "vllm.entrypoints.llm",
+)
+"""What the engines of one tree share."""
 WRAPPERS = {
     "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
     "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
@@ -40,10 +51,17 @@ WRAPPERS = {
 }
 """SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
 around the emulated ops. Others are nowhere that pip looks: our class stands in."""
-WRAPPED = ("fused_moe_interface.py", "moe_utils.py", "quantization/")
+WRAPPED = (
+    "flash_attn_interface.py",
+    "fused_moe_interface.py",
+    "moe_utils.py",
+    "quantization/",
+)
 
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
+WRITERS = {**packed.WRITERS, "vision": Vision}
+"""Those of the checkpoints that a job may name."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +78,7 @@ class Prompt:
     priority: int = 0
     abort_after: int | None = None
     """The number of new tokens after which the request is aborted."""
+    images: tuple[Picture, ...] = ()
 
     def order(self) -> dict[str, Any]:
         """The prompt as `engine.py` takes it."""
@@ -69,6 +88,7 @@ class Prompt:
             "new": self.new,
             "sampling": dict(self.sampling),
             "priority": self.priority,
+            "images": [asdict(picture) for picture in self.images],
         }
 
     @property
@@ -77,6 +97,8 @@ class Prompt:
         body = [shared.randrange(2, checkpoint.VOCABULARY) for _ in range(self.length)]
         for position in range(self.length - self.own_tail, self.length):
             body[position] = own.randrange(2, checkpoint.VOCABULARY)
+        for picture in self.images:
+            body[picture.at] = PLACEHOLDER
         return body
 
 
@@ -89,7 +111,7 @@ class Job:
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
     checkpoint: str = ""
-    """Which checkpoint is served: of `packed.WRITERS` or
+    """Which checkpoint is served: of `WRITERS` or
     `unsupported.CONFIGURATIONS`, or as given to
     `Engines.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
     refused: tuple[Prompt, ...] = ()
@@ -122,6 +144,8 @@ class Served:
     answer: dict[str, Any]
     log: str
     seconds: float
+    read: list[list[int]] = field(init=False)
+    """The tokens of each prompt, with those of its images."""
     texts: dict[str, list[int]] = field(init=False)
     """Prompt and answer of each request, by the engine's name for it."""
 
@@ -139,10 +163,10 @@ class Served:
                 entry | {"after": before + entry["after"]}
                 for entry in ranks[first]["logits"]
             ]
-        answers = [tokens for wave in self.answer["tokens"] for tokens in wave]
+        self.read = [tokens for wave in self.answer["read"] for tokens in wave]
         whole = [
-            prompt.tokens + new
-            for prompt, new in zip(self.job.prompts, answers, strict=True)
+            prompt + new
+            for prompt, new in zip(self.read, self.new_tokens(), strict=True)
         ]
         rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
         # The engine counts its requests and may add a random part to the number.
@@ -164,7 +188,7 @@ class Engines:
         self._twins: dict[str, Twin] = {}
         self._writing = Lock()
         self._lay_out()
-        self._warm = WarmUp(work / "support")
+        self._server = warm_server(Runner())
         self._pool = ThreadPoolExecutor(workers)
         self._late = ThreadPoolExecutor(1)
         self._running: dict[tuple[str, bool, str], Future[Served]] = {}
@@ -194,14 +218,17 @@ class Engines:
         if name in unsupported.CONFIGURATIONS:
             self._add_configuration(name)
         elif name not in self._checkpoints:
-            self.add_checkpoint(name, packed.WRITERS[name](0))
+            self.add_checkpoint(name, WRITERS[name](0))
         return self._checkpoints[name]
 
     def twin_of(self, name: str) -> Twin:
         """Hugging Face's model of a checkpoint in float32; DeepSeek's own if none."""
         if name not in self._twins:
             folder = self.written(name)[1] if name else self.twin
-            self._twins[name] = Twin(folder)
+            if name == "vision":
+                self._twins[name] = VisionTwin(*self.written(name))
+            else:
+                self._twins[name] = Twin(folder)
         return self._twins[name]
 
     def add_checkpoint(self, name: str, writer: checkpoint.Writer) -> None:
@@ -216,7 +243,7 @@ class Engines:
         with self._writing:
             if name not in self._checkpoints:
                 folder = self.work / f"checkpoint-{name}"
-                unsupported.write(folder, name, self.published)
+                unsupported.write(folder, name)
                 self._checkpoints[name] = (folder, self.twin)
 
     def add_damaged(self, fault: str) -> None:
@@ -239,6 +266,11 @@ class Engines:
         site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v4/xpu/dspark.py").is_file()
 
+    def sees_images(self, release: str) -> bool:
+        """Whether the release serves V4 Vision on XPU."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v4/xpu/vl_model.py").is_file()
+
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
         for (release, patched, name), future in self._running.items():
@@ -249,7 +281,7 @@ class Engines:
     def close(self) -> None:
         for pool in (self._pool, self._late):
             pool.shutdown(wait=False, cancel_futures=True)
-        self._warm.close()
+        self._server.close()
 
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
         pinned = load(self.project)[release]
@@ -272,14 +304,22 @@ class Engines:
             )
         )
         env = self._environment(pinned, site, self.work / tree)
-        done = self._warm.run(tree, env, order, answer, LIMIT)
-        if done.status or not answer.is_file():
-            raise EngineStopped(
-                f"{name}: the engine ended with exit status {done.status}\n"
-                + "\n".join(done.log[-60:])
-            )
+        output, support = order.with_suffix(".log"), self.work / "support"
+        done = self._server.run(
+            ["e2e.engine", str(order), str(answer)],
+            cwd=support,
+            path=[site, support],
+            env=env,
+            output=output,
+            limit=LIMIT,
+            ahead=Ahead(IMPORTED, env),
+        )
+        lines = output.read_text(errors="replace").splitlines()
+        if done.status or done.died or not answer.is_file():
+            end = done.died or exit_text(done.status)
+            raise EngineStopped("\n".join([f"{name}: the engine {end}", *lines[-60:]]))
         result = torch.load(answer, weights_only=False)
-        return Served(job, result, "\n".join(done.log[-200:]), done.seconds)
+        return Served(job, result, "\n".join(lines[-200:]), done.seconds)
 
     def installed(self, pinned: Release, patched: bool) -> Path:
         """The files of a release, as its wheel installs them."""

@@ -90,22 +90,38 @@ class Twin:
         )
         self.model.eval()
 
+    def look_at(self, result: Any) -> None:
+        """Learn which images an engine's requests have; those of text have none."""
+
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""
         result: torch.Tensor = self.model(torch.tensor([tokens]), use_cache=False)
         return result.logits[0]
 
+    def sees(self, length: int, tokens: list[int]) -> torch.Tensor:
+        """Which tokens each of the first `length` sees uncompressed, `[T, T]`."""
+        positions = torch.arange(length)[None]
+        distance = positions.T - positions
+        return (distance >= 0) & (distance < self.model.config.sliding_window)
+
+    def mask(self, length: int, tokens: list[int]) -> torch.Tensor:
+        """The same as Hugging Face adds it to scores, `[1, 1, T, T]`."""
+        seen = self.sees(length, tokens)
+        return torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))[None, None]
+
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def attention(
-        self, layer: int, x: torch.Tensor, given: Given | None = None
+        self,
+        layer: int,
+        x: torch.Tensor,
+        given: Given | None = None,
+        tokens: list[int] | None = None,
     ) -> torch.Tensor:
         """One layer's attention over the inputs `[T, hidden]` of a whole request."""
         attention = self.model.model.layers[layer].self_attn
         positions = torch.arange(len(x))[None]
-        distance = positions.T - positions
-        seen = (distance >= 0) & (distance < self.model.config.sliding_window)
-        mask = torch.zeros(seen.shape).masked_fill(~seen, float("-inf"))[None, None]
+        mask = self.mask(len(x), tokens or [])
         rotary = self.model.model.rotary_emb
         turns = {
             kind: rotary(x[None], position_ids=positions, layer_type=kind)

@@ -2,16 +2,12 @@
 """The configurations of models that are more than DeepSeek-V4, as published.
 
 DeepSeek-V4.1 nests its text model and its vision tower, and no release of vLLM that
-lacks it knows the type: only its configuration is written. V4 Vision has the tower's
-fields and tensors beside those of Flash, for which an older release may take it.
+lacks it knows the type: only its configuration is written.
 """
 
 import json
 from pathlib import Path
 from typing import Any
-
-import torch
-from safetensors.torch import save_file
 
 from e2e import checkpoint
 
@@ -40,31 +36,12 @@ def _v41() -> dict[str, Any]:
     }
 
 
-def _vision() -> dict[str, Any]:
-    tower = {
-        "vision_n_layers": 2,
-        "vision_dim": 64,
-        "vision_n_heads": 4,
-        "vision_inter_dim": 128,
-        "vision_patch_size": 14,
-        "vision_downsample_ratio": 3,
-    }
-    architecture = {"architectures": ["DeepseekV4ForConditionalGeneration"]}
-    return checkpoint.config() | architecture | tower
+CONFIGURATIONS = {"v4.1": _v41}
 
 
-CONFIGURATIONS = {"v4.1": _v41, "vision": _vision}
-
-
-def write(folder: Path, name: str, flash: Path) -> Path:
-    """Write the configuration and the tokenizer; V4 Vision with the tensors of `flash`
-    and a few of its tower."""
+def write(folder: Path, name: str) -> Path:
+    """Write the configuration and the tokenizer."""
     folder.mkdir()
-    if name == "vision":
-        tensors = dict(checkpoint.tensors(flash))
-        for part in ("vision.norm.weight", "aligner.weight"):
-            tensors[part] = torch.ones(TOWER["hidden_size"], dtype=torch.bfloat16)
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
     (folder / "config.json").write_text(json.dumps(CONFIGURATIONS[name]()))
     checkpoint.write_tokenizer(folder)
     return folder

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from e2e import dspark, mtp
+from e2e import dspark, mtp, vision
 from e2e.checks import EXPERTS, PLAIN, TIGHT, check_same_tokens
 from e2e.comparison import (
     attention_errors,
@@ -17,6 +17,7 @@ from e2e.comparison import (
 )
 from e2e.drafts import check_drafts, successors
 from e2e.endings import Verdict, ended
+from e2e.pictures import Picture
 from e2e.serving import Engines, EngineStopped, Job, Prompt, Served
 from e2e.twin import Roundings, Twin
 
@@ -26,6 +27,12 @@ ACTIVATIONS_IN_FP8 = 0.06
 """How far e4m3 activations, of at most four significant bits, move the experts."""
 WAVES = ((Prompt(72, 6, seed=1), Prompt(5, 4, seed=2)),)
 FLASH = Job("flash", WAVES)
+VISION = Job(
+    "format vision",
+    ((*WAVES[0], Prompt(9, 4, seed=3, images=(Picture(4, 7, 10),))),),
+    vision.ENGINE,
+    checkpoint="vision",
+)
 MTP = {"method": "mtp", "num_speculative_tokens": 1}
 DRAFTS = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
 
@@ -67,6 +74,7 @@ def twin_of(engines: Engines, form: Format) -> Twin:
 def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
     """Figures; a rejected draft leaves experts whose token is not in the text, so
     theirs are not compared with drafts."""
+    twin.look_at(result)
     roundings = Roundings.of(result.answer)
     attention = attention_errors(result.answer, twin, roundings)
     experts = 0.0
@@ -145,5 +153,5 @@ FORMATS: dict[str, Format] = {
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
     "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark"),
     "v4.1": _packed("v4.1", "V4.1"),
-    "vision": _packed("vision", "V4 Vision"),
+    "vision": Format("V4 Vision", VISION),
 }

@@ -31,6 +31,13 @@ class XpuDecisions(CpuPlatform):
         return backend
 
     @classmethod
+    def get_vit_attn_backend(cls, *args: Any, **kwargs: Any) -> Any:
+        """The choice of vLLM's own XPU platform."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        return XPUPlatform.get_vit_attn_backend(*args, **kwargs)
+
+    @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """Apply the decisions of vLLM's own XPU platform, with a worker that runs here.
 

@@ -22,6 +22,7 @@ from xpustack.commands import (
     ingest,
     once,
     pins,
+    plan,
     refresh,
     series,
     site,
@@ -128,7 +129,7 @@ def _global_options(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    DEPLOYER: (wheels.build, wheels.verify, wheels.index, device.device),
+    DEPLOYER: (wheels.build, wheels.verify, wheels.index, plan.plan, device.device),
     CONTRIBUTOR: (
         series.apply,
         series.save,

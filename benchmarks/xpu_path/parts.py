@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which part of a layer a kernel belongs to, from a profile in eager mode.
 
-Ranges are named around the parts of a model. A kernel belongs to the innermost range of
-a part that its launch lies in, and is a stand-in's if it lies in a stand-in's range.
+Each part of a model runs in a profiler range of its name, and ranges nest. A kernel
+counts for the innermost part that was running when it was launched. If a stand-in was
+running, too, its time is the stand-in's.
 """
 
 import bisect

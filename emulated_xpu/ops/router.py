@@ -5,6 +5,9 @@ import torch
 
 from emulated_xpu.implementations import implements
 
+IMAGE_TOKENS = 5
+"""How many token ids stand for parts of an image."""
+
 
 @implements("_moe_C::topk_softplus_sqrt")
 def topk_softplus_sqrt(
@@ -24,10 +27,10 @@ def topk_softplus_sqrt(
     """The weights are sqrt(softplus(logit)). A table chooses the experts, or the
     largest weight plus bias.
 
-    A padded token gets no expert: index -1 and weight 0.
+    A token of an image has one of five ids from `image_sentinel_lo` on, none if that is
+    0. `bias_vl` chooses its experts, in place of the table or the other bias. A padded
+    token gets no expert: index -1 and weight 0.
     """
-    if bias_vl is not None:
-        raise NotImplementedError("topk_softplus_sqrt of images")
     count = topk_indices.shape[1]
     scores = torch.nn.functional.softplus(gating_output.float()).sqrt()
     if tid2eid is not None and input_ids is not None:
@@ -35,6 +38,13 @@ def topk_softplus_sqrt(
     else:
         biased = scores if correction_bias is None else scores + correction_bias
         chosen = biased.topk(count, dim=-1).indices
+    if bias_vl is not None and image_sentinel_lo > 0:
+        if input_ids is None:
+            raise ValueError("topk_softplus_sqrt: bias_vl without input_ids")
+        kind = input_ids - image_sentinel_lo
+        by_image = (scores + bias_vl).topk(count, dim=-1).indices
+        is_image = (kind >= 0) & (kind < IMAGE_TOKENS)
+        chosen = torch.where(is_image[:, None], by_image, chosen)
     weights = scores.gather(1, chosen)
     if renormalize:
         weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from e2e import checkpoint, dspark, mtp, packed
+from e2e import checkpoint, dspark, mtp, packed, vision
 
 KINDS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("published.toml").read_text()
@@ -26,6 +26,7 @@ MADE: dict[str, Callable[[], checkpoint.Writer]] = {
     "flash, six layers": lambda: mtp.SixLayers(0, {}),
     "nvfp4-experts, a draft that knows": lambda: mtp.Nvfp4Experts(0, {}),
     "dspark": lambda: dspark.DSpark(0, {}),
+    "vision": lambda: vision.Vision(0),
 } | {name: lambda made=made: made(0) for name, made in packed.WRITERS.items()}
 """The kind, and what is special about it."""
 
@@ -82,7 +83,21 @@ def test_names_and_types(name: str, tmp_path: Path) -> None:
         assert any(".attn.indexer." in n for n in names) == (ratio == 4)
         hashed = layer < writer.size.hashed
         gates = {n.rpartition(".")[2] for n in names if ".ffn.gate." in n}
-        assert gates == {"weight", "tid2eid" if hashed else "bias"}
+        wanted = {"weight", "tid2eid" if hashed else "bias"}
+        if kind == "vision":
+            wanted |= {"bias", "bias_vl"}
+        assert gates == wanted
+
+
+def test_a_tower_and_its_text_model_have_as_many_tensors_as_published() -> None:
+    """Of 32 blocks, 43 layers, three of them hashed, and three of the draft."""
+    like, own = published("dspark"), published("vision")
+    sizes = {"vision.blocks.": 32, "layers.": 43, "mtp.": 3}
+    more = [
+        next((n for start, n in sizes.items() if name.startswith(start)), 1)
+        for name in own.keys() - like.keys()
+    ]
+    assert sum(more) + 3 == 316
 
 
 @pytest.mark.parametrize("name", ["flash", "nvfp4-experts", "dspark"])

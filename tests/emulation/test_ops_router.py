@@ -45,6 +45,28 @@ def test_a_table_chooses_experts_and_padding_gets_none() -> None:
     torch.testing.assert_close(weights[:2].sum(1), torch.full((2,), 1.5))
 
 
+@pytest.mark.parametrize(
+    "otherwise",
+    [
+        {"correction_bias": torch.tensor([9.0, 8.0, 0.0, 0.0])},
+        {"tid2eid": torch.tensor([[0, 1]] * 13, dtype=torch.int32)},
+    ],
+    ids=["bias", "table"],
+)
+def test_the_bias_of_images_chooses_for_their_tokens_alone(
+    otherwise: dict[str, torch.Tensor],
+) -> None:
+    _, ids = route(
+        torch.zeros(4, 4),
+        2,
+        input_ids=torch.tensor([6, 7, 11, 12]),
+        bias_vl=torch.tensor([0.0, 0.0, 9.0, 8.0]),
+        image_sentinel_lo=7,
+        **otherwise,
+    )
+    assert ids.sort(1).values.tolist() == [[0, 1], [2, 3], [2, 3], [0, 1]]
+
+
 def test_rows_return_to_their_tokens_and_padded_tokens_give_zeros(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -13,7 +13,8 @@ from bs4 import BeautifulSoup
 
 from xpustack.base.releases import load
 from xpustack.core.project import Project
-from xpustack.pages.site.listings import LISTINGS
+from xpustack.core.rows import read_rows
+from xpustack.pages.site.data import FOLDER, PAGES
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore:'myst_parser.* is deprecated")
@@ -29,15 +30,6 @@ def pages(site: Path) -> dict[Path, BeautifulSoup]:
 
 def ids(page: BeautifulSoup) -> set[str]:
     return {tag["id"] for tag in page.find_all(id=True)}
-
-
-def test_no_page_has_two_places_of_one_name(
-    site: Path, pages: dict[Path, BeautifulSoup]
-):
-    names = ("steps", "defects", "machine_code", "measurements", *LISTINGS)
-    for name in names:
-        page = pages[site / f"{name}.html"]
-        assert len(page.find_all(id=True)) == len(ids(page)), name
 
 
 def addresses(page: BeautifulSoup) -> Iterator[tuple[str, str, str]]:
@@ -86,41 +78,41 @@ def test_nothing_comes_from_a_network(site: Path, pages: dict[Path, BeautifulSou
             assert not urlsplit(url).netloc, f"{style.name}: {url}"
 
 
-@pytest.mark.parametrize(
-    ("page", "table"),
-    [
-        ("steps", "steps-matrix"),
-        ("steps", "step-rows"),
-        ("defects", "defects-grid"),
-        ("defects", "defects-figures"),
-        ("capabilities", "capability-rows"),
-        ("engine", "engine-rows"),
-        ("branches", "xpu-branches"),
-        ("branches", "xpu-no-branch"),
-        ("xpu_path", "xpu-path-rows"),
-        ("machine_code", "machine-code-rows"),
-        ("machine_code", "cost-model"),
-        ("measurements", "measurement-rows"),
-        ("measurements", "attention-rows"),
-    ],
-)
-def test_a_table_of_data_is_there_and_regular(
-    site: Path, pages: dict[Path, BeautifulSoup], page: str, table: str
+@pytest.mark.parametrize("name", PAGES)
+def test_each_row_is_in_a_regular_table(
+    site: Path, pages: dict[Path, BeautifulSoup], name: str
 ):
-    found = pages[site / f"{page}.html"].find("table", id=table)
-    assert found is not None
-    width = len(found.thead.find_all("th"))
-    rows = found.tbody.find_all("tr")
-    assert len(rows) > 10
-    assert {len(row.find_all("td")) for row in rows} == {width}
+    files = PAGES[name][2]
+    tables = pages[site / f"{name}.html"].find_all("table")
+    for table in tables:
+        width = len(table.thead.find_all("th"))
+        rows = table.tbody.find_all("tr")
+        assert {len(row.find_all("td")) for row in rows} == {width}
+    for file, table in zip(files, tables[-len(files) :], strict=True):
+        rows = read_rows(ROOT / FOLDER / file)
+        assert len(table.tbody.find_all("tr")) == len(rows) > 10
 
 
 def test_each_release_has_its_column(site: Path, pages: dict[Path, BeautifulSoup]):
     names = load(Project(ROOT)).names
-    for page, table in (("steps", "steps-matrix"), ("defects", "defects-grid")):
-        found = pages[site / f"{page}.html"].find("table", id=table)
-        heads = [cell.get_text() for cell in found.thead.find_all("th")]
+    for page in ("steps", "defects"):
+        grid = pages[site / f"{page}.html"].find("table")
+        heads = [cell.get_text() for cell in grid.thead.find_all("th")]
         assert tuple(heads[-len(names) :]) == names
+
+
+def test_each_chart_is_a_picture_with_a_title(
+    site: Path, pages: dict[Path, BeautifulSoup]
+):
+    counts = {}
+    for name in PAGES:
+        pictures = pages[site / f"{name}.html"].article.find_all("img")
+        assert all(picture["alt"] for picture in pictures)
+        counts[name] = len(pictures)
+    assert {name for name, count in counts.items() if count} == {
+        *("machine_code", "measurements", "xpu_path")
+    }
+    assert counts["machine_code"] == 2 and counts["measurements"] > 20
 
 
 def test_a_page_links_each_file_of_rows(pages: dict[Path, BeautifulSoup]):

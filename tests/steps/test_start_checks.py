@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's configuration names what DeepSeek-V4 on XPU cannot do."""
 
-import json
 import os
 from pathlib import Path
 from typing import Any
@@ -59,17 +58,8 @@ def looks_here(monkeypatch: pytest.MonkeyPatch) -> None:
 def configured(folder: Path, **options: Any) -> Any:
     """The configuration of a server of a model with three layers, two of which choose
     experts by token id."""
-    model_configs.write_config(folder)
-    written = folder / "config.json"
-    fields = json.loads(written.read_text()) | DSPARK | {"num_hash_layers": 2}
-    written.write_text(json.dumps(fields | options.pop("fields", {})))
-    arguments = layout.module("vllm.engine.arg_utils").EngineArgs
-    return arguments(
-        model=str(folder),
-        skip_tokenizer_init=True,
-        max_model_len=512,
-        **SERVED | options,
-    ).create_engine_config()
+    fields = DSPARK | {"num_hash_layers": 2} | options.pop("fields", {})
+    return model_configs.engine_config(folder, fields, **SERVED | options)
 
 
 def end_of_configuration(folder: Path, **options: Any) -> str:

@@ -11,12 +11,17 @@ REGISTRY = "vllm.model_executor.models.registry"
 MODELS = {
     "DeepseekV41ForCausalLM": "DeepSeek-V4.1",
     "DSparkV41DraftModel": "DSpark of DeepSeek-V4.1",
-    "DeepseekV4ForConditionalGeneration": "DeepSeek-V4 vision",
 }
+VISION = "DeepseekV4ForConditionalGeneration"
 
 
 def registered(architecture: str) -> Any:
     return layout.module(REGISTRY).ModelRegistry.models[architecture].load_model_cls()
+
+
+# A later step may serve it.
+if registered(VISION).__module__.endswith("vl_stub"):
+    MODELS[VISION] = "DeepSeek-V4 vision"
 
 
 def end_of_start(architecture: str, stages: int = 1) -> str:

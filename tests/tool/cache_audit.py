@@ -9,11 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xpustack.builds.build import manifest_of
-from xpustack.builds.bytecode import load_index
-from xpustack.builds.site import damage
+from xpustack.builds.installed import Members, damage, manifest_of, without_byte_code
 from xpustack.core.cache import Cache
-from xpustack.core.contents import FileVerifier
 
 VARYING = ("notes", "seconds")
 """Fields of a result that depend on the machine's load."""
@@ -25,17 +22,18 @@ class Holdings:
 
     Attributes:
         results: the stored results by their keys, without what varies.
-        builds: the digests of the installed trees by their keys.
+        builds: the files of the installed trees by their keys.
         faults: the entries that are not whole, and why.
     """
 
     results: dict[str, Any] = field(default_factory=dict)
-    builds: dict[str, str] = field(default_factory=dict)
+    builds: dict[str, Members] = field(default_factory=dict)
     faults: list[str] = field(default_factory=list)
 
 
 def audit(cache: Cache) -> Holdings:
-    """Read everything that a cache shows under a final name."""
+    """Read everything that a cache shows under a final name, as a new run would."""
+    cache = Cache(cache.root)
     held = Holdings()
     for path in _entries(cache.results, "*/*"):
         if (result := cache.results_get(path.stem)) is None:
@@ -45,21 +43,19 @@ def audit(cache: Cache) -> Holdings:
                 name: value for name, value in result.items() if name not in VARYING
             }
     for path in _entries(cache.builds, "*"):
-        if (manifest := manifest_of(cache, path.name)) is None:
+        if (members := manifest_of(cache, path.name)) is None:
             held.faults.append(f"build {path.name} has no whole manifest")
             continue
-        held.builds[path.name] = manifest.digest
-        if (problem := damage(manifest, path / "site", FileVerifier())) is not None:
+        held.builds[path.name] = without_byte_code(members)
+        if (problem := damage(cache.contents, members, path / "site")) is not None:
             held.faults.append(f"build {path.name}: {problem}")
     for path in _entries(cache.root / "files", "*/*"):
         sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        mode = 0o555 if path.name.endswith("x") else 0o444
-        if path.name.removesuffix("x") != sha256 or (
-            stat.S_IMODE(path.stat().st_mode) != mode
-        ):
+        if path.name != sha256 or stat.S_IMODE(path.stat().st_mode) != 0o444:
             held.faults.append(f"content {path.name} is damaged")
-    if any(_entries(cache.bytecode, "*")) and not load_index(cache):
-        held.faults.append("the index of byte code is damaged")
+    for path in _entries(cache.bytecode, "*"):
+        if not path.is_file():
+            held.faults.append(f"the byte code {path.name} is missing")
     if cache.objects.is_dir():
         fsck = subprocess.run(
             ["git", "fsck", "--strict", "--no-dangling", "--no-progress"],

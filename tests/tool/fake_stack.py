@@ -91,7 +91,7 @@ class FakeStack:
 
     def copy(self, root: Path) -> Self:
         """A copy of the stack and of its cache, to be changed."""
-        shutil.copytree(self.root, root, dirs_exist_ok=True)
+        shutil.copytree(self.root, root, symlinks=True, dirs_exist_ok=True)
         return self.at(root)
 
     @property

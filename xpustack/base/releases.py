@@ -21,6 +21,7 @@ from xpustack.core.project import Project
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
 FileName = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._+-]*$")]
 Revision = Annotated[int, msgspec.Meta(ge=1)]
+Content = Annotated[str, msgspec.Meta(pattern="^([0-9a-f]{64})?$")]
 
 
 class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -42,7 +43,11 @@ class Pin(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A pinned vLLM version: its archive and its main dependencies."""
+    """A pinned vLLM version: its archive and its main dependencies.
+
+    Attributes:
+        content: a digest of what `revision` holds; empty while none is recorded.
+    """
 
     version: str
     sdist: FileName
@@ -51,6 +56,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     torch: Pin
     triton: Pin
     xpu_kernels: Pin
+    content: Content = ""
 
     def __post_init__(self) -> None:
         _require_version(self.version)

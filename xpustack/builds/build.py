@@ -9,18 +9,20 @@ import sys
 import sysconfig
 import time
 import zipfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xpustack.base.store import Store
 from xpustack.builds import torch_config, wheel
-from xpustack.builds.derive import (
-    NotDerivable,
-    derive_manifest,
-    members_with_version,
-    origin_of,
+from xpustack.builds.copy import copied, origin_of
+from xpustack.builds.installed import (
+    Members,
+    damage,
+    install,
+    manifest_of,
+    site,
+    store_files,
 )
-from xpustack.builds.site import Manifest, damage, install, load_manifest, save_manifest
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, replace_dir, writing
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
@@ -30,28 +32,12 @@ from xpustack.series.tree import Tree
 from xpustack.series.worktree import checkout
 
 TIMEOUT = 900.0
-RECIPE = (
-    "builds.build",
-    "builds.derive",
-    "builds.site",
-    "builds.torch_config",
-    "builds.wheel",
-    "core.checkout",
-    "core.contents",
-    "core.fingerprint",
-    "core.git",
-    "core.process",
-    "core.repository",
-    "series.worktree",
-)
 _BACKEND = """\
 import sys
 from setuptools import build_meta
 build_meta.build_wheel(sys.argv[1], {"--build-option": sys.argv[2:]})
 """
 """What PEP 517 asks of the backend, which is setuptools in every release."""
-_SITE = "site"
-_MANIFEST = "manifest.json"
 # The first moment that a zip archive can hold.
 SOURCE_DATE_EPOCH = "315532800"
 # The releases' one extension asks for this limited API; upstream's own release
@@ -68,14 +54,13 @@ NO_COMPILER = re.compile(
 class Build:
     """A tree's installed files.
 
-    `key` is a hash of everything that affects them, `digest` one of their contents.
-    `cached` is true if they were already installed.
+    `key` is a hash of everything that affects them. `cached` is true if they were
+    already installed.
     """
 
     key: str
     version: str
     installed: Path
-    digest: str
     seconds: float
     cached: bool
 
@@ -94,7 +79,7 @@ def build_key(store: Store, tree: Tree, version: str) -> str:
         tree=tree.tree_id,
         origin=origin.tree_id if origin is not None else "",
         version=version,
-        tool=fingerprint.tool(*RECIPE),
+        tool=fingerprint.tool("builds.build"),
         environment=fingerprint.lock(),
     )
 
@@ -103,7 +88,7 @@ def expected_build(cache: Cache, store: Store, tree: Tree, version: str) -> Buil
     """The build that a tree would have. Its `installed` may be absent, and is not
     verified."""
     key = build_key(store, tree, version)
-    return Build(key, version, cache.builds / key / _SITE, "", 0.0, True)
+    return Build(key, version, site(cache, key), 0.0, True)
 
 
 def found(build: Build) -> bool:
@@ -130,34 +115,27 @@ def build(
         Stopped: the runner was stopped; no partial result is left.
     """
     report = progress or silent
-    key = build_key(store, tree, version)
-    if (cached := _find(cache, key, tree, report)) is not None:
-        return cached
+    planned = expected_build(cache, store, tree, version)
+    if _usable(cache, planned, tree, report):
+        return planned
     origin = origin_of(store.git, tree, version)
+    source = None
     if origin is not None:
         earlier = build_version(origin, tree.index)
-        build(runner, cache, store, origin, earlier, progress=progress)
-    with cache.lock(f"build-{key}", report):
-        if (cached := _find(cache, key, tree, silent)) is not None:
-            return cached
+        copy_of = build(runner, cache, store, origin, earlier, progress=progress)
+        source = origin, earlier, manifest_of(cache, copy_of.key) or {}
+    with cache.lock(f"build-{planned.key}", report):
+        if _usable(cache, planned, tree, silent):
+            return planned
         begin = time.monotonic()
-        manifest = None
         with writing(cache.contents.root):
-            if origin is not None:
-                manifest = _derive_from_origin(
-                    cache, store, origin, tree, version, report
-                )
-            if manifest is None:
-                manifest = _build_with_backend(runner, cache, store, tree, version)
-            with replace_dir(cache.builds / key) as home:
-                install(cache.contents, manifest, home / _SITE)
-                save_manifest(manifest, home / _MANIFEST)
-    return _as_build(cache, key, manifest, time.monotonic() - begin, cached=False)
-
-
-def manifest_of(cache: Cache, key: str) -> Manifest | None:
-    """The manifest of the build `key`; None if there is none."""
-    return load_manifest(cache.builds / key / _MANIFEST)
+            if source is None:
+                members = really_built(runner, cache, store, tree, version)
+            else:
+                members = copied(cache, store, source, tree, version)
+            with replace_dir(planned.installed.parent) as home:
+                install(cache.contents, members, home)
+    return replace(planned, seconds=time.monotonic() - begin, cached=False)
 
 
 def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
@@ -183,21 +161,21 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
     return wheel.canonical_members(archive)
 
 
-def _find(cache: Cache, key: str, tree: Tree, progress: Progress) -> Build | None:
-    """The build `key` if it is there and undamaged; None if it must be built."""
-    home = cache.builds / key
+def _usable(cache: Cache, build: Build, tree: Tree, progress: Progress) -> bool:
+    """Whether an earlier run left this build undamaged."""
+    home = build.installed.parent
     if not home.is_dir():
-        return None
-    manifest = manifest_of(cache, key)
+        return False
+    members = manifest_of(cache, build.key)
     problem: str | None = "its manifest is damaged"
-    if manifest is not None:
+    if members is not None:
         with writing(home):
-            problem = damage(manifest, home / _SITE, cache.verifier)
-    if manifest is None or problem is not None:
+            problem = damage(cache.contents, members, build.installed)
+    if problem is not None:
         progress(f"building {tree.name} again: {problem}")
-        return None
+        return False
     _count_as_used(home)
-    return _as_build(cache, key, manifest, 0.0, cached=True)
+    return True
 
 
 def _count_as_used(home: Path) -> None:
@@ -206,62 +184,18 @@ def _count_as_used(home: Path) -> None:
         os.utime(home)
 
 
-def _as_build(
-    cache: Cache, key: str, manifest: Manifest, seconds: float, *, cached: bool
-) -> Build:
-    return Build(
-        key,
-        manifest.version,
-        cache.builds / key / _SITE,
-        manifest.digest,
-        seconds,
-        cached,
-    )
-
-
-def _derive_from_origin(
-    cache: Cache,
-    store: Store,
-    origin: Tree,
-    tree: Tree,
-    version: str,
-    progress: Progress,
-) -> Manifest | None:
-    """The manifest of `tree`, derived from that of `origin`; None if only the build
-    backend can tell."""
-    key = build_key(store, origin, build_version(origin, tree.index))
-    source = manifest_of(cache, key)
-    if source is None:
-        return None
-    try:
-        return derive_manifest(
-            store.git, cache.contents, origin, source, key, tree, version
-        )
-    except NotDerivable as reason:
-        progress(f"building {tree.name} by itself: {reason}")
-        return None
-
-
-def _build_with_backend(
+def really_built(
     runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
-) -> Manifest:
-    """The manifest of `tree`, from a wheel that the build backend builds."""
+) -> Members:
+    """The members of a tree, from a wheel that the build backend builds.
+
+    Raises:
+        As `build`.
+    """
     with work_folder(cache, store, tree) as work:
-        members = members_of(
-            wheel.read(build_wheel(runner, store, tree, version, work)), tree
-        )
-    contents = cache.contents
-    return Manifest(
-        version,
-        None,
-        members_with_version(
-            version, {name: member.data for name, member in members.items()}
-        ),
-        {
-            name: contents.add(member.data, executable=member.executable)
-            for name, member in members.items()
-        },
-    )
+        archive = wheel.read(build_wheel(runner, store, tree, version, work))
+    members = members_of(archive, tree)
+    return store_files(cache, {name: file.data for name, file in members.items()})
 
 
 def build_wheel(

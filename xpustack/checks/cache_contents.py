@@ -11,7 +11,7 @@ import os
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from xpustack.base import releases
 from xpustack.base.store import Store, base_ref
 from xpustack.builds import build
 from xpustack.builds.build import build_version
-from xpustack.builds.bytecode import forget, load_index
+from xpustack.builds.installed import manifest_of
 from xpustack.checks.proof import result_keys
 from xpustack.core.cache import Cache, writing
 from xpustack.core.errors import EnvironmentProblem
@@ -139,14 +139,11 @@ def gc(
     with _alone(cache), writing(cache.root):
         oldest = time.time() - days * _DAY
         unneeded = list(_unneeded(cache, needed, oldest))
-        removed = [path for _, path in unneeded]
-        sources = _sources(cache, removed)
-        unneeded += _unlinked(cache, removed, sources)
+        unneeded += _unlisted(cache, [path for _, path in unneeded])
         areas = _freed(unneeded)
         if not dry_run:
             for _, path in unneeded:
                 _remove(path)
-            forget(cache, sources)
         areas += _refs(cache, needed, dry_run)
     return areas
 
@@ -170,32 +167,23 @@ def _unneeded(cache: Cache, needed: Needs, oldest: float) -> Iterator[tuple[str,
     )
 
 
-def _sources(cache: Cache, removed: Iterable[Path]) -> set[str]:
-    """The sha256 of all files of the installed trees that are not `removed`."""
+def _unlisted(cache: Cache, removed: Sequence[Path]) -> Iterator[tuple[str, Path]]:
+    """The contents that no installed tree but those `removed` lists or links to, and
+    the names of byte code among them. Without hard links, trees hold copies."""
     homes = set(_entries(cache, cache.builds.name)) - set(removed)
-    manifests = (build.manifest_of(cache, home.name) for home in homes)
-    return {
+    listed = {
         content.sha256
-        for manifest in manifests
-        if manifest is not None
-        for content in manifest.members.values()
+        for home in homes
+        for content in (manifest_of(cache, home.name) or {}).values()
     }
-
-
-def _unlinked(
-    cache: Cache, removed: Iterable[Path], sources: set[str]
-) -> list[tuple[str, Path]]:
-    """The contents that no installed tree lists or links to any more, and that are not
-    the byte code of a listed one. Without hard links, trees hold copies."""
     links = _links(removed)
-    code = load_index(cache)
-    listed = sources | {code[source].sha256 for source in sources & code.keys()}
-    return [
-        (_CONTENTS, path)
-        for path in _entries(cache, _CONTENTS)
-        if path.name.removesuffix("x") not in listed
-        and (status := path.lstat()).st_nlink - links[_inode(status)] <= 1
-    ]
+    for path in _entries(cache, _CONTENTS):
+        status = path.lstat()
+        if path.name not in listed and status.st_nlink - links[_inode(status)] <= 1:
+            yield _CONTENTS, path
+    for path in _entries(cache, cache.bytecode.name):
+        if path.resolve().name not in listed:
+            yield cache.bytecode.name, path
 
 
 def _freed(unneeded: Iterable[tuple[str, Path]]) -> list[Area]:

@@ -3,7 +3,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from xpustack.checks.results import Kind, Result
 
@@ -26,9 +25,9 @@ class Check:
         return f"{self.release} {self.step} {self.kind}"
 
 
-class Observer(Protocol):
-    """Receives the events of a run, all in the thread that started the run. Its methods
-    must not block."""
+class Observer:
+    """Receives the events of a run, all in the thread that started the run, and ignores
+    them. Methods that take their place must not block."""
 
     def planned(self, checks: Sequence[Check]) -> None:
         """All checks of the run are known; called once, before the first starts."""
@@ -41,19 +40,3 @@ class Observer(Protocol):
 
     def waiting(self) -> None:
         """Checks are running; called about once a second."""
-
-
-class NoObserver:
-    """An observer that ignores all events."""
-
-    def planned(self, checks: Sequence[Check]) -> None:
-        pass
-
-    def started(self, check: Check) -> None:
-        pass
-
-    def finished(self, check: Check, result: Result) -> None:
-        pass
-
-    def waiting(self) -> None:
-        pass

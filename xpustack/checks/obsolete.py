@@ -13,7 +13,7 @@ from xpustack.core.project import Project
 from xpustack.series.apply import trees
 from xpustack.series.patch import Step
 from xpustack.steptest.material import Support
-from xpustack.steptest.server import Server
+from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
 
@@ -39,7 +39,7 @@ def passes_on(
     by_label = {tree.label: tree for tree in series.trees}
     tree = series.tip if at is None else by_label[at]
     progress(f"testing {step.slug} on {tree.name}")
-    with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
+    with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
         installed = build(
             runner, cache, store, tree, build_version(tree, len(series.steps))
         )

@@ -41,7 +41,7 @@ _READ = (
     "VLLM_",
     "XPUSTACK_",
 )
-_BESIDE_THE_POINT = {AGAIN, SUMMARY, "XPUSTACK_CACHE"}
+_WITHOUT_EFFECT = {AGAIN, SUMMARY, "XPUSTACK_CACHE"}
 
 
 class Pass(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ def key(
     variables = {
         name: value
         for name, value in os.environ.items()
-        if name.startswith(_READ) and name not in _BESIDE_THE_POINT
+        if name.startswith(_READ) and name not in _WITHOUT_EFFECT
     }
     return digest(
         result="once",

@@ -8,14 +8,14 @@ import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.builds import bytecode
 from xpustack.builds.build import Build, build, build_version, expected_build, found
-from xpustack.builds.derive import origin_of
+from xpustack.builds.copy import origin_of
 from xpustack.checks.proof import steps_are_typed
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
+from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.lint.linter import Linter, lint_key
@@ -24,15 +24,14 @@ from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
 from xpustack.steptest.material import Support
-from xpustack.steptest.server import Server
 from xpustack.steptest.step_test import StepTest, StepTestReport
 
 _FINDINGS_SHOWN = 20
 
 
 @dataclass(frozen=True)
-class DerivedTree:
-    """A tree whose build this run derives from another tree's, and its task."""
+class CopiedTree:
+    """A tree whose build this run copies from another tree's, and its task."""
 
     tree: Tree
     build: Build
@@ -60,7 +59,7 @@ class Planner:
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, Task] = {}
         self._origins: list[Task] = []
-        self._derived: list[DerivedTree] = []
+        self._copied: list[CopiedTree] = []
         self._last = 0
 
     def plan(
@@ -103,11 +102,9 @@ class Planner:
                 needed.update(task.needs)
         return errors, [task for task in tasks if task in needed]
 
-    def to_derive(self) -> list[DerivedTree]:
-        """The planned trees whose builds are derived and do not exist yet."""
-        return [
-            derived for derived in self._derived if not derived.build.installed.is_dir()
-        ]
+    def to_copy(self) -> list[CopiedTree]:
+        """The planned trees whose builds are copies and do not exist yet."""
+        return [copy for copy in self._copied if not copy.build.installed.is_dir()]
 
     def _broken(
         self,
@@ -180,7 +177,7 @@ class Planner:
         version = build_version(tree, self._last)
         origin = origin_of(self._store.git, tree, version)
         if origin is not None and origin.index not in self._build_tasks:
-            # The tree is derived from this build, which nobody asked for.
+            # The tree copies this build, which nobody asked for.
             self._origins.append(self._build_task(origin))
 
         planned = expected_build(self._cache, self._store, tree, version)
@@ -202,7 +199,7 @@ class Planner:
         task = Task(self._release.name, label, "build", work, needs)
         self._build_tasks[tree.index] = task
         if origin is not None:
-            self._derived.append(DerivedTree(tree, planned, task))
+            self._copied.append(CopiedTree(tree, planned, task))
         return task
 
     def _build(self, tree: Tree) -> Build:
@@ -269,12 +266,10 @@ class Planner:
 
             def compute() -> Result:
                 # A build of an earlier run is verified before it is used.
-                builds = [self._build(tree) for tree in (before, after) if tree]
-                for installed in builds:
-                    bytecode.provide(self._cache, installed)
+                for tree in (before, after):
+                    if tree is not None:
+                        self._build(tree)
                 report = test.run(self._server, self._cache)
-                for installed in builds:
-                    bytecode.collect(self._cache, installed)
                 return _test_result(self._release.name, step, report, before is None)
 
             return self._cached(step.slug, "test", test.key, compute)

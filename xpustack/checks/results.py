@@ -13,15 +13,15 @@ from xpustack.steptest.verdict import Figure
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
 KINDS: tuple[Kind, ...] = ("build", "lint", "test")
-DERIVED = "derived"
-"""The `step` of the comparison of a derived tree with a real build."""
+COPIED = "copied"
+"""The `step` of the comparison of a copied tree with a real build."""
 
 
 class Result(msgspec.Struct, frozen=True):
     """One check of one step.
 
     Attributes:
-        step: a slug, or `base`, `tip`, `derived` or `-` (the whole release).
+        step: a slug, or `base`, `tip`, `copied` or `-` (the whole release).
         status: `blocked` if it did not run because what it needs failed.
         seconds: wall time of the work, when it was done.
         cached: whether the result was stored before.
@@ -54,7 +54,7 @@ class Result(msgspec.Struct, frozen=True):
         if self.kind == "apply":
             return command(*words, "apply", self.release, "--to", "DIR")
         words += ["check", self.release]
-        if self.step not in ("base", "tip", DERIVED, "-"):
+        if self.step not in ("base", "tip", COPIED, "-"):
             words.append(self.step)
         if self.tip or self.step == "tip":
             words.append("--tip")

@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack defects`: what the tests observe of upstream's defects."""
 
-import dataclasses
 from typing import Annotated, Any
 
 import typer
 
 from xpustack.core.project import Project
 from xpustack.pages import defects as page
-from xpustack.series.patch import load_series
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -22,9 +20,6 @@ def defects(
     write: Annotated[
         bool, typer.Option("--write", help=f"Refresh {page.DATA} and {page.PAGE}.")
     ] = False,
-    compare: Annotated[
-        tuple[str, str], typer.Option(help="Two releases whose patches to compare.")
-    ] = ("v0.23.0", "v0.33.0"),
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,12 +33,8 @@ def defects(
             observed = page.observations(
                 project, cache, offline=offline, progress=progress
             )
-            first, second = (load_series(project, name) for name in compare)
-            overlaps = page.overlaps(first, second)
             if write:
-                kept = page.kept(project, observed)
-                content = page.section(kept, overlaps, " and ".join(compare))
-                page.write(project, content, page.figures(kept))
+                page.write(project, page.kept(project, observed))
         rows: list[dict[str, Any]] = [
             {
                 "defect": row.defect.id,
@@ -53,8 +44,5 @@ def defects(
             }
             for row in observed
         ]
-        answer.data = {
-            "defects": rows,
-            "alike": [dataclasses.asdict(overlap) for overlap in overlaps],
-        }
+        answer.data = {"defects": rows}
         answer.table(rows, ("defect", "release", "before", "after"))

@@ -12,10 +12,9 @@ from xpustack.core.cache import atomic_file
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.files import link_in, without_link
 from xpustack.core.project import Project
-from xpustack.pages.changelog import CHANGELOG, Changelog
+from xpustack.pages.changelog import CHANGELOG, Entry, with_entries
 from xpustack.series import revision
 from xpustack.series.patch import load_series
-from xpustack.series.revision import Change, Record
 from xpustack.terminal.console import AsJson, answering
 from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
@@ -45,43 +44,35 @@ def stamp(
             )
         project = Project.find()
         pinned = releases.load(project)
-        chosen = selected(pinned, release, all_, "stamp")
-        records = revision.read_records(project)
         pins = project.releases_file.read_text("utf-8")
-        log_path = project.root / CHANGELOG
-        log = Changelog(
-            log_path.read_text("utf-8") if log_path.is_file() else "", pinned.names
-        )
+        entries: dict[str, Entry] = {}
         rows = []
-        for pin in chosen:
+        for pin in selected(pinned, release, all_, "stamp"):
             steps = load_series(project, pin.name)
             digests = revision.step_digests(project, steps)
-            record = records.get(pin.name)
-            difference = revision.change(record or Record(0, {}), digests)
-            number = pin.revision
-            if record is not None and difference and keep is None:
-                number = max(number, record.revision + 1)
-            if record is None or difference or record.revision != number:
-                records[pin.name] = Record(number, digests)
-                pins = _with_revision(pins, pin, number)
-                log.add(
-                    pin.name,
-                    number,
-                    difference,
-                    {step.slug: step.subject for step in steps},
-                    first=record is None,
-                    kept=_reason(keep, record, number, difference),
-                )
-                words = "; ".join(difference.lines()) if record else "first record"
-                answer.say(f"{pin.name}: revision {number}: {words or 'raised'}")
-            else:
+            content, number = revision.content(digests), pin.revision
+            if content == pin.content:
                 answer.say(f"{pin.name}: revision {number}: unchanged")
+            else:
+                if pin.content and keep is None:
+                    number += 1
+                change = revision.difference(project, pin, digests)
+                pins = _with_record(pins, pin, number, content)
+                entries[pin.name] = Entry(
+                    f"{pin.version}+xpu.dsv4.{number}",
+                    change,
+                    {step.slug: step.subject for step in steps},
+                    first=not pin.content,
+                    kept=" ".join(keep.split()) if keep and pin.content else "",
+                )
+                words = "; ".join(change.lines()) if pin.content else "first record"
+                answer.say(f"{pin.name}: revision {number}: {words}")
             rows.append({"release": pin.name, "revision": number})
-        ordered = {name: records[name] for name in pinned.names if name in records}
+        log = project.root / CHANGELOG
+        text = log.read_text("utf-8") if log.is_file() else ""
         texts = {
-            project.releases_file: pins.encode(),
-            log_path: log.text().encode(),
-            project.root / revision.RECORDS: revision.records_text(ordered),
+            log: with_entries(text, entries, pinned.names),
+            project.releases_file: pins,
         }
         for path in texts:
             if link_in(path, project.root):
@@ -91,27 +82,18 @@ def stamp(
                     hint=without_link(path),
                 )
         # The record comes last: until it is there, the check still complains.
-        for path, text in texts.items():
+        for path, written in texts.items():
             with atomic_file(path) as file:
-                file.write(text)
+                file.write(written.encode())
         answer.data = rows
 
 
-def _reason(
-    keep: str | None, record: Record | None, number: int, difference: Change
-) -> str:
-    """Why a changed series keeps its number, on one line; empty where it does not."""
-    if keep is None or record is None or record.revision != number or not difference:
-        return ""
-    return " ".join(keep.split())
-
-
-def _with_revision(pins: str, release: Release, number: int) -> str:
-    """releases.toml with another revision of one release."""
+def _with_record(pins: str, release: Release, number: int, content: str) -> str:
+    """releases.toml with another revision and content of one release."""
     return re.sub(
-        rf'(?m)(^version = "{re.escape(release.version)}"\n(?:(?!\[\[).*\n)*?'
-        r"revision = )\d+$",
-        rf"\g<1>{number}",
+        rf'(?m)(^version = "{re.escape(release.version)}"\n(?:(?!\[\[).*\n)*?)'
+        r'revision = \d+(?:\ncontent = ".*")?$',
+        rf'\g<1>revision = {number}\ncontent = "{content}"',
         pins,
         count=1,
     )

@@ -9,37 +9,27 @@ import typer
 from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.pages import status as page
-from xpustack.pages.overview import overview, overview_table
+from xpustack.pages.overview import overview
 from xpustack.terminal.console import AsJson, answering, using_cache
 
 
 def status(
     as_json: AsJson = False,
-    markdown: Annotated[bool, typer.Option(help="As a Markdown table.")] = False,
     write_readme: Annotated[
         bool,
         typer.Option(help=f"Refresh README.md, {page.STEPS} and {page.DATA}."),
-    ] = False,
-    check_readme: Annotated[
-        bool, typer.Option(help="Fail if one of these files is stale.")
     ] = False,
 ) -> None:
     """Show release by step: lines changed, upstream's status, cached checks of
     the step as it is now, and days since it was committed first.
 
-    docs/data/steps.csv and --markdown leave out what depends on machine and day;
-    the README has one row for each release."""
+    docs/data/steps.csv leaves out what depends on machine and day; the README has one
+    row for each release."""
     with answering("status", as_json) as answer, using_cache() as cache:
         project = Project.find()
         pinned = releases.load(project)
-        if check_readme:
-            page.require_fresh(project, pinned, _overview(project, pinned))
-        elif write_readme:
-            page.write_pages(project, pinned, _overview(project, pinned))
-        elif markdown:
-            statuses = page.step_statuses(project, pinned)
-            answer.data = msgspec.to_builtins(statuses)
-            answer.say(page.matrix_table(statuses, pinned.names))
+        if write_readme:
+            page.write_pages(project, pinned, overview(project, pinned))
         else:
             statuses = page.checked_statuses(project, cache, pinned)
             answer.data = msgspec.to_builtins(statuses)
@@ -50,7 +40,3 @@ def status(
                     {"step": slug, **dict(zip(pinned.names, cells, strict=True))}
                 )
             answer.table(rows, ("step", *pinned.names))
-
-
-def _overview(project: Project, pinned: releases.Releases) -> str:
-    return overview_table(overview(project, pinned))

@@ -10,20 +10,21 @@ leftover from work in progress, and removes it.
 import contextlib
 import errno
 import fcntl
+import functools
 import json
 import os
 import re
 import secrets
 import shutil
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from xpustack.core.contents import Contents, FileVerifier
+from xpustack.core.contents import Contents
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
 from xpustack.core.memory import folder_in_memory
 from xpustack.core.progress import Progress, silent
@@ -38,15 +39,10 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 @dataclass(frozen=True)
 class Cache:
-    """A cache rooted at a directory, which need not exist yet.
-
-    One object serves one run: `verifier` remembers which files the run has verified.
-    """
+    """A cache rooted at a directory, which need not exist yet. One object serves one
+    run."""
 
     root: Path
-    verifier: FileVerifier = field(
-        default_factory=FileVerifier, compare=False, repr=False
-    )
 
     @classmethod
     def default(cls) -> "Cache":
@@ -71,14 +67,14 @@ class Cache:
         """Installed trees, as `<key>/site` with the manifest beside it."""
         return self.root / "builds"
 
-    @property
+    @functools.cached_property
     def contents(self) -> Contents:
         """The contents of all installed files, each stored once."""
-        return Contents(self.root / "files", self.verifier)
+        return Contents(self.root / "files")
 
     @property
     def bytecode(self) -> Path:
-        """The byte code of the contents, by their sha256."""
+        """Links to the byte code of modules, by the sha256 of their source."""
         return self.root / "bytecode"
 
     @property

@@ -5,7 +5,10 @@ These calls use the user's own git configuration. In a project that is no git
 repository they return empty answers.
 """
 
+import io
 import subprocess
+import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 from xpustack.core.git import DATE
@@ -53,12 +56,30 @@ def addition_times(project: Project, folder: Path) -> dict[str, int]:
     return times
 
 
+def commit_that_wrote(project: Project, path: Path, text: str) -> str:
+    """The last commit that added `text` to a file; empty where there is none."""
+    return _ask(project, "log", "-1", "--format=%H", f"-S{text}", "--", str(path))
+
+
+def unpack(project: Project, commit: str, folders: Iterable[Path], place: Path) -> None:
+    """Write the folders of a project as a commit has them to another place; nothing
+    where git does not have them."""
+    names = (str(path.relative_to(project.root)) for path in folders)
+    if packed := _run(project, "archive", commit, "--", *names):
+        with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
+            archive.extractall(place, filter="data")
+
+
 def _ask(project: Project, *words: str) -> str:
+    # A name or a file may be in another encoding than UTF-8.
+    return _run(project, *words).decode("utf-8", "replace").strip(" \n")
+
+
+def _run(project: Project, *words: str) -> bytes:
+    """What git prints; nothing if it fails or is not there."""
     command = ["git", "-C", str(project.root), *words]
     try:
         process = subprocess.run(command, capture_output=True, check=False)
     except FileNotFoundError:
-        return ""
-    # A name or a file may be in another encoding than UTF-8.
-    text = process.stdout.decode("utf-8", "replace")
-    return text.strip(" \n") if process.returncode == 0 else ""
+        return b""
+    return process.stdout if process.returncode == 0 else b""

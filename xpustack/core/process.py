@@ -102,12 +102,12 @@ class Runner:
             stdout, stderr = child.communicate(timeout=timeout)
             returncode = child.returncode
         except subprocess.TimeoutExpired:
-            _kill(child)
+            kill_group(child.pid)
             stdout, stderr = child.communicate()
             stderr += f"\nkilled after {timeout:.0f} s: {shlex.join(command)}\n"
             returncode = TIMED_OUT
         finally:
-            _kill(child)
+            kill_group(child.pid)
         if self._stopped:
             raise Stopped
         return Completed(returncode, stdout, stderr, time.monotonic() - begin)
@@ -223,7 +223,3 @@ def kill_group(leader: int) -> None:
     """Kill a process started here and its group; nothing where they have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    kill_group(child.pid)

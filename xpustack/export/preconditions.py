@@ -14,6 +14,7 @@ from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
+from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
@@ -22,7 +23,7 @@ from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.lint.linter import lint, lint_key
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.material import Material, Support
-from xpustack.steptest.server import Server
+from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
 
@@ -91,7 +92,7 @@ def test_commits(
         CheckFailed: a commit cannot be built, or fails its test.
     """
     results = {}
-    with Runner().stop_on_error() as runner, closing(Server(runner)) as server:
+    with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
         for tree in exported.steps:
             results[tree.slug] = _test_commit(
                 project,

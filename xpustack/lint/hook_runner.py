@@ -5,17 +5,14 @@ import json
 import os
 import re
 import shutil
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from xpustack.core import fingerprint
 from xpustack.core.errors import CheckFailed
+from xpustack.core.fork_server import Server
 from xpustack.core.process import Completed, Runner, clean_environment, program
-from xpustack.lint import script_host
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hooks, Script
 from xpustack.lint.hook_environment import make_hook_environment
@@ -40,9 +37,15 @@ class HookRunner:
     """Runs a base's hooks in `tree`; keeps their names and the total time."""
 
     def __init__(
-        self, runner: Runner, hooks: Hooks, tree: MovingTree, work: Path
+        self,
+        runner: Runner,
+        server: Server,
+        hooks: Hooks,
+        tree: MovingTree,
+        work: Path,
     ) -> None:
-        self._runner, self._hooks, self._tree = runner, hooks, tree
+        self._runner, self._server = runner, server
+        self._hooks, self._tree = hooks, tree
         self._folder, self._work = tree.folder, work
         self._env = base_environment(work)
         self.tools: dict[str, None] = {}
@@ -138,36 +141,30 @@ class HookRunner:
 
     def _scripts(self, present: list[str]) -> list[LintFinding]:
         """The findings of the other scripts."""
-        runs = [
-            (script, paths)
-            for script in self._hooks.scripts
-            if (paths := [path for path in present if script.wanted(path)])
-        ]
-        commands = [[*script.arguments, *paths] for script, paths in runs]
         findings: list[LintFinding] = []
-        results = self._run_scripts(commands) if commands else []
-        for (script, paths), done in zip(runs, results, strict=True):
-            self.tools[script.name] = None
-            findings += self._script_findings(script, paths, done)
+        for script in self._hooks.scripts:
+            if paths := [path for path in present if script.wanted(path)]:
+                done = self._forked([*script.arguments, *paths])
+                self.tools[script.name] = None
+                findings += self._script_findings(script, paths, done)
         # check_spdx_header.py adds a missing header to the file.
         self._tree.restore()
         return findings
 
-    def _run_scripts(self, commands: list[list[str]]) -> list[Completed]:
-        """Run the commands in forks of one Python process; return their results."""
-        requests, results = self._work / "commands.json", self._work / "results.json"
-        requests.write_bytes(msgspec.json.encode(commands))
-        results.unlink(missing_ok=True)
-        done = self._runner.run(
-            [sys.executable, "-P", script_host.__file__, str(requests), str(results)],
+    def _forked(self, words: list[str]) -> Completed:
+        """Run a script in a fork of the server."""
+        output = self._work / "output.txt"
+        done = self._server.run(
+            words,
             cwd=self._folder,
+            path=[],
             env=self._env,
-            timeout=TIMEOUT,
+            output=output,
+            limit=TIMEOUT,
         )
         self.seconds += done.seconds
-        if done.returncode:
-            raise _tool_failure("the base's hooks", done)
-        return msgspec.json.decode(results.read_bytes(), type=list[Completed])
+        text = output.read_text("utf-8", "replace")
+        return Completed(done.status, text, done.died, done.seconds)
 
     def _script_findings(
         self, script: Script, paths: Sequence[str], done: Completed
@@ -178,7 +175,7 @@ class HookRunner:
         lines = _COLOUR.sub("", done.output).splitlines()
         located = list(self._located(script.name, lines, paths))
         blocked = "errors prevented further checking" in done.output
-        if "Traceback (most recent call last)" in done.stderr or (
+        if "Traceback (most recent call last)" in done.output or (
             blocked and not located
         ):
             raise _tool_failure(

@@ -11,6 +11,7 @@ from pathlib import Path
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
+from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import read_hooks
@@ -18,9 +19,8 @@ from xpustack.lint.hook_runner import HookRunner
 from xpustack.lint.moving_tree import MovingTree
 from xpustack.series.tree import Tree
 
-RECIPE = ("lint.linter", "lint.script_host")
-"""Modules whose sources decide a lint, besides what they import: the script host is
-started, not imported."""
+_PRELOADED = ("argparse", "ast", "dataclasses", "pathlib", "regex", "subprocess")
+"""What the bases' hooks have in common."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def lint_key(before: Tree, after: Tree, *, types: bool) -> str:
         before=before.tree_id,
         after=after.tree_id,
         types=str(types),
-        tool=fingerprint.tool(*RECIPE),
+        tool=fingerprint.tool("lint.linter"),
         environment=fingerprint.lock(),
     )
     return f"lint-{key}"
@@ -72,10 +72,12 @@ class Linter:
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._free: list[_Bench] = []
+        self._server = Server(runner, _PRELOADED)
 
     def close(self) -> None:
         with self._guard:
             self._free.clear()
+            self._server.close()
             self._stack.close()
 
     def lint(self, before: Tree, after: Tree, *, types: bool) -> LintResult:
@@ -94,7 +96,9 @@ class Linter:
         with self._bench(after) as bench:
             bench.tree.move(after)
             hooks = read_hooks(bench.tree.folder, after.release.name)
-            hook_runner = HookRunner(self._runner, hooks, bench.tree, bench.work)
+            hook_runner = HookRunner(
+                self._runner, self._server, hooks, bench.tree, bench.work
+            )
             found = hook_runner.findings(paths, types=types)
             new: tuple[LintFinding, ...] = ()
             if found:

@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Defects of upstream by release: what a step's tests observe before and after it,
-and how much two releases' patches of one slug have in common."""
+"""Defects of upstream by release: what a step's tests observe before and after it."""
 
-import csv
-import io
 import re
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -14,13 +10,14 @@ import msgspec
 from xpustack.base.releases import load
 from xpustack.base.store import Store
 from xpustack.checks.proof import Proof, proofs
-from xpustack.core import markdown
-from xpustack.core.cache import Cache, atomic_file
+from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
+from xpustack.pages import record
+from xpustack.pages.record import Row
 from xpustack.series.apply import trees
-from xpustack.series.patch import Step
 from xpustack.steptest.verdict import Figure
 
 LIST = "tests/steps/defects.toml"
@@ -67,16 +64,6 @@ class Observation:
     before: str
     after: str
     kept: bool = False
-
-
-@dataclass(frozen=True)
-class Overlap:
-    """Changed lines of two patches of one slug: in both, and in one of them."""
-
-    slug: str
-    both: int
-    first: int
-    second: int
 
 
 def defects(project: Project) -> tuple[Defect, ...]:
@@ -146,44 +133,13 @@ def _shortened(figure: Figure) -> str:
     return text if len(text) < _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def overlaps(first: Sequence[Step], second: Sequence[Step]) -> list[Overlap]:
-    """The slugs of both series, with the changed lines of their patches compared."""
-    others = {step.slug: step for step in second}
-    counts = []
-    for step in first:
-        if step.slug in others:
-            left, right = _changed(step.diff), _changed(others[step.slug].diff)
-            both = left & right
-            counts.append(
-                Overlap(
-                    step.slug,
-                    both.total(),
-                    (left - both).total(),
-                    (right - both).total(),
-                )
-            )
-    return counts
-
-
-def _changed(diff: bytes) -> Counter[bytes]:
-    return Counter(
-        line
-        for line in diff.splitlines()
-        if line[:1] in (b"+", b"-") and line[:3] not in (b"+++", b"---")
-    )
-
-
 def kept(project: Project, observed: Sequence[Observation]) -> list[Observation]:
-    """`observed`, with the figures that the file of figures has where a step was not
-    checked here as it is now: those of an earlier check."""
-    path = project.root / DATA
-    if not path.is_file():
-        return list(observed)
-    with path.open(encoding="utf-8", newline="") as file:
-        rows = {
-            (row["id"], row["defect"], row["release"]): row
-            for row in csv.DictReader(file)
-        }
+    """`observed`; a step whose present form was not checked here has the figures of an
+    earlier check, which the file of figures has."""
+    rows = {
+        (row["id"], row["defect"], row["release"]): row
+        for row in read_rows(project.root / DATA)
+    }
     found = []
     for row in observed:
         old = rows.get((row.defect.id, row.defect.what, row.release))
@@ -193,62 +149,48 @@ def kept(project: Project, observed: Sequence[Observation]) -> list[Observation]
     return found
 
 
-def figures(observed: Sequence[Observation]) -> str:
-    """The text of `docs/data/defects.csv`, without releases that have no figure."""
+def figures(observed: Sequence[Observation]) -> list[Row]:
+    """The rows of the record, without releases that have no figure."""
     checked = _checked(observed)
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(("id", "defect", "release", "before", "after", "step"))
-    for row in observed:
-        if row.release in checked:
-            step = row.defect.step if row.after else ""
-            what = (row.defect.id, row.defect.what)
-            writer.writerow((*what, row.release, row.before, row.after, step))
-    return stream.getvalue()
+    return [
+        {
+            "id": row.defect.id,
+            "defect": row.defect.what,
+            "release": row.release,
+            "before": row.before,
+            "after": row.after,
+            "step": row.defect.step if row.after else "",
+        }
+        for row in observed
+        if row.release in checked
+    ]
 
 
-def section(
-    observed: Sequence[Observation], compared: Sequence[Overlap], names: str
-) -> str:
-    """The page's generated section: how alike patches are, and what has no figures.
-
-    Args:
-        names: the two releases whose patches are compared.
-    """
+def section(observed: Sequence[Observation]) -> str:
+    """The page's generated section: what has older figures, or none."""
     checked = _checked(observed)
+    kept = dict.fromkeys(row.release for row in observed if row.kept)
     releases = dict.fromkeys(row.release for row in observed)
     unchecked = [release for release in releases if release not in checked]
-    lines = []
-    if earlier := list(dict.fromkeys(row.release for row in observed if row.kept)):
-        lines += [
-            "With figures of a check before the steps' last change:"
-            f" {', '.join(earlier)}.",
-            "",
-        ]
-    if unchecked:
-        lines += [
-            f"Not checked step by step where this was written: {', '.join(unchecked)}.",
-            "",
-        ]
-    counts = ((f"`{row.slug}`", row.both, row.first, row.second) for row in compared)
-    lines += [f"Changed lines of one slug in {names}:", ""]
-    sides = ("slug", "in both", "in the first only", "in the second only")
-    lines.append(markdown.table(sides, counts))
-    return "\n".join(lines)
+    parts = [
+        f"{says}: {', '.join(names)}."
+        for says, names in (
+            ("With figures of a check before the steps' last change", kept),
+            ("Not checked step by step where this was written", unchecked),
+        )
+        if names
+    ]
+    return "\n\n".join(parts)
 
 
-def write(project: Project, content: str, rows: str) -> None:
-    """Write the page's generated section and the file of figures.
+def write(project: Project, observed: Sequence[Observation]) -> None:
+    """Write the record, and the page's generated section.
 
     Raises:
         UsageError: the page has no such section.
     """
-    page, data = project.root / PAGE, project.root / DATA
-    text = markdown.with_section(page, SECTION, content)
-    data.parent.mkdir(parents=True, exist_ok=True)
-    for path, content in ((data, rows), (page, text)):
-        with atomic_file(path) as file:
-            file.write(content.encode())
+    shown = (SECTION, section(observed))
+    record.write(project, DATA, figures(observed), PAGE, shown)
 
 
 def _checked(observed: Sequence[Observation]) -> set[str]:

@@ -12,6 +12,7 @@ import msgspec
 from xpustack.base.releases import Release, Releases
 from xpustack.base.store import Store, base_ref
 from xpustack.checks.proof import proofs
+from xpustack.checks.results import KINDS
 from xpustack.core import history, markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
@@ -142,12 +143,18 @@ def _checks(
     """What is proven of each step, in a few words."""
     series, problem = trees_before_failure(store, project, release, offline=True)
     words = {
-        proof.step.slug: "not " + ", ".join(proof.missing) if proof.missing else "green"
+        proof.step.slug: _proven(proof.missing)
         for proof in (proofs(project, cache, series) if series is not None else ())
     }
     if problem is not None and problem.step is not None:
         words[problem.step] = "does not apply"
     return words
+
+
+def _proven(missing: Sequence[str]) -> str:
+    if len(missing) == len(KINDS):
+        return "not checked here"
+    return f"not {', '.join(missing)}" if missing else "green"
 
 
 def _date(seconds: int) -> str:
@@ -163,9 +170,9 @@ def cell(status: StepStatus) -> str:
 
 
 def long_cell(status: StepStatus) -> str:
-    """As `cell`, with the step's checks and age."""
+    """A step's checks, its age, and what `cell` says."""
     age = "new" if status.age is None else f"{status.age} d"
-    return f"{cell(status)}, {status.checks or 'unknown'}, {age}"
+    return f"{status.checks or 'unknown'}, {age}, {cell(status)}"
 
 
 def matrix(
@@ -186,15 +193,6 @@ def matrix(
                 order.insert(place, slug)
                 place += 1
     return [(slug, [columns[name].get(slug) for name in names]) for slug in order]
-
-
-def matrix_table(statuses: Iterable[StepStatus], names: Sequence[str]) -> str:
-    """The matrix as a Markdown table."""
-    rows = (
-        [f"`{slug}`", *(cell(status) if status else "" for status in row)]
-        for slug, row in matrix(statuses, names)
-    )
-    return markdown.table(["step", *names], rows)
 
 
 def steps_rows(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:

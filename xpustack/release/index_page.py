@@ -23,17 +23,10 @@ SIMPLE = "simple"
 SUMS = "SHA256SUMS"
 _PAGE = """\
 <!DOCTYPE html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
+<html lang="en"><meta charset="utf-8">
 <meta name="pypi:repository-version" content="1.0">
 <title>{title}</title>
-</head>
-<body>
-<h1>{title}</h1>
 {links}
-</body>
-</html>
 """
 
 

@@ -29,81 +29,7 @@ in the build, and no digest of it is known."""
 BUILDER = "urn:xpustack:own-machine"
 
 
-def provenance(
-    release: Release,
-    version: str,
-    subjects: Mapping[str, str],
-    tip: Tree,
-    steps: Sequence[Step],
-    parts: Sequence[Input],
-    runtime: Sequence[Mapping[str, str]],
-    variables: Mapping[str, str],
-    tool: Mapping[str, str],
-    machine: Mapping[str, str],
-) -> str:
-    """The statement as JSON text.
-
-    Args:
-        subjects: the sha256 of each built file, by name; the wheel first.
-        runtime: name and address of each part of the runtime that the base names.
-        variables: the environment variables that the build sets.
-        tool: the sha256 of each module of the tool.
-        machine: the version of each program that takes part.
-    """
-    statement = {
-        "_type": STATEMENT,
-        "subject": [
-            {"name": name, "digest": {"sha256": value}}
-            for name, value in subjects.items()
-        ],
-        "predicateType": PREDICATE,
-        "predicate": {
-            "buildDefinition": {
-                "buildType": BUILD_TYPE,
-                "externalParameters": {
-                    "release": release.name,
-                    "version": version,
-                    "steps": [step.slug for step in steps],
-                },
-                "internalParameters": {
-                    "environment": dict(variables),
-                    "machine": dict(machine),
-                },
-                "resolvedDependencies": [_dependency(part) for part in parts]
-                + [
-                    {
-                        "name": "tree",
-                        "digest": {"gitTree": tip.tree_id, "gitCommit": tip.commit},
-                    }
-                ]
-                + [{**part, "annotations": {"kind": RUNTIME}} for part in runtime],
-            },
-            "runDetails": {
-                "builder": {
-                    "id": BUILDER,
-                    "builderDependencies": [
-                        {"name": name, "digest": {"sha256": value}}
-                        for name, value in tool.items()
-                    ],
-                },
-            },
-        },
-    }
-    return json.dumps(statement, indent=1) + "\n"
-
-
-def _dependency(part: Input) -> dict[str, object]:
-    entry: dict[str, object] = {"name": part.name, "digest": {"sha256": part.sha256}}
-    annotations: dict[str, str] = {"kind": part.kind}
-    if part.step is not None:
-        annotations["step"] = part.step
-    if part.lands is not None:
-        annotations["lands"] = part.lands
-    entry["annotations"] = annotations
-    return entry
-
-
-class Resource(msgspec.Struct, frozen=True):
+class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
     """A file that a statement names."""
 
     name: str
@@ -117,6 +43,7 @@ class Resource(msgspec.Struct, frozen=True):
 
 
 class _BuildDefinition(msgspec.Struct, frozen=True):
+    buildType: str
     externalParameters: dict[str, str | list[str]]
     internalParameters: dict[str, dict[str, str]]
     resolvedDependencies: list[Resource]
@@ -137,8 +64,9 @@ class _Predicate(msgspec.Struct, frozen=True):
 
 
 class Statement(msgspec.Struct, frozen=True):
-    """The parts of a provenance that are read back."""
+    """A provenance, as it is written and read."""
 
+    kind: str = msgspec.field(name="_type")
     subject: list[Resource]
     predicateType: str
     predicate: _Predicate
@@ -160,10 +88,50 @@ class Statement(msgspec.Struct, frozen=True):
     def machine(self) -> dict[str, str]:
         return self.predicate.buildDefinition.internalParameters.get("machine", {})
 
-    @property
-    def steps(self) -> list[str]:
-        steps = self.predicate.buildDefinition.externalParameters.get("steps", [])
-        return [steps] if isinstance(steps, str) else steps
+
+def provenance(
+    release: Release,
+    version: str,
+    subjects: Mapping[str, str],
+    tip: Tree,
+    steps: Sequence[Step],
+    parts: Sequence[Input],
+    runtime: Sequence[Mapping[str, str]],
+    variables: Mapping[str, str],
+    tool: Mapping[str, str],
+    machine: Mapping[str, str],
+) -> str:
+    """The statement as JSON text.
+
+    Args:
+        subjects: the sha256 of each built file, by name; the wheel first.
+        runtime: name and address of each part of the runtime that the base names.
+        variables: the environment variables that the build sets.
+        tool: the sha256 of each module of the tool.
+        machine: the version of each program that takes part.
+    """
+    tree = {"gitTree": tip.tree_id, "gitCommit": tip.commit}
+    definition = _BuildDefinition(
+        BUILD_TYPE,
+        {
+            "release": release.name,
+            "version": version,
+            "steps": [step.slug for step in steps],
+        },
+        {"environment": dict(variables), "machine": dict(machine)},
+        [
+            *map(_dependency, parts),
+            Resource("tree", digest=tree),
+            *(
+                Resource(part["name"], part["uri"], annotations={"kind": RUNTIME})
+                for part in runtime
+            ),
+        ],
+    )
+    builder = _Builder(BUILDER, _files(tool))
+    predicate = _Predicate(definition, _RunDetails(builder))
+    statement = Statement(STATEMENT, _files(subjects), PREDICATE, predicate)
+    return json.dumps(msgspec.to_builtins(statement), indent=1) + "\n"
 
 
 def read(data: bytes) -> Statement:
@@ -182,3 +150,13 @@ def read(data: bytes) -> Statement:
             detail=statement.predicateType,
         )
     return statement
+
+
+def _files(digests: Mapping[str, str]) -> list[Resource]:
+    return [Resource(name, digest={"sha256": sha}) for name, sha in digests.items()]
+
+
+def _dependency(part: Input) -> Resource:
+    notes = {"kind": part.kind, "step": part.step, "lands": part.lands}
+    annotations = {name: value for name, value in notes.items() if value is not None}
+    return Resource(part.name, digest={"sha256": part.sha256}, annotations=annotations)

@@ -1,46 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a revision of a release holds, and whether the series still holds that.
 
-`revisions.json` records, for each release, its revision and a digest of each step: the
-patch and all new files that the step brings. A wheel's version ends in the revision, so
-two wheels of one revision must have one content.
+`releases.toml` has a release's revision and, as `content`, one digest of its steps: the
+patches and all new files that they bring. A wheel's version ends in the revision, so
+two wheels of one revision must have one content. Which steps differ, git's history
+says.
 """
 
 import hashlib
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-
-import msgspec
+from pathlib import Path
 
 from xpustack.base.releases import Release
-from xpustack.core.errors import SeriesError
-from xpustack.core.files import read_file
+from xpustack.core import history
+from xpustack.core.errors import SeriesError, StackError
 from xpustack.core.project import Project
 from xpustack.series.diff import without_places
 from xpustack.series.overlay import NewFiles
-from xpustack.series.patch import Step, format_patch
-
-RECORDS = "revisions.json"
-
-
-class Record(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A recorded revision: the sha256 of each step by slug, in the series' order."""
-
-    revision: int
-    steps: dict[str, str]
+from xpustack.series.patch import Step, format_patch, load_series
 
 
 @dataclass(frozen=True)
 class Change:
-    """How a series differs from a recorded one, by slugs."""
+    """How a series differs from an older one, by slugs."""
 
     added: tuple[str, ...]
     changed: tuple[str, ...]
     dropped: tuple[str, ...]
     moved: bool
-
-    def __bool__(self) -> bool:
-        return bool(self.added or self.changed or self.dropped or self.moved)
 
     def lines(self) -> list[str]:
         """The change in words, one line for each kind."""
@@ -50,12 +39,13 @@ class Change:
             ("dropped", self.dropped),
         )
         lines = [f"{word}: {', '.join(slugs)}" for word, slugs in kinds if slugs]
-        return lines + (["the order of the steps changed"] if self.moved else [])
+        lines += ["the order of the steps changed"] if self.moved else []
+        return lines or ["git's history does not say which steps"]
 
 
 def step_digests(project: Project, steps: Sequence[Step]) -> dict[str, str]:
-    """The sha256 of each step's patch, overlay files and kernels, in order. Where the
-    hunks of the patch are does not count: releases share it, and its lines move.
+    """The sha256 of each step's patch, overlay files and kernels, in order. Line
+    numbers of hunks do not count: where releases share a patch, its lines move.
 
     Args:
         steps: a whole series.
@@ -75,37 +65,14 @@ def step_digests(project: Project, steps: Sequence[Step]) -> dict[str, str]:
     return digests
 
 
-def read_records(project: Project) -> dict[str, Record]:
-    """The recorded revisions by release; none where nothing is recorded yet.
-
-    Raises:
-        SeriesError: the file is not one that `xpustack stamp` wrote.
-    """
-    path = project.root / RECORDS
-    try:
-        return msgspec.json.decode(
-            read_file(path, project.root, SeriesError), type=dict[str, Record]
-        )
-    except FileNotFoundError:
-        return {}
-    except msgspec.DecodeError as error:
-        raise SeriesError(
-            "the recorded revisions cannot be read",
-            path=path,
-            detail=str(error),
-            hint=f"git checkout -- {RECORDS}",
-        ) from None
+def content(digests: Mapping[str, str]) -> str:
+    """The digest of a whole series, from those of its steps in their order."""
+    text = "".join(f"{slug} {digest}\n" for slug, digest in digests.items())
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
-def records_text(records: Mapping[str, Record]) -> bytes:
-    """The text of `revisions.json`."""
-    text = msgspec.json.format(msgspec.json.encode(dict(records)), indent=1)
-    return text + b"\n"
-
-
-def change(record: Record, digests: Mapping[str, str]) -> Change:
-    """How a series with these digests differs from the recorded one."""
-    before, after = record.steps, digests
+def change(before: Mapping[str, str], after: Mapping[str, str]) -> Change:
+    """How a series differs from an older one, by the digests of their steps."""
     both = [slug for slug in before if slug in after]
     return Change(
         added=tuple(slug for slug in after if slug not in before),
@@ -115,30 +82,41 @@ def change(record: Record, digests: Mapping[str, str]) -> Change:
     )
 
 
+def difference(
+    project: Project, release: Release, digests: Mapping[str, str]
+) -> Change:
+    """How a series differs from the recorded one, which is in git's history. A record
+    that is not committed yet is taken for that of the last commit; where git has
+    neither, the change is empty."""
+    if not release.content:
+        return change({}, digests)
+    folders = (project.patches, project.overlay, project.kernels)
+    file = project.releases_file
+    commit = history.commit_that_wrote(project, file, release.content) or "HEAD"
+    with tempfile.TemporaryDirectory() as place:
+        history.unpack(project, commit, folders, Path(place))
+        before = Project(Path(place))
+        try:
+            old = step_digests(before, load_series(before, release.name))
+        except StackError:
+            old = {}
+    return change(old, digests) if old else Change((), (), (), False)
+
+
 def require_recorded(project: Project, release: Release, steps: Sequence[Step]) -> None:
-    """Insist that the series of a release is the one that its revision records. A
-    release without a record passes.
+    """Insist that the series of a release is the one that its revision holds. A release
+    without a recorded content passes.
 
     Raises:
-        SeriesError: the series changed, or the record is of another revision.
+        SeriesError: the series changed.
     """
-    record = read_records(project).get(release.name)
-    if record is None:
+    digests = step_digests(project, steps)
+    if release.content in ("", content(digests)):
         return
-    difference = change(record, step_digests(project, steps))
-    if difference:
-        raise SeriesError(
-            f"the series changed since revision {record.revision} was recorded",
-            release=release.name,
-            path=project.root / RECORDS,
-            detail=difference.lines(),
-            hint=f"xpustack stamp {release.name}",
-        )
-    if record.revision != release.revision:
-        raise SeriesError(
-            f"{project.releases_file.name} says revision {release.revision},"
-            f" the record is of revision {record.revision}",
-            release=release.name,
-            path=project.root / RECORDS,
-            hint=f"xpustack stamp {release.name}",
-        )
+    raise SeriesError(
+        f"the series changed since revision {release.revision} was recorded",
+        release=release.name,
+        path=project.releases_file,
+        detail=difference(project, release, digests).lines(),
+        hint=f"xpustack stamp {release.name}",
+    )

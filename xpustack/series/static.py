@@ -17,7 +17,7 @@ from xpustack.series.order import ORDER, SLUG, read_patches, redo, unnamed
 from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
 from xpustack.series.patch import Step, read_patch, trailer_problems
 from xpustack.series.recorded import TREES, read_trees, rederive_command
-from xpustack.series.revision import read_records, require_recorded
+from xpustack.series.revision import require_recorded
 
 LARGE = 500
 """Above this many changed lines outside kernels and tests, upstream asks for an
@@ -110,14 +110,13 @@ def unrecorded(project: Project) -> list[str]:
     """A note for each release whose revision has no recorded digest yet.
 
     Raises:
-        StackError: the pins or the records cannot be read.
+        StackError: the pins cannot be read.
     """
-    records = read_records(project)
     return [
         f"{release.name}: revision {release.revision}: no digest recorded"
         f" (xpustack stamp {release.name})"
         for release in releases.load(project)
-        if release.name not in records
+        if not release.content
     ]
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
+from xpustack.core.fork_server import Server
 from xpustack.core.project import Project
 from xpustack.core.syntax import parse_python
 from xpustack.series.patch import Step
 from xpustack.steptest.closure import closure
-from xpustack.steptest.server import Server
 
 PLUGIN = "xpustack_outcomes"
 """The pytest plugin that writes a run's outcomes, on the path of every run."""

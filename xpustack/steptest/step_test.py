@@ -13,16 +13,11 @@ from xpustack.base.releases import Release
 from xpustack.builds.build import Build
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
+from xpustack.core.fork_server import Ahead, ProgramExit, Server, exit_text
 from xpustack.core.process import clean_environment
 from xpustack.series.patch import Step
 from xpustack.steptest.material import PLUGIN, Material, Support, material_of
-from xpustack.steptest.server import (
-    ENVIRONMENT,
-    Ahead,
-    PytestExit,
-    Server,
-    exit_text,
-)
+from xpustack.steptest.server import ENVIRONMENT
 from xpustack.steptest.verdict import (
     Figure,
     ModuleRun,
@@ -33,16 +28,6 @@ from xpustack.steptest.verdict import (
 
 TARGET = 20.0
 LIMIT = 300.0
-RECIPE = (
-    "core.fingerprint",
-    "core.process",
-    "steptest.material",
-    "steptest.outcomes",
-    "steptest.server",
-    "steptest.server_program",
-    "steptest.step_test",
-    "steptest.verdict",
-)
 PIN_VARIABLE = "EMULATED_XPU_KERNELS"
 """Tells the emulation which vllm-xpu-kernels it stands for."""
 IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
@@ -140,7 +125,7 @@ class StepTest:
             after=self.after.key,
             material=self.material.digest,
             kernels=self.kernels,
-            tool=fingerprint.tool(*RECIPE),
+            tool=fingerprint.tool("steptest.step_test", "steptest.outcomes"),
             environment=fingerprint.lock(),
         )
         return f"test-{key}"
@@ -204,11 +189,7 @@ class StepTest:
                 clean_environment(**shared, **_own_folders(support / "imports")),
             )
         pytest_exit = server.run(
-            [
-                *_PYTEST_OPTIONS,
-                *("-p", platform.plugin),
-                self.material.module,
-            ],
+            ["pytest", *_PYTEST_OPTIONS, "-p", platform.plugin, self.material.module],
             cwd=work / "tests",
             path=path,
             env=clean_environment(
@@ -233,7 +214,7 @@ class StepTest:
         )
 
 
-def _crash(pytest_exit: PytestExit, run: ModuleRun | None) -> str:
+def _crash(pytest_exit: ProgramExit, run: ModuleRun | None) -> str:
     """Why the outcomes of a run do not count, empty if they do."""
     if pytest_exit.late:
         return f"killed after {LIMIT:.0f} s"

@@ -29,7 +29,6 @@ from xpustack.core.errors import Interrupted, StackError, stack_error_of
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.terminal.display import Display
-from xpustack.terminal.estimate import Estimate, past_seconds
 
 SCHEMA = 1
 EXIT_CODES = (
@@ -181,7 +180,6 @@ def showing_checks(cache: Cache, jobs: int) -> Iterator[Display]:
     display = Display(
         console,
         jobs,
-        lambda: Estimate(past_seconds(cache)),
         free=lambda: shutil.disk_usage(cache.root).free,
     )
     if not console.is_terminal:

@@ -6,41 +6,37 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
+from statistics import fmean
 
 from rich.console import Console
 from rich.text import Text
 
-from xpustack.checks.observer import Check
+from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Result
-from xpustack.terminal.estimate import Estimate, about, in_words
 from xpustack.terminal.report import STYLE, failure
 
 _QUIET = 30.0
 
 
-class Display:
+class Display(Observer):
     """An observer that prints to `console`. Rich renders it as the live line.
 
     Args:
-        estimate: makes the estimate of the time left, when that is first needed.
         free: the bytes that are free on the cache's disk.
 
     Attributes:
-        disk: how many bytes fewer than at the start were free at most. Others may have
-            taken some of them.
+        disk: the largest drop of free bytes since the start; other programs may have
+            caused a part of it.
     """
 
     def __init__(
         self,
         console: Console,
         jobs: int,
-        estimate: Callable[[], Estimate],
         clock: Callable[[], float] = time.monotonic,
         free: Callable[[], int] = lambda: 0,
     ) -> None:
         self._console, self._jobs, self._clock = console, jobs, clock
-        self._make_estimate = estimate
-        self._estimate: Estimate | None = None
         self._begin = self._last_line = clock()
         self._message = "starting"
         self._planned: list[Check] = []
@@ -48,7 +44,7 @@ class Display:
         self._done: set[Check] = set()
         self._open: Counter[str] = Counter()
         self._cached: Counter[str] = Counter()
-        self._worked = False
+        self._seconds: list[float] = []
         self._failed = False
         self._free = free
         self._free_at_start = free()
@@ -85,8 +81,6 @@ class Display:
     def waiting(self) -> None:
         self._look_at_the_disk()
         now = self._clock()
-        if self._worked and self._estimate is None:
-            self._estimate = self._make_estimate()
         if not self._console.is_terminal and now - self._last_line >= _QUIET:
             running = ", ".join(
                 f"{check} ({in_words(now - since)})"
@@ -109,9 +103,7 @@ class Display:
 
     def _print_result(self, check: Check, result: Result) -> None:
         if result.status != "blocked" and result.seconds:
-            self._worked = True
-            if self._estimate is not None:
-                self._estimate.add(check, result.seconds)
+            self._seconds.append(result.seconds)
         spent = f", {in_words(result.seconds)}" if result.seconds else ""
         line = Text(f"[{self._count()}] {check}: ")
         line.append(result.status, STYLE[result.status]).append(spent)
@@ -127,16 +119,37 @@ class Display:
     def _times(self) -> str:
         now = self._clock()
         elapsed = f"{in_words(now - self._begin)} elapsed"
-        if self._estimate is None:
+        if not self._seconds:
             return elapsed
-        unfinished = [
-            (check, now - self._running.get(check, now))
+        # Each check that is left is expected to take as long as those that ended.
+        expected = fmean(self._seconds)
+        rest = [
+            max(expected - (now - self._running.get(check, now)), 0.0)
             for check in self._planned
             if check not in self._done
         ]
-        left = self._estimate.time_left(unfinished, self._jobs)
-        return elapsed if left is None else f"{elapsed}, about {about(left)} left"
+        left = sum(rest) / self._jobs
+        return f"{elapsed}, about {about(left)} left"
 
     def _print(self, line: str | Text) -> None:
         self._last_line = self._clock()
         self._console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def in_words(seconds: float) -> str:
+    """`45 s`, `3 min 10 s` or `1 h 05 min`."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02d} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02d} min"
+
+
+def about(seconds: float) -> str:
+    """As `in_words`, rounded as an estimate should be."""
+    if seconds < 90:
+        return f"{max(round(seconds / 10) * 10, 10)} s"
+    if seconds < 3600:
+        return f"{round(seconds / 60)} min"
+    return in_words(seconds)

@@ -38,6 +38,8 @@ class Batch:
             the layer's own.
         build: makes the layer from a `VllmConfig` and the ratio.
         quantized: whether its linear layers take FP8 weights in blocks.
+        images: of a request, the positions of the first and the last token of each
+            image; the model is V4 Vision if there is any.
     """
 
     def __init__(
@@ -53,15 +55,18 @@ class Batch:
         attend: Callable[[Any], Any] = layer_parts.unwired,
         build: Callable[[Any, int], Any] = model_layers.attention_layer,
         quantized: bool = False,
+        images: dict[int, list[tuple[int, int]]] | None = None,
     ) -> None:
         self.ratio, self.seq_lens, self.query_lens = ratio, seq_lens, query_lens
-        self.padded = padded
+        self.padded, self.images = padded, images or {}
         self.config = model_configs.vllm_config(
             speculative_tokens=speculative_tokens,
             quantized=quantized,
             heads=len(sinks),
             block_size=block_size,
         )
+        if images:
+            model_configs.take_images(self.config)
         self.whole = build(self.config, ratio)
         self.layer = layer_parts.attending(self.whole)
         self.attend = attend(self.whole)
@@ -113,6 +118,8 @@ class Batch:
         )
         if self.padded:
             common.slot_mapping[-self.padded :] = -1
+        if self.images:
+            common.mm_req_doc_ranges = self.images
         return common
 
     def _build(self, builder: Any, spec: Any, prefix: str) -> Any:
@@ -180,9 +187,12 @@ class Batch:
 
     def keys(self, token: int, request: int, position: int) -> torch.Tensor:
         """All keys that a token attends to: its window, then its compressed entries."""
-        first = max(position + 1 - layout.WINDOW, 0)
+        first, last = max(position + 1 - layout.WINDOW, 0), position
+        for start, end in self.images.get(request, []):
+            if start <= position <= end:
+                first, last = min(first, start), end
         table = self.window_table[request]
-        found = [reference.gather(self.window_pages, table, range(first, position + 1))]
+        found = [reference.gather(self.window_pages, table, range(first, last + 1))]
         if self.ratio == 4:
             chosen = self.chosen[token].cpu()
             entries = chosen[chosen >= 0].tolist()

@@ -79,6 +79,47 @@ def write_config(directory: Path, heads: int = layout.HEADS) -> None:
     (directory / "config.json").write_text(json.dumps(config))
 
 
+def engine_config(folder: Path, fields: dict[str, Any], **options: Any) -> Any:
+    """The configuration of a server, as `EngineArgs` makes it of a `config.json` in
+    `folder` with other `fields`."""
+    import json
+
+    write_config(folder)
+    written = folder / "config.json"
+    written.write_text(json.dumps(json.loads(written.read_text()) | fields))
+    arguments = layout.module("vllm.engine.arg_utils").EngineArgs
+    served = {"skip_tokenizer_init": True, "max_model_len": 512} | options
+    return arguments(model=str(folder), **served).create_engine_config()
+
+
+VISION = {
+    "vocab_size": 129_280,
+    "vision_n_layers": 2,
+    "vision_dim": 128,
+    "vision_n_heads": 2,
+    "vision_inter_dim": 256,
+    "vision_patch_size": 14,
+    "vision_rope_theta": 10_000.0,
+    "vision_downsample_ratio": 3,
+    "vision_max_n_token": 256,
+    "vision_min_pixels": 0,
+    "vision_max_wh_ratio": 8,
+}
+"""What the configuration of V4 Vision has besides: a small tower, images of at most 256
+tokens, and the vocabulary whose last tokens stand for parts of an image."""
+
+
+def take_images(config: Any) -> None:
+    """Let the model of `config` be V4 Vision."""
+    # What vLLM's own class of older releases makes of them.
+    derived = {
+        "mm_prefix_clamp_sliding_window": True,
+        "mm_prefix_span_leading_pad_modulus": 4,
+    }
+    for name, value in (VISION | derived).items():
+        setattr(config.model_config.hf_config, name, value)
+
+
 def vllm_config(
     *,
     speculative_tokens: int = 0,

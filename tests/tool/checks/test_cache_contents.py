@@ -11,9 +11,8 @@ from calls import calling
 from fake_stack import ATTENTION, FakeStack, edited
 
 from xpustack.base.store import Store
-from xpustack.builds import bytecode
 from xpustack.builds.build import build_key, build_version
-from xpustack.builds.site import Manifest, save_manifest
+from xpustack.builds.installed import install, store_files
 from xpustack.checks.cache_contents import Area, Needs, gc, in_use, info, needs
 from xpustack.checks.proof import result_keys
 from xpustack.core.cache import Cache
@@ -140,17 +139,17 @@ def test_a_content_goes_with_the_last_tree_that_has_it(cache: Cache):
 def test_contents_that_a_tree_lists_stay_without_links_and_with_byte_code(
     cache: Cache,
 ):
-    source, code, other = (cache.contents.add(data) for data in (b"1", b"2", b"3"))
-    manifest = Manifest("1", None, (), {"vllm/a.py": source})
-    home = cache.builds / "new"
-    home.mkdir(parents=True)
-    save_manifest(manifest, home / "manifest.json")
-    bytecode._save_index(cache, {source.sha256: code, "0" * 64: other})
+    listed, other = (
+        store_files(cache, {"a.py": data}) for data in (b"A = 1\n", b"A = 2\n")
+    )
+    install(cache.contents, listed, cache.builds / "new")
+    for path in (cache.builds / "new" / "site").rglob("*.py*"):
+        path.unlink()
     removed = gc(cache, Needs(builds={"new"}), days=0)
-    assert [(area.name, area.entries) for area in removed] == [("files", 1)]
-    assert cache.contents.holds(source) and cache.contents.holds(code)
-    assert not cache.contents.holds(other)
-    assert bytecode.load_index(cache) == {source.sha256: code}
+    assert {area.name: area.entries for area in removed} == {"files": 2, "bytecode": 1}
+    assert all(map(cache.contents.holds, listed.values()))
+    assert not any(cache.contents.path(each).exists() for each in other.values())
+    assert store_files(Cache(cache.root), {"a.py": b"A = 1\n"}) == listed
 
 
 def test_the_scratch_of_a_living_writer_stays(cache: Cache):

@@ -16,7 +16,7 @@ from children import ended, killed, start_tool
 from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.observer import Check, NoObserver
+from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Report, Result
 from xpustack.checks.schedule import Task, execute
 from xpustack.core import cache as cache_module
@@ -269,7 +269,7 @@ def test_a_malformed_later_step_does_not_concern_an_earlier_one(stack):
     assert "v1.0 later apply failed" in states(check(stack, "v1.0"))
 
 
-class EventLog:
+class EventLog(Observer):
     """An observer that keeps the events."""
 
     def __init__(self) -> None:
@@ -283,9 +283,6 @@ class EventLog:
 
     def finished(self, check: Check, result: Result) -> None:
         self.events.append(f"finished {check} {result.status}")
-
-    def waiting(self) -> None:
-        pass
 
 
 def test_an_observer_is_told_what_is_planned_starts_and_ends(tiny):
@@ -370,7 +367,7 @@ def test_the_machine_s_failure_ends_what_runs():
     begin = time.monotonic()
     works = {"a": long, "b": broken, "c": long}
     tasks = [Task("v1.0", step, "test", work) for step, work in works.items()]
-    problem = execute(tasks, runner, 2, NoObserver())
+    problem = execute(tasks, runner, 2, Observer())
     assert (str(problem), time.monotonic() - begin < 30) == ("the disk is full", True)
     assert [task.result for task in tasks] == [None, None, None]
 

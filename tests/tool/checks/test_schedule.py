@@ -8,13 +8,13 @@ from graphlib import CycleError
 
 import pytest
 
-from xpustack.checks.observer import Check, NoObserver
+from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Result
 from xpustack.checks.schedule import Task, execute
 from xpustack.core.process import Runner
 
 
-class Log(NoObserver):
+class Log(Observer):
     """Notes what starts and ends."""
 
     def __init__(self) -> None:

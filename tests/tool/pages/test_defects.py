@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The table of defects: its list, its figures, and how alike two patches are."""
+"""The table of defects: its list and its figures."""
 
 import re
 from dataclasses import replace
@@ -12,6 +12,7 @@ from xpustack.base import releases
 from xpustack.checks.results import Figure, Result
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
+from xpustack.core.rows import csv_text
 from xpustack.pages import defects
 from xpustack.series.patch import load_series
 
@@ -80,8 +81,8 @@ def test_figures_come_from_the_tests_that_the_entry_names(
         "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
     )
     blank = replace(row, release="v2.0", before="no such step", after="")
-    section = defects.section([row, blank], [], "v1.0 and v2.0")
-    defects.write(stack.project, section, defects.figures([row, blank]))
+    (stack.project.root / defects.DATA).parent.mkdir()
+    defects.write(stack.project, [row, blank])
     text = page.read_text()
     assert "where this was written: v2.0." in text
     assert (stack.project.root / defects.DATA).read_text() == (
@@ -98,20 +99,13 @@ def test_figures_of_an_earlier_check_are_kept(stack: FakeStack) -> None:
     row = defects.Observation(defect, "v1.0", "off by 4%", "off by 0.2%")
     path = stack.project.root / defects.DATA
     path.parent.mkdir(parents=True)
-    path.write_text(defects.figures([row]))
+    path.write_text(csv_text(defects.figures([row])))
     unproven = replace(row, before=defects.UNPROVEN, after=defects.UNPROVEN)
     other = replace(unproven, release="v2.0")
     found = defects.kept(stack.project, [unproven, other])
     assert found == [replace(row, kept=True), other]
-    section = defects.section(found, [], "v1.0 and v2.0")
+    section = defects.section(found)
     assert "before the steps' last change: v1.0." in section
     assert "where this was written: v2.0." in section
     newer = replace(row, before="off by 5%")
     assert defects.kept(stack.project, [newer]) == [newer]
-
-
-def test_alike_counts_changed_lines(stack: FakeStack) -> None:
-    step = load_series(stack.project, "v1.0")[0]
-    one = replace(step, diff=b"--- a\n+++ b\n+x\n+y\n+y\n-z\n c\n")
-    two = replace(step, diff=b"--- d\n+++ e\n+x\n+y\n-w\n")
-    assert defects.overlaps([one], [two]) == [defects.Overlap(step.slug, 2, 2, 1)]

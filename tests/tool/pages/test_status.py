@@ -89,7 +89,7 @@ def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     pinned = releases.load(stack.project)
     unknown = status.checked_statuses(stack.project, Cache(tmp_path / "none"), pinned)
     assert [(one.checks, one.age) for one in unknown] == [(None, None)] * 2
-    assert status.long_cell(unknown[0]) == "2 lines, Pending, unknown, new"
+    assert status.long_cell(unknown[0]) == "unknown, new, 2 lines, Pending"
     stack.split("raise-value", "v2.0")
     run(stack.project, stack.cache, [pinned["v1.0"]], offline=True)
     root = stack.project.root
@@ -104,4 +104,4 @@ def test_checks_and_age_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     assert (green.checks, green.since, green.age) == ("green", "2026-11-01", 20)
     assert red.checks is not None and red.checks.startswith("not ")
     assert red.since == "2026-11-01"
-    assert status.long_cell(green) == "2 lines, Pending, green, 20 d"
+    assert status.long_cell(green) == "green, 20 d, 2 lines, Pending"

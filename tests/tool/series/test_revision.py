@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The record of what a revision holds: what breaks it, and how `stamp` renews it."""
 
-import json
 import os
 from pathlib import Path
 
 import pytest
-from fake_stack import ATTENTION, FakeStack, edited
+from fake_stack import ATTENTION, FakeStack, edited, git
 from typer.testing import CliRunner
 
 from xpustack.cli import app
@@ -16,12 +15,7 @@ from xpustack.export.upstream_trees import Person
 from xpustack.release.ship import ship
 from xpustack.series import static
 from xpustack.series.patch import load_series
-from xpustack.series.revision import (
-    RECORDS,
-    change,
-    read_records,
-    step_digests,
-)
+from xpustack.series.revision import change, content, step_digests
 
 
 def run(stack: FakeStack, *words: str, code: int = 0) -> str:
@@ -40,7 +34,14 @@ def run(stack: FakeStack, *words: str, code: int = 0) -> str:
 @pytest.fixture
 def stamped(stack: FakeStack) -> FakeStack:
     run(stack, "stamp", "--all")
+    git(stack.project.root, "init", "--quiet")
+    commit(stack)
     return stack
+
+
+def commit(stack: FakeStack) -> None:
+    git(stack.project.root, "add", "--all")
+    git(stack.project.root, "commit", "--quiet", "--message", "stamp")
 
 
 def problems(stack: FakeStack) -> list[str]:
@@ -149,53 +150,67 @@ def test_keep_needs_a_reason(stamped: FakeStack):
     assert stamped.contents() == before
 
 
-def test_a_step_of_the_same_revision_that_changes_again_is_listed_as_changed(
-    stamped: FakeStack,
-):
-    """It was added in the revision. What a person wrote of a change is not repeated."""
-    add_step(stamped)
-    run(stamped, "stamp", "v1.0")
-    added = changelog(stamped)
-    assert added == ["- Added `fourth`: Do fourth"]
+def test_a_change_that_a_person_wrote_is_not_repeated(stamped: FakeStack):
     edit_message(stamped)
-    run(stamped, "stamp", "v1.0", "--keep", "a")
+    run(stamped, "stamp", "v1.0")
+    commit(stamped)
     path = stamped.project.root / "CHANGELOG.md"
     text = path.read_text()
     assert "- Changed `second`: Do second (v1.0)\n" in text
-    path.write_text(
-        text.replace("- Changed `second`: Do second (v1.0)", "- (`second`)")
-    )
+    path.write_text(text.replace("Do second (v1.0)", "plainer words (v1.0)"))
     second = stamped.patch("second")
     second.write_text(second.read_text().replace("Why the second.", "Why?"))
-    fourth = stamped.patch("fourth")
-    fourth.write_text(fourth.read_text().replace("Why fourth.", "Why?"))
+    edit_overlay(stamped)
     run(stamped, "stamp", "v1.0", "--keep", "b")
     assert changelog(stamped) == [
-        *added,
-        "- (`second`)",
-        "- Recorded again under this number: a",
-        "- Changed `fourth`: Do fourth",
+        "- Changed `second`: plainer words",
+        "- Changed `third`: Do third",
         "- Recorded again under this number: b",
     ]
 
 
-def test_a_revision_that_a_person_raised_is_recorded_as_it_is(stamped: FakeStack):
-    pins = stamped.project.releases_file
-    pins.write_text(pins.read_text().replace("revision = 1", "revision = 7", 1))
+def test_a_record_that_is_not_committed_is_compared_with_the_last_commit(
+    stamped: FakeStack,
+):
+    edit_message(stamped)
+    run(stamped, "stamp", "v1.0")
+    edit_kernel(stamped)
     [problem] = problems(stamped)
-    assert "says revision 7, the record is of revision 1" in problem
-    assert "v1.0: revision 7: raised" in run(stamped, "stamp", "v1.0")
-    assert read_records(stamped.project)["v1.0"].revision == 7
-    assert problems(stamped) == []
+    assert "since revision 2 was recorded" in problem
+    assert "changed: second, third" in problem
+
+
+def test_without_history_a_change_is_found_and_not_named(stack: FakeStack):
+    run(stack, "stamp", "--all")
+    edit_kernel(stack)
+    [problem] = problems(stack)
+    assert "git's history does not say which steps" in problem
+    assert "revision 2: git's history does not" in run(stack, "stamp", "v1.0")
+    assert problems(stack) == []
+
+
+def test_two_branches_that_stamp_conflict_in_one_place(stamped: FakeStack):
+    root = stamped.project.root
+    before = stamped.project.releases_file.read_text().splitlines()
+    edit_kernel(stamped)
+    run(stamped, "stamp", "--all")
+    after = stamped.project.releases_file.read_text().splitlines()
+    changed = [line for line in after if line not in before]
+    assert [line.partition(" ")[0] for line in changed] == ["revision", "content"]
+    assert git(root, "status", "--porcelain").split()[1::2] == [
+        "CHANGELOG.md",
+        "kernels/xpu_dsv4/_launch.py",
+        "releases.toml",
+    ]
 
 
 def test_the_order_of_the_steps_is_part_of_the_content(stamped: FakeStack):
-    record = read_records(stamped.project)["v1.0"]
     steps = load_series(stamped.project, "v1.0")
     digests = step_digests(stamped.project, steps)
-    assert not change(record, digests)
+    assert content(digests) == stamped.release.content
     turned = dict(reversed(digests.items()))
-    assert change(record, turned).lines() == ["the order of the steps changed"]
+    assert content(turned) != stamped.release.content
+    assert change(digests, turned).lines() == ["the order of the steps changed"]
 
 
 def test_build_and_export_refuse_a_changed_series(stamped: FakeStack, tmp_path: Path):
@@ -217,12 +232,12 @@ def test_build_and_export_refuse_a_changed_series(stamped: FakeStack, tmp_path: 
 
 
 def test_a_damaged_record_is_an_error(stamped: FakeStack):
-    path = stamped.project.root / RECORDS
-    path.write_text("{")
-    assert all("cannot be read" in problem for problem in problems(stamped))
-    path.write_text(json.dumps({"v1.0": {"revision": 1}}))
-    with pytest.raises(SeriesError, match="cannot be read"):
-        read_records(stamped.project)
+    pins = stamped.project.releases_file
+    text = pins.read_text().replace(stamped.release.content, "0" * 63)
+    pins.write_text(text)
+    line = text.partition("content")[0].count("\n") + 1
+    told = run(stamped, "stamp", "v1.0", code=3)
+    assert "Expected" in told and f"correct line {line} of releases.toml" in told
 
 
 def test_steps_that_edit_one_file_have_digests_of_their_own(stamped: FakeStack):

@@ -15,7 +15,7 @@ from xpustack.core.project import Project
 from xpustack.steptest import step_test
 from xpustack.steptest.closure import closure
 from xpustack.steptest.material import Support, material_of
-from xpustack.steptest.server import Server
+from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
 KERNELS = "2.11.0"
@@ -38,7 +38,7 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     runner = Runner()
     before, after = tiny.builds(runner)
     material = material_of(Support.of(Project(root)), step)
-    with closing(Server(runner)) as server:
+    with closing(warm_server(runner)) as server:
         return StepTest(step, material, before, after, KERNELS).run(server, tiny.cache)
 
 

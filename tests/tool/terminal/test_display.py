@@ -2,17 +2,14 @@
 """The display of a run of checks, on a terminal and elsewhere."""
 
 import io
-import os
 
 import pytest
 from rich.console import Console
 from rich.live import Live
 
 from xpustack.checks.observer import Check
-from xpustack.checks.results import Kind, Result
-from xpustack.core.cache import Cache
-from xpustack.terminal.display import Display
-from xpustack.terminal.estimate import Estimate, about, in_words, past_seconds
+from xpustack.checks.results import Result
+from xpustack.terminal.display import Display, about, in_words
 
 OLD = [
     Check("v1.0", step, kind)
@@ -25,13 +22,11 @@ NEW = [Check("v2.0", "a", "build"), Check("v2.0", "a", "test")]
 class Screen:
     """A display that writes to a string, with a clock that the test sets."""
 
-    def __init__(self, terminal: bool = False, past: dict | None = None) -> None:
+    def __init__(self, terminal: bool = False) -> None:
         self.now = 0.0
         self.stream = io.StringIO()
         self.console = Console(file=self.stream, force_terminal=terminal, width=80)
-        self.display = Display(
-            self.console, 2, lambda: Estimate(past or {}), lambda: self.now
-        )
+        self.display = Display(self.console, 2, lambda: self.now)
 
     @property
     def lines(self) -> list[str]:
@@ -50,9 +45,8 @@ class Screen:
 
 def test_the_most_that_was_taken_of_the_disk():
     free = iter([100, 90, 40, 70, 120])
-    display = Display(
-        Console(file=io.StringIO()), 2, lambda: Estimate({}), lambda: 0.0, free.__next__
-    )
+    console = Console(file=io.StringIO())
+    display = Display(console, 2, lambda: 0.0, free.__next__)
     for _ in range(3):
         display.waiting()
     assert display.disk == 60
@@ -119,17 +113,17 @@ def test_a_quiet_run_says_every_half_minute_what_still_runs():
     assert len(screen.lines) == 3
 
 
-def test_the_time_left_comes_from_past_runs():
-    past = {Check("v1.0", "a", kind): 100.0 for kind in ("build", "lint", "test")}
-    screen = Screen(past=past)
-    screen.display.planned(OLD[:3])
+def test_the_time_left_is_that_of_as_many_checks_as_ended():
+    screen = Screen()
+    screen.display.planned(OLD[:7])
+    screen.cached(OLD[6])
     screen.display.started(OLD[0])
-    screen.display.started(OLD[1])
     screen.ended(OLD[0], 40.0)
+    screen.display.started(OLD[1])
     screen.now += 31.0
     screen.display.waiting()
-    # 29 s of the lint, 100 s of the test, which two jobs cannot share.
-    assert screen.lines[-1].endswith("1 min 11 s elapsed, about 2 min left")
+    # 9 s of one check and 40 of each of four, by two jobs.
+    assert screen.lines[-1].endswith("1 min 11 s elapsed, about 80 s left")
 
 
 def test_the_live_line_is_one_line_and_says_what_runs():
@@ -158,34 +152,6 @@ def test_messages_are_lines_where_there_is_no_terminal():
     live.display.planned(OLD)
     live.display.message("waiting for another run to release objects")
     assert len(live.lines) == 1
-
-
-def test_an_estimate_falls_back_on_checks_of_the_same_kind():
-    estimate = Estimate({Check("v1.0", "a", "lint"): 8.0})
-    unknown: dict[Kind, float | None] = {
-        kind: estimate.expect(Check("v9.0", "z", kind)) for kind in ("lint", "test")
-    }
-    assert unknown == {"lint": 8.0, "test": None}
-    for seconds in (10.0, 20.0):
-        estimate.add(Check("v1.0", "a", "test"), seconds)
-    assert estimate.expect(Check("v9.0", "z", "test")) == 15.0
-    assert estimate.expect(Check("v1.0", "a", "lint", shown=False)) == 8.0
-    tests = [(Check("v9.0", str(number), "test"), 0.0) for number in range(8)]
-    assert estimate.time_left(tests, 2) == 60.0
-    assert estimate.time_left(tests[:1], 2) == 15.0
-    assert Estimate().time_left(tests, 2) is None
-
-
-def test_past_durations_are_those_of_the_newest_results(cache: Cache):
-    for name, seconds in (("test-new", 5.0), ("test-old", 9.0)):
-        cache.results_put(
-            name, {"release": "v1.0", "step": "a", "kind": "test", "seconds": seconds}
-        )
-    os.utime(cache.results / "te" / "test-old.json", (1.0, 1.0))
-    cache.results_put("candidate-1", {"version": "1"})
-    (cache.results / "te" / "test-bad.json").write_text("[")
-    assert past_seconds(cache) == {Check("v1.0", "a", "test"): 5.0}
-    assert past_seconds(Cache(cache.root / "none")) == {}
 
 
 @pytest.mark.parametrize(

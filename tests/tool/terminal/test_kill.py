@@ -23,7 +23,7 @@ from children import TOOL
 from fake_stack import git
 from tiny_stack import HEADER, TWO, VALUE, TinyStack
 
-from xpustack.checks.results import DERIVED
+from xpustack.checks.results import COPIED
 
 KILLS = 5
 """How often each command is killed, one time after another."""
@@ -131,8 +131,8 @@ def run(stack: TinyStack, words: tuple[str, ...], moment: float | None = None) -
     if child.returncode == 0 and "--json" in words:
         rows = json.loads(output.read_text())["data"]["results"]
         keys = ("release", "step", "kind", "status")
-        # A run compares a derived tree with a real build only if it derives one.
-        results = [[row[key] for key in keys] for row in rows if row["step"] != DERIVED]
+        # A run compares a copied tree with a real build only if it copies one.
+        results = [[row[key] for key in keys] for row in rows if row["step"] != COPIED]
     output.unlink()
     return End(child.returncode, results, files(stack))
 

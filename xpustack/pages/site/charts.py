@@ -1,100 +1,146 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bar charts as SVG text, without a script and without a library.
+"""The charts above the tables of rows, as SVG that pygal draws."""
 
-A bar chart is a list of rectangles; a reader can select its text.
-"""
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from math import ceil, floor, log10
 
-import html
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import pygal
+from pygal.style import Style
 
-_WIDTH, _ROW, _RIGHT, _LETTER = 760, 22, 90, 6.6
-COLOURS = ("#c2410c", "#0b6bcb")
-"""The bars of the first and the second group: what there was, and ours."""
-_TREES = ("untouched", "patched")
-
-
-@dataclass(frozen=True)
-class Bar:
-    """A bar: what it is of, its length, and its group (0 or 1)."""
-
-    label: str
-    value: float
-    group: int = 0
+Rows = Sequence[dict[str, str]]
+_DEVICE = "bmg"
+_MOST = 40
+"""Labels of a chart."""
+_OURS = ("ours", "patched", "This stack")
+_COLOUR = "#0b6bcb"
+_COLOURS = ("#c2410c", "#2a8c3c", "#888888", "#9b59d0")
+"""Of ours, and of the others."""
 
 
-def bars(title: str, unit: str, rows: Sequence[Bar], groups: Sequence[str]) -> str:
-    """A horizontal bar chart as SVG text in a box that scrolls, its bars in the given
-    order.
+@dataclass
+class Chart:
+    """A value for each label of each group, as bars or as lines.
 
-    Args:
-        unit: what a value counts, such as `instructions`.
-        groups: the names of the groups, at most two.
+    Attributes:
+        unit: what a value counts.
+        lines: over labels that are numbers, on a logarithmic scale.
     """
-    left = 20 + round(_LETTER * max((len(row.label) for row in rows), default=0))
-    longest = max((row.value for row in rows), default=0) or 1
-    height = _ROW * (len(rows) + 2)
-    room = _WIDTH - left - _RIGHT
-    parts = [
-        '<div class="chart-box">'
-        f'<svg class="chart" role="img" viewBox="0 0 {_WIDTH} {height}"'
-        f' aria-label="{html.escape(title)}" xmlns="http://www.w3.org/2000/svg">',
-        f"<title>{html.escape(title)}</title>",
-    ]
-    x = left
-    for number, name in enumerate(groups):
-        parts.append(
-            f'<rect x="{x}" y="4" width="12" height="12" fill="{COLOURS[number]}"/>'
-            f'<text x="{x + 18}" y="15">{html.escape(name)}</text>'
-        )
-        x += 30 + 8 * len(name)
-    for number, row in enumerate(rows, start=1):
-        y = _ROW * number
-        width = max(1.0, room * row.value / longest)
-        parts.append(
-            f'<text x="{left - 8}" y="{y + 15}" text-anchor="end">'
-            f"{html.escape(row.label)}</text>"
-            f'<rect x="{left}" y="{y + 3}" width="{width:.1f}" height="{_ROW - 6}"'
-            f' fill="{COLOURS[row.group]}"/>'
-            f'<text x="{left + width + 6:.1f}" y="{y + 15}">{row.value:,.0f}</text>'
-        )
-    parts.append(
-        f'<text x="{left}" y="{height - 6}" class="unit">{html.escape(unit)}</text>'
-        "</svg></div>"
+
+    title: str
+    unit: str
+    lines: bool = False
+    groups: dict[str, dict[str, float]] = field(
+        default_factory=lambda: defaultdict(dict)
     )
-    return "\n".join(parts)
 
-
-def path_charts(rows: Sequence[Mapping[str, str]]) -> str:
-    """Attention on the XPU path, untouched beside patched, from the rows of
-    `docs/data/xpu_path.csv`: a chart of decode for each release, and one of prefill."""
-    cases: dict[tuple[str, str, int, int], dict[str, float]] = {}
-    for row in rows:
-        if row["part"] == "attention":
-            case = (row["kind"], row["release"], int(row["tokens"]), int(row["batch"]))
-            cases.setdefault(case, {})[row["tree"]] = float(row["microseconds"])
-    charts: dict[str, list[Bar]] = {}
-    for (kind, release, tokens, batch), times in sorted(cases.items()):
-        if not set(_TREES) <= times.keys():
-            continue
-        if kind == "decode":
-            title, name = f"Decode, {release}", f"{batch} at {tokens:,} tokens"
-        else:
-            title, name = kind.capitalize(), f"{release}, {tokens:,} tokens"
-        before, after = (times[tree] for tree in _TREES)
-        charts.setdefault(title, []).extend(
-            (
-                Bar(f"{name}: untouched", before),
-                Bar(f"patched, {before / after:.1f} times as fast", after, 1),
-            )
+    def labels(self) -> list[str]:
+        """Those of all groups: of lines by number, of bars in the order of the rows."""
+        labels = list(
+            dict.fromkeys(label for of in self.groups.values() for label in of)
         )
-    parts = [
-        "## Attention, untouched and patched",
-        "`16 at 1,024 tokens`: 16 requests with 1,024 tokens each. Attention has no"
-        " stand-ins. The untouched release forgets the sinks: its times"
-        " are those of a wrong result.",
-    ]
-    for title, chart in charts.items():
-        drawn = bars(f"Attention: {title}", "microseconds of one step", chart, _TREES)
-        parts += [f"### {title}", drawn]
-    return "\n\n".join(parts)
+        return sorted(labels, key=int) if self.lines else labels
+
+    def svg(self) -> str:
+        """The chart as a file of its own, which needs no script."""
+        labels = self.labels()
+        others = iter(_COLOURS)
+        colours = [
+            _COLOUR if name in _OURS else next(others, "black") for name in self.groups
+        ]
+        kind = pygal.Line if self.lines else pygal.HorizontalBar
+        chart = kind(
+            title=self.title,
+            js=(),
+            explicit_size=True,
+            width=380 if self.lines else 900,
+            height=330 if self.lines else 140 + 16 * len(labels) * len(self.groups),
+            legend_at_bottom=True,
+            logarithmic=self.lines,
+            print_values=not self.lines,
+            x_title=None if self.lines else self.unit,
+            y_title=self.unit if self.lines else None,
+            style=Style(
+                background="white",
+                plot_background="white",
+                colors=colours,
+                font_family="sans-serif",
+                value_font_size=11,
+            ),
+        )
+        # The first bar is the lowest.
+        shown = labels if self.lines else labels[::-1]
+        chart.x_labels = shown
+        if self.lines:
+            points = [value for of in self.groups.values() for value in of.values()]
+            low, high = floor(log10(min(points))), ceil(log10(max(points)))
+            chart.y_labels = [10**power for power in range(low, high + 1)]
+        for name, values in self.groups.items():
+            chart.add(name, [values.get(label) for label in shown])
+        return str(chart.render(is_unicode=True))
+
+
+def machine_code(rows: Rows) -> Iterable[Chart]:
+    """Upstream's newest release beside this stack, the costliest operations first."""
+    releases = (row["by"] for row in rows if row["by"].startswith("Upstream"))
+    shown = (*list(dict.fromkeys(releases))[-1:], "This stack")
+    for title, key, unit in (
+        ("Instructions of one iteration of the longest loop", "loop", "instructions"),
+        ("Spilled registers", "spill", "bytes per hardware thread"),
+    ):
+        chart = Chart(f"{title}, {_DEVICE}", unit)
+        mine = [
+            row
+            for row in rows
+            if row["by"] in shown and row["device"] == _DEVICE and float(row[key]) > 0
+        ]
+        mine.sort(key=lambda row: -float(row[key]))
+        labels = dict.fromkeys(f"{row['op']}: {row['calls']}" for row in mine)
+        shown_labels = list(labels)[:_MOST]
+        # Of an operation with several kernels the costliest is shown.
+        for row in mine:
+            if (label := f"{row['op']}: {row['calls']}") in shown_labels:
+                chart.groups[row["by"]].setdefault(label, float(row[key]))
+        yield chart
+
+
+def benchmark(rows: Rows) -> Iterable[Chart]:
+    """Time over tokens for each operation, heads and keys that have several numbers of
+    tokens. A wrong result has no point."""
+    charts: dict[tuple[str, str, str], Chart] = {}
+    for row in rows:
+        time = row["graph"] or row["direct"]
+        if not time or row["note"].startswith("WRONG"):
+            continue
+        op, heads, keys = shape = row["op"], row["heads"], row["keys"]
+        title = op + (f", {heads} heads" if heads else "")
+        title += f", {int(keys):,} keys" if keys else ""
+        chart = charts.setdefault(shape, Chart(title, "µs", lines=True))
+        chart.groups[row["candidate"]][row["tokens"]] = float(time)
+    return (chart for chart in charts.values() if len(chart.labels()) > 1)
+
+
+def xpu_path(rows: Rows) -> Iterable[Chart]:
+    """Attention, untouched and patched: decode for each release, and prefill."""
+    charts: dict[str, Chart] = {}
+    for row in rows:
+        if row["part"] != "attention":
+            continue
+        tokens = f"{int(row['tokens']):,} tokens"
+        if row["kind"] == "decode":
+            title, label = f"Decode, {row['release']}", f"{row['batch']} at {tokens}"
+        else:
+            title, label = row["kind"].capitalize(), f"{row['release']}, {tokens}"
+        chart = charts.setdefault(title, Chart(title, "microseconds of one step"))
+        chart.groups[row["tree"]][label] = float(row["microseconds"])
+    return charts.values()
+
+
+CHARTS: dict[str, Callable[[Rows], Iterable[Chart]]] = {
+    "machine_code.csv": machine_code,
+    "benchmark.csv": benchmark,
+    "benchmark_attention.csv": benchmark,
+    "xpu_path.csv": xpu_path,
+}
+"""What makes charts of a file of `docs/data`."""

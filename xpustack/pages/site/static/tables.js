@@ -1,8 +1,11 @@
-// Makes tables sortable and filterable, and folds long cells.
+// Makes tables sortable and filterable, folds long cells, and colours states.
 "use strict";
 
 const LONG = 220;
 const FEW = 6;
+const GOOD = /^(green|fixed|serves)\b/;
+const BAD = /^(broken|wrong|does not apply)\b/;
+const NONE = /^(absent|refuses|unknown|not )/;
 
 function fold(cell) {
   const text = cell.textContent.trim();
@@ -16,11 +19,21 @@ function fold(cell) {
   cell.append(details);
 }
 
+function colour(cell) {
+  const text = cell.textContent.trim();
+  for (const [kind, words] of Object.entries({ good: GOOD, bad: BAD, none: NONE }))
+    if (words.test(text)) cell.classList.add(kind);
+}
+
 async function enhance() {
   const tables = [...document.querySelectorAll("article table")].filter(
     (table) => table.tHead && table.tBodies[0] && table.tBodies[0].rows.length >= FEW,
   );
-  for (const table of tables) table.querySelectorAll("tbody td").forEach(fold);
+  for (const table of tables)
+    for (const cell of table.querySelectorAll("tbody td")) {
+      colour(cell);
+      fold(cell);
+    }
   if (tables.length) {
     const { default: DataTable } = await window.dataTables;
     for (const table of tables) {

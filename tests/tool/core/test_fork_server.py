@@ -3,9 +3,6 @@
 does to itself or to the server fails only that run."""
 
 import concurrent.futures
-import os
-import selectors
-import socket
 import subprocess
 import sys
 import time
@@ -16,13 +13,13 @@ from pathlib import Path
 import pytest
 from children import ended
 
+from xpustack.core import fork_program, fork_server
 from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.fork_server import Ahead, ProgramExit, Server
 from xpustack.core.process import Runner, Stopped, clean_environment
-from xpustack.steptest import server as server_module
-from xpustack.steptest import server_program
-from xpustack.steptest.server import ENVIRONMENT, Ahead, PytestExit, Server
+from xpustack.steptest.server import ENVIRONMENT, PRELOADED
 
-PRELOADED = server_module.PRELOADED
+PYTEST = ("pytest",)
 PLANTS = """
 import builtins, importlib.metadata, os, random, signal, sys, tempfile, warnings
 import numpy, torch
@@ -79,13 +76,13 @@ def test_look():
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    with closing(Server(Runner())) as server:
+    with closing(Server(Runner(), PYTEST, ENVIRONMENT)) as server:
         yield server
 
 
 def run(
     server: Server, home: Path, source: str, limit: float = 60.0
-) -> tuple[PytestExit, str]:
+) -> tuple[ProgramExit, str]:
     """Run `source` as a test module in `home`, which gets a vllm of that name; return
     pytest's exit and its output."""
     lay_out(home, source)
@@ -110,10 +107,10 @@ def run_there(
     limit: float = 60.0,
     site: Path | None = None,
     ahead: Ahead | None = None,
-) -> tuple[PytestExit, str]:
+) -> tuple[ProgramExit, str]:
     """Run what was laid out in `home`, with its own `site` or another."""
     pytest_exit = server.run(
-        ["-p", "no:cacheprovider", "-q", "test_it.py"],
+        ["pytest", "-p", "no:cacheprovider", "-q", "test_it.py"],
         cwd=home / "tests",
         path=[site or home / "site"],
         env=clean_environment(**ENVIRONMENT, TMPDIR=str(home), WHO=home.name),
@@ -124,9 +121,9 @@ def run_there(
     return pytest_exit, (home / "output.txt").read_text()
 
 
-def test_nothing_passes_from_a_run_to_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr(server_module, "PRELOADED", ("numpy", "torch", "pytest"))
-    with closing(Server(Runner())) as server:
+def test_nothing_passes_from_a_run_to_the_next(tmp_path):
+    preloaded = ("numpy", "torch", "pytest")
+    with closing(Server(Runner(), preloaded, ENVIRONMENT)) as server:
         done, printed = run(server, tmp_path / "first", PLANTS)
         assert done.status == 0, printed
         drawn = set()
@@ -239,22 +236,21 @@ def test_a_server_that_dies_is_started_again_once(server, tmp_path):
     assert (done.status, done.died) == (0, "")
     (note,) = done.notes
     assert note == (
-        "the test server was killed by signal 9 (SIGKILL) and was started again"
+        "the fork server was killed by signal 9 (SIGKILL) and was started again"
     )
     done, _ = run(server, tmp_path / "always", KILLS.format(always=True))
-    assert done.died == "the test server was killed by signal 9 (SIGKILL)"
+    assert done.died == "the fork server was killed by signal 9 (SIGKILL)"
     assert run(server, tmp_path / "next", "def test_it(): pass\n")[0].status == 0
 
 
-def test_a_server_with_a_second_thread_does_not_fork(tmp_path, monkeypatch):
+def test_a_server_with_a_second_thread_does_not_fork(tmp_path):
     (tmp_path / "threading_at_import.py").write_text(
         "import threading, time\n"
         "threading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n"
     )
-    monkeypatch.setattr(server_module, "PRELOADED", ("threading_at_import",))
-    monkeypatch.setitem(server_module.ENVIRONMENT, "PYTHONPATH", str(tmp_path))
+    preloaded, variables = ("threading_at_import",), {"PYTHONPATH": str(tmp_path)}
     with (
-        closing(Server(Runner())) as server,
+        closing(Server(Runner(), preloaded, variables)) as server,
         pytest.raises(EnvironmentProblem, match="has 2 threads"),
     ):
         run(server, tmp_path / "a", "def test_it(): pass\n")
@@ -270,7 +266,7 @@ def test_stop_ends_a_run_and_its_server(tmp_path):
     note = tmp_path / "a/pids"
     with (
         concurrent.futures.ThreadPoolExecutor() as pool,
-        closing(Server(runner)) as server,
+        closing(Server(runner, PYTEST)) as server,
     ):
         future = pool.submit(run, server, tmp_path / "a", source)
         while not (note.exists() and note.read_text().endswith(".")):
@@ -354,32 +350,57 @@ def test_runs_wait_for_a_shared_import_at_the_same_time(server, tmp_path):
 )
 def test_a_shared_import_that_fails_leaves_the_run_alone(tmp_path, monkeypatch, fault):
     program = tmp_path / "program.py"
-    text = Path(server_program.__file__).read_text()
+    text = Path(fork_program.__file__).read_text()
     program.write_text(text.replace("AHEAD_LIMIT = 60\n", "AHEAD_LIMIT = 2\n"))
-    monkeypatch.setattr(server_program, "__file__", str(program))
+    monkeypatch.setattr(fork_program, "__file__", str(program))
     site, ahead = shared_site(
         tmp_path, f"import os\nif os.environ['WHO'] == 'nobody':\n    {fault}\n"
     )
-    with closing(Server(Runner())) as server:
+    with closing(Server(Runner(), PYTEST)) as server:
         lay_out(tmp_path / "a", "import shared\n\ndef test_it(): pass\n")
         done, printed = run_there(server, tmp_path / "a", site=site, ahead=ahead)
     assert (done.status, done.notes, done.late) == (0, (), False), printed
 
 
-def test_an_importer_that_is_killed_with_a_request_unread_is_forgotten():
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    process = os.fork()
-    if not process:
-        os._exit(0)
-    served = server_program.ForkServer.__new__(server_program.ForkServer)
-    served._importers = {"key": server_program.Importer(process, ours, [])}
-    served._selector = selectors.DefaultSelector()
-    served._selector.register(ours, selectors.EVENT_READ)
-    ours.send(b"a request")
-    theirs.close()
-    served._hear("key")
-    assert not served._importers
-    assert ended(process)
+def test_a_run_whose_shared_import_was_killed_meanwhile_begins_again(server, tmp_path):
+    site, ahead = shared_site(tmp_path, SHARED)
+    lay_out(tmp_path / "a", KILLS.format(always=False))
+    done, printed = run_there(server, tmp_path / "a", site=site, ahead=ahead)
+    assert (done.status, done.died) == (0, ""), printed
+    assert done.notes == (
+        "the fork server lost the process with its imports and was started again",
+    )
+
+
+SCRIPT = """
+import sys
+print(*sys.argv, __name__, sys.path[0])
+sys.exit({end!r})
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status"), [(None, 0), (3, 3), ("a sentence", 1), (True, 1)]
+)
+def test_a_script_runs_as_by_itself(server, tmp_path, end, status):
+    script = tmp_path / "scripts/one.py"
+    script.parent.mkdir()
+    script.write_text(SCRIPT.format(end=end))
+    output, words = tmp_path / "output.txt", ["scripts/one.py", "a", "b"]
+    environment = clean_environment()
+    done = server.run(
+        words, cwd=tmp_path, path=[], env=environment, output=output, limit=60.0
+    )
+    alone = subprocess.run(
+        [sys.executable, *words],
+        cwd=tmp_path,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert (done.status, alone.returncode) == (status, status)
+    assert output.read_text() == alone.stdout
 
 
 def test_a_run_on_a_shared_import_is_killed_like_any_other(server, tmp_path):
@@ -395,7 +416,7 @@ def test_a_run_on_a_shared_import_is_killed_like_any_other(server, tmp_path):
 
 def test_few_shared_imports_are_kept(server, tmp_path):
     sites = []
-    for number in range(server_program.KEPT + 2):
+    for number in range(fork_server.KEPT + 2):
         site, ahead = shared_site(tmp_path / str(number), SHARED)
         sites.append(site)
         lay_out(tmp_path / f"run{number}", "def test_it(): pass\n")
@@ -404,12 +425,14 @@ def test_few_shared_imports_are_kept(server, tmp_path):
     assert [ended(process) for process in processes] == [
         True,
         True,
-        *[False] * server_program.KEPT,
+        *[False] * fork_server.KEPT,
     ]
 
 
-def test_all_that_is_imported_ahead_exists_and_starts_no_thread(monkeypatch):
-    monkeypatch.setattr(server_module, "PRELOADED", PRELOADED)
-    with closing(Server(Runner())) as server:
-        assert server.start().missing == []
-        assert server.start().threads == 1
+def test_all_that_is_imported_ahead_exists_and_starts_no_thread(tmp_path):
+    source = (
+        f"import sys\n\ndef test_it(): assert {set(PRELOADED)} <= {{*sys.modules}}\n"
+    )
+    with closing(Server(Runner(), PRELOADED, ENVIRONMENT)) as server:
+        done, printed = run(server, tmp_path / "a", source)
+    assert done.status == 0, printed

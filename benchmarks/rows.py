@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m benchmarks.plot`: write the rows of a finished run and draw the picture.
+"""`python -m benchmarks.rows`: write the rows of a finished run, which is in
+`benchmark.json`, for the pages.
 
-Reads `benchmark.json`; with `--redraw` only the rows that `docs/data` has. The picture
-shows the newest rows of each op. No package is needed, so it runs on another machine
-than the one that measured.
+No package is needed, so it runs on another machine than the one that measured.
 """
 
 import argparse
@@ -16,7 +15,6 @@ from typing import Any
 from xpustack.core.errors import UsageError
 from xpustack.core.markdown import with_section
 from xpustack.core.rows import csv_text
-from xpustack.pages.site import plots
 
 Row = dict[str, Any]
 """A `benchmarks.run.Measurement`, as the report has it."""
@@ -24,8 +22,6 @@ SECTION = "benchmark"
 """The generated section of the page."""
 ROWS = "data/benchmark.csv"
 """The file of rows beside the page."""
-PICTURE = "benchmark.svg"
-"""The picture beside the page."""
 HEADS = (
     "op",
     "tokens",
@@ -76,40 +72,15 @@ def csv_row(row: Row) -> dict[str, object]:
     return dict(zip(HEADS, cells, strict=True))
 
 
-def draw(report: dict[str, Any], target: Path) -> None:
-    """Write the picture of a run, if it has a shape of several counts of tokens."""
-    rows = [
-        {head: str(cell) for head, cell in csv_row(row).items()}
-        for row in report["rows"]
-    ]
-    facts = report["environment"]
-    title = f"{facts['device']}, torch {facts['torch']}, Triton {facts['triton']}"
-    if shown := plots.panels(rows):
-        target.write_text(plots.picture(title, shown))
-
-
-def picture_text(root: Path) -> str:
-    """The picture of the rows that a folder's `docs/data` has."""
-    shown = plots.panels(plots.newest_rows(root))
-    return plots.picture("Time over tokens and per cent of the roof", shown)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.plot", description=__doc__
+        prog="python -m benchmarks.rows", description=__doc__
     )
     parser.add_argument(
         "report", type=Path, nargs="?", default=Path(".bench/results/benchmark.json")
     )
     parser.add_argument("--docs", type=Path, default=Path("docs/kernels.md"))
-    parser.add_argument(
-        "--redraw", action="store_true", help="draw the rows of docs/data again"
-    )
     options = parser.parse_args(arguments)
-    picture = options.docs.parent / PICTURE
-    if options.redraw:
-        picture.write_text(picture_text(options.docs.parent.parent))
-        return 0
     report = json.loads(options.report.read_text())
     try:
         text = with_section(options.docs, SECTION, section(report))
@@ -120,7 +91,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     rows = options.docs.parent / ROWS
     rows.parent.mkdir(parents=True, exist_ok=True)
     rows.write_text(csv_text([csv_row(row) for row in report["rows"]]))
-    picture.write_text(picture_text(options.docs.parent.parent))
     return 0
 
 

@@ -1,0 +1,192 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V4 Vision sees images as its float32 twin does, whatever a scheduler does to them.
+
+The largest image has more tokens than the window. A step takes one such image and a
+little text, so that a prompt around it comes in three chunks.
+"""
+
+import pytest
+from test_scenarios import computed
+
+from e2e import dspark, pictures, rounding, tower, vision
+from e2e.checks import (
+    EXPERTS,
+    PLAIN,
+    TIGHT,
+    check_attention,
+    check_experts,
+    check_logits,
+    check_same_tokens,
+)
+from e2e.comparison import attention_errors, feed_forward_errors, relative
+from e2e.pictures import Picture
+from e2e.serving import Engines, Job, Prompt, Served
+from e2e.twin import Roundings
+from e2e.vision_twin import VisionTwin, rows_of
+
+pytestmark = pytest.mark.newest
+
+SERVER = (*vision.ENGINE, ("limit_mm_per_prompt", {"image": 3}))
+LARGE = (30, 39)
+"""Ten rows of thirteen tokens, and a token at the end of each."""
+ONE = Prompt(12, 4, seed=1, images=(Picture(5, *LARGE, seed=1),))
+THREE = Prompt(
+    9,
+    4,
+    seed=2,
+    images=(Picture(2, 7, 10, 2), Picture(3, 4, 4, 3), Picture(7, 9, 20, 4)),
+)
+LONG = Prompt(150, 3, seed=3, images=(Picture(120, *LARGE, seed=5),))
+TEXT = Prompt(5, 4, seed=4)
+IMAGES = Job("images", ((ONE, THREE, TEXT), (LONG,)), SERVER, checkpoint="vision")
+CROSSING = Prompt(140, 2, seed=6, own_tail=0, images=(Picture(118, *LARGE, seed=6),))
+BEFORE = Prompt(130, 2, seed=7, own_tail=0, images=(Picture(3, *LARGE, seed=7),))
+TWICE = Job(
+    "images and the prefix cache",
+    tuple(
+        tuple(
+            Prompt(p.length, p.new, p.seed, own_tail=tail, images=p.images)
+            for p in (CROSSING, BEFORE)
+        )
+        for tail in (1, 2)
+    ),
+    (*SERVER, ("enable_prefix_caching", True)),
+    checkpoint="vision",
+)
+DRAFTS = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
+SPECULATING = Job(
+    "images and drafts",
+    ((ONE, TEXT),),
+    (*SERVER, ("speculative_config", DRAFTS)),
+    checkpoint="vision",
+)
+BROKEN = Job("broken images", ((LONG,),), SERVER, sabotage=True, checkpoint="vision")
+BAD = Job(
+    "bad images",
+    ((TEXT,),),
+    SERVER,
+    checkpoint="vision",
+    refused=(
+        Prompt(5, 1, images=(Picture(2, 9, 9, broken=True),)),
+        Prompt(9, 1, images=tuple(Picture(place, 4, 4) for place in range(1, 5))),
+        Prompt(500, 1, images=(Picture(5, *LARGE),)),
+    ),
+)
+BLIND = Job(
+    "an image for a text model",
+    ((TEXT,),),
+    (("skip_tokenizer_init", False),),
+    refused=(Prompt(5, 1, images=(Picture(2, 9, 9),)),),
+)
+
+
+@pytest.fixture(autouse=True)
+def release_that_sees(engines: Engines, release: str) -> None:
+    if not engines.sees_images(release):
+        pytest.skip(f"{release} refuses V4 Vision on XPU")
+
+
+def twin_after(engines: Engines, result: Served) -> VisionTwin:
+    """The twin, which knows the pictures of each text."""
+    twin = engines.twin_of("vision")
+    assert isinstance(twin, VisionTwin)
+    twin.look_at(result)
+    return twin
+
+
+@pytest.mark.serves(IMAGES)
+def test_images_take_their_places(engines: Engines, release: str) -> None:
+    """The processor's tokens are those of the description, in each prompt."""
+    result = engines.serve(release, IMAGES)
+    for prompt, read in zip(result.job.prompts, result.read, strict=True):
+        wanted: list[int] = []
+        drawn = {picture.at: picture for picture in prompt.images}
+        for place, token in enumerate(prompt.tokens):
+            if picture := drawn.get(place):
+                wanted += pictures.block(picture, len(wanted))[0]
+            else:
+                wanted.append(token)
+        assert read == wanted
+    assert max(end - start for start, end in pictures.spans(result.read[0])) > 128
+
+
+@pytest.mark.serves(IMAGES)
+def test_each_layer(engines: Engines, release: str) -> None:
+    result = engines.serve(release, IMAGES)
+    twin = twin_after(engines, result)
+    errors = check_attention(result, twin)
+    assert {error.ratio for error in errors} == {1, 4, 128}
+    check_experts(result, twin)
+
+
+@pytest.mark.serves(IMAGES)
+def test_the_tower(engines: Engines, release: str) -> None:
+    """Each image gives the rows of the float32 tower, and those of the same tower that
+    rounds to bfloat16."""
+    result = engines.serve(release, IMAGES)
+    twin = twin_after(engines, result)
+    for picture in [p for prompt in result.job.prompts for p in prompt.images]:
+        wanted = tower.patches_of(picture)
+        (rows,) = (
+            entry["rows"]
+            for entry in result.answer["encoded"]
+            if entry["patches"].flatten(1).shape == wanted.shape
+            and entry["patches"].flatten(1).equal(wanted)
+        )
+        exact, rounded = (
+            relative(rows, rows_of(tower.Tower(twin.weights, kept), picture))
+            for kept in (lambda x: x, rounding.bf16)
+        )
+        print(f"tower: {picture.grid} tokens, {exact:.4f}, {rounded:.4f} if rounded")
+        assert exact <= PLAIN and rounded <= TIGHT, picture
+
+
+@pytest.mark.serves(IMAGES)
+def test_logits_and_greedy_tokens(engines: Engines, release: str) -> None:
+    result = engines.serve(release, IMAGES)
+    check_logits(result, twin_after(engines, result))
+
+
+@pytest.mark.serves(TWICE)
+def test_a_hit_never_cuts_an_image(engines: Engines, release: str) -> None:
+    result = engines.serve(release, TWICE)
+    check_attention(result, twin_after(engines, result))
+    first = [computed(result, number)[0] for number in range(len(result.read))]
+    assert first == [0, 0, 0, 256]
+
+
+@pytest.mark.serves(IMAGES, SPECULATING)
+def test_drafts_change_nothing(engines: Engines, release: str) -> None:
+    """The draft's routers have a bias for images, too."""
+    speculated = engines.serve(release, SPECULATING)
+    check_same_tokens(speculated, engines.serve(release, IMAGES))
+    check_attention(speculated, twin_after(engines, speculated))
+    assert speculated.answer["drafts"]["drafted"]
+
+
+@pytest.mark.serves(BROKEN)
+def test_faults_are_seen(engines: Engines, release: str) -> None:
+    """No bias for image tokens, with and without a table, and images seen as text."""
+    result = engines.serve(release, BROKEN)
+    twin = twin_after(engines, result)
+    roundings = Roundings.of(result.answer)
+    experts = feed_forward_errors(result.answer, twin, roundings)
+    print(experts)
+    by_layer = {layer: error for (_, layer), error in experts.items()}
+    assert min(by_layer[0], by_layer[1]) > 5 * EXPERTS, by_layer
+    assert by_layer[2] <= EXPERTS, by_layer
+    errors = attention_errors(result.answer, twin, roundings)
+    cores = {error.layer: error.core for error in errors}
+    print(cores)
+    assert max(cores[0], cores[1]) <= TIGHT and cores[2] > 5 * TIGHT, cores
+
+
+@pytest.mark.serves(BAD, BLIND)
+def test_bad_images_are_refused_and_the_next_request_served(
+    engines: Engines, release: str
+) -> None:
+    bad, blind = engines.serve(release, BAD), engines.serve(release, BLIND)
+    said = [*bad.answer["refusals"], *blind.answer["refusals"]]
+    print("\n".join(said))
+    for result in (bad, blind):
+        assert result.answer["tokens_after_refusals"] == result.answer["tokens"]

@@ -1,0 +1,41 @@
+# SPDX-License-Identifier: Apache-2.0
+"""In prefill, each token of an image attends to the whole image besides its window."""
+
+import pytest
+import torch
+from helpers import attention_batch
+from helpers import reference_attention as reference
+from helpers.attention_batch import Batch, random_sinks
+
+TOLERANCE = 4e-3
+
+
+def off_by(batch: Batch, sinks: torch.Tensor) -> float:
+    return reference.relative(batch.forward(), batch.expected(sinks))
+
+
+@pytest.mark.parametrize("ratio", attention_batch.RATIOS)
+def test_an_image_sees_itself(ratio: int) -> None:
+    """It is longer than the window, and text is before and after it."""
+    sinks = random_sinks()
+    batch = Batch(ratio, (190,), (190,), sinks=sinks, images={0: [(39, 180)]})
+    error = off_by(batch, sinks)
+    print(f"figure: attention of an image is off by {error:.2%}")
+    assert error < TOLERANCE, f"attention of an image is off by {error:.1%}"
+
+
+def test_each_request_has_its_own_images() -> None:
+    """Beside a decode, one request with two images, one with none, and one whose image
+    comes after text that was computed before."""
+    sinks = random_sinks()
+    images = {1: [(3, 20), (27, 36)], 3: [(147, 163)]}
+    batch = Batch(4, (131, 40, 5, 170), (1, 40, 5, 25), sinks=sinks, images=images)
+    error = off_by(batch, sinks)
+    assert error < TOLERANCE, f"attention of an image is off by {error:.1%}"
+
+
+@pytest.mark.unchanged
+def test_a_batch_without_images_stays() -> None:
+    sinks = random_sinks()
+    batch = Batch(4, (140,), (20,), sinks=sinks)
+    assert off_by(batch, sinks) < TOLERANCE

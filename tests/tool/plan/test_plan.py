@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan makes of the starts that were tried, and of wrong input."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from benchmarks.memory import FLASH
+from xpustack.base.releases import Release, load
+from xpustack.cli import app
+from xpustack.core.errors import UsageError
+from xpustack.core.project import Project
+from xpustack.plan import asked, choices, trial
+
+GIB = 1 << 30
+PROJECT = Project.find(Path(__file__).parent)
+
+
+@pytest.fixture
+def release() -> Release:
+    return load(PROJECT)["v0.33.0"]
+
+
+def wanted(device: str = "b60", count: int = 16, requests: int = 16) -> asked.Asked:
+    found = asked.device(device)
+    return asked.Asked(asked.checkpoint("flash"), found, count, 131_072, requests)
+
+
+def attempt(
+    ranks: int, stages: int, weights: float, room: int, refused: str = "", **more: int
+) -> trial.Attempt:
+    held = trial.Stage(int(weights * GIB), GIB // 2, GIB)
+    chunk = more.get("chunk", 8192)
+    built = more.get("built", stages)
+    return trial.Attempt(ranks, stages, chunk, refused, (held,) * built, room)
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(app, ["-C", str(PROJECT.root), "plan", *words])
+
+
+def test_every_split_uses_every_device():
+    splits = wanted(count=6).splits()
+    assert [tuple(one.values()) for one in splits] == [(6, 1), (3, 2), (2, 3), (1, 6)]
+
+
+@pytest.mark.parametrize("name", ["b60", "B60", "arc-pro-b60", "max1100", "max 1550"])
+def test_devices_have_short_names(name: str):
+    if name == "arc-pro-b60":
+        with pytest.raises(UsageError):
+            asked.device(name)
+    else:
+        assert asked.short(asked.device(name)) == name.lower().replace(" ", "")
+
+
+def test_the_largest_chunk_that_has_room_counts():
+    tried = trial.Trial(
+        0,
+        (
+            attempt(8, 2, 10, room=9),
+            attempt(8, 2, 10, room=20, chunk=4096),
+            attempt(4, 4, 10, room=7),
+        ),
+    )
+    first, second = choices.choices(wanted(), tried)
+    assert first.attempt.max_num_batched_tokens == 4096
+    assert first.serves
+    assert second.limit(wanted()) == "cache: 7 of 16 requests fit"
+
+
+def test_those_that_serve_all_requests_come_first_then_the_fastest():
+    tried = trial.Trial(0, tuple(attempt(n, 16 // n, 10, room=20) for n in (2, 4, 8)))
+    found = choices.choices(wanted(), tried)
+    speeds = [choice.speed.slow * choice.speed.fast for choice in found]
+    assert speeds == sorted(speeds, reverse=True)
+    assert all("cache" not in choice.limit(wanted()) for choice in found)
+
+
+def test_what_is_short_is_said_in_gib(release: Release):
+    four = wanted(count=4)
+    refused = [
+        attempt(4, 1, 37.2, room=0, refused="No available memory"),
+        attempt(2, 2, 37.9, room=0, refused="No available memory"),
+        attempt(1, 4, 0, room=0, refused="too few layers", built=0),
+    ]
+    error = choices.nothing_fits(four, release, refused)
+    # 37.2 + 0.5 + 3 of 21.6 GiB.
+    assert error.detail == (
+        "TP 4: 19.1 GiB short on a device: weights and buffers 37.7, activations 3,"
+        " usable 21.6",
+    )
+    assert "--device b60 --count 16" in str(error.hint)
+    assert len(str(error).splitlines()) == 3
+
+
+def test_a_refusal_of_the_release_is_passed_on(release: Release):
+    refused = attempt(16, 1, 0, 0, refused="16 does not\ndivide 8", built=0)
+    assert choices.why(wanted(), refused) == "16 does not divide 8"
+
+
+def test_the_command_is_the_documented_one(release: Release):
+    """Flags, order and values of the page's section Serve."""
+    page = (PROJECT.root / "docs/deploying.md").read_text("utf-8")
+    documented = page.partition("## Serve")[2].partition("```sh\n")[2]
+    documented = " ".join(documented.partition("```")[0].replace("\\\n", "").split())
+    command = choices.serve(wanted("b70", 8), attempt(8, 1, 19, room=20))
+    assert command == f"VLLM_WORKER_MULTIPROC_METHOD=spawn {documented}"
+    image = choices.container(wanted("b70", 8), attempt(8, 1, 19, room=20), release)
+    assert image.endswith(documented.partition("DeepSeek-V4-Flash ")[2])
+    assert "vllm-xpu-dsv4:0.33.0 /model" in image
+
+
+def test_expert_parallel_and_many_requests_are_in_the_command():
+    many = wanted(requests=200)
+    whole = trial.Attempt(8, 2, 8192, "", (), 200, enable_expert_parallel=True)
+    assert whole.name == "TP 8, PP 2, EP"
+    command = choices.serve(many, whole)
+    assert "--pipeline-parallel-size 2 --enable-expert-parallel" in command
+    assert "--max-num-seqs 200" in command
+    assert trial.engine(many)["max_num_seqs"] == 200
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "says"),
+    [
+        (("v0.33.0", "--model", "flash", "--device", "b61"), 2, "b50"),
+        (("v0.33.0", "--model", "/nowhere", "--device", "b60"), 2, "no checkpoint"),
+        (("v9.9.9", "--model", "flash", "--device", "b60"), 2, "v9.9.9"),
+    ],
+)
+def test_wrong_input_is_three_lines(words: tuple[str, ...], code: int, says: str):
+    done = run(*words, "--count", "8")
+    assert done.exit_code == code
+    assert says in done.output
+    lines = [n for n in done.output.splitlines() if not n.startswith("  release: ")]
+    assert len(lines) == 3
+    assert "  next: " in done.output
+
+
+def test_wrong_input_is_one_document():
+    done = run("v0.33.0", "--model", "flash", "--device", "x", "--count", "1", "--json")
+    document = json.loads(done.stdout)
+    assert document["errors"][0]["error"] == "UsageError"
+    assert document["command"] == "plan"
+
+
+@pytest.mark.parametrize(
+    ("config", "says"),
+    [
+        ("{", "Expecting"),
+        ('{"model_type": "llama"}', "its model_type is llama"),
+        ('{"model_type": "deepseek_v4"}', "config.json has no compress_ratios"),
+    ],
+)
+def test_a_folder_that_is_no_checkpoint(config: str, says: str, tmp_path: Path):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(UsageError, match="no checkpoint") as caught:
+        asked.checkpoint(str(tmp_path))
+    assert says in caught.value.detail[0]
+
+
+def test_flash_is_that_of_the_arithmetic():
+    assert asked.checkpoint("flash").model is FLASH

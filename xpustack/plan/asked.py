@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What somebody asks for: a model, devices, and the load that they must carry."""
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.memory import DEVICES, FLASH, PRO, Device, Model
+from xpustack.core.errors import UsageError
+
+NAMED = {"flash": FLASH, "pro": PRO}
+SHARE = 0.9
+"""Of a device's memory, what vLLM may use."""
+ACTIVATIONS = 3 << 30
+"""Bytes set aside for activations and workspaces, which nobody has measured on an
+Intel GPU."""
+CHUNKS = (8192, 4096, 2048)
+"""Tokens of a prompt that a step reads at most: the largest with which all fits."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model as it is published.
+
+    Attributes:
+        name: "flash" or "pro"; empty for a folder.
+        folder: where it lies; for a published one, where it could.
+        tensors: name, type and shape of each tensor of a folder.
+    """
+
+    name: str
+    folder: Path
+    model: Model
+    tensors: tuple[tuple[str, str, list[int]], ...] = ()
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A plan that is wanted."""
+
+    checkpoint: Checkpoint
+    device: Device
+    count: int
+    context: int
+    requests: int
+
+    def splits(self) -> list[dict[str, int]]:
+        """Every split over all devices, as arguments of vLLM's engine."""
+        return [
+            {"tensor_parallel_size": n, "pipeline_parallel_size": self.count // n}
+            for n in range(self.count, 0, -1)
+            if self.count % n == 0
+        ]
+
+    def usable(self) -> float:
+        """Bytes of a device that vLLM may use."""
+        return float(self.device.memory * SHARE * (1 << 30))
+
+
+def device(name: str) -> Device:
+    """The device called `name`, such as b60.
+
+    Raises:
+        UsageError: there is none.
+    """
+    known = {short(one): one for one in DEVICES}
+    wanted = re.sub(r"[^a-z0-9]", "", name.lower())
+    if wanted not in known:
+        raise UsageError(
+            f"no figures of a device {name!r} are known",
+            detail=[f"known: {', '.join(known)}"],
+            hint="name one of them; docs/deploying.md, Devices",
+        )
+    return known[wanted]
+
+
+def short(one: Device) -> str:
+    """What a device is called on the command line."""
+    plain = re.sub(r"[^a-z0-9]", "", one.name.partition(",")[0].lower())
+    return plain.removeprefix("arcpro")
+
+
+def checkpoint(name: str) -> Checkpoint:
+    """The published model `name`, or the one in the folder `name`.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if name in NAMED:
+        model = NAMED[name]
+        return Checkpoint(name, Path(f"/path/to/DeepSeek-V4-{model.name}"), model)
+    folder = Path(name).absolute()
+    try:
+        config = json.loads((folder / "config.json").read_text("utf-8"))
+        model = _model(folder.name, config)
+        tensors = tuple(
+            row
+            for file in sorted(folder.glob("*.safetensors"))
+            for row in _headers(file)
+        )
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise _no_checkpoint(folder, _reason(error)) from None
+    if not tensors:
+        raise _no_checkpoint(folder, "it has no *.safetensors")
+    return Checkpoint("", folder, model, tensors)
+
+
+def _no_checkpoint(folder: Path, reason: str) -> UsageError:
+    return UsageError(
+        f"{folder} is no checkpoint of DeepSeek-V4",
+        detail=[reason],
+        hint=f"--model {' or '.join(NAMED)}, or a folder with config.json and tensors",
+    )
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, OSError):
+        return f"{error.strerror}: {error.filename}"
+    if isinstance(error, KeyError):
+        return f"config.json has no {error.args[0]}"
+    return str(error)
+
+
+def _model(name: str, config: dict[str, Any]) -> Model:
+    if config["model_type"] != "deepseek_v4":
+        raise ValueError(f"its model_type is {config['model_type']}")
+    ratios = config["compress_ratios"][: config["num_hidden_layers"]]
+    return Model(
+        name=name,
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        q_lora=config["q_lora_rank"],
+        groups=config["o_groups"],
+        o_lora=config["o_lora_rank"],
+        experts=config["n_routed_experts"],
+        width=config["moe_intermediate_size"],
+        plain=ratios.count(0),
+        by4=ratios.count(4),
+        by128=ratios.count(128),
+        active=config["num_experts_per_tok"],
+        vocabulary=config["vocab_size"],
+        hashed=config["num_hash_layers"],
+    )
+
+
+def _headers(file: Path) -> list[tuple[str, str, list[int]]]:
+    """Name, type and shape of each tensor of a safetensors file."""
+    with open(file, "rb") as opened:
+        length = int.from_bytes(opened.read(8), "little")
+        if length > 100_000_000:
+            raise ValueError(f"{file.name} is no safetensors file")
+        header = json.loads(opened.read(length))
+    header.pop("__metadata__", None)
+    return [(name, of["dtype"], of["shape"]) for name, of in header.items()]

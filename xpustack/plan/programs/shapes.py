@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tensors of a published checkpoint, without their values: each is one zero that
+all its elements share."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.memory import FLASH, PRO, Model
+from e2e import checkpoint
+
+MODELS = {"flash": FLASH, "pro": PRO}
+TOPK = {"flash": 512, "pro": 1024}
+LENGTH = 1 << 20
+"""Tokens of context that both models are trained for."""
+DTYPES = {
+    "BF16": torch.bfloat16,
+    "F16": torch.float16,
+    "F32": torch.float32,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E8M0": torch.float8_e8m0fnu,
+    "I8": torch.int8,
+    "I32": torch.int32,
+    "I64": torch.int64,
+    "U8": torch.uint8,
+}
+"""By their names in the headers of safetensors."""
+
+Tensors = Mapping[str, torch.Tensor]
+
+
+class Incomplete(ValueError):
+    """A checkpoint lacks a tensor."""
+
+
+def size(name: str) -> checkpoint.Size:
+    """The size of "flash" or "pro"."""
+    model = MODELS[name]
+    return checkpoint.Size(
+        ratios=ratios(model),
+        hashed=model.hashed,
+        hidden=model.hidden,
+        heads=model.heads,
+        groups=model.groups,
+        q_lora=model.q_lora,
+        o_lora=model.o_lora,
+        intermediate=model.width,
+        experts=model.experts,
+        index_topk=TOPK[name],
+        chosen=model.active,
+        vocabulary=model.vocabulary,
+        length=LENGTH,
+    )
+
+
+def ratios(model: Model) -> tuple[int, ...]:
+    """Of the layers in order: 4 and 128 in turn, behind the first two."""
+    first = 0 if model.plain else 128
+    return tuple(
+        first if layer < 2 else (4, 128)[layer % 2] for layer in range(model.layers)
+    )
+
+
+class Writer(checkpoint.Writer):
+    """Collects names, types and shapes alone."""
+
+    def __init__(self, size: checkpoint.Size) -> None:
+        super().__init__(0)
+        self.size = size
+
+    def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
+        return torch.empty(shape, device="meta")
+
+    def choice(self, rows: int, count: int, of: int) -> torch.Tensor:
+        return torch.empty(rows, count, dtype=torch.int64, device="meta")
+
+    def plain(
+        self, name: str, values: torch.Tensor, dtype: torch.dtype = torch.bfloat16
+    ) -> None:
+        self.published[name] = zeros(dtype, values.shape)
+
+    def fp8(self, name: str, rows: int, columns: int) -> None:
+        block = checkpoint.BLOCK
+        scales = -(-rows // block), -(-columns // block)
+        self.published[f"{name}.weight"] = zeros(torch.float8_e4m3fn, (rows, columns))
+        self.published[f"{name}.scale"] = zeros(torch.float8_e8m0fnu, scales)
+
+    def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
+        scales = rows, columns // checkpoint.MXFP4_BLOCK
+        self.published[f"{name}.weight"] = zeros(torch.int8, (rows, columns // 2))
+        self.published[f"{name}.scale"] = zeros(torch.float8_e8m0fnu, scales)
+
+
+def zeros(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
+    """A tensor of one zero byte pattern, which takes the memory of one element."""
+    shape = tuple(shape)
+    one = torch.zeros((1,) * len(shape), dtype=torch.uint8, device="cpu")
+    if dtype.itemsize == 1:
+        return one.view(dtype).expand(shape)
+    return one.to(dtype).expand(shape)
+
+
+def published(name: str) -> tuple[dict[str, Any], Tensors]:
+    """Configuration and tensors of "flash" or "pro"."""
+    writer = Writer(size(name))
+    checkpoint.whole_model(writer)
+    return checkpoint.config(writer.size), writer.published
+
+
+def listed(folder: str, rows: Iterable[tuple[str, str, list[int]]]) -> Tensors:
+    """The tensors that a checkpoint's headers list: name, type and shape.
+
+    Raises:
+        Incomplete: it is in DeepSeek's own form, and lacks a tensor of the model.
+    """
+    config = json.loads((Path(folder) / "config.json").read_text())
+    found = {name: zeros(DTYPES[kind], shape) for name, kind, shape in rows}
+    if config.get("quantization_config", {}).get("quant_method") == "fp8":
+        writer = Writer(size_of(config))
+        checkpoint.whole_model(writer)
+        wanted = (name for name in writer.published if not name.startswith("mtp."))
+        for name in wanted:
+            if name not in found:
+                raise Incomplete(f"the checkpoint has no {name}")
+    return found
+
+
+def size_of(config: dict[str, Any]) -> checkpoint.Size:
+    """What a checkpoint's configuration says."""
+    return checkpoint.Size(
+        ratios=tuple(config["compress_ratios"][: config["num_hidden_layers"]]),
+        hashed=config["num_hash_layers"],
+        hidden=config["hidden_size"],
+        heads=config["num_attention_heads"],
+        groups=config["o_groups"],
+        q_lora=config["q_lora_rank"],
+        o_lora=config["o_lora_rank"],
+        intermediate=config["moe_intermediate_size"],
+        experts=config["n_routed_experts"],
+        chosen=config["num_experts_per_tok"],
+        vocabulary=config["vocab_size"],
+    )
+
+
+def loadable(tensors: Tensors, experts: int) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a loader must see: everything but the experts between the first and the
+    last of a layer, which must be like the first.
+
+    Raises:
+        ValueError: a layer lacks a tensor of an expert, or one has another type or
+            shape than the first.
+    """
+    kinds: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
+    for name, tensor in tensors.items():
+        layer, found, rest = name.partition(".experts.")
+        if not found:
+            yield name, tensor
+            continue
+        expert, _, part = rest.partition(".")
+        kinds[f"{layer}.experts.*.{part}"][int(expert)] = tensor
+    for kind, of in kinds.items():
+        for number in range(experts):
+            _like_the_first(kind.replace("*", str(number)), number, of)
+        for number in {0, experts - 1}:
+            yield kind.replace("*", str(number)), of[number]
+
+
+def _like_the_first(name: str, number: int, of: Mapping[int, torch.Tensor]) -> None:
+    if number not in of:
+        raise Incomplete(f"the checkpoint has no {name}")
+    first, tensor = of[0], of[number]
+    if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
+        raise ValueError(
+            f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expert 0 has"
+            f" {first.dtype} {tuple(first.shape)}"
+        )

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every split that is asked for, started in the release's patched vLLM without devices
+and without values; kept by content."""
+
+import json
+import sys
+import tomllib
+from pathlib import Path
+
+import msgspec
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.builds.build import build, build_version
+from xpustack.core import fingerprint
+from xpustack.core.cache import Cache
+from xpustack.core.errors import CheckFailed
+from xpustack.core.process import Runner, clean_environment
+from xpustack.core.progress import Progress
+from xpustack.core.project import Project
+from xpustack.plan.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
+from xpustack.series.apply import trees
+
+PROGRAMS = Path(__file__).with_name("programs")
+LIMIT = 1800.0
+MANY_REQUESTS = 128
+"""More at a time must be asked for: vLLM's own limit depends on the device."""
+ABSENT = ("lmformatenforcer", "outlines_core")
+"""Grammar backends that vLLM imports and that are not among our requirements."""
+
+
+class Stage(msgspec.Struct, frozen=True):
+    """What the first rank of a pipeline stage holds, in bytes.
+
+    Attributes:
+        buffers: beside the weights: tables of positions, constants, scratch.
+        host: memory of its process, on a CPU.
+        unset: parameters for which the checkpoint has nothing.
+    """
+
+    weights: int
+    buffers: int
+    host: int
+    unset: tuple[str, ...] = ()
+
+    @property
+    def held(self) -> int:
+        return self.weights + self.buffers
+
+
+class Attempt(msgspec.Struct, frozen=True):
+    """One start of a split.
+
+    Attributes:
+        refused: why the engine does not start; empty if it does.
+        stages: those that were built.
+        room: requests of the whole context that fit.
+    """
+
+    tensor_parallel_size: int
+    pipeline_parallel_size: int
+    max_num_batched_tokens: int
+    refused: str
+    stages: tuple[Stage, ...]
+    room: int
+    enable_expert_parallel: bool = False
+
+    @property
+    def name(self) -> str:
+        stages = self.pipeline_parallel_size
+        parts = [f"TP {self.tensor_parallel_size}"]
+        parts += [f"PP {stages}"] if stages > 1 else []
+        parts += ["EP"] if self.enable_expert_parallel else []
+        return ", ".join(parts)
+
+    @property
+    def built(self) -> bool:
+        return len(self.stages) == self.pipeline_parallel_size
+
+    @property
+    def fullest(self) -> Stage:
+        return max(self.stages, key=lambda stage: stage.held)
+
+
+class Trial(msgspec.Struct, frozen=True):
+    """All attempts, and the bytes of the checkpoint's tensors."""
+
+    checkpoint: int
+    attempts: tuple[Attempt, ...]
+
+
+def engine(asked: Asked) -> dict[str, object]:
+    """Arguments of vLLM's engine that every split has."""
+    given: dict[str, object] = {
+        "kv_cache_dtype": "fp8",
+        "block_size": 256,
+        "max_model_len": asked.context,
+        "gpu_memory_utilization": SHARE,
+    }
+    if asked.requests > MANY_REQUESTS:
+        given["max_num_seqs"] = asked.requests
+    return given
+
+
+def run(
+    project: Project, cache: Cache, release: Release, asked: Asked, progress: Progress
+) -> Trial:
+    """Start every split, unless the same was started before.
+
+    Raises:
+        CheckFailed: the program that starts them failed.
+        StackError: the release cannot be built.
+    """
+    store = Store(cache)
+    grown = trees(store, project, release)
+    order = {
+        "model": asked.checkpoint.name,
+        "folder": str(asked.checkpoint.folder),
+        "tensors": asked.checkpoint.tensors,
+        "memory": int(asked.device.memory * (1 << 30)),
+        "activations": ACTIVATIONS,
+        "requests": asked.requests,
+        "chunks": CHUNKS,
+        "engine": engine(asked),
+        "splits": asked.splits(),
+    }
+    key = fingerprint.digest(
+        kind="plan",
+        tree=grown.tip.tree_id,
+        kernels=release.xpu_kernels.version,
+        order=json.dumps(order),
+        config=_config(asked),
+        programs=fingerprint.files_digest(_programs(project)),
+        lock=fingerprint.lock(),
+    )
+    found = cache.results_get(key)
+    if found is None:
+        progress(f"{release.name}: starting {len(asked.splits())} splits, no devices")
+        with Runner().stop_on_error() as runner, cache.scratch() as folder:
+            version = build_version(grown.tip, len(grown.steps))
+            site = build(runner, cache, store, grown.tip, version).installed
+            if asked.checkpoint.name:
+                order["folder"] = str(folder)
+            found = _start(project, release, runner, site, folder, order)
+        cache.results_put(key, found)
+    return msgspec.convert(found, Trial)
+
+
+def _config(asked: Asked) -> str:
+    """What a folder's configuration says; its tensors are part of the order."""
+    path = asked.checkpoint.folder / "config.json"
+    return "" if asked.checkpoint.name else path.read_text("utf-8")
+
+
+def _programs(project: Project) -> dict[str, Path]:
+    """The files that a start depends on, beside the release's own."""
+    root = project.root
+    found = {"memory": root / "benchmarks/memory.py", "support": Path(__file__)}
+    for folder in (PROGRAMS, project.emulation, project.kernels):
+        found |= fingerprint.folder_files(folder)
+    return found | {"checkpoint": root / "e2e/checkpoint.py"}
+
+
+def _start(
+    project: Project,
+    release: Release,
+    runner: Runner,
+    site: Path,
+    folder: Path,
+    order: dict[str, object],
+) -> dict[str, object]:
+    job, answer = folder / "job.json", folder / "answer.json"
+    job.write_text(json.dumps(order))
+    support = _support(project, folder / "support")
+    done = runner.run(
+        [sys.executable, str(PROGRAMS / "start.py"), str(job), str(answer)],
+        cwd=folder,
+        env=clean_environment(
+            CUDA_VISIBLE_DEVICES="",
+            EMULATED_XPU_KERNELS=release.xpu_kernels.version,
+            HF_HUB_OFFLINE="1",
+            PYTHONPATH=f"{site}:{support}:{project.root}",
+            TORCHDYNAMO_DISABLE="1",
+            TRANSFORMERS_OFFLINE="1",
+            TRITON_CACHE_DIR=str(folder / "triton"),
+            TRITON_INTERPRET="1",
+            VLLM_CACHE_ROOT=str(folder / "vllm"),
+            VLLM_CONFIG_ROOT=str(folder / "vllm"),
+            VLLM_ENABLE_V1_MULTIPROCESSING="0",
+            VLLM_NO_USAGE_STATS="1",
+            VLLM_PLUGINS="emulated_xpu",
+        ),
+        timeout=LIMIT,
+    )
+    if done.returncode or not answer.is_file():
+        raise CheckFailed(
+            f"no split could be tried: exit status {done.returncode}",
+            release=release.name,
+            detail=done.last_lines(),
+            hint=f"python -m xpustack check {release.name}",
+        )
+    found: dict[str, object] = json.loads(answer.read_text())
+    return found
+
+
+def _support(project: Project, folder: Path) -> Path:
+    """A folder that makes vLLM find the emulation, and what it imports for nothing."""
+    described = tomllib.loads((project.root / "pyproject.toml").read_text("utf-8"))
+    group = "vllm.platform_plugins"
+    points = described["project"]["entry-points"][group]
+    distribution = folder / "emulated_xpu-0.dist-info"
+    distribution.mkdir(parents=True)
+    (distribution / "METADATA").write_text("Name: emulated-xpu\nVersion: 0\n")
+    lines = [f"{name} = {value}" for name, value in points.items()]
+    text = "\n".join([f"[{group}]", *lines, ""])
+    (distribution / "entry_points.txt").write_text(text)
+    for name in ABSENT:
+        (folder / f"{name}.py").symlink_to(project.root / "e2e/absent.py")
+    return folder
