@@ -127,6 +127,10 @@ class Writer:
         """What `config.json` says in place of DeepSeek's own or besides."""
         return {}
 
+    def write_tokenizer(self, folder: Path) -> None:
+        """What turns text into tokens, into the published form's folder."""
+        write_tokenizer(folder, self.special_tokens())
+
     def draft(self) -> None:
         """The draft model: here the one layer of multi-token prediction."""
         hidden = self.size.hidden
@@ -296,7 +300,7 @@ def write(
     published, twin = directory / "published", directory / "twin"
     described = {**config(writer.size), **writer.described()}
     _save(published, described, writer.published)
-    write_tokenizer(published, writer.special_tokens())
+    writer.write_tokenizer(published)
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
     plain["torch_dtype"] = "float32"
     shared = {k: v for k, v in writer.twin.items() if writer.known_to_twin(k)}

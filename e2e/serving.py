@@ -376,6 +376,7 @@ class Engines:
         (distribution / "METADATA").write_text("Name: emulated-xpu\nVersion: 0\n")
         (distribution / "entry_points.txt").write_text(
             "[vllm.platform_plugins]\n{} = {}\n".format(*point)
+            + "[vllm.general_plugins]\ne2e = e2e.server_plugin:register\n"
         )
 
     def wrappers(self, version: str) -> Path:

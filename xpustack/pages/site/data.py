@@ -47,6 +47,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         " [What is compared](docs/e2e.md).",
         ("e2e.csv",),
     ),
+    "serve": (
+        "`vllm serve` by release",
+        "What was asked over HTTP of a tiny DeepSeek-V4 on the emulated XPU, and what"
+        " came out. [What is run](docs/deploying.md#what-is-run-of-it).",
+        ("serve.csv",),
+    ),
     "capabilities": (
         "Capabilities by release",
         "What DeepSeek-V4 can do on CUDA, and what XPU makes of it before and after the"

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve` of a patched release on the emulated XPU: its own CLI and processes."""
+
+import importlib.util
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from typing import Self
+
+import openai
+import psutil
+
+from e2e.chat import THINK, THOUGHT, ChatWriter
+from e2e.serving import Engines
+from xpustack.base.releases import load
+from xpustack.core.process import Runner
+
+MODEL = "tiny"
+FLAGS = (
+    *("--served-model-name", MODEL),
+    *("--kv-cache-dtype", "fp8"),
+    *("--block-size", "256"),
+    *("--max-num-batched-tokens", "512"),
+    *("--max-num-seqs", "16"),
+    *("--kv-cache-memory-bytes", str(32 << 20)),
+    "--enforce-eager",
+    *("--reasoning-parser", "deepseek_v4"),
+    *("--tool-call-parser", "deepseek_v4"),
+    "--enable-auto-tool-choice",
+    "--reasoning-config",
+    f'{{"reasoning_start_str": "{THINK}", "reasoning_end_str": "{THOUGHT}"}}',
+    "--structured-outputs-config",
+    '{"backend": "xgrammar", "disable_any_whitespace": true}',
+)
+"""Those of docs/deploying.md, small sizes, a limit to thinking that requests may set,
+and JSON without the white space that a random model would go on with."""
+SCRIPT = """\
+#!{python}
+import sys
+
+from vllm.entrypoints.cli.main import main
+
+if __name__ == "__main__":
+    sys.exit(main())
+"""
+"""`bin/vllm` as pip makes it of the wheel's entry point."""
+READY = 240.0
+"""Seconds until a server must answer."""
+
+
+def checkpoint_of(engines: Engines, release: str) -> str:
+    """The name of the checkpoint that can chat, as the release encodes a chat."""
+    name = f"chat-{release}"
+    site = engines.installed(load(engines.project)[release], patched=True)
+    engines.add_checkpoint(name, ChatWriter(site))
+    return name
+
+
+def open_port() -> int:
+    with socket.socket() as opened:
+        opened.bind(("127.0.0.1", 0))
+        return int(opened.getsockname()[1])
+
+
+class Server:
+    """A server's processes, what they print, and a client of them.
+
+    Ends all of them when a `with` block ends.
+    """
+
+    def __init__(
+        self, engines: Engines, release: str, *flags: str, port: int = 0
+    ) -> None:
+        self.engines, self.release = engines, release
+        self.port = port or open_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.model = engines.written(checkpoint_of(engines, release))[0]
+        self._runner = Runner()
+        self._log = engines.work / f"server-{release}-{time.monotonic_ns()}.log"
+        command = ["serve", str(self.model), "--port", str(self.port), *FLAGS, *flags]
+        self.process = self.start(self._log, *command)
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=120,
+            # A server closes what is idle for five seconds, perhaps as it is used.
+            default_headers={"Connection": "close"},
+        )
+
+    def start(self, log: Path, *command: str) -> subprocess.Popen[str]:
+        """Start `vllm` of this release with a command of its own."""
+        script = self.engines.work / "vllm"
+        script.write_text(SCRIPT.format(python=sys.executable))
+        script.chmod(0o755)
+        own = self.engines.work / f"served-{self.release}"
+        env = self.engines.environment(self.release, own)
+        del env["VLLM_ENABLE_V1_MULTIPROCESSING"]
+        env["VLLM_PLUGINS"] += ",e2e"
+        env["PYTHONPATH"] += f":{packages()}"
+        # A process's title leaves the variables alone by which it is found and ended.
+        env["SPT_NOENV"] = "1"
+        return self._runner.start(
+            [str(script), *command],
+            cwd=self.engines.work,
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+
+    @property
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def wait(self) -> Self:
+        """Wait until the server is healthy.
+
+        Raises:
+            RuntimeError: it ended, or was not ready in time.
+        """
+        limit = time.monotonic() + READY
+        while self.process.poll() is None and time.monotonic() < limit:
+            if self.get("/health") == 200:
+                return self
+            time.sleep(0.2)
+        status = self.process.poll()
+        self.stop()
+        raise RuntimeError(f"the server is not ready; exit status {status}\n{self.log}")
+
+    def get(self, path: str) -> int | None:
+        """The status of an answer; None where nobody listens."""
+        try:
+            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            error.close()
+            return error.code
+        except OSError:
+            return None
+
+    def metrics(self) -> str:
+        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+
+    def metric(self, name: str) -> float:
+        """The sum of a metric's samples."""
+        lines = self.metrics().splitlines()
+        found = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+        assert found, f"/metrics has no {name}"
+        return sum(float(line.rpartition(" ")[2]) for line in found)
+
+    def children(self) -> list[psutil.Process]:
+        """The processes below the CLI's."""
+        return psutil.Process(self.process.pid).children(recursive=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process."""
+        self._runner.stop()
+        self.process.wait()
+
+
+def packages() -> Path:
+    """The folder with what the API server imports besides vLLM's other requirements."""
+    found = importlib.util.find_spec("uvicorn")
+    if found is None or found.origin is None:
+        raise RuntimeError("there is no uvicorn: run these tests by `tox -e serve`")
+    return Path(found.origin).parents[1]

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A server of each release that answers the tests of its requests, and the table of
+what came out: `--write-table` writes docs/data/serve.csv."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from e2e import choices
+from e2e.choices import (  # noqa: F401  (pytest finds its hooks here)
+    pytest_addoption,
+    pytest_collection_modifyitems,
+    pytest_generate_tests,
+)
+from e2e.server import Server
+from e2e.serving import Engines, opened_engines
+from xpustack.base.releases import load
+from xpustack.core.cache import Cache
+from xpustack.core.project import Project
+from xpustack.core.rows import csv_text, read_rows
+
+TABLE = "docs/data/serve.csv"
+NOT_TRIED, FAILED = "not tried", "failed"
+_found: dict[tuple[str, str], str] = {}
+"""What a passed test shows, by what is asked and by release."""
+
+
+@pytest.fixture(scope="session")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
+    with opened_engines(tmp_path_factory.mktemp("serve"), Cache.default()) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def server(engines: Engines, release: str) -> Iterator[Server]:
+    """`vllm serve`, up; one of a release for all tests that leave it running."""
+    with Server(engines, release) as started:
+        yield started.wait()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    choices.pytest_configure(config)
+    config.addinivalue_line(
+        "markers",
+        "shows(asked, outcome): a row of the table; the outcome is `equal` (to the"
+        " engine alone, to the request alone, or to what was asked for) or `refused`",
+    )
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[None]:
+    report = yield
+    marker = item.get_closest_marker("shows")
+    if marker and call.when == "call" and isinstance(item, pytest.Function):
+        asked, outcome = marker.args
+        if not report.passed:
+            outcome = NOT_TRIED if report.skipped else FAILED
+        key = asked, item.callspec.params["release"]
+        if _found.get(key) != FAILED:
+            _found[key] = outcome
+    return report
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    if not session.config.option.write_table:
+        return
+    project = Project.find(Path(__file__).parent)
+    path = project.root / TABLE
+    known = {
+        (row["asked"], release): outcome
+        for row in read_rows(path)
+        for release, outcome in row.items()
+        if release != "asked"
+    }
+    known |= _found
+    path.write_text(
+        csv_text(
+            [
+                {"asked": asked}
+                | {
+                    release: known.get((asked, release), NOT_TRIED)
+                    for release in reversed(load(project).names)
+                }
+                for asked in dict.fromkeys(asked for asked, _ in known)
+            ]
+        )
+    )

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a server refuses, by which status, and that it goes on to answer."""
+
+from typing import Any
+
+import openai
+import pytest
+
+from e2e.chat import MAX_LENGTH
+from e2e.server import MODEL, Server
+
+REFUSED: dict[str, tuple[int, str, dict[str, Any]]] = {
+    "a prompt that is too long": (
+        400,
+        str(MAX_LENGTH),
+        {"prompt": [5] * (MAX_LENGTH + 1)},
+    ),
+    "a negative temperature": (400, "temperature", {"temperature": -1.0}),
+    "top_p above one": (400, "top_p", {"top_p": 1.5}),
+    "no new token": (400, "max_tokens", {"max_tokens": -1}),
+    "a token that the model lacks": (400, "vocabulary", {"prompt": [5, 1024]}),
+    "several greedy answers": (400, "n must be 1", {"n": 2}),
+    "a grammar that is none": (
+        400,
+        "",
+        {"extra_body": {"structured_outputs": {"regex": "(("}}},
+    ),
+    "a model that is not served": (404, "other", {"model": "other"}),
+}
+
+
+def complete(server: Server, **given: Any) -> str:
+    body = {"model": MODEL, "prompt": "a", "max_tokens": 2, "temperature": 0.0}
+    return server.client.completions.create(**body | given).choices[0].text
+
+
+@pytest.mark.shows("what must be refused, eight cases", "refused")
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_refusal_says_why(server: Server, name: str) -> None:
+    status, word, given = REFUSED[name]
+    with pytest.raises(openai.APIStatusError) as refusal:
+        complete(server, **given)
+    assert refusal.value.status_code == status, refusal.value
+    assert word in str(refusal.value)
+
+
+@pytest.mark.shows("an answer after refusals", "equal")
+def test_the_server_answers_after_refusals(server: Server) -> None:
+    before = complete(server)
+    for _, _, given in REFUSED.values():
+        with pytest.raises(openai.APIStatusError):
+            complete(server, **given)
+    assert complete(server) == before
