@@ -156,7 +156,10 @@ class Server:
 
     def children(self) -> list[psutil.Process]:
         """The processes below the CLI's."""
-        return psutil.Process(self.process.pid).children(recursive=True)
+        below: list[psutil.Process] = psutil.Process(self.process.pid).children(
+            recursive=True
+        )
+        return below
 
     def __enter__(self) -> Self:
         return self
