@@ -11,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from e2e.checkpoint import Size, Writer
 
@@ -24,6 +24,8 @@ THINK, THOUGHT, DSML = "<think>", "</think>", f"{BAR}DSML{BAR}"
 SPECIAL = (BEGIN, END, USER, ASSISTANT, THINK, THOUGHT, DSML)
 """The first tokens, in this order: the configuration calls 0 the first and 1 the last
 of a text."""
+WRITTEN = (THINK, THOUGHT, DSML)
+"""Those that a text shows: the parsers of older releases look for them there."""
 MAX_LENGTH = 1024
 SPARE = 16
 """Tokens of the model that no text is made of: the published model has hundreds."""
@@ -65,6 +67,7 @@ class ChatWriter(Writer):
             show_progress=False,
         )
         tokenizer.train_from_iterator(self._texts, trainer)
+        tokenizer.add_tokens([AddedToken(mark, special=False) for mark in WRITTEN])
         tokenizer.save(str(folder / "tokenizer.json"))
         described = {
             "tokenizer_class": "PreTrainedTokenizerFast",

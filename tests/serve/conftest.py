@@ -57,7 +57,8 @@ def pytest_runtest_makereport(
     if marker and call.when == "call" and isinstance(item, pytest.Function):
         asked, outcome = marker.args
         if not report.passed:
-            outcome = NOT_TRIED if report.skipped else FAILED
+            expected = hasattr(report, "wasxfail")
+            outcome = NOT_TRIED if report.skipped and not expected else FAILED
         key = asked, item.callspec.params["release"]
         if _found.get(key) != FAILED:
             _found[key] = outcome

@@ -3,6 +3,8 @@
 
 import os
 import signal
+import socket
+import subprocess
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -60,6 +62,17 @@ def check_all_gone(server: Server, below: list[psutil.Process]) -> None:
     assert not left, f"left over: {left}\n{server.log}"
 
 
+def shares_its_port(server: Server) -> bool:
+    """Whether it lets another process of the same user listen where it does."""
+    with socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        try:
+            other.bind(("", server.port))
+        except OSError:
+            return False
+        return True
+
+
 @pytest.mark.shows("a client that hangs up", "equal")
 def test_a_client_that_hangs_up_frees_its_place(server: Server) -> None:
     before = ask(server, 4)
@@ -76,8 +89,16 @@ def test_a_client_that_hangs_up_frees_its_place(server: Server) -> None:
 @pytest.mark.shows("a second server on the same port", "refused")
 @pytest.mark.newest
 def test_a_second_server_on_the_same_port_ends(
-    engines: Engines, server: Server, release: str
+    engines: Engines,
+    server: Server,
+    release: str,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if shares_its_port(server):
+        reason = "two servers share a port, and requests go to either (vllm#39762)"
+        timeout = subprocess.TimeoutExpired
+        mark = pytest.mark.xfail(reason=reason, raises=timeout, strict=True)
+        request.applymarker(mark)
     with Server(engines, release, port=server.port) as second:
         assert second.process.wait(PATIENCE * 2) not in (0, None)
         assert "Address already in use" in second.log, second.log

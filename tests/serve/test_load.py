@@ -40,7 +40,7 @@ class Load:
 
 
 SHORT = Load(requests=16, different=8, concurrency=8, shared=8)
-LONG = Load(requests=200, different=40, concurrency=16, shared=600)
+LONG = Load(requests=200, different=40, concurrency=16, shared=280)
 
 
 def bench(server: Server, load: Load, folder: Path) -> dict[str, Any]:
