@@ -9,6 +9,8 @@ from e2e.chat import END, MAX_LENGTH, SPECIAL
 from e2e.server import MODEL, Server, checkpoint_of
 from e2e.serving import Engines, Job, Prompt
 
+pytestmark = pytest.mark.newest
+
 PROMPTS = (Prompt(9, 6, seed=2), Prompt(5, 4, seed=3))
 GREEDY = {"model": MODEL, "temperature": 0.0}
 USER = [{"role": "user", "content": "hi"}]
@@ -18,7 +20,6 @@ CLOSE = 1e-4
 
 
 @pytest.mark.shows("tokens and log-probabilities of a completion", "equal")
-@pytest.mark.newest
 def test_tokens_and_logprobs_are_the_engines_own(
     engines: Engines, server: Server, release: str
 ) -> None:
@@ -63,7 +64,7 @@ def test_a_stream_brings_the_same_text(server: Server) -> None:
 
 
 @pytest.mark.shows("three answers, asked twice with one seed", "equal")
-@pytest.mark.newest
+@pytest.mark.full
 def test_several_answers(server: Server) -> None:
     warm = {"temperature": 1.0, "seed": 5, "n": 3, "max_tokens": 4}
     answers = complete(server, **warm)
@@ -72,6 +73,7 @@ def test_several_answers(server: Server) -> None:
 
 
 @pytest.mark.shows("a stop string", "equal")
+@pytest.mark.full
 def test_a_stop_string_ends_the_answer(server: Server) -> None:
     (whole,) = complete(server)
     stop = whole[3:5]
@@ -98,8 +100,11 @@ def test_the_prompt_is_deepseeks_encoding(server: Server) -> None:
 
 
 @pytest.mark.shows("a chat with thinking, whole and streamed", "equal")
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-@pytest.mark.newest
+@pytest.mark.parametrize(
+    "stream",
+    [pytest.param(False, marks=pytest.mark.full), True],
+    ids=["whole", "streamed"],
+)
 def test_thinking_comes_apart_from_the_answer(server: Server, stream: bool) -> None:
     asked = GREEDY | {
         "messages": USER,

@@ -17,6 +17,8 @@ from e2e.server import MODEL, Server
 from e2e.serving import Engines
 from xpustack.base.releases import load
 
+pytestmark = pytest.mark.newest
+
 PATIENCE = 30.0
 """Seconds until a fault must be seen."""
 SOME, NEVER = 16, 900
@@ -87,7 +89,7 @@ def test_a_client_that_hangs_up_frees_its_place(server: Server) -> None:
 
 
 @pytest.mark.shows("a second server on the same port", "refused")
-@pytest.mark.newest
+@pytest.mark.full
 def test_a_second_server_on_the_same_port_ends(
     engines: Engines,
     server: Server,

@@ -6,6 +6,8 @@ import pytest
 from e2e.server import MODEL, Server
 from xpustack.release.served import judge
 
+pytestmark = pytest.mark.newest
+
 DOCUMENTED = (
     "vllm:num_requests_running",
     "vllm:num_requests_waiting",
@@ -29,7 +31,6 @@ def test_health_and_models(server: Server) -> None:
 
 
 @pytest.mark.shows("the health check of the images", "equal")
-@pytest.mark.newest
 def test_the_health_check_of_the_images_finds_it_sound(server: Server) -> None:
     assert judge(server.url, twice=True).startswith(f"{MODEL}: ")
 

@@ -14,6 +14,8 @@ import pytest
 from e2e.checks import MARGIN
 from e2e.server import MODEL, Server
 
+pytestmark = pytest.mark.newest
+
 LIMIT = 900
 
 

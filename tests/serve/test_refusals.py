@@ -9,6 +9,8 @@ import pytest
 from e2e.chat import MAX_LENGTH
 from e2e.server import MODEL, Server
 
+pytestmark = pytest.mark.newest
+
 REFUSED: dict[str, tuple[int, str, dict[str, Any]]] = {
     "a prompt that is too long": (
         400,

@@ -9,6 +9,8 @@ import pytest
 from e2e.chat import DSML
 from e2e.server import MODEL, Server
 
+pytestmark = pytest.mark.newest
+
 TOOL = {
     "type": "function",
     "function": {
@@ -63,6 +65,7 @@ def check_call(function: str, arguments: str) -> None:
 
 
 @pytest.mark.shows("a streamed tool call, with and without thinking", "equal")
+@pytest.mark.full
 @MODES
 def test_a_streamed_tool_call(server: Server, mode: dict[str, Any]) -> None:
     """The parser reads what the model writes, piece by piece."""
@@ -99,7 +102,6 @@ def test_a_required_tool_call(server: Server) -> None:
 
 @pytest.mark.shows("a JSON schema, with and without thinking", "equal")
 @MODES
-@pytest.mark.newest
 def test_an_answer_follows_a_json_schema(server: Server, mode: dict[str, Any]) -> None:
     (choice,) = ask(server, mode, response_format=SCHEMA).choices
     assert choice.finish_reason == "stop", choice
