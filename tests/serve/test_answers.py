@@ -53,6 +53,7 @@ def complete(server: Server, **given: object) -> list[str]:
 
 
 @pytest.mark.shows("a streamed completion", "equal")
+@pytest.mark.full
 def test_a_stream_brings_the_same_text(server: Server) -> None:
     (whole,) = complete(server)
     streamed = server.client.completions.create(
