@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model runner V2 hands attention the whole block of each image, without its padding."""
+"""Model runner V2 hands attention the whole block of an image, without its padding."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -77,7 +77,7 @@ def spans(
 def test_a_span_is_the_whole_block(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One image behind each padding there is, and one of more tokens than the window."""
+    """An image behind each length of padding, the last wider than the window."""
     images = [block(offset, 3, 5) for offset in (16, 49, 82, 115)]
     images.append(block(150, 10, 13))
     wanted = [(19, 38), (51, 70), (83, 102), (115, 134), (151, 292)]
