@@ -29,6 +29,19 @@ class Model(torch.nn.Module):
         return loaded
 
 
+class Sparse(Model):
+    """A layer with a sink, and experts that a loader of its own takes."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        super().__init__(dtype)
+        self.attn_sink = torch.nn.Parameter(torch.zeros(1), False)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return super().load_weights(
+            (name, tensor) for name, tensor in weights if "experts" not in name
+        )
+
+
 def deepseek_v4() -> Any:
     registry = layout.module("vllm.model_executor.models.registry")
     return registry.ModelRegistry.models["DeepseekV4ForCausalLM"].load_model_cls()
@@ -39,13 +52,14 @@ def message(
     tensors: dict[str, torch.Tensor],
     dtype: torch.dtype = torch.bfloat16,
     owner: Any = None,
+    made: type[Model] = Model,
 ) -> str:
     """The error of loading these tensors; empty without one."""
     kind = layout.module(LOADER).DefaultModelLoader
     config = model_configs.vllm_config()
     config.model_config.quantization = "fp8"
     config.model_config.multimodal_config = None
-    model = Model(dtype)
+    model = made(dtype)
     if hasattr(owner, "requires_scales"):
         model.requires_scales = owner.requires_scales
 
@@ -89,6 +103,38 @@ def test_a_weight_that_is_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch, {NAME: torch.ones(4, 4)}, torch.float8_e4m3fn, deepseek_v4()
     )
     assert "no scale for part.scale" in found, found
+
+
+FP8 = torch.zeros(4, 4).to(torch.float8_e4m3fn)
+SCALE = torch.ones(1)
+LACKING: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
+    "a weight": (NAME, {"part.scale": SCALE}),
+    "a parameter": ("attn_sink", {NAME: FP8, "part.scale": SCALE}),
+    "a part of an expert": (
+        "layers.1.ffn.experts.3.w2.scale",
+        {
+            NAME: FP8,
+            "part.scale": SCALE,
+            "attn_sink": SCALE,
+            **{
+                f"layers.1.ffn.experts.{expert}.{part}.{leaf}": SCALE
+                for expert in range(4)
+                for part in ("w1", "w2")
+                for leaf in ("weight", "scale")
+                if (expert, part, leaf) != (3, "w2", "scale")
+            },
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LACKING)
+def test_what_is_lacking(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+    name, tensors = LACKING[case]
+    found = message(
+        monkeypatch, tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse
+    )
+    assert name in found, f"{name} is not named: {found!r}"
 
 
 def refusal(shard: Path, size: int | None = None, first: bytes = b"") -> str:

@@ -329,6 +329,37 @@ def test_each_tensor_of_another_quantization(kind: str, layer: str) -> None:
             assert f"{name} " in error_of(described, name, bad), (leaf, bad.shape)
 
 
+@pytest.mark.parametrize(
+    ("kept", "name", "passes"),
+    [
+        ("head", Q, False),
+        (f"layers.1.{Q}", Q, True),
+        (f"model.layers.1.{Q}", Q, True),
+        (Q, Q, True),
+        ("re:.*attn.*", Q, True),
+        ("*.attn.*", Q, True),
+        (X, X, False),
+    ],
+)
+def test_a_layer_in_bf16_must_be_listed(kept: str, name: str, passes: bool) -> None:
+    """Beside codes in the other half of a fused weight nobody would write its scale."""
+    described = quantizations.KINDS["DeepSeek's own"][0] | {"ignored_layers": [kept]}
+    error = error_of(
+        described, f"layers.1.{name}.weight", weight_of(name, torch.bfloat16)
+    )
+    assert (f"layers.1.{name}.weight " in error) != passes, error
+
+
+@pytest.mark.parametrize("size", [64, 256])
+def test_sizes_of_groups_that_nobody_ran(size: int) -> None:
+    other = {"block_structure": [size, size]}
+    by = quantizations.BY_GROUP | {"group_size": size}
+    blocks = quantizations.compressed(8, "float", "block", by, **other)
+    grid = ROWS // size, -(-COLUMNS // size)
+    name = f"layers.1.{Q}.weight_scale"
+    assert f"{name} " in error_of(blocks, name, torch.ones(grid).float())
+
+
 def test_experts_alone_in_nvfp4() -> None:
     """Those of the model; a draft's stay as DeepSeek publishes them."""
     described = quantizations.KINDS["DeepSeek's own"][0] | {"moe_quant_algo": "NVFP4"}

@@ -12,6 +12,7 @@ from helpers import layout, model_configs
 SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
 REFUSED = {
     "float16": ({"dtype": "float16"}, "--dtype bfloat16"),
+    "e5m2 keys": ({"kv_cache_dtype": "fp8_e5m2"}, "--kv-cache-dtype fp8"),
     "bfloat16 keys": ({"kv_cache_dtype": "bfloat16"}, "--kv-cache-dtype fp8"),
     **{
         f"blocks of {size}": ({"block_size": size}, "--block-size 256")

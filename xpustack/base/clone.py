@@ -68,7 +68,7 @@ class Clone:
         if ref not in store.refs():
             progress(f"importing {self.ref} of {self.place}")
             with store.writing(progress) as writer:
-                writer.copy_history(self.view, self.tree)
+                writer.copy_history(self.view, [self.tree])
                 commit = writer.text("commit-tree", self.tree, data=b"")
                 writer.keep(ref, Commit(commit, self.tree))
         return release, store.refs()[ref]
@@ -141,12 +141,7 @@ class Clone:
 
     def publish(self, branches: Mapping[str, str]) -> None:
         """Set branches of the clone to commits of the view."""
-        wanted = "".join(f"{commit}\n" for commit in branches.values())
-        pack = self.view.run(
-            *("pack-objects", "--revs", "-q", "--stdout"),
-            data=f"{wanted}^{self.commit}\n".encode(),
-        )
-        self.git.run("index-pack", "--stdin", data=pack)
+        self.git.copy_history(self.view, branches.values(), [self.commit])
         lines = (f"update {HEADS}{name} {id}\n" for name, id in branches.items())
         self.git.run("update-ref", "--stdin", data="".join(lines).encode())
 

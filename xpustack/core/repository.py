@@ -369,10 +369,16 @@ class Repository(Git):
         """Import a `git fast-import` stream as one pack."""
         self.run("fast-import", "--quiet", "--done", "--depth=0", data=stream)
 
-    def copy_history(self, source: "Repository", commit: str) -> None:
-        """Copy a commit and everything it reaches from another repository."""
-        options = ("--revs", "-q", "--stdout")
-        pack = source.run("pack-objects", *options, data=f"{commit}\n".encode())
+    def copy_history(
+        self, source: "Repository", commits: Iterable[str], without: Iterable[str] = ()
+    ) -> None:
+        """Copy commits and everything they reach from another repository, but not what
+        the commits `without` reach."""
+        wanted = [*commits, *(f"^{commit}" for commit in without)]
+        pack = source.run(
+            *("pack-objects", "--revs", "-q", "--stdout"),
+            data="".join(f"{revision}\n" for revision in wanted).encode(),
+        )
         self.run("index-pack", "--stdin", data=pack)
 
 

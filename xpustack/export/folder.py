@@ -152,11 +152,7 @@ def _repository(
     git = Checkout.of(directory)
     git.initialize()
     wanted = [place.parent, *branches.values()]
-    pack = place.store.git.run(
-        *("pack-objects", "--revs", "-q", "--stdout"),
-        data="".join(f"{commit}\n" for commit in wanted).encode(),
-    )
-    git.run("index-pack", "--stdin", data=pack)
+    git.copy_history(place.store.git, wanted)
     git.configure({"user.name": person.name, "user.email": person.email})
     git.set_ref(BASE, place.parent)
     for branch, commit in branches.items():

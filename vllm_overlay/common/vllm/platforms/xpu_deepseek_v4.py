@@ -18,6 +18,10 @@ BLOCK_SIZE = 256
 """Tokens of a block of the KV cache: 64 entries at ratio 4, 2 at ratio 128."""
 
 
+CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_ds_mla")
+"""Names of the one type of key that a page holds."""
+
+
 def check_deepseek_v4(vllm_config: "VllmConfig") -> None:
     """Refuse what the model cannot serve; other models pass.
 
@@ -67,10 +71,10 @@ def _quantization(vllm_config: "VllmConfig") -> str | None:
 
 def _cache_dtype(vllm_config: "VllmConfig") -> str | None:
     cache_dtype = vllm_config.cache_config.cache_dtype
-    if cache_dtype.startswith("fp8"):
+    if cache_dtype in CACHE_DTYPES:
         return None
     return (
-        f"--kv-cache-dtype {cache_dtype} is not supported, a page holds FP8 keys "
+        f"--kv-cache-dtype {cache_dtype} is not supported, a page holds e4m3 keys "
         "with their scales. Use --kv-cache-dtype fp8."
     )
 
@@ -95,7 +99,8 @@ def _tensor_parallel_size(vllm_config: "VllmConfig") -> str | None:
     return (
         f"--tensor-parallel-size {ranks} does not divide the model's {groups} output "
         f"groups (o_groups), each of which stays on one rank. Use at most {groups} "
-        "ranks that divide them, and --pipeline-parallel-size for more devices."
+        "ranks that divide them, and, where this version has pipeline stages for the "
+        "model, --pipeline-parallel-size for more devices."
     )
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Names the tensor of a checkpoint that does not fit, has no scale or is cut off."""
+"""Names the tensor of a checkpoint that does not fit, is lacking or is cut off."""
 
 import json
 import os
@@ -15,8 +15,16 @@ from torch import nn
 _Tensors: TypeAlias = Iterable[tuple[str, torch.Tensor]]
 
 _CODES = ("qweight", "weight_packed")
+_WEIGHTS = ("weight", *_CODES)
 _SCALES = ("scale", "scales", "weight_scale", "weight_scale_inv")
 _SCALE_ENDS = tuple(f".{name}" for name in _SCALES)
+# Parameters that no default replaces. Others, such as zero points of symmetric codes,
+# keep what the layer has put there.
+_NEEDED = re.compile(
+    r"(?:^|\.)(?:(?:w13_|w2_)?(?:q?weight|weight_packed|scales?|weight_scale(?:_inv)?)"
+    r"|attn_sink|ape|tid2eid|hc_\w+)$"
+)
+_EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _SHOWN = 5
 _SENTENCE_END = re.compile(r"\n|(?<=\.)\s+(?=[A-Z])")
 
@@ -25,16 +33,19 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
     """Load all tensors of a checkpoint, and name the one at which that fails.
 
     A model class whose `requires_scales` is true has no use for a quantized weight
-    without a scale beside it, nor for one that is not quantized where its parameter is.
-    Most loaders would leave the scale uninitialized.
+    without a scale beside it, a scale without its weight, an expert without one of its
+    parts, or a parameter that nothing was loaded into. Most loaders would leave what
+    was in memory there.
 
     Raises:
-        ValueError: a tensor cannot be loaded, or a scale is missing.
+        ValueError: a tensor cannot be loaded, or is lacking.
 
     """
     load = cast(Callable[[_Tensors], set[str] | None], model.load_weights)
     quantized: dict[str, str] = {}
     scaled: set[str] = set()
+    weighted: set[str] = set()
+    experts: dict[str, dict[str, set[int]]] = {}
     current = ""
 
     def noted() -> Iterator[tuple[str, torch.Tensor]]:
@@ -44,8 +55,13 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
             layer, _, leaf = name.rpartition(".")
             if leaf in _SCALES:
                 scaled.add(layer)
-            elif leaf in _CODES or (leaf == "weight" and tensor.itemsize == 1):
-                quantized[layer] = name
+            elif leaf in _WEIGHTS:
+                weighted.add(layer)
+                if leaf in _CODES or tensor.itemsize == 1:
+                    quantized[layer] = name
+            if expert := _EXPERT.fullmatch(name):
+                parts = experts.setdefault(expert[1], {})
+                parts.setdefault(expert[3], set()).add(int(expert[2]))
             yield name, tensor
             current = ""
 
@@ -60,14 +76,16 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
         ) from error
     if not getattr(model, "requires_scales", False):
         return loaded
-    missing = [name for layer, name in quantized.items() if layer not in scaled]
-    if not missing and loaded is not None:
-        parameters = {name for name, _ in model.named_parameters()}
-        missing = sorted(it for it in parameters - loaded if it.endswith(_SCALE_ENDS))
-    if missing:
-        shown = ", ".join(missing[:_SHOWN])
-        more = f" and {len(missing) - _SHOWN} more" if len(missing) > _SHOWN else ""
-        raise ValueError(f"The checkpoint has no scale for {shown}{more}")
+    parameters = {name for name, _ in model.named_parameters()}
+    unset = sorted(filter(_NEEDED.search, parameters - (loaded or parameters)))
+    scales = [name for layer, name in quantized.items() if layer not in scaled]
+    scales = scales or [name for name in unset if name.endswith(_SCALE_ENDS)]
+    if scales:
+        raise ValueError(f"The checkpoint has no scale for {_listed(scales)}")
+    lacking = [f"{layer}.weight" for layer in sorted(scaled - weighted)]
+    lacking = lacking or _parts_of_experts(experts) or unset
+    if lacking:
+        raise ValueError(f"The checkpoint lacks {_listed(lacking)}")
     return loaded
 
 
@@ -85,6 +103,22 @@ def open_shard(st_file: str) -> safe_open:
         cut = _first_cut(st_file)
         ending = f"; the file ends before the end of {cut}" if cut else ""
         raise SafetensorError(f"{st_file}: {error}{ending}") from error
+
+
+def _parts_of_experts(experts: dict[str, dict[str, set[int]]]) -> list[str]:
+    """The tensors that some experts of a layer have and others lack."""
+    return [
+        f"{prefix}.{expert}.{part}"
+        for prefix, parts in experts.items()
+        for part, found in parts.items()
+        for expert in sorted(set().union(*parts.values()) - found)
+    ]
+
+
+def _listed(names: list[str]) -> str:
+    shown = ", ".join(names[:_SHOWN])
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{shown}{more}"
 
 
 def _first_cut(st_file: str) -> str:

@@ -21,10 +21,15 @@ from vllm.model_executor.model_loader.deepseek_v4_layouts import (
     BYTES,
     E4M3,
     FLOATS,
+    NOT_CONVERTED,
+    NOT_FP8,
     Layout,
     check_values,
+    is_kept,
+    kept_layers,
     layouts_of,
     modelopt_nvfp4,
+    quantization_of,
 )
 from vllm.utils.math_utils import cdiv
 
@@ -76,16 +81,15 @@ def check_draft_tensors(
 def _checked(
     config: Any, weights: Weights, of_draft: bool
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    quantization = getattr(config, "quantization_config", None) or {}
+    quantization = quantization_of(config)
     method = quantization.get("quant_method")
     own = method in ("fp8", "deepseek_v4_fp8")
     layouts = layouts_of(quantization)
     published = _Published(config)
-    not_converted = quantization.get("ignored_layers") or quantization.get(
-        "modules_to_not_convert"
-    )
+    kept = kept_layers(quantization, NOT_FP8)
     in_nvfp4 = quantization.get("moe_quant_algo") and not (
-        of_draft and "mtp.*" in (quantization.get("ignore") or ())
+        of_draft
+        and is_kept("mtp.0.ffn.experts", kept_layers(quantization, NOT_CONVERTED))
     )
     for name, tensor in weights:
         if name.startswith("mtp.") != of_draft:
@@ -97,7 +101,12 @@ def _checked(
             published.check_stored(name, tensor, [modelopt_nvfp4])
         elif quantized is None or not (own or (method == "mxfp4" and is_expert)):
             published.check_stored(name, tensor, layouts)
-        elif not_converted and tensor.dtype in FLOATS and quantized[2] == "weight":
+        elif (
+            quantized[2] == "weight"
+            and tensor.dtype in FLOATS
+            and not is_expert
+            and is_kept(name.removesuffix(".weight"), kept)
+        ):
             pass
         elif quantized[2] == "weight":
             published.check_weight(name, quantized[1], tensor)

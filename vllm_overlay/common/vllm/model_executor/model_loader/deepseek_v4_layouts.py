@@ -4,8 +4,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from typing import Any, TypeAlias
 
+import regex as re
 import torch
 
 from vllm.utils.math_utils import cdiv
@@ -18,6 +20,10 @@ _WHOLE = (torch.float32,)
 _INT4_A_WORD = 8
 # Eight zero points in the middle, as the two formats of GPTQ spell them.
 _MIDDLES = (0x77777777, 0x88888888 - 2**32)
+NOT_FP8 = ("ignored_layers", "modules_to_not_convert")
+NOT_CONVERTED = ("ignore", "exclude_modules")
+# Sizes of blocks and groups that were run.
+_BLOCK, _GROUP = (128, 128), 128
 _FP8_NAN = 0x7F
 _E8M0_NAN = 0xFF
 
@@ -99,6 +105,41 @@ def gptq(group: int) -> Layout:
     }
 
 
+def quantization_of(config: Any) -> dict[str, Any]:
+    """What `config.json` says of the quantization, under either of its names."""
+    for name in ("quantization_config", "compression_config"):
+        if found := getattr(config, name, None):
+            return found
+    return {}
+
+
+def kept_layers(quantization: dict[str, Any], keys: tuple[str, ...]) -> list[str]:
+    """The names or patterns of layers that a quantization leaves alone."""
+    nested = quantization.get("quantization") or {}
+    return [
+        name
+        for described in (quantization, nested)
+        for key in keys
+        for name in described.get(key) or ()
+    ]
+
+
+def is_kept(layer: str, kept: list[str]) -> bool:
+    """Whether a layer is among those: by name, by a part of it, or by a pattern, in
+    shell's form or after `re:` as a regular expression."""
+    for name in kept:
+        if name.startswith("re:"):
+            if re.match(name.removeprefix("re:"), layer):
+                return True
+            continue
+        plain = name.removeprefix("model.")
+        if fnmatch(layer, plain) or fnmatch(layer, f"{plain}.*"):
+            return True
+        if f".{plain.strip('*.')}." in f".{layer}.":
+            return True
+    return False
+
+
 def layouts_of(quantization: dict[str, Any]) -> list[Layout]:
     """The layouts that layers of a checkpoint may have, by `quantization_config`.
 
@@ -108,27 +149,29 @@ def layouts_of(quantization: dict[str, Any]) -> list[Layout]:
     method = quantization.get("quant_method") or ""
     if method == "compressed-tensors":
         groups = quantization.get("config_groups", {}).values()
-        found = (_of_compressed_tensors(group["weights"]) for group in groups)
+        found = (_of_compressed_tensors(group.get("weights")) for group in groups)
         return [layout for layout in found if layout]
     if method in ("auto-round", "inc") or method.endswith("gptq"):
-        return [gptq(quantization["group_size"])]
+        return [gptq(_GROUP)]
     if method.startswith("modelopt") or "quantization" in quantization:
         return [modelopt_nvfp4]
     return []
 
 
-def _of_compressed_tensors(weights: dict[str, Any]) -> Layout | None:
+def _of_compressed_tensors(weights: dict[str, Any] | None) -> Layout | None:
+    if not weights:
+        return None
     kind = weights["num_bits"], weights["type"], weights["strategy"]
     if kind == (8, "float", "channel"):
         return fp8(1, None)
     if kind == (8, "float", "block"):
-        return fp8(*weights["block_structure"])
+        return fp8(*_BLOCK)
     if kind == (4, "float", "tensor_group"):
         return nvfp4
     if kind == (4, "float", "group"):
         return mxfp4
     if kind == (4, "int", "group"):
-        return int4(weights["group_size"])
+        return int4(_GROUP)
     return None
 
 
