@@ -60,6 +60,12 @@ SPECULATING = Job(
     (*SERVER, ("speculative_config", DRAFTS)),
     checkpoint="vision",
 )
+TWO_RANKS = Job(
+    "images over two ranks",
+    IMAGES.waves,
+    (*SERVER, ("tensor_parallel_size", 2), ("distributed_executor_backend", "mp")),
+    checkpoint="vision",
+)
 BROKEN = Job("broken images", ((LONG,),), SERVER, sabotage=True, checkpoint="vision")
 BAD = Job(
     "bad images",
@@ -162,6 +168,18 @@ def test_drafts_change_nothing(engines: Engines, release: str) -> None:
     check_same_tokens(speculated, engines.serve(release, IMAGES))
     check_attention(speculated, twin_after(engines, speculated))
     assert speculated.answer["drafts"]["drafted"]
+
+
+@pytest.mark.full
+@pytest.mark.serves(IMAGES, TWO_RANKS)
+def test_two_ranks(engines: Engines, release: str) -> None:
+    """Half the heads and experts of the text, and half the tower, on each."""
+    result = engines.serve(release, TWO_RANKS)
+    check_same_tokens(result, engines.serve(release, IMAGES))
+    twin = twin_after(engines, result)
+    check_attention(result, twin)
+    check_experts(result, twin)
+    check_logits(result, twin)
 
 
 @pytest.mark.serves(BROKEN)
