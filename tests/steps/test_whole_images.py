@@ -126,5 +126,23 @@ def test_a_hit_between_images_stays(config: Any, images: list[tuple[int, int]]) 
 
 
 @pytest.mark.unchanged
+def test_other_models_hit_inside_an_image(config: Any) -> None:
+    """Where its tokens do not see each other."""
+    vars(config.model_config)["is_mm_prefix_lm"] = False
+    assert taken(config, [(900, 170)]) == 1024
+
+
+@pytest.mark.unchanged
+def test_other_platforms_hit_inside_an_image(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scheduler = layout.module("vllm.v1.core.sched.scheduler")
+    platform = layout.module("vllm.platforms").current_platform
+    another = layout.another_platform(platform)
+    monkeypatch.setattr(scheduler, "current_platform", another, raising=False)
+    assert taken(config, [(900, 170)]) == 1024
+
+
+@pytest.mark.unchanged
 def test_an_image_that_may_be_split_stays(config: Any) -> None:
     assert taken(config, [(900, 170)], whole=False) == 1024

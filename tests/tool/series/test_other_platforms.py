@@ -32,6 +32,7 @@ OF_XPU_ALONE = {
     "nvfp4-draft",
     "packed-wo-a",
     "unsupported-models",
+    "vision-model",
 }
 
 CASES = [
