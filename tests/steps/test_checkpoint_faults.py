@@ -131,9 +131,7 @@ LACKING: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
 @pytest.mark.parametrize("case", LACKING)
 def test_what_is_lacking(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     name, tensors = LACKING[case]
-    found = message(
-        monkeypatch, tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse
-    )
+    found = message(monkeypatch, tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse)
     assert name in found, f"{name} is not named: {found!r}"
 
 

@@ -78,6 +78,7 @@ PARTS = (
         "Shared experts",
         "one dense block",
         "shared-experts-padding",
+        "shared-experts-common",
         "shared-experts-swiglu",
     ),
     (
@@ -93,6 +94,25 @@ PARTS = (
         "pipeline-draft",
         "draft-workspace",
         "draft-tensors",
+    ),
+    (
+        "Images",
+        "tokens that see their whole image",
+        "vision-router",
+        "vision-visibility",
+        "whole-images",
+        "image-spans",
+        "vision-model",
+    ),
+    (
+        "Loading",
+        "which checkpoints and tensors are served",
+        "checkpoint-faults",
+        "scale-format",
+        "checkpoint-scales",
+        "fp8-wo-a",
+        "quantization-refusal",
+        "online-arguments",
     ),
 )
 """The parts in the order in which a token meets them: name, what it does, its steps."""

@@ -19,9 +19,10 @@ _WEIGHTS = ("weight", *_CODES)
 _SCALES = ("scale", "scales", "weight_scale", "weight_scale_inv")
 _SCALE_ENDS = tuple(f".{name}" for name in _SCALES)
 # Parameters that no default replaces. Others, such as zero points of symmetric codes,
-# keep what the layer has put there.
+# keep what the layer has put there. An indexer's k_norm is never used.
 _NEEDED = re.compile(
-    r"(?:^|\.)(?:(?:w13_|w2_)?(?:q?weight|weight_packed|scales?|weight_scale(?:_inv)?)"
+    r"(?<!indexer\.k_norm)(?:^|\.)(?:(?:w13_|w2_)?"
+    r"(?:q?weight|weight_packed|scales?|weight_scale(?:_inv)?)"
     r"|attn_sink|ape|tid2eid|hc_\w+)$"
 )
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
