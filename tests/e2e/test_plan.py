@@ -50,7 +50,14 @@ def test_what_does_not_fit_is_refused(release: str) -> None:
     wanted, tried = start(release, "b60")
     assert not choices.choices(wanted, tried)
     (refused,) = choices.refusals(tried, [])
-    assert choices.missing(wanted, refused) == pytest.approx(1.1, abs=1.2)
+    room = wanted.usable() - choices.ACTIVATIONS
+    short = [
+        (memory.weights(memory.FLASH, 8, widened=wide) - room) / memory.GIB
+        for wide in (False, True)
+    ]
+    # The arithmetic leaves out buffers: less than a GiB.
+    found = choices.missing(wanted, refused)
+    assert any(0 < found - least < 1 for least in short), (found, short)
     assert "GiB short on a device" in choices.why(wanted, refused)
 
 
