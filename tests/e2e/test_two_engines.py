@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two engines with half of the experts each answer as one that has them all.
+"""Two engines that read half of the experts each answer as one that has them all.
 
 Each has a process and requests of its own, as in vLLM's example of data parallelism
 without a server. In a step they exchange tokens, the one more than the other, and who
@@ -30,7 +30,7 @@ SHARED = [
     Job(
         f"engine {rank} of {ENGINES}",
         ((PROMPTS[rank],),),
-        (("enable_expert_parallel", True),),
+        (("enable_expert_parallel", True), ("enable_ep_weight_filter", True)),
         environment=(
             ("VLLM_DP_MASTER_IP", "127.0.0.1"),
             ("VLLM_DP_MASTER_PORT", str(PORT)),

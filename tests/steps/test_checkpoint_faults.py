@@ -53,6 +53,7 @@ def message(
     dtype: torch.dtype = torch.bfloat16,
     owner: Any = None,
     made: type[Model] = Model,
+    local_experts: set[int] | None = None,
 ) -> str:
     """The error of loading these tensors; empty without one."""
     kind = layout.module(LOADER).DefaultModelLoader
@@ -70,6 +71,8 @@ def message(
         loader = kind(config.load_config)
         monkeypatch.setattr(loader, "get_all_weights", given)
         loader.counter_before_loading_weights = 0.0
+        monkeypatch.setattr(loader, "_init_ep_weight_filter", lambda _: None)
+        loader.local_expert_ids = local_experts
         try:
             loader.load_weights(model, config.model_config)
         except Exception as error:
@@ -133,6 +136,39 @@ def test_what_is_lacking(monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     name, tensors = LACKING[case]
     found = message(monkeypatch, tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse)
     assert name in found, f"{name} is not named: {found!r}"
+
+
+@pytest.mark.unchanged
+def test_weights_of_other_ranks_experts_may_be_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With --enable-ep-weight-filter the scales of all experts come, and the weights of
+    the rank's own."""
+    experts = {
+        f"layers.1.ffn.experts.{expert}.w1.{leaf}": SCALE
+        for expert in range(4)
+        for leaf in ("weight", "scale")
+        if leaf == "scale" or expert < 2
+    }
+    tensors = {NAME: FP8, "part.scale": SCALE, "attn_sink": SCALE, **experts}
+    arguments = (tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse, {0, 1})
+    assert message(monkeypatch, *arguments) == ""
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
+def test_too_little_memory_keeps_its_name(
+    monkeypatch: pytest.MonkeyPatch, kind: type[Exception]
+) -> None:
+    """It is no fault of the file."""
+
+    class Full(Model):
+        def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+            for _ in weights:
+                raise kind("too little")
+            return set()
+
+    assert message(monkeypatch, {NAME: FP8}, made=Full) == "too little"
 
 
 def refusal(shard: Path, size: int | None = None, first: bytes = b"") -> str:

@@ -30,13 +30,21 @@ _SHOWN = 5
 _SENTENCE_END = re.compile(r"\n|(?<=\.)\s+(?=[A-Z])")
 
 
-def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
+def load_checked(
+    model: nn.Module, weights: _Tensors, local_experts: set[int] | None = None
+) -> set[str] | None:
     """Load all tensors of a checkpoint, and name the one at which that fails.
 
     A model class whose `requires_scales` is true has no use for a quantized weight
     without a scale beside it, a scale without its weight, an expert without one of its
     parts, or a parameter that nothing was loaded into. Most loaders would leave what
     was in memory there.
+
+    Args:
+        model: takes the tensors by its `load_weights`.
+        weights: tensors by their names in the checkpoint.
+        local_experts: whose weights are read, if not all are
+            (`--enable-ep-weight-filter`). Of the others only scales come.
 
     Raises:
         ValueError: a tensor cannot be loaded, or is lacking.
@@ -49,25 +57,32 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
     experts: dict[str, dict[str, set[int]]] = {}
     current = ""
 
+    def note(name: str, tensor: torch.Tensor, expert: re.Match[str] | None) -> None:
+        layer, _, leaf = name.rpartition(".")
+        if leaf in _SCALES:
+            scaled.add(layer)
+        elif leaf in _WEIGHTS:
+            weighted.add(layer)
+            if leaf in _CODES or tensor.itemsize == 1:
+                quantized[layer] = name
+        if expert:
+            parts = experts.setdefault(expert[1], {})
+            parts.setdefault(expert[3], set()).add(int(expert[2]))
+
     def noted() -> Iterator[tuple[str, torch.Tensor]]:
         nonlocal current
         for name, tensor in weights:
             current = f"{name} ({tensor.dtype}, {tuple(tensor.shape)})"
-            layer, _, leaf = name.rpartition(".")
-            if leaf in _SCALES:
-                scaled.add(layer)
-            elif leaf in _WEIGHTS:
-                weighted.add(layer)
-                if leaf in _CODES or tensor.itemsize == 1:
-                    quantized[layer] = name
-            if expert := _EXPERT.fullmatch(name):
-                parts = experts.setdefault(expert[1], {})
-                parts.setdefault(expert[3], set()).add(int(expert[2]))
+            expert = _EXPERT.fullmatch(name)
+            if not expert or local_experts is None or int(expert[2]) in local_experts:
+                note(name, tensor, expert)
             yield name, tensor
             current = ""
 
     try:
         loaded = load(noted())
+    except (MemoryError, torch.OutOfMemoryError):
+        raise
     except Exception as error:
         if not current:
             raise
@@ -78,7 +93,8 @@ def load_checked(model: nn.Module, weights: _Tensors) -> set[str] | None:
     if not getattr(model, "requires_scales", False):
         return loaded
     parameters = {name for name, _ in model.named_parameters()}
-    unset = sorted(filter(_NEEDED.search, parameters - (loaded or parameters)))
+    known = parameters if loaded is None else loaded
+    unset = sorted(filter(_NEEDED.search, parameters - known))
     scales = [name for layer, name in quantized.items() if layer not in scaled]
     scales = scales or [name for name in unset if name.endswith(_SCALE_ENDS)]
     if scales:
