@@ -30,9 +30,10 @@ from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import Cache
 from xpustack.core.fork_server import Ahead, exit_text
-from xpustack.core.process import Runner, clean_environment
+from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.series.apply import trees
+from xpustack.steptest.environment import engine_environment
 from xpustack.steptest.server import warm_server
 
 HERE = Path(__file__).parent
@@ -341,24 +342,8 @@ class Engines:
         wrappers = {}
         if version in WRAPPERS:
             wrappers["EMULATED_XPU_WRAPPERS"] = str(self.wrappers(version))
-        return clean_environment(
-            CUDA_VISIBLE_DEVICES="",
-            EMULATED_XPU_KERNELS=version,
-            HF_HUB_OFFLINE="1",
-            OMP_NUM_THREADS="1",
-            # Layers marked for compilation run as they stand.
-            TORCHDYNAMO_DISABLE="1",
-            PYTHONPATH=f"{site}:{self.work / 'support'}",
-            TRANSFORMERS_OFFLINE="1",
-            TRITON_CACHE_DIR=str(own / "triton"),
-            TRITON_INTERPRET="1",
-            VLLM_CACHE_ROOT=str(own / "cache"),
-            VLLM_CONFIG_ROOT=str(own / "config"),
-            VLLM_ENABLE_V1_MULTIPROCESSING="0",
-            VLLM_NO_USAGE_STATS="1",
-            VLLM_PLUGINS="emulated_xpu",
-            **wrappers,
-        )
+        path = (site, self.work / "support")
+        return engine_environment(version, own, path, **wrappers)
 
     def _lay_out(self) -> None:
         """A folder in which emulated_xpu is installed, without the rest of the

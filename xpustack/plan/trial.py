@@ -15,11 +15,13 @@ from xpustack.builds.build import build, build_version
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
-from xpustack.core.process import Runner, clean_environment
+from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.plan.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
 from xpustack.series.apply import trees
+from xpustack.steptest import environment
+from xpustack.steptest.environment import engine_environment
 
 PROGRAMS = Path(__file__).with_name("programs")
 LIMIT = 1800.0
@@ -156,6 +158,7 @@ def _programs(project: Project) -> dict[str, Path]:
     """The files that a start depends on, beside the release's own."""
     root = project.root
     found = {"memory": root / "benchmarks/memory.py", "support": Path(__file__)}
+    found["environment"] = Path(environment.__file__)
     for folder in (PROGRAMS, project.emulation, project.kernels):
         found |= fingerprint.folder_files(folder)
     return found | {"checkpoint": root / "e2e/checkpoint.py"}
@@ -175,20 +178,8 @@ def _start(
     done = runner.run(
         [sys.executable, str(PROGRAMS / "start.py"), str(job), str(answer)],
         cwd=folder,
-        env=clean_environment(
-            CUDA_VISIBLE_DEVICES="",
-            EMULATED_XPU_KERNELS=release.xpu_kernels.version,
-            HF_HUB_OFFLINE="1",
-            PYTHONPATH=f"{site}:{support}:{project.root}",
-            TORCHDYNAMO_DISABLE="1",
-            TRANSFORMERS_OFFLINE="1",
-            TRITON_CACHE_DIR=str(folder / "triton"),
-            TRITON_INTERPRET="1",
-            VLLM_CACHE_ROOT=str(folder / "vllm"),
-            VLLM_CONFIG_ROOT=str(folder / "vllm"),
-            VLLM_ENABLE_V1_MULTIPROCESSING="0",
-            VLLM_NO_USAGE_STATS="1",
-            VLLM_PLUGINS="emulated_xpu",
+        env=engine_environment(
+            release.xpu_kernels.version, folder, (site, support, project.root)
         ),
         timeout=LIMIT,
     )
