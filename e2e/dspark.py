@@ -47,10 +47,10 @@ class DSpark(checkpoint.Writer):
         self.norm(f"{last}.norm", hidden)
         checkpoint.output_head(self, f"{last}.")
         vocabulary, rank = self.size.vocabulary, checkpoint.VOCABULARY
-        bias = torch.zeros(vocabulary, rank)
-        for token, successor in self._successors.items():
-            bias[successor, token] = BIAS
-        self.plain(f"{last}.markov_head.markov_w1.weight", torch.eye(vocabulary, rank))
+        known, bias = torch.zeros(vocabulary, rank), torch.zeros(vocabulary, rank)
+        for place, (token, successor) in enumerate(self._successors.items()):
+            known[token, place], bias[successor, place] = 1.0, BIAS
+        self.plain(f"{last}.markov_head.markov_w1.weight", known)
         self.plain(f"{last}.markov_head.markov_w2.weight", bias)
         confidence = self.random(1, hidden + rank, std=hidden**-0.5)
         self.plain(f"{last}.confidence_head.proj.weight", confidence)
