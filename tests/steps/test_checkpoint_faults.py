@@ -110,23 +110,34 @@ def test_a_weight_that_is_not_quantized(monkeypatch: pytest.MonkeyPatch) -> None
 
 FP8 = torch.zeros(4, 4).to(torch.float8_e4m3fn)
 SCALE = torch.ones(1)
+WHOLE = {NAME: FP8, "part.scale": SCALE, "attn_sink": SCALE}
+
+
+def experts_without(*lacking: str) -> dict[str, torch.Tensor]:
+    """The tensors of two layers of four experts, but for these of the second."""
+    return WHOLE | {
+        f"layers.{layer}.ffn.experts.{expert}.{part}.{leaf}": SCALE
+        for layer in range(2)
+        for expert in range(4)
+        for part in ("w1", "w2")
+        for leaf in ("weight", "scale")
+        if not layer
+        or not {f"{expert}.{part}.{leaf}", f"{expert}.{part}", str(expert), part}
+        & set(lacking)
+    }
+
+
 LACKING: dict[str, tuple[str, dict[str, torch.Tensor]]] = {
     "a weight": (NAME, {"part.scale": SCALE}),
     "a parameter": ("attn_sink", {NAME: FP8, "part.scale": SCALE}),
     "a part of an expert": (
         "layers.1.ffn.experts.3.w2.scale",
-        {
-            NAME: FP8,
-            "part.scale": SCALE,
-            "attn_sink": SCALE,
-            **{
-                f"layers.1.ffn.experts.{expert}.{part}.{leaf}": SCALE
-                for expert in range(4)
-                for part in ("w1", "w2")
-                for leaf in ("weight", "scale")
-                if (expert, part, leaf) != (3, "w2", "scale")
-            },
-        },
+        experts_without("3.w2.scale"),
+    ),
+    "an expert": ("layers.1.ffn.experts.3.w1.scale", experts_without("3")),
+    "a matrix of all experts": (
+        "layers.1.ffn.experts.0.w1.scale",
+        experts_without("w1"),
     ),
 }
 
@@ -144,14 +155,21 @@ def test_weights_of_other_ranks_experts_may_be_left_out(
 ) -> None:
     """With --enable-ep-weight-filter the scales of all experts come, and the weights of
     the rank's own."""
-    experts = {
-        f"layers.1.ffn.experts.{expert}.w1.{leaf}": SCALE
-        for expert in range(4)
-        for leaf in ("weight", "scale")
-        if leaf == "scale" or expert < 2
+    others = {f"{expert}.{part}.weight" for expert in (2, 3) for part in ("w1", "w2")}
+    tensors = {
+        name: tensor
+        for name, tensor in experts_without().items()
+        if not any(name.endswith(f".experts.{other}") for other in others)
     }
-    tensors = {NAME: FP8, "part.scale": SCALE, "attn_sink": SCALE, **experts}
     arguments = (tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse, {0, 1})
+    assert message(monkeypatch, *arguments) == ""
+
+
+@pytest.mark.unchanged
+def test_a_draft_s_tensors_may_be_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The model itself does not load them."""
+    tensors = WHOLE | {"mtp.0.ffn.experts.0.w1.scale": SCALE}
+    arguments = (tensors, torch.float8_e4m3fn, deepseek_v4(), Sparse)
     assert message(monkeypatch, *arguments) == ""
 
 

@@ -350,6 +350,28 @@ def test_a_layer_in_bf16_must_be_listed(kept: str, name: str, passes: bool) -> N
     assert (f"layers.1.{name}.weight " in error) != passes, error
 
 
+@pytest.mark.parametrize(
+    ("name", "rows"),
+    [(f"layers.1.{Q}", ROWS), ("layers.1.attn.compressor.wkv", 1024)],
+)
+def test_more_rows_in_16_bits(name: str, rows: int) -> None:
+    """Of a linear layer, and of the compressor of a ratio-4 layer; a loader would cut."""
+    described = quantizations.KINDS["DeepSeek's own"][0] | {"ignored_layers": [name]}
+    name = f"{name}.weight"
+    columns = COLUMNS if Q in name else HIDDEN
+    given = torch.zeros(rows, columns).bfloat16()
+    assert error_of(described, name, given) == ""
+    assert f"{name} " in error_of(described, name, torch.cat((given, given)))
+
+
+@pytest.mark.parametrize("group", [COLUMNS, 64])
+def test_columns_in_groups_of_another_size(group: int) -> None:
+    name = f"layers.1.{Q}.g_idx"
+    indices = torch.arange(2 * COLUMNS, dtype=torch.int32) // group
+    described = quantizations.KINDS["GPTQ"][0]
+    assert f"{name} " in error_of(described, name, indices)
+
+
 @pytest.mark.parametrize("size", [64, 256])
 def test_sizes_of_groups_that_nobody_ran(size: int) -> None:
     other = {"block_structure": [size, size]}

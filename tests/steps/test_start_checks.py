@@ -19,6 +19,14 @@ REFUSED = {
         for size in (16, 64, 128, 512)
     },
     "ranks": ({"tensor_parallel_size": 4}, "--pipeline-parallel-size for more"),
+    "experts of other ranks": (
+        {
+            "enable_expert_parallel": True,
+            "enable_ep_weight_filter": True,
+            "expert_placement_strategy": "round_robin",
+        },
+        "Drop one of the two",
+    ),
     "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
     "adapters": ({"enable_lora": True}, "merge the adapter"),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),

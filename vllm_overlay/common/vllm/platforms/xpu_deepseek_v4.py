@@ -135,6 +135,19 @@ def _pipeline_parallel_size(vllm_config: "VllmConfig") -> str | None:
     )
 
 
+def _expert_placement(vllm_config: "VllmConfig") -> str | None:
+    """The model's layers always place experts linearly; the filter heeds the option."""
+    parallel = vllm_config.parallel_config
+    placement = parallel.expert_placement_strategy
+    if not parallel.enable_ep_weight_filter or placement == "linear":
+        return None
+    return (
+        f"--expert-placement-strategy {placement} is not supported with "
+        "--enable-ep-weight-filter, a rank would not read its own experts. Drop one of "
+        "the two."
+    )
+
+
 def _prompt_embeds(vllm_config: "VllmConfig") -> str | None:
     model_config = vllm_config.model_config
     hash_layers = _hash_layers(model_config.hf_text_config)
@@ -174,6 +187,7 @@ CHECKS: tuple[Callable[["VllmConfig"], str | None], ...] = (
     _block_size,
     _tensor_parallel_size,
     _pipeline_parallel_size,
+    _expert_placement,
     _prompt_embeds,
     _lora,
     _adaptive_verification,

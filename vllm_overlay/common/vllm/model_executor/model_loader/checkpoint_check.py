@@ -22,9 +22,12 @@ _SCALE_ENDS = tuple(f".{name}" for name in _SCALES)
 # keep what the layer has put there. An indexer's k_norm is never used.
 _NEEDED = re.compile(
     r"(?<!indexer\.k_norm)(?:^|\.)(?:(?:w13_|w2_)?"
-    r"(?:q?weight|weight_packed|scales?|weight_scale(?:_inv)?)"
-    r"|attn_sink|ape|tid2eid|hc_\w+)$"
+    r"(?:q?weight|weight_packed|scales?|weight_scale(?:_inv|_2)?|weight_global_scale)"
+    r"|attn_sink|ape|tid2eid|hc_\w+|e_score_correction_bias|bias_vl|image_\w+"
+    r"|(?:vision|aligner)\..*bias)$"
 )
+# Of a draft model, which another class loads.
+_DRAFT = "mtp."
 _EXPERT = re.compile(r"(.*\.experts)\.(\d+)\.(.+)")
 _SHOWN = 5
 _SENTENCE_END = re.compile(r"\n|(?<=\.)\s+(?=[A-Z])")
@@ -74,7 +77,9 @@ def load_checked(
         for name, tensor in weights:
             current = f"{name} ({tensor.dtype}, {tuple(tensor.shape)})"
             expert = _EXPERT.fullmatch(name)
-            if not expert or local_experts is None or int(expert[2]) in local_experts:
+            if not name.startswith(_DRAFT) and not (
+                expert and local_experts and int(expert[2]) not in local_experts
+            ):
                 note(name, tensor, expert)
             yield name, tensor
             current = ""
@@ -123,12 +128,17 @@ def open_shard(st_file: str) -> safe_open:
 
 
 def _parts_of_experts(experts: dict[str, dict[str, set[int]]]) -> list[str]:
-    """The tensors that some experts of a layer have and others lack."""
+    """The tensors that an expert of a layer lacks: all layers have the same experts,
+    and the experts of a layer the same tensors in each of their matrices."""
+    parts = [(part, ids) for layer in experts.values() for part, ids in layer.items()]
+    everyone = set().union(*(ids for _, ids in parts))
+    matrices = sorted({part.partition(".")[0] for part, _ in parts})
     return [
-        f"{prefix}.{expert}.{part}"
-        for prefix, parts in experts.items()
-        for part, found in parts.items()
-        for expert in sorted(set().union(*parts.values()) - found)
+        f"{prefix}.{expert}.{matrix}.{leaf}"
+        for prefix, layer in experts.items()
+        for leaf in sorted({part.partition(".")[2] for part in layer})
+        for matrix in matrices
+        for expert in sorted(everyone - layer.get(f"{matrix}.{leaf}", set()))
     ]
 
 

@@ -43,6 +43,9 @@ _QUANTIZED = re.compile(
     r"|ffn\.(?:shared_experts|experts\.\d+)\.w[123])"
     r"\.([a-z0-9_]+)$"
 )
+_COMPRESSOR = re.compile(
+    r"layers\.(\d+)\.attn\.(indexer\.)?compressor\.w(?:kv|gate)\.weight$"
+)
 # What FP4 packs besides; FP8 of these is not tested.
 _PACKED = re.compile(r"\.(?:compressor\.w(?:kv|gate)|indexer\.weights_proj)\.weight$")
 
@@ -107,7 +110,7 @@ def _checked(
             and not is_expert
             and is_kept(name.removesuffix(".weight"), kept)
         ):
-            pass
+            published.check_shape(name, quantized[1], tensor, (1, 1))
         elif quantized[2] == "weight":
             published.check_weight(name, quantized[1], tensor)
         else:
@@ -122,6 +125,12 @@ class _Published:
     def __init__(self, config: Any) -> None:
         self.has_fp8_experts = getattr(config, "expert_dtype", "fp4") == "fp8"
         self.num_experts = config.n_routed_experts
+        # transformers keeps the published ratios as the kinds of layers.
+        self.ratios = getattr(config, "compress_ratios", None) or [
+            config.compress_rates.get(kind, 0) for kind in config.layer_types
+        ]
+        self.hidden = config.hidden_size
+        self.head_dim, self.index_head_dim = config.head_dim, config.index_head_dim
         hidden, inter = config.hidden_size, config.moe_intermediate_size
         shared = inter * config.n_shared_experts
         q_lora, heads = config.q_lora_rank, config.num_attention_heads
@@ -174,6 +183,11 @@ class _Published:
         check_values(name, tensor)
 
     def check_unquantized(self, name: str, tensor: torch.Tensor) -> None:
+        if quantized := _QUANTIZED.search(name):
+            if quantized[2] == "weight":
+                self.check_shape(name, quantized[1], tensor, (1, 1))
+        elif compressor := _COMPRESSOR.search(name):
+            self._check_compressor(name, tensor, int(compressor[1]), compressor[2])
         if name.endswith(".ffn.gate.tid2eid"):
             _check_dtype(name, tensor, torch.int64, torch.int32)
             if ((tensor < 0) | (tensor >= self.num_experts)).any():
@@ -184,20 +198,20 @@ class _Published:
     def check_weight(self, name: str, layer: str, weight: torch.Tensor) -> None:
         if self._is_mxfp4(layer):
             _check_dtype(name, weight, torch.int8, torch.uint8)
-            self._check_shape(name, layer, weight, (1, 2))
+            self.check_shape(name, layer, weight, (1, 2))
         else:
             _check_dtype(name, weight, E4M3)
-            self._check_shape(name, layer, weight, (1, 1))
+            self.check_shape(name, layer, weight, (1, 1))
 
     def convert_scale(self, name: str, layer: str, scale: torch.Tensor) -> torch.Tensor:
         if self._is_mxfp4(layer):
             _check_dtype(name, scale, _E8M0, torch.uint8, torch.float32)
-            self._check_shape(name, layer, scale, _MXFP4_GROUP)
+            self.check_shape(name, layer, scale, _MXFP4_GROUP)
             if scale.dtype == torch.uint8:
                 scale = scale.view(_E8M0)
         else:
             _check_dtype(name, scale, _E8M0, torch.float32)
-            self._check_shape(name, layer, scale, _FP8_BLOCK)
+            self.check_shape(name, layer, scale, _FP8_BLOCK)
         if scale.dtype == torch.float32:
             if not ((scale >= 0) & scale.isfinite()).all():
                 raise ValueError(f"{name} has a scale that is negative or not finite")
@@ -205,6 +219,18 @@ class _Published:
         if scale.view(torch.uint8).max() == _E8M0_NAN:
             raise ValueError(f"{name} has the code {_E8M0_NAN:#x}, which is NaN")
         return _upcast_e8m0_to_fp32(scale) if self.has_fp8_experts else scale
+
+    def _check_compressor(
+        self, name: str, weight: torch.Tensor, layer: int, indexer: str
+    ) -> None:
+        """Entries of ratio 4 are made of two blocks, each by rows of its own."""
+        head = self.index_head_dim if indexer else self.head_dim
+        rows = head * (2 if self.ratios[layer] == 4 else 1)
+        if weight.shape != (rows, self.hidden):
+            raise ValueError(
+                f"{name} is {tuple(weight.shape)}; XPU reads {(rows, self.hidden)} "
+                "there"
+            )
 
     def _is_mxfp4(self, layer: str) -> bool:
         return ".experts." in layer and not self.has_fp8_experts
@@ -216,7 +242,7 @@ class _Published:
             layer = layer.rpartition(".")[2]
         return self.shapes.get(layer)
 
-    def _check_shape(
+    def check_shape(
         self, name: str, layer: str, tensor: torch.Tensor, each: tuple[int, int]
     ) -> None:
         """Compare a tensor that has one value for `each` rows and columns."""

@@ -189,9 +189,8 @@ def check_values(name: str, tensor: torch.Tensor) -> None:
                 f"{name} has zero points beside the middle, which XPU takes for all"
             )
     elif leaf == "g_idx":
-        group = len(tensor) // (int(tensor.max()) + 1)
-        columns = torch.arange(len(tensor), dtype=tensor.dtype)
-        if not torch.equal(tensor, columns // group):
+        columns = torch.arange(len(tensor), dtype=tensor.dtype, device=tensor.device)
+        if not torch.equal(tensor, columns // _GROUP):
             raise ValueError(
                 f"{name} does not go up by groups of columns, as XPU takes them"
             )

@@ -21,4 +21,6 @@ class DeepseekV4ForConditionalGeneration(vl_model.DeepseekV4ForConditionalGenera
         # The text model would compare them under names that they do not have in the
         # checkpoint.
         self.language_model.checks_tensors = False
+        # A server of the tower alone reads shards that have a part of the text model.
+        self.requires_scales = not self.multimodal_config.mm_encoder_only
         return super().load_weights(check_tensors(self.config, weights))
