@@ -70,6 +70,8 @@ class Split:
                 "VLLM_DP_MASTER_PORT": str(port),
                 "VLLM_DP_RANK": str(rank),
                 "VLLM_DP_SIZE": str(self.engines),
+                # In the caller's process their steps are not kept together.
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
             }
             for rank in range(self.engines)
         ]
