@@ -50,7 +50,7 @@ class LogitsConfig(NamedTuple):
 
     Attributes:
         block_m: rows per tile, where keys are gathered.
-        block_n: keys per tile. Over pages at most 64: a tile may write as many behind a
+        block_n: keys per tile. Over pages at most 128: a tile may write as many behind a
             row.
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
@@ -66,7 +66,7 @@ class LogitsConfig(NamedTuple):
 
     def fits(self) -> bool:
         """Whether all kernels have this configuration."""
-        return self.block_n <= 64 and self.fits_gathered()
+        return self.block_n <= 128 and self.fits_gathered()
 
     def fits_gathered(self) -> bool:
         """Whether the kernel over gathered keys has this configuration."""
@@ -79,13 +79,13 @@ class LogitsConfig(NamedTuple):
         )
 
 
-DEFAULT = LogitsConfig(8, 64, num_warps=8, num_stages=1, grf=256)
+DEFAULT = LogitsConfig(16, 128, num_warps=8, num_stages=1, grf=256)
 MXFP4_PREFILL = "mqa_logits_mxfp4"
 """Name of the configuration of gathered MXFP4 keys."""
-DEFAULTS = {
-    MXFP4_PREFILL: LogitsConfig(16, 128, num_warps=8, num_stages=1, grf=256),
-}
-"""Where it is not `DEFAULT`. Each tile of keys unpacks a row's queries anew."""
+DEFAULTS: dict[str, LogitsConfig] = {}
+MOST_TILES = 8
+"""Tiles of keys over which a program of the paged kernel keeps a token's queries. With
+fewer than two requests a tile there are too few programs for the device."""
 
 
 def logits_config(kernel: str, device_type: str) -> LogitsConfig:
@@ -216,7 +216,9 @@ def paged_mqa_logits(
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
         config = logits_config("paged_mqa_logits", q.device.type)
-        paged_mqa_logits_kernel[_grid(requests, max_model_len, config.block_n)](
+        tiles = max(1, min(requests // 2, MOST_TILES))
+        keys = tiles * config.block_n
+        paged_mqa_logits_kernel[_grid(requests, max_model_len, keys)](
             q.view(torch.uint8),
             q_scales,
             pages,
@@ -238,6 +240,7 @@ def paged_mqa_logits(
             context_lens.stride(0),
             block_tables.stride(0),
             logits.stride(0),
+            tiles,
             NEXT_N=next_n,
             BLOCK_SIZE=pages.shape[1],
             BLOCK_N=config.block_n,
@@ -267,8 +270,8 @@ def _check_queries(
     width = q.shape[-1]
     if q_scales is None:
         check_dtype(name, q, *_FP8.dtypes)
-        if width < 16 or width & (width - 1):
-            fail(f"{name}.shape[-1]", width, "a power of two of at least 16")
+        if width < 32 or width & (width - 1):
+            fail(f"{name}.shape[-1]", width, "a power of two of at least 32")
     else:
         check_dtype(name, q, *_MXFP4.dtypes)
         packed = MXFP4_BLOCK * SCALES_A_WORD // 2
