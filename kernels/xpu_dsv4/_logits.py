@@ -21,7 +21,6 @@ from ._checks import (
 from ._fp4 import MXFP4_BLOCK, SCALES_A_WORD
 from ._launch import cdiv, launch_options, next_power_of_2
 from ._logits_kernels import mqa_logits_kernel, paged_mqa_logits_kernel
-from ._tuned import tuned_rows
 
 MOST_HEADS = 128
 SCALE_BYTES = 4
@@ -46,7 +45,7 @@ class _Format(NamedTuple):
 
 
 class LogitsConfig(NamedTuple):
-    """How the scores are divided into tiles; measured ones are rows of a file.
+    """How the scores are divided into tiles.
 
     Attributes:
         block_m: rows per tile, where keys are gathered.
@@ -64,44 +63,31 @@ class LogitsConfig(NamedTuple):
     num_stages: int
     grf: int
 
-    def fits(self) -> bool:
-        """Whether all kernels have this configuration."""
-        return self.block_n <= 128 and self.fits_gathered()
-
-    def fits_gathered(self) -> bool:
-        """Whether the kernel over gathered keys has this configuration."""
-        return (
-            self.block_m in (1, 2, 4, 8, 16, 32)
-            and self.block_n in (16, 32, 64, 128, 256)
-            and self.num_warps in (1, 2, 4, 8, 16, 32)
-            and self.num_stages in (1, 2, 3, 4)
-            and self.grf in (128, 256)
-        )
-
 
 DEFAULT = LogitsConfig(16, 128, num_warps=8, num_stages=1, grf=256)
 MXFP4_PREFILL = "mqa_logits_mxfp4"
 """Name of the configuration of gathered MXFP4 keys."""
 DEFAULTS: dict[str, LogitsConfig] = {}
-MOST_TILES = 8
-"""Tiles of keys over which a program of the paged kernel keeps a token's queries. With
-fewer than two requests a tile there are too few programs for the device."""
+_MOST_TILES = 8
 
 
-def logits_config(kernel: str, device_type: str) -> LogitsConfig:
+def logits_config(kernel: str) -> LogitsConfig:
     """The configuration of a kernel.
 
     Args:
         kernel (str):
             `mqa_logits` for FP8, `mqa_logits_mxfp4`, or `paged_mqa_logits` for both.
-        device_type (str):
-            `torch.device.type` of the launch.
 
     """
-    gathered = kernel == MXFP4_PREFILL
-    fits = LogitsConfig.fits_gathered if gathered else LogitsConfig.fits
-    rows = tuned_rows(kernel, device_type, LogitsConfig, fits)
-    return rows[0] if rows else DEFAULTS.get(kernel, DEFAULT)
+    return DEFAULTS.get(kernel, DEFAULT)
+
+
+def tiles_a_program(requests: int) -> int:
+    """Tiles of paged keys over which a program keeps a token's queries.
+
+    With fewer requests a tile there would be too few programs for a device.
+    """
+    return max(1, min(requests // 2, _MOST_TILES))
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -150,7 +136,7 @@ def mqa_logits(
     logits = _output(out, rows, num_keys, q.device)
     if rows and num_keys:
         kernel = "mqa_logits" if q_scales is None else MXFP4_PREFILL
-        config = logits_config(kernel, q.device.type)
+        config = logits_config(kernel)
         row_blocks = cdiv(rows, config.block_m)
         mqa_logits_kernel[_grid(row_blocks, num_keys, config.block_n)](
             q.view(torch.uint8),
@@ -215,8 +201,8 @@ def paged_mqa_logits(
     )
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
-        config = logits_config("paged_mqa_logits", q.device.type)
-        tiles = max(1, min(requests // 2, MOST_TILES))
+        config = logits_config("paged_mqa_logits")
+        tiles = tiles_a_program(requests)
         keys = tiles * config.block_n
         paged_mqa_logits_kernel[_grid(requests, max_model_len, keys)](
             q.view(torch.uint8),
