@@ -64,22 +64,9 @@ class LogitsConfig(NamedTuple):
     grf: int
 
 
-DEFAULT = LogitsConfig(16, 128, num_warps=8, num_stages=1, grf=256)
-MXFP4_PREFILL = "mqa_logits_mxfp4"
-"""Name of the configuration of gathered MXFP4 keys."""
-DEFAULTS: dict[str, LogitsConfig] = {}
-_MOST_TILES = 8
-
-
-def logits_config(kernel: str) -> LogitsConfig:
-    """The configuration of a kernel.
-
-    Args:
-        kernel (str):
-            `mqa_logits` for FP8, `mqa_logits_mxfp4`, or `paged_mqa_logits` for both.
-
-    """
-    return DEFAULTS.get(kernel, DEFAULT)
+GATHERED = LogitsConfig(16, 256, num_warps=16, num_stages=1, grf=256)
+PAGED = LogitsConfig(1, 128, num_warps=8, num_stages=1, grf=256)
+_MOST_TILES = 4
 
 
 def tiles_a_program(requests: int) -> int:
@@ -87,7 +74,7 @@ def tiles_a_program(requests: int) -> int:
 
     With fewer requests a tile there would be too few programs for a device.
     """
-    return max(1, min(requests // 2, _MOST_TILES))
+    return max(1, min(requests // 4, _MOST_TILES))
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -135,8 +122,7 @@ def mqa_logits(
     )
     logits = _output(out, rows, num_keys, q.device)
     if rows and num_keys:
-        kernel = "mqa_logits" if q_scales is None else MXFP4_PREFILL
-        config = logits_config(kernel)
+        config = GATHERED
         row_blocks = cdiv(rows, config.block_m)
         mqa_logits_kernel[_grid(row_blocks, num_keys, config.block_n)](
             q.view(torch.uint8),
@@ -201,7 +187,7 @@ def paged_mqa_logits(
     )
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
-        config = logits_config("paged_mqa_logits")
+        config = PAGED
         tiles = tiles_a_program(requests)
         keys = tiles * config.block_n
         paged_mqa_logits_kernel[_grid(requests, max_model_len, keys)](

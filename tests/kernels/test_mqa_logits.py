@@ -233,9 +233,9 @@ def test_paged_ends_a_row_with_the_tile_of_its_last_key(device):
 
 @pytest.mark.parametrize("next_n", [1, 2])
 def test_paged_programs_go_over_several_tiles(next_n, device):
-    """Of 9 requests a program takes 4 tiles, 512 keys: one, several, and part of one."""
+    """Of 9 requests a program takes 2 tiles, 256 keys: one, both, and part of one."""
     torch.manual_seed(next_n)
-    lens = [next_n, 127, 128, 129, 511, 512, 513, 0, 900]
+    lens = [next_n, 127, 128, 129, 255, 256, 257, 0, 900]
     mine = paged_both(paged_case(lens, next_n, 8, 64, 1000), device)
     assert mine.isfinite().sum(1)[next_n - 1 :: next_n].tolist() == lens
 
