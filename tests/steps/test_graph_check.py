@@ -162,12 +162,8 @@ def make(version: int, plant: Plant | None, patch: pytest.MonkeyPatch) -> Any:
                 )
             else:
                 self.cudagraph_manager = SimpleNamespace(
-                    _capture_descs=descs, _graphs_captured=True
+                    _capture_descs=descs, _graphs_captured=True, graphs={}
                 )
-                self.cudagraph_manager.release_graphs = self.release_graphs
-
-        def release_graphs(self) -> None:
-            self.cudagraph_manager._graphs_captured = False
 
         def has_graphs(self) -> bool:
             if version == 1:
