@@ -447,7 +447,8 @@ def drop_graphs(runner: Any) -> None:
                 if isinstance(value, CudaGraphManager)
             ]
         for manager in managers:
-            manager.release_graphs()
+            manager.graphs.clear()
+            manager._graphs_captured = False
     else:
         runner.cudagraph_dispatcher.cudagraph_mode = CUDAGraphMode.NONE
         CUDAGraphWrapper.clear_all_graphs()
