@@ -59,7 +59,7 @@ class Sweep:
     shapes: dict[str, Callable[[], Candidate]]
     module: Any
     patched: str
-    replace: Callable[[Any], Callable[..., Any]]
+    replace: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -150,12 +150,12 @@ def prefill_rows(least: int, most: int, xpu: bool) -> list[TunedPrefill]:
     ]
 
 
-def logits_rows(xpu: bool, mxfp4_prefill: bool = False) -> list[LogitsConfig]:
+def logits_rows(xpu: bool, paged: bool) -> list[LogitsConfig]:
     """Candidates for the indexer's scores."""
     return [
         LogitsConfig(m, n, warps, stages, grf)
-        for m in ((8, 16, 32) if mxfp4_prefill else (4, 8, 16))
-        for n in ((64, 128, 256) if mxfp4_prefill else (32, 64))
+        for m in ((1,) if paged else (8, 16, 32))
+        for n in ((32, 64, 128) if paged else (64, 128, 256))
         for warps in ((8, 16) if xpu else (4, 8))
         for stages in ((1,) if xpu else (1, 2))
         for grf in ((128, 256) if xpu else (128,))
@@ -168,31 +168,25 @@ def sweeps(device: torch.device) -> Iterator[Sweep]:
     sets = 1 if dry else 4
     decode = ((2, 128),) if dry else ((4, 16384), (64, 8192))
     prefill = ((3, 96),) if dry else ((256, 8192), (2048, 4096))
-    for kernel, formats, shapes in (
-        ("paged_mqa_logits", (False, True), decode),
-        ("mqa_logits", (False,), prefill),
-        (scores.MXFP4_PREFILL, (True,), prefill),
+    for kernel, name, shapes in (
+        ("paged_mqa_logits", "PAGED", decode),
+        ("mqa_logits", "GATHERED", prefill),
     ):
-        paged = kernel == "paged_mqa_logits"
-        rows = [
-            row
-            for row in logits_rows(xpu, kernel == scores.MXFP4_PREFILL)
-            if row.block_m == 8 or not paged
-        ]
+        paged = name == "PAGED"
         yield Sweep(
             kernel,
-            " and ".join("MXFP4" if fp4 else "FP8" for fp4 in formats),
-            rows[: 1 if dry else None],
+            "FP8 and MXFP4",
+            logits_rows(xpu, paged)[: 1 if dry else None],
             {
                 f"{'MXFP4' if fp4 else 'FP8'} T{tokens} K{keys}": partial(
                     _logits, paged, fp4, tokens, keys, device
                 )
-                for fp4 in formats
+                for fp4 in (False, True)
                 for tokens, keys in shapes
             },
             scores,
-            "logits_config",
-            lambda row: lambda asked: row,
+            name,
+            lambda row: row,
         )
     for least, most, heads in RANGES[:1] if dry else RANGES:
         label = f"{least} to {most} heads"
