@@ -27,7 +27,7 @@ FLAGS = (
     *("--block-size", "256"),
     *("--max-num-batched-tokens", "512"),
     *("--max-num-seqs", "16"),
-    *("--kv-cache-memory-bytes", str(32 << 20)),
+    *("--kv-cache-memory-bytes", str(64 << 20)),
     "--enforce-eager",
     *("--reasoning-parser", "deepseek_v4"),
     *("--tool-call-parser", "deepseek_v4"),

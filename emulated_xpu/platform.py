@@ -3,6 +3,7 @@
 
 from typing import Any
 
+import torch
 import vllm_xpu_kernels._C
 import vllm_xpu_kernels._moe_C
 import vllm_xpu_kernels._xpu_C  # noqa: F401
@@ -27,6 +28,12 @@ class EmulatedXpuPlatform(XpuDecisions):
     @classmethod
     def restore_memory_figures(cls) -> None:
         device_api.provide_memory_figures()
+
+    def __getattr__(self, key: str) -> Any:
+        """Streams and other names that a platform takes from its device's module."""
+        if key.startswith("__"):
+            raise AttributeError(key)
+        return getattr(torch.xpu, key, None)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:

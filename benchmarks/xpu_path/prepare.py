@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 from pathlib import Path
 
+from e2e.server import checkpoint_of
 from e2e.serving import WRAPPERS, Engines
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
@@ -64,6 +65,8 @@ def pack(archive: Path, release: str) -> None:
             if kernels in WRAPPERS:
                 tar.add(engines.wrappers(kernels), "wrappers")
             tar.add(engines.published, "checkpoint")
+            chat = engines.written(checkpoint_of(engines, release))[0]
+            tar.add(chat, "chat")
             for name in ("release", "removed", "xpu-kernels"):
                 tar.add(work / name, name)
 
