@@ -77,7 +77,6 @@ RECORDING = "e2e.recording_on_cuda.RecordingOnCudaWorker"
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 """Two GPUs of one machine."""
 SERVED: dict[str, Any] = {
-    "model": "/tmp/xpu-path/chat",
     "vocabulary": 1000,
     "longest": 300,
     "different": 40,

@@ -16,6 +16,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import vllm
+
+from e2e import checkpoint
+from e2e.chat import ChatWriter
+
 PORT = 8123
 READY, PATIENCE = 150.0, 60.0
 """Seconds until a server must answer, and within which a request must."""
@@ -42,7 +47,9 @@ def requests(told: dict[str, Any]) -> list[dict[str, Any]]:
 def post(asked: dict[str, Any]) -> dict[str, Any]:
     """A request's tokens, and the first of them that another sum could change."""
     more = {"model": "tiny", "temperature": 0.0, "ignore_eos": True, "logprobs": 2}
-    body = json.dumps(asked | more | {"return_token_ids": True}).encode()
+    # Two tokens may have one text.
+    ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    body = json.dumps(asked | more | ids).encode()
     request = urllib.request.Request(
         f"http://127.0.0.1:{PORT}/v1/completions",
         body,
@@ -108,7 +115,9 @@ def verdict(
 
 def main() -> None:
     told = json.loads(Path(sys.argv[1]).read_text())
-    flags = ["serve", told["model"], "--port", str(PORT), *told["flags"]]
+    (site,) = vllm.__path__
+    model = checkpoint.write(Path("chat"), ChatWriter(Path(site).parent))[0]
+    flags = ["serve", str(model), "--port", str(PORT), *told["flags"]]
     env = dict(os.environ)
     env.pop("VLLM_ENABLE_V1_MULTIPROCESSING", None)
     server = subprocess.Popen([sys.executable, "-c", MAIN, *flags], env=env)

@@ -180,6 +180,16 @@ def _adaptive_verification(vllm_config: "VllmConfig") -> str | None:
     )
 
 
+def _kv_connector(vllm_config: "VllmConfig") -> str | None:
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != "SimpleCPUOffloadConnector":
+        return None
+    return (
+        "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
+        "CUDA's own calls. Use OffloadingConnector."
+    )
+
+
 CHECKS: tuple[Callable[["VllmConfig"], str | None], ...] = (
     _dtype,
     _quantization,
@@ -191,5 +201,6 @@ CHECKS: tuple[Callable[["VllmConfig"], str | None], ...] = (
     _prompt_embeds,
     _lora,
     _adaptive_verification,
+    _kv_connector,
 )
 """Each gives the reason why a start is refused, or None."""
