@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hosts on one machine: each has a network address, shared memory, and processes of its
-own, in Linux namespaces, and reaches the others and the machine by a switch."""
+"""Hosts on one machine: each has a network address, shared memory, temporary files and
+processes of its own, in Linux namespaces, and reaches the others and the machine by a
+switch."""
 
 import os
 import shutil
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -26,24 +28,23 @@ STARTED = 20.0
 
 @dataclass(frozen=True)
 class Host:
-    """A host: where it is, and the process that is the first of its own."""
+    """A host: its address, the process that is the first of its own, and the folder for
+    temporary files, in which each host sees its own."""
 
     address: str
     init: int
+    temporary: Path
 
     def inside(self, *command: str) -> list[str]:
         """`command`, to be run on the host."""
         spaces = ("--net", "--mount", "--pid")
         return ["nsenter", "--target", str(self.init), *spaces, *command]
 
-    def environment(self, work: Path) -> dict[str, str]:
-        """What vLLM and gloo must be told of the network; what tools keep for
-        themselves lies apart, as no other host sees it."""
-        own = work / f"host-{self.address}"
-        own.mkdir(exist_ok=True)
+    def environment(self) -> dict[str, str]:
+        """What vLLM and gloo must be told of the network."""
         return {
             "GLOO_SOCKET_IFNAME": PORT,
-            "TMPDIR": str(own),
+            "TMPDIR": str(self.temporary),
             "VLLM_HOST_IP": self.address,
         }
 
@@ -75,13 +76,15 @@ def lacking() -> str:
     return tried.stderr.strip() if tried.returncode else ""
 
 
-def started(runner: Runner, work: Path) -> int:
+def started(runner: Runner, temporary: Path) -> int:
     """A process with namespaces of its own, which end with it."""
     spaces = ("--net", "--mount", "--pid", "--mount-proc")
-    shell = "mount -t tmpfs tmpfs /dev/shm && exec sleep infinity"
+    own = ("/dev/shm", str(temporary))
+    mounts = [f"mount -t tmpfs tmpfs {folder}" for folder in own]
+    shell = " && ".join([*mounts, "exec sleep infinity"])
     outer = runner.start(
         ["unshare", *spaces, "--fork", "--kill-child", "sh", "-c", shell],
-        cwd=work,
+        cwd=Path("/"),
         env=clean_environment(),
         stdin=subprocess.DEVNULL,
     )
@@ -95,28 +98,32 @@ def started(runner: Runner, work: Path) -> int:
 
 
 @contextmanager
-def opened_hosts(work: Path, count: int) -> Iterator[list[Host]]:
+def opened_hosts(count: int) -> Iterator[list[Host]]:
     """Hosts on one network with this machine, which can ask their servers."""
     runner = Runner()
+    # Sockets lie in it, whose names must be short.
+    temporary = Path(tempfile.mkdtemp(prefix="e2e-"))
     network = f"{NETWORK}.{os.getpid() % 256}"
     cable = f"e2e{os.getpid()}"
     try:
-        switch = started(runner, work)
+        switch = started(runner, temporary)
         in_switch = ("nsenter", "--target", str(switch), "--net", "ip")
         command(*in_switch, "link", "add", "switch", "type", "bridge")
         command(*in_switch, "link", "set", "switch", "up")
-        ends = [("this machine", "", 1)]
-        command("ip", "link", "add", cable, "type", "veth", "peer", "p1", "netns", str(switch))
+        peer = ("peer", "p1", "netns", str(switch))
+        command("ip", "link", "add", cable, "type", "veth", *peer)
         command("ip", "address", "add", f"{network}.1/24", "dev", cable)
         command("ip", "link", "set", cable, "up")
         command(*in_switch, "link", "set", "p1", "master", "switch", "up")
         hosts = []
         for number in range(2, 2 + count):
-            host = Host(f"{network}.{number}", started(runner, work))
+            init = started(runner, temporary)
+            host = Host(f"{network}.{number}", init, temporary)
             ip = host.inside("ip")
             peer = ("peer", f"p{number}", "netns", str(switch))
             command(*ip, "link", "set", "lo", "up")
-            command("ip", "link", "add", PORT, "netns", str(host.init), "type", "veth", *peer)
+            own = (PORT, "netns", str(init))
+            command("ip", "link", "add", *own, "type", "veth", *peer)
             command(*ip, "address", "add", f"{host.address}/24", "dev", PORT)
             command(*ip, "link", "set", PORT, "up")
             command(*in_switch, "link", "set", f"p{number}", "master", "switch", "up")
@@ -124,3 +131,4 @@ def opened_hosts(work: Path, count: int) -> Iterator[list[Host]]:
         yield hosts
     finally:
         runner.stop()
+        temporary.rmdir()

@@ -68,6 +68,17 @@ def open_port() -> int:
         return int(opened.getsockname()[1])
 
 
+def environment(engines: Engines, release: str) -> dict[str, str]:
+    """What the processes of a server see."""
+    env = engines.environment(release, engines.work / f"served-{release}")
+    del env["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    env["VLLM_PLUGINS"] += ",e2e"
+    env["PYTHONPATH"] += f":{packages()}"
+    # A process's title leaves the variables alone by which it is found and ended.
+    env["SPT_NOENV"] = "1"
+    return env
+
+
 class Program:
     """`vllm serve`: its processes on one host, and what they print.
 
@@ -101,16 +112,10 @@ class Program:
         script = self.engines.work / "vllm"
         script.write_text(SCRIPT.format(python=sys.executable))
         script.chmod(0o755)
-        own = self.engines.work / f"served-{self.release}"
-        env = self.engines.environment(self.release, own)
-        del env["VLLM_ENABLE_V1_MULTIPROCESSING"]
-        env["VLLM_PLUGINS"] += ",e2e"
-        env["PYTHONPATH"] += f":{packages()}"
-        # A process's title leaves the variables alone by which it is found and ended.
-        env["SPT_NOENV"] = "1"
+        env = environment(self.engines, self.release)
         words = [str(script), *command]
         if self.host:
-            env |= self.host.environment(self.engines.work)
+            env |= self.host.environment()
             words = self.host.inside(*words)
         return self._runner.start(
             words,

@@ -35,7 +35,7 @@ BOTH = (*PIPELINE, "--tensor-parallel-size", "2")
 def two_hosts(engines: Engines) -> Iterator[list[Host]]:
     if reason := hosts.lacking():
         pytest.skip(f"no network namespaces here: {reason}")
-    with hosts.opened_hosts(engines.work, 2) as opened:
+    with hosts.opened_hosts(2) as opened:
         yield opened
 
 
