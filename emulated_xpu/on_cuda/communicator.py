@@ -30,6 +30,4 @@ class XpuCommunicatorOnCuda(XpuCommunicator):
     def __init__(
         self, cpu_group: Any, device: torch.device, *args: Any, **kwargs: Any
     ) -> None:
-        super().__init__(
-            cpu_group, torch.device("cuda", device.index), *args, **kwargs
-        )
+        super().__init__(cpu_group, torch.device("cuda", device.index), *args, **kwargs)

@@ -155,6 +155,7 @@ def test_a_host_that_dies(
             two_hosts[dies].crash()
             left = second if dies == 0 else server
             import time
+
             t = time.monotonic()
             print("ended", ends(left), time.monotonic() - t)
             with pytest.raises((openai.APIStatusError, openai.APIConnectionError)) as e:
