@@ -109,7 +109,9 @@ def verdict(
                 tie = first >= one["sure"]
                 counts["from a near tie on" if tie else "different"] += 1
     tokens = [[answer["tokens"] for answer in answers] for answers in rounds]
-    same = sum(len({json.dumps(t) for t in both}) == 1 for both in zip(*tokens))
+    same = sum(
+        len({json.dumps(t) for t in both}) == 1 for both in zip(*tokens, strict=True)
+    )
     return {"counts": counts, "requests with equal rounds": same}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server reads prompts and another answers them, over NIXL and the host's buffers."""
+"""One server reads prompts and another answers, over NIXL and the host's buffers."""
 
 import json
 import random
