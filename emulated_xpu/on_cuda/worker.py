@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's worker of one rank on an NVIDIA GPU, around the release's XPU runner."""
 
-import importlib
+import importlib.util
 from typing import Any
 
 import torch
@@ -12,6 +12,8 @@ from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
+
+from kernels.on_cuda import use
 
 
 class XpuPathOnCudaWorker(Worker):
@@ -28,7 +30,7 @@ class XpuPathOnCudaWorker(Worker):
         # Its import redirects memory queries to an op of the device.
         importlib.import_module("vllm.platforms.xpu")
         current_platform.restore_memory_figures()
-        size_workspaces_for_cuda()
+        use_forms_for_cuda()
         current_platform.set_device(self.device)
         init_worker_distributed_environment(
             self.vllm_config,
@@ -56,14 +58,11 @@ class XpuPathOnCudaWorker(Worker):
         parallel_state.destroy_distributed_environment()
 
 
-def size_workspaces_for_cuda() -> None:
-    """Let the patched layers size their workspace for the configuration that our decode
-    kernel takes on `cuda` tensors. They ask for an XPU's, which splits keys less."""
-    try:
-        from vllm.model_executor.kernels.xpu_dsv4 import _decode_config
-    except ImportError:
-        return  # an untouched release
-    _decode_config.sparse_decode_workspace_size.__defaults__ = ("cuda",)
+def use_forms_for_cuda() -> None:
+    """Let the patched layers run CUDA's forms of the attention kernels."""
+    package = "vllm.model_executor.kernels.xpu_dsv4"
+    if importlib.util.find_spec(package):  # else an untouched release
+        use(package)
 
 
 class _Snapshot:
