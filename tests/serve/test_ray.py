@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One server over two hosts of a Ray cluster, as vLLM's `--distributed-executor-backend
-ray` starts it: each stage on a host, and its ranks inside."""
+"""One server over the two hosts of a Ray cluster: a stage on each, its ranks inside."""
 
+import importlib.util
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from test_hosts import BOTH, answers
@@ -20,62 +21,72 @@ pytestmark = [pytest.mark.newest, pytest.mark.full]
 
 PORT = 6379
 RAY = (sys.executable, "-m", "ray.scripts.scripts", "start", "--block")
-STARTED = 90.0
-"""Seconds until a cluster must have both hosts."""
+FLAGS = (
+    *("--num-gpus", "2", "--num-cpus", "2"),
+    *("--object-store-memory", str(100 << 20), "--disable-usage-stats"),
+)
+STARTED, SAYS = 90.0, "Ray runtime started."
+"""Seconds until a host must be in the cluster, and what Ray then prints."""
 
 
-def start(runner: Runner, engines: Engines, release: str, host: Host, *own: str):
-    log = engines.work / f"ray-{host.address}.log"
-    return log, runner.start(
-        host.inside(
-            *RAY,
-            *own,
-            *("--node-ip-address", host.address, "--num-gpus", "2"),
-            *("--num-cpus", "2", "--object-store-memory", str(100 << 20)),
-            "--disable-usage-stats",
-        ),
-        cwd=engines.work,
-        env=environment(engines, release) | host.environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=log.open("w"),
-        stderr=subprocess.STDOUT,
-    )
+class Cluster:
+    """Two hosts and what Ray runs on them."""
+
+    def __init__(self, engines: Engines, release: str, pair: list[Host]) -> None:
+        self.pair = pair
+        self.address = f"{pair[0].address}:{PORT}"
+        self._engines, self._release, self._runner = engines, release, Runner()
+        own = ("--port", str(PORT), "--temp-dir", str(pair[0].temporary))
+        self._start(pair[0], "--head", "--include-dashboard", "false", *own)
+        self._start(pair[1], "--address", self.address)
+
+    def _start(self, host: Host, *flags: str) -> None:
+        log = self._engines.work / f"ray-{host.address}.log"
+        own = ("--node-ip-address", host.address)
+        process = self._runner.start(
+            host.inside(*RAY, *flags, *own, *FLAGS),
+            cwd=self._engines.work,
+            env=environment(self._engines, self._release) | host.environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log.open("w"),
+            stderr=subprocess.STDOUT,
+        )
+        limit = time.monotonic() + STARTED
+        while SAYS not in log.read_text() and process.poll() is None:
+            assert time.monotonic() < limit, log.read_text()
+            time.sleep(0.2)
+        assert process.poll() is None, log.read_text()
+
+    def close(self) -> None:
+        self._runner.stop()
 
 
 @pytest.fixture
-def cluster(engines: Engines, release: str) -> Iterator[list[Host]]:
+def cluster(engines: Engines, release: str) -> Iterator[Cluster]:
+    if importlib.util.find_spec("ray") is None:
+        pytest.skip("there is no ray: run this by `tox -e hosts`")
     if reason := hosts.lacking():
         pytest.skip(f"no network namespaces here: {reason}")
-    runner = Runner()
-    with hosts.opened_hosts(2) as pair:
-        head = ("--head", "--port", str(PORT), "--include-dashboard", "false")
-        temporary = ("--temp-dir", str(pair[0].temporary))
-        logs = [start(runner, engines, release, pair[0], *head, *temporary)]
-        time.sleep(8)
-        address = f"{pair[0].address}:{PORT}"
-        logs.append(start(runner, engines, release, pair[1], "--address", address))
-        time.sleep(8)
-        for log, process in logs:
-            print(process.poll(), log.read_text()[-1500:])
-        yield pair
-        runner.stop()
+    with (
+        hosts.opened_hosts(2) as pair,
+        closing(Cluster(engines, release, pair)) as started,
+    ):
+        yield started
 
 
 @pytest.mark.shows("two hosts by Ray: PP 2, TP 2", "equal")
 def test_two_hosts_of_a_cluster_answer_as_one(
-    engines: Engines, cluster: list[Host], release: str
+    engines: Engines, cluster: Cluster, release: str
 ) -> None:
     with Server(
         engines,
         release,
         *BOTH,
-        "--distributed-executor-backend",
-        "ray",
-        host=cluster[0],
+        *("--distributed-executor-backend", "ray"),
+        host=cluster.pair[0],
         staged=True,
-        RAY_ADDRESS=f"{cluster[0].address}:{PORT}",
+        RAY_ADDRESS=cluster.address,
     ) as server:
-        got = answers(server.wait())
-        print(server.log[-3000:])
+        found = answers(server.wait())
     with Server(engines, release, *BOTH, staged=True) as one:
-        assert answers(one.wait()) == got
+        assert found == answers(one.wait())
