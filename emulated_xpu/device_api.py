@@ -306,11 +306,13 @@ def lies_on_device(tensor: torch.Tensor) -> bool:
     return tensor.untyped_storage().data_ptr() in _device_memory
 
 
-CACHES = Grant(
-    "torch.Tensor.is_xpu",
-    "whether a tensor lies on the device",
-    "transfers tell caches from the host's copies by it; on a CPU no tensor says so",
-    property(lies_on_device),
+CACHES = (
+    Grant(
+        "torch.Tensor.is_xpu",
+        "whether a tensor lies on the device",
+        "transfers tell caches from the host's copies by it; on a CPU none says so",
+        property(lies_on_device),
+    ),
 )
 """For workers alone, whose caches are made in `DeviceMemory`."""
 
@@ -334,6 +336,11 @@ def remove_cuda() -> None:
 
 def provide_memory_figures() -> None:
     for grant in MEMORY_FIGURES:
+        grant.provide()
+
+
+def provide_caches() -> None:
+    for grant in CACHES:
         grant.provide()
 
 

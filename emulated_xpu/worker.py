@@ -38,7 +38,7 @@ class EmulatedXpuWorker(Worker):
             current_platform.dist_backend,
         )
         set_random_seed(self.model_config.seed)
-        device_api.CACHES.provide()
+        device_api.provide_caches()
         self.init_snapshot = _NothingInUse()
         init_workspace_manager(self.device, 1, *self._workspace_lanes())
         if self.use_v2_model_runner:
