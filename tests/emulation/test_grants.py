@@ -109,6 +109,36 @@ def test_a_stand_in_takes_no_more_than_torchs_own(grant: Grant) -> None:
     assert ours == real[: len(ours)], (ours, real)
 
 
+def declared(*names: str) -> set[str]:
+    """What torch declares of its classes in C++, whichever build is installed."""
+    stub = Path(torch.__file__).parent / "_C/__init__.pyi"
+    found = set()
+    for owner in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(owner, ast.ClassDef) and owner.name in names:
+            for part in owner.body:
+                if isinstance(part, ast.FunctionDef):
+                    found.add(part.name)
+                elif isinstance(part, ast.AnnAssign):
+                    found.add(ast.unparse(part.target))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "names"),
+    [
+        (device_api.Event, ("Event",)),
+        (device_api.XpuEvent, ("_XpuEventBase",)),
+        (device_api.Stream, ("Stream", "_XpuStreamBase")),
+    ],
+)
+def test_streams_and_events_have_no_more_than_torchs(
+    stand_in: type, names: tuple[str, ...]
+) -> None:
+    written = {name for kind in stand_in.__mro__[:-1] for name in vars(kind)}
+    described = {"__doc__", "__module__", "__dict__", "__weakref__", "__init__"}
+    assert written - described <= declared(*names)
+
+
 def test_only_what_is_made_for_the_device_lies_there() -> None:
     in_own_process(check_device_memory)
 
