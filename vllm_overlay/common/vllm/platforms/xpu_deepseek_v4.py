@@ -150,12 +150,20 @@ def _expert_placement(vllm_config: "VllmConfig") -> str | None:
 
 def _kv_connector(vllm_config: "VllmConfig") -> str | None:
     transfer = vllm_config.kv_transfer_config
-    if transfer is None or transfer.kv_connector != "SimpleCPUOffloadConnector":
+    if transfer is None:
         return None
-    return (
-        "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
-        "CUDA's own calls. Use OffloadingConnector."
-    )
+    if transfer.kv_connector == "SimpleCPUOffloadConnector":
+        return (
+            "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
+            "CUDA's own calls. Use OffloadingConnector."
+        )
+    if transfer.kv_connector == "NixlConnector" and transfer.kv_buffer_device == "cpu":
+        return (
+            'NixlConnector with "kv_buffer_device": "cpu" is not supported, layers of '
+            "different groups share memory and its copies by the host mix them. Use "
+            '"kv_buffer_device": "xpu".'
+        )
+    return None
 
 
 def _prompt_embeds(vllm_config: "VllmConfig") -> str | None:
