@@ -159,8 +159,8 @@ def _kv_connector(vllm_config: "VllmConfig") -> str | None:
         )
     if transfer.kv_connector == "NixlConnector" and transfer.kv_buffer_device == "cpu":
         return (
-            'NixlConnector with "kv_buffer_device": "cpu" is not supported, layers of '
-            "different groups share memory and its copies by the host mix them. Use "
+            'NixlConnector with "kv_buffer_device": "cpu" is not supported, answers over '
+            "the host's buffers differ from those of one server. Use "
             '"kv_buffer_device": "xpu".'
         )
     return None
