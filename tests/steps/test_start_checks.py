@@ -38,10 +38,7 @@ REFUSED = {
     "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
     "adapters": ({"enable_lora": True}, "merge the adapter"),
     "CUDA's copies": (transfer("SimpleCPUOffloadConnector"), "Use OffloadingConnector"),
-    "copies by the host": (
-        transfer("NixlConnector", kv_buffer_device="cpu"),
-        'Use "kv_buffer_device": "xpu"',
-    ),
+    "pages of another": (transfer("NixlConnector"), "prompts in one server"),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
 }
 LLAMA = {

@@ -157,11 +157,10 @@ def _kv_connector(vllm_config: "VllmConfig") -> str | None:
             "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
             "CUDA's own calls. Use OffloadingConnector."
         )
-    if transfer.kv_connector == "NixlConnector" and transfer.kv_buffer_device == "cpu":
+    if transfer.kv_connector == "NixlConnector":
         return (
-            'NixlConnector with "kv_buffer_device": "cpu" is not supported, answers over '
-            "the host's buffers differ from those of one server. Use "
-            '"kv_buffer_device": "xpu".'
+            "NixlConnector is not supported, answers from pages that it brings differ "
+            "from those of one server. Read and answer prompts in one server."
         )
     return None
 
