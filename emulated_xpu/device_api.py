@@ -62,11 +62,6 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         pass
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority."""
-        return 1, -1
-
     def __enter__(self) -> "Stream":
         return self
 
