@@ -19,9 +19,12 @@ FOR_ALL = {
     "swa-rope",
     "cpu-tile-scheduler",
     "checkpoint-faults",
+    "checkpoint-parts",
+    "truncated-shard",
     "fp8-experts",
     "online-arguments",
     "promoted-specs",
+    "stage-groups",
 }
 PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 """A line of `setup.py` that packages one more file."""
