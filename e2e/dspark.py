@@ -24,8 +24,14 @@ BIAS = 100.0
 class DSpark(checkpoint.Writer):
     """Writes DeepSeek's formats, and a draft that knows `successors` of tokens."""
 
-    def __init__(self, seed: int, successors: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        successors: Mapping[int, int],
+        size: checkpoint.Size = checkpoint.FLASH,
+    ) -> None:
         super().__init__(seed)
+        self.size = size
         self._successors = successors
 
     def described(self) -> dict[str, Any]:

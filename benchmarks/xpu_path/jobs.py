@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the engines on the GPU."""
 
+import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +11,19 @@ VOCABULARY = 128
 """Of the tiny checkpoint of `e2e`."""
 MIXED = ((129, 8, 1), (5, 6, 2), (1, 4, 3))
 """Length, new tokens and seed of the prompts of `tests/e2e/test_engine.py`."""
-GRAPHS = {
+GRAPHS: dict[str, Any] = {
     "enforce_eager": False,
     "compilation_config": {
         "mode": 0,
         "cudagraph_mode": "FULL_DECODE_ONLY",
         "cudagraph_capture_sizes": [1, 2, 4, 8],
     },
+}
+SIXTEEN = {
+    "compilation_config": {
+        **GRAPHS["compilation_config"],
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
+    }
 }
 PLAIN = {"worker_cls": "auto"}
 SANITIZED = (
@@ -66,6 +73,24 @@ FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
 LONG = 12_288
 """The longest context, and the most tokens of a step, of one long prompt."""
 RECORDING = "e2e.recording_on_cuda.RecordingOnCudaWorker"
+
+TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+"""Two GPUs of one machine."""
+SERVED: dict[str, Any] = {
+    "vocabulary": 1000,
+    "longest": 300,
+    "different": 40,
+    "requests": 200,
+    "concurrency": 16,
+    "rounds": 2,
+    "flags": [
+        *("--served-model-name", "tiny", "--tensor-parallel-size", "2"),
+        *("--kv-cache-dtype", "fp8", "--block-size", "256"),
+        *("--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
+        *("--kv-cache-memory-bytes", str(1 << 30)),
+        *("--compilation-config", json.dumps(SIXTEEN["compilation_config"])),
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -172,6 +197,41 @@ def long_prompt(name: str, rows: int, *environment: tuple[str, str]) -> Job:
     return Job(name, True, "e2e.engine", engine, waves, environment, told)
 
 
+ANSWERS = [
+    [81, 71, 14, 45, 108, 74, 83, 50],
+    [41, 53, 78, 73, 71, 27],
+    [86, 23, 102, 102],
+]
+"""The tokens of `MIXED` without graphs: docs/e2e.md has them."""
+DECODE_GRAPHS = {key: GRAPHS[key] for key in ("enforce_eager", "compilation_config")}
+ALL_GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0}}
+"""Graphs of decode steps, and in pieces those of prompts: what a server captures."""
+
+
+def graph_check(
+    name: str,
+    fault: str,
+    *expected: str,
+    engine: dict[str, Any] = DECODE_GRAPHS,
+    environment: tuple[tuple[str, str], ...] = (),
+    **told: Any,
+) -> Job:
+    """An engine whose graphs have a fault, and what the check of them must say."""
+    return Job(
+        f"graph-check-{name}",
+        program="benchmarks.xpu_path.graph_check",
+        engine={**PLAIN, **engine},
+        environment=environment,
+        told={"fault": fault, "expected": expected, "tokens": ANSWERS, **told},
+        suffix="json",
+        limit=120.0,
+    )
+
+
+V1 = (("VLLM_USE_V2_MODEL_RUNNER", "0"),)
+STOP = (("VLLM_XPU_GRAPH_CHECK", "stop"),)
+OFF = (("VLLM_XPU_GRAPH_CHECK", "off"),)
+SAME, WITHOUT = "are the same by captured graphs", "Serving without graphs"
 REPEATED = (MIXED, soak(), soak())
 JOBS = {
     job.name: job
@@ -186,5 +246,46 @@ JOBS = {
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
         long_prompt("long-prompt", 1 << 14),
+        Job("two-eager", engine=TWO, waves=(MIXED, soak())),
+        Job("two-graphs", engine={**TWO, **GRAPHS}, waves=REPEATED),
+        Job(
+            "two-served",
+            program="benchmarks.xpu_path.served",
+            told=SERVED,
+            suffix="json",
+        ),
+        graph_check("healthy", "", SAME),
+        graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),
+        graph_check("healthy-v1", "", SAME, environment=V1),
+        graph_check(
+            "healthy-flash",
+            "",
+            SAME,
+            engine={
+                **FLASH,
+                "load_format": "random_on_device",
+                "kv_cache_memory_bytes": 8 << 30,
+            },
+            tokens=None,
+            folder="/tmp/xpu-path/flash",
+        ),
+        graph_check("pointer", "stale pointer", "up to model.layers.1.", WITHOUT),
+        graph_check("host", "host value", "up to model.layers.2.", WITHOUT),
+        graph_check("workspace", "moved workspace", "layers.1.", WITHOUT, tokens=None),
+        graph_check(
+            "pointer-v1",
+            "stale pointer",
+            "up to model.layers.1.",
+            WITHOUT,
+            environment=V1,
+        ),
+        graph_check(
+            "pointer-stop",
+            "stale pointer",
+            "--enforce-eager captures none",
+            environment=STOP,
+            tokens=None,
+        ),
+        graph_check("pointer-off", "stale pointer", environment=OFF, tokens=None),
     )
 }

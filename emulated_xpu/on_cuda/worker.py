@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's worker of one rank on an NVIDIA GPU, around the release's XPU runner."""
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -12,19 +13,24 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
 
+from kernels.on_cuda import use
+
 
 class XpuPathOnCudaWorker(Worker):
-    """Does what XPUWorker does, on `cuda:0`.
+    """Does what XPUWorker does, on the GPU of the rank's number.
 
     The base class profiles, allocates the paged caches, captures graphs and runs the
     steps.
     """
 
     def init_device(self) -> None:
-        """Start one gloo rank, the workspace manager and the model runner that the
-        release chose."""
-        self.device = torch.device("cuda:0")
-        size_workspaces_for_cuda()
+        """Start one rank, the workspace manager and the model runner that the release
+        chose."""
+        self.device = torch.device("cuda", self.local_rank)
+        # Its import redirects memory queries to an op of the device.
+        importlib.import_module("vllm.platforms.xpu")
+        current_platform.restore_memory_figures()
+        use_forms_for_cuda()
         current_platform.set_device(self.device)
         init_worker_distributed_environment(
             self.vllm_config,
@@ -33,6 +39,8 @@ class XpuPathOnCudaWorker(Worker):
             self.local_rank,
             current_platform.dist_backend,
         )
+        if self.parallel_config.world_size > 1:
+            torch.distributed.all_reduce(torch.zeros(1, device=self.device))
         set_random_seed(self.model_config.seed)
         free, total = torch.cuda.mem_get_info()
         self.init_snapshot = _Snapshot(free, total)
@@ -50,14 +58,11 @@ class XpuPathOnCudaWorker(Worker):
         parallel_state.destroy_distributed_environment()
 
 
-def size_workspaces_for_cuda() -> None:
-    """Let the patched layers size their workspace for the configuration that our decode
-    kernel takes on `cuda` tensors. They ask for an XPU's, which splits keys less."""
-    try:
-        from vllm.model_executor.kernels.xpu_dsv4 import _decode_config
-    except ImportError:
-        return  # an untouched release
-    _decode_config.sparse_decode_workspace_size.__defaults__ = ("cuda",)
+def use_forms_for_cuda() -> None:
+    """Let the patched layers run CUDA's forms of the attention kernels."""
+    package = "vllm.model_executor.kernels.xpu_dsv4"
+    if importlib.util.find_spec(package):  # else an untouched release
+        use(package)
 
 
 class _Snapshot:
