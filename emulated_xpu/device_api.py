@@ -115,6 +115,10 @@ def free_and_total(device_index: Any = None, /) -> tuple[int, int]:
     return 0, 0
 
 
+def first_device() -> int:
+    return 0
+
+
 def nothing() -> None:
     pass
 
@@ -187,6 +191,12 @@ GRANTS = (
     Grant("torch.xpu.current_stream", "the device's queue", RUNNER, current_stream),
     Grant("torch.xpu.stream", "a context of a queue", RUNNER, use_stream),
     Grant("torch.xpu.set_stream", "a change of the queue", RUNNER, set_stream),
+    Grant(
+        "torch.accelerator.current_device_index",
+        "the index of the process's device",
+        "DeepSeek-V4.1's Engram asks for its compute units; it raises",
+        first_device,
+    ),
     Grant(
         "torch.xpu.is_current_stream_capturing",
         "whether work is recorded into a graph, since there are graphs (torch 2.11)",

@@ -13,7 +13,13 @@ PARTS = (
         "graph-check",
         "jit-warmup",
     ),
-    ("Hyper-connections", "mix the residual streams", "mhc-forward-xpu"),
+    (
+        "Hyper-connections",
+        "mix the residual streams",
+        "mhc-forward-xpu",
+        "mhc-delayed",
+    ),
+    ("Engram", "rows of n-grams out of host memory", "engram-xpu"),
     (
         "Projections of query and key",
         "linear layers in FP8, FP4, INT4 or bf16",
