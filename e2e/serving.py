@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from e2e import checkpoint, packed, unsupported
+from e2e import checkpoint, packed, v41
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.pictures import PLACEHOLDER, Picture
@@ -61,7 +61,12 @@ WRAPPED = (
 
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
-WRITERS = {**packed.WRITERS, "vision": Vision}
+WRITERS = {
+    **packed.WRITERS,
+    "vision": Vision,
+    "v4.1": v41.V41,
+    "v4.1 without Engram": v41.WithoutEngram,
+}
 """Those of the checkpoints that a job may name."""
 
 
@@ -112,9 +117,8 @@ class Job:
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
     checkpoint: str = ""
-    """Which checkpoint is served: of `WRITERS` or
-    `unsupported.CONFIGURATIONS`, or as given to
-    `Engines.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
+    """Which checkpoint is served: of `WRITERS`, or as given to `Engines.add_checkpoint`
+    and `add_damaged`; DeepSeek's own if none."""
     refused: tuple[Prompt, ...] = ()
     """What is asked at the end, and must be refused."""
     xe_cores: int | None = None
@@ -216,9 +220,7 @@ class Engines:
 
     def written(self, name: str) -> tuple[Path, Path]:
         """The published form and the twin of another writer's checkpoint."""
-        if name in unsupported.CONFIGURATIONS:
-            self._add_configuration(name)
-        elif name not in self._checkpoints:
+        if name not in self._checkpoints:
             self.add_checkpoint(name, WRITERS[name](0))
         return self._checkpoints[name]
 
@@ -238,14 +240,6 @@ class Engines:
             if name not in self._checkpoints:
                 folder = self.work / f"checkpoint-{name}"
                 self._checkpoints[name] = checkpoint.write(folder, writer)
-
-    def _add_configuration(self, name: str) -> None:
-        """Write the configuration of a model that is more than DeepSeek-V4."""
-        with self._writing:
-            if name not in self._checkpoints:
-                folder = self.work / f"checkpoint-{name}"
-                unsupported.write(folder, name)
-                self._checkpoints[name] = (folder, self.twin)
 
     def add_damaged(self, fault: str) -> None:
         """Write DeepSeek's checkpoint with one of `damage.DAMAGES`, under its name."""
