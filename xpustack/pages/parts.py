@@ -12,7 +12,12 @@ PARTS = (
         "capture-state",
         "jit-warmup",
     ),
-    ("Hyper-connections", "mix the residual streams", "mhc-forward-xpu"),
+    (
+        "Hyper-connections",
+        "mix the residual streams",
+        "mhc-forward-xpu",
+        "mhc-delayed",
+    ),
     (
         "Projections of query and key",
         "linear layers in FP8, FP4, INT4 or bf16",
