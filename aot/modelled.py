@@ -147,7 +147,7 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float, float]:
     if launch.name == "_dequant_gather_slots_kernel":
         return 1, launch.grid[0] * (KEY_BYTES + ROW_BYTES), 0
     if launch.name == "_merge_kernel":
-        splits = decode_config("xpu", tokens, heads, keys).splits
+        splits = decode_config(tokens, heads, keys).splits
         return 1, rows * ROW_BYTES, rows * splits * PARTIAL_BYTES
     tiles = math.ceil(keys / constants["BLOCK_N"])
     if launch.name == "_decode_kernel":

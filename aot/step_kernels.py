@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from benchmarks.memory import INDEX_HEAD, INDEX_HEADS, WINDOW, Model
+from kernels.xpu_dsv4._logits import tiles_a_program
 from xpustack.core.cache import Cache
 
 from . import cases_indexer
@@ -111,9 +112,13 @@ class Modelled:
         launch, code = self._scores[one]
         constants = launch.constexprs()
         tiles = math.ceil(one.scored / constants["BLOCK_N"])
-        rows = one.tokens
+        rows, turns = one.tokens, 1
         if one.op == "prefill":
-            rows = math.ceil(rows / constants["BLOCK_M"])
+            turns = constants["BLOCK_M"]
+            rows = math.ceil(rows / turns)
+        else:
+            turns = tiles_a_program(rows)
+            tiles = math.ceil(tiles / turns)
         written = 4 * one.tokens * one.scored
         keys = one.scored * (one.tokens if one.op == "decode" else 1)
         traffic = keys * INDEX_KEY_BYTES + written
@@ -128,7 +133,7 @@ class Modelled:
                 code["devices"][device.target],
                 rows * tiles,
                 launch.num_warps,
-                constants.get("BLOCK_M", constants.get("NEXT_N", 1)),
+                turns,
                 traffic,
             ),
             slow,

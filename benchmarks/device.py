@@ -25,6 +25,7 @@ def add_device(parser: argparse.ArgumentParser) -> None:
 
 def take_device(kind: str) -> torch.device:
     """The device of a kind; for `interpreter` the CPU, with the interpreter repaired.
+    On CUDA the kernels take its own forms.
 
     Raises:
         UnusableDevice: torch sees none, or `TRITON_INTERPRET` says otherwise.
@@ -44,6 +45,10 @@ def take_device(kind: str) -> torch.device:
             f"torch {torch.__version__} sees no {kind} device;"
             f" next: python -m xpustack device --device {kind} doctor"
         )
+    if kind == "cuda":
+        from kernels.on_cuda import use
+
+        use()
     return torch.device(kind)
 
 

@@ -4,14 +4,13 @@
 Every candidate is first compared with the float64 reference on the inputs that are
 timed; a wrong one, or one that does not compile, cannot win. A candidate replaces the
 default where its geometric mean time over the shapes is at least 3 % shorter.
-`kernels/xpu_dsv4/_tuned.py` reads the file. The program writes it after each kernel, so
-an interrupted run keeps what it measured.
+The program writes the file after each kernel, so an interrupted run keeps what it
+measured.
 """
 
 import argparse
 import json
 import math
-import os
 import random
 import sys
 import time
@@ -25,14 +24,13 @@ from typing import Any, NamedTuple
 import torch
 
 from kernels.xpu_dsv4 import _logits as scores
-from kernels.xpu_dsv4 import _tuned, sparse_decode, sparse_prefill
-from kernels.xpu_dsv4._decode_config import TunedDecode
+from kernels.xpu_dsv4 import sparse_decode, sparse_prefill
 from kernels.xpu_dsv4._logits import LogitsConfig
-from kernels.xpu_dsv4.sparse_prefill import TunedPrefill
 
 from . import attention, indexer
 from .device import UnusableDevice, add_device, describe, take_device
 from .measure import Clock
+from .tuned_rows import SCHEMA, TunedDecode, TunedPrefill, file_name
 from .workload import Candidate, Competitors
 
 GAIN = 0.97
@@ -61,7 +59,7 @@ class Sweep:
     shapes: dict[str, Callable[[], Candidate]]
     module: Any
     patched: str
-    replace: Callable[[Any], Callable[..., Any]]
+    replace: Callable[[Any], Any]
 
 
 @dataclass(frozen=True)
@@ -132,9 +130,7 @@ def decode_rows(least: int, most: int, xpu: bool) -> list[TunedDecode]:
         ]
     )
     return [
-        TunedDecode(
-            least, most, block_h, n, cores * waves, warps, stages, grf, xpu, xpu
-        )
+        TunedDecode(least, most, block_h, n, cores * waves, warps, stages, grf, xpu)
         for n, warps, stages, grf in tiles
         for waves in ((1, 2, 4) if xpu else (1, 2))
     ]
@@ -149,17 +145,17 @@ def prefill_rows(least: int, most: int, xpu: bool) -> list[TunedPrefill]:
         else [(n, w, s, 128) for n in (32, 64) for w in (4, 8) for s in (1, 2, 3)]
     )
     return [
-        TunedPrefill(least, most, block_h, n, warps, stages, grf, xpu, xpu)
+        TunedPrefill(least, most, block_h, n, warps, stages, grf, xpu)
         for n, warps, stages, grf in tiles
     ]
 
 
-def logits_rows(xpu: bool, mxfp4_prefill: bool = False) -> list[LogitsConfig]:
+def logits_rows(xpu: bool, paged: bool) -> list[LogitsConfig]:
     """Candidates for the indexer's scores."""
     return [
         LogitsConfig(m, n, warps, stages, grf)
-        for m in ((8, 16, 32) if mxfp4_prefill else (4, 8, 16))
-        for n in ((64, 128, 256) if mxfp4_prefill else (32, 64))
+        for m in ((1,) if paged else (8, 16, 32))
+        for n in ((32, 64, 128) if paged else (64, 128, 256))
         for warps in ((8, 16) if xpu else (4, 8))
         for stages in ((1,) if xpu else (1, 2))
         for grf in ((128, 256) if xpu else (128,))
@@ -172,31 +168,25 @@ def sweeps(device: torch.device) -> Iterator[Sweep]:
     sets = 1 if dry else 4
     decode = ((2, 128),) if dry else ((4, 16384), (64, 8192))
     prefill = ((3, 96),) if dry else ((256, 8192), (2048, 4096))
-    for kernel, formats, shapes in (
-        ("paged_mqa_logits", (False, True), decode),
-        ("mqa_logits", (False,), prefill),
-        (scores.MXFP4_PREFILL, (True,), prefill),
+    for kernel, name, shapes in (
+        ("paged_mqa_logits", "PAGED", decode),
+        ("mqa_logits", "GATHERED", prefill),
     ):
-        paged = kernel == "paged_mqa_logits"
-        rows = [
-            row
-            for row in logits_rows(xpu, kernel == scores.MXFP4_PREFILL)
-            if row.block_m == 8 or not paged
-        ]
+        paged = name == "PAGED"
         yield Sweep(
             kernel,
-            " and ".join("MXFP4" if fp4 else "FP8" for fp4 in formats),
-            rows[: 1 if dry else None],
+            "FP8 and MXFP4",
+            logits_rows(xpu, paged)[: 1 if dry else None],
             {
                 f"{'MXFP4' if fp4 else 'FP8'} T{tokens} K{keys}": partial(
                     _logits, paged, fp4, tokens, keys, device
                 )
-                for fp4 in formats
+                for fp4 in (False, True)
                 for tokens, keys in shapes
             },
             scores,
-            "logits_config",
-            lambda row: lambda asked, kind: row,
+            name,
+            lambda row: row,
         )
     for least, most, heads in RANGES[:1] if dry else RANGES:
         label = f"{least} to {most} heads"
@@ -212,7 +202,7 @@ def sweeps(device: torch.device) -> Iterator[Sweep]:
             },
             sparse_decode,
             "decode_config",
-            lambda row: lambda kind, *sizes: row.config(*sizes),
+            lambda row: row.config,
         )
         yield Sweep(
             "sparse_prefill",
@@ -226,7 +216,7 @@ def sweeps(device: torch.device) -> Iterator[Sweep]:
             },
             sparse_prefill,
             "prefill_config",
-            lambda row: lambda kind, heads, aligned=True: row.config(aligned),
+            lambda row: row.config,
         )
 
 
@@ -277,9 +267,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except UnusableDevice as error:
         print(error, file=sys.stderr)
         return 5
-    # Candidates are compared with the kernels' own choice.
-    os.environ.pop(_tuned.VARIABLE, None)
-    _tuned.FOLDER = Path("nowhere")
     name = describe(device)
     print(f"tuning {name}", flush=True)
     options.out.mkdir(parents=True, exist_ok=True)
@@ -314,8 +301,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         _write(options.out / "tried.json", [{**asdict(t)} for t in log])
         _write(
-            options.out / _tuned.file_name(name),
-            {"schema": _tuned.SCHEMA, "device": name, "rows": rows},
+            options.out / file_name(name),
+            {"schema": SCHEMA, "device": name, "rows": rows},
         )
     broken = [item for item in log if item.configuration is None and item.wrong]
     for item in broken:

@@ -28,6 +28,11 @@ def register_cpu() -> str:
     return "vllm.platforms.cpu.CpuPlatform"
 
 
+def register_cuda() -> str:
+    """Name vLLM's own CUDA platform to it; `cuda_pytest_plugin` says what it lacks."""
+    return "vllm.platforms.cuda.CudaPlatform"
+
+
 def _add_stand_ins() -> None:
     if str(STANDINS) not in sys.path:
         sys.path.insert(0, str(STANDINS))

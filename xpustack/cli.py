@@ -28,6 +28,7 @@ from xpustack.commands import (
     site,
     stamp,
     status,
+    upstream_tests,
     wheels,
 )
 from xpustack.core.errors import UsageError
@@ -136,6 +137,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         series.rederive,
         check.check,
         export.export,
+        upstream_tests.upstream_tests,
     ),
     MAINTAINER: (
         status.status,

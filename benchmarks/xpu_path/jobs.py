@@ -172,6 +172,41 @@ def long_prompt(name: str, rows: int, *environment: tuple[str, str]) -> Job:
     return Job(name, True, "e2e.engine", engine, waves, environment, told)
 
 
+ANSWERS = [
+    [81, 71, 14, 45, 108, 74, 83, 50],
+    [41, 53, 78, 73, 71, 27],
+    [86, 23, 102, 102],
+]
+"""The tokens of `MIXED` without graphs: docs/e2e.md has them."""
+DECODE_GRAPHS = {key: GRAPHS[key] for key in ("enforce_eager", "compilation_config")}
+ALL_GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0}}
+"""Graphs of decode steps, and in pieces those of prompts: what a server captures."""
+
+
+def graph_check(
+    name: str,
+    fault: str,
+    *expected: str,
+    engine: dict[str, Any] = DECODE_GRAPHS,
+    environment: tuple[tuple[str, str], ...] = (),
+    **told: Any,
+) -> Job:
+    """An engine whose graphs have a fault, and what the check of them must say."""
+    return Job(
+        f"graph-check-{name}",
+        program="benchmarks.xpu_path.graph_check",
+        engine={**PLAIN, **engine},
+        environment=environment,
+        told={"fault": fault, "expected": expected, "tokens": ANSWERS, **told},
+        suffix="json",
+        limit=120.0,
+    )
+
+
+V1 = (("VLLM_USE_V2_MODEL_RUNNER", "0"),)
+STOP = (("VLLM_XPU_GRAPH_CHECK", "stop"),)
+OFF = (("VLLM_XPU_GRAPH_CHECK", "off"),)
+SAME, WITHOUT = "are the same by captured graphs", "Serving without graphs"
 REPEATED = (MIXED, soak(), soak())
 JOBS = {
     job.name: job
@@ -186,5 +221,38 @@ JOBS = {
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
         long_prompt("long-prompt", 1 << 14),
+        graph_check("healthy", "", SAME),
+        graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),
+        graph_check("healthy-v1", "", SAME, environment=V1),
+        graph_check(
+            "healthy-flash",
+            "",
+            SAME,
+            engine={
+                **FLASH,
+                "load_format": "random_on_device",
+                "kv_cache_memory_bytes": 8 << 30,
+            },
+            tokens=None,
+            folder="/tmp/xpu-path/flash",
+        ),
+        graph_check("pointer", "stale pointer", "up to model.layers.1.", WITHOUT),
+        graph_check("host", "host value", "up to model.layers.2.", WITHOUT),
+        graph_check("workspace", "moved workspace", "layers.1.", WITHOUT, tokens=None),
+        graph_check(
+            "pointer-v1",
+            "stale pointer",
+            "up to model.layers.1.",
+            WITHOUT,
+            environment=V1,
+        ),
+        graph_check(
+            "pointer-stop",
+            "stale pointer",
+            "--enforce-eager captures none",
+            environment=STOP,
+            tokens=None,
+        ),
+        graph_check("pointer-off", "stale pointer", environment=OFF, tokens=None),
     )
 }

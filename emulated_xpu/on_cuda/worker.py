@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's worker of one rank on an NVIDIA GPU, around the release's XPU runner."""
 
+import importlib.util
 from typing import Any
 
 import torch
@@ -11,6 +12,8 @@ from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
+
+from kernels.on_cuda import use
 
 
 class XpuPathOnCudaWorker(Worker):
@@ -24,7 +27,7 @@ class XpuPathOnCudaWorker(Worker):
         """Start one gloo rank, the workspace manager and the model runner that the
         release chose."""
         self.device = torch.device("cuda:0")
-        size_workspaces_for_cuda()
+        use_forms_for_cuda()
         current_platform.set_device(self.device)
         init_worker_distributed_environment(
             self.vllm_config,
@@ -50,14 +53,11 @@ class XpuPathOnCudaWorker(Worker):
         parallel_state.destroy_distributed_environment()
 
 
-def size_workspaces_for_cuda() -> None:
-    """Let the patched layers size their workspace for the configuration that our decode
-    kernel takes on `cuda` tensors. They ask for an XPU's, which splits keys less."""
-    try:
-        from vllm.model_executor.kernels.xpu_dsv4 import _decode_config
-    except ImportError:
-        return  # an untouched release
-    _decode_config.sparse_decode_workspace_size.__defaults__ = ("cuda",)
+def use_forms_for_cuda() -> None:
+    """Let the patched layers run CUDA's forms of the attention kernels."""
+    package = "vllm.model_executor.kernels.xpu_dsv4"
+    if importlib.util.find_spec(package):  # else an untouched release
+        use(package)
 
 
 class _Snapshot:

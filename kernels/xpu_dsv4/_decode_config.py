@@ -9,7 +9,6 @@ import torch
 
 from ._launch import cdiv
 from ._merge import MOST_SPLITS, PARTIAL_WIDTH
-from ._tuned import tuned_rows
 
 XE_CORES = 32
 """Xe-cores that are assumed where there is no XPU to ask, as of an Arc Pro B70."""
@@ -29,7 +28,6 @@ class DecodeConfig(NamedTuple):
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
-        dims_first: accumulate the transpose; `_dims_first` says why.
         q_blocks: load q by 2-dim blocks.
 
     """
@@ -40,79 +38,17 @@ class DecodeConfig(NamedTuple):
     num_warps: int
     num_stages: int
     grf: int
-    dims_first: bool
     q_blocks: bool
-
-
-class TunedDecode(NamedTuple):
-    """A measured configuration, for a range of heads; fields as in `DecodeConfig`.
-
-    Attributes:
-        least_heads: heads of `q` at least.
-        most_heads: heads of `q` at most.
-        programs: programs that fill the device; they decide the splits.
-
-    """
-
-    least_heads: int
-    most_heads: int
-    block_h: int
-    block_n: int
-    programs: int
-    num_warps: int
-    num_stages: int
-    grf: int
-    dims_first: bool
-    q_blocks: bool
-
-    def fits(self) -> bool:
-        """Whether the kernel has this configuration."""
-        return (
-            self.least_heads <= self.most_heads
-            and self.block_h in (16, 32, 64, 128)
-            and self.block_n in (16, 32, 64)
-            and self.programs > 0
-            and self.num_warps in (1, 2, 4, 8, 16)
-            and self.num_stages in (1, 2, 3, 4)
-            and self.grf in (128, 256)
-        )
-
-    def config(
-        self, num_tokens: int, num_heads: int, max_keys: int, aligned: bool
-    ) -> DecodeConfig:
-        """This configuration for one launch; arguments as for `decode_config`."""
-        return DecodeConfig(
-            self.block_h,
-            self.block_n,
-            _splits(
-                num_tokens * cdiv(num_heads, self.block_h),
-                cdiv(max_keys, self.block_n),
-                self.programs,
-                MOST_SPLITS,
-            ),
-            self.num_warps if aligned or not self.q_blocks else 2 * self.num_warps,
-            self.num_stages,
-            self.grf,
-            self.dims_first,
-            self.q_blocks and aligned,
-        )
 
 
 def decode_config(
-    device_type: str,
-    num_tokens: int,
-    num_heads: int,
-    max_keys: int,
-    aligned: bool = True,
+    num_tokens: int, num_heads: int, max_keys: int, aligned: bool = True
 ) -> DecodeConfig:
     """The configuration for one launch, from sizes that the host knows.
 
-    One that was measured on this device wins.
+    Its shapes compile for Intel GPUs without a register spill.
 
     Args:
-        device_type (str):
-            `torch.device.type`. `cuda` was tuned on an H200. Every other device takes
-            the shapes that compile for Intel GPUs without a register spill.
         num_tokens (int):
             Tokens of `q`.
         num_heads (int):
@@ -124,11 +60,6 @@ def decode_config(
             share a program where they cannot: then nothing spills either.
 
     """
-    for row in tuned_rows("sparse_decode", device_type, TunedDecode, TunedDecode.fits):
-        if row.least_heads <= num_heads <= row.most_heads:
-            return row.config(num_tokens, num_heads, max_keys, aligned)
-    if device_type == "cuda":
-        return _cuda_config(num_tokens, num_heads, max_keys)
     block_n = 16
     if num_heads <= 16:
         block_h, num_warps = 16, 4
@@ -141,7 +72,7 @@ def decode_config(
         block_n,
         # As many programs as the device holds at once. More would only write and read
         # more partials.
-        _splits(
+        share_keys(
             num_tokens * cdiv(num_heads, block_h),
             cdiv(max_keys, block_n),
             programs=_xe_cores() * LARGE_GRF_THREADS // num_warps,
@@ -150,35 +81,7 @@ def decode_config(
         num_warps if aligned else 2 * num_warps,
         num_stages=1,
         grf=256,
-        dims_first=True,
         q_blocks=aligned,
-    )
-
-
-def _cuda_config(num_tokens: int, num_heads: int, max_keys: int) -> DecodeConfig:
-    """Small blocks of heads where one wave of them takes all tiles of keys."""
-    small_tiles = num_tokens * cdiv(num_heads, 16) * cdiv(max_keys, 32)
-    if num_heads <= 16 or small_tiles <= 128:
-        block_h, block_n, num_warps, programs = 16, 32, 4, 264
-    # Of 96 keys at most, a batch would have one split here and a larger one two.
-    elif small_tiles <= 256 and max_keys > 96:
-        block_h, block_n, num_warps, programs = 16, 64, 8, 132
-    else:
-        block_h, block_n, num_warps, programs = 64, 64, 8, 132
-    return DecodeConfig(
-        block_h,
-        block_n,
-        _splits(
-            num_tokens * cdiv(num_heads, block_h),
-            cdiv(max_keys, block_n),
-            programs,
-            most=16 if num_heads <= 16 else 32,
-        ),
-        num_warps,
-        num_stages=1,
-        grf=128,
-        dims_first=False,
-        q_blocks=False,
     )
 
 
@@ -190,7 +93,7 @@ def _xe_cores() -> int:
     return torch.xpu.get_device_properties().max_compute_units // ENGINES
 
 
-def _splits(unsplit: int, tiles: int, programs: int, most: int) -> int:
+def share_keys(unsplit: int, tiles: int, programs: int, most: int) -> int:
     """By how many programs to share the keys of a token, so that none is idle.
 
     Args:
@@ -210,7 +113,7 @@ def _splits(unsplit: int, tiles: int, programs: int, most: int) -> int:
 
 
 def sparse_decode_workspace_size(
-    max_num_tokens: int, num_heads: int, max_keys: int, device_type: str = "xpu"
+    max_num_tokens: int, num_heads: int, max_keys: int
 ) -> int:
     """Elements of a `workspace` that serves every batch up to `max_num_tokens`.
 
@@ -225,8 +128,6 @@ def sparse_decode_workspace_size(
             Heads of `q`.
         max_keys (int):
             Columns of `topk_indices` and of `swa_indices` together, at most.
-        device_type (str):
-            As for `decode_config`.
 
     Returns:
         Number of fp32 elements.
@@ -234,7 +135,7 @@ def sparse_decode_workspace_size(
     """
     most = 0
     for tokens in range(1, max_num_tokens + 1):
-        splits = decode_config(device_type, tokens, num_heads, max_keys).splits
+        splits = decode_config(tokens, num_heads, max_keys).splits
         if splits == 1:
             break
         most = max(most, tokens * num_heads * splits * PARTIAL_WIDTH)

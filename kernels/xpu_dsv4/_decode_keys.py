@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Where the keys of a decoded token are: its slots, in two caches, and their bytes."""
 
-from ._fp8 import load_packed_keys, token_pointers
+from ._fp8 import token_pointers
 from ._triton import tl, triton
 
 
@@ -68,33 +68,3 @@ def key_pointers(
         data_ptrs = tl.where(topk_mask, topk_data_ptrs, data_ptrs)
         scale_ptrs = tl.where(topk_mask, topk_scale_ptrs, scale_ptrs)
     return data_ptrs, scale_ptrs
-
-
-@triton.jit
-def load_packed_tile(
-    slots,  # [BLOCK_N]
-    key_offs,  # [BLOCK_N]
-    topk_len,
-    kv_ptr,
-    swa_ptr,
-    kv_block_stride,
-    swa_block_stride,
-    KV_BLOCK_SIZE: tl.constexpr,
-    SWA_BLOCK_SIZE: tl.constexpr,
-    HAS_TOPK: tl.constexpr,
-):
-    """A tile of keys as `load_packed_keys` gives them; those of slot -1 are 0."""
-    # [BLOCK_N] each
-    data_ptrs, scale_ptrs = key_pointers(
-        slots,
-        key_offs,
-        topk_len,
-        kv_ptr,
-        swa_ptr,
-        kv_block_stride,
-        swa_block_stride,
-        KV_BLOCK_SIZE,
-        SWA_BLOCK_SIZE,
-        HAS_TOPK,
-    )
-    return load_packed_keys(data_ptrs, scale_ptrs, slots >= 0)

@@ -21,7 +21,6 @@ from ._checks import (
 from ._fp4 import MXFP4_BLOCK, SCALES_A_WORD
 from ._launch import cdiv, launch_options, next_power_of_2
 from ._logits_kernels import mqa_logits_kernel, paged_mqa_logits_kernel
-from ._tuned import tuned_rows
 
 MOST_HEADS = 128
 SCALE_BYTES = 4
@@ -46,11 +45,11 @@ class _Format(NamedTuple):
 
 
 class LogitsConfig(NamedTuple):
-    """How the scores are divided into tiles; measured ones are rows of a file.
+    """How the scores are divided into tiles.
 
     Attributes:
         block_m: rows per tile, where keys are gathered.
-        block_n: keys per tile. Over pages at most 64: a tile may write as many behind a
+        block_n: keys per tile. Over pages at most 128: a tile may write as many behind a
             row.
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
@@ -64,44 +63,18 @@ class LogitsConfig(NamedTuple):
     num_stages: int
     grf: int
 
-    def fits(self) -> bool:
-        """Whether all kernels have this configuration."""
-        return self.block_n <= 64 and self.fits_gathered()
 
-    def fits_gathered(self) -> bool:
-        """Whether the kernel over gathered keys has this configuration."""
-        return (
-            self.block_m in (1, 2, 4, 8, 16, 32)
-            and self.block_n in (16, 32, 64, 128, 256)
-            and self.num_warps in (1, 2, 4, 8, 16, 32)
-            and self.num_stages in (1, 2, 3, 4)
-            and self.grf in (128, 256)
-        )
+GATHERED = LogitsConfig(16, 256, num_warps=16, num_stages=1, grf=256)
+PAGED = LogitsConfig(1, 128, num_warps=8, num_stages=1, grf=256)
+_MOST_TILES = 4
 
 
-DEFAULT = LogitsConfig(8, 64, num_warps=8, num_stages=1, grf=256)
-MXFP4_PREFILL = "mqa_logits_mxfp4"
-"""Name of the configuration of gathered MXFP4 keys."""
-DEFAULTS = {
-    MXFP4_PREFILL: LogitsConfig(16, 128, num_warps=8, num_stages=1, grf=256),
-}
-"""Where it is not `DEFAULT`. Each tile of keys unpacks a row's queries anew."""
+def tiles_a_program(requests: int) -> int:
+    """Tiles of paged keys over which a program keeps a token's queries.
 
-
-def logits_config(kernel: str, device_type: str) -> LogitsConfig:
-    """The configuration of a kernel.
-
-    Args:
-        kernel (str):
-            `mqa_logits` for FP8, `mqa_logits_mxfp4`, or `paged_mqa_logits` for both.
-        device_type (str):
-            `torch.device.type` of the launch.
-
+    With fewer requests a tile there would be too few programs for a device.
     """
-    gathered = kernel == MXFP4_PREFILL
-    fits = LogitsConfig.fits_gathered if gathered else LogitsConfig.fits
-    rows = tuned_rows(kernel, device_type, LogitsConfig, fits)
-    return rows[0] if rows else DEFAULTS.get(kernel, DEFAULT)
+    return max(1, min(requests // 4, _MOST_TILES))
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -149,8 +122,7 @@ def mqa_logits(
     )
     logits = _output(out, rows, num_keys, q.device)
     if rows and num_keys:
-        kernel = "mqa_logits" if q_scales is None else MXFP4_PREFILL
-        config = logits_config(kernel, q.device.type)
+        config = GATHERED
         row_blocks = cdiv(rows, config.block_m)
         mqa_logits_kernel[_grid(row_blocks, num_keys, config.block_n)](
             q.view(torch.uint8),
@@ -215,8 +187,10 @@ def paged_mqa_logits(
     )
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
-        config = logits_config("paged_mqa_logits", q.device.type)
-        paged_mqa_logits_kernel[_grid(requests, max_model_len, config.block_n)](
+        config = PAGED
+        tiles = tiles_a_program(requests)
+        keys = tiles * config.block_n
+        paged_mqa_logits_kernel[_grid(requests, max_model_len, keys)](
             q.view(torch.uint8),
             q_scales,
             pages,
@@ -238,6 +212,7 @@ def paged_mqa_logits(
             context_lens.stride(0),
             block_tables.stride(0),
             logits.stride(0),
+            tiles,
             NEXT_N=next_n,
             BLOCK_SIZE=pages.shape[1],
             BLOCK_N=config.block_n,
@@ -267,8 +242,8 @@ def _check_queries(
     width = q.shape[-1]
     if q_scales is None:
         check_dtype(name, q, *_FP8.dtypes)
-        if width < 16 or width & (width - 1):
-            fail(f"{name}.shape[-1]", width, "a power of two of at least 16")
+        if width < 32 or width & (width - 1):
+            fail(f"{name}.shape[-1]", width, "a power of two of at least 32")
     else:
         check_dtype(name, q, *_MXFP4.dtypes)
         packed = MXFP4_BLOCK * SCALES_A_WORD // 2

@@ -4,12 +4,14 @@
 
 e4m3 values, and e2m1 values times the power of two of their block, are exact in bf16:
 the products run on bf16 matrix units and accumulate in fp32. A program scores one tile
-of keys against several queries.
+of gathered keys against several queries, or one query after the other against several
+tiles of paged keys: what it keeps is unpacked once.
 
-A byte of e2m1 codes is read once and gives an even and an odd dim: the even dims are
-one product of 64 dims and the odd ones another, into the same sums. Keys are the rows
-of these products. Of two products in a row triton-xpu gives each sub-group whole rows,
-so the sum over heads stays in a sub-group.
+The dims are two halves, each a product of 64 dims into the same sums. Of MXFP4 they are
+the even and the odd dims: a byte of e2m1 codes is read once and gives one of each. Of
+e4m3 they are the first and the last. Keys are the rows of these products. Of two
+products in a row triton-xpu gives each sub-group whole rows, so the sum over heads
+stays in a sub-group.
 """
 
 from ._fp4 import MXFP4_BLOCK, mxfp4_pair
@@ -31,33 +33,6 @@ def _tile():
     come last.
     """
     return tl.program_id(2) * tl.num_programs(1) + tl.program_id(1)
-
-
-@triton.jit
-def _scores(
-    k,  # [DIM, BLOCK_N] bf16
-    q_ptr,
-    weights_ptr,
-    is_needed,
-    num_heads,
-    q_head_stride,
-    BLOCK_H: tl.constexpr,
-    DIM: tl.constexpr,
-):
-    """Weighted sum over the heads of one e4m3 query of relu(q . k), `[BLOCK_N]`."""
-    head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
-    dim_offs = tl.arange(0, DIM)[None, :]  # [1, DIM]
-    head_mask = (head_offs < num_heads) & is_needed  # [BLOCK_H]
-    # [BLOCK_H, DIM]
-    codes = tl.load(
-        q_ptr + head_offs[:, None] * q_head_stride + dim_offs,
-        mask=head_mask[:, None] & (dim_offs < DIM),
-        other=0,
-    )
-    q = _to_bf16(codes)  # [BLOCK_H, DIM]
-    weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
-    products = tl.dot(q, k)  # [BLOCK_H, BLOCK_N]
-    return tl.sum(tl.maximum(products, 0.0) * weights[:, None], axis=0)
 
 
 @triton.jit
@@ -92,9 +67,20 @@ def _mxfp4_tile(
 
 
 @triton.jit
-def _mxfp4_scores(
-    k_even,  # [BLOCK_N, DIM / 2] bf16
-    k_odd,  # [BLOCK_N, DIM / 2] bf16
+def _fp8_tile(
+    code_ptrs,  # [N, DIM / 2], or its transpose
+    mask,  # [N, 1], or its transpose
+    DIM: tl.constexpr,
+):
+    """The first and the second half of vectors' dims, in the shape of `code_ptrs`,
+    bf16."""
+    low = tl.load(code_ptrs, mask=mask, other=0)
+    high = tl.load(code_ptrs + DIM // 2, mask=mask, other=0)
+    return _to_bf16(low), _to_bf16(high)
+
+
+@triton.jit
+def _query(
     q_ptr,
     q_scales_ptr,
     weights_ptr,
@@ -103,22 +89,38 @@ def _mxfp4_scores(
     q_head_stride,
     BLOCK_H: tl.constexpr,
     DIM: tl.constexpr,
+    FP4: tl.constexpr,
 ):
-    """Weighted sum over the heads of one MXFP4 query of relu(q . k), `[BLOCK_N]`."""
+    """Both halves of the heads of one query, `[DIM / 2, BLOCK_H]` bf16 each, and the
+    heads' weights."""
     head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
     byte_offs = tl.arange(0, DIM // 2)[:, None]  # [DIM / 2, 1]
     head_mask = (head_offs < num_heads) & is_needed  # [BLOCK_H]
-    words = tl.load(q_scales_ptr + head_offs, mask=head_mask, other=0)  # [BLOCK_H]
     weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
-    # [DIM / 2, BLOCK_H] each
-    q_even, q_odd = _mxfp4_tile(
-        q_ptr + head_offs[None, :] * q_head_stride + byte_offs,
-        words[None, :],
-        byte_offs,
-        head_mask[None, :],
-    )
-    products = tl.dot(k_even, q_even)  # [BLOCK_N, BLOCK_H]
-    products = tl.dot(k_odd, q_odd, products)  # [BLOCK_N, BLOCK_H]
+    # [DIM / 2, BLOCK_H]
+    code_ptrs = q_ptr + head_offs[None, :] * q_head_stride + byte_offs
+    if FP4:
+        # [BLOCK_H]
+        words = tl.load(q_scales_ptr + head_offs, mask=head_mask, other=0)
+        # [DIM / 2, BLOCK_H] each
+        q0, q1 = _mxfp4_tile(code_ptrs, words[None, :], byte_offs, head_mask[None, :])
+    else:
+        # [DIM / 2, BLOCK_H] each
+        q0, q1 = _fp8_tile(code_ptrs, head_mask[None, :], DIM)
+    return q0, q1, weights
+
+
+@triton.jit
+def _scores(
+    q0,  # [DIM / 2, BLOCK_H] bf16
+    q1,  # [DIM / 2, BLOCK_H] bf16
+    weights,  # [BLOCK_H]
+    k0,  # [BLOCK_N, DIM / 2] bf16
+    k1,  # [BLOCK_N, DIM / 2] bf16
+):
+    """Weighted sum over the heads of one query of relu(q . k), `[BLOCK_N]`."""
+    products = tl.dot(k0, q0)  # [BLOCK_N, BLOCK_H]
+    products = tl.dot(k1, q1, products)  # [BLOCK_N, BLOCK_H]
     return tl.sum(tl.maximum(products, 0.0) * weights[None, :], axis=1)
 
 
@@ -169,24 +171,13 @@ def mqa_logits_kernel(
     key_mask = (key_offs < num_keys) & is_needed  # [BLOCK_N]
     key_ptrs = kv_ptr + key_offs.to(tl.int64) * kv_stride  # [BLOCK_N]
     scales = tl.load(kv_scales_ptr + key_offs, mask=key_mask, other=0)  # [BLOCK_N]
+    byte_offs = _key_bytes(DIM // 2, LANES_ARE_KEYS)  # [1, DIM / 2]
+    code_ptrs = key_ptrs[:, None] + byte_offs  # [BLOCK_N, DIM / 2]
+    # [BLOCK_N, DIM / 2] each
     if FP4:
-        byte_offs = _key_bytes(DIM // 2, LANES_ARE_KEYS)  # [1, DIM / 2]
-        # [BLOCK_N, DIM / 2] each
-        k_even, k_odd = _mxfp4_tile(
-            key_ptrs[:, None] + byte_offs,
-            scales[:, None],
-            byte_offs,
-            key_mask[:, None],
-        )
+        k0, k1 = _mxfp4_tile(code_ptrs, scales[:, None], byte_offs, key_mask[:, None])
     else:
-        dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
-        # [DIM, BLOCK_N]
-        codes = tl.load(
-            key_ptrs[None, :] + dim_offs,
-            mask=key_mask[None, :] & (dim_offs < DIM),
-            other=0,
-        )
-        k = _to_bf16(codes)  # [DIM, BLOCK_N]
+        k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
     for i in range(0, BLOCK_M):
         row = (first_row + i).to(tl.int64)
         if row < num_rows:
@@ -194,39 +185,27 @@ def mqa_logits_kernel(
             end = tl.load(ends_ptr + row)
             out_ptrs = out_ptr + row * out_stride + key_offs  # [BLOCK_N]
             if (start < tl.minimum(end, first_key + BLOCK_N)) & (end > first_key):
-                if FP4:
-                    # [BLOCK_N]
-                    scores = _mxfp4_scores(
-                        k_even,
-                        k_odd,
-                        q_ptr + row * q_row_stride,
-                        q_scales_ptr + row * q_scales_stride,
-                        weights_ptr + row * weights_stride,
-                        row < num_rows,
-                        num_heads,
-                        q_head_stride,
-                        BLOCK_H,
-                        DIM,
-                    )
-                else:
-                    # [BLOCK_N]
-                    scores = _scores(
-                        k,
-                        q_ptr + row * q_row_stride,
-                        weights_ptr + row * weights_stride,
-                        row < num_rows,
-                        num_heads,
-                        q_head_stride,
-                        BLOCK_H,
-                        DIM,
-                    )
+                # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
+                q0, q1, weights = _query(
+                    q_ptr + row * q_row_stride,
+                    q_scales_ptr + row * q_scales_stride if FP4 else q_ptr,
+                    weights_ptr + row * weights_stride,
+                    row < num_rows,
+                    num_heads,
+                    q_head_stride,
+                    BLOCK_H,
+                    DIM,
+                    FP4,
+                )
+                scores = _scores(q0, q1, weights, k0, k1)  # [BLOCK_N]
+                if not FP4:
                     scores *= scales
                 # [BLOCK_N]
                 bounds_mask = key_mask & (key_offs >= start) & (key_offs < end)
                 tl.store(out_ptrs, scores, mask=bounds_mask)
 
 
-@triton.jit(do_not_specialize=["num_blocks", "table_width", "table_stride"])
+@triton.jit(do_not_specialize=["num_blocks", "table_width", "table_stride", "tiles"])
 def paged_mqa_logits_kernel(
     q_ptr,
     q_scales_ptr,
@@ -249,6 +228,7 @@ def paged_mqa_logits_kernel(
     lens_stride,
     table_stride,
     out_stride,
+    tiles,
     NEXT_N: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_N: tl.constexpr,
@@ -268,97 +248,96 @@ def paged_mqa_logits_kernel(
     KEY_BYTES: tl.constexpr = DIM // VALUES_PER_BYTE
     SCALE_BYTES: tl.constexpr = DIM // MXFP4_BLOCK if FP4 else 4
     request = tl.program_id(0).to(tl.int64)
-    first_key = _tile() * BLOCK_N
-    key_offs = first_key + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+    first_key = _tile() * (BLOCK_N * tiles)
     longest = tl.full((), 0, tl.int32)
     for i in range(0, NEXT_N):
         longest = tl.maximum(
             longest, tl.load(lens_ptr + request * lens_stride + (i if ROW_LENS else 0))
         )
-    out_ptrs = out_ptr + request * NEXT_N * out_stride + key_offs  # [BLOCK_N]
-    # Unsigned: a signed division rounds towards zero, and the addresses of a page then
-    # take twice the registers on CUDA and 1.2 to 1.6 times the time.
-    position_offs = key_offs.to(tl.uint32)  # [BLOCK_N]
-    table_offs = (position_offs // BLOCK_SIZE).to(tl.int32)  # [BLOCK_N]
-    if first_key < longest:
-        # [BLOCK_N]
-        table_mask = (key_offs < longest) & (table_offs < table_width)
-        # [BLOCK_N]
-        blocks = tl.load(
-            table_ptr + request * table_stride + table_offs,
-            mask=table_mask,
-            other=-1,
-        ).to(tl.int64)
-        key_mask = table_mask & (blocks >= 0) & (blocks < num_blocks)  # [BLOCK_N]
-        page_offs = blocks * block_stride  # [BLOCK_N]
-        token_offs = (position_offs % BLOCK_SIZE).to(tl.int32)  # [BLOCK_N]
-        key_ptrs = cache_ptr + (page_offs + token_offs * KEY_BYTES)  # [BLOCK_N]
-        # [BLOCK_N]
-        scale_ptrs = (
-            cache_ptr + page_offs + BLOCK_SIZE * KEY_BYTES + token_offs * SCALE_BYTES
-        )
-        if FP4:
-            words = tl.zeros([BLOCK_N], tl.int32)  # [BLOCK_N]
-            # Byte by byte: a page may start at any address.
-            for i in tl.static_range(SCALE_BYTES):
-                exponents = tl.load(scale_ptrs + i, mask=key_mask, other=0)  # [BLOCK_N]
-                words |= exponents.to(tl.int32) << (8 * i)
-            byte_offs = _key_bytes(KEY_BYTES, LANES_ARE_KEYS)  # [1, DIM / 2]
-            # [BLOCK_N, DIM / 2] each
-            k_even, k_odd = _mxfp4_tile(
-                key_ptrs[:, None] + byte_offs,
-                words[:, None],
-                byte_offs,
-                key_mask[:, None],
-            )
-        else:
-            dim_offs = tl.arange(0, DIM)[:, None]  # [DIM, 1]
-            # [DIM, BLOCK_N]
-            codes = tl.load(
-                key_ptrs[None, :] + dim_offs,
-                mask=key_mask[None, :] & (dim_offs < DIM),
-                other=0,
-            )
-            # [BLOCK_N]
-            scales = tl.load(
-                scale_ptrs.to(tl.pointer_type(tl.float32)), mask=key_mask, other=0.0
-            )
-            k = _to_bf16(codes)  # [DIM, BLOCK_N]
+    last_key = tl.minimum(first_key + BLOCK_N * tiles, longest)
+    if first_key < last_key:
         for i in range(0, NEXT_N):
             if ROW_LENS:
                 length = tl.load(lens_ptr + request * lens_stride + i)
             else:
                 length = tl.load(lens_ptr + request * lens_stride) - (NEXT_N - 1 - i)
             row = request * NEXT_N + i
+            q_row_ptr = q_ptr + request * q_request_stride + i * q_token_stride
             if FP4:
-                # [BLOCK_N]
-                scores = _mxfp4_scores(
-                    k_even,
-                    k_odd,
-                    q_ptr + request * q_request_stride + i * q_token_stride,
+                q_row_scales_ptr = (
                     q_scales_ptr
                     + request * q_scales_request_stride
-                    + i * q_scales_token_stride,
-                    weights_ptr + row * weights_stride,
-                    first_key < length,
-                    num_heads,
-                    q_head_stride,
-                    BLOCK_H,
-                    DIM,
+                    + i * q_scales_token_stride
                 )
             else:
+                q_row_scales_ptr = q_ptr
+            # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
+            q0, q1, weights = _query(
+                q_row_ptr,
+                q_row_scales_ptr,
+                weights_ptr + row * weights_stride,
+                first_key < length,
+                num_heads,
+                q_head_stride,
+                BLOCK_H,
+                DIM,
+                FP4,
+            )
+            for start in range(first_key, last_key, BLOCK_N):
+                key_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+                # Unsigned: a signed division rounds towards zero, and the addresses of
+                # a page then take twice the registers on CUDA and 1.2 to 1.6 times the
+                # time.
+                position_offs = key_offs.to(tl.uint32)  # [BLOCK_N]
+                table_offs = (position_offs // BLOCK_SIZE).to(tl.int32)  # [BLOCK_N]
                 # [BLOCK_N]
-                scores = _scores(
-                    k,
-                    q_ptr + request * q_request_stride + i * q_token_stride,
-                    weights_ptr + row * weights_stride,
-                    first_key < length,
-                    num_heads,
-                    q_head_stride,
-                    BLOCK_H,
-                    DIM,
+                table_mask = (key_offs < length) & (table_offs < table_width)
+                # [BLOCK_N]
+                blocks = tl.load(
+                    table_ptr + request * table_stride + table_offs,
+                    mask=table_mask,
+                    other=-1,
+                ).to(tl.int64)
+                # [BLOCK_N]
+                key_mask = table_mask & (blocks >= 0) & (blocks < num_blocks)
+                page_offs = blocks * block_stride  # [BLOCK_N]
+                token_offs = (position_offs % BLOCK_SIZE).to(tl.int32)  # [BLOCK_N]
+                # [BLOCK_N]
+                key_ptrs = cache_ptr + (page_offs + token_offs * KEY_BYTES)
+                # [BLOCK_N]
+                scale_ptrs = (
+                    cache_ptr
+                    + page_offs
+                    + BLOCK_SIZE * KEY_BYTES
+                    + token_offs * SCALE_BYTES
                 )
-                scores *= scales
-            length_mask = key_mask & (key_offs < length)  # [BLOCK_N]
-            logits = tl.where(length_mask, scores, -float("inf"))  # [BLOCK_N]
-            tl.store(out_ptrs + i * out_stride, logits, mask=key_offs < width)
+                byte_offs = _key_bytes(DIM // 2, LANES_ARE_KEYS)  # [1, DIM / 2]
+                code_ptrs = key_ptrs[:, None] + byte_offs  # [BLOCK_N, DIM / 2]
+                # [BLOCK_N, DIM / 2] each
+                if FP4:
+                    words = tl.zeros([BLOCK_N], tl.int32)  # [BLOCK_N]
+                    # Byte by byte: a page may start at any address.
+                    for j in tl.static_range(SCALE_BYTES):
+                        # [BLOCK_N]
+                        exponents = tl.load(scale_ptrs + j, mask=key_mask, other=0)
+                        words |= exponents.to(tl.int32) << (8 * j)
+                    k0, k1 = _mxfp4_tile(
+                        code_ptrs, words[:, None], byte_offs, key_mask[:, None]
+                    )
+                else:
+                    k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
+                scores = _scores(q0, q1, weights, k0, k1)  # [BLOCK_N]
+                if not FP4:
+                    # [BLOCK_N]
+                    scales = tl.load(
+                        scale_ptrs.to(tl.pointer_type(tl.float32)),
+                        mask=key_mask,
+                        other=0.0,
+                    )
+                    scores *= scales
+                logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
+                tl.store(
+                    out_ptr + row * out_stride + key_offs,
+                    logits,
+                    mask=key_offs < width,
+                )

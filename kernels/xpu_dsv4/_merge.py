@@ -100,22 +100,9 @@ def _merge_kernel(
     )
 
 
-def merge_tile(device_type: str, splits: int) -> tuple[int, int]:
-    """Dims and warps of a program that merges.
-
-    `cuda` was measured on an H200: there four programs for each row took longer than
-    the decode before them. Beyond `FEW_SPLITS` the tile has too many rows for all dims.
-
-    Args:
-        device_type (str):
-            `torch.device.type`.
-        splits (int):
-            Partials per row.
-
-    """
-    if device_type != "cuda":
-        return 128, 4
-    return (HEAD_DIM, 2) if splits <= FEW_SPLITS else (128, 1)
+def merge_tile(splits: int) -> tuple[int, int]:
+    """Dims and warps of a program that merges so many splits."""
+    return 128, 4
 
 
 def merge_splits(
@@ -145,7 +132,7 @@ def merge_splits(
             Partials per row.
 
     """
-    block_d, num_warps = merge_tile(partial.device.type, splits)
+    block_d, num_warps = merge_tile(splits)
     output = output_arguments(out)
     _merge_kernel[(num_tokens * num_heads, HEAD_DIM // block_d)](
         partial,

@@ -10,13 +10,8 @@ from ._dims_first import (
     store_accumulators,
     zero_accumulator,
 )
-from ._output import store_heads
-from ._pages import HEAD_DIM
-from ._softmax import EMPTY_MAX, softmax_factor, softmax_step, softmax_weights
+from ._softmax import EMPTY_MAX, softmax_factor
 from ._triton import tl, triton
-
-WGMMA_ROWS = 64
-"""Heads from which Hopper's asynchronous matrix instructions take a block."""
 
 
 @triton.jit(
@@ -57,46 +52,31 @@ def _prefill_kernel(
     HEADS_PER_GROUP: tl.constexpr,
     BLOCK_H: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    DIMS_FIRST: tl.constexpr,
     Q_BLOCKS: tl.constexpr,
-    PACKED_KEYS: tl.constexpr,
-    HEAD_DIM: tl.constexpr = HEAD_DIM,
     TILE_DIM: tl.constexpr = TILE_DIM,
     EMPTY_MAX: tl.constexpr = EMPTY_MAX,
-    WGMMA_ROWS: tl.constexpr = WGMMA_ROWS,
 ):
-    """One block of heads of one token.
-
-    PACKED_KEYS says that `kv_stride` is HEAD_DIM, so that addresses take little.
-    """
-    SCORES_FIRST: tl.constexpr = not DIMS_FIRST and BLOCK_H >= WGMMA_ROWS
+    """One block of heads of one token."""
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
     first_head = (tl.program_id(0) % num_head_blocks) * BLOCK_H
     head_offs = first_head + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     head_mask = head_offs < num_heads  # [BLOCK_H]
     tile_offs = tl.arange(0, BLOCK_N)  # [BLOCK_N]
-    all_offs = tl.arange(0, HEAD_DIM)  # [HEAD_DIM]
     dim_offs = tl.arange(0, TILE_DIM)  # [64]
 
     row_mask = head_mask[:, None]  # [BLOCK_H, 1]
     token_q_ptr = q_ptr + token * q_token_stride
-    if DIMS_FIRST:
-        # [BLOCK_H, 64]
-        q_ptrs = query_pointers(
-            token_q_ptr,
-            head_offs,
-            first_head,
-            num_heads,
-            q_head_stride,
-            BLOCK_H,
-            Q_BLOCKS,
-        )
-    else:
-        # [BLOCK_H, 1]
-        q_row_ptrs = token_q_ptr + head_offs.to(tl.int64)[:, None] * q_head_stride
-        # [BLOCK_H, HEAD_DIM]
-        q = tl.load(q_row_ptrs + all_offs[None, :], mask=row_mask, other=0.0)
+    # [BLOCK_H, 64]
+    q_ptrs = query_pointers(
+        token_q_ptr,
+        head_offs,
+        first_head,
+        num_heads,
+        q_head_stride,
+        BLOCK_H,
+        Q_BLOCKS,
+    )
 
     if HAS_LENS:
         given_keys = tl.load(lens_ptr + token)
@@ -105,29 +85,16 @@ def _prefill_kernel(
         num_keys = width
 
     row_max = tl.full([BLOCK_H], EMPTY_MAX, tl.float32)  # [BLOCK_H]
-    if DIMS_FIRST:
-        column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
-        # [64, BLOCK_H] each
-        acc0 = zero_accumulator(BLOCK_H)
-        acc1 = zero_accumulator(BLOCK_H)
-        acc2 = zero_accumulator(BLOCK_H)
-        acc3 = zero_accumulator(BLOCK_H)
-        acc4 = zero_accumulator(BLOCK_H)
-        acc5 = zero_accumulator(BLOCK_H)
-        acc6 = zero_accumulator(BLOCK_H)
-        acc7 = zero_accumulator(BLOCK_H)
-    elif SCORES_FIRST:
-        column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
-        acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
-        scores = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
-        # Fewer instructions, and registers that the accumulators need.
-        tl.assume(num_rows >= 0)
-        tl.assume(width >= 0)
-        if PACKED_KEYS:
-            kv_stride = HEAD_DIM
-    else:
-        row_sum = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-        acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, HEAD_DIM]
+    column_sums = tl.zeros([BLOCK_H, BLOCK_N], tl.float32)  # [BLOCK_H, BLOCK_N]
+    # [64, BLOCK_H] each
+    acc0 = zero_accumulator(BLOCK_H)
+    acc1 = zero_accumulator(BLOCK_H)
+    acc2 = zero_accumulator(BLOCK_H)
+    acc3 = zero_accumulator(BLOCK_H)
+    acc4 = zero_accumulator(BLOCK_H)
+    acc5 = zero_accumulator(BLOCK_H)
+    acc6 = zero_accumulator(BLOCK_H)
+    acc7 = zero_accumulator(BLOCK_H)
     index_row_ptr = indices_ptr + token * indices_stride
     # [BLOCK_N]
     next_rows = tl.load(index_row_ptr + tile_offs, mask=tile_offs < num_keys, other=-1)
@@ -141,116 +108,19 @@ def _prefill_kernel(
         valid_mask = (rows >= 0) & (rows < num_rows)  # [BLOCK_N]
         kv_row_ptrs = (kv_ptr + rows.to(tl.int64) * kv_stride)[:, None]  # [BLOCK_N, 1]
         kv_mask = valid_mask[:, None]  # [BLOCK_N, 1]
-        if DIMS_FIRST:
-            k_ptrs = kv_row_ptrs + dim_offs[None, :]  # [BLOCK_N, 64]
-            # [BLOCK_N, 64] each
-            k0 = tl.load(k_ptrs + 0 * TILE_DIM, mask=kv_mask, other=0.0)
-            k1 = tl.load(k_ptrs + 1 * TILE_DIM, mask=kv_mask, other=0.0)
-            k2 = tl.load(k_ptrs + 2 * TILE_DIM, mask=kv_mask, other=0.0)
-            k3 = tl.load(k_ptrs + 3 * TILE_DIM, mask=kv_mask, other=0.0)
-            k4 = tl.load(k_ptrs + 4 * TILE_DIM, mask=kv_mask, other=0.0)
-            k5 = tl.load(k_ptrs + 5 * TILE_DIM, mask=kv_mask, other=0.0)
-            k6 = tl.load(k_ptrs + 6 * TILE_DIM, mask=kv_mask, other=0.0)
-            k7 = tl.load(k_ptrs + 7 * TILE_DIM, mask=kv_mask, other=0.0)
-            (
-                row_max,
-                column_sums,
-                acc0,
-                acc1,
-                acc2,
-                acc3,
-                acc4,
-                acc5,
-                acc6,
-                acc7,
-            ) = attend(
-                q_ptrs,
-                row_mask,
-                k0,
-                k1,
-                k2,
-                k3,
-                k4,
-                k5,
-                k6,
-                k7,
-                valid_mask,
-                qk_scale,
-                start,
-                num_keys,
-                row_max,
-                column_sums,
-                acc0,
-                acc1,
-                acc2,
-                acc3,
-                acc4,
-                acc5,
-                acc6,
-                acc7,
-                BLOCK_H,
-                BLOCK_N,
-                Q_BLOCKS,
-            )
-        elif SCORES_FIRST:
-            # [BLOCK_N, HEAD_DIM]
-            kv = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
-            # Triton 3.6 puts the loads of the next tile behind the last product outside
-            # a branch, and waits for a product only in the branch that uses it. So the
-            # tensor cores multiply while the next tile is requested, and softmax and PV
-            # hide its way. The branch is always taken.
-            scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
-            # Loaded again: kept from the last tile, these would take registers.
-            own_offs = start + tile_offs  # [BLOCK_N]
-            own_rows = tl.load(
-                index_row_ptr + own_offs, mask=own_offs < num_keys, other=-1
-            )  # [BLOCK_N]
-            own_mask = (own_rows >= 0) & (own_rows < num_rows)  # [BLOCK_N]
-            if start < num_keys:
-                # The inner branch, always taken as well, hides that one product feeds
-                # the other. Where the compiler sees it, it lays the scores over all
-                # warps by rows, and both warp groups compute every score. `p` must not
-                # use the scores before: ptxas would wait for each of their products.
-                p = tl.zeros([BLOCK_H, BLOCK_N], tl.bfloat16)  # [BLOCK_H, BLOCK_N]
-                rescale = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-                if start >= 0:
-                    # [BLOCK_H, BLOCK_N], then [BLOCK_H] each
-                    weights, rescale, row_max = softmax_weights(
-                        scores, own_mask, qk_scale, row_max
-                    )
-                    column_sums = column_sums * rescale[:, None] + weights
-                    p = weights.to(tl.bfloat16)
-                acc = tl.dot(p, kv, acc * rescale[:, None])
-        else:
-            # [BLOCK_N, HEAD_DIM]
-            kv = tl.load(kv_row_ptrs + all_offs[None, :], mask=kv_mask, other=0.0)
-            scores = tl.dot(q, tl.trans(kv))  # [BLOCK_H, BLOCK_N]
-            # The branch is for Triton on CUDA, measured with 3.6. Where the compiler
-            # sees that one product feeds another, it lays the scores over all warps by
-            # rows: with 64 heads both warp groups then compute every score. The branch
-            # hides this. It is always taken, but `p` must use the scores on both paths.
-            p = scores.to(tl.bfloat16)  # [BLOCK_H, BLOCK_N]
-            rescale = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
-            if start < num_keys:
-                p, rescale, row_max, row_sum = softmax_step(
-                    scores, valid_mask, qk_scale, row_max, row_sum
-                )
-            acc = tl.dot(p, kv, acc * rescale[:, None])
-
-    if DIMS_FIRST:
-        head_offs = first_head + range_behind_loop(BLOCK_H)  # [BLOCK_H]
-        head_mask = head_offs < num_heads  # [BLOCK_H]
-        row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
-        # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
-        factor = softmax_factor(
-            row_max[None, :],
-            row_sum[None, :],
-            sink_ptr,
-            head_offs[None, :],
-            head_mask[None, :],
-            HAS_SINK,
-        )
-        store_accumulators(
+        k_ptrs = kv_row_ptrs + dim_offs[None, :]  # [BLOCK_N, 64]
+        # [BLOCK_N, 64] each
+        k0 = tl.load(k_ptrs + 0 * TILE_DIM, mask=kv_mask, other=0.0)
+        k1 = tl.load(k_ptrs + 1 * TILE_DIM, mask=kv_mask, other=0.0)
+        k2 = tl.load(k_ptrs + 2 * TILE_DIM, mask=kv_mask, other=0.0)
+        k3 = tl.load(k_ptrs + 3 * TILE_DIM, mask=kv_mask, other=0.0)
+        k4 = tl.load(k_ptrs + 4 * TILE_DIM, mask=kv_mask, other=0.0)
+        k5 = tl.load(k_ptrs + 5 * TILE_DIM, mask=kv_mask, other=0.0)
+        k6 = tl.load(k_ptrs + 6 * TILE_DIM, mask=kv_mask, other=0.0)
+        k7 = tl.load(k_ptrs + 7 * TILE_DIM, mask=kv_mask, other=0.0)
+        (
+            row_max,
+            column_sums,
             acc0,
             acc1,
             acc2,
@@ -259,49 +129,70 @@ def _prefill_kernel(
             acc5,
             acc6,
             acc7,
-            factor,
-            head_offs,
-            head_mask,
-            token,
-            out_ptr,
-            scales_ptr,
-            positions_ptr,
-            cos_sin_ptr,
-            out_token_stride,
-            out_head_stride,
-            group_tokens,
-            max_position,
-            cos_sin_stride,
-            HEADS_PER_GROUP,
+        ) = attend(
+            q_ptrs,
+            row_mask,
+            k0,
+            k1,
+            k2,
+            k3,
+            k4,
+            k5,
+            k6,
+            k7,
+            valid_mask,
+            qk_scale,
+            start,
+            num_keys,
+            row_max,
+            column_sums,
+            acc0,
+            acc1,
+            acc2,
+            acc3,
+            acc4,
+            acc5,
+            acc6,
+            acc7,
             BLOCK_H,
+            BLOCK_N,
+            Q_BLOCKS,
         )
-    else:
-        if SCORES_FIRST:
-            row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
-            # Never taken. The use of `scores` makes the loop carry them, and only then
-            # does Triton 3.6 wait for their product inside the branch.
-            if num_keys < 0:
-                row_sum += tl.sum(scores, 1)
-        # [BLOCK_H, 1]
-        factor = softmax_factor(
-            row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
-        )[:, None]
-        store_heads(
-            acc * factor,
-            head_offs,
-            head_mask,
-            0,
-            token,
-            out_ptr,
-            scales_ptr,
-            positions_ptr,
-            cos_sin_ptr,
-            out_token_stride,
-            out_head_stride,
-            group_tokens,
-            max_position,
-            cos_sin_stride,
-            HEADS_PER_GROUP,
-            BLOCK_H,
-            HEAD_DIM,
-        )
+
+    head_offs = first_head + range_behind_loop(BLOCK_H)  # [BLOCK_H]
+    head_mask = head_offs < num_heads  # [BLOCK_H]
+    row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
+    # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
+    factor = softmax_factor(
+        row_max[None, :],
+        row_sum[None, :],
+        sink_ptr,
+        head_offs[None, :],
+        head_mask[None, :],
+        HAS_SINK,
+    )
+    store_accumulators(
+        acc0,
+        acc1,
+        acc2,
+        acc3,
+        acc4,
+        acc5,
+        acc6,
+        acc7,
+        factor,
+        head_offs,
+        head_mask,
+        token,
+        out_ptr,
+        scales_ptr,
+        positions_ptr,
+        cos_sin_ptr,
+        out_token_stride,
+        out_head_stride,
+        group_tokens,
+        max_position,
+        cos_sin_stride,
+        HEADS_PER_GROUP,
+        BLOCK_H,
+    )

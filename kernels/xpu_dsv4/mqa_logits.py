@@ -28,7 +28,7 @@ def fp8_mqa_logits(
     Args:
         q (torch.Tensor):
             Queries of shape `[M, H, D]`, float8_e4m3fn, 1 to 128 heads. D is a power of
-            two of at least 16.
+            two of at least 32.
         kv (torch.Tensor):
             Keys of shape `[N, D]`, float8_e4m3fn; rows may be strided.
         kv_scales (torch.Tensor):
@@ -66,14 +66,14 @@ def fp8_paged_mqa_logits(
 
     A page holds `block_size` keys of D e4m3 bytes, then their fp32 scales. Row
     b * next_n + j scores the first L keys of request b. Of the elements behind them, up
-    to 63 and those that a longer row of the request has are -inf; the others are not
+    to 127 and those that a longer row of the request has are -inf; the others are not
     written. L is context_lens[b, j]; if each request has one length, that of its last
     token, L is smaller by next_n - 1 - j.
 
     Args:
         q_fp8 (torch.Tensor):
             Queries of shape `[B, next_n, H, D]`, float8_e4m3fn, 1 to 128 heads. D is a
-            power of two of at least 16.
+            power of two of at least 32.
         kv_cache_fp8 (torch.Tensor):
             Pages of shape `[num_blocks, block_size, (1,) D + 4]`, uint8. The block
             stride may be padded.

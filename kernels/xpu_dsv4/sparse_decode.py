@@ -30,8 +30,6 @@ from ._softmax import LOG2E, check_sink
 __all__ = ["Fp8Output", "sparse_decode_workspace_size", "xpu_sparse_decode_fp8"]
 
 MOST_HEADS = 128
-FP8_CAPABILITY = (8, 9)
-"""Least compute capability of NVIDIA GPUs that convert e4m3."""
 
 
 def _check_lengths(name: str, lens: torch.Tensor, num_tokens: int) -> None:
@@ -138,7 +136,6 @@ def xpu_sparse_decode_fp8(
         topk_width = topk_indices.shape[-1]
     swa_width = swa_indices.shape[-1]
     config = decode_config(
-        q.device.type,
         num_tokens,
         num_heads,
         topk_width + swa_width,
@@ -183,7 +180,6 @@ def xpu_sparse_decode_fp8(
         HEADS_PER_GROUP=heads_per_group(direct),
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
-        DIMS_FIRST=config.dims_first,
         Q_BLOCKS=config.q_blocks,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
@@ -213,7 +209,6 @@ def _check(
     """Raise unless the arguments of `xpu_sparse_decode_fp8` fit together."""
     _check_head_dims(head_dim, nope_head_dim, rope_head_dim)
     num_tokens, num_heads = _check_queries(q)
-    _check_device(q.device)
     check_output(num_tokens, num_heads, out, scales, positions, cos_sin_cache)
     check_pages("swa_kv_cache", swa_kv_cache)
     check_index_rows("swa_indices", swa_indices, num_tokens)
@@ -247,15 +242,6 @@ def _check(
     )
     if workspace is not None:
         check_dtype("workspace", workspace, torch.float32)
-
-
-def _check_device(device: torch.device) -> None:
-    """Raise on NVIDIA GPUs that do not convert e4m3 by an instruction."""
-    if device.type != "cuda" or torch.version.cuda is None:
-        return
-    capability = torch.cuda.get_device_capability(device)
-    if capability < FP8_CAPABILITY:
-        fail("q.device", f"{device} of {capability}", f"at least {FP8_CAPABILITY}")
 
 
 def _check_head_dims(head_dim: int, nope_head_dim: int, rope_head_dim: int) -> None:

@@ -2,8 +2,6 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Sparse MLA prefill over gathered bf16 keys, in one launch."""
 
-from typing import NamedTuple
-
 import torch
 
 from ._checks import (
@@ -24,113 +22,9 @@ from ._output import (
     tensors_of,
 )
 from ._pages import HEAD_DIM
+from ._prefill_config import prefill_config
 from ._prefill_kernel import _prefill_kernel
 from ._softmax import LOG2E, check_sink
-from ._tuned import tuned_rows
-
-
-class PrefillConfig(NamedTuple):
-    """How one prefill is divided into programs and tiles.
-
-    Attributes:
-        block_h: heads per tile.
-        block_n: keys per tile.
-        num_warps: warps per program; on XPU, sub-groups of 16 lanes.
-        num_stages: depth of software pipelining.
-        grf: registers per hardware thread on XPU, 128 or 256.
-        dims_first: use the tile of `_dims_first`, for Intel GPUs. Otherwise q and one
-            tile of keys are held whole for both products.
-        q_blocks: load q by 2-dim blocks.
-
-    """
-
-    block_h: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    grf: int
-    dims_first: bool
-    q_blocks: bool
-
-
-class TunedPrefill(NamedTuple):
-    """A measured configuration, for a range of heads; fields as in `PrefillConfig`.
-
-    Attributes:
-        least_heads: heads of `q` at least.
-        most_heads: heads of `q` at most.
-
-    """
-
-    least_heads: int
-    most_heads: int
-    block_h: int
-    block_n: int
-    num_warps: int
-    num_stages: int
-    grf: int
-    dims_first: bool
-    q_blocks: bool
-
-    def fits(self) -> bool:
-        """Whether the kernel has this configuration."""
-        return (
-            self.least_heads <= self.most_heads
-            and self.block_h in (16, 32, 64, 128)
-            and self.block_n in (16, 32, 64)
-            and self.num_warps in (1, 2, 4, 8, 16)
-            and self.num_stages in (1, 2, 3, 4)
-            and self.grf in (128, 256)
-        )
-
-    def config(self, aligned: bool) -> PrefillConfig:
-        """This configuration for one launch; `aligned` as for `decode_config`."""
-        return PrefillConfig(
-            self.block_h,
-            self.block_n,
-            self.num_warps if aligned or not self.q_blocks else 2 * self.num_warps,
-            self.num_stages,
-            self.grf,
-            self.dims_first,
-            self.q_blocks and aligned,
-        )
-
-
-def prefill_config(
-    device_type: str, num_heads: int, aligned: bool = True
-) -> PrefillConfig:
-    """The configuration for one launch; arguments as for `decode_config`."""
-    for row in tuned_rows(
-        "sparse_prefill", device_type, TunedPrefill, TunedPrefill.fits
-    ):
-        if row.least_heads <= num_heads <= row.most_heads:
-            return row.config(aligned)
-    if device_type != "cuda":
-        if num_heads <= 16:
-            block_h, num_warps = 16, 8
-        elif num_heads <= 32:
-            block_h, num_warps = 32, 16
-        else:
-            block_h, num_warps = 64, 16 if aligned else 32
-        return PrefillConfig(
-            block_h,
-            block_n=16,
-            num_warps=num_warps,
-            num_stages=1,
-            grf=256,
-            dims_first=True,
-            q_blocks=aligned,
-        )
-    block_h, num_warps = (64, 8) if num_heads > 16 else (16, 4)
-    return PrefillConfig(
-        block_h,
-        block_n=64,
-        num_warps=num_warps,
-        num_stages=2,
-        grf=128,
-        dims_first=False,
-        q_blocks=False,
-    )
 
 
 def xpu_sparse_prefill(
@@ -180,7 +74,7 @@ def xpu_sparse_prefill(
     if num_tokens == 0:
         return out
 
-    config = prefill_config(q.device.type, num_heads, has_aligned_rows(q))
+    config = prefill_config(num_heads, has_aligned_rows(q))
     output = output_arguments(out)
     head_blocks = cdiv(num_heads, config.block_h)
     _prefill_kernel[(num_tokens * head_blocks,)](
@@ -205,9 +99,7 @@ def xpu_sparse_prefill(
         HEADS_PER_GROUP=heads_per_group(out),
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
-        DIMS_FIRST=config.dims_first,
         Q_BLOCKS=config.q_blocks,
-        PACKED_KEYS=not config.dims_first and kv.stride(0) == HEAD_DIM,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
     return out

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sweep: what may win, and that its file is the one that the kernels read."""
+"""The sweep: what may win, and what its file holds."""
 
 import json
 import os
@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.tune import Tried, winner
+from benchmarks.tuned_rows import TunedDecode
 
 ROOT = Path(__file__).parents[2]
 
@@ -59,20 +60,16 @@ def test_what_was_tried_is_written(folder: Path):
     assert default["microseconds"].keys() == candidate["microseconds"].keys()
 
 
-def test_the_kernels_read_the_file(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    from kernels.xpu_dsv4 import _tuned
-    from kernels.xpu_dsv4._logits import LogitsConfig, logits_config
-
+def test_the_file_names_its_device(folder: Path):
     (path,) = folder.glob("cpu*.json")
     content = json.loads(path.read_text())
     assert content.keys() == {"schema", "device", "rows"}
-    row = LogitsConfig(8, 32, 4, 1, 128)
-    content["rows"] = {"paged_mqa_logits": [row._asdict()]}
-    path.write_text(json.dumps(content))
-    monkeypatch.setenv(_tuned.VARIABLE, str(path))
-    monkeypatch.setattr(_tuned, "_device_name", lambda kind: content["device"])
-    for read in (_tuned.tuned_rows, _tuned._rows_by_kernel):
-        read.cache_clear()
-    assert logits_config("paged_mqa_logits", "xpu") == row
-    for read in (_tuned.tuned_rows, _tuned._rows_by_kernel):
-        read.cache_clear()
+    assert content["device"] == "CPU, interpreted"
+
+
+def test_a_measured_row_is_a_configuration():
+    row = TunedDecode(9, 16, 16, 32, 40, 2, 2, 128, True)
+    config = row.config(1, 16, 640)
+    assert (config.block_n, config.num_warps, config.splits) == (32, 2, 20)
+    odd = row.config(1, 16, 640, aligned=False)
+    assert (odd.num_warps, odd.q_blocks, odd.splits) == (4, False, 20)

@@ -65,15 +65,10 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.fixture(params=["xpu", "cuda"])
 def tuned_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Decode with the configuration of one kind of device, wherever the test runs."""
-    from kernels.xpu_dsv4 import _merge, sparse_decode
+    """Run the kernels' form for one kind of device, wherever the test runs."""
+    from kernels.on_cuda import forms
 
     kind: str = request.param
-    decode_config, merge_tile = sparse_decode.decode_config, _merge.merge_tile
-    monkeypatch.setattr(
-        sparse_decode, "decode_config", lambda _, *sizes: decode_config(kind, *sizes)
-    )
-    monkeypatch.setattr(
-        _merge, "merge_tile", lambda _, splits: merge_tile(kind, splits)
-    )
+    for module, name, form in forms() if kind == "cuda" else ():
+        monkeypatch.setattr(module, name, form)
     return kind

@@ -18,8 +18,8 @@ def use(monkeypatch, **changes):
     """Run with the given fields of the configuration changed, also of `tuned_for`."""
     config = decode.decode_config
 
-    def changed(kind, *sizes):
-        return config(kind, *sizes)._replace(**changes)
+    def changed(*sizes):
+        return config(*sizes)._replace(**changes)
 
     monkeypatch.setattr(decode, "decode_config", changed)
 

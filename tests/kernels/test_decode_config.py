@@ -4,20 +4,17 @@
 import pytest
 
 from kernels.xpu_dsv4 import _decode_config
-from kernels.xpu_dsv4._decode_config import decode_config
-from kernels.xpu_dsv4.sparse_decode import sparse_decode_workspace_size
+from kernels.xpu_dsv4._decode_config import sparse_decode_workspace_size
 
 HEADS = pytest.mark.parametrize("heads", [1, 16, 17, 64, 65, 128])
 KEYS = pytest.mark.parametrize("keys", [1, 128, 640, 8320])
 MORE_KEYS = pytest.mark.parametrize("keys", [1, 65, 96, 128, 288, 640, 8320])
-KIND = pytest.mark.parametrize("kind", ["xpu", "cuda"])
 
 
-@KIND
 @HEADS
 @KEYS
-def test_no_split_is_idle_and_splits_never_grow_with_the_batch(keys, heads, kind):
-    configs = [decode_config(kind, t, heads, keys) for t in range(1, 301)]
+def test_no_split_is_idle_and_splits_never_grow_with_the_batch(keys, heads, tuned_for):
+    configs = [_decode_config.decode_config(t, heads, keys) for t in range(1, 301)]
     splits = [config.splits for config in configs]
     assert splits == sorted(splits, reverse=True)
     assert splits[-1] == 1
@@ -27,17 +24,16 @@ def test_no_split_is_idle_and_splits_never_grow_with_the_batch(keys, heads, kind
         assert -(-tiles // tiles_per_split) == config.splits
 
 
-@KIND
 @HEADS
 @MORE_KEYS
-def test_workspace_size_is_what_the_largest_batch_needs(keys, heads, kind):
+def test_workspace_size_is_what_the_largest_batch_needs(keys, heads, tuned_for):
     needed = [
         tokens * heads * splits * 514
         for tokens in range(1, 301)
-        if (splits := decode_config(kind, tokens, heads, keys).splits) > 1
+        if (splits := _decode_config.decode_config(tokens, heads, keys).splits) > 1
     ]
     for most in (300, 10**12):
-        size = sparse_decode_workspace_size(most, heads, keys, kind)
+        size = sparse_decode_workspace_size(most, heads, keys)
         assert size == max(needed, default=0)
 
 
@@ -53,4 +49,4 @@ def test_workspace_size_is_what_the_largest_batch_needs(keys, heads, kind):
 )
 def test_splits_fill_an_xpu_once(xe_cores, heads, tokens, splits, monkeypatch):
     monkeypatch.setattr(_decode_config, "_xe_cores", lambda: xe_cores)
-    assert decode_config("xpu", tokens, heads, 640).splits == splits
+    assert _decode_config.decode_config(tokens, heads, 640).splits == splits

@@ -63,7 +63,7 @@ def test_mqa_logits(rows, keys, heads, device):
     both("fp8_mqa_logits", flat_case(rows, keys, heads), device)
 
 
-@pytest.mark.parametrize("dim", [16, 64, 256])
+@pytest.mark.parametrize("dim", [32, 64, 256])
 def test_mqa_logits_other_sizes(dim, device):
     torch.manual_seed(dim)
     both("fp8_mqa_logits", flat_case(5, 70, 20, dim), device)
@@ -94,9 +94,9 @@ def test_every_e4m3_value_counts(device):
     """Each finite code of q and k, subnormals included, enters with its value."""
     codes = torch.arange(256, dtype=torch.uint8)
     codes = codes[(codes & 0x7F) != 0x7F].view(torch.float8_e4m3fn)
-    keys = torch.zeros(254, 16)
+    keys = torch.zeros(254, 32)
     keys[:, 3] = 1.0
-    q = torch.zeros(254, 1, 16)
+    q = torch.zeros(254, 1, 32)
     q[:, 0, 3] = codes.float()
     bounds = torch.zeros(254).int(), torch.full((254,), 2).int()
     arguments = (
@@ -224,11 +224,20 @@ def test_paged_lengths_beyond_table_and_result(device):
 
 def test_paged_ends_a_row_with_the_tile_of_its_last_key(device):
     """The caller's top-k takes the lengths, so 1M columns are not filled."""
-    case = paged_case([[3, 70], [0, 0], [130, 1]], 2, 8, 64, 250)
-    out = torch.full((6, 250), 5.0, device=device)
+    case = paged_case([[3, 70], [0, 0], [130, 1]], 2, 8, 64, 300)
+    out = torch.full((6, 300), 5.0, device=device)
     mqa_logits.fp8_paged_mqa_logits(*on(device, case), out=out)
-    assert (out != 5.0).sum(1).tolist() == [128, 128, 0, 0, 192, 192]
-    assert out.isfinite().sum(1).tolist() == [3 + 122, 70 + 122, 250, 250, 188, 59]
+    assert (out != 5.0).sum(1).tolist() == [128, 128, 0, 0, 256, 256]
+    assert out.isfinite().sum(1).tolist() == [3 + 172, 70 + 172, 300, 300, 174, 45]
+
+
+@pytest.mark.parametrize("next_n", [1, 2])
+def test_paged_programs_go_over_several_tiles(next_n, device):
+    """Of 9 requests a program takes 2 tiles, 256 keys: one, both, and part of one."""
+    torch.manual_seed(next_n)
+    lens = [next_n, 127, 128, 129, 255, 256, 257, 0, 900]
+    mine = paged_both(paged_case(lens, next_n, 8, 64, 1000), device)
+    assert mine.isfinite().sum(1)[next_n - 1 :: next_n].tolist() == lens
 
 
 @pytest.mark.parametrize("limit", [1, 2, 5])
@@ -299,7 +308,7 @@ def test_property_based(device):
                 st.lists(row, min_size=1, max_size=3),
             )
         )
-        case = list(paged_case(lens, next_n, heads, block_size, max_len, 16))
+        case = list(paged_case(lens, next_n, heads, block_size, max_len, 32))
         holes = torch.rand(case[4].shape) < 0.2
         case[4] = case[4].where(~holes, data.draw(st.sampled_from([-1, 10**6])))
         paged_both(case, device)

@@ -8,7 +8,7 @@ from compare import assert_close
 from kernels.reference import mqa_logits_mxfp4 as reference
 from kernels.reference._quant import E2M1_VALUES
 from kernels.xpu_dsv4 import mqa_logits_mxfp4
-from kernels.xpu_dsv4._logits import logits_config
+from kernels.xpu_dsv4._logits import GATHERED
 
 PACKED, SCALES = 64, 4
 
@@ -65,7 +65,7 @@ def test_mqa_logits(rows, keys, heads, device):
     both("mxfp4_mqa_logits", flat_case(rows, keys, heads), device)
 
 
-TILE = logits_config("mqa_logits_mxfp4", "cpu").block_n
+TILE = GATHERED.block_n
 """Keys per program where keys are gathered."""
 
 

@@ -19,7 +19,6 @@ from loads import recording_loads
 
 from kernels.xpu_dsv4 import _merge as merge
 from kernels.xpu_dsv4 import sparse_decode as decode
-from kernels.xpu_dsv4._decode_config import decode_config
 
 
 @pytest.mark.parametrize(
@@ -76,7 +75,7 @@ def test_replay_of_a_graph_with_other_inputs(tuned_for, device):
     if device.type != "cuda":
         pytest.skip("graphs are captured on a GPU only")
     arguments = batch(4, 16, 70, 33, device)
-    size = decode.sparse_decode_workspace_size(4, 16, 103, tuned_for)
+    size = decode.sparse_decode_workspace_size(4, 16, 103)
     workspace = torch.empty(size, device=device)
     check(arguments, workspace)
     graph = torch.cuda.CUDAGraph()
@@ -95,8 +94,8 @@ def test_replay_of_a_graph_with_other_inputs(tuned_for, device):
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_heads_first(splits, monkeypatch, device):
-    use(monkeypatch, splits=splits, dims_first=False, q_blocks=False)
+def test_queries_by_pointers(splits, monkeypatch, device):
+    use(monkeypatch, splits=splits, q_blocks=False)
     check(batch(2, 20, 40, 20, device))
 
 
@@ -252,9 +251,6 @@ def test_columns_of_a_wider_tensor(offset, monkeypatch, device):
             return launch
 
     monkeypatch.setattr(decode, "_decode_kernel", Spied())
-    monkeypatch.setattr(
-        decode, "decode_config", lambda _, *sizes: decode_config("xpu", *sizes)
-    )
     arguments = batch(3, 6, 20, 9, device)
     wide = torch.full((3, 6, 544), float("nan"), dtype=torch.bfloat16, device=device)
     wide[:, :, offset : offset + 512] = arguments["q"]
@@ -293,7 +289,7 @@ def test_at_most_two_launches_and_no_allocation(tuned_for, monkeypatch, device):
     monkeypatch.setattr(decode, "_decode_kernel", Counted(decode._decode_kernel))
     monkeypatch.setattr(merge, "_merge_kernel", Counted(merge._merge_kernel))
     arguments = batch(1, 16, 70, 9, device)
-    size = decode.sparse_decode_workspace_size(4, 16, 79, tuned_for)
+    size = decode.sparse_decode_workspace_size(4, 16, 79)
     workspace = torch.empty(size, device=device)
     monkeypatch.setattr(torch, "empty", None)
     decode.xpu_sparse_decode_fp8(**arguments, workspace=workspace)
@@ -337,7 +333,7 @@ def test_bytes_requested(heads, tuned_for, device):
             keys += len(good)
     with recording_loads() as loads:
         decode.xpu_sparse_decode_fp8(**arguments)
-    config = decode.decode_config("", 2, heads, 110)
+    config = decode.decode_config(2, heads, 110)
     tiles = -(-heads // config.block_h)
     requested = 0
     for cache, slots in valid.items():

@@ -16,18 +16,7 @@ SCALE = 512**-0.5
 ERROR = 2.0**-8
 """Of rounding probabilities and the result to bf16, twice over: the bound of an element
 is this times |o| + sum(p |v|)."""
-prefill_config = prefill.prefill_config
 interface = prefill.xpu_sparse_prefill
-
-
-@pytest.fixture(params=["xpu", "cuda"])
-def tuned_for(request, monkeypatch):
-    """Run with the configuration of one kind of device, wherever the test runs."""
-    kind = request.param
-    monkeypatch.setattr(
-        prefill, "prefill_config", lambda _, *sizes: prefill_config(kind, *sizes)
-    )
-    return kind
 
 
 def batch(tokens, heads, topk, rows, device):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads a device's report into this repository: a row of docs/devices.md, constants of
-the cost model, and the tuned configurations, which the next wheels bring."""
+the cost model, and the tuned configurations, for a step that brings them."""
 
 import json
 import re
@@ -17,7 +17,7 @@ from xpustack.device.records import Report
 PAGE = "docs/devices.md"
 SECTION = "devices"
 MODEL = "aot/devices.toml"
-PACKAGE = "kernels/xpu_dsv4"
+KERNELS = "kernels"
 OPERATIONS_OF_A_DPAS = 2 * 8 * 16 * 16
 """Of one dpas.8x8 of bf16 over 16 lanes: 8 rows, 16 columns, 16 products each."""
 HEADS = (
@@ -144,9 +144,9 @@ def _tuned(report: Report) -> tuple[tuple[str, bytes] | None, str]:
         UsageError: the report names another place than `tuned/`.
     """
     tune = report.stage("tune")
-    where = f"{PACKAGE}/tuned"
+    where = f"{KERNELS}/tuned"
     if report.kind != "xpu":
-        return None, f"{where}: unchanged, wheels are for Intel GPUs"
+        return None, f"{where}: unchanged, it is for Intel GPUs"
     if tune is None or tune.status != "passed":
         return None, f"{where}: unchanged, the stage `tune` did not pass"
     if lacking := {"file", "schema", "device", "rows"} - tune.data.keys():
@@ -159,9 +159,9 @@ def _tuned(report: Report) -> tuple[tuple[str, bytes] | None, str]:
             f"the report's tuned file is {file!r}, not tuned/NAME.json", path=where
         )
     content = {key: tune.data[key] for key in ("schema", "device", "rows")}
-    path = f"{PACKAGE}/{file}"
+    path = f"{KERNELS}/{file}"
     return (path, json.dumps(content, indent=1).encode() + b"\n"), (
-        f"{path}: in every wheel from the next revision on (python -m xpustack stamp)"
+        f"{path}: no step reads it yet; docs/decisions.md says what such a step changes"
     )
 
 

@@ -183,7 +183,7 @@ class Setup:
         environment = {
             name: value
             for name, value in os.environ.items()
-            if name not in ("TRITON_INTERPRET", "XPU_DSV4_TUNED")
+            if name != "TRITON_INTERPRET"
         }
         paths = [str(self.project.root), environment.get("PYTHONPATH", "")]
         return {

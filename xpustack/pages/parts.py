@@ -108,6 +108,8 @@ PARTS = (
         "Loading",
         "which checkpoints and tensors are served",
         "checkpoint-faults",
+        "checkpoint-parts",
+        "truncated-shard",
         "scale-format",
         "checkpoint-scales",
         "fp8-wo-a",

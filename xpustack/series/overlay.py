@@ -3,8 +3,7 @@
 
 Kernels import each other relatively. Inside vLLM they are in one package,
 `vllm/model_executor/kernels/xpu_dsv4/`, with the package's `__init__.py` and a
-`_triton.py` that imports Triton from vLLM. `_tuned` reads the files in `tuned/`, one
-for each device that was measured: they come with it.
+`_triton.py` that imports Triton from vLLM.
 """
 
 import ast
@@ -24,7 +23,6 @@ KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 COMMON = "common"
 PACKAGE = "__init__"
 TRITON = "_triton"
-TUNED = "_tuned"
 TRITON_IN_VLLM = b"""\
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
@@ -136,8 +134,8 @@ def kernel_closure(
     present: Collection[str] = (),
 ) -> Mapping[str, NewFile]:
     """The files of the given kernels and of the modules that they need (the package's
-    `__init__`, `_triton`, relative imports, what `_tuned` reads), by their path in the
-    package, sorted; none if there are no kernels.
+    `__init__`, `_triton`, relative imports), by their path in the package, sorted; none
+    if there are no kernels.
 
     Args:
         present: paths to leave out, with what their modules need.
@@ -162,10 +160,6 @@ def kernel_closure(
             files[f"{name}.py"] = NewFile(TRITON_IN_VLLM, source)
             continue
         files[f"{name}.py"] = file
-        if name == TUNED:
-            for measured in source.parent.glob("tuned/*.json"):
-                path = measured.relative_to(source.parent).as_posix()
-                files[path] = _read_new_file(project, step, measured)
         queue += _relative_imports(project, step, file)
     return dict(sorted(files.items()))
 

@@ -52,7 +52,7 @@ from xpustack.series.worktree import (
     start_over,
 )
 
-_KERNEL_FILE = re.compile(r"[^/]+\.py|tuned/[^/]+\.json")
+_KERNEL_FILE = re.compile(r"[^/]+\.py")
 _LEGEND = (
     "D: the commit has it, no Kernels: trailer reaches it;"
     " A: the trailers bring it, the commit lacks it; M: they differ"
@@ -257,8 +257,7 @@ def _put_added(staged: Project, names: Iterable[str], commit: StepCommit) -> Non
                 continue
             if name == f"{TRITON}.py" or not _KERNEL_FILE.fullmatch(name):
                 raise SeriesError(
-                    "this kernel file is generated, or is neither a module nor what was"
-                    " tuned for a device",
+                    "this kernel file is generated, or is no module",
                     release=commit.step.release,
                     step=commit.step.slug,
                     path=path,

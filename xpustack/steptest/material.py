@@ -22,7 +22,10 @@ from xpustack.steptest.closure import closure
 PLUGIN = "xpustack_outcomes"
 """The pytest plugin that writes a run's outcomes, on the path of every run."""
 _ENTRY_POINTS = "vllm.platform_plugins"
-_CPU_ENTRY_POINT = "plain_cpu = emulated_xpu.plugin:register_cpu\n"
+_OWN_ENTRY_POINTS = (
+    "plain_cpu = emulated_xpu.plugin:register_cpu\n"
+    "plain_cuda = emulated_xpu.plugin:register_cuda\n"
+)
 """Known to these runs alone: vLLM refuses to choose between two installed platforms."""
 _COMPILED = "pytest.mark.compiled"
 _ANY_PLATFORM = "pytest.mark.any_platform"
@@ -59,9 +62,9 @@ class Support:
             EnvironmentProblem: the disk is full, or writing there is denied.
         """
         name = fingerprint.digest(files=self.digest, entry_points=self.entry_points)
-        return server.folder(cache, name, self._lay_out)
+        return server.folder(cache, name, self.lay_out)
 
-    def _lay_out(self, folder: Path) -> None:
+    def lay_out(self, folder: Path) -> None:
         """Write the files, the plugins' metadata, and a folder for what imports that
         runs share write."""
         _copy({folder / name: path for name, path in self.files.items()})
@@ -72,7 +75,7 @@ class Support:
         (distribution / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
         )
-        points = self.entry_points + _CPU_ENTRY_POINT
+        points = self.entry_points + _OWN_ENTRY_POINTS
         (distribution / "entry_points.txt").write_text(points)
 
     @classmethod

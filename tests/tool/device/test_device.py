@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from kernels.xpu_dsv4 import _tuned
 from xpustack.cli import app
 from xpustack.device.prove import AHEAD_OF_TIME
 
@@ -422,10 +421,9 @@ def test_a_report_is_taken_in(checkout: Path) -> None:
     assert b60["dpas_clocks"] == pytest.approx(19.7, abs=0.05)
     assert b60["source"].endswith(old["Arc Pro B60"]["source"])
     once = (checkout / "aot/devices.toml").read_text()
-    tuned = checkout / "kernels/xpu_dsv4/tuned/intel-b60.json"
-    assert "tuned/intel-b60.json: in every wheel" in done.stdout
-    rows = _tuned._read(tuned, "Intel(R) Arc(TM) Pro B60 Graphics")
-    assert rows == {"mqa_logits": [{"block_m": 4}]}
+    tuned = checkout / "kernels/tuned/intel-b60.json"
+    assert "tuned/intel-b60.json: no step reads it yet" in done.stdout
+    assert json.loads(tuned.read_text())["rows"] == {"mqa_logits": [{"block_m": 4}]}
     assert ingest(archive).exit_code == 0
     assert (checkout / "aot/devices.toml").read_text() == once
     assert (checkout / "docs/devices.md").read_text() == page
@@ -454,7 +452,7 @@ def test_what_was_tuned_is_not_taken_in(
     done = ingest(path)
     assert done.exit_code == code
     assert said in done.output
-    assert not (checkout / "kernels/xpu_dsv4/tuned").exists()
+    assert not (checkout / "kernels/tuned").exists()
     assert ((checkout / "docs/devices.md").read_bytes() == before) == bool(code)
 
 

@@ -19,6 +19,8 @@ FOR_ALL = {
     "swa-rope",
     "cpu-tile-scheduler",
     "checkpoint-faults",
+    "checkpoint-parts",
+    "truncated-shard",
     "fp8-experts",
     "online-arguments",
     "promoted-specs",

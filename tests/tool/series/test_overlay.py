@@ -22,16 +22,6 @@ def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
     assert list(files) == ["__init__.py", "_launch.py", "_triton.py", "gather.py"]
 
 
-def test_what_was_measured_comes_with_its_reader(stack: FakeStack) -> None:
-    step = load_series(stack.project, "v1.0")[2]
-    stack.write("kernels/xpu_dsv4/_tuned.py", "import json\n")
-    stack.write("kernels/xpu_dsv4/tuned/a-gpu.json", "{}\n")
-    assert "tuned/a-gpu.json" not in kernel_closure(stack.project, step, ["gather"])
-    stack.write("kernels/xpu_dsv4/gather.py", "from ._tuned import rows\n")
-    files = kernel_closure(stack.project, step, ["gather"])
-    assert files["tuned/a-gpu.json"].content == b"{}\n"
-
-
 @pytest.mark.parametrize(
     ("source", "problem"),
     [

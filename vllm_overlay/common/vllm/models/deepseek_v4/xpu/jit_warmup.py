@@ -164,7 +164,6 @@ class XPUSparseDecodeKernel(VllmJitKernel[SparseDecodeKey]):
         keys: dict[object, SparseDecodeKey] = {}
         for num_tokens in (*batches, most):
             config = decode_config(
-                current_platform.device_type,
                 num_tokens,
                 layer.n_local_heads,
                 topk_width + layer.window_size,

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""How a sparse prefill is divided into programs and tiles."""
+
+from typing import NamedTuple
+
+
+class PrefillConfig(NamedTuple):
+    """How one prefill is divided into programs and tiles.
+
+    Attributes:
+        block_h: heads per tile.
+        block_n: keys per tile.
+        num_warps: warps per program; on XPU, sub-groups of 16 lanes.
+        num_stages: depth of software pipelining.
+        grf: registers per hardware thread on XPU, 128 or 256.
+        q_blocks: load q by 2-dim blocks.
+
+    """
+
+    block_h: int
+    block_n: int
+    num_warps: int
+    num_stages: int
+    grf: int
+    q_blocks: bool
+
+
+def prefill_config(num_heads: int, aligned: bool = True) -> PrefillConfig:
+    """The configuration for one launch; arguments as for `decode_config`."""
+    if num_heads <= 16:
+        block_h, num_warps = 16, 8
+    elif num_heads <= 32:
+        block_h, num_warps = 32, 16
+    else:
+        block_h, num_warps = 64, 16 if aligned else 32
+    return PrefillConfig(
+        block_h,
+        block_n=16,
+        num_warps=num_warps,
+        num_stages=1,
+        grf=256,
+        q_blocks=aligned,
+    )

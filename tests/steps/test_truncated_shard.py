@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A shard that cannot be opened is named, with the tensor at which it is cut off."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import layout
+from helpers.loading import NAME
+
+LAST = "rest.weight"
+
+
+def refusal(shard: Path, size: int | None = None, first: bytes = b"") -> str:
+    """The error of reading a shard of two tensors of 16,384 bytes each that ends at
+    `size`, and whose first bytes are replaced."""
+    from safetensors.torch import save_file
+
+    utils = layout.module("vllm.model_executor.model_loader.weight_utils")
+    save_file({NAME: torch.zeros(64, 64), LAST: torch.zeros(64, 64)}, shard)
+    data = shard.read_bytes()
+    shard.write_bytes((first + data[len(first) :])[:size])
+    with pytest.raises(Exception) as stop:
+        list(utils.safetensors_weights_iterator([str(shard)], False))
+    return str(stop.value)
+
+
+def test_a_truncated_shard(tmp_path: Path) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    found = refusal(shard, -8)
+    assert shard.name in found, found
+    assert f"ends before the end of {LAST}" in found, found
+    assert f"ends before the end of {NAME}" in refusal(shard, -16384 - 8)
+
+
+@pytest.mark.parametrize(
+    ("size", "first"),
+    [(4, b""), (40, b""), (None, b"\x40"), (None, b"\xff" * 8)],
+    ids=["no length", "no header", "another length", "a length beyond all"],
+)
+def test_a_shard_with_a_damaged_header(
+    tmp_path: Path, size: int | None, first: bytes
+) -> None:
+    shard = tmp_path / "model-00001-of-00002.safetensors"
+    assert shard.name in refusal(shard, size, first)
+
+
+@pytest.mark.unchanged
+def test_a_whole_shard(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    utils = layout.module("vllm.model_executor.model_loader.weight_utils")
+    shard = tmp_path / "model.safetensors"
+    save_file({NAME: torch.ones(4, 4)}, shard)
+    ((name, tensor),) = utils.safetensors_weights_iterator([str(shard)], False)
+    assert name == NAME and bool((tensor == 1).all())

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`xpustack upstream-tests`: vLLM's own tests before and after a step, or all steps."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from xpustack.base import releases
+from xpustack.base.store import Store
+from xpustack.builds.build import build, build_version
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import UsageError
+from xpustack.core.folders import vacant
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.core.rows import csv_text, read_rows
+from xpustack.series.apply import trees
+from xpustack.series.tree import StepTree
+from xpustack.series.worktree import checkout
+from xpustack.steptest import upstream
+from xpustack.steptest.material import Support
+from xpustack.terminal.console import (
+    AsJson,
+    Offline,
+    answering,
+    showing_progress,
+    using_cache,
+)
+
+DATA = "docs/data/upstream_tests.csv"
+_KEY = ("release", "step", "platform")
+
+
+class Device(StrEnum):
+    """A platform of vLLM."""
+
+    CPU = "cpu"
+    EMULATED = "emulated"
+    CUDA = "cuda"
+
+
+def upstream_tests(
+    release: Annotated[str, typer.Argument(help="Such as v0.33.0.")],
+    step: Annotated[
+        str | None, typer.Argument(help="One step; default: all of the series.")
+    ] = None,
+    device: Annotated[Device, typer.Option(help="The platform.")] = Device.EMULATED,
+    to: Annotated[
+        Path | None,
+        typer.Option(help="The folder of the run; default: a temporary one."),
+    ] = None,
+    packages: Annotated[
+        Path | None,
+        typer.Option(
+            help="A folder with what vLLM's tests import: `pip install --target DIR"
+            " --no-deps anthropic docstring_parser pytest-asyncio tblib`."
+        ),
+    ] = None,
+    prepare: Annotated[
+        bool,
+        typer.Option("--prepare", help="Only write the folder, for another machine."),
+    ] = False,
+    read: Annotated[
+        bool, typer.Option("--read", help="Only read what a run left in the folder.")
+    ] = False,
+    write: Annotated[
+        bool, typer.Option("--write", help=f"Write the rows to {DATA}.")
+    ] = False,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Files at a time.")] = 1,
+    offline: Offline = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run the files of vLLM's tests that import or name what the steps change.
+
+    Each runs before the steps and after them. A test whose outcome differs is listed,
+    with exit code 1."""
+    with answering("upstream-tests", as_json) as answer:
+        if (prepare or read) and to is None:
+            raise UsageError("--prepare and --read need a folder", hint="--to DIR")
+        with showing_progress() as progress, using_cache() as cache:
+            project, store, runner = Project.find(), Store(cache), Runner()
+            pinned = releases.load(project)[release]
+            series = trees(
+                store, project, pinned, offline=offline, progress=progress, upto=step
+            )
+            after = series.tip
+            before = series.base
+            if step is not None and isinstance(after, StepTree):
+                before = after.parent
+            with cache.scratch() as scratch:
+                folder = (to or scratch / "run").absolute()
+                if not read:
+                    if not vacant(folder):
+                        raise UsageError("the folder is not empty", path=folder)
+                    folder.mkdir(parents=True, exist_ok=True)
+                    checkout(store, before, scratch / "tree")
+                    modules = upstream.touched_modules(store, before, after)
+                    files = upstream.naming(scratch / "tree", modules)
+                    builds = [
+                        build(runner, cache, store, tree, build_version(tree, -1))
+                        for tree in (before, after)
+                    ]
+                    upstream.lay_out(folder, scratch / "tree", builds, files)
+                    progress(f"{len(files)} files name {len(modules)} modules")
+                support = Support.of(project)
+                if not read:
+                    upstream.run(
+                        runner, support, pinned, folder, device, jobs, packages, prepare
+                    )
+                found = [] if prepare else upstream.compared(folder, device)
+        rows = [
+            {
+                "release": release,
+                "step": step or "all",
+                "platform": device.value,
+                "file": one.file,
+                "passed_before": one.count("before", "passed"),
+                "passed_after": one.count("after", "passed"),
+                "failed_before": one.count("before", "failed", "error"),
+                "failed_after": one.count("after", "failed", "error"),
+                "skipped_after": one.count("after", "skipped"),
+                "changed": "; ".join(one.changed),
+                "not_run": one.after.problem or one.before.problem,
+            }
+            for one in found
+        ]
+        if write:
+            new = {tuple(row[key] for key in _KEY) for row in rows}
+            kept = [
+                row
+                for row in read_rows(project.root / DATA)
+                if tuple(row[key] for key in _KEY) not in new
+            ]
+            with atomic_file(project.root / DATA) as file:
+                file.write(csv_text([*kept, *rows]).encode())
+        answer.data = {"files": rows}
+        shown = ("file", "passed_before", "passed_after", "changed", "not_run")
+        answer.table(rows, shown)
+        changed = sum(bool(one.changed) for one in found)
+        answer.say(
+            f"{len(found)} files on {device.value}, {changed} with other outcomes"
+        )
+        if changed:
+            answer.exit_code = 1

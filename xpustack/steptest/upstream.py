@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own tests of what steps touch, run before and after them on one platform."""
+
+import ast
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+from xpustack.base.releases import Release
+from xpustack.base.store import Store
+from xpustack.builds.build import Build
+from xpustack.core.errors import CheckFailed
+from xpustack.core.process import Runner, clean_environment
+from xpustack.core.syntax import parse_python
+from xpustack.series.tree import Tree
+from xpustack.steptest.material import Support
+from xpustack.steptest.step_test import CPU, PIN_VARIABLE, XPU, Platform
+
+PROGRAM = "on_device/upstream_tests.py"
+BOTH = ("before", "after")
+Device = Literal["cpu", "emulated", "cuda"]
+CUDA = Platform("plain_cuda", "emulated_xpu.cuda_pytest_plugin")
+PLATFORMS: dict[str, Platform] = {"cpu": CPU, "emulated": XPU, "cuda": CUDA}
+_AHEAD = ("vllm.config", "vllm.model_executor.models.registry")
+_NAMED = "vllm."
+
+
+class FileRun(msgspec.Struct, frozen=True):
+    """What the program writes of one file."""
+
+    tests: dict[str, str]
+    problem: str
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A file on one platform, before the steps and after them.
+
+    `changed` lists the tests whose outcome differs, each with both; `problem` says why
+    the file has no tests.
+    """
+
+    file: str
+    before: FileRun
+    after: FileRun
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        names = sorted(self.before.tests.keys() | self.after.tests.keys())
+        pairs = [
+            (name, self.before.tests.get(name, "-"), self.after.tests.get(name, "-"))
+            for name in names
+        ]
+        return tuple(f"{name}: {a} → {b}" for name, a, b in pairs if a != b)
+
+    def count(self, which: str, *outcomes: str) -> int:
+        run: FileRun = getattr(self, which)
+        return sum(outcome in outcomes for outcome in run.tests.values())
+
+
+def touched_modules(store: Store, before: Tree, after: Tree) -> set[str]:
+    """The modules of vLLM that differ and that the tree before has."""
+    return {
+        change.path.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+        for change in store.git.changes(before.tree_id, after.tree_id)
+        if change.old is not None and change.path.startswith("vllm/")
+        if change.path.endswith(".py")
+    }
+
+
+def naming(tree: Path, modules: Iterable[str]) -> list[str]:
+    """The files of vLLM's tests that import one of the modules, or name one in a
+    string."""
+    wanted = set(modules)
+    return sorted(
+        path.relative_to(tree).as_posix()
+        for path in tree.glob("tests/**/test_*.py")
+        if wanted & _names(path.read_bytes(), str(path))
+    )
+
+
+def _names(source: bytes, path: str) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(parse_python(source, path)):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            names.add(node.module)
+            names |= {f"{node.module}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith(_NAMED):
+            # What a patch or a subprocess names: a module, or something in one.
+            names |= {str(node.value), str(node.value).rpartition(".")[0]}
+    return names
+
+
+def lay_out(
+    folder: Path, tree: Path, builds: Sequence[Build], files: Sequence[str]
+) -> None:
+    """Write what a run needs: both installs, vLLM's tests and the list of files.
+
+    Args:
+        tree: the files of the tree before.
+        builds: of the trees before and after.
+    """
+    shutil.copytree(tree / "tests", folder / "run/tests", symlinks=True)
+    shutil.copy(tree / "pyproject.toml", folder / "run")
+    for name, build in zip(BOTH, builds, strict=True):
+        (folder / name).symlink_to(build.installed)
+    (folder / "files.json").write_bytes(msgspec.json.encode(files))
+
+
+def run(
+    runner: Runner,
+    support: Support,
+    release: Release,
+    folder: Path,
+    device: Device,
+    jobs: int,
+    packages: Path | None = None,
+    prepare: bool = False,
+) -> None:
+    """Run the program on both installs in `folder`, as `lay_out` left it.
+
+    Args:
+        jobs: files at a time.
+        packages: a folder of what vLLM's tests import beside vLLM's own needs.
+        prepare: only write what the program needs, and `commands.sh`, which runs it on
+            another machine.
+
+    Raises:
+        CheckFailed: the program ends with an error.
+    """
+    shutil.copy(support.project.root / PROGRAM, folder / "program.py")
+    (folder / "plugins").mkdir()
+    support.lay_out(folder / "plugins")
+    commands = []
+    for name in BOTH:
+        (folder / f"{device}-{name}").mkdir()
+        environment = _environment(folder, release, device, name)
+        if packages is not None:
+            environment["PYTHONPATH"] += f":{packages}"
+        command = _command(device, name, jobs)
+        commands.append((environment, command, folder / f"{device}-{name}/log.txt"))
+    if prepare:
+        lines = [
+            " ".join([f"cd {folder}/run && env", *_assigned(environment), *command])
+            for environment, command, _ in commands
+        ]
+        (folder / "commands.sh").write_text("\n".join(lines).replace(str(folder), "$D"))
+        return
+    for environment, command, place in commands:
+        with open(place, "w", encoding="utf-8") as log:
+            process = runner.start(
+                [sys.executable, *command],
+                cwd=folder / "run",
+                env=clean_environment(**environment),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            status = process.wait()
+        if status:
+            tail = place.read_text("utf-8").splitlines()[-20:]
+            raise CheckFailed(f"{PROGRAM} ended with {status}", detail=tail)
+
+
+def _environment(
+    folder: Path, release: Release, device: Device, name: str
+) -> dict[str, str]:
+    own = folder / f"{device}-{name}"
+    variables = {
+        PIN_VARIABLE: release.xpu_kernels.version,
+        "HF_HUB_OFFLINE": "1",
+        "OMP_NUM_THREADS": "1",
+        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        "PYTHONPATH": f"{folder / name}:{folder / 'plugins'}",
+        "TRANSFORMERS_OFFLINE": "1",
+        "TRITON_CACHE_DIR": str(own / "triton"),
+        "VLLM_CACHE_ROOT": str(own / "cache"),
+        "VLLM_CONFIG_ROOT": str(own / "config"),
+        "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_PLUGINS": PLATFORMS[device].entry_point,
+    }
+    if device != "cuda":
+        variables |= {
+            "CUDA_VISIBLE_DEVICES": "",
+            "TORCHDYNAMO_DISABLE": "1",
+            "TRITON_INTERPRET": "1",
+        }
+    return variables
+
+
+def _assigned(variables: dict[str, str]) -> list[str]:
+    return [f"{name}={value}" for name, value in variables.items()]
+
+
+def _command(device: Device, name: str, jobs: int) -> list[str]:
+    """The program's words; it runs in the folder `run`."""
+    plugin = PLATFORMS[device].plugin
+    ahead = (plugin, *_AHEAD) if device != "cuda" else ("torch",)
+    return [
+        *("../program.py", "../files.json", f"../{device}-{name}.json"),
+        *("--jobs", str(jobs)),
+        *(word for module in ahead for word in ("--ahead", module)),
+        *("--", "-p", plugin, "-p", "pytest_asyncio"),
+    ]
+
+
+def compared(folder: Path, device: str) -> list[Compared]:
+    """The outcomes of both runs by file."""
+    before, after = (
+        msgspec.json.decode(
+            (folder / f"{device}-{name}.json").read_bytes(), type=dict[str, FileRun]
+        )
+        for name in BOTH
+    )
+    return [Compared(file, before[file], after[file]) for file in sorted(before)]
