@@ -269,6 +269,11 @@ class Engines:
         site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v4/xpu/vl_model.py").is_file()
 
+    def has_v41(self, release: str) -> bool:
+        """Whether the release serves V4.1 on XPU."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v41/xpu/model.py").is_file()
+
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
         for (release, patched, name), future in self._running.items():

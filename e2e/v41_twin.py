@@ -112,7 +112,11 @@ class V41Twin(Reference):
                 return self.attention(layer, x, tokens=tokens)
             return self.feed_forward(layer, x, tokens)
 
-        return self._dense("head", self.states(tokens, own))
+        return self.spoken(self.states(tokens, own))
+
+    def spoken(self, states: torch.Tensor) -> torch.Tensor:
+        """The logits of what the output head sees."""
+        return self._dense("head", states)
 
     def states(self, tokens: list[int], sublayer: Sublayer) -> torch.Tensor:
         """What the output head sees, `[T, hidden]`, if sublayers give what `sublayer`

@@ -128,9 +128,10 @@ def test_n_grams_share_rows(tokens: list[int]) -> None:
 def test_every_mechanism_matters(
     make: Make, tokens: list[int], kind: type[V41Twin]
 ) -> None:
-    error = relative(make(kind).logits(tokens), make(V41Twin).logits(tokens))
-    print(f"{kind.__name__}: {error:.3f}")
-    assert error > SEEN
+    broken, right = make(kind).logits(tokens), make(V41Twin).logits(tokens)
+    error, others = relative(broken, right), broken.argmax(1) != right.argmax(1)
+    print(f"{kind.__name__}: {error:.3f}, {int(others.sum())} other tokens")
+    assert error > SEEN and others.any()
 
 
 @torch.no_grad()
