@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from e2e.twin import Given, Roundings, Twin
+from e2e.twin import Given, Reference, Roundings
 
 
 @dataclass
@@ -126,7 +126,7 @@ def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def attention_errors(
-    result: dict[str, Any], twin: Twin, roundings: Roundings
+    result: dict[str, Any], twin: Reference, roundings: Roundings
 ) -> list[Error]:
     """Every attention layer of every request, fed with the engine's own inputs."""
     ratios = {
@@ -135,9 +135,11 @@ def attention_errors(
         if record["part"] == "attn"
     }
     errors = []
-    for (request, layer), seen in by_request(result, "attn").items():
-        if layer >= len(twin.model.model.layers):
+    requests = by_request(result, "attn")
+    for (request, layer), seen in requests.items():
+        if layer >= twin.depth:
             continue
+        twin.beside({n: s.input for (r, n), s in requests.items() if r == request})
         tokens = result["texts"][request]
         plain = twin.attention(layer, seen.input, tokens=tokens)
         free, whole = Given(seen.topk), Given(seen.topk, seen.core)
@@ -155,19 +157,19 @@ def attention_errors(
                 relative(seen.output, rounded),
                 relative(seen.core, free.own_core),
                 relative(seen.output, output),
-                None if seen.topk is None else free.overlap(),
+                None if seen.topk is None else free.overlap(ratios[layer]),
             )
         )
     return errors
 
 
 def feed_forward_errors(
-    result: dict[str, Any], twin: Twin, roundings: Roundings
+    result: dict[str, Any], twin: Reference, roundings: Roundings
 ) -> dict[tuple[str, int], float]:
     """Relative error of each request's experts by layer, from the engine's inputs."""
     errors = {}
     for (request, layer), seen in by_request(result, "ffn").items():
-        if layer < len(twin.model.model.layers):
+        if layer < twin.depth:
             tokens = result["texts"][request][: len(seen.input)]
             with twin.rounded(roundings):
                 expected = twin.feed_forward(layer, seen.input, tokens)

@@ -4,8 +4,10 @@
 import torch
 
 E4M3_MAX = 448.0
+E2M1_MAX = 6.0
 CACHE_GROUP = 64
 LINEAR_GROUP = 128
+MX_GROUP = 32
 NOPE = 448
 
 
@@ -17,9 +19,16 @@ def e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
 
 
-def power_of_two(amax: torch.Tensor) -> torch.Tensor:
-    """The least power of two p with amax <= 448 p."""
-    mantissa, exponent = torch.frexp(amax / E4M3_MAX)
+def e2m1(x: torch.Tensor) -> torch.Tensor:
+    """The nearest of four bits; of two the one with an even code."""
+    exponent = torch.frexp(x).exponent.clamp(min=1)
+    step = torch.exp2(exponent.float() - 2)
+    return ((x / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)
+
+
+def power_of_two(amax: torch.Tensor, largest: float = E4M3_MAX) -> torch.Tensor:
+    """The least power of two p with amax <= largest p."""
+    mantissa, exponent = torch.frexp(amax / largest)
     return torch.exp2(exponent.float() - (mantissa == 0.5).float())
 
 
@@ -34,6 +43,11 @@ def grouped(x: torch.Tensor, size: int, floor: float, ue8m0: bool) -> torch.Tens
 def activation(x: torch.Tensor) -> torch.Tensor:
     """What an FP8 linear layer makes of its input: 128 values share an fp32 scale."""
     return grouped(x, LINEAR_GROUP, 1e-10, ue8m0=False)
+
+
+def mxfp8(x: torch.Tensor) -> torch.Tensor:
+    """What an MXFP8 linear layer makes of its input: 32 values share a power of two."""
+    return grouped(x, MX_GROUP, 1e-10, ue8m0=True)
 
 
 def attention_output(x: torch.Tensor) -> torch.Tensor:
@@ -51,3 +65,16 @@ def cache_entry(x: torch.Tensor) -> torch.Tensor:
 def index_vector(x: torch.Tensor) -> torch.Tensor:
     """An indexer's key or one head of its query: e4m3 with one power of two."""
     return grouped(bf16(x), x.shape[-1], 1e-4, ue8m0=True)
+
+
+def mxfp4(x: torch.Tensor) -> torch.Tensor:
+    """e2m1 of which 32 share a power of two."""
+    groups = x.unflatten(-1, (-1, MX_GROUP))
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=E2M1_MAX * 2.0**-126)
+    scale = power_of_two(amax, E2M1_MAX)
+    return (e2m1(groups / scale) * scale).flatten(-2)
+
+
+def mxfp4_vector(x: torch.Tensor) -> torch.Tensor:
+    """An indexer's key or one head of its query in MXFP4."""
+    return mxfp4(bf16(x))

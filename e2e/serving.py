@@ -20,7 +20,8 @@ from e2e import checkpoint, packed, v41
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.pictures import PLACEHOLDER, Picture
-from e2e.twin import Twin
+from e2e.twin import Reference, Twin
+from e2e.v41_twin import V41Twin
 from e2e.vision import Vision
 from e2e.vision_twin import VisionTwin
 from xpustack.base.download import download, keep
@@ -190,7 +191,7 @@ class Engines:
         self.project = Project.find(HERE)
         self.published, self.twin = checkpoint.write(work / "checkpoint")
         self._checkpoints: dict[str, tuple[Path, Path]] = {}
-        self._twins: dict[str, Twin] = {}
+        self._twins: dict[str, Reference] = {}
         self._writing = Lock()
         self._lay_out()
         self._server = warm_server(Runner())
@@ -224,12 +225,14 @@ class Engines:
             self.add_checkpoint(name, WRITERS[name](0))
         return self._checkpoints[name]
 
-    def twin_of(self, name: str) -> Twin:
-        """Hugging Face's model of a checkpoint in float32; DeepSeek's own if none."""
+    def twin_of(self, name: str) -> Reference:
+        """The model of a checkpoint in float32; of DeepSeek's own if none."""
         if name not in self._twins:
             folder = self.written(name)[1] if name else self.twin
             if name == "vision":
                 self._twins[name] = VisionTwin(*self.written(name))
+            elif name.startswith("v4.1"):
+                self._twins[name] = V41Twin(folder)
             else:
                 self._twins[name] = Twin(folder)
         return self._twins[name]
@@ -265,6 +268,11 @@ class Engines:
         """Whether the release serves V4 Vision on XPU."""
         site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v4/xpu/vl_model.py").is_file()
+
+    def has_v41(self, release: str) -> bool:
+        """Whether the release serves V4.1 on XPU."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v41/xpu/model.py").is_file()
 
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""
