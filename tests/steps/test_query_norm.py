@@ -50,7 +50,9 @@ class Insert:
             if slot >= 0:
                 stored = reference.read(self.cache.cpu(), *divmod(slot, BLOCK_SIZE))
                 error = reference.relative(stored, self.expected_kv[row])
-                assert error < TOLERANCE, f"the key of slot {slot} is off by {error:.0%}"
+                assert error < TOLERANCE, (
+                    f"the key of slot {slot} is off by {error:.0%}"
+                )
 
 
 def test_without_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +68,9 @@ def test_rows_that_pad_a_batch_have_no_slot() -> None:
     kv, cache, slots, *others = insert.args
     insert.args = (kv, cache, slots[:1], *others)
     insert.run(False)
-    written = [s for s in range(96) if reference.read(cache.cpu(), *divmod(s, 32)).any()]
+    written = [
+        s for s in range(96) if reference.read(cache.cpu(), *divmod(s, 32)).any()
+    ]
     assert written == [5]
 
 
