@@ -18,6 +18,7 @@ PARTS = (
         "mhc-forward-xpu",
         "mhc-delayed",
     ),
+    ("Engram", "rows of n-grams out of host memory", "engram-xpu"),
     (
         "Projections of query and key",
         "linear layers in FP8, FP4, INT4 or bf16",
