@@ -94,10 +94,9 @@ def refusal(folder: Path, text: dict[str, Any] | None = None, **options: Any) ->
         ({"block_size": 256}, "Use --block-size 128"),
         ({"limit_mm_per_prompt": {"image": 1}}, "Serve text alone"),
         ({"dtype": "float16"}, "Use --dtype bfloat16"),
-        ({"text": {"engram_layer_ids": [1]}}, "Engram's tables"),
         ({"kv_cache_dtype": "nvfp4_ds_mla"}, "Use --kv-cache-dtype fp8"),
     ],
-    ids=["block-size", "images", "dtype", "engram", "nvfp4-cache"],
+    ids=["block-size", "images", "dtype", "nvfp4-cache"],
 )
 def test_what_is_not_served_is_refused(
     options: dict[str, Any], reason: str, tmp_path: Path

@@ -56,15 +56,6 @@ def speculation(vllm_config: "VllmConfig") -> str | None:
     )
 
 
-def engram(vllm_config: "VllmConfig") -> str | None:
-    if not getattr(vllm_config.model_config.hf_text_config, "engram_layer_ids", None):
-        return None
-    return (
-        "Engram's tables (engram_layer_ids) are not supported. Serve DeepSeek-V4, or "
-        "V4.1 on CUDA or ROCm."
-    )
-
-
 def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
     """A stage's layers read entries and choices that layers of the same stage wrote."""
     config = vllm_config.model_config.hf_text_config
@@ -94,5 +85,5 @@ def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
     return None
 
 
-CHECKS = (model_runner, nvfp4, images, speculation, engram, pipeline_stages)
+CHECKS = (model_runner, nvfp4, images, speculation, pipeline_stages)
 """Each gives the reason why a start is refused, or None."""
