@@ -34,6 +34,7 @@ class Insert:
         self.expected_kv = reference.quantize(reference.rotate(kv, self.table))
 
     def run(self, *norm: bool) -> None:
+        layout.module("vllm._xpu_ops")
         insert = torch.ops.vllm.xpu_deepseek_qnorm_rope_kv_insert
         try:
             insert(self.q, *self.args, *norm)

@@ -12,7 +12,12 @@ PARTS = (
         "capture-state",
         "jit-warmup",
     ),
-    ("Hyper-connections", "mix the residual streams", "mhc-forward-xpu"),
+    (
+        "Hyper-connections",
+        "mix the residual streams",
+        "mhc-forward-xpu",
+        "mhc-delayed",
+    ),
     (
         "Projections of query and key",
         "linear layers in FP8, FP4, INT4 or bf16",
@@ -21,6 +26,7 @@ PARTS = (
         "mxfp4-linear",
         "nvfp4-linear",
         "packed-projections",
+        "v41-mxfp8",
     ),
     (
         "Compressor",
@@ -29,11 +35,13 @@ PARTS = (
         "compressor-op",
         "compressor-kernel",
         "c128-skip",
+        "v41-ue8m0",
     ),
     (
         "Insert",
         "norm, RoPE and FP8 of the keys, into pages",
         "kv-insert",
+        "query-norm",
         "dspark-insert",
     ),
     (
@@ -42,6 +50,8 @@ PARTS = (
         "indexer",
         "indexer-mxfp4",
         "indexer-speculation",
+        "candidate-blocks",
+        "v41-indexer",
         "cpu-tile-scheduler",
     ),
     (
@@ -104,6 +114,7 @@ PARTS = (
         "image-spans",
         "vision-model",
     ),
+    ("V4.1", "the model of V4.1 around V4's parts", "v41-model"),
     (
         "Loading",
         "which checkpoints and tensors are served",
