@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
 
 from e2e import rounding
+from e2e.rounding import Rounding
 
 RATIO = 4
 """Tokens of an entry among which the indexer chooses."""
@@ -27,8 +28,6 @@ EXPERTS = ".fused_moe_kernel"
 
 INDEX_FP4 = "_xpu_C::deepseek_fused_indexer_q_rope_mxfp4"
 """The op of an indexer in MXFP4."""
-
-Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass

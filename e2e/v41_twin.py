@@ -13,56 +13,19 @@ of all layers of a text, its own or (`beside`) an engine's.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from e2e import checkpoint, engram, rounding
-from e2e.twin import Given, Reference, Rounding, Roundings, of_indices
+from e2e import checkpoint, engram
+from e2e.rounding import Forms
+from e2e.twin import Given, Reference, Roundings, of_indices
 
 Sublayer = Callable[[str, int, torch.Tensor], torch.Tensor]
 """What "attn" or "ffn" of a layer gives for its input `[T, hidden]`."""
 LEAST_DOT = 1e-6
-
-
-def same(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-@dataclass(frozen=True)
-class Forms:
-    """What is rounded, and how: nothing, unless it is said."""
-
-    kept: Rounding = same
-    """What an operator gives."""
-    linear: Rounding = same
-    """The input of a quantized linear layer."""
-    output: Rounding = same
-    """The input of the grouped output projection."""
-    window: Rounding = same
-    """A token's key, which is its value as well."""
-    entry: Rounding = same
-    """The same of a compressed entry."""
-    index: Rounding = same
-    """The indexer's keys, and each head of its queries."""
-
-    @classmethod
-    def of(cls, roundings: Roundings) -> "Forms":
-        """Those of vLLM's XPU path."""
-        linear = rounding.mxfp8 if roundings.activations else rounding.bf16
-        return cls(
-            kept=rounding.bf16,
-            linear=linear,
-            output=rounding.mxfp8 if roundings.output_fp8 else rounding.bf16,
-            window=rounding.cache_entry,
-            entry=rounding.cache_entry,
-            index=rounding.mxfp4_vector
-            if roundings.index_fp4
-            else rounding.index_vector,
-        )
 
 
 class Mixes(NamedTuple):
@@ -94,7 +57,8 @@ class V41Twin(Reference):
     @contextmanager
     def rounded(self, roundings: Roundings) -> Iterator[None]:
         """Within, the model rounds as vLLM's XPU path does."""
-        with self.shaped(Forms.of(roundings)):
+        kinds = roundings.activations, roundings.output_fp8, roundings.index_fp4
+        with self.shaped(Forms.of_xpu(*kinds)):
             yield
 
     @contextmanager
