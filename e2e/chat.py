@@ -8,6 +8,7 @@ pages of instructions before a tool call are dozens of tokens and not hundreds.
 
 import ast
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -75,3 +76,9 @@ class ChatWriter(Writer):
             "eos_token": END,
         }
         (folder / "tokenizer_config.json").write_text(json.dumps(described))
+
+
+class StagedChatWriter(ChatWriter):
+    """Six layers: two pipeline stages with every kind of layer."""
+
+    size = replace(ChatWriter.size, ratios=(0, 4, 128, 4, 128, 4))

@@ -28,8 +28,14 @@ class DSpark(checkpoint.Writer):
     markov = ("markov_w1", "markov_w2")
     """Names of the two factors of the bias."""
 
-    def __init__(self, seed: int, successors: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        successors: Mapping[int, int],
+        size: checkpoint.Size | None = None,
+    ) -> None:
         super().__init__(seed)
+        self.size = size or self.size
         self._successors = successors
 
     def described(self) -> dict[str, Any]:

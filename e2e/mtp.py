@@ -8,6 +8,7 @@ says depends on the embedding, the projection, the norms and the head.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import torch
 
@@ -15,15 +16,24 @@ from e2e import checkpoint, packed
 
 LOUD = 2.0**14
 """Length of what `e_proj` gives; attention and experts add vectors of length 100."""
-SIX_LAYERS = checkpoint.Size(ratios=(0, 4, 128, 4, 128, 4))
-"""Two stages can share them: each needs layers of ratio 4 and of ratio 128."""
+THREE_LAYERS = checkpoint.Size(heads=16, groups=8, intermediate=1024)
+"""Eight ranks can share the heads, the output groups and the FP8 blocks of the shared
+experts."""
+SIX_LAYERS = replace(THREE_LAYERS, ratios=2 * THREE_LAYERS.ratios)
+"""Two stages can share them, each with every kind of layer."""
 
 
 class Mtp(checkpoint.Writer):
     """Writes DeepSeek's formats, and a draft that knows `successors` of tokens."""
 
-    def __init__(self, seed: int, successors: Mapping[int, int]) -> None:
+    def __init__(
+        self,
+        seed: int,
+        successors: Mapping[int, int],
+        size: checkpoint.Size = checkpoint.FLASH,
+    ) -> None:
         super().__init__(seed)
+        self.size = size
         self._successors = successors
 
     def draft(self) -> None:
@@ -36,12 +46,6 @@ class Mtp(checkpoint.Writer):
         wanted = LOUD * self.twin["head.weight"][after]
         weight = torch.linalg.lstsq(given, wanted, driver="gelsd").solution.T
         self._quantized("mtp.0.e_proj", checkpoint.fp8_blocks(weight.contiguous()))
-
-
-class SixLayers(Mtp):
-    """The same with enough layers for two pipeline stages."""
-
-    size = SIX_LAYERS
 
 
 class Nvfp4Experts(Mtp, packed.Nvfp4Experts):

@@ -206,11 +206,13 @@ def requests_of_this_step(runner: Any) -> list[str]:
     return [] if batch is None else list(batch.req_ids[: batch.num_reqs])
 
 
-def rows_of_this_step(runner: Any) -> list[tuple[str, int]] | None:
-    """Each request's id and token count in batch order; None in a dummy run."""
+def rows_of_this_step(runner: Any, tokens: int) -> list[tuple[str, int]] | None:
+    """Each request's id and token count in batch order; None in a dummy run, and where
+    a draft goes on from its own token, so that there are fewer `tokens`."""
     if idle or get_forward_context().attn_metadata is None:
         return None
-    return rows_of_the_batch(runner)
+    rows = rows_of_the_batch(runner)
+    return None if sum(count for _, count in rows) > tokens else rows
 
 
 def rows_of_the_batch(runner: Any) -> list[tuple[str, int]]:
@@ -280,10 +282,10 @@ def keep_core(module: Any) -> None:
 
 def record_attention(runner: Any, layer: int) -> Any:
     def record(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        rows = rows_of_this_step(runner)
+        given = dict(zip(("positions", "hidden_states"), args, strict=False)) | kwargs
+        rows = rows_of_this_step(runner, len(given["positions"]))
         if rows is None or stopped:
             return
-        given = dict(zip(("positions", "hidden_states"), args, strict=False)) | kwargs
         ratio = owner_of("compress_ratio", module).compress_ratio
         layers[f"{attention_class(module)} ratio {ratio}"] += 1
         entry = {
@@ -310,7 +312,7 @@ def record_attention(runner: Any, layer: int) -> Any:
 
 def record_ffn(runner: Any, layer: int) -> Any:
     def record(module: Any, args: Any, kwargs: Any, output: Any) -> None:
-        rows = rows_of_this_step(runner)
+        rows = rows_of_this_step(runner, len(args[0]))
         if rows is None or stopped:
             return
         layers[type(module).__name__] += 1

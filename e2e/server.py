@@ -14,7 +14,8 @@ from typing import Self
 import openai
 import psutil
 
-from e2e.chat import THINK, THOUGHT, ChatWriter
+from e2e.chat import THINK, THOUGHT, ChatWriter, StagedChatWriter
+from e2e.hosts import Host
 from e2e.serving import Engines
 from xpustack.base.releases import load
 from xpustack.core.process import Runner
@@ -26,7 +27,7 @@ FLAGS = (
     *("--block-size", "256"),
     *("--max-num-batched-tokens", "512"),
     *("--max-num-seqs", "16"),
-    *("--kv-cache-memory-bytes", str(32 << 20)),
+    *("--kv-cache-memory-bytes", str(64 << 20)),
     "--enforce-eager",
     *("--reasoning-parser", "deepseek_v4"),
     *("--tool-call-parser", "deepseek_v4"),
@@ -52,11 +53,12 @@ READY = 240.0
 """Seconds until a server must answer."""
 
 
-def checkpoint_of(engines: Engines, release: str) -> str:
-    """The name of the checkpoint that can chat, as the release encodes a chat."""
-    name = f"chat-{release}"
+def checkpoint_of(engines: Engines, release: str, staged: bool = False) -> str:
+    """The name of the checkpoint that can chat, as the release encodes a chat; one for
+    pipeline stages if `staged`."""
+    name = f"chat-{release}" + "-staged" * staged
     site = engines.installed(load(engines.project)[release], patched=True)
-    engines.add_checkpoint(name, ChatWriter(site))
+    engines.add_checkpoint(name, (StagedChatWriter if staged else ChatWriter)(site))
     return name
 
 
@@ -66,48 +68,59 @@ def open_port() -> int:
         return int(opened.getsockname()[1])
 
 
-class Server:
-    """A server's processes, what they print, and a client of them.
+def environment(engines: Engines, release: str) -> dict[str, str]:
+    """What the processes of a server see."""
+    env = engines.environment(release, engines.work / f"served-{release}")
+    del env["VLLM_ENABLE_V1_MULTIPROCESSING"]
+    env["VLLM_PLUGINS"] += ",e2e"
+    env["PYTHONPATH"] += f":{packages()}"
+    # A process's title leaves the variables alone by which it is found and ended.
+    env["SPT_NOENV"] = "1"
+    return env
+
+
+class Program:
+    """`vllm serve`: its processes on one host, and what they print.
 
     Ends all of them when a `with` block ends.
+
+    Args:
+        flags: those besides `FLAGS`.
+        host: where it runs; this machine if None.
+        staged: whether its checkpoint is one for pipeline stages.
+        environment: variables besides an engine's.
     """
 
     def __init__(
-        self, engines: Engines, release: str, *flags: str, port: int = 0
+        self,
+        engines: Engines,
+        release: str,
+        *flags: str,
+        host: Host | None = None,
+        staged: bool = False,
+        **environment: str,
     ) -> None:
-        self.engines, self.release = engines, release
-        self.port = port or open_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        self.model = engines.written(checkpoint_of(engines, release))[0]
+        self.engines, self.release, self.host = engines, release, host
+        self.environment = environment
+        self.model = engines.written(checkpoint_of(engines, release, staged))[0]
         self._runner = Runner()
         self._log = engines.work / f"server-{release}-{time.monotonic_ns()}.log"
-        command = ["serve", str(self.model), "--port", str(self.port), *FLAGS, *flags]
-        self.process = self.start(self._log, *command)
-        self.client = openai.OpenAI(
-            base_url=f"{self.url}/v1",
-            api_key="none",
-            max_retries=0,
-            timeout=120,
-            # A server closes what is idle for five seconds, perhaps as it is used.
-            default_headers={"Connection": "close"},
-        )
+        self.process = self.start(self._log, "serve", str(self.model), *FLAGS, *flags)
 
     def start(self, log: Path, *command: str) -> subprocess.Popen[str]:
         """Start `vllm` of this release with a command of its own."""
         script = self.engines.work / "vllm"
         script.write_text(SCRIPT.format(python=sys.executable))
         script.chmod(0o755)
-        own = self.engines.work / f"served-{self.release}"
-        env = self.engines.environment(self.release, own)
-        del env["VLLM_ENABLE_V1_MULTIPROCESSING"]
-        env["VLLM_PLUGINS"] += ",e2e"
-        env["PYTHONPATH"] += f":{packages()}"
-        # A process's title leaves the variables alone by which it is found and ended.
-        env["SPT_NOENV"] = "1"
+        env = environment(self.engines, self.release)
+        words = [str(script), *command]
+        if self.host:
+            env |= self.host.environment()
+            words = self.host.inside(*words)
         return self._runner.start(
-            [str(script), *command],
+            words,
             cwd=self.engines.work,
-            env=env,
+            env=env | self.environment,
             stdin=subprocess.DEVNULL,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
@@ -116,6 +129,53 @@ class Server:
     @property
     def log(self) -> str:
         return self._log.read_text(errors="replace")
+
+    def children(self) -> list[psutil.Process]:
+        """The processes below the CLI's."""
+        below: list[psutil.Process] = psutil.Process(self.process.pid).children(
+            recursive=True
+        )
+        return below
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def stop(self) -> None:
+        """End every process."""
+        self._runner.stop()
+        self.process.wait()
+
+
+class Server(Program):
+    """A program that answers, and a client of it."""
+
+    def __init__(
+        self,
+        engines: Engines,
+        release: str,
+        *flags: str,
+        port: int = 0,
+        host: Host | None = None,
+        staged: bool = False,
+        **environment: str,
+    ) -> None:
+        self.port = port or open_port()
+        address = host.address if host else "127.0.0.1"
+        self.url = f"http://{address}:{self.port}"
+        own = ("--port", str(self.port))
+        more = {"host": host, "staged": staged}
+        super().__init__(engines, release, *own, *flags, **more, **environment)
+        self.client = openai.OpenAI(
+            base_url=f"{self.url}/v1",
+            api_key="none",
+            max_retries=0,
+            timeout=120,
+            # A server closes what is idle for five seconds, perhaps as it is used.
+            default_headers={"Connection": "close"},
+        )
 
     def wait(self) -> Self:
         """Wait until the server is healthy.
@@ -153,24 +213,6 @@ class Server:
         found = [line for line in lines if line.startswith((f"{name}{{", f"{name} "))]
         assert found, f"/metrics has no {name}"
         return sum(float(line.rpartition(" ")[2]) for line in found)
-
-    def children(self) -> list[psutil.Process]:
-        """The processes below the CLI's."""
-        below: list[psutil.Process] = psutil.Process(self.process.pid).children(
-            recursive=True
-        )
-        return below
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """End every process."""
-        self._runner.stop()
-        self.process.wait()
 
 
 def packages() -> Path:

@@ -19,6 +19,8 @@ class XpuDecisions(CpuPlatform):
 
     _enum = PlatformEnum.XPU
     device_name = "xpu"
+    device_control_env_var = "ZE_AFFINITY_MASK"
+    ray_device_key = "GPU"
     worker_class = ""
     """The worker that runs here, by its qualified name."""
 
@@ -76,6 +78,20 @@ class XpuDecisions(CpuPlatform):
     def get_device_communicator_cls(cls) -> str:
         """What XPU's own communicator does, over the process groups of a CPU."""
         return "emulated_xpu.communicator.EmulatedXpuCommunicator"
+
+    @classmethod
+    def insert_blocks_to_device(cls, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's own XPU platform copies from the host's buffers."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        XPUPlatform.insert_blocks_to_device(*args, **kwargs)
+
+    @classmethod
+    def swap_out_blocks_to_host(cls, *args: Any, **kwargs: Any) -> None:
+        """As vLLM's own XPU platform copies to the host's buffers."""
+        from vllm.platforms.xpu import XPUPlatform
+
+        XPUPlatform.swap_out_blocks_to_host(*args, **kwargs)
 
     @classmethod
     def support_hybrid_kv_cache(cls) -> bool:

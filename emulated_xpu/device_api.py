@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 
 
 class Event:
@@ -25,7 +26,7 @@ class Event:
         blocking: bool = False,
         interprocess: bool = False,
     ) -> None:
-        pass
+        self.timed = enable_timing
 
     def record(self, stream: Any = None) -> None:
         pass
@@ -38,6 +39,12 @@ class Event:
 
     def query(self) -> bool:
         return True
+
+    def elapsed_time(self, end: "Event") -> float:
+        """Milliseconds between two events that take the time."""
+        if not (self.timed and end.timed):
+            raise RuntimeError("both events must be made with enable_timing=True")
+        return 0.0
 
 
 class XpuEvent(Event):
@@ -54,6 +61,11 @@ class Stream:
 
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         pass
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority."""
+        return 1, -1
 
     def __enter__(self) -> "Stream":
         return self
@@ -75,6 +87,11 @@ class Stream:
 
     def query(self) -> bool:
         return True
+
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least and the greatest priority: SYCL's queues have three."""
+        return 1, -1
 
 
 _current = Stream()
@@ -273,6 +290,38 @@ PINNED_MEMORY = (
 torch.compile would trace the factories."""
 
 
+_device_memory: set[int] = set()
+"""Addresses of what stands for memory of the device."""
+
+
+class DeviceMemory(TorchFunctionMode):
+    """What `torch.zeros` makes in this context lies on the device: it says `is_xpu`."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        made = func(*args, **(kwargs or {}))
+        # By its name: workers replace `torch.zeros` itself.
+        if getattr(func, "__name__", "") == "zeros":
+            _device_memory.add(made.untyped_storage().data_ptr())
+        return made
+
+
+def lies_on_device(tensor: torch.Tensor) -> bool:
+    return tensor.untyped_storage().data_ptr() in _device_memory
+
+
+CACHES = (
+    Grant(
+        "torch.Tensor.is_xpu",
+        "whether a tensor lies on the device",
+        "transfers tell caches from the host's copies by it; on a CPU none says so",
+        property(lies_on_device),
+    ),
+)
+"""For workers alone, whose caches are made in `DeviceMemory`."""
+
+
 def remove_cuda() -> None:
     """Make a CUDA build of torch answer like an XPU or CPU build, which has no CUDA.
 
@@ -292,6 +341,11 @@ def remove_cuda() -> None:
 
 def provide_memory_figures() -> None:
     for grant in MEMORY_FIGURES:
+        grant.provide()
+
+
+def provide_caches() -> None:
+    for grant in CACHES:
         grant.provide()
 
 

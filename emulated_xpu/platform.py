@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """A vLLM platform that says XPU and computes on the CPU."""
 
+import os
 from typing import Any
 
+import torch
 import vllm_xpu_kernels._C
 import vllm_xpu_kernels._moe_C
 import vllm_xpu_kernels._xpu_C  # noqa: F401
@@ -13,6 +15,8 @@ from emulated_xpu.decisions import XpuDecisions
 
 MEMORY = 64 << 30
 """Bytes of device memory of one tile of a Data Center Max 1550."""
+DEVICES = 16
+"""Devices of a host, of which `ZE_AFFINITY_MASK` shows some."""
 
 device_api.provide()
 
@@ -27,6 +31,12 @@ class EmulatedXpuPlatform(XpuDecisions):
     @classmethod
     def restore_memory_figures(cls) -> None:
         device_api.provide_memory_figures()
+
+    def __getattr__(self, key: str) -> Any:
+        """Streams and other names that a platform takes from its device's module."""
+        if key.startswith("__"):
+            raise AttributeError(key)
+        return getattr(torch.xpu, key, None)
 
     @classmethod
     def is_pin_memory_available(cls) -> bool:
@@ -43,6 +53,11 @@ class EmulatedXpuPlatform(XpuDecisions):
         # vLLM may have asked before, and remembers the answers.
         platform_utils.is_pin_memory_available.cache_clear()
         platform_utils.is_uva_available.cache_clear()
+
+    @classmethod
+    def device_count(cls) -> int:
+        mask = os.environ.get(cls.device_control_env_var, "")
+        return len(mask.split(",")) if mask else DEVICES
 
     @classmethod
     def get_device_total_memory(cls, device_id: int = 0) -> int:

@@ -13,6 +13,8 @@ from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environmen
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
 
+from emulated_xpu import device_api, transfers
+
 
 class EmulatedXpuWorker(Worker):
     """Does what XPUWorker does, without queries to the device.
@@ -25,6 +27,9 @@ class EmulatedXpuWorker(Worker):
         """Start one gloo rank, the workspace manager and the model runner that the
         release chose."""
         self.device = torch.device("cpu")
+        devices = current_platform.device_count()
+        if self.local_rank >= devices:
+            raise RuntimeError(f"rank {self.local_rank} of a host with {devices} XPUs")
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,
@@ -33,12 +38,25 @@ class EmulatedXpuWorker(Worker):
             current_platform.dist_backend,
         )
         set_random_seed(self.model_config.seed)
+        device_api.provide_caches()
         self.init_snapshot = _NothingInUse()
         init_workspace_manager(self.device, 1, *self._workspace_lanes())
         if self.use_v2_model_runner:
             current_platform.provide_pinned_memory()
         runner = _RunnerV2 if self.use_v2_model_runner else _Runner
         self.model_runner = runner(self.vllm_config, self.device)
+
+    def initialize_from_config(self, *args: Any, **kwargs: Any) -> None:
+        transfer = self.vllm_config.kv_transfer_config
+        if transfer is not None and transfer.kv_connector == "NixlConnector":
+            transfers.provide()
+        super().initialize_from_config(*args, **kwargs)
+
+    def _maybe_get_memory_pool_context(self, tag: str) -> Any:
+        """The caches are made in the device's memory."""
+        if tag == "kv_cache":
+            return device_api.DeviceMemory()
+        return super()._maybe_get_memory_pool_context(tag)
 
     def _workspace_lanes(self) -> tuple[int, ...]:
         """How many lanes the GPU's worker would make, where the release has lanes."""

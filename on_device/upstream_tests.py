@@ -33,11 +33,22 @@ _LONGEST = 300
 
 class Outcomes:
     """A pytest plugin: the worst outcome of a test's set-up, call and tear-down, and
-    why a file was not collected."""
+    why a file was not collected. They are written after each test: a file that is
+    killed keeps those of the tests that ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, out: Path) -> None:
         self.tests: dict[str, str] = {}
         self.problem = ""
+        self._out = out
+
+    def write(self) -> None:
+        content = {"tests": self.tests, "problem": self.problem}
+        temporary = self._out.with_suffix(".part")
+        temporary.write_text(json.dumps(content))
+        temporary.replace(self._out)
+
+    def pytest_runtest_logfinish(self) -> None:
+        self.write()
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         outcome: str = report.outcome
@@ -64,12 +75,11 @@ def _reason(longrepr: object) -> str:
 
 def run_file(file: str, words: list[str], out: Path) -> None:
     """Run one file in this process, and write its outcomes."""
-    outcomes = Outcomes()
+    outcomes = Outcomes(out)
     status = pytest.main(["-q", "-p", "no:cacheprovider", *words, file], [outcomes])
     if not outcomes.tests and not outcomes.problem:
         outcomes.problem = f"pytest ended with exit status {int(status)}"
-    content = {"tests": outcomes.tests, "problem": outcomes.problem}
-    out.write_text(json.dumps(content))
+    outcomes.write()
 
 
 def start(file: str, words: list[str], out: Path) -> int:
@@ -124,12 +134,12 @@ def main() -> int:
             if late:
                 os.waitpid(process, 0)
             del running[process]
-            content = {"tests": {}, "problem": "it was killed at its limit"}
-            if not late:
-                content["problem"] = "its process died"
+            content = {"tests": {}, "problem": "its process died"}
             if out.is_file():
                 content = json.loads(out.read_text())
                 out.unlink()
+            if late:
+                content["problem"] = "it was killed at its limit"
             found[file] = {**content, "seconds": round(seconds, 1)}
             print(f"{seconds:6.1f} s {file} {content['problem']}", flush=True)
             options.outcomes.write_text(json.dumps(found, indent=1, sort_keys=True))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is asked of the engines on the GPU."""
 
+import json
 import random
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,13 +11,19 @@ VOCABULARY = 128
 """Of the tiny checkpoint of `e2e`."""
 MIXED = ((129, 8, 1), (5, 6, 2), (1, 4, 3))
 """Length, new tokens and seed of the prompts of `tests/e2e/test_engine.py`."""
-GRAPHS = {
+GRAPHS: dict[str, Any] = {
     "enforce_eager": False,
     "compilation_config": {
         "mode": 0,
         "cudagraph_mode": "FULL_DECODE_ONLY",
         "cudagraph_capture_sizes": [1, 2, 4, 8],
     },
+}
+SIXTEEN = {
+    "compilation_config": {
+        **GRAPHS["compilation_config"],
+        "cudagraph_capture_sizes": [1, 2, 4, 8, 16],
+    }
 }
 PLAIN = {"worker_cls": "auto"}
 SANITIZED = (
@@ -66,6 +73,24 @@ FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
 LONG = 12_288
 """The longest context, and the most tokens of a step, of one long prompt."""
 RECORDING = "e2e.recording_on_cuda.RecordingOnCudaWorker"
+
+TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+"""Two GPUs of one machine."""
+SERVED: dict[str, Any] = {
+    "vocabulary": 1000,
+    "longest": 300,
+    "different": 40,
+    "requests": 200,
+    "concurrency": 16,
+    "rounds": 2,
+    "flags": [
+        *("--served-model-name", "tiny", "--tensor-parallel-size", "2"),
+        *("--kv-cache-dtype", "fp8", "--block-size", "256"),
+        *("--max-num-seqs", "16", "--max-num-batched-tokens", "512"),
+        *("--kv-cache-memory-bytes", str(1 << 30)),
+        *("--compilation-config", json.dumps(SIXTEEN["compilation_config"])),
+    ],
+}
 
 
 @dataclass(frozen=True)
@@ -221,6 +246,14 @@ JOBS = {
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
         long_prompt("long-prompt", 1 << 14),
+        Job("two-eager", engine=TWO, waves=(MIXED, soak())),
+        Job("two-graphs", engine={**TWO, **GRAPHS}, waves=REPEATED),
+        Job(
+            "two-served",
+            program="benchmarks.xpu_path.served",
+            told=SERVED,
+            suffix="json",
+        ),
         graph_check("healthy", "", SAME),
         graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),
         graph_check("healthy-v1", "", SAME, environment=V1),

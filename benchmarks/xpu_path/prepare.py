@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zipfile
 from pathlib import Path
 
 from e2e.serving import WRAPPERS, Engines
@@ -23,6 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ARCHIVE = "xpu-path.tar.xz"
 PYTHON = "3.12"
 GLIBCS = (5, 12, 17, 24, 26, 27, 28, 31, 34)
+UNREAD = ("mistral_common/data/", "pycountry/locales/")
 OWN = ("benchmarks", "e2e", "emulated_xpu", "kernels")
 """Folders of this repository to copy."""
 
@@ -43,9 +45,16 @@ def download(folder: Path) -> None:
 
 def pack(archive: Path, release: str) -> None:
     """Write the archive of one release: its tip, what the base has otherwise, the
-    wrappers of its kernels, and the tiny checkpoint."""
+    wrappers of its kernels, the tiny checkpoint, and what vLLM imports."""
     with tempfile.TemporaryDirectory() as made:
         work = Path(made)
+        site = work / "site"
+        download(work / "wheels")
+        for wheel in (work / "wheels").glob("*.whl"):
+            with zipfile.ZipFile(wheel) as opened:
+                # Tables that nothing here reads: 16 MB.
+                kept = [n for n in opened.namelist() if not n.startswith(UNREAD)]
+                opened.extractall(site, kept)
         engines = Engines(work / "engines", Cache.default())
         pinned = load(engines.project)[release]
         tip, base = (engines.installed(pinned, patched) for patched in (True, False))
@@ -53,7 +62,7 @@ def pack(archive: Path, release: str) -> None:
         (work / "xpu-kernels").write_text(kernels)
         (work / "release").write_text(release)
         (work / "removed").write_text("\n".join(sorted(files(tip) - files(base))))
-        with tarfile.open(archive, "w:xz", preset=3) as tar:
+        with tarfile.open(archive, "w:xz", preset=6) as tar:
             for name in sorted(files(tip)):
                 tar.add(tip / name, f"patched/{name}")
             for name in sorted(files(base)):
@@ -64,6 +73,7 @@ def pack(archive: Path, release: str) -> None:
             if kernels in WRAPPERS:
                 tar.add(engines.wrappers(kernels), "wrappers")
             tar.add(engines.published, "checkpoint")
+            tar.add(site, "site")
             for name in ("release", "removed", "xpu-kernels"):
                 tar.add(work / name, name)
 
@@ -98,7 +108,6 @@ def main() -> None:
     archive = arguments.to / ARCHIVE
     copy_own(arguments.to / "own")
     if not arguments.own:
-        download(arguments.to / "wheels")
         pack(archive, arguments.release)
     size = sum(f.stat().st_size for f in arguments.to.rglob("*") if f.is_file())
     print(f"{arguments.to}: {size / 2**20:.1f} MiB")

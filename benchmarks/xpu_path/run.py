@@ -13,7 +13,6 @@ import subprocess
 import sys
 import tarfile
 import time
-import zipfile
 from pathlib import Path
 
 from .jobs import JOBS, Job
@@ -30,9 +29,6 @@ def unpack(carried: Path, work: Path) -> None:
     if not (work / "unpacked").exists():
         with tarfile.open(carried / "xpu-path.tar.xz") as tar:
             tar.extractall(work, filter="data")
-        for wheel in (carried / "wheels").glob("*.whl"):
-            with zipfile.ZipFile(wheel) as archive:
-                archive.extractall(work / "site")
         untouched = work / "untouched"
         shutil.copytree(work / "patched", untouched, dirs_exist_ok=True)
         for name in (work / "removed").read_text().splitlines():

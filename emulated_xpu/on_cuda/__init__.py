@@ -8,6 +8,7 @@ whose time says nothing about an XPU.
 | module | what it holds |
 |---|---|
 | `platform`, `worker` | vLLM's platform and worker classes, on the GPU |
+| `communicator` | XPU's collectives, over NCCL |
 | `device_api` | the names of `torch.xpu`, bound to those of `torch.cuda` |
 | `forms` | stand-ins that stay on the device: nothing waits, all can be captured |
 """

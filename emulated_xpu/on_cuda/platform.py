@@ -19,9 +19,10 @@ device_api.provide()
 
 
 class XpuPathOnCudaPlatform(XpuDecisions):
-    """Tensors, memory, streams and graphs are the GPU's; process groups use gloo."""
+    """Tensors, memory, streams and graphs are the GPU's; NCCL stands for XCCL."""
 
     device_type = "cuda"
+    dist_backend = "nccl"
     dispatch_key = "CUDA"
     worker_class = "emulated_xpu.on_cuda.worker.XpuPathOnCudaWorker"
 
@@ -56,6 +57,10 @@ class XpuPathOnCudaPlatform(XpuDecisions):
     @classmethod
     def get_current_memory_usage(cls, device: Any = None) -> float:
         return float(torch.cuda.max_memory_allocated(device))
+
+    @classmethod
+    def get_device_communicator_cls(cls) -> str:
+        return "emulated_xpu.on_cuda.communicator.XpuCommunicatorOnCuda"
 
     @classmethod
     def support_static_graph_mode(cls) -> bool:

@@ -17,16 +17,19 @@ from kernels.on_cuda import use
 
 
 class XpuPathOnCudaWorker(Worker):
-    """Does what XPUWorker does, on `cuda:0`.
+    """Does what XPUWorker does, on the GPU of the rank's number.
 
     The base class profiles, allocates the paged caches, captures graphs and runs the
     steps.
     """
 
     def init_device(self) -> None:
-        """Start one gloo rank, the workspace manager and the model runner that the
-        release chose."""
-        self.device = torch.device("cuda:0")
+        """Start one rank, the workspace manager and the model runner that the release
+        chose."""
+        self.device = torch.device("cuda", self.local_rank)
+        # Its import redirects memory queries to an op of the device.
+        importlib.import_module("vllm.platforms.xpu")
+        current_platform.restore_memory_figures()
         use_forms_for_cuda()
         current_platform.set_device(self.device)
         init_worker_distributed_environment(
@@ -36,6 +39,8 @@ class XpuPathOnCudaWorker(Worker):
             self.local_rank,
             current_platform.dist_backend,
         )
+        if self.parallel_config.world_size > 1:
+            torch.distributed.all_reduce(torch.zeros(1, device=self.device))
         set_random_seed(self.model_config.seed)
         free, total = torch.cuda.mem_get_info()
         self.init_snapshot = _Snapshot(free, total)

@@ -23,7 +23,7 @@ KINDS: dict[str, Any] = tomllib.loads(
 MADE: dict[str, Callable[[], checkpoint.Writer]] = {
     "flash": lambda: checkpoint.Writer(0),
     "flash, a draft that knows": lambda: mtp.Mtp(0, {}),
-    "flash, six layers": lambda: mtp.SixLayers(0, {}),
+    "flash, six layers": lambda: mtp.Mtp(0, {}, mtp.SIX_LAYERS),
     "nvfp4-experts, a draft that knows": lambda: mtp.Nvfp4Experts(0, {}),
     "dspark": lambda: dspark.DSpark(0, {}),
     "vision": lambda: vision.Vision(0),

@@ -2,7 +2,6 @@
 """What a scheduler does to requests leaves every layer as it is. Runs with --full."""
 
 import pytest
-from test_engine import MIXED
 
 from e2e.checks import check_attention, check_experts, check_logits, check_same_tokens
 from e2e.serving import Engines, Job, Prompt, Served
@@ -38,12 +37,6 @@ CROWDED = Job(
     ),
 )
 ONE_KIND = Job("one kind of cache", WAVES, (("disable_hybrid_kv_cache_manager", True),))
-TWO_RANKS = Job(
-    "two ranks",
-    (tuple(Prompt(p.length, 4, p.seed) for p in MIXED.waves[0][1:]),),
-    (("tensor_parallel_size", 2), ("distributed_executor_backend", "mp")),
-)
-
 TWICE = Job(
     "a prompt sent twice, with drafts",
     ((Prompt(330, 1, seed=9),),) * 2,
@@ -107,17 +100,6 @@ def test_a_request_pushed_out(engines: Engines, twin: Twin, release: str) -> Non
     repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
     assert repeated, "no request was pushed out"
     check_attention(result, twin)
-
-
-@pytest.mark.serves(MIXED, TWO_RANKS)
-def test_two_ranks(engines: Engines, twin: Twin, release: str) -> None:
-    """Each of two ranks attends with half the heads; together they are the layer."""
-    result = engines.serve(release, TWO_RANKS)
-    print(result.new_tokens(), engines.serve(release, MIXED).new_tokens())
-    check_same_tokens(result, engines.serve(release, MIXED))
-    check_attention(result, twin)
-    check_experts(result, twin)
-    check_logits(result, twin)
 
 
 @pytest.mark.newest

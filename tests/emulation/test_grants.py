@@ -17,10 +17,17 @@ import torch
 from own_process import in_own_process
 
 from emulated_xpu import device_api
-from emulated_xpu.device_api import GRANTS, MEMORY_FIGURES, PINNED_MEMORY, Grant
+from emulated_xpu.device_api import (
+    CACHES,
+    GRANTS,
+    MEMORY_FIGURES,
+    PINNED_MEMORY,
+    DeviceMemory,
+    Grant,
+)
 
 ROOT = Path(__file__).parents[2]
-LIST = (*GRANTS, *MEMORY_FIGURES, *PINNED_MEMORY)
+LIST = (*GRANTS, *MEMORY_FIGURES, *PINNED_MEMORY, *CACHES)
 OWNERS = {
     "torch": torch,
     "torch.Tensor": torch.Tensor,
@@ -46,6 +53,7 @@ def granted() -> set[str]:
     before = contents()
     device_api.provide()
     device_api.provide_pinned_memory()
+    device_api.provide_caches()
     return {
         name
         for name, value in contents().items()
@@ -99,6 +107,50 @@ def test_a_stand_in_takes_no_more_than_torchs_own(grant: Grant) -> None:
     real = parameters(attribute(grant.name))
     ours = parameters(grant.value)
     assert ours == real[: len(ours)], (ours, real)
+
+
+def declared(*names: str) -> set[str]:
+    """What torch declares of its classes in C++, whichever build is installed."""
+    stub = Path(torch.__file__).parent / "_C/__init__.pyi"
+    found = set()
+    for owner in ast.parse(stub.read_text(encoding="utf-8")).body:
+        if isinstance(owner, ast.ClassDef) and owner.name in names:
+            for part in owner.body:
+                if isinstance(part, ast.FunctionDef):
+                    found.add(part.name)
+                elif isinstance(part, ast.AnnAssign):
+                    found.add(ast.unparse(part.target))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("stand_in", "names"),
+    [
+        (device_api.Event, ("Event",)),
+        (device_api.XpuEvent, ("_XpuEventBase",)),
+        (device_api.Stream, ("Stream", "_XpuStreamBase")),
+    ],
+)
+def test_streams_and_events_have_no_more_than_torchs(
+    stand_in: type, names: tuple[str, ...]
+) -> None:
+    written = {name for kind in stand_in.__mro__[:-1] for name in vars(kind)}
+    described = {"__doc__", "__module__", "__dict__", "__weakref__", "__init__"}
+    assert written - described <= declared(*names)
+
+
+def test_only_what_is_made_for_the_device_lies_there() -> None:
+    in_own_process(check_device_memory)
+
+
+def check_device_memory() -> None:
+    device_api.provide_pinned_memory()
+    device_api.provide_caches()
+    with DeviceMemory():
+        cache, indices = torch.zeros(4, 8, dtype=torch.int8), torch.tensor([1])
+    assert cache.is_xpu and cache[1:].view(-1).is_xpu
+    assert not indices.is_xpu and not cache.clone().is_xpu
+    assert not torch.zeros(4).is_xpu
 
 
 def test_a_product_has_the_dtypes_of_an_xpu() -> None:

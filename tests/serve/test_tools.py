@@ -5,6 +5,7 @@ import json
 from typing import Any
 
 import pytest
+from tokenizers import Tokenizer
 
 from e2e.chat import DSML
 from e2e.server import MODEL, Server
@@ -93,9 +94,14 @@ def test_a_streamed_tool_call(server: Server, mode: dict[str, Any]) -> None:
 @pytest.mark.shows("a required tool call", "equal")
 @pytest.mark.full
 def test_a_required_tool_call(server: Server) -> None:
-    """The release makes the grammar of the call by itself. It allows white space
-    without end, so a random model need not come to the arguments."""
-    (choice,) = ask(server, PLAIN, tools=[TOOL], tool_choice="required").choices
+    """The release makes the grammar of the call by itself. v0.20.2 wants a JSON list to
+    its end, to which a random model may add calls and keys without end, so what closes
+    is favoured. Newer releases allow white space without end, so the model need not
+    come to the arguments."""
+    tokenizer = Tokenizer.from_file(str(server.model / "tokenizer.json"))
+    closing = {tokenizer.token_to_id(mark): 100 for mark in "}]"}
+    given = {"tools": [TOOL], "tool_choice": "required", "logit_bias": closing}
+    (choice,) = ask(server, PLAIN, **given).choices
     (call,) = choice.message.tool_calls
     assert call.function.name == "f"
 

@@ -29,6 +29,14 @@ REFUSED = {
     ),
     "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
     "adapters": ({"enable_lora": True}, "merge the adapter"),
+    "CUDA's copies": (
+        {
+            "kv_transfer_config": layout.module("vllm.config").KVTransferConfig(
+                kv_connector="SimpleCPUOffloadConnector", kv_role="kv_both"
+            )
+        },
+        "Use OffloadingConnector",
+    ),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
 }
 LLAMA = {

@@ -53,6 +53,12 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         " came out. [What is run](docs/deploying.md#what-is-run-of-it).",
         ("serve.csv",),
     ),
+    "ranks": (
+        "Splits over ranks",
+        "What a tiny DeepSeek-V4 gives over each split, beside one rank."
+        " [What is compared](docs/e2e.md#ranks).",
+        ("ranks.csv",),
+    ),
     "capabilities": (
         "Capabilities by release",
         "What DeepSeek-V4 can do on CUDA, and what XPU makes of it before and after the"

@@ -148,6 +148,16 @@ def _expert_placement(vllm_config: "VllmConfig") -> str | None:
     )
 
 
+def _kv_connector(vllm_config: "VllmConfig") -> str | None:
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None or transfer.kv_connector != "SimpleCPUOffloadConnector":
+        return None
+    return (
+        "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
+        "CUDA's own calls. Use OffloadingConnector."
+    )
+
+
 def _prompt_embeds(vllm_config: "VllmConfig") -> str | None:
     model_config = vllm_config.model_config
     hash_layers = _hash_layers(model_config.hf_text_config)
@@ -188,6 +198,7 @@ CHECKS: tuple[Callable[["VllmConfig"], str | None], ...] = (
     _tensor_parallel_size,
     _pipeline_parallel_size,
     _expert_placement,
+    _kv_connector,
     _prompt_embeds,
     _lora,
     _adaptive_verification,

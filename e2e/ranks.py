@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a release gives over several ranks, beside what it gives on one.
+
+Every split answers the same prompts. Its layers keep the bounds of one rank's, and its
+tokens are one rank's, up to a token of which Hugging Face's model is not sure either.
+"""
+
+import socket
+from dataclasses import dataclass
+from typing import Any
+
+from e2e import dspark, mtp
+from e2e.checks import MARGIN, check_attention, check_experts, check_logits
+from e2e.drafts import check_drafts, successors
+from e2e.endings import Verdict, ended
+from e2e.serving import Engines, EngineStopped, Job, Prompt, Served
+from e2e.twin import Roundings, Twin
+
+FORKED = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
+"""A rank starts with what the engine's process has imported. On a device each is
+spawned, because a queue does not outlive a fork."""
+LONG = (Prompt(130, 6, seed=1), Prompt(6, 5, seed=2))
+"""The first makes an entry of 128 tokens."""
+SHORT = (Prompt(40, 10, seed=1), Prompt(6, 8, seed=2))
+XE_CORES = 1
+"""So few that decode splits no keys, which the interpreter does slowly."""
+DSPARK = "DSpark"
+
+
+@dataclass(frozen=True)
+class Split:
+    """How ranks share the model: tensor-parallel ranks, pipeline stages, engines (data
+    parallelism), and whether each expert is whole on one rank."""
+
+    tensor: int = 1
+    stages: int = 1
+    engines: int = 1
+    experts: bool = False
+
+    @property
+    def name(self) -> str:
+        if self.experts and self.engines == 1:
+            return f"EP {self.tensor}"
+        sizes = {"TP": self.tensor, "PP": self.stages, "DP": self.engines}
+        parts = [f"{part} {size}" for part, size in sizes.items() if size > 1]
+        return " x ".join(parts or ["one rank"]) + (", EP" if self.experts else "")
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """An engine's."""
+        several = self.tensor * self.stages > 1
+        return {
+            "tensor_parallel_size": self.tensor,
+            "pipeline_parallel_size": self.stages,
+            "distributed_executor_backend": "mp" if several else "uni",
+            "enable_expert_parallel": self.experts,
+            "enable_ep_weight_filter": self.engines > 1,
+        }
+
+    def environments(self) -> list[dict[str, str]]:
+        """What each engine finds of the others."""
+        if self.engines == 1:
+            return [{}]
+        with socket.socket() as opened:
+            opened.bind(("127.0.0.1", 0))
+            port = opened.getsockname()[1]
+        return [
+            {
+                "VLLM_DP_MASTER_IP": "127.0.0.1",
+                "VLLM_DP_MASTER_PORT": str(port),
+                "VLLM_DP_RANK": str(rank),
+                "VLLM_DP_SIZE": str(self.engines),
+                # In the caller's process their steps are not kept together.
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+            }
+            for rank in range(self.engines)
+        ]
+
+
+SPLITS = {
+    split.name: split
+    for split in (
+        *(Split(tensor=size) for size in (2, 4, 8)),
+        Split(stages=2),
+        Split(tensor=2, stages=2),
+        *(Split(tensor=size, experts=True) for size in (2, 4)),
+        Split(engines=2, experts=True),
+        Split(tensor=8, stages=2),
+    )
+}
+FEATURES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "MTP 1": {"method": "mtp", "num_speculative_tokens": 1},
+    "MTP 3": {"method": "mtp", "num_speculative_tokens": 3},
+    DSPARK: {"method": "dspark", "num_speculative_tokens": dspark.BLOCK},
+}
+"""What drafts, if anything."""
+
+
+class Case:
+    """One cell of the matrix: a release, a split and a feature."""
+
+    def __init__(
+        self, engines: Engines, release: str, split: Split, feature: str
+    ) -> None:
+        self.engines, self.release = engines, release
+        self.split, self.feature = split, feature
+        self.drafting = FEATURES[feature]
+        six = split.stages > 1
+        self.layers = "six layers" if six else "three layers"
+        self.size = mtp.SIX_LAYERS if six else mtp.THREE_LAYERS
+        engines.add_checkpoint(self.layers, mtp.Mtp(0, {}, self.size))
+
+    def jobs(self, split: Split, name: str, drafting: dict[str, Any]) -> list[Job]:
+        """What each engine of a split is asked, with the checkpoint of that name."""
+        prompts = SHORT if self.drafting else LONG
+        more = {"speculative_config": drafting} if drafting else {}
+        label = f"{self.feature if drafting else len(prompts[0].tokens)}, {split.name}"
+        return [
+            Job(
+                f"{name}, {label}, {rank}",
+                (prompts[rank :: split.engines],),
+                tuple((split.arguments | more).items()),
+                checkpoint=name,
+                xe_cores=XE_CORES,
+                environment=(FORKED, *others.items()),
+            )
+            for rank, others in enumerate(split.environments())
+        ]
+
+    def on_one_rank(self) -> Served:
+        """The answer to the same prompts, without drafts."""
+        (job,) = self.jobs(Split(), self.layers, {})
+        return self.engines.serve(self.release, job)
+
+    def served(self, known: dict[int, int]) -> list[Served]:
+        """Each engine's answer; a draft says what is `known` to follow a token."""
+        name = self.layers
+        if self.drafting:
+            draft = dspark.DSpark if self.feature == DSPARK else mtp.Mtp
+            # What follows may differ from release to release.
+            name = f"{name}, {draft.__name__} of {self.release}"
+            self.engines.add_checkpoint(name, draft(0, known, self.size))
+        asked = self.jobs(self.split, name, self.drafting)
+        running = [self.engines.order(self.release, job) for job in asked]
+        return [one.result() for one in running]
+
+    def judge(self) -> Verdict:
+        """Hold the split to the bounds and to one rank's tokens.
+
+        Raises:
+            AssertionError: a layer, a token or the number of accepted drafts is wrong.
+        """
+        one = self.on_one_rank()
+        known = successors(one)
+        try:
+            results = self.served(known)
+        except EngineStopped as stop:
+            found = ended(str(stop))
+            assert found.kind == "refuses", stop
+            return Verdict("refused", found.why)
+        twin = self.engines.twin_of(self.layers)
+        near = []
+        for result in results:
+            near += near_ties(result, one, twin)
+            check_attention(result, twin)
+            if self.drafting:
+                says = known.get if self.feature == DSPARK else mtp.says_after(known)
+                count = self.drafting["num_speculative_tokens"]
+                check_drafts(result, says, count)
+            else:
+                check_experts(result, twin)
+                check_logits(result, twin)
+        return Verdict("near tie" if near else "equal", "; ".join(near))
+
+
+def near_ties(result: Served, one: Served, twin: Twin) -> list[str]:
+    """The first token of each request that is not one rank's, where Hugging Face's
+    model, with the engine's roundings, has both ahead of all others by a hair.
+
+    Raises:
+        AssertionError: it is sure that one of them is wrong.
+    """
+    found = []
+    wanted = dict(zip(map(tuple, one.read), one.new_tokens(), strict=True))
+    for prompt, tokens in zip(result.read, result.new_tokens(), strict=True):
+        theirs = wanted[tuple(prompt)]
+        assert len(tokens) == len(theirs), (tokens, theirs)
+        pairs = enumerate(zip(tokens, theirs, strict=True))
+        place = next((i for i, (ours, other) in pairs if ours != other), None)
+        if place is None:
+            continue
+        with twin.rounded(Roundings.of(result.answer)):
+            logits = twin.logits(prompt + tokens[:place])[-1]
+        behind = float(logits.max() - logits[[tokens[place], theirs[place]]].min())
+        where = f"token {place + 1} behind {len(prompt)}"
+        assert behind <= MARGIN, f"{where}: {tokens}, one rank {theirs}: {behind:.3f}"
+        found.append(f"{where}: {behind:.3f} apart for Hugging Face")
+    return found

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`torch.distributed` over gloo, which takes what XCCL takes and refuses what it does.
+
+The rules are those of torch-xpu-ops (`src/xccl/ProcessGroupXCCL.cpp`).
+"""
+
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed
+
+CARRIED = {
+    *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
+    *(torch.float16, torch.bfloat16, torch.float32, torch.float64),
+}
+FP8 = {
+    *(torch.float8_e4m3fn, torch.float8_e4m3fnuz),
+    *(torch.float8_e5m2, torch.float8_e5m2fnuz),
+}
+"""Moved as bytes, but not reduced."""
+MOVES = ("all_gather_into_tensor", "all_gather_single", "broadcast")
+REDUCES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
+
+
+class Collectives:
+    """Stands for the module. Collectives look at their tensors first."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(torch.distributed, name)
+        if name not in (*MOVES, *REDUCES):
+            return found
+
+        @functools.wraps(found)
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            check((args, kwargs), reduced=name in REDUCES)
+            return found(*args, **kwargs)
+
+        return checked
+
+    @staticmethod
+    def all_gather(
+        tensors: list[torch.Tensor], tensor: torch.Tensor, group: Any
+    ) -> None:
+        """Gather into one tensor for all ranks, or into one for each, of its length.
+
+        gloo takes neither a single tensor nor different lengths.
+        """
+        check((tensors, tensor), reduced=False)
+        ranks = torch.distributed.get_process_group_ranks(group)
+        own = ranks.index(torch.distributed.get_rank())
+        if len(tensors) == 1:
+            tensors = list(tensors[0].view(-1).chunk(len(ranks)))
+        if len(tensors) != len(ranks) or tensors[own].numel() != tensor.numel():
+            raise ValueError(
+                f"XCCL gathers {tensor.numel()} elements of each of {len(ranks)} ranks,"
+                f" not into {[part.numel() for part in tensors]}"
+            )
+        for rank, part in zip(ranks, tensors, strict=True):
+            if rank == ranks[own]:
+                part.view(-1).copy_(tensor.view(-1))
+            moved = part.view(torch.uint8) if part.dtype in FP8 else part
+            torch.distributed.broadcast(moved, src=rank, group=group)
+
+
+def check(arguments: Any, reduced: bool) -> None:
+    """Look at the tensors among the arguments.
+
+    Raises:
+        TypeError: XCCL has no such element.
+        RuntimeError: it reduces none of FP8.
+        ValueError: it takes dense memory alone.
+    """
+    for tensor in tensors_in(arguments):
+        if tensor.dtype not in CARRIED | FP8:
+            raise TypeError(f"XCCL carries no {tensor.dtype}")
+        if reduced and tensor.dtype in FP8:
+            raise RuntimeError(f"XCCL reduces no {tensor.dtype}")
+        if not tensor.is_contiguous():
+            raise ValueError(f"XCCL takes contiguous tensors: {tensor.stride()}")
+
+
+def tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from tensors_in(part)
+    elif isinstance(value, dict):
+        yield from tensors_in(list(value.values()))

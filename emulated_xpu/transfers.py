@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What vLLM's NIXL connector sees of the platform: a device whose caches it copies to
+the host's buffers. On the CPU's own tensors it would make no copy."""
+
+import importlib
+from typing import Any
+
+from vllm.platforms import current_platform
+
+NIXL = "vllm.distributed.kv_transfer.kv_connector.v1.nixl"
+MODULES = ("base_scheduler", "base_worker", "scheduler", "worker")
+"""Those that ask for the type of the device, in newer and in older releases."""
+
+
+class SeenByNixl:
+    """The platform, by the name of its device."""
+
+    device_type = "xpu"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(current_platform, name)
+
+
+def provide() -> None:
+    for name in MODULES:
+        try:
+            module: Any = importlib.import_module(f"{NIXL}.{name}")
+        except ModuleNotFoundError:
+            continue
+        if hasattr(module, "current_platform"):
+            module.current_platform = SeenByNixl()

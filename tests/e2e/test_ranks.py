@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every split over ranks gives what one rank gives, layer by layer.
+
+What a cell must be stands in docs/data/ranks.csv, which `--write-table` writes, for the
+cells that it ran, from what came out.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from e2e.ranks import FEATURES, SPLITS, Case
+from e2e.serving import Engines
+from xpustack.core.project import Project
+from xpustack.pages import ranks
+
+SHORT = {("TP 2 x PP 2", "MTP 1"), ("DP 2, EP", "MTP 1")}
+"""What runs without --full."""
+SIXTEEN = "TP 8 x PP 2"
+"""So many processes start once, without drafts."""
+
+
+def cells(short: bool) -> Iterator[Any]:
+    for split in SPLITS:
+        for feature in FEATURES:
+            if split != SIXTEEN and ((split, feature) in SHORT) == short:
+                yield pytest.param(split, feature, id=f"{split}, {feature}")
+
+
+@pytest.fixture
+def hold(request: pytest.FixtureRequest, engines: Engines) -> Any:
+    """Serves a cell, and compares what comes out with the record."""
+
+    def compare(release: str, split: str, feature: str) -> None:
+        found = Case(engines, release, SPLITS[split], feature).judge()
+        cell = ranks.Cell(release, split, feature, found.kind, found.why)
+        print(cell)
+        project = Project.find(request.path)
+        if request.config.option.write_table:
+            ranks.keep(project, cell)
+            return
+        recorded = ranks.recorded(project, cell)
+        assert cell.found == recorded, (
+            f"{cell}, but {ranks.DATA} has {recorded!r}; if that is right:"
+            f" {ranks.COMMAND} --release {release}"
+        )
+
+    return compare
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(("split", "feature"), cells(short=True))
+def test_ranks(hold: Any, release: str, split: str, feature: str) -> None:
+    hold(release, split, feature)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("split", "feature"), cells(short=False))
+def test_more_ranks(hold: Any, release: str, split: str, feature: str) -> None:
+    hold(release, split, feature)
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_sixteen_ranks(hold: Any, release: str) -> None:
+    hold(release, SIXTEEN, "plain")

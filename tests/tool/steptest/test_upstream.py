@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's own tests: which files name a module, and what their run says."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xpustack.steptest.upstream import BOTH, compared, naming
+
+PROGRAM = Path(__file__).parents[3] / "on_device/upstream_tests.py"
+FILES = {
+    "tests/test_from.py": "from vllm.a.layer import x\n",
+    "tests/test_package.py": "from vllm.a import layer\n",
+    "tests/deep/test_plain.py": "import vllm.a.layer as y\n",
+    "tests/test_text.py": "TARGET = 'vllm.a.layer.Kernel'\n",
+    "tests/test_other.py": "from vllm.a.layers import x\n",
+    "tests/helper.py": "from vllm.a.layer import x\n",
+}
+
+
+def write(folder: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return folder
+
+
+def test_files_that_import_or_name_a_module(tmp_path: Path) -> None:
+    assert naming(write(tmp_path, FILES), ["vllm.a.layer"]) == [
+        "tests/deep/test_plain.py",
+        "tests/test_from.py",
+        "tests/test_package.py",
+        "tests/test_text.py",
+    ]
+
+
+OUTCOMES = """
+import os, pytest, time
+
+def test_passes(): pass
+def test_changes(): assert os.environ["SIDE"] == "before"
+@pytest.mark.skipif(True, reason="no GPU")
+def test_skipped(): pass
+@pytest.fixture
+def broken(): raise ValueError
+def test_error(broken): pass
+@pytest.mark.xfail
+def test_known(): assert False
+"""
+PROBLEMS = {
+    "tests/test_import.py": "import nothing_of_that_name\n",
+    "tests/test_dies.py": "def test_it():\n    import os\n    os._exit(3)\n",
+    "tests/test_hangs.py": "def test_it():\n    import time\n    time.sleep(60)\n",
+    "tests/test_empty.py": "",
+}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the program leaves of a run before and after."""
+    place = tmp_path_factory.mktemp("run")
+    files = {"tests/test_outcomes.py": OUTCOMES, **PROBLEMS}
+    write(place / "run", files)
+    (place / "files.json").write_text(json.dumps(list(files)))
+    for side in BOTH:
+        subprocess.run(
+            [
+                *(sys.executable, str(PROGRAM), "../files.json"),
+                *(f"../cpu-{side}.json", "--jobs", "2", "--seconds", "8"),
+            ],
+            cwd=place / "run",
+            env={"SIDE": side, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
+            check=True,
+            capture_output=True,
+        )
+    return place
+
+
+def test_each_outcome_is_known(folder: Path) -> None:
+    (found,) = (c for c in compared(folder, "cpu") if "outcomes" in c.file)
+    assert found.before.tests == {
+        "test_passes": "passed",
+        "test_changes": "passed",
+        "test_skipped": "skipped",
+        "test_error": "error",
+        "test_known": "xfailed",
+    }
+    assert found.changed == ("test_changes: passed → failed",)
+    assert (found.count("before", "passed"), found.count("after", "passed")) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("file", "problem"),
+    [
+        ("import", "failed: ModuleNotFoundError: No module named 'nothing_of_that"),
+        ("dies", "its process died"),
+        ("hangs", "it was killed at its limit"),
+        ("empty", "pytest ended with exit status 5"),
+    ],
+)
+def test_a_file_without_outcomes_says_why(
+    folder: Path, file: str, problem: str
+) -> None:
+    (found,) = (c for c in compared(folder, "cpu") if file in c.file)
+    assert found.after.problem.startswith(problem)
+    assert not found.changed

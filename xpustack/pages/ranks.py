@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What each split over ranks gives beside one rank: the record that `tests/e2e`
+writes, and the table made of it."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+from xpustack.core import markdown
+from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
+from xpustack.pages import record
+from xpustack.pages.record import Row
+
+PAGE = "docs/e2e.md"
+DATA = "docs/data/ranks.csv"
+COMMAND = "tox -e e2e -- --full -k ranks --write-table"
+NOT_TRIED = "not tried"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """How a release served a split with a feature: `found` is `equal`, `near tie` or
+    `refused`; `why` says where the tie is, or has the message."""
+
+    release: str
+    ranks: str
+    features: str
+    found: str
+    why: str
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        return self.release, self.ranks, self.features
+
+
+def cells(project: Project) -> list[Cell]:
+    """The record, the newest release first."""
+    return [Cell(**row) for row in read_rows(project.root / DATA)]
+
+
+def recorded(project: Project, cell: Cell) -> str:
+    """What was found before; `not tried` if nobody tried."""
+    known = {one.key: one.found for one in cells(project)}
+    return known.get(cell.key, NOT_TRIED)
+
+
+def keep(project: Project, cell: Cell) -> None:
+    """Put a cell into the record, in place of the one before it, and write the page."""
+    known = {one.key: one for one in cells(project)} | {cell.key: cell}
+    order = {
+        name: n
+        for n, name in enumerate(dict.fromkeys(x for k in known for x in k[1:]))
+    }
+    rows = record.newest_first(
+        project,
+        map(asdict, known.values()),
+        lambda row: (order[str(row["ranks"])], order[str(row["features"])]),
+    )
+    record.write(project, DATA, rows, PAGE, ("ranks", render(rows)))
+
+
+def render(rows: Sequence[Row]) -> str:
+    """A line for each release and split, a column for each feature."""
+    features = list(dict.fromkeys(str(row["features"]) for row in rows))
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for row in rows:
+        line = found.setdefault((str(row["release"]), str(row["ranks"])), {})
+        line[str(row["features"])] = str(row["found"])
+    return markdown.table(
+        ("release", "ranks", *features),
+        [
+            [*split, *(line.get(feature, NOT_TRIED) for feature in features)]
+            for split, line in found.items()
+        ],
+    )
