@@ -33,6 +33,7 @@ def check_attention(result: Served, twin: Reference) -> list[Error]:
         assert error.rounded <= ROUNDED, error
         assert error.plain <= PLAIN, error
         assert error.overlap is None or error.overlap >= OVERLAP, error
+        assert error.blocks is None or error.blocks >= OVERLAP, error
     return errors
 
 

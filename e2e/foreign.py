@@ -28,8 +28,9 @@ import torch
 
 from e2e import checkpoint, rounding, v41
 from e2e.comparison import relative
+from e2e.rounding import Forms
 from e2e.twin import Given
-from e2e.v41_twin import Forms, V41Twin
+from e2e.v41_twin import V41Twin
 
 LENGTH = 400
 MODELS = "nemo_automodel.components.models"

@@ -302,6 +302,9 @@ def record_attention(runner: Any, layer: int) -> Any:
         if ratio == 4 or (ratio and hasattr(module, "index_source_layers")):
             buffer = owner_of("topk_indices_buffer", module).topk_indices_buffer
             entry["topk"] = buffer[: len(entry["positions"])].clone()
+        if 0 <= getattr(module, "candidate_source_layer", -1) <= layer:
+            buffer = module.candidate_block_buffer
+            entry["blocks"] = buffer[: len(entry["positions"])].clone()
         keep(entry)
 
     return record

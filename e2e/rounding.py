@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's XPU path rounds, as functions from float32 to float32."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
+
+Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 E4M3_MAX = 448.0
 E2M1_MAX = 6.0
@@ -78,3 +83,38 @@ def mxfp4(x: torch.Tensor) -> torch.Tensor:
 def mxfp4_vector(x: torch.Tensor) -> torch.Tensor:
     """An indexer's key or one head of its query in MXFP4."""
     return mxfp4(bf16(x))
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What is rounded, and how: nothing, unless it is said."""
+
+    kept: Rounding = same
+    """What an operator gives."""
+    linear: Rounding = same
+    """The input of a quantized linear layer."""
+    output: Rounding = same
+    """The input of the grouped output projection."""
+    window: Rounding = same
+    """A token's key, which is its value as well."""
+    entry: Rounding = same
+    """The same of a compressed entry."""
+    index: Rounding = same
+    """The indexer's keys, and each head of its queries."""
+
+    @classmethod
+    def of_xpu(cls, activations: bool, output_fp8: bool, index_fp4: bool) -> "Forms":
+        """Those of vLLM's XPU path: whether linear layers and the output projection
+        take FP8, and whether the indexer's vectors are in MXFP4."""
+        return cls(
+            kept=bf16,
+            linear=mxfp8 if activations else bf16,
+            output=mxfp8 if output_fp8 else bf16,
+            window=cache_entry,
+            entry=cache_entry,
+            index=mxfp4_vector if index_fp4 else index_vector,
+        )

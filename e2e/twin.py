@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
 
 from e2e import rounding
+from e2e.rounding import Rounding
 
 RATIO = 4
 """Tokens of an entry among which the indexer chooses."""
@@ -27,8 +28,6 @@ EXPERTS = ".fused_moe_kernel"
 
 INDEX_FP4 = "_xpu_C::deepseek_fused_indexer_q_rope_mxfp4"
 """The op of an indexer in MXFP4."""
-
-Rounding = Callable[[torch.Tensor], torch.Tensor]
 
 
 @dataclass
@@ -63,13 +62,27 @@ class Given:
     """What the twin takes from the engine in the middle of a layer.
 
     `topk` is the indexer's choice, `[T, k]`; `core` what the attention kernel gave,
-    `[T, heads, head_dim]`, before RoPE is undone. The twin's own are kept beside them.
+    `[T, heads, head_dim]`, before RoPE is undone; `blocks` V4.1's candidate blocks,
+    `[T, k]`, among which choices are made. The twin's own are kept beside them.
     """
 
     topk: torch.Tensor | None = None
     core: torch.Tensor | None = None
+    blocks: torch.Tensor | None = None
     own_topk: torch.Tensor | None = field(default=None, init=False)
     own_core: torch.Tensor | None = field(default=None, init=False)
+    own_blocks: torch.Tensor | None = field(default=None, init=False)
+    """Which blocks the twin would make candidates, `[T, blocks]`; none where all."""
+
+    def same_blocks(self) -> float | None:
+        """The part of the twin's own blocks that the given ones have, mean of the
+        tokens that had to choose; None if none had."""
+        if self.blocks is None or self.own_blocks is None:
+            return None
+        chose = self.own_blocks.any(1)
+        ours = self.own_blocks[chose]
+        theirs = of_indices(self.blocks[chose], ours.shape[1])
+        return float((ours & theirs).sum() / ours.sum()) if len(ours) else None
 
     def overlap(self, ratio: int) -> float:
         """The part of the twin's own choice that the given one has, mean of the tokens
@@ -83,6 +96,14 @@ class Given:
                 wanted = set(ours.tolist())
                 shares.append(len(wanted & set(theirs.tolist())) / len(wanted))
         return sum(shares) / len(shares) if shares else 1.0
+
+
+def of_indices(indices: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of `count` things each row names, `[T, count]`; what is none of them names
+    nothing, as -1."""
+    known = indices.where((indices >= 0) & (indices < count), count)
+    named = torch.zeros(len(indices), count + 1, dtype=torch.bool)
+    return named.scatter_(1, known, True)[:, :-1]
 
 
 class Reference(Protocol):

@@ -13,56 +13,19 @@ of all layers of a text, its own or (`beside`) an engine's.
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch.nn import functional
 
-from e2e import checkpoint, engram, rounding
-from e2e.twin import Given, Reference, Rounding, Roundings
+from e2e import checkpoint, engram
+from e2e.rounding import Forms
+from e2e.twin import Given, Reference, Roundings, of_indices
 
 Sublayer = Callable[[str, int, torch.Tensor], torch.Tensor]
 """What "attn" or "ffn" of a layer gives for its input `[T, hidden]`."""
 LEAST_DOT = 1e-6
-
-
-def same(x: torch.Tensor) -> torch.Tensor:
-    return x
-
-
-@dataclass(frozen=True)
-class Forms:
-    """What is rounded, and how: nothing, unless it is said."""
-
-    kept: Rounding = same
-    """What an operator gives."""
-    linear: Rounding = same
-    """The input of a quantized linear layer."""
-    output: Rounding = same
-    """The input of the grouped output projection."""
-    window: Rounding = same
-    """A token's key, which is its value as well."""
-    entry: Rounding = same
-    """The same of a compressed entry."""
-    index: Rounding = same
-    """The indexer's keys, and each head of its queries."""
-
-    @classmethod
-    def of(cls, roundings: Roundings) -> "Forms":
-        """Those of vLLM's XPU path."""
-        linear = rounding.mxfp8 if roundings.activations else rounding.bf16
-        return cls(
-            kept=rounding.bf16,
-            linear=linear,
-            output=rounding.mxfp8 if roundings.output_fp8 else rounding.bf16,
-            window=rounding.cache_entry,
-            entry=rounding.cache_entry,
-            index=rounding.mxfp4_vector
-            if roundings.index_fp4
-            else rounding.index_vector,
-        )
 
 
 class Mixes(NamedTuple):
@@ -94,7 +57,8 @@ class V41Twin(Reference):
     @contextmanager
     def rounded(self, roundings: Roundings) -> Iterator[None]:
         """Within, the model rounds as vLLM's XPU path does."""
-        with self.shaped(Forms.of(roundings)):
+        kinds = roundings.activations, roundings.output_fp8, roundings.index_fp4
+        with self.shaped(Forms.of_xpu(*kinds)):
             yield
 
     @contextmanager
@@ -219,15 +183,12 @@ class V41Twin(Reference):
 
     def _taken(self, layer: int, given: Given | None, count: int) -> torch.Tensor:
         """Which of `count` entries each token attends to, `[T, count]`."""
-        topk = self.choice(self._source("index", layer))
+        topk = self.choice(self._source("index", layer), given)
         if given is not None:
             given.own_topk = topk
-            if given.topk is not None:
-                # A wrong engine may name entries that the request does not have.
-                topk = given.topk.where(given.topk < count, -1)
-        chosen = torch.zeros(len(topk), count + 1, dtype=torch.bool)
-        chosen.scatter_(1, topk.where(topk >= 0, count), True)
-        return chosen[:, :-1]
+            # A wrong engine may name entries that the request does not have.
+            topk = topk if given.topk is None else given.topk
+        return of_indices(topk, count)
 
     def entries(self, source: int) -> torch.Tensor:
         """The compressed entries that a KV source writes, `[entries, head_dim]`."""
@@ -252,29 +213,36 @@ class V41Twin(Reference):
         ratio = self.ratio(source)
         return torch.arange(len(self._inputs[source]) // ratio) * ratio
 
-    def choice(self, layer: int) -> torch.Tensor:
+    def choice(self, layer: int, given: Given | None = None) -> torch.Tensor:
         """The entries that an index source chooses, `[T, k]`, by score; -1 for none."""
-        scores = self.scores(layer)
-        first = self.config["candidate_source_layer_id"]
+        scores, first = self.scores(layer), self.config["candidate_source_layer_id"]
+        wanted = self.config["index_topk"]
         if 0 <= first < layer:
-            scores = scores.masked_fill(~self.candidates(first), float("-inf"))
-        best = scores.topk(min(self.config["index_topk"], scores.shape[1]))
+            size = self.config["candidate_block_size"]
+            blocks, visible = self.blocks(first), self._visible(first)
+            if given is not None and given.blocks is not None:
+                several = blocks.sum(1) < (visible + size - 1) // size
+                given.own_blocks = blocks & several[:, None]
+                # Where all entries are chosen nobody asks for blocks.
+                all_ = (visible <= wanted)[:, None]
+                blocks = of_indices(given.blocks, blocks.shape[1]) | all_
+            kept = blocks.repeat_interleave(size, 1)[:, : scores.shape[1]]
+            scores = scores.masked_fill(~kept, float("-inf"))
+        best = scores.topk(min(wanted, scores.shape[1]))
         return best.indices.where(best.values > float("-inf"), -1)
 
-    def candidates(self, source: int) -> torch.Tensor:
-        """The entries of the blocks with the best scores, `[T, entries]`; the newest
-        block is always one of them."""
+    def blocks(self, source: int) -> torch.Tensor:
+        """The candidate blocks of entries, those with the best scores, `[T, blocks]`;
+        the newest block is always one of them."""
         size, scores = self.config["candidate_block_size"], self.scores(source)
-        count = scores.shape[1]
-        padded = functional.pad(scores, (0, -count % size), value=float("-inf"))
+        padded = functional.pad(scores, (0, -scores.shape[1] % size), value=-torch.inf)
         best = padded.unflatten(1, (-1, size)).amax(-1)
         newest = self._newest(source, size)
         rows = (newest >= 0).nonzero()[:, 0]
-        best[rows, newest[rows]] = float("inf")
+        best[rows, newest[rows]] = torch.inf
         kept = best.topk(min(self.config["candidate_topk_blocks"], best.shape[1]))
-        blocks = torch.zeros_like(best, dtype=torch.bool)
-        blocks.scatter_(1, kept.indices, kept.values > float("-inf"))
-        return blocks.repeat_interleave(size, 1)[:, :count]
+        known = kept.indices.where(kept.values > -torch.inf, -1)
+        return of_indices(known, best.shape[1])
 
     def _newest(self, source: int, size: int) -> torch.Tensor:
         """The last block that each token may see; -1 for none."""

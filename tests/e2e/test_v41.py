@@ -2,8 +2,8 @@
 """V4.1 on the emulated XPU equals its float32 twin, layer by layer.
 
 The prompt of 161 tokens comes in chunks of at most 48, as V4's. It fills the window and
-gives indexers of ratio 1 ten times as many entries as they choose, in 21 blocks, four of
-which are candidates.
+gives indexers of ratio 1 ten times as many entries as they choose, in 21 blocks, of
+which four are candidates.
 """
 
 import pytest

@@ -23,8 +23,8 @@ SEEN = 0.02
 class WithoutCandidates(V41Twin):
     """Later indexers choose among all entries."""
 
-    def candidates(self, source: int) -> torch.Tensor:
-        return torch.ones_like(super().candidates(source))
+    def blocks(self, source: int) -> torch.Tensor:
+        return torch.ones_like(super().blocks(source))
 
 
 class NewestNotKept(V41Twin):
