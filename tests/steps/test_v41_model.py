@@ -130,7 +130,7 @@ def test_stages(
 @pytest.mark.any_platform
 def test_nvidia_keeps_its_layers() -> None:
     module = layout.module(NVIDIA)
-    layer = getattr(module, "DeepseekV4DecoderLayer")
+    layer = module.DeepseekV4DecoderLayer
     hooks = {
         "mhc_pre": module.mhc_pre_delayed_tilelang,
         "mhc_post": module.mhc_post_tilelang,
