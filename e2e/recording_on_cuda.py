@@ -67,6 +67,7 @@ class RecordingOnCudaWorker(recording.Recording, XpuPathOnCudaWorker):
         times = super().compile_or_warm_up_model()
         recording.records.clear()
         recording.logits.clear()
+        replays.clear()
         return times
 
     def recorded(self) -> bytes:

@@ -88,11 +88,6 @@ class Stream:
     def query(self) -> bool:
         return True
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority: SYCL's queues have three."""
-        return 1, -1
-
 
 _current = Stream()
 

@@ -92,17 +92,22 @@ def scale_by_host(runner: Any) -> None:
     experts.forward = scaled
 
 
-def plant(fault: str, seconds: list[float]) -> None:
-    """Plant a fault between the capture and the check, and time the check."""
+def plant(fault: str, said: list[str], seconds: list[float]) -> None:
+    """Plant a fault between the capture and the check; keep what the check says, and
+    the time that it takes."""
     from vllm.v1.worker import xpu_model_runner
 
     from emulated_xpu.on_cuda import worker
 
     check = xpu_model_runner.check_captured_graphs
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore
 
     def planted(runner: Any) -> None:
         if fault:
             FAULTS[fault](runner)
+        # Not before: vLLM's own configuration of logging drops it.
+        logging.getLogger(CHECK).addHandler(handler)
         started = time.monotonic()
         try:
             check(runner)
@@ -125,8 +130,6 @@ def main() -> None:
     order = json.loads(Path(sys.argv[1]).read_text())
     os.environ.update(order.get("environment", {}))
     said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore
     seconds: list[float] = []
     from vllm import LLM, SamplingParams
 
@@ -137,8 +140,7 @@ def main() -> None:
             {},
         )
         order["model"] = order["folder"]
-    plant(order["fault"], seconds)
-    logging.getLogger(CHECK).addHandler(handler)
+    plant(order["fault"], said, seconds)
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda look: look()
     tokens: list[list[int]] = []

@@ -6,7 +6,10 @@ place may lie above the integer there; `coarse_log2` stands for such a device un
 interpreter.
 """
 
+import inspect
+import sys
 from collections.abc import Iterator
+from types import FunctionType
 from typing import Any
 
 import pytest
@@ -153,3 +156,24 @@ def test_an_exact_log2_and_the_bits_agree(
     amax = torch.cat((mantissas, powers * (1 - 1 / 128), powers, powers * (1 + 1 / 64)))
     amax = amax.to(torch.bfloat16).float()
     check(compressed_scales(options, amax, entry), least_exponent(amax, largest))
+
+
+@pytest.mark.unchanged
+@pytest.mark.any_platform
+def test_kernels_need_no_argument_more() -> None:
+    """vLLM's own tests launch them on CUDA with the arguments that upstream's have."""
+    kernels = {
+        value.fn
+        for name, module in list(sys.modules.items())
+        if name.startswith("vllm.")
+        for value in vars(module).values()
+        if isinstance(getattr(value, "fn", None), FunctionType)
+    }
+    assert kernels
+    added = [
+        (kernel.__name__, parameter)
+        for kernel in kernels
+        if (parameter := inspect.signature(kernel).parameters.get("UE8M0_FROM_BITS"))
+    ]
+    lacking = [name for name, one in added if one.default is inspect.Parameter.empty]
+    assert not lacking, f"launched by vLLM's own tests without it: {lacking}"

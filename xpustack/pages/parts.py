@@ -10,6 +10,7 @@ PARTS = (
         "platform-guards",
         "events",
         "capture-state",
+        "graph-check",
         "jit-warmup",
     ),
     (

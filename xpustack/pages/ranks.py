@@ -15,6 +15,8 @@ PAGE = "docs/e2e.md"
 DATA = "docs/data/ranks.csv"
 COMMAND = "tox -e e2e -- --full -k ranks --write-table"
 NOT_TRIED = "not tried"
+FEATURES = ("plain", "MTP 1", "MTP 3", "DSpark")
+"""The columns of the page's table."""
 
 
 @dataclass(frozen=True)
@@ -47,29 +49,28 @@ def recorded(project: Project, cell: Cell) -> str:
 def keep(project: Project, cell: Cell) -> None:
     """Put a cell into the record, in place of the one before it, and write the page."""
     known = {one.key: one for one in cells(project)} | {cell.key: cell}
-    order = {
-        name: n
-        for n, name in enumerate(dict.fromkeys(x for k in known for x in k[1:]))
-    }
+    by_ranks = sorted({ranks for _, ranks, _ in known})
     rows = record.newest_first(
         project,
         map(asdict, known.values()),
-        lambda row: (order[str(row["ranks"])], order[str(row["features"])]),
+        lambda row: (
+            by_ranks.index(str(row["ranks"])),
+            FEATURES.index(str(row["features"])),
+        ),
     )
     record.write(project, DATA, rows, PAGE, ("ranks", render(rows)))
 
 
 def render(rows: Sequence[Row]) -> str:
     """A line for each release and split, a column for each feature."""
-    features = list(dict.fromkeys(str(row["features"]) for row in rows))
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         line = found.setdefault((str(row["release"]), str(row["ranks"])), {})
         line[str(row["features"])] = str(row["found"])
     return markdown.table(
-        ("release", "ranks", *features),
+        ("release", "ranks", *FEATURES),
         [
-            [*split, *(line.get(feature, NOT_TRIED) for feature in features)]
+            [*split, *(line.get(feature, NOT_TRIED) for feature in FEATURES)]
             for split, line in found.items()
         ],
     )

@@ -39,4 +39,7 @@ def test_a_cell_replaces_the_one_before_it(
     assert ranks.recorded(project, CELL) == "equal"
     missing = replace(CELL, ranks="TP 4")
     assert ranks.recorded(project, missing) == ranks.NOT_TRIED
-    assert "| v0.20.2 | TP 2 | refused |" in (project.root / ranks.PAGE).read_text()
+    assert (
+        "| v0.20.2 | TP 2 | refused | not tried |"
+        in (project.root / ranks.PAGE).read_text()
+    )

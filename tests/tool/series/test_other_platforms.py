@@ -24,6 +24,7 @@ FOR_ALL = {
     "fp8-experts",
     "online-arguments",
     "promoted-specs",
+    "stage-groups",
 }
 PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 """A line of `setup.py` that packages one more file."""

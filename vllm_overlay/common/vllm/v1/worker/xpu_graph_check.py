@@ -85,7 +85,8 @@ def check_captured_graphs(runner: Any) -> None:
     or stop if VLLM_XPU_GRAPH_CHECK is "stop".
 
     Raises:
-        RuntimeError: a graph differs, and VLLM_XPU_GRAPH_CHECK is "stop".
+        RuntimeError: a graph differs and VLLM_XPU_GRAPH_CHECK is "stop", or replays
+            have written to memory of others, so that eager mode is wrong as well.
 
     """
     if envs.VLLM_XPU_GRAPH_CHECK == "off":
@@ -99,12 +100,19 @@ def check_captured_graphs(runner: Any) -> None:
         )
         return
     start = time.perf_counter()
-    difference = GraphCheck(runner).run()
+    check = GraphCheck(runner)
+    difference = check.run()
     logger.info(
         "Checking the captured graphs took %.1f secs", time.perf_counter() - start
     )
     if difference is None:
         return
+    if check.damaged:
+        raise RuntimeError(
+            f"{difference} Replays have written to memory of others: after them an "
+            "eager step is another one than before. Start with --enforce-eager, "
+            "which captures no graphs."
+        )
     if envs.VLLM_XPU_GRAPH_CHECK == "stop":
         raise RuntimeError(
             f"{difference} VLLM_XPU_GRAPH_CHECK=fallback serves without graphs; "
@@ -124,6 +132,7 @@ class GraphCheck:
         self.kv_cache_config = runner.kv_cache_config
         self.running: set[str] = set()
         self.next_block = 1  # Block 0 is the null block.
+        self.damaged = False
 
     @torch.inference_mode()
     def run(self) -> str | None:
@@ -150,12 +159,19 @@ class GraphCheck:
                 missed.append(str(case))
             errors.append(_row_error(replayed, self._run(case, seed, eager=True)[0]))
         again = self._eager_reference(cases[0])
-        errors.append(_row_error(again[0], untouched[0]))
+        damage = _row_error(again[0], untouched[0])
         if missed:
             logger.warning("No batch came to the %s: not checked", ", ".join(missed))
         wrong = [i for i, error in enumerate(errors) if not error <= bound]
-        first = self._first_of_all_ranks(wrong[0] if wrong else len(errors))
-        if first == len(errors):
+        first = self._first_of_all_ranks(wrong[0] if wrong else len(cases))
+        self.damaged = not self._first_of_all_ranks(int(damage <= bound))
+        if first < len(cases):
+            subject = f"The {cases[first]} differs from eager execution"
+            layer = self._first_layer(cases[first], first, bound)
+        elif self.damaged:
+            subject = f"The eager step of the {cases[0]} is another one after replays"
+            layer = _first_difference(*again[1:], untouched[2], bound)
+        else:
             logger.info(
                 "%d batches are the same by captured graphs and in eager mode: rows "
                 "differ by up to %.2g, eager rows in batches of two sizes by %.2g "
@@ -166,18 +182,10 @@ class GraphCheck:
                 bound,
             )
             return None
-        if first < len(cases):
-            subject = f"The {cases[first]} differs from eager execution"
-            layer = self._first_layer(cases[first], first, bound)
-        else:
-            subject = (
-                "Replays of captured graphs write to memory that is not theirs: "
-                f"after them the eager step of the {cases[0]} is another one"
-            )
-            layer = _first_difference(*again[1:], untouched[2], bound)
+        error = errors[first] if first < len(cases) else damage
         return (
-            f"{subject}: on this rank a row is off by {errors[first]:.2g} of its norm "
-            f"(bound {bound:.2g}); the first layer that differs lies {layer}."
+            f"{subject}: on this rank a row is off by {error:.2g} of its norm (bound "
+            f"{bound:.2g}); the first layer that differs lies {layer}."
         )
 
     def _cases(self) -> list[Case]:
@@ -368,11 +376,11 @@ class GraphCheck:
 
     @contextmanager
     def _without_graphs(self) -> Iterator[None]:
-        if self.manager is not None:
-            owner, name, value = self.manager, "_graphs_captured", False
-        else:
-            owner = self.runner.cudagraph_dispatcher
-            name, value = "cudagraph_mode", CUDAGraphMode.NONE
+        dispatch: tuple[Any, str, Any] = (self.manager, "_graphs_captured", False)
+        if self.manager is None:
+            dispatcher = self.runner.cudagraph_dispatcher
+            dispatch = (dispatcher, "cudagraph_mode", CUDAGraphMode.NONE)
+        owner, name, value = dispatch
         before = getattr(owner, name)
         setattr(owner, name, value)
         try:
