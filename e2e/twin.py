@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -106,7 +106,7 @@ def of_indices(indices: torch.Tensor, count: int) -> torch.Tensor:
     return named.scatter_(1, known, True)[:, :-1]
 
 
-class Reference(Protocol):
+class Reference:
     """A model in float32, and the same with an engine's roundings."""
 
     depth: int
@@ -120,6 +120,7 @@ class Reference(Protocol):
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""
+        raise NotImplementedError
 
     def attention(
         self,
@@ -129,14 +130,17 @@ class Reference(Protocol):
         tokens: list[int] | None = None,
     ) -> torch.Tensor:
         """One layer's attention over the inputs `[T, hidden]` of a whole request."""
+        raise NotImplementedError
 
     def feed_forward(
         self, layer: int, x: torch.Tensor, tokens: list[int]
     ) -> torch.Tensor:
         """One layer's experts over the inputs `[T, hidden]` of a whole request."""
+        raise NotImplementedError
 
     def rounded(self, roundings: Roundings) -> AbstractContextManager[None]:
         """Within, the model rounds as vLLM's XPU path does."""
+        raise NotImplementedError
 
 
 class Twin(Reference):

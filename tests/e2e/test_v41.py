@@ -15,7 +15,6 @@ from e2e.checks import (
     check_attention,
     check_experts,
     check_logits,
-    check_same_tokens,
 )
 from e2e.comparison import attention_errors
 from e2e.serving import Engines, Job, Prompt, Served
@@ -38,41 +37,15 @@ MIXED = Job(
     SERVER,
     checkpoint=KIND,
 )
-MXFP4 = Job(
-    "v4.1, keys in MXFP4",
-    MIXED.waves,
-    (*SERVER, ("attention_config", {"indexer_kv_dtype": "mxfp4"})),
-    checkpoint=KIND,
-)
 TWICE = Job(
     "v4.1, a prefix twice",
     tuple((Prompt(300, 3, seed=4, own_tail=tail),) for tail in (20, 30)),
     (*SERVER, ("enable_prefix_caching", True), ("max_num_batched_tokens", 300)),
     checkpoint=KIND,
 )
-CROWDED = Job(
-    "v4.1, pre-emption",
-    (tuple(Prompt(20, 14, seed=20 + i) for i in range(3)),),
-    (
-        *SERVER,
-        ("num_gpu_blocks_override", 23),
-        ("max_model_len", 34),
-        ("max_num_batched_tokens", 12),
-    ),
-    checkpoint=KIND,
-)
-
-
-def split(name: str) -> Job:
-    """The same prompts on two devices."""
-    ranks = (("distributed_executor_backend", "mp"), (name, 2))
-    return Job(f"v4.1, {name}", MIXED.waves, (*SERVER, *ranks), checkpoint=KIND)
-
-
 BROKEN = Job(
     "v4.1, broken", ((Prompt(129, 2, seed=1),),), SERVER, sabotage=True, checkpoint=KIND
 )
-TWO_RANKS, TWO_STAGES = split("tensor_parallel_size"), split("pipeline_parallel_size")
 
 
 @pytest.fixture(autouse=True)
@@ -109,13 +82,6 @@ def test_each_layer(engines: Engines, twin: V41Twin, release: str) -> None:
     assert attention == {f"DeepseekV41XPUAttention ratio {r}" for r in (0, 1, 2)}
 
 
-@pytest.mark.serves(MXFP4)
-def test_index_keys_in_mxfp4(engines: Engines, twin: V41Twin, release: str) -> None:
-    result = engines.serve(release, MXFP4)
-    assert Roundings.of(result.answer).index_fp4
-    check(result, twin)
-
-
 @pytest.mark.serves(TWICE)
 def test_a_cached_prefix(engines: Engines, twin: V41Twin, release: str) -> None:
     """The layers that read the cached pages are those of a whole run."""
@@ -125,33 +91,7 @@ def test_a_cached_prefix(engines: Engines, twin: V41Twin, release: str) -> None:
     check(result, twin)
 
 
-@pytest.mark.full
-@pytest.mark.serves(CROWDED)
-def test_a_request_pushed_out(engines: Engines, twin: V41Twin, release: str) -> None:
-    result = engines.serve(release, CROWDED)
-    repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
-    assert repeated, "no request was pushed out"
-    check_attention(result, twin)
-
-
-@pytest.mark.full
-@pytest.mark.serves(MIXED, TWO_RANKS)
-def test_two_ranks(engines: Engines, twin: V41Twin, release: str) -> None:
-    result = engines.serve(release, TWO_RANKS)
-    check_same_tokens(result, engines.serve(release, MIXED))
-    check(result, twin)
-
-
-@pytest.mark.full
-@pytest.mark.serves(MIXED, TWO_STAGES)
-def test_two_stages(engines: Engines, twin: V41Twin, release: str) -> None:
-    """The second begins at the KV source of ratio 1."""
-    result = engines.serve(release, TWO_STAGES)
-    check_same_tokens(result, engines.serve(release, MIXED))
-    check(result, twin)
-
-
-@pytest.mark.serves(MIXED, BROKEN)
+@pytest.mark.serves(BROKEN)
 def test_faults_are_seen(engines: Engines, twin: V41Twin, release: str) -> None:
     """The pre-mix of the wrong sublayer in layer 0, no candidates in layer 4, and the
     choice of the wrong source in layer 5."""
