@@ -49,8 +49,8 @@ class LogitsConfig(NamedTuple):
 
     Attributes:
         block_m: rows per tile, where keys are gathered.
-        block_n: keys per tile. Over pages at most 128: a tile may write as many behind a
-            row.
+        block_n: keys per tile, of which a tile over pages may write all but one behind
+            a row.
         num_warps: warps per program; on XPU, sub-groups of 16 lanes.
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.

@@ -355,7 +355,7 @@ def test_a_layer_in_bf16_must_be_listed(kept: str, name: str, passes: bool) -> N
     [(f"layers.1.{Q}", ROWS), ("layers.1.attn.compressor.wkv", 1024)],
 )
 def test_more_rows_in_16_bits(name: str, rows: int) -> None:
-    """Of a linear layer, and of the compressor of a ratio-4 layer; a loader would cut."""
+    """Of a linear layer, and of a ratio-4 layer's compressor; a loader would cut."""
     described = quantizations.KINDS["DeepSeek's own"][0] | {"ignored_layers": [name]}
     name = f"{name}.weight"
     columns = COLUMNS if Q in name else HIDDEN
