@@ -134,7 +134,7 @@ def decode(
             out[i],
         )
 
-    size = sparse_decode_workspace_size(tokens, heads, topk + WINDOW, device.type)
+    size = sparse_decode_workspace_size(tokens, heads, topk + WINDOW)
     workspace = torch.empty(max(size, 1), dtype=torch.float32, device=device)
     candidates = [
         Candidate(

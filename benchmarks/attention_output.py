@@ -117,7 +117,7 @@ def decode(
         for k in widths
     ]
     lens = [torch.full((tokens,), k, dtype=torch.int32, device=device) for k in widths]
-    size = sparse_decode_workspace_size(tokens, heads, sum(widths), device.type)
+    size = sparse_decode_workspace_size(tokens, heads, sum(widths))
     workspace = torch.empty(max(size, 1), dtype=torch.float32, device=device)
 
     def attention(i: int, out: torch.Tensor | Fp8Output) -> None:

@@ -27,9 +27,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "requests": (
         "Steps as requests",
-        "Where each step of v0.33.0 stands: alone, or after which others."
+        "Where each step of v0.33.0 stands: alone, or after which others; and the files"
+        " of vLLM's own tests that name what the steps change, before and after them."
         " [How that is found](docs/upstreaming.md).",
-        ("requests.csv",),
+        ("requests.csv", "upstream_tests.csv"),
     ),
     "defects": (
         "Defects by release",

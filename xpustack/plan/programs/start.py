@@ -265,7 +265,7 @@ def decode(config: Any) -> None:
         from vllm.v1.attention.ops.xpu_dsv4 import _decode_config as kernel
     heads = config.model_config.hf_config.num_attention_heads
     heads //= config.parallel_config.tensor_parallel_size
-    kernel.decode_config("xpu", config.scheduler_config.max_num_seqs, heads, 8192)
+    kernel.decode_config(config.scheduler_config.max_num_seqs, heads, 8192)
 
 
 def attempts(given: dict[str, Any], model: str) -> list[dict[str, Any]]:
