@@ -16,6 +16,7 @@ GROUPS: tuple[Callable[[Sizes], Iterator[Case]], ...] = (
     cases_indexer.logits_cases,
     cases_indexer.topk_cases,
     cases_layer.mhc_cases,
+    cases_layer.delayed_cases,
     cases_layer.compressor_cases,
     cases_layer.inv_rope_cases,
     cases_layer.nvfp4_cases,

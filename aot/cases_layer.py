@@ -2,7 +2,7 @@
 """Calls around attention: hyper-connections, the compressor, and the inverse RoPE of
 attention's output."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -13,7 +13,6 @@ from .shapes import (
     MODELS,
     ROPE_DIM,
     Case,
-    Model,
     Sizes,
     call,
     f32,
@@ -32,12 +31,14 @@ STATE_BLOCKS = {4: 4, 128: 8}
 """Ratio -> tokens per block of the compressor's states."""
 ENTRY_PAGES = {4: 64, 128: 2}
 """Ratio -> entries per page of 256 tokens."""
+DELAYED_HIDDEN = 5120
+"""Hidden size of DeepSeek-V4.1-Flash."""
 
 
-def gates(model: Model) -> tuple[Any, ...]:
-    """The constant arguments of MHC's pre part, from `fn` on."""
+def gates(width: int) -> tuple[Any, ...]:
+    """The constant arguments of MHC's pre part, from `fn` of `width` columns on."""
     return (
-        meta(24, 4 * model.hidden, dtype=f32),
+        meta(24, width, dtype=f32),
         meta(3, dtype=f32),
         meta(24, dtype=f32),
         1e-6,
@@ -59,7 +60,7 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
                 meta(tokens, 4, 1, dtype=f32),
                 meta(tokens, 4, 4, dtype=f32),
             )
-            constants = gates(model)
+            constants = gates(4 * model.hidden)
             norm = {"norm_weight": meta(model.hidden), "norm_eps": 1e-6}
             calls = {
                 "pre": call("mhc", "mhc_pre", streams, *constants),
@@ -80,6 +81,38 @@ def mhc_cases(sizes: Sizes) -> Iterator[Case]:
             }
             for name, made in calls.items():
                 yield Case("mhc", f"{model.name} {name} T{tokens}", made)
+
+
+def delayed_calls(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
+    """DeepSeek-V4.1's hyper-connections: the model's entry, the entry of a later
+    pipeline stage or behind Engram, and any other sublayer."""
+    hidden = DELAYED_HIDDEN
+    x, streams = meta(tokens, hidden), meta(tokens, 4, hidden)
+    mixes = meta(tokens, 4, 1, dtype=f32), meta(tokens, 4, 4, dtype=f32)
+    carried = {"pre_mix": meta(tokens, 4, dtype=f32)}
+    constants = gates(4 * hidden)
+    for name, norm in (
+        ("", {}),
+        (" and norm", {"norm_weight": meta(hidden), "norm_eps": 1e-20}),
+    ):
+        module = "mhc_delayed"
+        pre, fused = "mhc_pre_delayed", "mhc_fused_post_pre_delayed"
+        yield (
+            f"entry{name}",
+            call(module, pre, streams, *gates(hidden), x=x, **norm),
+        )
+        yield f"pre{name}", call(module, pre, streams, *constants, **carried, **norm)
+        yield (
+            f"fused{name}",
+            call(module, fused, x, streams, *mixes, *constants, **carried, **norm),
+        )
+
+
+def delayed_cases(sizes: Sizes) -> Iterator[Case]:
+    """The hidden size of DeepSeek-V4.1-Flash."""
+    for tokens in (*sizes.tokens, *sizes.chunks):
+        for name, made in delayed_calls(tokens):
+            yield Case("mhc", f"V4.1 {name} T{tokens}", made)
 
 
 def inv_rope_cases(sizes: Sizes) -> Iterator[Case]:

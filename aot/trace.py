@@ -262,7 +262,7 @@ def _compress(
 def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
     """The kernels that no number of heads concerns."""
     streams = meta(tokens, 4, FLASH.hidden)
-    gates = cases_layer.gates(FLASH)
+    gates = cases_layer.gates(4 * FLASH.hidden)
     yield "mhc pre", call("mhc", "mhc_pre", streams, *gates)
     yield (
         "mhc fused",
@@ -276,6 +276,8 @@ def _layer(tokens: int) -> Iterator[tuple[str, Callable[[], object]]]:
             *gates,
         ),
     )
+    for name, made in cases_layer.delayed_calls(tokens):
+        yield f"mhc delayed {name}", made
     yield (
         "nvfp4",
         call(

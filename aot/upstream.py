@@ -16,7 +16,15 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from benchmarks.files import ATTENTION, DECODE, FILES, INSERT
+from benchmarks.files import (
+    ATTENTION,
+    DECODE,
+    FILES,
+    INSERT,
+    V41_CANDIDATES,
+    V41_COMPRESS,
+    V41_INDEXER_KEYS,
+)
 from benchmarks.prepare import upstream
 from benchmarks.upstream import importing
 from xpustack.core.cache import Cache, atomic_dir
@@ -102,6 +110,9 @@ def cases(release: str, load: Load) -> Iterator[Case]:
     if ATTENTION in FILES[release]:
         yield from mixed(op)
         yield from draft_norms(op)
+    if V41_COMPRESS in FILES[release]:
+        yield from v41_compressor(load)
+        yield from v41_candidates(load)
 
 
 def attention(load: Load) -> Iterator[Case]:
@@ -323,6 +334,80 @@ def compress(
         token_stride=token_stride,
         scale_dim=scale_dim,
     )
+
+
+def v41_compressor(load: Load) -> Iterator[Case]:
+    """DeepSeek-V4.1's compressor, insert and indexer keys, at ratios 1 and 2."""
+    tokens, slots = meta(16, dtype=i64), meta(16, dtype=i64)
+    rotary = meta(65536, ROPE_DIM, dtype=f32)
+    compress = load(V41_COMPRESS)
+    for ratio in (1, 2):
+        yield Case(
+            "compressor",
+            f"V4.1, save and compress, ratio {ratio}",
+            partial(
+                compress.fused_save_compress_norm,
+                meta(16, HEAD_DIM * ratio, dtype=f32),
+                tokens,
+                meta(4096, 8, 2 * HEAD_DIM, dtype=f32),
+                slots,
+                meta(17, dtype=i32),
+                meta(16, dtype=i32),
+                meta(HEAD_DIM),
+                1e-20,
+                ratio,
+                meta(16, HEAD_DIM),
+            ),
+        )
+        yield Case(
+            "compressor",
+            f"V4.1, RoPE and insert, ratio {ratio}",
+            partial(
+                compress.rope_quant_insert,
+                *(meta(16, HEAD_DIM), tokens, rotary, pages(64), slots, ratio),
+            ),
+        )
+        yield Case(
+            "compressor",
+            f"V4.1, indexer keys, ratio {ratio}",
+            partial(
+                load(V41_INDEXER_KEYS).indexer_k_norm_rope_store,
+                *(meta(16, INDEX_DIM), tokens, rotary, meta(INDEX_DIM), 1e-20),
+                *(meta(4096, 64, INDEX_DIM + 4, dtype=u8), slots, ratio, False),
+            ),
+        )
+
+
+def v41_candidates(load: Load) -> Iterator[Case]:
+    """DeepSeek-V4.1's candidate blocks. The wrappers ask for a CUDA tensor, so these
+    are their four launches: 16 rows, 2,048 of 131,072 blocks of 8."""
+    kernels = load(V41_CANDIDATES)
+    rows, width, block, topk = 16, CONTEXT, 8, 2048
+    blocks = width // block
+    logits, ends = meta(rows, width, dtype=f32), meta(rows, dtype=i32)
+    scores, chosen = meta(rows, blocks, dtype=f32), meta(rows, topk, dtype=i32)
+    flags = meta(rows, blocks + 1, dtype=u8)
+    launches: dict[str, Callable[[], object]] = {
+        "scores": lambda: kernels._block_scores_kernel[(rows, 32)](
+            *(logits, None, ends, scores, meta(rows, dtype=i32), width, 1, 0, 1),
+            *(blocks, width, blocks, block, False, 1),
+            TILE=128,
+            FULL_WIDTH=True,
+        ),
+        "store": lambda: kernels._store_candidates_kernel[(rows, topk // 256)](
+            *(meta(rows, topk, dtype=f32), meta(rows, topk, dtype=i64), chosen),
+            *(topk, 1, topk, topk, 256),
+        ),
+        "flags": lambda: kernels._candidate_flags_kernel[(rows,)](
+            *(chosen, None, flags, topk, 1, 0, width, blocks, block, topk, False, 1),
+        ),
+        "mask": lambda: kernels._mask_candidates_kernel[(rows, width // 1024)](
+            *(logits, None, ends, flags, width, 1, 0, 1, width, blocks, block, False),
+            *(1, 1024),
+        ),
+    }
+    for name, launch in launches.items():
+        yield Case("candidates", f"V4.1, {name}", launch)
 
 
 def norms(op: Load) -> Iterator[Case]:

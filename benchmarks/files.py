@@ -25,6 +25,9 @@ def _common(*names: str) -> tuple[str, ...]:
     return tuple(f"vllm/models/deepseek_v4/common/ops/{name}.py" for name in names)
 
 
+V41_COMPRESS = "vllm/models/deepseek_v41/common/ops/fused_compress_quant_cache.py"
+V41_INDEXER_KEYS = "vllm/models/deepseek_v41/common/ops/indexer_k_store.py"
+V41_CANDIDATES = "vllm/model_executor/kernels/attention/dsa/candidate_blocks.py"
 (COMPRESSOR,) = _common("fused_compress_quant_cache")
 FILES: dict[str, tuple[str, ...]] = {
     "0.21.0": tuple(
@@ -43,6 +46,9 @@ FILES: dict[str, tuple[str, ...]] = {
         *_common(*OPS, "fused_mtp_input_rmsnorm", "save_partial_states"),
         SHARED_NORM,
         MHC,
+        V41_COMPRESS,
+        V41_INDEXER_KEYS,
+        V41_CANDIDATES,
         *WARMUP,
     ),
 }

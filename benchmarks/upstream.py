@@ -53,6 +53,9 @@ class Platform(Nothing):
     def is_cuda_alike(self) -> bool:
         return False
 
+    def is_rocm(self) -> bool:
+        return False
+
     def fp8_dtype(self) -> torch.dtype:
         return torch.float8_e4m3fn
 
@@ -81,9 +84,10 @@ def _known() -> dict[str, dict[str, Any]]:
             "round_up": lambda x, y: triton.cdiv(x, y) * y,
         },
         "vllm.utils.deep_gemm": {
+            "mqa_logits_use_mx_scales": lambda: False,
             "get_tma_aligned_size": lambda size, width: (
                 triton.cdiv(size, 16 // width) * (16 // width)
-            )
+            ),
         },
         "vllm.utils.torch_utils": {"direct_register_custom_op": register_op},
         "vllm.model_executor.layers.quantization.utils.quant_utils": {

@@ -78,10 +78,11 @@ class Quantized:
     values: torch.Tensor
 
 
-def fp8_blocks(weight: torch.Tensor) -> Quantized:
-    """`[N, K]` in e4m3 with a power of two for each 128 x 128 block."""
-    rows, columns = weight.shape
-    blocks = weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+def fp8_blocks(
+    weight: torch.Tensor, block: tuple[int, int] = (BLOCK, BLOCK)
+) -> Quantized:
+    """`[N, K]` in e4m3 with a power of two for each block of rows and columns."""
+    blocks = weight.unflatten(1, (-1, block[1])).unflatten(0, (-1, block[0]))
     exponent = _exponent(blocks.abs().amax((1, 3)), E4M3_MAX)
     power = torch.exp2(exponent.float())[:, None, :, None]
     codes = (blocks / power).to(torch.float8_e4m3fn)
@@ -117,11 +118,17 @@ class Writer:
     """Collects both forms of each tensor, name by name."""
 
     size = FLASH
+    block = BLOCK
+    """Rows, and columns, that share a scale of an FP8 linear layer."""
 
     def __init__(self, seed: int) -> None:
         self.published: dict[str, torch.Tensor] = {}
         self.twin: dict[str, torch.Tensor] = {}
         self._generator = torch.Generator().manual_seed(seed)
+
+    def config(self) -> dict[str, Any]:
+        """What `config.json` says."""
+        return {**config(self.size), **self.described()}
 
     def described(self) -> dict[str, Any]:
         """What `config.json` says in place of DeepSeek's own or besides."""
@@ -139,25 +146,42 @@ class Writer:
             self.fp8(f"mtp.0.{name}", hidden, hidden)
         for name in ("enorm", "hnorm", "norm"):
             self.norm(f"mtp.0.{name}", hidden)
-        output_head(self, "mtp.0.")
+        self.output_head("mtp.0.")
+
+    def output_head(self, prefix: str) -> None:
+        """What makes one state of the streams behind the last layer."""
+        width = STREAMS * self.size.hidden
+        fn = self.random(STREAMS, width, std=width**-0.5)
+        self.plain(f"{prefix}hc_head_fn", fn, torch.float32)
+        self.plain(f"{prefix}hc_head_base", self.random(STREAMS), torch.float32)
+        scale = self.random(1, mean=1.0)
+        self.plain(f"{prefix}hc_head_scale", scale, torch.float32)
+
+    def attention(self, attn: str, ratio: int) -> None:
+        """What attends in a layer."""
+        attention(self, attn, ratio)
 
     def router(self, layer: str, hashed: bool) -> None:
         """What chooses the experts of a layer."""
         gate = f"{layer}.ffn.gate"
-        size, hidden = self.size, self.size.hidden
-        weight = self.random(size.experts, hidden, std=hidden**-0.5)
+        hidden, (experts, chosen) = self.size.hidden, self.routed(layer)
+        weight = self.random(experts, hidden, std=hidden**-0.5)
         self.plain(f"{gate}.weight", weight)
         if hashed:
-            table = self.choice(size.vocabulary, size.chosen, size.experts)
+            table = self.choice(self.size.vocabulary, chosen, experts)
             self.plain(f"{gate}.tid2eid", table, torch.int64)
         else:
             self.lifting_bias(f"{gate}.bias")
 
+    def routed(self, layer: str) -> tuple[int, int]:
+        """How many experts a layer has, and how many of them a token."""
+        return self.size.experts, self.size.chosen
+
     def lifting_bias(self, name: str) -> None:
         """A bias that chooses by itself."""
-        experts = self.size.experts
+        experts, chosen = self.routed(name)
         bias = self.random(experts, std=0.3)
-        bias[self.choice(1, self.size.chosen, experts)[0]] += LEAD
+        bias[self.choice(1, chosen, experts)[0]] += LEAD
         self.plain(name, bias, torch.float32)
 
     def known_to_twin(self, name: str) -> bool:
@@ -183,14 +207,15 @@ class Writer:
     def fp8(self, name: str, rows: int, columns: int) -> None:
         """A linear layer whose blocks differ in scale from their neighbours and from
         their mirror images, so that the order of the scales matters."""
-        down, along = torch.arange(rows // BLOCK), torch.arange(columns // BLOCK)
+        block = self.block
+        down, along = torch.arange(rows // block), torch.arange(columns // block)
         gains = torch.exp2((down[:, None] + 2 * along).remainder(3).float() - 1)
         # Of 128 x 128 normal values the largest is about 4.
         largest = 4 * columns**-0.5 * gains / gains.square().mean().sqrt()
         weight = self.random(rows, columns)
-        blocks = weight.view(rows // BLOCK, BLOCK, columns // BLOCK, BLOCK)
+        blocks = weight.view(rows // block, block, columns // block, block)
         blocks *= (largest / blocks.abs().amax((1, 3)))[:, None, :, None]
-        self._quantized(name, fp8_blocks(weight))
+        self._quantized(name, fp8_blocks(weight, (block, block)))
 
     def mxfp4(self, name: str, rows: int, columns: int, gain: float) -> None:
         std = gain * columns**-0.5
@@ -205,7 +230,7 @@ class Writer:
         for part, (rows, columns) in sizes.items():
             # Large enough for swiglu_limit to matter.
             gain = 0.1 if part == "w2" else 6.0
-            for expert in range(self.size.experts):
+            for expert in range(self.routed(layer)[0]):
                 name = f"{layer}.ffn.experts.{expert}.{part}"
                 self.expert(name, rows, columns, gain)
             self.fp8(f"{layer}.ffn.shared_experts.{part}", rows, columns)
@@ -298,7 +323,7 @@ def write(
     writer = writer or Writer(seed=0)
     whole_model(writer)
     published, twin = directory / "published", directory / "twin"
-    described = {**config(writer.size), **writer.described()}
+    described = writer.config()
     _save(published, described, writer.published)
     writer.write_tokenizer(published)
     plain = {k: v for k, v in described.items() if k != "quantization_config"}
@@ -336,18 +361,10 @@ def whole_model(writer: Writer) -> None:
     writer.plain("embed.weight", writer.random(vocabulary, hidden))
     writer.plain("head.weight", writer.random(vocabulary, hidden, std=hidden**-0.5))
     writer.norm("norm", hidden)
-    output_head(writer, "")
+    writer.output_head("")
     for layer, ratio in enumerate(size.ratios):
         decoder_layer(writer, f"layers.{layer}", ratio, hashed=layer < size.hashed)
     writer.draft()
-
-
-def output_head(writer: Writer, prefix: str) -> None:
-    width = STREAMS * writer.size.hidden
-    fn = writer.random(STREAMS, width, std=width**-0.5)
-    writer.plain(f"{prefix}hc_head_fn", fn, torch.float32)
-    writer.plain(f"{prefix}hc_head_base", writer.random(STREAMS), torch.float32)
-    writer.plain(f"{prefix}hc_head_scale", writer.random(1, mean=1.0), torch.float32)
 
 
 def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
@@ -360,12 +377,24 @@ def decoder_layer(writer: Writer, layer: str, ratio: int, hashed: bool) -> None:
         writer.plain(f"{hc}_base", writer.random(mixes), torch.float32)
         writer.plain(f"{hc}_scale", writer.random(3, std=0.3, mean=1.0), torch.float32)
         writer.norm(f"{layer}.{part}_norm", hidden)
-    _attention(writer, f"{layer}.attn", ratio)
+    writer.attention(f"{layer}.attn", ratio)
     writer.router(layer, hashed)
     writer.experts_of(layer)
 
 
-def _attention(writer: Writer, attn: str, ratio: int) -> None:
+def attention(writer: Writer, attn: str, ratio: int) -> None:
+    """Window, compressor and indexer of DeepSeek-V4."""
+    window(writer, attn)
+    if ratio:
+        _compressor(writer, f"{attn}.compressor", ratio, HEAD_DIM)
+    if ratio == 4:
+        indexer = f"{attn}.indexer"
+        index_queries(writer, indexer, INDEX_HEADS)
+        _compressor(writer, f"{indexer}.compressor", ratio, INDEX_DIM)
+
+
+def window(writer: Writer, attn: str) -> None:
+    """What attends to the window, and all layers have."""
     size, hidden = writer.size, writer.size.hidden
     writer.fp8(f"{attn}.wq_a", size.q_lora, hidden)
     writer.norm(f"{attn}.q_norm", size.q_lora)
@@ -377,14 +406,13 @@ def _attention(writer: Writer, attn: str, ratio: int) -> None:
     writer.fp8(f"{attn}.wo_b", hidden, grouped)
     sink = writer.random(size.heads, std=2.0, mean=2.0)
     writer.plain(f"{attn}.attn_sink", sink, torch.float32)
-    if ratio:
-        _compressor(writer, f"{attn}.compressor", ratio, HEAD_DIM)
-    if ratio == 4:
-        indexer = f"{attn}.indexer"
-        writer.fp8(f"{indexer}.wq_b", INDEX_HEADS * INDEX_DIM, size.q_lora)
-        weights = writer.random(INDEX_HEADS, hidden, std=hidden**-0.5)
-        writer.plain(f"{indexer}.weights_proj.weight", weights)
-        _compressor(writer, f"{indexer}.compressor", ratio, INDEX_DIM)
+
+
+def index_queries(writer: Writer, indexer: str, heads: int) -> None:
+    hidden = writer.size.hidden
+    writer.fp8(f"{indexer}.wq_b", heads * INDEX_DIM, writer.size.q_lora)
+    weights = writer.random(heads, hidden, std=hidden**-0.5)
+    writer.plain(f"{indexer}.weights_proj.weight", weights)
 
 
 def _compressor(writer: Writer, name: str, ratio: int, dim: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from e2e.twin import Given, Roundings, Twin
+from e2e.twin import Given, Reference, Roundings
 
 
 @dataclass
@@ -18,6 +18,7 @@ class Sublayer:
     output: torch.Tensor
     core: torch.Tensor | None = None
     topk: torch.Tensor | None = None
+    blocks: torch.Tensor | None = None
 
 
 @dataclass
@@ -28,7 +29,8 @@ class Error:
     twin that rounds as the engine does. FP8 makes of a difference of 0.2 % one of
     1 %, wherever it quantizes; so `core` is what the attention kernel gave against
     the rounding twin's, and `output` the layer's output against that twin's when it
-    goes on from the engine's core. `overlap` belongs to the indexer's choice.
+    goes on from the engine's core. `overlap` belongs to the indexer's choice, `blocks`
+    to the candidate blocks of V4.1 that it was made among.
     """
 
     request: str
@@ -40,6 +42,7 @@ class Error:
     core: float
     output: float
     overlap: float | None = None
+    blocks: float | None = None
 
 
 def of_all_ranks(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
@@ -79,7 +82,7 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
             for row in range(start, start + count):
                 kept = {
                     name: record[name][row]
-                    for name in ("input", "output", "core", "topk")
+                    for name in ("input", "output", "core", "topk", "blocks")
                     if name in record
                 }
                 rows[request, record["layer"]][int(here[row])] = kept
@@ -116,9 +119,8 @@ def _stacked(found: dict[int, dict[str, torch.Tensor]]) -> Sublayer:
     assert sorted(found) == list(range(len(found))), "a position is missing"
     rows = [found[position] for position in range(len(found))]
     columns = {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
-    topk = columns.pop("topk", None)
-    values = {name: column.float() for name, column in columns.items()}
-    return Sublayer(**values, topk=None if topk is None else topk.long())
+    whole = {n: columns.pop(n).long() for n in ("topk", "blocks") if n in columns}
+    return Sublayer(**{n: column.float() for n, column in columns.items()}, **whole)
 
 
 def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
@@ -126,7 +128,7 @@ def relative(ours: torch.Tensor, reference: torch.Tensor) -> float:
 
 
 def attention_errors(
-    result: dict[str, Any], twin: Twin, roundings: Roundings
+    result: dict[str, Any], twin: Reference, roundings: Roundings
 ) -> list[Error]:
     """Every attention layer of every request, fed with the engine's own inputs."""
     ratios = {
@@ -135,12 +137,16 @@ def attention_errors(
         if record["part"] == "attn"
     }
     errors = []
-    for (request, layer), seen in by_request(result, "attn").items():
-        if layer >= len(twin.model.model.layers):
+    requests = by_request(result, "attn")
+    for (request, layer), seen in requests.items():
+        if layer >= twin.depth:
             continue
+        twin.beside({n: s.input for (r, n), s in requests.items() if r == request})
         tokens = result["texts"][request]
-        plain = twin.attention(layer, seen.input, tokens=tokens)
-        free, whole = Given(seen.topk), Given(seen.topk, seen.core)
+        among = Given(blocks=seen.blocks)
+        plain = twin.attention(layer, seen.input, among, tokens)
+        free = Given(seen.topk, blocks=seen.blocks)
+        whole = Given(seen.topk, seen.core, seen.blocks)
         with twin.rounded(roundings):
             rounded = twin.attention(layer, seen.input, free, tokens)
             output = twin.attention(layer, seen.input, whole, tokens)
@@ -155,19 +161,20 @@ def attention_errors(
                 relative(seen.output, rounded),
                 relative(seen.core, free.own_core),
                 relative(seen.output, output),
-                None if seen.topk is None else free.overlap(),
+                None if seen.topk is None else free.overlap(ratios[layer]),
+                free.same_blocks(),
             )
         )
     return errors
 
 
 def feed_forward_errors(
-    result: dict[str, Any], twin: Twin, roundings: Roundings
+    result: dict[str, Any], twin: Reference, roundings: Roundings
 ) -> dict[tuple[str, int], float]:
     """Relative error of each request's experts by layer, from the engine's inputs."""
     errors = {}
     for (request, layer), seen in by_request(result, "ffn").items():
-        if layer < len(twin.model.model.layers):
+        if layer < twin.depth:
             tokens = result["texts"][request][: len(seen.input)]
             with twin.rounded(roundings):
                 expected = twin.feed_forward(layer, seen.input, tokens)

@@ -24,14 +24,18 @@ BIAS = 100.0
 class DSpark(checkpoint.Writer):
     """Writes DeepSeek's formats, and a draft that knows `successors` of tokens."""
 
+    target_layers: tuple[int, ...] = TARGET_LAYERS
+    markov = ("markov_w1", "markov_w2")
+    """Names of the two factors of the bias."""
+
     def __init__(
         self,
         seed: int,
         successors: Mapping[int, int],
-        size: checkpoint.Size = checkpoint.FLASH,
+        size: checkpoint.Size | None = None,
     ) -> None:
         super().__init__(seed)
-        self.size = size
+        self.size = size or self.size
         self._successors = successors
 
     def described(self) -> dict[str, Any]:
@@ -39,7 +43,7 @@ class DSpark(checkpoint.Writer):
             "dspark_block_size": BLOCK,
             "dspark_markov_rank": checkpoint.VOCABULARY,
             "dspark_noise_token_id": 2,
-            "dspark_target_layer_ids": list(TARGET_LAYERS),
+            "dspark_target_layer_ids": list(self.target_layers),
             "n_mtp_layers": STAGES,
         }
 
@@ -47,16 +51,16 @@ class DSpark(checkpoint.Writer):
         hidden = self.size.hidden
         for stage in range(STAGES):
             checkpoint.decoder_layer(self, f"mtp.{stage}", 0, hashed=False)
-        self.fp8("mtp.0.main_proj", hidden, hidden * len(TARGET_LAYERS))
+        self.fp8("mtp.0.main_proj", hidden, hidden * len(self.target_layers))
         self.norm("mtp.0.main_norm", hidden)
         last = f"mtp.{STAGES - 1}"
         self.norm(f"{last}.norm", hidden)
-        checkpoint.output_head(self, f"{last}.")
+        self.output_head(f"{last}.")
         vocabulary, rank = self.size.vocabulary, checkpoint.VOCABULARY
         known, bias = torch.zeros(vocabulary, rank), torch.zeros(vocabulary, rank)
         for place, (token, successor) in enumerate(self._successors.items()):
             known[token, place], bias[successor, place] = 1.0, BIAS
-        self.plain(f"{last}.markov_head.markov_w1.weight", known)
-        self.plain(f"{last}.markov_head.markov_w2.weight", bias)
+        for factor, values in zip(self.markov, (known, bias), strict=True):
+            self.plain(f"{last}.markov_head.{factor}.weight", values)
         confidence = self.random(1, hidden + rank, std=hidden**-0.5)
         self.plain(f"{last}.confidence_head.proj.weight", confidence)

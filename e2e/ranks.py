@@ -14,7 +14,7 @@ from e2e.checks import MARGIN, check_attention, check_experts, check_logits
 from e2e.drafts import check_drafts, successors
 from e2e.endings import Verdict, ended
 from e2e.serving import Engines, EngineStopped, Job, Prompt, Served
-from e2e.twin import Roundings, Twin
+from e2e.twin import Reference, Roundings
 
 FORKED = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 """A rank starts with what the engine's process has imported. On a device each is
@@ -175,7 +175,7 @@ class Case:
         return Verdict("near tie" if near else "equal", "; ".join(near))
 
 
-def near_ties(result: Served, one: Served, twin: Twin) -> list[str]:
+def near_ties(result: Served, one: Served, twin: Reference) -> list[str]:
     """The first token of each request that is not one rank's, where Hugging Face's
     model, with the engine's roundings, has both ahead of all others by a hair.
 

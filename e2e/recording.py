@@ -298,9 +298,13 @@ def record_attention(runner: Any, layer: int) -> Any:
             "core": module.kept_core,
             "output": output.clone(),
         }
-        if ratio == 4:
+        # In V4.1 layers of every ratio read a choice, most of them another layer's.
+        if ratio == 4 or (ratio and hasattr(module, "index_source_layers")):
             buffer = owner_of("topk_indices_buffer", module).topk_indices_buffer
             entry["topk"] = buffer[: len(entry["positions"])].clone()
+        if 0 <= getattr(module, "candidate_source_layer", -1) <= layer:
+            buffer = module.candidate_block_buffer
+            entry["blocks"] = buffer[: len(entry["positions"])].clone()
         keep(entry)
 
     return record

@@ -1,11 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """What vLLM's XPU path rounds, as functions from float32 to float32."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 
+Rounding = Callable[[torch.Tensor], torch.Tensor]
+
 E4M3_MAX = 448.0
+E2M1_MAX = 6.0
 CACHE_GROUP = 64
 LINEAR_GROUP = 128
+MX_GROUP = 32
 NOPE = 448
 
 
@@ -17,9 +24,16 @@ def e4m3(x: torch.Tensor) -> torch.Tensor:
     return x.clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).float()
 
 
-def power_of_two(amax: torch.Tensor) -> torch.Tensor:
-    """The least power of two p with amax <= 448 p."""
-    mantissa, exponent = torch.frexp(amax / E4M3_MAX)
+def e2m1(x: torch.Tensor) -> torch.Tensor:
+    """The nearest of four bits; of two the one with an even code."""
+    exponent = torch.frexp(x).exponent.clamp(min=1)
+    step = torch.exp2(exponent.float() - 2)
+    return ((x / step).round() * step).clamp(-E2M1_MAX, E2M1_MAX)
+
+
+def power_of_two(amax: torch.Tensor, largest: float = E4M3_MAX) -> torch.Tensor:
+    """The least power of two p with amax <= largest p."""
+    mantissa, exponent = torch.frexp(amax / largest)
     return torch.exp2(exponent.float() - (mantissa == 0.5).float())
 
 
@@ -34,6 +48,11 @@ def grouped(x: torch.Tensor, size: int, floor: float, ue8m0: bool) -> torch.Tens
 def activation(x: torch.Tensor) -> torch.Tensor:
     """What an FP8 linear layer makes of its input: 128 values share an fp32 scale."""
     return grouped(x, LINEAR_GROUP, 1e-10, ue8m0=False)
+
+
+def mxfp8(x: torch.Tensor) -> torch.Tensor:
+    """What an MXFP8 linear layer makes of its input: 32 values share a power of two."""
+    return grouped(x, MX_GROUP, 1e-10, ue8m0=True)
 
 
 def attention_output(x: torch.Tensor) -> torch.Tensor:
@@ -51,3 +70,51 @@ def cache_entry(x: torch.Tensor) -> torch.Tensor:
 def index_vector(x: torch.Tensor) -> torch.Tensor:
     """An indexer's key or one head of its query: e4m3 with one power of two."""
     return grouped(bf16(x), x.shape[-1], 1e-4, ue8m0=True)
+
+
+def mxfp4(x: torch.Tensor) -> torch.Tensor:
+    """e2m1 of which 32 share a power of two."""
+    groups = x.unflatten(-1, (-1, MX_GROUP))
+    amax = groups.abs().amax(-1, keepdim=True).clamp(min=E2M1_MAX * 2.0**-126)
+    scale = power_of_two(amax, E2M1_MAX)
+    return (e2m1(groups / scale) * scale).flatten(-2)
+
+
+def mxfp4_vector(x: torch.Tensor) -> torch.Tensor:
+    """An indexer's key or one head of its query in MXFP4."""
+    return mxfp4(bf16(x))
+
+
+def same(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+@dataclass(frozen=True)
+class Forms:
+    """What is rounded, and how: nothing, unless it is said."""
+
+    kept: Rounding = same
+    """What an operator gives."""
+    linear: Rounding = same
+    """The input of a quantized linear layer."""
+    output: Rounding = same
+    """The input of the grouped output projection."""
+    window: Rounding = same
+    """A token's key, which is its value as well."""
+    entry: Rounding = same
+    """The same of a compressed entry."""
+    index: Rounding = same
+    """The indexer's keys, and each head of its queries."""
+
+    @classmethod
+    def of_xpu(cls, activations: bool, output_fp8: bool, index_fp4: bool) -> "Forms":
+        """Those of vLLM's XPU path: whether linear layers and the output projection
+        take FP8, and whether the indexer's vectors are in MXFP4."""
+        return cls(
+            kept=bf16,
+            linear=mxfp8 if activations else bf16,
+            output=mxfp8 if output_fp8 else bf16,
+            window=cache_entry,
+            entry=cache_entry,
+            index=mxfp4_vector if index_fp4 else index_vector,
+        )

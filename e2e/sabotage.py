@@ -25,7 +25,9 @@ def owner_of(name: str, module: Any) -> Any:
 def break_layers(model: torch.nn.Module) -> None:
     """Break the first three layers of a loaded model, for images alone if it sees."""
     if (text := getattr(model, "language_model", None)) is not None:
-        break_images(text.model.layers)
+        layers = text.model.layers
+        later = hasattr(layers[0].attn, "index_source_layers")
+        (break_v41 if later else break_images)(layers)
         return
     layers = model.model.layers
     forget_sinks(layers[0].attn)
@@ -52,6 +54,30 @@ def break_images(layers: Any) -> None:
         prefill(*args, swa_metadata=swa_metadata, **kwargs)
 
     attention._forward_prefill = see_the_window_alone
+
+
+def break_v41(layers: Any) -> None:
+    """The experts of layer 0 see the streams by their own mixes, as V4's do; layer 4
+    chooses among all entries; and layer 5 reads the choice of layer 3."""
+    join = layers[0].mhc_shifted_post_pre
+
+    def join_by_own_mixes(*args: Any, pre_mix: Any, **kwargs: Any) -> Any:
+        *_, own, _ = join(*args, pre_mix=pre_mix, **kwargs)
+        return join(*args, pre_mix=own, **kwargs)
+
+    layers[0].mhc_shifted_post_pre = join_by_own_mixes
+    layers[4].attn.indexer.indexer_op.candidate_blocks = None
+    buffer = layers[3].attn.topk_indices_buffer
+    earlier = buffer.clone()
+
+    def keep(*_: Any) -> None:
+        earlier.copy_(buffer)
+
+    def answer(*_: Any) -> None:
+        buffer.copy_(earlier)
+
+    layers[3].attn.register_forward_hook(keep)
+    layers[5].attn.register_forward_pre_hook(answer)
 
 
 def turn_wrongly(attention: Any) -> None:

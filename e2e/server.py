@@ -8,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -68,7 +69,7 @@ def open_port() -> int:
         return int(opened.getsockname()[1])
 
 
-def environment(engines: Engines, release: str) -> dict[str, str]:
+def server_environment(engines: Engines, release: str) -> dict[str, str]:
     """What the processes of a server see."""
     env = engines.environment(release, engines.work / f"served-{release}")
     del env["VLLM_ENABLE_V1_MULTIPROCESSING"]
@@ -98,10 +99,10 @@ class Program:
         *flags: str,
         host: Host | None = None,
         staged: bool = False,
-        **environment: str,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.engines, self.release, self.host = engines, release, host
-        self.environment = environment
+        self.environment = environment or {}
         self.model = engines.written(checkpoint_of(engines, release, staged))[0]
         self._runner = Runner()
         self._log = engines.work / f"server-{release}-{time.monotonic_ns()}.log"
@@ -112,7 +113,7 @@ class Program:
         script = self.engines.work / "vllm"
         script.write_text(SCRIPT.format(python=sys.executable))
         script.chmod(0o755)
-        env = environment(self.engines, self.release)
+        env = server_environment(self.engines, self.release)
         words = [str(script), *command]
         if self.host:
             env |= self.host.environment()
@@ -120,7 +121,7 @@ class Program:
         return self._runner.start(
             words,
             cwd=self.engines.work,
-            env=env | self.environment,
+            env={**env, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
@@ -160,14 +161,21 @@ class Server(Program):
         port: int = 0,
         host: Host | None = None,
         staged: bool = False,
-        **environment: str,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = port or open_port()
         address = host.address if host else "127.0.0.1"
         self.url = f"http://{address}:{self.port}"
         own = ("--port", str(self.port))
-        more = {"host": host, "staged": staged}
-        super().__init__(engines, release, *own, *flags, **more, **environment)
+        super().__init__(
+            engines,
+            release,
+            *own,
+            *flags,
+            host=host,
+            staged=staged,
+            environment=environment,
+        )
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1",
             api_key="none",

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from e2e import checkpoint, packed, unsupported
+from e2e import checkpoint, packed, v41
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.pictures import PLACEHOLDER, Picture
-from e2e.twin import Twin
+from e2e.twin import Reference, Twin
+from e2e.v41_twin import V41Twin
 from e2e.vision import Vision
 from e2e.vision_twin import VisionTwin
 from xpustack.base.download import download, keep
@@ -61,7 +62,12 @@ WRAPPED = (
 
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
-WRITERS = {**packed.WRITERS, "vision": Vision}
+WRITERS = {
+    **packed.WRITERS,
+    "vision": Vision,
+    "v4.1": v41.V41,
+    "v4.1 without Engram": v41.WithoutEngram,
+}
 """Those of the checkpoints that a job may name."""
 
 
@@ -112,9 +118,8 @@ class Job:
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
     checkpoint: str = ""
-    """Which checkpoint is served: of `WRITERS` or
-    `unsupported.CONFIGURATIONS`, or as given to
-    `Engines.add_checkpoint` and `add_damaged`; DeepSeek's own if none."""
+    """Which checkpoint is served: of `WRITERS`, or as given to `Engines.add_checkpoint`
+    and `add_damaged`; DeepSeek's own if none."""
     refused: tuple[Prompt, ...] = ()
     """What is asked at the end, and must be refused."""
     xe_cores: int | None = None
@@ -186,7 +191,7 @@ class Engines:
         self.project = Project.find(HERE)
         self.published, self.twin = checkpoint.write(work / "checkpoint")
         self._checkpoints: dict[str, tuple[Path, Path]] = {}
-        self._twins: dict[str, Twin] = {}
+        self._twins: dict[str, Reference] = {}
         self._writing = Lock()
         self._lay_out()
         self._server = warm_server(Runner())
@@ -216,18 +221,18 @@ class Engines:
 
     def written(self, name: str) -> tuple[Path, Path]:
         """The published form and the twin of another writer's checkpoint."""
-        if name in unsupported.CONFIGURATIONS:
-            self._add_configuration(name)
-        elif name not in self._checkpoints:
+        if name not in self._checkpoints:
             self.add_checkpoint(name, WRITERS[name](0))
         return self._checkpoints[name]
 
-    def twin_of(self, name: str) -> Twin:
-        """Hugging Face's model of a checkpoint in float32; DeepSeek's own if none."""
+    def twin_of(self, name: str) -> Reference:
+        """The model of a checkpoint in float32; of DeepSeek's own if none."""
         if name not in self._twins:
             folder = self.written(name)[1] if name else self.twin
             if name == "vision":
                 self._twins[name] = VisionTwin(*self.written(name))
+            elif name.startswith("v4.1"):
+                self._twins[name] = V41Twin(folder)
             else:
                 self._twins[name] = Twin(folder)
         return self._twins[name]
@@ -238,14 +243,6 @@ class Engines:
             if name not in self._checkpoints:
                 folder = self.work / f"checkpoint-{name}"
                 self._checkpoints[name] = checkpoint.write(folder, writer)
-
-    def _add_configuration(self, name: str) -> None:
-        """Write the configuration of a model that is more than DeepSeek-V4."""
-        with self._writing:
-            if name not in self._checkpoints:
-                folder = self.work / f"checkpoint-{name}"
-                unsupported.write(folder, name)
-                self._checkpoints[name] = (folder, self.twin)
 
     def add_damaged(self, fault: str) -> None:
         """Write DeepSeek's checkpoint with one of `damage.DAMAGES`, under its name."""
@@ -271,6 +268,11 @@ class Engines:
         """Whether the release serves V4 Vision on XPU."""
         site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v4/xpu/vl_model.py").is_file()
+
+    def has_v41(self, release: str) -> bool:
+        """Whether the release serves V4.1 on XPU."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return (site / "vllm/models/deepseek_v41/xpu/model.py").is_file()
 
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""

@@ -7,8 +7,8 @@ indexer's choice can be replaced by the engine's, so that one flipped index does
 hide what the attention computes.
 """
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 from transformers.models.deepseek_v4 import modeling_deepseek_v4 as modeling
 
 from e2e import rounding
+from e2e.rounding import Rounding
 
 RATIO = 4
 """Tokens of an entry among which the indexer chooses."""
@@ -25,7 +26,8 @@ RATIO = 4
 EXPERTS = ".fused_moe_kernel"
 """The Triton kernel of routed experts."""
 
-Rounding = Callable[[torch.Tensor], torch.Tensor]
+INDEX_FP4 = "_xpu_C::deepseek_fused_indexer_q_rope_mxfp4"
+"""The op of an indexer in MXFP4."""
 
 
 @dataclass
@@ -40,6 +42,8 @@ class Roundings:
     weights, whatever they are stored in, are unpacked into bfloat16)."""
     experts_fp8: bool = False
     """Routed experts take FP8 activations: those that Triton computes."""
+    index_fp4: bool = False
+    """The indexer's vectors are in MXFP4 (else FP8)."""
 
     @classmethod
     def of(cls, answer: dict[str, Any]) -> "Roundings":
@@ -49,6 +53,7 @@ class Roundings:
             activations="_C::per_token_group_fp8_quant" in ops,
             output_fp8="_xpu_C::fp8_bmm" in ops,
             experts_fp8=any(name.endswith(EXPERTS) for name in answer["launches"]),
+            index_fp4=INDEX_FP4 in ops,
         )
 
 
@@ -57,30 +62,89 @@ class Given:
     """What the twin takes from the engine in the middle of a layer.
 
     `topk` is the indexer's choice, `[T, k]`; `core` what the attention kernel gave,
-    `[T, heads, head_dim]`, before RoPE is undone. The twin's own are kept beside them.
+    `[T, heads, head_dim]`, before RoPE is undone; `blocks` V4.1's candidate blocks,
+    `[T, k]`, among which choices are made. The twin's own are kept beside them.
     """
 
     topk: torch.Tensor | None = None
     core: torch.Tensor | None = None
+    blocks: torch.Tensor | None = None
     own_topk: torch.Tensor | None = field(default=None, init=False)
     own_core: torch.Tensor | None = field(default=None, init=False)
+    own_blocks: torch.Tensor | None = field(default=None, init=False)
+    """Which blocks the twin would make candidates, `[T, blocks]`; none where all."""
 
-    def overlap(self) -> float:
+    def same_blocks(self) -> float | None:
+        """The part of the twin's own blocks that the given ones have, mean of the
+        tokens that had to choose; None if none had."""
+        if self.blocks is None or self.own_blocks is None:
+            return None
+        chose = self.own_blocks.any(1)
+        ours = self.own_blocks[chose]
+        theirs = of_indices(self.blocks[chose], ours.shape[1])
+        return float((ours & theirs).sum() / ours.sum()) if len(ours) else None
+
+    def overlap(self, ratio: int) -> float:
         """The part of the twin's own choice that the given one has, mean of the tokens
-        that had to choose."""
+        that had to choose among entries of `ratio` tokens."""
         assert self.topk is not None and self.own_topk is not None
         shares = []
         for position, (ours, theirs) in enumerate(
             zip(self.own_topk, self.topk, strict=True)
         ):
-            if (position + 1) // RATIO > len(ours):
+            if (position + 1) // ratio > len(ours):
                 wanted = set(ours.tolist())
                 shares.append(len(wanted & set(theirs.tolist())) / len(wanted))
         return sum(shares) / len(shares) if shares else 1.0
 
 
-class Twin:
-    """The model of a checkpoint's float32 form."""
+def of_indices(indices: torch.Tensor, count: int) -> torch.Tensor:
+    """Which of `count` things each row names, `[T, count]`; what is none of them names
+    nothing, as -1."""
+    known = indices.where((indices >= 0) & (indices < count), count)
+    named = torch.zeros(len(indices), count + 1, dtype=torch.bool)
+    return named.scatter_(1, known, True)[:, :-1]
+
+
+class Reference:
+    """A model in float32, and the same with an engine's roundings."""
+
+    depth: int
+    """Layers, without those of a draft."""
+
+    def look_at(self, result: Any) -> None:
+        """Learn which images an engine's requests have; those of text have none."""
+
+    def beside(self, inputs: Mapping[int, torch.Tensor]) -> None:
+        """Learn the inputs of all layers of a request, if layers read from others."""
+
+    def logits(self, tokens: list[int]) -> torch.Tensor:
+        """`[T, vocabulary]` of one prompt."""
+        raise NotImplementedError
+
+    def attention(
+        self,
+        layer: int,
+        x: torch.Tensor,
+        given: Given | None = None,
+        tokens: list[int] | None = None,
+    ) -> torch.Tensor:
+        """One layer's attention over the inputs `[T, hidden]` of a whole request."""
+        raise NotImplementedError
+
+    def feed_forward(
+        self, layer: int, x: torch.Tensor, tokens: list[int]
+    ) -> torch.Tensor:
+        """One layer's experts over the inputs `[T, hidden]` of a whole request."""
+        raise NotImplementedError
+
+    def rounded(self, roundings: Roundings) -> AbstractContextManager[None]:
+        """Within, the model rounds as vLLM's XPU path does."""
+        raise NotImplementedError
+
+
+class Twin(Reference):
+    """Hugging Face's model of a checkpoint's float32 form."""
 
     def __init__(self, folder: Path) -> None:
         self.model, self.loading = AutoModelForCausalLM.from_pretrained(
@@ -90,9 +154,7 @@ class Twin:
             attn_implementation="eager",
         )
         self.model.eval()
-
-    def look_at(self, result: Any) -> None:
-        """Learn which images an engine's requests have; those of text have none."""
+        self.depth = len(self.model.model.layers)
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def logits(self, tokens: list[int]) -> torch.Tensor:

@@ -19,7 +19,7 @@ from e2e.drafts import check_drafts, successors
 from e2e.endings import Verdict, ended
 from e2e.pictures import Picture
 from e2e.serving import Engines, EngineStopped, Job, Prompt, Served
-from e2e.twin import Roundings, Twin
+from e2e.twin import Reference, Roundings
 
 ACTIVATIONS_IN_FP4 = 0.25
 """How far e2m1 activations, of at most three significant bits, move the experts."""
@@ -67,11 +67,11 @@ def figures(engines: Engines, release: str, form: Format) -> Verdict:
     return of_twin(engines.serve(release, form.job), twin_of(engines, form), form)
 
 
-def twin_of(engines: Engines, form: Format) -> Twin:
+def twin_of(engines: Engines, form: Format) -> Reference:
     return engines.twin_of(form.job.checkpoint)
 
 
-def of_twin(result: Served, twin: Twin, form: Format) -> Verdict:
+def of_twin(result: Served, twin: Reference, form: Format) -> Verdict:
     """Figures; a rejected draft leaves experts whose token is not in the text, so
     theirs are not compared with drafts."""
     twin.look_at(result)

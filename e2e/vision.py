@@ -2,7 +2,7 @@
 """The checkpoint of DeepSeek-V4 Vision: a tower, an aligner, the vectors of an image's
 other parts, and a second bias in each router, beside Flash with DSpark's draft."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -44,12 +44,7 @@ class Vision(dspark.DSpark):
 
     def __init__(self, seed: int, successors: Mapping[int, int] | None = None) -> None:
         super().__init__(seed, successors or {})
-        for name, shape in tower_shapes(self.size.hidden).items():
-            mean = 1.0 if "norm" in name else 0.0
-            std = 0.1 if len(shape) == 1 else 2.0 * shape[1] ** -0.5
-            self.plain(name, self.random(*shape, std=std, mean=mean))
-        for name in PARTS:
-            self.plain(name, self.random(self.size.hidden))
+        write_tower(self, PARTS)
 
     def described(self) -> dict[str, Any]:
         stages = {"num_nextn_predict_layers": dspark.STAGES}
@@ -74,6 +69,16 @@ class Vision(dspark.DSpark):
             for part in range(5)
         }
         return {pictures.PLACEHOLDER_TEXT: pictures.PLACEHOLDER} | parts
+
+
+def write_tower(writer: checkpoint.Writer, parts: Iterable[str]) -> None:
+    """Write tower and aligner, and the vectors of an image's other `parts`."""
+    for name, shape in tower_shapes(writer.size.hidden).items():
+        mean = 1.0 if "norm" in name else 0.0
+        std = 0.1 if len(shape) == 1 else 2.0 * shape[1] ** -0.5
+        writer.plain(name, writer.random(*shape, std=std, mean=mean))
+    for name in parts:
+        writer.plain(name, writer.random(writer.size.hidden))
 
 
 def tower_shapes(hidden: int) -> dict[str, tuple[int, ...]]:

@@ -62,11 +62,6 @@ class Stream:
     def __init__(self, device: Any = None, priority: int = 0) -> None:
         pass
 
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority."""
-        return 1, -1
-
     def __enter__(self) -> "Stream":
         return self
 
@@ -87,11 +82,6 @@ class Stream:
 
     def query(self) -> bool:
         return True
-
-    @staticmethod
-    def priority_range() -> tuple[int, int]:
-        """The least and the greatest priority: SYCL's queues have three."""
-        return 1, -1
 
 
 _current = Stream()
@@ -123,6 +113,10 @@ def no_statistics(device_index: Any = None, /) -> dict[str, Any]:
 
 def free_and_total(device_index: Any = None, /) -> tuple[int, int]:
     return 0, 0
+
+
+def first_device() -> int:
+    return 0
 
 
 def nothing() -> None:
@@ -197,6 +191,12 @@ GRANTS = (
     Grant("torch.xpu.current_stream", "the device's queue", RUNNER, current_stream),
     Grant("torch.xpu.stream", "a context of a queue", RUNNER, use_stream),
     Grant("torch.xpu.set_stream", "a change of the queue", RUNNER, set_stream),
+    Grant(
+        "torch.accelerator.current_device_index",
+        "the index of the process's device",
+        "DeepSeek-V4.1's Engram asks for its compute units; it raises",
+        first_device,
+    ),
     Grant(
         "torch.xpu.is_current_stream_capturing",
         "whether work is recorded into a graph, since there are graphs (torch 2.11)",

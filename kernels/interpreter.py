@@ -51,6 +51,7 @@ def repair() -> None:
     - Element-wise arithmetic is done in float32 and rounded once.
     - The minimum and the maximum of NaN and a number are the number, unless the caller
       asks for NaN.
+    - A bool may be an argument that is not compiled in.
 
     A second call does nothing. Compiled kernels are not affected.
     """
@@ -58,6 +59,8 @@ def repair() -> None:
         return
     convert: Callable[..., np.ndarray] = interpreter._convert_float
     interpreter._convert_float = functools.partial(_convert, convert)
+
+    interpreter._implicit_cvt = _argument(interpreter._implicit_cvt)
 
     builder = interpreter.InterpreterBuilder
     builder.create_dot = _dot(builder.create_dot)
@@ -67,6 +70,18 @@ def repair() -> None:
     builder.create_minnumf = lambda self, a, b: self.binary_op(a, b, np.fmin)
     builder.create_maxnumf = lambda self, a, b: self.binary_op(a, b, np.fmax)
     setattr(interpreter, _MARK, True)
+
+
+def _argument(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The original stores a bool of one bit as an int32, and refuses that."""
+
+    def converted(value: Any) -> Any:
+        if isinstance(value, bool):
+            handle = interpreter.TensorHandle(np.array([value]), tl.int1)
+            return tl.tensor(handle, tl.int1)
+        return convert(value)
+
+    return converted
 
 
 def round_to(values: np.ndarray, source: str, target: str) -> np.ndarray:

@@ -16,10 +16,12 @@ def xpu_qnorm_rope_kv_fp8_insert(
     cos_sin_cache: torch.Tensor,
     eps: float,
     block_size: int,
+    norm_q: bool = True,
 ) -> None:
     """See `kernels.xpu_dsv4.qnorm_rope_kv_insert.xpu_qnorm_rope_kv_fp8_insert`."""
     x = q.double()
-    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+    if norm_q:
+        x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
     q.copy_(rotate(x, positions, cos_sin_cache))
     rows = rotate(kv.double(), positions, cos_sin_cache)
     tokens = slot_mapping.shape[0]

@@ -38,7 +38,7 @@ def project_kernel(
     FUSE_POST: tl.constexpr,
     HC_MULT: tl.constexpr = HC_MULT,
 ):
-    """Partial products of SPLIT_DIM hidden dims, over all four streams.
+    """Partial products of SPLIT_DIM hidden dims, over all HC_MULT streams.
 
     The streams are exact in bf16. An fp32 weight enters as two bf16 columns, its
     rounded value and the rest. Column GATES of the result holds the sum of squares.
@@ -89,7 +89,8 @@ def project_kernel(
                     other=0.0,
                 )
                 mixed += old.to(tl.float32) * comb[:, None]
-            stream = mixed.to(tl.bfloat16)  # [BLOCK_T, BLOCK_D]
+            wide = round_to_bf16(mixed)  # [BLOCK_T, BLOCK_D]
+            stream = wide.to(tl.bfloat16)  # [BLOCK_T, BLOCK_D]
             # [BLOCK_T, BLOCK_D]
             out_offs = (token_offs[:, None] * HC_MULT + j) * hidden + dim_offs[None, :]
             tl.store(residual_out_ptr + out_offs, stream, mask=tile_mask)
@@ -98,6 +99,7 @@ def project_kernel(
             stream = tl.load(
                 residual_ptrs + j * residual_stream_stride, mask=tile_mask, other=0.0
             )
+            wide = stream.to(tl.float32)  # [BLOCK_T, BLOCK_D]
         # [BLOCK_D, 2 * COLUMNS]
         weights = tl.load(
             fn_ptr + gate_offs[None, :] * fn_stride + j * hidden + dim_offs[:, None],
@@ -109,7 +111,6 @@ def project_kernel(
         # [BLOCK_D, 2 * COLUMNS]
         parts = tl.where((part_offs % 2 == 0)[None, :], weights, rest)
         acc = tl.dot(stream, parts.to(tl.bfloat16), acc)
-        wide = stream.to(tl.float32)  # [BLOCK_T, BLOCK_D]
         squares += wide * wide
     gates = tl.sum(tl.reshape(acc, (BLOCK_T, COLUMNS, 2)), axis=2)  # [BLOCK_T, COLUMNS]
     column_offs = tl.arange(0, COLUMNS)  # [COLUMNS]
@@ -188,6 +189,61 @@ def store_input_tile(
     tl.store(out_ptr + token * hidden + dim_offs, mixed.to(tl.bfloat16), mask=dim_mask)
 
 
+@triton.jit
+def store_mixes(
+    row_ptrs,
+    split_mask,
+    scale_ptr,
+    base_ptr,
+    post_ptr,
+    comb_ptr,
+    token,
+    rms,
+    sinkhorn_eps,
+    post_mult,
+    rounds,
+    HC_MULT: tl.constexpr = HC_MULT,
+):
+    """Store a token's output and stream mixes: of its gates, the first 4 are `pre`, the
+    next 4 `post` and the last 16 `comb`. `row_ptrs` and `split_mask` are [BLOCK_S].
+    """
+    POST: tl.constexpr = HC_MULT
+    COMB: tl.constexpr = 2 * HC_MULT
+    SQUARE: tl.constexpr = HC_MULT * HC_MULT
+    stream_offs = tl.arange(0, HC_MULT)  # [HC_MULT]
+    pair_offs = tl.arange(0, SQUARE)  # [SQUARE]
+    # [BLOCK_S, HC_MULT]
+    post_parts = tl.load(
+        row_ptrs[:, None] + POST + stream_offs[None, :],
+        mask=split_mask[:, None],
+        other=0.0,
+    )
+    # [HC_MULT]
+    post_gates = tl.sum(post_parts, axis=0) * rms * tl.load(scale_ptr + 1)
+    # [HC_MULT]
+    post = tl.sigmoid(post_gates + tl.load(base_ptr + POST + stream_offs)) * post_mult
+    tl.store(post_ptr + token * HC_MULT + stream_offs, post)
+
+    # [BLOCK_S, SQUARE]
+    comb_parts = tl.load(
+        row_ptrs[:, None] + COMB + pair_offs[None, :],
+        mask=split_mask[:, None],
+        other=0.0,
+    )
+    logits = tl.sum(comb_parts, axis=0) * rms * tl.load(scale_ptr + 2)  # [SQUARE]
+    # [HC_MULT, HC_MULT]
+    comb = tl.reshape(logits + tl.load(base_ptr + COMB + pair_offs), (HC_MULT, HC_MULT))
+    comb = tl.exp(comb - tl.max(comb, axis=1)[:, None])
+    comb = comb / tl.sum(comb, axis=1)[:, None] + sinkhorn_eps
+    comb = comb / (tl.sum(comb, axis=0)[None, :] + sinkhorn_eps)
+    for _ in range(1, rounds):
+        comb = comb / (tl.sum(comb, axis=1)[:, None] + sinkhorn_eps)
+        comb = comb / (tl.sum(comb, axis=0)[None, :] + sinkhorn_eps)
+    # [HC_MULT, HC_MULT]
+    square_offs = stream_offs[:, None] * HC_MULT + stream_offs[None, :]
+    tl.store(comb_ptr + token * SQUARE + square_offs, comb)
+
+
 @triton.jit(do_not_specialize=["num_tokens", "num_splits"])
 def finish_kernel(
     residual_ptr,
@@ -211,16 +267,11 @@ def finish_kernel(
     COLUMNS: tl.constexpr,
     BLOCK_S: tl.constexpr,
     BLOCK_D: tl.constexpr,
-    HC_MULT: tl.constexpr = HC_MULT,
 ):
     """One block of hidden dims of a sublayer's input.
 
-    The last program of a token computes the output and stream mixes instead: of the
-    gates, the first 4 are `pre`, the next 4 `post` and the last 16 `comb`.
+    The last program of a token computes the output and stream mixes instead.
     """
-    POST: tl.constexpr = HC_MULT
-    COMB: tl.constexpr = 2 * HC_MULT
-    SQUARE: tl.constexpr = HC_MULT * HC_MULT
     token = tl.program_id(0).to(tl.int64)
     tile = tl.program_id(1)
     split_offs = tl.arange(0, BLOCK_S)  # [BLOCK_S]
@@ -247,42 +298,19 @@ def finish_kernel(
             BLOCK_D,
         )
     else:
-        stream_offs = tl.arange(0, HC_MULT)  # [HC_MULT]
-        pair_offs = tl.arange(0, SQUARE)  # [SQUARE]
-        # [BLOCK_S, HC_MULT]
-        post_parts = tl.load(
-            row_ptrs[:, None] + POST + stream_offs[None, :],
-            mask=split_mask[:, None],
-            other=0.0,
+        store_mixes(
+            row_ptrs,
+            split_mask,
+            scale_ptr,
+            base_ptr,
+            post_ptr,
+            comb_ptr,
+            token,
+            rms,
+            sinkhorn_eps,
+            post_mult,
+            rounds,
         )
-        # [HC_MULT]
-        post_gates = tl.sum(post_parts, axis=0) * rms * tl.load(scale_ptr + 1)
-        # [HC_MULT]
-        post = (
-            tl.sigmoid(post_gates + tl.load(base_ptr + POST + stream_offs)) * post_mult
-        )
-        tl.store(post_ptr + token * HC_MULT + stream_offs, post)
-
-        # [BLOCK_S, SQUARE]
-        comb_parts = tl.load(
-            row_ptrs[:, None] + COMB + pair_offs[None, :],
-            mask=split_mask[:, None],
-            other=0.0,
-        )
-        logits = tl.sum(comb_parts, axis=0) * rms * tl.load(scale_ptr + 2)  # [SQUARE]
-        # [HC_MULT, HC_MULT]
-        comb = tl.reshape(
-            logits + tl.load(base_ptr + COMB + pair_offs), (HC_MULT, HC_MULT)
-        )
-        comb = tl.exp(comb - tl.max(comb, axis=1)[:, None])
-        comb = comb / tl.sum(comb, axis=1)[:, None] + sinkhorn_eps
-        comb = comb / (tl.sum(comb, axis=0)[None, :] + sinkhorn_eps)
-        for _ in range(1, rounds):
-            comb = comb / (tl.sum(comb, axis=1)[:, None] + sinkhorn_eps)
-            comb = comb / (tl.sum(comb, axis=0)[None, :] + sinkhorn_eps)
-        # [HC_MULT, HC_MULT]
-        square_offs = stream_offs[:, None] * HC_MULT + stream_offs[None, :]
-        tl.store(comb_ptr + token * SQUARE + square_offs, comb)
 
 
 @triton.jit
@@ -330,6 +358,12 @@ def post_kernel(
 
 
 @triton.jit
+def normalized(x, weights, hidden, eps):
+    """One RMS-normalized row times its weights; both are fp32, [BLOCK_D]."""
+    return x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps) * weights
+
+
+@triton.jit
 def norm_kernel(x_ptr, weight_ptr, hidden, eps, BLOCK_D: tl.constexpr):
     """RMS-normalize one row of `x` in place."""
     token = tl.program_id(0).to(tl.int64)
@@ -341,5 +375,5 @@ def norm_kernel(x_ptr, weight_ptr, hidden, eps, BLOCK_D: tl.constexpr):
     )
     # [BLOCK_D]
     weights = tl.load(weight_ptr + dim_offs, mask=dim_mask, other=0.0).to(tl.float32)
-    normed = x * tl.rsqrt(tl.sum(x * x, axis=0) / hidden + eps) * weights  # [BLOCK_D]
+    normed = normalized(x, weights, hidden, eps)  # [BLOCK_D]
     tl.store(x_ptr + token * hidden + dim_offs, normed.to(tl.bfloat16), mask=dim_mask)

@@ -26,9 +26,9 @@ def project(
 
     Args:
         residual (torch.Tensor):
-            Streams of shape `[T, 4, hidden]`, bf16.
+            Streams of shape `[T, streams, hidden]`, bf16; 4 streams with `mix`.
         fn (torch.Tensor):
-            Projection of shape `[gates, 4 * hidden]`, fp32.
+            Projection of shape `[gates, streams * hidden]`, fp32.
         mix (tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None):
             (x, post, comb) of the previous sublayer, to apply to the streams first.
 
@@ -37,7 +37,7 @@ def project(
         that they were taken from: new ones with `mix`, else `residual`.
 
     """
-    tokens, _, hidden = residual.shape
+    tokens, hc_mult, hidden = residual.shape
     block_d, split_dim = 64, (64 if tokens <= 64 else 512)
     block_t, num_warps = (16, 4) if tokens <= 512 else (32, 8)
     splits = cdiv(hidden, split_dim)
@@ -68,6 +68,7 @@ def project(
             BLOCK_D=block_d,
             SPLIT_DIM=split_dim,
             FUSE_POST=mix is not None,
+            HC_MULT=hc_mult,
             **launch_options(device, num_warps=num_warps),
         )
     return partial, streams

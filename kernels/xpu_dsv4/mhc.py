@@ -13,23 +13,17 @@ are added, and the order of normalizations, are those of the model's own code.
 
 import torch
 
-from ._checks import (
-    check_dtype,
-    check_inner_contiguous,
-    check_same_device,
-    check_shape,
-    fail,
+from ._checks import check_same_device
+from ._mhc_checks import (
+    NUM_GATES,
+    check_gates,
+    check_norm,
+    check_post,
+    check_repeats,
+    check_streams,
 )
-from ._mhc_checks import check_gates, check_streams
 from ._mhc_kernels import HC_MULT
 from ._mhc_launch import finish, normalize, project, spread
-
-NUM_GATES = HC_MULT * (2 + HC_MULT)
-
-
-def _check_repeats(sinkhorn_repeat: int) -> None:
-    if sinkhorn_repeat < 1:
-        fail("sinkhorn_repeat", sinkhorn_repeat, "at least 1")
 
 
 def _gates_and_input(
@@ -48,8 +42,7 @@ def _gates_and_input(
     device = streams.device
     weight, eps = norm
     if weight is not None:
-        check_shape("norm_weight", weight, hidden)
-        check_inner_contiguous("norm_weight", weight)
+        check_norm(weight, hidden)
     post = torch.empty((tokens, HC_MULT), dtype=torch.float32, device=device)
     comb = torch.empty((tokens, HC_MULT, HC_MULT), dtype=torch.float32, device=device)
     layer_input = finish(
@@ -125,8 +118,8 @@ def mhc_pre(
 
     """
     streams = check_streams("residual", residual)
-    check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
-    _check_repeats(sinkhorn_repeat)
+    check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, HC_MULT * streams.shape[2])
+    check_repeats(sinkhorn_repeat)
     check_same_device(
         residual=residual,
         fn=fn,
@@ -145,40 +138,6 @@ def mhc_pre(
         hc_pre_eps,
         (hc_sinkhorn_eps, hc_post_mult_value, sinkhorn_repeat),
         (norm_weight, norm_eps),
-    )
-
-
-def _post_arguments(
-    x: torch.Tensor,
-    residual: torch.Tensor,
-    post_layer_mix: torch.Tensor,
-    comb_res_mix: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Check the arguments and flatten their leading dimensions.
-
-    Returns:
-        (x, streams, post, comb): `[T, hidden]`, `[T, 4, hidden]`, `[T, 4]`, `[T, 16]`.
-
-    """
-    streams = check_streams("residual", residual)
-    tokens, _, hidden = streams.shape
-    outer = residual.shape[:-2]
-    check_dtype("x", x, torch.bfloat16)
-    check_shape("x", x, *outer, hidden)
-    check_inner_contiguous("x", x)
-    if post_layer_mix.numel() != tokens * HC_MULT:
-        fail("post_layer_mix.shape", list(post_layer_mix.shape), "[..., 4, 1]")
-    check_shape("comb_res_mix", comb_res_mix, *outer, HC_MULT, HC_MULT)
-    check_dtype("post_layer_mix", post_layer_mix, torch.float32)
-    check_dtype("comb_res_mix", comb_res_mix, torch.float32)
-    check_same_device(
-        residual=residual, x=x, post_layer_mix=post_layer_mix, comb_res_mix=comb_res_mix
-    )
-    return (
-        x.reshape(tokens, hidden),
-        streams,
-        post_layer_mix.reshape(tokens, HC_MULT).contiguous(),
-        comb_res_mix.reshape(tokens, HC_MULT * HC_MULT).contiguous(),
     )
 
 
@@ -209,9 +168,7 @@ def mhc_post(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    flat, streams, post, comb = _post_arguments(
-        x, residual, post_layer_mix, comb_res_mix
-    )
+    flat, streams, post, comb = check_post(x, residual, post_layer_mix, comb_res_mix)
     return spread(flat, streams, post, comb).view(residual.shape)
 
 
@@ -278,11 +235,9 @@ def mhc_fused_post_pre(
         ValueError: naming the argument, its value and what was expected.
 
     """
-    flat, streams, post, comb = _post_arguments(
-        x, residual, post_layer_mix, comb_res_mix
-    )
-    check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, streams.shape[2])
-    _check_repeats(sinkhorn_repeat)
+    flat, streams, post, comb = check_post(x, residual, post_layer_mix, comb_res_mix)
+    check_gates(fn, hc_scale, hc_base, NUM_GATES, 3, HC_MULT * streams.shape[2])
+    check_repeats(sinkhorn_repeat)
     check_same_device(
         residual=residual,
         fn=fn,

@@ -95,7 +95,7 @@ def hc_head(
 
     """
     streams = check_streams("hidden_states", hidden_states)
-    check_gates(hc_fn, hc_scale, hc_base, HC_MULT, 1, streams.shape[2])
+    check_gates(hc_fn, hc_scale, hc_base, HC_MULT, 1, HC_MULT * streams.shape[2])
     check_same_device(
         hidden_states=hidden_states, hc_fn=hc_fn, hc_scale=hc_scale, hc_base=hc_base
     )

@@ -43,6 +43,7 @@ def _qnorm_rope_insert_kernel(
     cos_sin_stride,
     BLOCK_SIZE: tl.constexpr,
     BLOCK_H: tl.constexpr,
+    NORM_Q: tl.constexpr = True,
     HEAD_DIM: tl.constexpr = HEAD_DIM,
     NOPE_DIM: tl.constexpr = NOPE_DIM,
 ):
@@ -87,8 +88,11 @@ def _qnorm_rope_insert_kernel(
             token_ptr + head_word_offs + pair_offs[None, :], mask=q_mask, other=0
         )
         even, odd = unpack_bf16(words)  # [BLOCK_H, WORDS] each
-        mean = tl.sum(even * even + odd * odd, axis=1) * (1.0 / HEAD_DIM)  # [BLOCK_H]
-        rms_scale = tl.rsqrt(mean + eps)[:, None]  # [BLOCK_H, 1]
+        if NORM_Q:
+            # [BLOCK_H]
+            mean = tl.sum(even * even + odd * odd, axis=1) * (1.0 / HEAD_DIM)
+            rms_scale = tl.rsqrt(mean + eps)[:, None]  # [BLOCK_H, 1]
+            even, odd = even * rms_scale, odd * rms_scale
         # [WORDS] each
         cos, sin = load_rotation(
             cos_sin_ptr,
@@ -100,8 +104,8 @@ def _qnorm_rope_insert_kernel(
             HALF_ROPE,
         )
         even, odd = rotate(
-            even * rms_scale,
-            odd * rms_scale,
+            even,
+            odd,
             cos[None, :],
             sin[None, :],
             pair_offs[None, :] >= NOPE_WORDS,
@@ -122,6 +126,7 @@ def xpu_qnorm_rope_kv_fp8_insert(
     cos_sin_cache: torch.Tensor,
     eps: float,
     block_size: int,
+    norm_q: bool = True,
 ) -> None:
     """Normalize and rotate `q` in place; rotate `kv` and write it into its pages.
 
@@ -152,6 +157,8 @@ def xpu_qnorm_rope_kv_fp8_insert(
             Added to the mean square.
         block_size (int):
             Tokens per page.
+        norm_q (bool):
+            False to rotate q without its norm.
 
     Raises:
         ValueError: naming the argument, its value and what was expected.
@@ -191,6 +198,7 @@ def xpu_qnorm_rope_kv_fp8_insert(
             cos_sin_cache.stride(0),
             BLOCK_SIZE=block_size,
             BLOCK_H=block_h,
+            NORM_Q=norm_q,
             **launch_options(q.device, num_warps=4),
         )
 

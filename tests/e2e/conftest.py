@@ -52,7 +52,9 @@ def engines(
 @pytest.fixture(scope="session")
 def twin(engines: Engines) -> Twin:
     """Hugging Face's model in float32."""
-    return engines.twin_of("")
+    found = engines.twin_of("")
+    assert isinstance(found, Twin)
+    return found
 
 
 @pytest.hookimpl(trylast=True)

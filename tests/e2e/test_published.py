@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from e2e import checkpoint, dspark, mtp, packed, vision
+from e2e import checkpoint, dspark, mtp, packed, v41, vision
 
 KINDS: dict[str, Any] = tomllib.loads(
     Path(__file__).with_name("published.toml").read_text()
@@ -27,6 +27,7 @@ MADE: dict[str, Callable[[], checkpoint.Writer]] = {
     "nvfp4-experts, a draft that knows": lambda: mtp.Nvfp4Experts(0, {}),
     "dspark": lambda: dspark.DSpark(0, {}),
     "vision": lambda: vision.Vision(0),
+    "v4.1": lambda: v41.V41(0),
 } | {name: lambda made=made: made(0) for name, made in packed.WRITERS.items()}
 """The kind, and what is special about it."""
 
@@ -79,12 +80,18 @@ def test_names_and_types(name: str, tmp_path: Path) -> None:
     assert not faults, f"{KINDS[kind]['of']}: {faults}"
     for layer, ratio in enumerate(writer.size.ratios):
         names = {n for n in found if n.startswith(f"layers.{layer}.")}
-        assert any(".attn.compressor." in n for n in names) == (ratio != 0)
-        assert any(".attn.indexer." in n for n in names) == (ratio == 4)
+        new = kind == "v4.1"
+        compresses = layer in v41.KV_SOURCES if new else ratio != 0
+        chooses = layer in v41.INDEX_SOURCES if new else ratio == 4
+        assert any(".attn.compressor." in n for n in names) == compresses
+        assert any(".attn.indexer." in n for n in names) == chooses
+        assert any(".engram." in n for n in names) == (
+            new and layer in v41.ENGRAM_LAYERS
+        )
         hashed = layer < writer.size.hashed
         gates = {n.rpartition(".")[2] for n in names if ".ffn.gate." in n}
         wanted = {"weight", "tid2eid" if hashed else "bias"}
-        if kind == "vision":
+        if kind in ("vision", "v4.1"):
             wanted |= {"bias", "bias_vl"}
         assert gates == wanted
 

@@ -37,6 +37,13 @@ def arith_kernel(a, b, total, product, less, N: tl.constexpr):
     tl.store(less + i, (x < y).to(tl.int32))
 
 @triton.jit
+def flag_kernel(out, flag):
+    if flag:
+        tl.store(out, 1)
+    else:
+        tl.store(out, 2)
+
+@triton.jit
 def bounds_kernel(a, b, least, most, N: tl.constexpr, NAN: tl.constexpr):
     i = tl.arange(0, N)
     x, y = tl.load(a + i), tl.load(b + i)
@@ -210,6 +217,18 @@ def test_minimum_and_maximum_of_nan_are_the_other_operand() -> None:
     )
 
 
+def test_a_bool_may_be_an_argument() -> None:
+    interpret(
+        """
+        for flag, want in ((True, 1), (False, 2)):
+            out = torch.zeros(1, dtype=torch.int32)
+            flag_kernel[(1,)](out, flag)
+            assert out.item() == want
+        """,
+        repaired=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("fault", "body"),
     [
@@ -258,6 +277,17 @@ def test_minimum_and_maximum_of_nan_are_the_other_operand() -> None:
             """
             least, most = bounds(torch.tensor([math.nan, 1.0]), torch.ones(2))
             assert least[0].isnan() and most[0].isnan()
+            """,
+        ),
+        (
+            "bool argument",
+            """
+            try:
+                flag_kernel[(1,)](torch.zeros(1, dtype=torch.int32), True)
+            except ValueError:
+                pass
+            else:
+                raise AssertionError("a bool is taken")
             """,
         ),
     ],

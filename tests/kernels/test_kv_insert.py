@@ -129,20 +129,22 @@ def on_cpu(arguments):
     return copied
 
 
+@pytest.mark.parametrize("norm_q", [True, False], ids=["norm", "plain"])
 @pytest.mark.parametrize("block_size", [64, 256, 5])
 @pytest.mark.parametrize(
     ("tokens", "heads"), [(1, 8), (3, 64), (2, 128), (7, 9), (11, 1), (63, 2)]
 )
-def test_qnorm_rope_insert(tokens, heads, block_size, device):
+def test_qnorm_rope_insert(tokens, heads, block_size, norm_q, device):
     torch.manual_seed(tokens)
     mine = qkv_case(tokens, heads, device, block_size=block_size)
     want = on_cpu(mine)
     kv = mine[1].clone()
-    insert_qkv(*mine)
+    insert_qkv(*mine, norm_q)
     q = want[0].double()
-    q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + EPS)
+    if norm_q:
+        q = q * torch.rsqrt(q.square().mean(-1, keepdim=True) + EPS)
     q = _rope.rotate(q, want[4], want[5])
-    reference_qnorm.xpu_qnorm_rope_kv_fp8_insert(*want)
+    reference_qnorm.xpu_qnorm_rope_kv_fp8_insert(*want, norm_q)
     assert_close(mine[0], q, absolute=0.02, relative=3e-3, name="q")
     assert torch.equal(mine[1], kv), "kv is an input"
     a, b = raw_bytes(mine[2]), raw_bytes(want[2])

@@ -71,7 +71,7 @@ class Pair:
             *(*self._flags, "--node-rank", "0"),
             host=self._pair[0],
             staged=True,
-            **self._environment,
+            environment=self._environment,
         )
 
     def second(self) -> Program:
@@ -81,7 +81,7 @@ class Pair:
             *(*self._flags, "--node-rank", "1", "--headless"),
             host=self._pair[1],
             staged=True,
-            **self._environment,
+            environment=self._environment,
         )
 
 

@@ -13,7 +13,7 @@ from test_hosts import BOTH, answers
 
 from e2e import hosts
 from e2e.hosts import Host
-from e2e.server import Server, environment
+from e2e.server import Server, server_environment
 from e2e.serving import Engines
 from xpustack.core.process import Runner
 
@@ -46,7 +46,7 @@ class Cluster:
         process = self._runner.start(
             host.inside(*RAY, *flags, *own, *FLAGS),
             cwd=self._engines.work,
-            env=environment(self._engines, self._release) | host.environment(),
+            env=server_environment(self._engines, self._release) | host.environment(),
             stdin=subprocess.DEVNULL,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
@@ -85,7 +85,7 @@ def test_two_hosts_of_a_cluster_answer_as_one(
         *("--distributed-executor-backend", "ray"),
         host=cluster.pair[0],
         staged=True,
-        RAY_ADDRESS=cluster.address,
+        environment={"RAY_ADDRESS": cluster.address},
     ) as server:
         found = answers(server.wait())
     with Server(engines, release, *BOTH, staged=True) as one:

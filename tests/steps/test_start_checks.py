@@ -9,6 +9,14 @@ import pytest
 import torch
 from helpers import layout, model_configs
 
+
+def transfer(connector: str, **told: str) -> dict[str, Any]:
+    kind = layout.module("vllm.config").KVTransferConfig
+    return {
+        "kv_transfer_config": kind(kv_connector=connector, kv_role="kv_both", **told)
+    }
+
+
 SERVED = {"dtype": "bfloat16", "block_size": 256, "kv_cache_dtype": "fp8"}
 REFUSED = {
     "float16": ({"dtype": "float16"}, "--dtype bfloat16"),
@@ -29,14 +37,8 @@ REFUSED = {
     ),
     "embeddings": ({"enable_prompt_embeds": True}, "send text or token ids"),
     "adapters": ({"enable_lora": True}, "merge the adapter"),
-    "CUDA's copies": (
-        {
-            "kv_transfer_config": layout.module("vllm.config").KVTransferConfig(
-                kv_connector="SimpleCPUOffloadConnector", kv_role="kv_both"
-            )
-        },
-        "Use OffloadingConnector",
-    ),
+    "CUDA's copies": (transfer("SimpleCPUOffloadConnector"), "Use OffloadingConnector"),
+    "pages of another": (transfer("NixlConnector"), "prompts in one server"),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
 }
 LLAMA = {

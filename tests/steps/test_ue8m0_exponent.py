@@ -15,9 +15,18 @@ from typing import Any
 import pytest
 import torch
 from helpers import compressor_run, e2m1_assembly, layout, model_configs
+from helpers.coarse_log2 import (
+    E2M1,
+    E4M3,
+    at_powers,
+    blocks,
+    check,
+    coarse_log2,  # noqa: F401
+    from_bytes,
+    plain_rope,
+)
 from helpers.common_ops import TestCompressor  # noqa: F401
 
-E4M3, E2M1 = 448.0, 6.0
 # Kind of a compressor, its options, the largest value of its format, amax a entry.
 KINDS = [
     pytest.param({"head_dim": 512}, E4M3, 7, id="attention"),
@@ -29,43 +38,10 @@ if layout.MXFP4_TO_EVEN:
 EXPONENTS = torch.tensor([-22, -13, -1, 0, 1, 5, 17])
 
 
-def at_powers(exponents: torch.Tensor, largest: float = E4M3) -> torch.Tensor:
-    """largest·2^k, exact in bfloat16."""
-    return torch.ldexp(
-        torch.full_like(exponents, largest, dtype=torch.float32), exponents
-    )
-
-
 def least_exponent(amax: torch.Tensor, largest: float = E4M3) -> torch.Tensor:
     """The least k with amax ≤ largest·2^k, by comparison in float64."""
     k = torch.arange(-60, 119)
     return torch.searchsorted(at_powers(k, largest).double(), amax.double()) + k[0]
-
-
-def check(scales: torch.Tensor, wanted: torch.Tensor) -> None:
-    """`scales`, fp32, are 2^wanted."""
-    got = scales.cpu().double().log2()
-    wrong = int((got != wanted).sum())
-    print(f"figure: {wrong} of {wanted.numel()} exponents differ")
-    assert not wrong, f"{wrong} of {wanted.numel()} exponents differ: {got - wanted}"
-
-
-def from_bytes(encoded: torch.Tensor) -> torch.Tensor:
-    return torch.ldexp(torch.ones(encoded.shape), encoded.cpu().int() - 127)
-
-
-def blocks(amax: torch.Tensor, size: int) -> torch.Tensor:
-    """`[len(amax), size]` in bfloat16: each row has its amax once, the rest below."""
-    rows = (amax[:, None] * torch.linspace(-0.5, 0.5, size)).to(torch.bfloat16)
-    rows[:, size // 3] = -amax
-    return rows
-
-
-def plain_rope(positions: int, dim: int = 64) -> torch.Tensor:
-    """A table of cosines and sines that rotates nothing."""
-    table = torch.zeros(positions, dim, device=layout.device())
-    table[:, : dim // 2] = 1
-    return table
 
 
 def compressed_scales(
@@ -118,19 +94,6 @@ def mxfp4_query_scales(amax: torch.Tensor) -> torch.Tensor:
     with e2m1_assembly.interpreted():
         (_, scales), _ = op(tokens, q, plain_rope(1), weights, 1.0, 1.0, use_fp4=True)
     return from_bytes(scales.contiguous().view(torch.uint8)).flatten()
-
-
-@pytest.fixture
-def coarse_log2(monkeypatch: pytest.MonkeyPatch) -> None:
-    """log2 one unit in the last place too large, where kernels are interpreted."""
-    interpreter = layout.module("triton.runtime.interpreter")
-
-    def create_log2(self: Any, x: Any) -> Any:
-        exact = torch.as_tensor(x.data).log2()
-        above = torch.nextafter(exact, torch.tensor(torch.inf)).numpy()
-        return interpreter.TensorHandle(above, x.dtype.scalar)
-
-    monkeypatch.setattr(interpreter.InterpreterBuilder, "create_log2", create_log2)
 
 
 @pytest.fixture

@@ -13,7 +13,13 @@ PARTS = (
         "graph-check",
         "jit-warmup",
     ),
-    ("Hyper-connections", "mix the residual streams", "mhc-forward-xpu"),
+    (
+        "Hyper-connections",
+        "mix the residual streams",
+        "mhc-forward-xpu",
+        "mhc-delayed",
+    ),
+    ("Engram", "rows of n-grams out of host memory", "engram-xpu"),
     (
         "Projections of query and key",
         "linear layers in FP8, FP4, INT4 or bf16",
@@ -22,6 +28,7 @@ PARTS = (
         "mxfp4-linear",
         "nvfp4-linear",
         "packed-projections",
+        "v41-mxfp8",
     ),
     (
         "Compressor",
@@ -30,11 +37,13 @@ PARTS = (
         "compressor-op",
         "compressor-kernel",
         "c128-skip",
+        "v41-ue8m0",
     ),
     (
         "Insert",
         "norm, RoPE and FP8 of the keys, into pages",
         "kv-insert",
+        "query-norm",
         "dspark-insert",
     ),
     (
@@ -43,6 +52,8 @@ PARTS = (
         "indexer",
         "indexer-mxfp4",
         "indexer-speculation",
+        "candidate-blocks",
+        "v41-indexer",
         "cpu-tile-scheduler",
     ),
     (
@@ -105,6 +116,7 @@ PARTS = (
         "image-spans",
         "vision-model",
     ),
+    ("V4.1", "the model of V4.1 around V4's parts", "v41-model"),
     (
         "Loading",
         "which checkpoints and tensors are served",

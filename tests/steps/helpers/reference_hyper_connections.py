@@ -24,10 +24,11 @@ def _mixes(streams: torch.Tensor, fn: torch.Tensor) -> torch.Tensor:
     return flat @ fn.double().T * (flat.square().mean(1, keepdim=True) + EPS).rsqrt()
 
 
-def before(
+def gates(
     streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor
 ) -> tuple[torch.Tensor, Gates]:
-    """A sublayer's input, `[tokens, hidden]`, and the gates for its output.
+    """What sums the streams up into a sublayer's input, `[tokens, n]`, and the gates
+    for its output.
 
     Args:
         streams: `[tokens, n, hidden]` float64.
@@ -47,7 +48,20 @@ def before(
     for _ in range(ROUNDS - 1):
         comb = comb / (comb.sum(2, keepdim=True) + EPS)
         comb = comb / (comb.sum(1, keepdim=True) + EPS)
-    return torch.einsum("tn,tnh->th", gate, streams), Gates(post, comb)
+    return gate, Gates(post, comb)
+
+
+def summed(streams: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+    """A sublayer's input, `[tokens, hidden]`."""
+    return torch.einsum("tn,tnh->th", gate, streams)
+
+
+def before(
+    streams: torch.Tensor, fn: torch.Tensor, scale: torch.Tensor, base: torch.Tensor
+) -> tuple[torch.Tensor, Gates]:
+    """A sublayer's input, and the gates for its output; arguments as for `gates`."""
+    gate, rest = gates(streams, fn, scale, base)
+    return summed(streams, gate), rest
 
 
 def after(output: torch.Tensor, streams: torch.Tensor, gates: Gates) -> torch.Tensor:

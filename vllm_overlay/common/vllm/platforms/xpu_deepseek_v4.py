@@ -150,12 +150,19 @@ def _expert_placement(vllm_config: "VllmConfig") -> str | None:
 
 def _kv_connector(vllm_config: "VllmConfig") -> str | None:
     transfer = vllm_config.kv_transfer_config
-    if transfer is None or transfer.kv_connector != "SimpleCPUOffloadConnector":
+    if transfer is None:
         return None
-    return (
-        "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
-        "CUDA's own calls. Use OffloadingConnector."
-    )
+    if transfer.kv_connector == "SimpleCPUOffloadConnector":
+        return (
+            "SimpleCPUOffloadConnector is not supported, it pins and copies memory by "
+            "CUDA's own calls. Use OffloadingConnector."
+        )
+    if transfer.kv_connector == "NixlConnector":
+        return (
+            "NixlConnector is not supported, answers from pages that it brings differ "
+            "from those of one server. Read and answer prompts in one server."
+        )
+    return None
 
 
 def _prompt_embeds(vllm_config: "VllmConfig") -> str | None:

@@ -53,16 +53,12 @@ class CachedRequest(NamedTuple):
 
 
 class Case(NamedTuple):
-    """A captured graph, and a batch that is replayed by it.
-
-    `drafts` of the `num_new_tokens` of each request are drafts.
-    """
+    """A captured graph, and a batch that is replayed by it."""
 
     mode: CUDAGraphMode
     graph_tokens: int
     requests: list[CachedRequest]
     num_new_tokens: int
-    drafts: int
     inputs: str
 
     def __str__(self) -> str:
@@ -176,10 +172,7 @@ class GraphCheck:
                 "%d batches are the same by captured graphs and in eager mode: rows "
                 "differ by up to %.2g, eager rows in batches of two sizes by %.2g "
                 "(bound %.2g)",
-                len(cases) - len(missed),
-                max(errors),
-                noise,
-                bound,
+                *(len(cases) - len(missed), max(errors), noise, bound),
             )
             return None
         error = errors[first] if first < len(cases) else damage
@@ -207,8 +200,6 @@ class GraphCheck:
         cases, previous = [], 0
         for desc in full:
             new = desc.num_tokens // desc.num_reqs
-            # Version 2 takes a prompt's last token and drafts for a decode step.
-            drafts = new - 1 if self.manager is not None else 0
             batches = {
                 "as many requests": pool[: desc.num_reqs],
                 "fewer requests, other inputs": pool[::-1][: previous + 1],
@@ -216,17 +207,10 @@ class GraphCheck:
             if desc.num_reqs > len(pool):
                 logger.warning("Too few blocks to check %d requests", desc.num_reqs)
                 break
-            for inputs, requests in batches.items():
-                cases.append(
-                    Case(
-                        CUDAGraphMode.FULL,
-                        desc.num_tokens,
-                        requests,
-                        new,
-                        drafts,
-                        inputs,
-                    )
-                )
+            cases += [
+                Case(CUDAGraphMode.FULL, desc.num_tokens, requests, new, inputs)
+                for inputs, requests in batches.items()
+            ]
             previous = desc.num_reqs
         sizes = [
             d.num_tokens for d in prompts if d.num_tokens < self.runner.max_model_len
@@ -234,7 +218,7 @@ class GraphCheck:
         if sizes and (blocks := self._allocate(max(sizes))):
             prompt = [CachedRequest("_graph_check_prompt", [], blocks)]
             cases += [
-                Case(CUDAGraphMode.PIECEWISE, size, prompt, size, 0, "a prompt")
+                Case(CUDAGraphMode.PIECEWISE, size, prompt, size, "a prompt")
                 for size in sizes
             ]
         return cases
@@ -278,8 +262,8 @@ class GraphCheck:
 
     def _tokens(self, count: int, seed: int) -> list[int]:
         size = min(MAX_TOKEN_ID, self.runner.model_config.get_vocab_size())
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randint(size, (count,), generator=generator).tolist()
+        random = torch.Generator().manual_seed(seed)
+        return torch.randint(size, (count,), generator=random).tolist()
 
     def _prefill(self, requests: list[CachedRequest]) -> None:
         after = self._tokens(1, seed=0)
@@ -297,13 +281,15 @@ class GraphCheck:
         """Run a case's batch with the tokens that `seed` gives."""
         new = case.num_new_tokens
         tokens = self._tokens(new * len(case.requests), seed)
+        parts = [tokens[i : i + new] for i in range(0, len(tokens), new)]
         scheduled = [
-            ScheduledRequest(
-                r, r.token_ids + tokens[i * new :][:new], len(r.token_ids), new
-            )
-            for i, r in enumerate(case.requests)
+            ScheduledRequest(r, r.token_ids + part, len(r.token_ids), new)
+            for r, part in zip(case.requests, parts)
         ]
-        return self._step(scheduled, case.drafts, case.graph_tokens, eager)
+        # Version 2 takes a prompt's last token and drafts for a decode step.
+        decodes = self.manager is not None and case.mode == CUDAGraphMode.FULL
+        drafts = new - 1 if decodes else 0
+        return self._step(scheduled, drafts, case.graph_tokens, eager)
 
     def _step(
         self,
@@ -344,9 +330,8 @@ class GraphCheck:
             }
         num_tokens = sum(s.num_tokens for s in scheduled)
         output.total_num_scheduled_tokens = num_tokens
-        output.num_common_prefix_blocks = [0] * len(
-            self.kv_cache_config.kv_cache_groups
-        )
+        groups = self.kv_cache_config.kv_cache_groups
+        output.num_common_prefix_blocks = [0] * len(groups)
         received = None
         if not get_pp_group().is_first_rank:
             received = self._intermediate_tensors(max(num_tokens, graph_tokens))
@@ -449,11 +434,8 @@ def drop_graphs(runner: Any) -> None:
     if (manager := getattr(runner, "cudagraph_manager", None)) is not None:
         managers = [manager]
         if runner.speculator is not None:
-            managers += [
-                value
-                for value in vars(runner.speculator).values()
-                if isinstance(value, CudaGraphManager)
-            ]
+            values = vars(runner.speculator).values()
+            managers += [v for v in values if isinstance(v, CudaGraphManager)]
         for manager in managers:
             manager.graphs.clear()
             manager._graphs_captured = False

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The checkpoint of DeepSeek-V4.1, as V4.1-Flash is published, as small as it can be.
+
+Linear layers in MXFP8 with a scale for each 32 x 32, experts in MXFP4, and Engram's
+tables in FP8 with a scale for each 32 of a row. Layers of ratio 2 and 1 share what some
+of them write: `KV_SOURCES` the compressed entries and the indexer's keys,
+`INDEX_SOURCES` the choice of them, `CANDIDATES` the blocks that later choices keep to.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from e2e import checkpoint, dspark, engram, vision
+
+SCALED = 32
+RATIOS = (0, 2, 2, 1, 1, 1)
+KV_SOURCES = (1, 3)
+"""Two pipeline stages meet before the second."""
+INDEX_SOURCES = (1, 3, 4)
+CANDIDATES = 3
+BLOCKS = 4
+"""Candidate blocks of a token."""
+BLOCK = 8
+"""Entries of a block: the chosen blocks hold twice what the indexer chooses, and 129
+tokens fill seventeen."""
+INDEX_HEADS = 32
+ENGRAM_LAYERS = (1, 2)
+ENGRAM_DIM = 64
+EPSILON = 1e-20
+DRAFT_EXPERTS = (4, 3)
+"""Experts of a draft layer, and how many of them a token chooses."""
+PARTS = ("image_start", "image_end", "image_newline")
+IMAGE = 129_264
+"""The token of every place of an image; beyond the vocabulary of text alone."""
+
+
+class V41(dspark.DSpark):
+    """Writes the model, its draft and its tower."""
+
+    size = checkpoint.Size(ratios=RATIOS, hashed=0, intermediate=576)
+    """A rank of two has 288 columns of each expert, as one of eight has of Flash."""
+    block = SCALED
+    target_layers = (3, 4, 5)
+    markov = ("embed", "head")
+    engram_layers: tuple[int, ...] = ENGRAM_LAYERS
+
+    def __init__(self, seed: int, successors: Mapping[int, int] | None = None) -> None:
+        super().__init__(seed, successors or {})
+        self.hashes = engram.Hashes(
+            self.engram_layers, tuple(engram.compressed(list(map(chr, range(128)))))
+        )
+        vision.write_tower(self, PARTS)
+        for place, layer in enumerate(self.engram_layers):
+            self._engram(f"layers.{layer}.engram", sum(self.hashes.sizes[place]))
+
+    def config(self) -> dict[str, Any]:
+        text = checkpoint.config(self.size) | self.described()
+        packing = text.pop("quantization_config")
+        del text["num_hash_layers"], text["architectures"]
+        return {
+            "architectures": ["DeepseekV41ForCausalLM"],
+            "model_type": "deepseek_v41",
+            "torch_dtype": text.pop("torch_dtype"),
+            "image_token_id": IMAGE,
+            "text_config": text,
+            "vision_config": {
+                "num_hidden_layers": vision.LAYERS,
+                "hidden_size": vision.WIDTH,
+                "num_attention_heads": vision.HEADS,
+                "intermediate_size": vision.INNER,
+                "patch_size": vision.TOWER["vision_patch_size"],
+                "rope_theta": vision.THETA,
+                "downsample_ratio": vision.TOWER["vision_downsample_ratio"],
+                "max_image_tokens": vision.MOST,
+                "min_pixels": vision.TOWER["vision_min_pixels"],
+                "max_wh_ratio": vision.TOWER["vision_max_wh_ratio"],
+            },
+            "quantization_config": packing
+            | {
+                "weight_block_size": [SCALED, SCALED],
+                "expert_dtype": text.pop("expert_dtype"),
+            },
+        }
+
+    def described(self) -> dict[str, Any]:
+        """What its `text_config` has in place of V4's or besides."""
+        draft = super().described()
+        stages = draft.pop("n_mtp_layers")
+        return draft | {
+            "model_type": "deepseek_v41_text",
+            "rms_norm_eps": EPSILON,
+            "compress_ratios": [*self.size.ratios, *[0] * stages],
+            "kv_source_layer_ids": list(KV_SOURCES),
+            "index_source_layer_ids": list(INDEX_SOURCES),
+            "index_n_heads": INDEX_HEADS,
+            "candidate_source_layer_id": CANDIDATES,
+            "candidate_topk_blocks": BLOCKS,
+            "candidate_block_size": BLOCK,
+            "engram_layer_ids": list(self.engram_layers),
+            "engram_num_embeddings": list(map(sum, self.hashes.sizes)),
+            "engram_max_ngram_size": engram.ORDERS[-1],
+            "engram_vocab_size": engram.LEAST,
+            "engram_n_heads": engram.HEADS,
+            "engram_head_dim": ENGRAM_DIM,
+            "engram_pad_token_id": engram.PAD,
+            "engram_compressed_vocab_size": max(self.hashes.tokens) + 1,
+            "num_nextn_predict_layers": stages,
+            "dspark_n_routed_experts": DRAFT_EXPERTS[0],
+            "dspark_num_experts_per_tok": DRAFT_EXPERTS[1],
+        }
+
+    def output_head(self, prefix: str) -> None:
+        """None: the mixes of the last layer make one state of the streams."""
+
+    def attention(self, attn: str, ratio: int) -> None:
+        checkpoint.window(self, attn)
+        kind, number = attn.split(".")[:2]
+        if kind == "mtp" or not ratio:
+            return
+        layer, dim, hidden = int(number), checkpoint.HEAD_DIM, self.size.hidden
+        if layer in KV_SOURCES:
+            for part in ("wkv", "wgate")[:ratio]:
+                weight = self.random(dim, hidden, std=hidden**-0.5)
+                self.plain(f"{attn}.compressor.{part}.weight", weight)
+            self.norm(f"{attn}.compressor.norm", dim)
+        if layer in INDEX_SOURCES:
+            checkpoint.index_queries(self, f"{attn}.indexer", INDEX_HEADS)
+        if layer in KV_SOURCES:
+            keys = self.random(checkpoint.INDEX_DIM, dim, std=dim**-0.5)
+            self.plain(f"{attn}.indexer.wk.weight", keys)
+            self.norm(f"{attn}.indexer.k_norm", checkpoint.INDEX_DIM)
+
+    def router(self, layer: str, hashed: bool) -> None:
+        super().router(layer, hashed)
+        self.lifting_bias(f"{layer}.ffn.gate.bias_vl")
+
+    def routed(self, layer: str) -> tuple[int, int]:
+        return DRAFT_EXPERTS if layer.startswith("mtp.") else super().routed(layer)
+
+    def _engram(self, name: str, rows: int) -> None:
+        hidden, streams = self.size.hidden, checkpoint.STREAMS
+        table = checkpoint.fp8_blocks(self.random(rows, ENGRAM_DIM), (1, SCALED))
+        self._quantized(f"{name}.embed", table)
+        self.fp8(f"{name}.wkv", hidden * (streams + 1), engram.COLUMNS * ENGRAM_DIM)
+        for part in ("q_weight", "k_weight"):
+            values = self.random(streams, hidden, std=0.1, mean=1.0)
+            self.plain(f"{name}.{part}", values)
+
+
+class WithoutEngram(V41):
+    """The same without tables."""
+
+    engram_layers = ()

@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V4.1 on the emulated XPU equals its float32 twin, layer by layer.
+
+The prompt of 161 tokens comes in chunks of at most 48, as V4's. It fills the window and
+gives indexers of ratio 1 ten times as many entries as they choose, in 21 blocks, of
+which four are candidates.
+"""
+
+import pytest
+from test_scenarios import computed
+
+from e2e.checks import (
+    OVERLAP,
+    TIGHT,
+    check_attention,
+    check_experts,
+    check_logits,
+)
+from e2e.comparison import attention_errors
+from e2e.serving import Engines, Job, Prompt, Served
+from e2e.twin import Roundings
+from e2e.v41_checks import LOGITS, STREAMS, check_streams, stream_errors
+from e2e.v41_twin import V41Twin
+
+pytestmark = pytest.mark.newest
+
+KIND = "v4.1 without Engram"
+SERVER = (
+    ("skip_tokenizer_init", False),
+    ("limit_mm_per_prompt", {"image": 0}),
+    ("kv_cache_memory_bytes", 64 << 20),
+    ("block_size", 128),
+)
+MIXED = Job(
+    "v4.1",
+    ((Prompt(161, 8, seed=1), Prompt(5, 6, seed=2), Prompt(1, 4, seed=3)),),
+    SERVER,
+    checkpoint=KIND,
+)
+TWICE = Job(
+    "v4.1, a prefix twice",
+    tuple((Prompt(300, 3, seed=4, own_tail=tail),) for tail in (20, 30)),
+    (*SERVER, ("enable_prefix_caching", True), ("max_num_batched_tokens", 300)),
+    checkpoint=KIND,
+)
+BROKEN = Job(
+    "v4.1, broken", ((Prompt(129, 2, seed=1),),), SERVER, sabotage=True, checkpoint=KIND
+)
+
+
+@pytest.fixture(autouse=True)
+def release_that_has_it(engines: Engines, release: str) -> None:
+    if not engines.has_v41(release):
+        pytest.skip(f"{release} refuses V4.1 on XPU")
+
+
+@pytest.fixture
+def twin(engines: Engines) -> V41Twin:
+    found = engines.twin_of(KIND)
+    assert isinstance(found, V41Twin)
+    return found
+
+
+def check(result: Served, twin: V41Twin) -> None:
+    """Every layer, all that is between them, and the tokens."""
+    errors = check_attention(result, twin)
+    assert {error.ratio for error in errors} == {0, 1, 2}
+    check_experts(result, twin)
+    check_streams(result, twin)
+    check_logits(result, twin, LOGITS)
+
+
+@pytest.mark.serves(MIXED)
+def test_each_layer(engines: Engines, twin: V41Twin, release: str) -> None:
+    """Sources and the layers that read from them, in chunks and beside decode."""
+    result = engines.serve(release, MIXED)
+    check(result, twin)
+    steps = [r["rows"] for r in result.answer["records"] if r["layer"] == 0]
+    counts = [[count for _, count in rows] for rows in steps]
+    assert any(1 in step and max(step) > 1 for step in counts), "no mixed batch"
+    attention = {n for n in result.answer["layers"] if "Attention" in n}
+    assert attention == {f"DeepseekV41XPUAttention ratio {r}" for r in (0, 1, 2)}
+
+
+@pytest.mark.serves(TWICE)
+def test_a_cached_prefix(engines: Engines, twin: V41Twin, release: str) -> None:
+    """The layers that read the cached pages are those of a whole run."""
+    result = engines.serve(release, TWICE)
+    assert min(computed(result, 0)) == 0
+    assert min(computed(result, 1)) == 256, "the prefix was not cached"
+    check(result, twin)
+
+
+@pytest.mark.serves(BROKEN)
+def test_faults_are_seen(engines: Engines, twin: V41Twin, release: str) -> None:
+    """The pre-mix of the wrong sublayer in layer 0, no candidates in layer 4, and the
+    choice of the wrong source in layer 5."""
+    result = engines.serve(release, BROKEN)
+    errors = attention_errors(result.answer, twin, Roundings.of(result.answer))
+    by_layer = {error.layer: error for error in errors}
+    streams = stream_errors(result, twin)
+    print(by_layer, streams, sep="\n")
+    assert streams["ffn", 0] > 5 * STREAMS
+    for layer in (4, 5):
+        overlap = by_layer[layer].overlap
+        assert overlap is not None and overlap < OVERLAP
+    for error in errors:
+        assert error.core <= TIGHT, error

@@ -1,0 +1,405 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek-V4.1's Engram on XPU: tables in host memory, read by the device or gathered
+by the CPU, and settings that cannot be served."""
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout, model_configs
+
+ENGRAM = "vllm.models.deepseek_v41.common.engram"
+CPU_GATHER = "VLLM_XPU_ENGRAM_CPU_GATHER"
+DIM, QUANT_BLOCK = 64, 32
+HEADS, NGRAM = 8, 4
+COLUMNS = HEADS * (NGRAM - 1)
+DEAD = -1
+
+
+def small_config() -> Any:
+    """Tables of so few rows that n-grams collide."""
+    return SimpleNamespace(
+        engram_layer_ids=[1, 2],
+        engram_num_embeddings=[20000, 20000],
+        engram_max_ngram_size=NGRAM,
+        engram_n_heads=HEADS,
+        engram_head_dim=DIM,
+        engram_compressed_vocab_size=7,
+        engram_pad_token_id=0,
+        engram_vocab_size=11,
+        num_hidden_layers=3,
+    )
+
+
+@pytest.fixture
+def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """An engine's configuration with Engram, current, inside a worker."""
+    config = model_configs.vllm_config()
+    config.model_config.hf_text_config = SimpleNamespace(num_hidden_layers=3)
+    monkeypatch.delenv(CPU_GATHER, raising=False)
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
+    platform = layout.module(ENGRAM).current_platform
+    if hasattr(platform, "provide_pinned_memory"):
+        platform.provide_pinned_memory()
+    monkeypatch.setattr(
+        torch.accelerator, "get_memory_info", lambda *_: (8 << 30, 16 << 30)
+    )
+    with model_configs.current(config), layout.worker():
+        config.engram_config = layout.module("vllm.config.engram").EngramConfig()
+        yield config
+
+
+def engram_layout() -> Any:
+    return layout.module(ENGRAM).EngramLayout(small_config())
+
+
+def table(layer: int = 0) -> Any:
+    """A table with all its bytes drawn, but for NaN, and scales around one."""
+    config, sizes = small_config(), engram_layout().primes[layer]
+    made = layout.module(ENGRAM).ParallelEngramEmbedding(
+        config.engram_num_embeddings[layer],
+        DIM,
+        tuple(size for order in sizes for size in order),
+        cpu_offload=True,
+    )
+    generator = torch.Generator().manual_seed(layer)
+    drawn = torch.randint(0, 255, made.weight.shape, generator=generator)
+    drawn[(drawn & 0x7F) == 0x7F] = 0
+    made.weight.data.view(torch.uint8).copy_(drawn)
+    scales = torch.randint(120, 134, made.weight_scale_inv.shape, generator=generator)
+    made.weight_scale_inv.data.copy_(scales)
+    return made
+
+
+def expected_rows(made: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Rows of the table times two to the power of their scales; what the table does
+    not have is zero."""
+    ids = ids.long().cpu()
+    owned = (ids >= 0) & (ids < len(made.weight))
+    rows = made.weight.data.double()
+    exponents = made.weight_scale_inv.data.double() - 127
+    rows = rows * torch.exp2(exponents).repeat_interleave(QUANT_BLOCK, dim=1)
+    chosen = rows[ids.where(owned, 0)]
+    return (chosen * owned[..., None]).bfloat16()
+
+
+def drawn_ids(made: Any, tokens: int) -> torch.Tensor:
+    """Ids of all rows, some dead and some beyond the table."""
+    generator = torch.Generator().manual_seed(tokens)
+    shape = (tokens, COLUMNS)
+    ids = torch.randint(0, len(made.weight), shape, generator=generator)
+    kind = torch.randint(0, 8, shape, generator=generator)
+    ids[kind == 0] = DEAD
+    ids[kind == 1] = len(made.weight)
+    ids[kind == 2] = 2**31 - 1
+    return ids.int().to(layout.device())
+
+
+def looked_up(made: Any, ids: torch.Tensor) -> torch.Tensor:
+    out = torch.full((len(ids), COLUMNS, DIM), float("nan"), dtype=torch.bfloat16).to(
+        layout.device()
+    )
+    made.lookup(ids, out)
+    return out
+
+
+@pytest.mark.parametrize("gather", ["0", "1"], ids=["device", "CPU"])
+@pytest.mark.parametrize("tokens", [0, 1, 7, 65])
+def test_rows(
+    tokens: int, gather: str, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CPU_GATHER, gather)
+    made = table()
+    ids = drawn_ids(made, tokens)
+    # One layer's columns of the hashes of two.
+    both = torch.stack((ids.roll(1, 0), ids), dim=1)
+    assert torch.equal(looked_up(made, both[:, 1]).cpu(), expected_rows(made, ids))
+
+
+def test_both_paths_give_the_same_bytes(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = table()
+    ids = drawn_ids(made, 33)
+    by_device = looked_up(made, ids)
+    monkeypatch.setenv(CPU_GATHER, "1")
+    asked = []
+    other = table()
+    monkeypatch.setattr(
+        layout.module(ENGRAM),
+        "get_accelerator_view_from_cpu_tensor",
+        lambda tensor: asked.append(tensor) or tensor,
+    )
+    assert torch.equal(looked_up(other, ids), by_device)
+    assert not asked, "host memory was mapped into the device"
+
+
+@pytest.mark.parametrize("gather", ["0", "1"], ids=["device", "CPU"])
+def test_a_rank_reads_its_heads(
+    gather: str, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of five ranks: five heads of its own; the last has four and one that
+    pads."""
+    monkeypatch.setenv(CPU_GATHER, gather)
+    kind = layout.module(ENGRAM).ParallelEngramEmbedding
+    whole = table()
+    ids = drawn_ids(whole, 9)
+    expected = expected_rows(whole, ids)
+    bounds = [0, *torch.tensor(engram_layout().primes[0]).flatten().cumsum(0).tolist()]
+    for rank in (1, 4):
+        monkeypatch.setattr(kind, "_get_shard_info", lambda _, rank=rank: (5, rank))
+        made = table()
+        first, last = bounds[5 * rank], bounds[min(5 * rank + 5, COLUMNS)]
+        made.weight.data.copy_(whole.weight.data[first:last])
+        made.weight_scale_inv.data.copy_(whole.weight_scale_inv.data[first:last])
+        out = torch.full((9, 5, DIM), float("nan"), dtype=torch.bfloat16)
+        out = out.to(layout.device())
+        made.lookup(ids, out)
+        mine = ids[:, 5 * rank : 5 * rank + 5].cpu()
+        inside = ((mine >= first) & (mine < last))[..., None]
+        wanted = expected[:, 5 * rank : 5 * rank + 5] * inside
+        assert torch.equal(out[:, : mine.shape[1]].cpu(), wanted)
+        assert not out[:, mine.shape[1] :].any(), "a head that pads is not zero"
+
+
+def layer(index: int = 0) -> Any:
+    """An Engram layer without its projection."""
+    module = layout.module(ENGRAM)
+    made = object.__new__(module.Engram)
+    torch.nn.Module.__init__(made)
+    made.embed_tokens = made._create_embedding(engram_layout(), index)
+    made._init_staging(16, DIM)
+    return made
+
+
+def test_staged_rows_are_the_tables(config: Any) -> None:
+    """What a layer reads was looked up on the stream that reads it."""
+    made, drawn = layer(), table()
+    made.embed_tokens.weight.data.copy_(drawn.weight.data)
+    made.embed_tokens.weight_scale_inv.data.copy_(drawn.weight_scale_inv.data)
+    ids = drawn_ids(drawn, 5)
+    made.use_sequence_parallel = False
+    made.prepare_embeddings(ids)
+    assert made._prefetch_stream is None
+    assert torch.equal(made.embed(ids).cpu(), expected_rows(drawn, ids))
+
+
+def test_memory_is_printed_once(
+    config: Any, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("vllm"), "propagate", True)
+    with caplog.at_level(logging.INFO):
+        layer(0)
+        layer(1)
+    lines = [line for line in caplog.messages if "Engram tables" in line]
+    assert len(lines) == 1, f"not printed: {lines}"
+    for part in ("GiB of host memory for 1 ranks", "8.00 GiB of this device"):
+        assert part in lines[0]
+
+
+class Full:
+    """A host with a thousand bytes left."""
+
+    available = 1000
+
+
+@pytest.mark.parametrize("offload", [True, False], ids=["host", "device"])
+def test_tables_that_do_not_fit(
+    offload: bool, config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config.engram_config.cpu_offload = offload
+    monkeypatch.setattr("psutil.virtual_memory", Full)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (2000, 4000))
+    big = small_config()
+    big.engram_vocab_size, big.engram_num_embeddings = 1 << 24, [1 << 30] * 2
+    module = layout.module(ENGRAM)
+    made = object.__new__(module.Engram)
+    torch.nn.Module.__init__(made)
+    with pytest.raises(ValueError) as error:
+        made._create_embedding(module.EngramLayout(big), 0)
+    # Two tables of 24 heads of 2**24 rows and a few, 66 bytes each.
+    assert "49.50 GiB are missing" in str(error.value), "not refused in GiB"
+    assert ("spread the ranks" if offload else "cpu_offload") in str(error.value)
+
+
+@pytest.mark.parametrize("setting", ["dp_shared_memory", "use_thp"])
+def test_what_registers_memory_with_cuda_is_refused(setting: str) -> None:
+    kind = layout.module("vllm.config.engram").EngramConfig
+    parallel = SimpleNamespace(
+        data_parallel_size=2, tensor_parallel_size=1, enable_elastic_ep=False
+    )
+    default = kind()
+    default.resolve_dp_shared_memory(parallel)
+    assert not default.dp_shared_memory, "XPU would share tables by default"
+    with pytest.raises(ValueError, match="which XPU cannot") as error:
+        kind(**{setting: True}).verify_parallel_config(parallel)
+    assert "Leave both out" in str(error.value)
+
+
+def test_the_first_model_runner_is_refused(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "0")
+    with pytest.raises(ValueError, match="needs the V2 model runner"):
+        layer()
+
+
+def test_a_gather_by_the_cpu_needs_eager_steps(
+    config: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(CPU_GATHER, "1")
+    modes = layout.module("vllm.config").CUDAGraphMode
+    monkeypatch.setattr(config.compilation_config, "cudagraph_mode", modes.PIECEWISE)
+    with pytest.raises(ValueError, match="add --enforce-eager"):
+        layer()
+
+
+def multipliers(layers: list[int], vocab: int) -> list[list[int]]:
+    """Odd numbers of numpy's generator, seeded by the layer, below half of what keeps a
+    product in 63 bits."""
+    import numpy as np
+
+    bound = max(1, (2**63 - 1) // vocab // 2)
+    return [
+        [
+            2 * int(value) + 1
+            for value in np.random.default_rng(10007 * number).integers(
+                0, bound, size=NGRAM, dtype=np.int64
+            )
+        ]
+        for number in layers
+    ]
+
+
+def reference_hash(
+    ids: list[int], layer: int, primes: list[list[int]], pad: int, factors: list[int]
+) -> list[int]:
+    """Columns of the n-grams that end an `ids` list, which starts at position 0; DEAD
+    or the text's begin shuts what lies behind it."""
+    rolling, columns, offset, shut = 0, [], 0, False
+    flat = [prime for order in primes for prime in order]
+    starts = [sum(flat[:n]) for n in range(len(flat))]
+    for back in range(NGRAM):
+        shut = shut or back >= len(ids) or ids[-1 - back] == DEAD
+        rolling ^= (pad if shut else ids[-1 - back]) * factors[back]
+        if back:
+            for prime in primes[back - 1]:
+                columns.append(rolling % prime + starts[offset])
+                offset += 1
+    return columns
+
+
+@pytest.fixture
+def hashes(config: Any, tmp_path: Path) -> Any:
+    """The hash state over a tokenizer of eight words, two of which are one."""
+    vocab = {word: n for n, word in enumerate(["a", "b", "c", "d", "e", "f", "g", "A"])}
+    tokenizer = {
+        "version": "1.0",
+        "truncation": None,
+        "padding": None,
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "Whitespace"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "a"},
+    }
+    (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "tokenizer_config.json").write_text(
+        json.dumps({"tokenizer_class": "PreTrainedTokenizerFast"})
+    )
+    config.model_config.tokenizer = str(tmp_path)
+    config.model_config.trust_remote_code = False
+    config.model_config.revision = None
+    window = torch.nn.Module()
+    window.block_size = 32
+    return (
+        layout.module(ENGRAM)
+        .NgramHashState(config, engram_layout(), window)
+        .to(layout.device())
+    )
+
+
+@pytest.mark.unchanged
+def test_hashes(hashes: Any) -> None:
+    """Two requests: one from its begin, one behind earlier tokens, an image's among
+    them; then an empty batch."""
+    compressed = [0, 1, 2, 3, 4, 5, 6, 0]
+    assert hashes.token_map.tolist() == compressed
+    texts = [[7, 1, 2, 3, 3, 0, 6, 5, 4, 2, 1], [5, 4, 3, 2, 1, 0, 6]]
+    dead = [[False] * 11, [False, False, True, False, False, False, False]]
+    first = [0, 4]
+    device = layout.device()
+
+    def tensor(values: list[Any], kind: torch.dtype = torch.int32) -> torch.Tensor:
+        return torch.tensor(values, dtype=kind, device=device)
+
+    chunks = [text[start:] for text, start in zip(texts, first, strict=True)]
+    shut = [flags[start:] for flags, start in zip(dead, first, strict=True)]
+    positions = [
+        position
+        for text, start in zip(texts, first, strict=True)
+        for position in range(start, len(text))
+    ]
+    made = hashes(
+        tensor(chunks[0] + chunks[1]),
+        tensor(positions, torch.int64),
+        tensor([0, len(chunks[0]), len(chunks[0]) + len(chunks[1])]),
+        tensor(shut[0] + shut[1], torch.bool),
+        # Newest first; -1 where a text has begun.
+        tensor([[-1, -1, -1], texts[1][3:0:-1]]),
+        tensor([[False] * 3, dead[1][3:0:-1]], torch.bool),
+        None,
+        None,
+    )
+    layers, primes = small_config().engram_layer_ids, engram_layout().primes
+    factors = multipliers(layers, 7)
+    row = 0
+    for text, flags, start in zip(texts, dead, first, strict=True):
+        ids = [
+            DEAD if flag else compressed[token]
+            for token, flag in zip(text, flags, strict=True)
+        ]
+        for position in range(start, len(ids)):
+            for number in range(2):
+                wanted = reference_hash(
+                    ids[: position + 1], number, primes[number], 0, factors[number]
+                )
+                assert made[row, number].tolist() == wanted, (position, number)
+            row += 1
+    assert row == len(made)
+    assert len(made[:, 0].unique()) < made[:, 0].numel(), "no n-grams collide"
+    nothing = tensor([])
+    empty = tensor([[-1] * 3])
+    none = hashes(
+        nothing,
+        nothing.long(),
+        tensor([0, 0]),
+        nothing.bool(),
+        empty,
+        empty > 0,
+        None,
+        None,
+    )
+    assert none.shape == (0, 2, COLUMNS)
+
+
+@pytest.mark.unchanged
+def test_cuda_shares_tables_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = layout.module("vllm.config.engram")
+    if hasattr(module, "current_platform"):
+        monkeypatch.setattr(
+            module,
+            "current_platform",
+            layout.another_platform(module.current_platform),
+        )
+    parallel = SimpleNamespace(data_parallel_size=2, enable_elastic_ep=False)
+    shared = module.EngramConfig()
+    shared.resolve_dp_shared_memory(parallel)
+    assert shared.dp_shared_memory
+    shared.verify_parallel_config(parallel)

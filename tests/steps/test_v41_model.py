@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""DeepSeek-V4.1 on XPU: the model that NVIDIA's is, with XPU's attention."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout, v41
+
+NVIDIA = "vllm.models.deepseek_v41.nvidia.model"
+
+
+def end_of_start(folder: Path, **options: Any) -> Any:
+    try:
+        return v41.built(v41.configured(folder, **options))
+    except NotImplementedError as error:
+        pytest.fail(str(error))
+
+
+def test_its_layers(tmp_path: Path) -> None:
+    model = end_of_start(tmp_path).language_model.model
+    assert isinstance(model, layout.module(NVIDIA).DeepseekV4Model)
+    found = [
+        (
+            type(layer.attn).__name__,
+            layer.attn.reads_compressed(),
+            layer.attn.compressed_cache_prefix,
+            layer.attn.indexer is not None,
+        )
+        for layer in model.layers
+    ]
+    name, prefix = "DeepseekV41XPUAttention", "language_model.model.layers.{}.attn"
+    assert found == [
+        (name, False, None, False),
+        (name, True, prefix.format(1), True),
+        (name, True, prefix.format(2), True),
+        (name, True, prefix.format(2), True),
+    ]
+    assert model.layers[3].attn.indexer.indexer_op.candidate_blocks is not None
+
+
+def test_replay_is_off(tmp_path: Path) -> None:
+    """Prefill would read padding in place of the window that a prefix hit skips."""
+    model = end_of_start(tmp_path, enable_prefix_caching=True).language_model.model
+    assert model.vllm_config.cache_config.swa_bounded_replay, "nobody asks for it"
+    assert model.decoder_replay_layers is None
+    for layer in model.layers:
+        assert not layer.attn.swa_cache_layer.bounded_replay
+
+
+def test_wo_a_is_unpacked_exactly(tmp_path: Path) -> None:
+    attn = end_of_start(tmp_path).language_model.model.layers[0].attn
+    wo_a = attn.wo_a
+    torch.manual_seed(0)
+    rows, columns = wo_a.weight.shape
+    codes = torch.randn(rows, columns).to(torch.float8_e4m3fn)
+    exponents = torch.randint(-9, 9, (rows // 32, columns // 32))
+    scales = torch.exp2(exponents.float()).to(torch.float8_e8m0fnu)
+    wo_a.weight.weight_loader(wo_a.weight, codes)
+    wo_a.weight_scale.weight_loader(wo_a.weight_scale, scales)
+    wo_a.quant_method.process_weights_after_loading(wo_a)
+    attn.process_weights_after_loading(torch.bfloat16)
+    whole = scales.float().repeat_interleave(32, 0).repeat_interleave(32, 1)
+    assert wo_a.weight.dtype == torch.bfloat16
+    assert torch.equal(wo_a.weight.cpu().float(), codes.float() * whole)
+
+
+def test_the_query_has_no_norm_of_its_heads(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attn = end_of_start(tmp_path).language_model.model.layers[0].attn
+    given: list[Any] = []
+    op = "xpu_deepseek_qnorm_rope_kv_insert"
+    monkeypatch.setattr(torch.ops.vllm, op, lambda *args: given.append(args))
+    metadata = type("Metadata", (), {"slot_mapping": None, "block_size": 32})()
+    attn._fused_qnorm_rope_kv_insert(
+        None, None, None, {attn.swa_cache_layer.prefix: metadata}
+    )
+    assert [args[-2:] for args in given] == [(32, False)]
+
+
+def refusal(folder: Path, text: dict[str, Any] | None = None, **options: Any) -> str:
+    try:
+        v41.built(v41.configured(folder, text, **options))
+    except Exception as error:
+        return str(error)
+    return "a model"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"block_size": 256}, "Use --block-size 128"),
+        ({"limit_mm_per_prompt": {"image": 1}}, "Serve text alone"),
+        ({"dtype": "float16"}, "Use --dtype bfloat16"),
+        ({"kv_cache_dtype": "nvfp4_ds_mla"}, "Use --kv-cache-dtype fp8"),
+    ],
+    ids=["block-size", "images", "dtype", "nvfp4-cache"],
+)
+def test_what_is_not_served_is_refused(
+    options: dict[str, Any], reason: str, tmp_path: Path
+) -> None:
+    end = refusal(tmp_path, **options)
+    assert "DeepSeek V4.1 on XPU: " in end and reason in end, f"not supported on: {end}"
+
+
+@pytest.mark.parametrize(
+    ("partition", "reason"),
+    [("3,1", "begin at one of the layers [1, 2]"), ("2,2", None)],
+    ids=["inside-a-group", "at-a-source"],
+)
+def test_stages(
+    partition: str,
+    reason: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    checks = layout.module("vllm.platforms.xpu_deepseek_v4")
+    if not hasattr(checks, "V41_CHECKS"):
+        pytest.fail("V4.1 is not supported on XPU")
+    config = v41.configured(tmp_path)
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", partition)
+    config.parallel_config.pipeline_parallel_size = 2
+    found = layout.module("vllm.platforms.xpu_deepseek_v41").pipeline_stages(config)
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.unchanged
+@pytest.mark.any_platform
+def test_nvidia_keeps_its_layers() -> None:
+    module = layout.module(NVIDIA)
+    layer = module.DeepseekV4DecoderLayer
+    hooks = {
+        "mhc_pre": module.mhc_pre_delayed_tilelang,
+        "mhc_post": module.mhc_post_tilelang,
+        "mhc_shifted_post_pre": module.mhc_shifted_post_pre,
+        "select_attn_cls": module._select_dsv4_attn_cls,
+        "moe_cls": module.DeepseekV4MoE,
+    }
+    for name, own in hooks.items():
+        assert getattr(layer, name, own) is own
+    assert getattr(module.DeepseekV4Model, "layer_cls", layer) is layer

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Engram on XPU: what is refused, whether the tables fit, and a gather by the CPU."""
+
+from typing import TYPE_CHECKING
+
+import psutil
+import torch
+
+import vllm.envs as envs
+from vllm.config import CUDAGraphMode, VllmConfig
+from vllm.distributed import get_engram_dp_size, get_pp_group, get_tp_group
+from vllm.distributed.utils import get_pp_indices
+from vllm.logger import init_logger
+from vllm.utils.math_utils import cdiv
+from vllm.utils.mem_constants import GiB_bytes
+
+if TYPE_CHECKING:
+    from vllm.models.deepseek_v41.common.engram import EngramLayout
+
+logger = init_logger(__name__)
+
+QUANT_BLOCK = 32
+
+
+def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) -> None:
+    """Print the memory of the tables and of this host and device before this stage's
+    first table is allocated; later ones change nothing.
+
+    Args:
+        vllm_config: of the engine.
+        layout: of the tables.
+        layer: index of a table's layer in `layout.layer_ids`.
+
+    Raises:
+        ValueError: a setting has no path on XPU, or the tables do not fit.
+
+    """
+    pp_group = get_pp_group()
+    start, end = get_pp_indices(
+        vllm_config.model_config.hf_text_config.num_hidden_layers,
+        pp_group.rank_in_group,
+        pp_group.world_size,
+    )
+    local = [i for i, number in enumerate(layout.layer_ids) if start <= number < end]
+    if layer != local[0]:
+        return
+    engram = vllm_config.engram_config
+    assert engram is not None
+    parallel = vllm_config.parallel_config
+    if not vllm_config.use_v2_model_runner:
+        raise ValueError(
+            "DeepSeek-V4.1's Engram needs the V2 model runner on XPU, which passes the "
+            "tokens before a chunk: unset VLLM_USE_V2_MODEL_RUNNER"
+        )
+    if not engram.cpu_offload and parallel.data_parallel_size > 1:
+        raise ValueError(
+            "Engram tables in device memory (cpu_offload=false) are read from peers "
+            "by data-parallel ranks, which XPU cannot do: leave cpu_offload true"
+        )
+    if (
+        envs.VLLM_XPU_ENGRAM_CPU_GATHER
+        and vllm_config.compilation_config.cudagraph_mode != CUDAGraphMode.NONE
+    ):
+        raise ValueError(
+            "VLLM_XPU_ENGRAM_CPU_GATHER=1 waits for the CPU in every step, which a "
+            "graph cannot record: add --enforce-eager"
+        )
+    shards = parallel.tensor_parallel_size * get_engram_dp_size()
+    heads = cdiv(layout.n_hash_cols, shards)
+    rows = sum(heads * max(map(max, layout.primes[i])) for i in local)
+    each = rows * (layout.head_dim + layout.head_dim // QUANT_BLOCK)
+    host_free = psutil.virtual_memory().available
+    device_free = torch.accelerator.get_memory_info()[0]
+    if engram.cpu_offload:
+        ranks = min(shards, parallel.local_world_size * parallel.data_parallel_size_local)
+        place, needed, free = f"host memory for {ranks} ranks", each * ranks, host_free
+        instead = "add memory, or spread the ranks over more hosts"
+    else:
+        place, needed, free = "device memory for each rank", each, device_free
+        instead = "leave cpu_offload true, or raise --tensor-parallel-size"
+    logger.info(
+        "Engram tables: %.2f GiB of %s. Free: %.2f GiB of this host, %.2f GiB of "
+        "this device.",
+        needed / GiB_bytes,
+        place,
+        host_free / GiB_bytes,
+        device_free / GiB_bytes,
+    )
+    if needed > free:
+        raise ValueError(
+            f"Engram tables need {needed / GiB_bytes:.2f} GiB of {place}, of which "
+            f"{free / GiB_bytes:.2f} GiB are free: {(needed - free) / GiB_bytes:.2f} "
+            f"GiB are missing; {instead}"
+        )
+    # What others allocate must not count as memory that is missing.
+    get_tp_group().barrier()
+
+
+def gather_rows(
+    weight: torch.Tensor, scales: torch.Tensor, rows: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Copy rows of a table in host memory to the device of `rows`.
+
+    Args:
+        weight: Table of shape `[num_embeddings, dim]`, FP8, on the CPU.
+        scales: Its scales of shape `[num_embeddings, dim // 32]`, uint8, on the CPU.
+        rows: Rows to copy, `[n]`; those that are not in the table are left out.
+
+    Returns:
+        (weight, scales, ids, places) on the device: `n` rows each, the numbers of the
+        copied ones, -1 for those left out, and all numbers.
+
+    """
+    wanted = rows.cpu()
+    owned = (wanted >= 0) & (wanted < weight.shape[0])
+    wanted = wanted.where(owned, 0)
+    places = torch.arange(wanted.numel(), dtype=torch.int32, device="cpu")
+    # Bytes: not every operator takes FP8.
+    values = weight.view(torch.uint8).index_select(0, wanted)
+    copied = scales.index_select(0, wanted)
+    ids = places.where(owned, -1)
+    device = rows.device
+    return (
+        values.to(device).view(weight.dtype),
+        copied.to(device),
+        ids.to(device),
+        places.to(device),
+    )

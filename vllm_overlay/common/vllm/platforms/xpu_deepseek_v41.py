@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""What DeepSeek V4.1 on XPU cannot do besides what V4 cannot."""
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+def stage_starts(vllm_config: "VllmConfig") -> list[int]:
+    """The first layer of each pipeline stage but the first."""
+    from vllm.distributed.utils import get_pp_indices
+
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    layers = vllm_config.model_config.hf_text_config.num_hidden_layers
+    return [get_pp_indices(layers, stage, stages)[0] for stage in range(1, stages)]
+
+
+def model_runner(vllm_config: "VllmConfig") -> str | None:
+    if vllm_config.use_v2_model_runner:
+        return None
+    return (
+        "model runner V1 is not supported, it knows no rings of compressor state. "
+        "Use VLLM_USE_V2_MODEL_RUNNER=1."
+    )
+
+
+def nvfp4(vllm_config: "VllmConfig") -> str | None:
+    described = vllm_config.model_config.hf_config.quantization_config or {}
+    algorithm = (described.get("moe_quant_algo") or "").upper()
+    if algorithm != "NVFP4":
+        return None
+    return (
+        "experts in NVFP4 (moe_quant_algo) are not supported for V4.1. Use DeepSeek's "
+        "own checkpoint, with experts in MXFP4."
+    )
+
+
+def images(vllm_config: "VllmConfig") -> str | None:
+    multimodal = vllm_config.model_config.multimodal_config
+    if multimodal is None or multimodal.get_limit_per_prompt("image") == 0:
+        return None
+    return (
+        "images are not tested with V4.1. Serve text alone with "
+        """--limit-mm-per-prompt '{"image": 0}', or images with DeepSeek-V4 Vision."""
+    )
+
+
+def speculation(vllm_config: "VllmConfig") -> str | None:
+    if vllm_config.speculative_config is None:
+        return None
+    return (
+        "V4.1's draft (DSpark) is not supported, nor is another with V4.1. Drop "
+        "--speculative-config, or serve DeepSeek-V4 with its draft."
+    )
+
+
+def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
+    """A stage's layers read entries and choices that layers of the same stage wrote."""
+    config = vllm_config.model_config.hf_text_config
+    sources = config.kv_source_layer_ids
+    for start in stage_starts(vllm_config):
+        compressed = (
+            layer
+            for layer in range(start, config.num_hidden_layers)
+            if config.compress_ratios[layer]
+        )
+        first = next(compressed, None)
+        if first is not None and first not in sources:
+            return (
+                f"a pipeline stage that begins at layer {start} would read the cache "
+                f"of an earlier one. Use VLLM_PP_LAYER_PARTITION so that stages begin "
+                f"at one of the layers {sources}."
+            )
+        candidates = config.candidate_source_layer_id
+        later = any(layer >= start for layer in config.index_source_layer_ids)
+        if 0 <= candidates < start and later:
+            return (
+                f"a pipeline stage that begins at layer {start} would keep to blocks "
+                f"that layer {candidates} chose in an earlier one. Use fewer stages, "
+                f"or VLLM_PP_LAYER_PARTITION so that the last begins at layer "
+                f"{candidates} or before."
+            )
+    return None
+
+
+CHECKS = (model_runner, nvfp4, images, speculation, pipeline_stages)
+"""Each gives the reason why a start is refused, or None."""
