@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack upstream-tests`: vLLM's own tests before and after a step, or all steps."""
 
-from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -17,7 +16,7 @@ from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
 from xpustack.series.apply import trees
-from xpustack.series.tree import StepTree
+from xpustack.series.tree import BaseTree, StepTree
 from xpustack.series.worktree import checkout
 from xpustack.steptest import upstream
 from xpustack.steptest.material import Support
@@ -33,20 +32,14 @@ DATA = "docs/data/upstream_tests.csv"
 _KEY = ("release", "step", "platform")
 
 
-class Device(StrEnum):
-    """A platform of vLLM."""
-
-    CPU = "cpu"
-    EMULATED = "emulated"
-    CUDA = "cuda"
-
-
 def upstream_tests(
     release: Annotated[str, typer.Argument(help="Such as v0.33.0.")],
     step: Annotated[
         str | None, typer.Argument(help="One step; default: all of the series.")
     ] = None,
-    device: Annotated[Device, typer.Option(help="The platform.")] = Device.EMULATED,
+    device: Annotated[
+        upstream.Device, typer.Option(help="The platform.")
+    ] = upstream.Device.EMULATED,
     to: Annotated[
         Path | None,
         typer.Option(help="The folder of the run; default: a temporary one."),
@@ -86,7 +79,7 @@ def upstream_tests(
                 store, project, pinned, offline=offline, progress=progress, upto=step
             )
             after = series.tip
-            before = series.base
+            before: BaseTree | StepTree = series.base
             if step is not None and isinstance(after, StepTree):
                 before = after.parent
             with cache.scratch() as scratch:

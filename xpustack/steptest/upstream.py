@@ -7,8 +7,8 @@ import subprocess
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
@@ -24,11 +24,20 @@ from xpustack.steptest.step_test import CPU, PIN_VARIABLE, XPU, Platform
 
 PROGRAM = "on_device/upstream_tests.py"
 BOTH = ("before", "after")
-Device = Literal["cpu", "emulated", "cuda"]
 CUDA = Platform("plain_cuda", "emulated_xpu.cuda_pytest_plugin")
-PLATFORMS: dict[str, Platform] = {"cpu": CPU, "emulated": XPU, "cuda": CUDA}
 _AHEAD = ("vllm.config", "vllm.model_executor.models.registry")
 _NAMED = "vllm."
+
+
+class Device(StrEnum):
+    """A platform of vLLM."""
+
+    CPU = "cpu"
+    EMULATED = "emulated"
+    CUDA = "cuda"
+
+
+PLATFORMS = {Device.CPU: CPU, Device.EMULATED: XPU, Device.CUDA: CUDA}
 
 
 class FileRun(msgspec.Struct, frozen=True):
@@ -188,7 +197,7 @@ def _environment(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": PLATFORMS[device].entry_point,
     }
-    if device != "cuda":
+    if device is not Device.CUDA:
         variables |= {
             "CUDA_VISIBLE_DEVICES": "",
             "TORCHDYNAMO_DISABLE": "1",
@@ -204,7 +213,7 @@ def _assigned(variables: dict[str, str]) -> list[str]:
 def _command(device: Device, name: str, jobs: int) -> list[str]:
     """The program's words; it runs in the folder `run`."""
     plugin = PLATFORMS[device].plugin
-    ahead = (plugin, *_AHEAD) if device != "cuda" else ("torch",)
+    ahead = (plugin, *_AHEAD) if device is not Device.CUDA else ("torch",)
     return [
         *("../program.py", "../files.json", f"../{device}-{name}.json"),
         *("--jobs", str(jobs)),
