@@ -89,8 +89,7 @@ def project_kernel(
                     other=0.0,
                 )
                 mixed += old.to(tl.float32) * comb[:, None]
-            wide = round_to_bf16(mixed)  # [BLOCK_T, BLOCK_D]
-            stream = wide.to(tl.bfloat16)  # [BLOCK_T, BLOCK_D]
+            stream = mixed.to(tl.bfloat16)  # [BLOCK_T, BLOCK_D]
             # [BLOCK_T, BLOCK_D]
             out_offs = (token_offs[:, None] * HC_MULT + j) * hidden + dim_offs[None, :]
             tl.store(residual_out_ptr + out_offs, stream, mask=tile_mask)
@@ -99,7 +98,6 @@ def project_kernel(
             stream = tl.load(
                 residual_ptrs + j * residual_stream_stride, mask=tile_mask, other=0.0
             )
-            wide = stream.to(tl.float32)  # [BLOCK_T, BLOCK_D]
         # [BLOCK_D, 2 * COLUMNS]
         weights = tl.load(
             fn_ptr + gate_offs[None, :] * fn_stride + j * hidden + dim_offs[:, None],
@@ -111,6 +109,10 @@ def project_kernel(
         # [BLOCK_D, 2 * COLUMNS]
         parts = tl.where((part_offs % 2 == 0)[None, :], weights, rest)
         acc = tl.dot(stream, parts.to(tl.bfloat16), acc)
+        # By bits: Intel's lowering would drop the rounding, and square other streams
+        # than those that are stored.
+        bits = stream.to(tl.uint16, bitcast=True).to(tl.uint32) << 16
+        wide = bits.to(tl.float32, bitcast=True)  # [BLOCK_T, BLOCK_D]
         squares += wide * wide
     gates = tl.sum(tl.reshape(acc, (BLOCK_T, COLUMNS, 2)), axis=2)  # [BLOCK_T, COLUMNS]
     column_offs = tl.arange(0, COLUMNS)  # [COLUMNS]

@@ -96,7 +96,7 @@ def test_parts_of_a_tensor_are_copied(summed: list[int]) -> None:
 
 
 @pytest.mark.unchanged
-def test_a_communicator_without_it_is_asked_as_before(
+def test_communicators_of_other_platforms_are_asked_as_before(
     summed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.Tensor] = []

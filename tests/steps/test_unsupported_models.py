@@ -18,7 +18,7 @@ def registered(architecture: str) -> Any:
 
 
 # A later step may serve them.
-if registered(V41).__module__.endswith("stub"):
+if ".xpu." not in registered(V41).__module__:
     MODELS[V41] = "DeepSeek-V4.1"
 if registered(VISION).__module__.endswith("vl_stub"):
     MODELS[VISION] = "DeepSeek-V4 vision"

@@ -128,7 +128,7 @@ def test_stages(
 
 @pytest.mark.unchanged
 @pytest.mark.any_platform
-def test_nvidia_keeps_its_layers() -> None:
+def test_cuda_keeps_its_layers() -> None:
     module = layout.module(NVIDIA)
     layer = module.DeepseekV4DecoderLayer
     hooks = {

@@ -2,6 +2,7 @@
 """V4 Vision is the multimodal model that all platforms share, with XPU's text model."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ def test_what_does_not_go_with_images_is_refused(option: str, tmp_path: Path) ->
     config = configured(tmp_path)
     config.model_config.hf_text_config.xpu_options_checked = False
     if option == "--kv-transfer-config":
-        config.kv_transfer_config = object()
+        config.kv_transfer_config = SimpleNamespace(kv_connector="ExampleConnector")
     else:
         config.parallel_config.enable_batch_sharded_sampling = True
     platform = layout.module("vllm.platforms").current_platform

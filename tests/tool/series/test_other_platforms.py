@@ -32,9 +32,12 @@ PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 # XPU in a file of all, methods that only XPU's model calls, and branches on is_xpu()
 # between modules of which only XPU's can be imported here.
 OF_XPU_ALONE = {
+    "graph-check",
     "nvfp4-draft",
     "packed-wo-a",
     "unsupported-models",
+    "v41-indexer",
+    "v41-mxfp8",
     "vision-model",
 }
 

@@ -73,7 +73,9 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
     host_free = psutil.virtual_memory().available
     device_free = torch.accelerator.get_memory_info()[0]
     if engram.cpu_offload:
-        ranks = min(shards, parallel.local_world_size * parallel.data_parallel_size_local)
+        ranks = min(
+            shards, parallel.local_world_size * parallel.data_parallel_size_local
+        )
         place, needed, free = f"host memory for {ranks} ranks", each * ranks, host_free
         instead = "add memory, or spread the ranks over more hosts"
     else:

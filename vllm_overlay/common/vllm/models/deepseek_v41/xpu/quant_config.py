@@ -11,7 +11,7 @@ from vllm.models.deepseek_v41.quant_config import (
 )
 
 
-class DeepseekV4XPUFP8Config(DeepseekV4FP8Config, DeepseekV41FP8Config):
+class DeepseekV4XPUFP8Config(DeepseekV4FP8Config, DeepseekV41FP8Config):  # type: ignore[misc]
     """V4's configuration, which leaves linear layers with scales of 32 x 32 to V4.1's:
     both go by one name."""
 
