@@ -323,6 +323,10 @@ def test_runs_share_an_import_and_nothing_else(server, tmp_path):
     assert who == "nobody"
     assert not ended(int(process))
     server.close()
+    # Its process ends on its own, once the pipe is closed.
+    deadline = time.monotonic() + 10
+    while not ended(int(process)) and time.monotonic() < deadline:
+        time.sleep(0.01)
     assert ended(int(process))
 
 
