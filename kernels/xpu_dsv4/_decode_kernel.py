@@ -17,7 +17,7 @@ from ._fp8 import (
     load_rope,
 )
 from ._pages import HEAD_DIM, QUANT_BLOCK
-from ._softmax import EMPTY_MAX, softmax_factor
+from ._softmax import EMPTY_MAX
 from ._triton import tl, triton
 
 
@@ -277,15 +277,6 @@ def _decode_kernel(
         tl.store(part_ptrs + 6 * QUANT_BLOCK, tl.trans(acc6), mask=part_mask)
         tl.store(part_ptrs + 7 * QUANT_BLOCK, tl.trans(acc7), mask=part_mask)
     else:
-        # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
-        factor = softmax_factor(
-            row_max[None, :],
-            row_sum[None, :],
-            sink_ptr,
-            head_offs[None, :],
-            head_mask[None, :],
-            HAS_SINK,
-        )
         store_accumulators(
             acc0,
             acc1,
@@ -295,7 +286,9 @@ def _decode_kernel(
             acc5,
             acc6,
             acc7,
-            factor,
+            row_max,
+            row_sum,
+            sink_ptr,
             head_offs,
             head_mask,
             token,
@@ -308,6 +301,7 @@ def _decode_kernel(
             group_tokens,
             max_position,
             cos_sin_stride,
+            HAS_SINK,
             HEADS_PER_GROUP,
             BLOCK_H,
         )

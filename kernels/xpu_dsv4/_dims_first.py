@@ -13,7 +13,7 @@ is loaded where it is used.
 from ._output import block_scale, first_blocks
 from ._pages import HEAD_DIM
 from ._pairs import load_rotation, round_to_bf16
-from ._softmax import exceeds_maximum
+from ._softmax import exceeds_maximum, softmax_factor
 from ._triton import tl, triton
 from ._ue8m0 import e4m3_code, exponent_scale
 
@@ -281,7 +281,9 @@ def store_accumulators(
     acc5,  # [64, BLOCK_H] fp32
     acc6,  # [64, BLOCK_H] fp32
     acc7,  # [64, BLOCK_H] fp32
-    factor,  # [1, BLOCK_H] fp32
+    row_max,  # [BLOCK_H] fp32
+    row_sum,  # [BLOCK_H] fp32
+    sink_ptr,
     head_offs,  # [BLOCK_H]
     head_mask,  # [BLOCK_H]
     token,
@@ -294,14 +296,24 @@ def store_accumulators(
     group_tokens,
     max_position,
     cos_sin_stride,
+    HAS_SINK: tl.constexpr,
     HEADS_PER_GROUP: tl.constexpr,
     BLOCK_H: tl.constexpr,
     TILE_DIM: tl.constexpr = TILE_DIM,
 ):
-    """Store the attention of a block of heads, accumulators times `factor`.
+    """Store the attention of a block of heads, divided by the weights' sum.
 
     As `store_heads` does; of the four blocks of FP8 the last one holds the rotary part.
     """
+    # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
+    factor = softmax_factor(
+        row_max[None, :],
+        row_sum[None, :],
+        sink_ptr,
+        head_offs[None, :],
+        head_mask[None, :],
+        HAS_SINK,
+    )
     if HEADS_PER_GROUP:
         # [BLOCK_H]
         block_offs = first_blocks(head_offs, token, group_tokens, HEADS_PER_GROUP)

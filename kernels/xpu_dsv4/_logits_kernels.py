@@ -37,7 +37,7 @@ def _tile():
 
 @triton.jit
 def _key_bytes(BYTES: tl.constexpr, LANES_ARE_KEYS: tl.constexpr):
-    """Offsets of the bytes of an MXFP4 key, `[1, BYTES]`.
+    """Offsets of the bytes of an MXFP4 key, or of half an e4m3 key, `[1, BYTES]`.
 
     A mask that changes nothing hides from triton-xpu that they are consecutive. A lane
     then loads one byte of a key and not 16, and keys lie beside each other in shared

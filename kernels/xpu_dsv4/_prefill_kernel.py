@@ -10,7 +10,7 @@ from ._dims_first import (
     store_accumulators,
     zero_accumulator,
 )
-from ._softmax import EMPTY_MAX, softmax_factor
+from ._softmax import EMPTY_MAX
 from ._triton import tl, triton
 
 
@@ -162,15 +162,6 @@ def _prefill_kernel(
     head_offs = first_head + range_behind_loop(BLOCK_H)  # [BLOCK_H]
     head_mask = head_offs < num_heads  # [BLOCK_H]
     row_sum = tl.sum(column_sums, 1)  # [BLOCK_H]
-    # A lane has a head here too, as in the accumulators. [1, BLOCK_H]
-    factor = softmax_factor(
-        row_max[None, :],
-        row_sum[None, :],
-        sink_ptr,
-        head_offs[None, :],
-        head_mask[None, :],
-        HAS_SINK,
-    )
     store_accumulators(
         acc0,
         acc1,
@@ -180,7 +171,9 @@ def _prefill_kernel(
         acc5,
         acc6,
         acc7,
-        factor,
+        row_max,
+        row_sum,
+        sink_ptr,
         head_offs,
         head_mask,
         token,
@@ -193,6 +186,7 @@ def _prefill_kernel(
         group_tokens,
         max_position,
         cos_sin_stride,
+        HAS_SINK,
         HEADS_PER_GROUP,
         BLOCK_H,
     )
