@@ -46,7 +46,7 @@ def check_experts(result: Served, twin: Reference) -> dict[tuple[str, int], floa
     return errors
 
 
-def check_logits(result: Served, twin: Reference, bound: float = PLAIN) -> None:
+def check_logits(result: Served, twin: Reference) -> None:
     """Logits of the whole model, and the token wherever the twin is sure of it."""
     answer, sure, all_ = result.answer, 0, 0
     ours, plain, rounded = [], [], []
@@ -71,7 +71,7 @@ def check_logits(result: Served, twin: Reference, bound: float = PLAIN) -> None:
     print(f"logits: {figures[0]:.4f} of float32, {figures[1]:.4f} of the rounding twin")
     print(f"greedy tokens: {sure} of {all_} positions decided by more than {MARGIN}")
     assert sure, "the twin is sure of no token"
-    assert max(figures) <= bound, figures
+    assert max(figures) <= PLAIN, figures
 
 
 def is_greedy(result: Served, request: str, position: int) -> bool:

@@ -161,9 +161,8 @@ class Case:
             assert found.kind == "refuses", stop
             return Verdict("refused", found.why)
         twin = self.engines.twin_of(self.layers)
-        near = []
+        near = near_ties(results, one, twin)
         for result in results:
-            near += near_ties(result, one, twin)
             check_attention(result, twin)
             if self.drafting:
                 says = known.get if self.feature == DSPARK else mtp.says_after(known)
@@ -175,26 +174,31 @@ class Case:
         return Verdict("near tie" if near else "equal", "; ".join(near))
 
 
-def near_ties(result: Served, one: Served, twin: Reference) -> list[str]:
+def near_ties(results: list[Served], one: Served, twin: Reference) -> list[str]:
     """The first token of each request that is not one rank's, where Hugging Face's
-    model, with the engine's roundings, has both ahead of all others by a hair.
+    model, with the engine's roundings, has both within a hair of its best.
 
     Raises:
         AssertionError: it is sure that one of them is wrong.
     """
-    found = []
+    found, same = [], 0
     wanted = dict(zip(map(tuple, one.read), one.new_tokens(), strict=True))
-    for prompt, tokens in zip(result.read, result.new_tokens(), strict=True):
-        theirs = wanted[tuple(prompt)]
-        assert len(tokens) == len(theirs), (tokens, theirs)
-        pairs = enumerate(zip(tokens, theirs, strict=True))
-        place = next((i for i, (ours, other) in pairs if ours != other), None)
-        if place is None:
-            continue
-        with twin.rounded(Roundings.of(result.answer)):
-            logits = twin.logits(prompt + tokens[:place])[-1]
-        behind = float(logits.max() - logits[[tokens[place], theirs[place]]].min())
-        where = f"token {place + 1} behind {len(prompt)}"
-        assert behind <= MARGIN, f"{where}: {tokens}, one rank {theirs}: {behind:.3f}"
-        found.append(f"{where}: {behind:.3f} apart for Hugging Face")
+    for result in results:
+        for prompt, tokens in zip(result.read, result.new_tokens(), strict=True):
+            theirs = wanted[tuple(prompt)]
+            assert len(tokens) == len(theirs), (tokens, theirs)
+            pairs = enumerate(zip(tokens, theirs, strict=True))
+            place = next((i for i, (ours, other) in pairs if ours != other), None)
+            same += len(tokens) if place is None else place
+            if place is None:
+                continue
+            with twin.rounded(Roundings.of(result.answer)):
+                logits = twin.logits(prompt + tokens[:place])[-1]
+            behind = float(logits.max() - logits[[tokens[place], theirs[place]]].min())
+            where = f"token {place + 1} behind {len(prompt)}"
+            assert behind <= MARGIN, (
+                f"{where}: {tokens}, one rank {theirs}: {behind:.3f}"
+            )
+            found.append(f"{where}: {behind:.3f} apart for Hugging Face")
+    assert same > len(wanted), "no token after the first is one rank's"
     return found

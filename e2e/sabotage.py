@@ -57,8 +57,9 @@ def break_images(layers: Any) -> None:
 
 
 def break_v41(layers: Any) -> None:
-    """The experts of layer 0 see the streams by their own mixes, as V4's do; layer 4
-    chooses among all entries; and layer 5 reads the choice of layer 3."""
+    """The experts of layer 0 see the streams by their own mixes, as V4's do; Engram of
+    layer 2 finds rows of zeros; layer 4 chooses among all entries; and layer 5 reads the
+    choice of layer 3."""
     join = layers[0].mhc_shifted_post_pre
 
     def join_by_own_mixes(*args: Any, pre_mix: Any, **kwargs: Any) -> Any:
@@ -66,6 +67,7 @@ def break_v41(layers: Any) -> None:
         return join(*args, pre_mix=own, **kwargs)
 
     layers[0].mhc_shifted_post_pre = join_by_own_mixes
+    layers[2].engram.embed_tokens.weight.data.view(torch.uint8).zero_()
     layers[4].attn.indexer.indexer_op.candidate_blocks = None
     buffer = layers[3].attn.topk_indices_buffer
     earlier = buffer.clone()

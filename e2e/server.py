@@ -223,9 +223,11 @@ class Server(Program):
         return sum(float(line.rpartition(" ")[2]) for line in found)
 
 
-def packages() -> Path:
-    """The folder with what the API server imports besides vLLM's other requirements."""
-    found = importlib.util.find_spec("uvicorn")
-    if found is None or found.origin is None:
+def packages() -> str:
+    """The folders with what the API server imports besides vLLM's other requirements,
+    and with Ray, if it is installed."""
+    found = [importlib.util.find_spec(name) for name in ("uvicorn", "ray")]
+    folders = [str(Path(one.origin).parents[1]) for one in found if one and one.origin]
+    if found[0] is None:
         raise RuntimeError("there is no uvicorn: run these tests by `tox -e serve`")
-    return Path(found.origin).parents[1]
+    return ":".join(folders)

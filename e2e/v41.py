@@ -33,6 +33,14 @@ PARTS = ("image_start", "image_end", "image_newline")
 IMAGE = 129_264
 """The token of every place of an image; beyond the vocabulary of text alone."""
 
+SERVER = (
+    ("skip_tokenizer_init", False),
+    ("limit_mm_per_prompt", {"image": 0}),
+    ("kv_cache_memory_bytes", 64 << 20),
+    ("block_size", 128),
+)
+"""What an engine needs for it: text alone, in blocks of 128 tokens."""
+
 
 class V41(dspark.DSpark):
     """Writes the model, its draft and its tower."""

@@ -13,9 +13,6 @@ from e2e.twin import Roundings
 from e2e.v41_twin import V41Twin
 
 STREAMS = 1e-2
-LOGITS = 0.2
-"""Of a whole run. Twice as many layers as V4's checkpoint has add up their roundings,
-and one block that is chosen in another's place changes all layers that read it."""
 
 Errors = dict[tuple[str, int], float]
 """By sublayer and layer; ("head", depth) for the logits."""

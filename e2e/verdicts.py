@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from e2e import dspark, mtp, vision
+from e2e import dspark, mtp, v41, vision
 from e2e.checks import EXPERTS, PLAIN, TIGHT, check_same_tokens
 from e2e.comparison import (
     attention_errors,
@@ -154,6 +154,6 @@ FORMATS: dict[str, Format] = {
     "bf16": _packed("bf16", "BF16"),
     "mtp": _drafting("mtp", MTP, "Flash with MTP"),
     "dspark": _drafting("dspark", DRAFTS, "Flash with DSpark"),
-    "v4.1": _packed("v4.1", "V4.1"),
+    "v4.1": Format("V4.1", Job("format v4.1", WAVES, v41.SERVER, checkpoint="v4.1")),
     "vision": Format("V4 Vision", VISION),
 }

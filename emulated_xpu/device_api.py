@@ -26,10 +26,10 @@ class Event:
         blocking: bool = False,
         interprocess: bool = False,
     ) -> None:
-        self.timed = enable_timing
+        self.timed, self.recorded = enable_timing, False
 
     def record(self, stream: Any = None) -> None:
-        pass
+        self.recorded = True
 
     def wait(self, stream: Any = None) -> None:
         pass
@@ -44,6 +44,8 @@ class Event:
         """Milliseconds between two events that take the time."""
         if not (self.timed and end.timed):
             raise RuntimeError("both events must be made with enable_timing=True")
+        if not (self.recorded and end.recorded):
+            raise RuntimeError("both events must be recorded")
         return 0.0
 
 
@@ -290,8 +292,9 @@ PINNED_MEMORY = (
 torch.compile would trace the factories."""
 
 
-_device_memory: set[int] = set()
-"""Addresses of what stands for memory of the device."""
+_device_memory: dict[int, torch.UntypedStorage] = {}
+"""What stands for memory of the device, by its address. It stays alive: host memory at
+the address of a cache that is gone would pass for the device's."""
 
 
 class DeviceMemory(TorchFunctionMode):
@@ -303,7 +306,10 @@ class DeviceMemory(TorchFunctionMode):
         made = func(*args, **(kwargs or {}))
         # By its name: workers replace `torch.zeros` itself.
         if getattr(func, "__name__", "") == "zeros":
-            _device_memory.add(made.untyped_storage().data_ptr())
+            storage = made.untyped_storage()
+            # An empty tensor has no address.
+            if storage.data_ptr():
+                _device_memory[storage.data_ptr()] = storage
         return made
 
 

@@ -12,7 +12,7 @@ FIRST, *OTHERS = (Prompt(LENGTH, 2, seed=seed) for seed in range(1, 5))
 WAVES = tuple((prompt,) for prompt in (FIRST, *OTHERS, FIRST))
 SMALL = (
     ("enable_prefix_caching", True),
-    ("kv_cache_memory_bytes", 10 << 20),
+    ("kv_cache_memory_bytes", 8 << 20),
     ("max_model_len", 300),
     ("max_num_batched_tokens", 300),
     ("max_num_seqs", 1),

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import model_configs
+from helpers import layout, model_configs
 from vllm.config import CUDAGraphMode, VllmConfig
 
 BLOCK, BLOCKS, WIDTH, VOCABULARY = 16, 512, 32, 64
@@ -260,6 +260,14 @@ def test_no_mode_serves_from_memory_that_replays_wrote_to(
     with pytest.raises(RuntimeError, match="Start with --enforce-eager") as raised:
         runner.capture_model()
     assert "lies after the input, up to model.layers.0" in str(raised.value)
+
+
+def test_rows_of_zeros_agree() -> None:
+    error = layout.module(LOGGER)._row_error
+    rows = torch.zeros(2, 3)
+    assert error(rows, rows) == 0.0
+    assert error(rows + 1, rows) > 1e30
+    assert error(rows * float("nan"), rows) > 1e30
 
 
 @pytest.mark.unchanged

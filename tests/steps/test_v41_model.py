@@ -2,6 +2,7 @@
 """DeepSeek-V4.1 on XPU: the model that NVIDIA's is, with XPU's attention."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,8 +96,9 @@ def refusal(folder: Path, text: dict[str, Any] | None = None, **options: Any) ->
         ({"limit_mm_per_prompt": {"image": 1}}, "Serve text alone"),
         ({"dtype": "float16"}, "Use --dtype bfloat16"),
         ({"kv_cache_dtype": "nvfp4_ds_mla"}, "Use --kv-cache-dtype fp8"),
+        ({"enable_prompt_embeds": True}, "send text or token ids"),
     ],
-    ids=["block-size", "images", "dtype", "nvfp4-cache"],
+    ids=["block-size", "images", "dtype", "nvfp4-cache", "embeds"],
 )
 def test_what_is_not_served_is_refused(
     options: dict[str, Any], reason: str, tmp_path: Path
@@ -124,6 +126,45 @@ def test_stages(
     config.parallel_config.pipeline_parallel_size = 2
     found = layout.module("vllm.platforms.xpu_deepseek_v41").pipeline_stages(config)
     assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(
+    ("option", "reason"),
+    [
+        ("connector", "not tested with V4.1"),
+        ("replicas", "not tested with V4.1"),
+        ("length", "--max-model-len must be less than 1040256"),
+    ],
+)
+def test_what_nobody_ran_is_refused(option: str, reason: str, tmp_path: Path) -> None:
+    config = v41.configured(tmp_path)
+    config.model_config.hf_text_config.xpu_options_checked = False
+    if option == "connector":
+        config.kv_transfer_config = SimpleNamespace(kv_connector="ExampleConnector")
+    elif option == "replicas":
+        config.parallel_config.data_parallel_size = 2
+    else:
+        config.model_config.max_model_len = 1 << 20
+        config.scheduler_config.max_num_batched_tokens = 8192
+    platform = layout.module("vllm.platforms").current_platform
+    try:
+        platform.check_and_update_config(config)
+        end = "not supported on"
+    except ValueError as error:
+        end = str(error)
+    assert reason in end, end
+
+
+def test_what_no_candidate_fills_stays_unchosen(tmp_path: Path) -> None:
+    """A choice of -1 must not become the last row of the request before."""
+    attn = end_of_start(tmp_path).language_model.model.layers[3].attn
+    lens = torch.tensor([20, 20], dtype=torch.int32, device=layout.device())
+    starts = torch.tensor([0, 2, 4], dtype=torch.int32, device=layout.device())
+    chosen = torch.tensor([[3, -1, 99, 5]] * 4, dtype=torch.int32).to(lens.device)
+    found, _ = attn.combine_topk_swa_indices(
+        chosen, starts, lens, lens, 8, attn.compress_ratio, 4, 40, 20
+    )
+    assert found[:, :4].tolist() == [[3, -1, -1, 5]] * 2 + [[43, -1, -1, 45]] * 2
 
 
 @pytest.mark.unchanged

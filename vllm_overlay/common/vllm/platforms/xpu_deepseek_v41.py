@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
+GATHERED_REQUESTS = 4
+"""`PREFILL_CHUNK_SIZE` of the attention layer."""
+
 
 def stage_starts(vllm_config: "VllmConfig") -> list[int]:
     """The first layer of each pipeline stage but the first."""
@@ -56,6 +59,52 @@ def speculation(vllm_config: "VllmConfig") -> str | None:
     )
 
 
+def connectors(vllm_config: "VllmConfig") -> str | None:
+    transfer = vllm_config.kv_transfer_config
+    if transfer is None:
+        return None
+    return (
+        f"KV connectors are not tested with V4.1. Drop --kv-transfer-config "
+        f"({transfer.kv_connector})."
+    )
+
+
+def prompt_embeds(vllm_config: "VllmConfig") -> str | None:
+    if not vllm_config.model_config.enable_prompt_embeds:
+        return None
+    return (
+        "--enable-prompt-embeds is not supported, Engram looks tokens up by their ids, "
+        "which embeddings lack. Drop it and send text or token ids."
+    )
+
+
+def data_parallel(vllm_config: "VllmConfig") -> str | None:
+    size = vllm_config.parallel_config.data_parallel_size
+    if size == 1:
+        return None
+    return (
+        f"--data-parallel-size {size} is not tested with V4.1. Start a server for each "
+        "replica, or use --tensor-parallel-size."
+    )
+
+
+def gathered_rows(vllm_config: "VllmConfig") -> str | None:
+    """Prefill gathers the entries of up to four requests into one buffer, which at
+    ratio 1 has a row for each token. Kernels address its elements by 32 bits."""
+    config = vllm_config.model_config.hf_text_config
+    window_and_chunk = (
+        config.sliding_window + vllm_config.scheduler_config.max_num_batched_tokens
+    )
+    most = 2**31 // (GATHERED_REQUESTS * config.head_dim) - window_and_chunk
+    if vllm_config.model_config.max_model_len < most:
+        return None
+    return (
+        f"--max-model-len must be less than {most}, the entries of "
+        f"{GATHERED_REQUESTS} requests would not fit into one buffer of prefill. Lower "
+        "it, or --max-num-batched-tokens."
+    )
+
+
 def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
     """A stage's layers read entries and choices that layers of the same stage wrote."""
     config = vllm_config.model_config.hf_text_config
@@ -85,5 +134,15 @@ def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
     return None
 
 
-CHECKS = (model_runner, nvfp4, images, speculation, pipeline_stages)
+CHECKS = (
+    model_runner,
+    nvfp4,
+    images,
+    speculation,
+    connectors,
+    prompt_embeds,
+    data_parallel,
+    gathered_rows,
+    pipeline_stages,
+)
 """Each gives the reason why a start is refused, or None."""

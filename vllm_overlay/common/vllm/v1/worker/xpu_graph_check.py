@@ -448,7 +448,8 @@ def drop_graphs(runner: Any) -> None:
 
 def _row_error(rows: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest distance of a row from the expected one, relative to its norm."""
-    errors = (rows - expected).norm(dim=1) / expected.norm(dim=1)
+    distances = (rows - expected).norm(dim=1)
+    errors = (distances / expected.norm(dim=1)).where(distances != 0, 0.0)
     # NaN is largest: it is no agreement.
     return float(errors.nan_to_num(nan=float("inf")).max())
 

@@ -12,7 +12,7 @@ from vllm.config import CUDAGraphMode, VllmConfig
 from vllm.distributed import get_engram_dp_size, get_pp_group, get_tp_group
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
-from vllm.utils.math_utils import cdiv
+from vllm.utils.math_utils import cdiv, next_power_of_2
 from vllm.utils.mem_constants import GiB_bytes
 
 if TYPE_CHECKING:
@@ -45,6 +45,12 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
     local = [i for i, number in enumerate(layout.layer_ids) if start <= number < end]
     if layer != local[0]:
         return
+    if len(local) < len(layout.layer_ids):
+        raise ValueError(
+            f"Engram's tables of layers {layout.layer_ids} lie on several pipeline "
+            "stages, whose memory is not counted together: use "
+            "VLLM_PP_LAYER_PARTITION so that one stage has them all"
+        )
     engram = vllm_config.engram_config
     assert engram is not None
     parallel = vllm_config.parallel_config
@@ -68,8 +74,13 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
         )
     shards = parallel.tensor_parallel_size * get_engram_dp_size()
     heads = cdiv(layout.n_hash_cols, shards)
-    rows = sum(heads * max(map(max, layout.primes[i])) for i in local)
-    each = rows * (layout.head_dim + layout.head_dim // QUANT_BLOCK)
+    pinned = engram.cpu_offload and not envs.VLLM_XPU_ENGRAM_CPU_GATHER
+    each = 0
+    for i in local:
+        values = heads * max(map(max, layout.primes[i])) * layout.head_dim
+        for size in (values, values // QUANT_BLOCK):
+            # Pinned memory comes in powers of two.
+            each += next_power_of_2(size) if pinned else size
     host_free = psutil.virtual_memory().available
     device_free = torch.accelerator.get_memory_info()[0]
     if engram.cpu_offload:

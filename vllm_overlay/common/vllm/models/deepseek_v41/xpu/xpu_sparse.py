@@ -8,6 +8,7 @@ import torch
 
 from vllm.models.deepseek_v4.xpu.xpu_sparse import XPUSparseMLA
 from vllm.models.deepseek_v41.attention import DeepseekV4Attention
+from vllm.models.deepseek_v41.common.ops import combine_topk_swa_indices
 from vllm.models.deepseek_v41.sparse_mla import (
     DeepseekV4SparseMLABackend,
     DeepseekV41SparseSWAMetadataBuilder,
@@ -37,6 +38,9 @@ class DeepseekV41XPUAttention(XPUSparseMLA, DeepseekV4Attention):
     backend_cls = DeepseekV41XPUSparseBackend
     swa_backend_cls = DeepseekV41XPUSparseSWABackend
     norms_query = False
+    # It keeps what the candidates left unchosen, and begins no window before the
+    # gathered rows.
+    combine_topk_swa_indices = staticmethod(combine_topk_swa_indices)
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
