@@ -58,8 +58,8 @@ def break_images(layers: Any) -> None:
 
 def break_v41(layers: Any) -> None:
     """The experts of layer 0 see the streams by their own mixes, as V4's do; Engram of
-    layer 2 finds rows of zeros; layer 4 chooses among all entries; and layer 5 reads the
-    choice of layer 3."""
+    layer 2 finds rows of zeros; layer 4 chooses among all entries; and layer 5 reads
+    what layer 3 chose."""
     join = layers[0].mhc_shifted_post_pre
 
     def join_by_own_mixes(*args: Any, pre_mix: Any, **kwargs: Any) -> Any:

@@ -148,9 +148,9 @@ def check_device_memory() -> None:
     device_api.provide_caches()
     with DeviceMemory():
         cache, indices = torch.zeros(4, 8, dtype=torch.int8), torch.tensor([1])
-    assert cache.is_xpu and cache[1:].view(-1).is_xpu
         gone = torch.zeros(10 << 20, dtype=torch.int8)
         nothing = torch.zeros(0)
+    assert cache.is_xpu and cache[1:].view(-1).is_xpu
     assert gone.is_xpu and not nothing.is_xpu
     del gone
     assert not torch.zeros(10 << 20, dtype=torch.int8).is_xpu, "an address came back"

@@ -224,8 +224,8 @@ def test_tables_that_do_not_fit(
     torch.nn.Module.__init__(made)
     with pytest.raises(ValueError) as error:
         made._create_embedding(module.EngramLayout(big), 0)
-    # Two tables of 24 heads of 2**24 rows and a few, 66 bytes each: 24 and 0.75 GiB, for
-    # which 32 and 1 GiB of memory are pinned.
+    # Two tables of 24 heads of 2**24 rows and a few, 66 bytes each: 24 and 0.75 GiB,
+    # for which 32 and 1 GiB of memory are pinned.
     assert f"{missing} GiB are missing" in str(error.value), "not refused in GiB"
     assert ("spread the ranks" if offload else "cpu_offload") in str(error.value)
 
