@@ -54,6 +54,7 @@ PARTS = (
         "indexer-speculation",
         "candidate-blocks",
         "v41-indexer",
+        "decode-logits",
         "cpu-tile-scheduler",
     ),
     (
@@ -117,7 +118,7 @@ PARTS = (
         "vision-model",
         "v41-images",
     ),
-    ("V4.1", "the model of V4.1 around V4's parts", "v41-model", "v41-dspark"),
+    ("V4.1", "the model of V4.1 around V4's parts", "v41-model", "v41-dspark", "v41-gather"),
     (
         "Loading",
         "which checkpoints and tensors are served",
