@@ -12,6 +12,7 @@ PARTS = (
         "capture-state",
         "graph-check",
         "jit-warmup",
+        "v41-warmup",
     ),
     (
         "Hyper-connections",
