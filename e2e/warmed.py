@@ -2,8 +2,8 @@
 """A worker that warms up as vLLM does on a device, and notes for which arguments Triton
 would compile a kernel: until the warm-up is over, and for requests after it.
 
-Lives inside an installed vLLM, as `recording.py`. Nothing compiles here; the interpreter
-is asked to, or runs the kernel.
+Lives inside an installed vLLM, as `recording.py`. Nothing compiles here: the
+interpreter is asked to, or runs the kernel.
 """
 
 from typing import Any
@@ -14,7 +14,6 @@ from e2e import recording
 from emulated_xpu.worker import EmulatedXpuWorker
 
 Compilation = tuple[Any, ...]
-
 
 
 class WarmedWorker(recording.RecordingWorker):

@@ -167,8 +167,8 @@ def test_a_layer_goes_on_from_what_it_is_given(make: Make, tokens: list[int]) ->
 
 class Replayed(V41Twin):
     """A request that found 256 tokens in the prefix cache, all but the window, of which
-    the last 128 are computed again: they see none before them there. Inputs of sublayers
-    before them, and of those that wrote the cached entries, are `whole`."""
+    the last 128 are computed again: they see none before them there. Inputs of the
+    tokens before them, and of those that wrote the cached entries, are `whole`."""
 
     whole: dict[int, torch.Tensor]
     FOUND, AGAIN = 256, 128

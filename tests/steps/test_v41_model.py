@@ -167,8 +167,8 @@ def test_what_no_candidate_fills_stays_unchosen(tmp_path: Path) -> None:
 
 
 def test_no_window_begins_before_the_gathered_rows(tmp_path: Path) -> None:
-    """As it would after a prefix hit whose window is replayed: of 20 tokens two are new,
-    and four are gathered. V4's function names rows of the compressed entries there."""
+    """As it would after a prefix hit whose window is replayed: of 20 tokens two are
+    new, and four are gathered. V4's function names rows of compressed entries there."""
     attn = end_of_start(tmp_path).language_model.model.layers[0].attn
     lens = torch.tensor([20], dtype=torch.int32, device=layout.device())
     starts = torch.tensor([0, 2], dtype=torch.int32, device=layout.device())

@@ -106,7 +106,10 @@ def test_candidates(
     module = layout.module(CANDIDATES)
     ends = zeros(2, dtype=torch.int32)
     starts = None if width == LENGTH else zeros(2, dtype=torch.int32)
-    for layer, function in ((2, "select_candidate_blocks"), (3, "apply_candidate_mask")):
+    for layer, function in (
+        (2, "select_candidate_blocks"),
+        (3, "apply_candidate_mask"),
+    ):
         op = layers[layer].attn.indexer.indexer_op
         blocks = op.candidate_blocks[:2]
         size = op.candidate_block_size

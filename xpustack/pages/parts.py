@@ -119,7 +119,13 @@ PARTS = (
         "vision-model",
         "v41-images",
     ),
-    ("V4.1", "the model of V4.1 around V4's parts", "v41-model", "v41-dspark", "v41-gather"),
+    (
+        "V4.1",
+        "the model of V4.1 around V4's parts",
+        "v41-model",
+        "v41-dspark",
+        "v41-gather",
+    ),
     (
         "Loading",
         "which checkpoints and tensors are served",
