@@ -37,6 +37,7 @@ INDEX_SCALE_BYTES = 4
 class DelayedMhcKey:
     num_tokens: int
     hidden_size: int
+    sinkhorn_iters: int
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,10 @@ class XPUDelayedMhcKernel(VllmJitKernel[DelayedMhcKey]):
     """Hyper-connections, whose tiles depend on the number of tokens."""
 
     def get_warmup_keys(self, vllm_config: VllmConfig) -> list[DelayedMhcKey]:
+        config = vllm_config.model_config.hf_text_config
         # The least batch of each tiling.
         return [
-            DelayedMhcKey(num_tokens, vllm_config.model_config.get_hidden_size())
+            DelayedMhcKey(num_tokens, config.hidden_size, config.hc_sinkhorn_iters)
             for num_tokens in (1, 65, 513)
             if num_tokens <= vllm_config.scheduler_config.max_num_batched_tokens
         ]
@@ -77,7 +79,7 @@ class XPUDelayedMhcKernel(VllmJitKernel[DelayedMhcKey]):
         norm = zeros(hidden, dtype=torch.bfloat16)
         streams = zeros(tokens, STREAMS, hidden, dtype=torch.bfloat16)
         fn, scale, base = zeros(GATES, STREAMS * hidden), zeros(3), zeros(GATES)
-        numbers = (1e-6, 1e-6, 1e-6, 2.0, 1)
+        numbers = (1e-6, 1e-6, 1e-6, 2.0, compile_key.sinkhorn_iters)
         pre, post = zeros(tokens, STREAMS), zeros(tokens, STREAMS, 1)
         comb = zeros(tokens, STREAMS, STREAMS)
         mixes = {"pre_mix": pre, "norm_weight": norm}
