@@ -9,8 +9,8 @@ from helpers import layout
 from helpers.indexer_batch import Batch
 
 BOUND = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
-ENTRIES = 1 << 20
-"""Of a context of a million tokens at ratio 1: a row has 4 MiB of scores."""
+MILLION = 1 << 20
+"""Entries of such a context at ratio 1: a row has 4 MiB of scores."""
 LENS = (300, 70, 9, 131, 600)
 OPS = {False: "xpu_fp8_paged_mqa_logits", True: "mxfp4_paged_mqa_logits"}
 INDEXER = "vllm.model_executor.layers.sparse_attn_indexer"
@@ -30,13 +30,17 @@ def watched(fp4: bool, found: list[int], patch: pytest.MonkeyPatch) -> None:
 
 
 def decoded(
-    megabytes: int, patch: pytest.MonkeyPatch, fp4: bool = False, **candidates: Any
+    megabytes: int,
+    entries: int,
+    patch: pytest.MonkeyPatch,
+    fp4: bool = False,
+    **candidates: Any,
 ) -> tuple[Batch, list[int]]:
     """A decode step of five requests, and the bytes of its scores."""
     patch.setattr(layout.module("vllm.envs"), BOUND, megabytes)
     batch = Batch(LENS, (1,) * len(LENS), fp4=fp4)
     op = batch.indexer.indexer_op
-    op.max_model_len = ENTRIES
+    op.max_model_len = entries
     for name, value in candidates.items():
         setattr(op, name, value)
     found: list[int] = []
@@ -47,18 +51,22 @@ def decoded(
 
 
 @pytest.mark.parametrize("fp4", [False, True], ids=["fp8", "mxfp4"])
-@pytest.mark.parametrize(("megabytes", "rows"), [(4, 1), (9, 2), (19, 4)])
+@pytest.mark.parametrize(("entries", "rows"), [(1 << 16, 4), (100_000, 2)])
 def test_scores_stay_within_the_bound(
-    megabytes: int, rows: int, fp4: bool, monkeypatch: pytest.MonkeyPatch
+    entries: int, rows: int, fp4: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    _, found = decoded(megabytes, monkeypatch, fp4)
-    assert max(found) == 4 * ENTRIES * rows, f"{max(found)} bytes of {megabytes} MiB"
-    assert sum(found) == 4 * ENTRIES * len(LENS)
+    _, found = decoded(1, entries, monkeypatch, fp4)
+    assert max(found) == 4 * entries * rows, f"{max(found)} bytes of 1 MiB"
+    assert sum(found) == 4 * entries * len(LENS)
 
 
-def test_a_row_alone_may_be_larger(monkeypatch: pytest.MonkeyPatch) -> None:
-    _, found = decoded(1, monkeypatch)
-    assert found == [4 * ENTRIES] * len(LENS), f"{max(found)} bytes of 1 MiB"
+@pytest.mark.parametrize(("megabytes", "rows"), [(9, 2), (1, 1)])
+def test_a_million_entries(
+    megabytes: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row alone may be larger than the bound."""
+    _, found = decoded(megabytes, MILLION, monkeypatch)
+    assert max(found) == 4 * MILLION * rows, f"{max(found)} bytes of {megabytes} MiB"
 
 
 @pytest.mark.parametrize("writes", [True, False], ids=["chooses", "keeps to"])
@@ -69,18 +77,19 @@ def test_candidates_are_those_of_each_row(
     if not hasattr(layout.module(INDEXER), "_select_candidate_blocks"):
         pytest.skip("the release's indexer has no candidate blocks")
     results = []
-    for megabytes in (20, 4):
+    for megabytes in (20, 1):
         torch.manual_seed(1)
         blocks = torch.randint(0, 5, (len(LENS), 4), dtype=torch.int32)
         batch, found = decoded(
             megabytes,
+            1 << 16,
             monkeypatch,
             candidate_blocks=blocks.to(layout.device()),
             candidate_block_size=8,
             candidate_write=writes,
         )
         results.append((batch.chosen.cpu(), batch.indexer.indexer_op.candidate_blocks))
-    assert len(found) == len(LENS), f"{found} bytes of 4 MiB"
+    assert len(found) == 2, f"{found} bytes of 1 MiB"
     for once, in_parts in zip(*results, strict=True):
         assert torch.equal(once.sort().values, in_parts.cpu().sort().values)
 
@@ -93,8 +102,8 @@ def test_other_platforms_score_all_rows_at_once(
     module = layout.module(INDEXER)
     other = layout.another_platform(module.current_platform)
     batch = Batch(LENS, (1,) * len(LENS))
-    batch.indexer.indexer_op.max_model_len = ENTRIES
-    monkeypatch.setattr(layout.module("vllm.envs"), BOUND, 4)
+    batch.indexer.indexer_op.max_model_len = 1 << 16
+    monkeypatch.setattr(layout.module("vllm.envs"), BOUND, 1)
     monkeypatch.setattr(module, "current_platform", other)
     found: list[int] = []
 
