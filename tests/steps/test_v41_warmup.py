@@ -2,7 +2,6 @@
 """The JIT warm-up compiles what V4.1 has besides V4's kernels."""
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,10 @@ CANDIDATES = "vllm.model_executor.kernels.attention.dsa.candidate_blocks"
 LENGTH = 4096
 
 
-def warmed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> tuple[Any, Callable[..., None]]:
-    """A model with pages, and what holds a request to its warm-up."""
+@pytest.fixture(scope="module")
+def warmed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, set[Any]]:
+    """The layers of a model with pages, and what its warm-up compiles."""
+    folder = tmp_path_factory.mktemp("v41")
     config = v41.configured(folder, max_model_len=LENGTH, enforce_eager=False)
     warmup = layout.module("vllm.model_executor.warmup.jit_warmup")
     registry = warmup.JitWarmupRegistry(config)
@@ -30,14 +29,28 @@ def warmed(
             give_pages(attn, 128 // attn.compress_ratio, 584)
         if attn.indexer is not None and attn.indexer.owns_k:
             give_pages(attn.indexer.k_cache, 128 // attn.compress_ratio, 132)
-    before = warmed_up(registry, monkeypatch)
+    with pytest.MonkeyPatch.context() as patch:
+        return layers, warmed_up(registry, patch)
 
-    def hold(request: Callable[[], Any]) -> None:
+
+@pytest.fixture
+def layers(warmed: tuple[Any, set[Any]]) -> Any:
+    return warmed[0]
+
+
+Hold = Callable[[Callable[[], Any]], None]
+
+
+@pytest.fixture
+def hold(warmed: tuple[Any, set[Any]], monkeypatch: pytest.MonkeyPatch) -> Hold:
+    """Hold a request to the warm-up."""
+
+    def run(request: Callable[[], Any]) -> None:
         with compiled(monkeypatch) as needed:
             request()
-        check(needed, before)
+        check(needed, warmed[1])
 
-    return layers, hold
+    return run
 
 
 def give_pages(cache: Any, tokens: int, width: int) -> None:
@@ -51,11 +64,8 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("tokens", [3, 64, 100, 512, 700])
-def test_hyper_connections(
-    tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_hyper_connections(tokens: int, layers: Any, hold: Hold) -> None:
     """Of the first layer, and of every other sublayer."""
-    layers, hold = warmed(tmp_path, monkeypatch)
     layer, width = layers[0], layers[0].hidden_size
     x = zeros(tokens, width, dtype=torch.bfloat16)
     streams = x[:, None].expand(-1, 4, -1)
@@ -78,10 +88,7 @@ def test_hyper_connections(
 
 
 @pytest.mark.parametrize("requests", [1, 5, 16])
-def test_scores_of_decode(
-    requests: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    layers, hold = warmed(tmp_path, monkeypatch)
+def test_scores_of_decode(requests: int, layers: Any, hold: Hold) -> None:
     indexer = layers[2].attn.indexer
     q = zeros(requests, 1, indexer.n_head, indexer.head_dim, dtype=torch.uint8)
     hold(
@@ -98,11 +105,8 @@ def test_scores_of_decode(
 
 
 @pytest.mark.parametrize("width", [16, 100, 128, 250, 1024, LENGTH])
-def test_candidates(
-    width: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_candidates(width: int, layers: Any, hold: Hold) -> None:
     """Of gathered keys, and of decode over the longest context."""
-    layers, hold = warmed(tmp_path, monkeypatch)
     module = layout.module(CANDIDATES)
     ends = zeros(2, dtype=torch.int32)
     starts = None if width == LENGTH else zeros(2, dtype=torch.int32)
