@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The indexer scores as many decode rows at once as its bound of memory holds."""
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -95,23 +96,67 @@ def test_candidates_are_those_of_each_row(
 
 
 @pytest.mark.unchanged
-@pytest.mark.any_platform
 def test_other_platforms_score_all_rows_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """One call of the kernel and one of the top-k, whatever the bound is."""
     module = layout.module(INDEXER)
-    other = layout.another_platform(module.current_platform)
-    batch = Batch(LENS, (1,) * len(LENS))
-    batch.indexer.indexer_op.max_model_len = 1 << 16
-    monkeypatch.setattr(layout.module("vllm.envs"), BOUND, 1)
-    monkeypatch.setattr(module, "current_platform", other)
+    rows, heads, entries = len(LENS), 4, 1 << 16
+    lens = torch.tensor(LENS, dtype=torch.int32)
+    decode = SimpleNamespace(
+        decode_lens=torch.ones(rows, dtype=torch.int32),
+        seq_lens=lens[:, None],
+        requires_padding=False,
+        block_table=torch.zeros(rows, 1, dtype=torch.int32),
+        schedule_metadata=None,
+        indices=None,
+        global_seq_lens=None,
+    )
+    metadata = object.__new__(module.DeepseekV32IndexerMetadata)
+    told = {"num_decodes": rows, "num_prefills": 0, "num_decode_tokens": rows}
+    slots = torch.zeros(rows, dtype=torch.int64)
+    told |= {"slot_mapping": slots, "max_seq_len": max(LENS), "decode": decode}
+    vars(metadata).update(told)
+    context = SimpleNamespace(
+        attn_metadata={"indexer": metadata}, cudagraph_runtime_mode=None
+    )
     found: list[int] = []
 
     def score(q: Any, *_: Any, **__: Any) -> torch.Tensor:
         found.append(len(q[0]))
-        raise StopIteration
+        return torch.zeros(rows, entries)
 
-    monkeypatch.setattr(module, "fp8_fp4_paged_mqa_logits", score)
-    with pytest.raises(StopIteration):
-        batch.run()
-    assert found == [len(LENS)]
+    replaced = {
+        "current_platform": layout.another_platform(module.current_platform),
+        "get_forward_context": lambda: context,
+        "fp8_fp4_paged_mqa_logits": score,
+        "as_fp32_logits": lambda logits, *_: logits,
+        "mqa_logits_mx_inputs": lambda q, scale, weights: (scale, weights),
+        "kv_cache_as_quant_view": lambda cache, *_: cache,
+        "get_indexer_topk": lambda _: lambda logits, *_: found.append(len(logits)),
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(layout.module("vllm.envs"), BOUND, 1)
+    q = torch.zeros(rows, heads, 128).to(torch.float8_e4m3fn)
+    module.sparse_attn_indexer(
+        torch.zeros(rows, 1),
+        "indexer",
+        torch.zeros(1, 64, 132, dtype=torch.uint8),
+        q,
+        None,
+        None,
+        torch.zeros(rows, heads),
+        128,
+        None,
+        16,
+        128,
+        entries,
+        0,
+        torch.zeros(rows, 16, dtype=torch.int32),
+        True,
+        False,
+        False,
+        "",
+    )
+    assert found == [rows, rows]
