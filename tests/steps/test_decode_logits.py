@@ -51,23 +51,23 @@ def decoded(
     return batch, found
 
 
-@pytest.mark.parametrize("fp4", [False, True], ids=["fp8", "mxfp4"])
-@pytest.mark.parametrize(("entries", "rows"), [(1 << 16, 4), (100_000, 2)])
+@pytest.mark.parametrize(
+    ("fp4", "entries", "rows"),
+    [(False, 1 << 16, 4), (False, 100_000, 2), (True, 1 << 16, 4)],
+    ids=["fp8", "fp8-odd", "mxfp4"],
+)
 def test_scores_stay_within_the_bound(
-    entries: int, rows: int, fp4: bool, monkeypatch: pytest.MonkeyPatch
+    fp4: bool, entries: int, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, found = decoded(1, entries, monkeypatch, fp4)
     assert max(found) == 4 * entries * rows, f"{max(found)} bytes of 1 MiB"
     assert sum(found) == 4 * entries * len(LENS)
 
 
-@pytest.mark.parametrize(("megabytes", "rows"), [(9, 2), (1, 1)])
-def test_a_million_entries(
-    megabytes: int, rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_million_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     """A row alone may be larger than the bound."""
-    _, found = decoded(megabytes, MILLION, monkeypatch)
-    assert max(found) == 4 * MILLION * rows, f"{max(found)} bytes of {megabytes} MiB"
+    _, found = decoded(1, MILLION, monkeypatch)
+    assert max(found) == 4 * MILLION, f"{max(found)} bytes of 1 MiB"
 
 
 @pytest.mark.parametrize("writes", [True, False], ids=["chooses", "keeps to"])
