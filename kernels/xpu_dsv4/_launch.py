@@ -68,6 +68,6 @@ def has_aligned_rows(q: torch.Tensor) -> bool:
 
 
 def has_packed_rows(rows: torch.Tensor) -> bool:
-    """Whether the rows of `rows`, `[num_rows, 1, dim]`, lie without gaps, the first at a
-    multiple of 16 bytes."""
+    """Whether `rows`, `[num_rows, 1, dim]`, has no gaps, and starts at a multiple of 16
+    bytes."""
     return rows.stride(0) == rows.shape[-1] and rows.data_ptr() % 16 == 0

@@ -84,9 +84,9 @@ def _add_scores(
 ):
     """`scores` plus the products of the dims of one tile.
 
-    The product stands behind a branch that is always taken, in turns as in `_dims_first`.
-    Where triton-xpu 3.3 sees that a product follows from another, each sub-group computes
-    all scores.
+    The product stands behind a branch that is always taken, in turns as in
+    `_dims_first`. Where triton-xpu 3.3 sees that a product follows from another, each
+    sub-group computes all scores.
     """
     keys_left = start < num_keys if TILE % 2 == 0 else num_keys > start
     if keys_left:
@@ -171,11 +171,11 @@ def _few_heads_prefill_kernel(
 ):
     """One block of 8 heads of one token, as `_prefill_kernel`.
 
-    `kv_stride` is HEAD_DIM, and a product of values has a column for each of 16 lanes, of
-    which the second half repeats the heads of the first with weights of 0.
+    `kv_stride` is HEAD_DIM, and a product of values has a column for each of 16 lanes,
+    of which the second half repeats the heads of the first with weights of 0.
     """
-    # As integers: triton-xpu 3.3 would put loaded bf16 together anew for each product, and
-    # registers spill.
+    # As integers: triton-xpu 3.3 would put loaded bf16 together anew for each product,
+    # and registers spill.
     kv_ptr = kv_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
     num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
     token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
