@@ -66,7 +66,7 @@ WRITERS = {
     **packed.WRITERS,
     "vision": Vision,
     "v4.1": v41.V41,
-    "v4.1 without Engram": v41.WithoutEngram,
+    "v4.1, Engram of two stages": v41.EngramOfTwoStages,
 }
 """Those of the checkpoints that a job may name."""
 
