@@ -88,6 +88,24 @@ def mxfp4(x: torch.Tensor, nearest: Rounding = e2m1) -> torch.Tensor:
     return (nearest(groups / scale) * scale).flatten(-2)
 
 
+def e4m3_away(x: torch.Tensor) -> torch.Tensor:
+    """e4m3 as the pin's op makes it of an indexer's query: of two the larger one; below
+    2^-6 cut to a multiple of 2^-9 after that."""
+    exponent = torch.frexp(x).exponent
+    step = torch.exp2(exponent.float() - 4)
+    nearest = (x.abs() / step + 0.5).floor() * step
+    cut = (nearest * 2.0**9).floor() * 2.0**-9
+    return torch.minimum(nearest, cut).clamp(max=E4M3_MAX).copysign(x)
+
+
+def index_query(x: torch.Tensor) -> torch.Tensor:
+    """One head of an indexer's query in FP8, as the pin's op rounds it."""
+    x = bf16(x)
+    amax = x.abs().amax(-1, keepdim=True).clamp(min=1e-4)
+    scale = power_of_two(amax)
+    return e4m3_away(x / scale) * scale
+
+
 def mxfp4_key(x: torch.Tensor) -> torch.Tensor:
     """An indexer's key in MXFP4."""
     return mxfp4(bf16(x))
@@ -131,5 +149,5 @@ class Forms:
             window=cache_entry,
             entry=cache_entry,
             index_key=mxfp4_key if index_fp4 else index_vector,
-            index_query=mxfp4_query if index_fp4 else index_vector,
+            index_query=mxfp4_query if index_fp4 else index_query,
         )
