@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from e2e import checkpoint, packed, v41
+from e2e import checkpoint, packed, v41, v41_chat, v41_vision
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.pictures import PLACEHOLDER, Picture
@@ -67,6 +67,8 @@ WRITERS = {
     "vision": Vision,
     "v4.1": v41.V41,
     "v4.1, Engram of two stages": v41.EngramOfTwoStages,
+    "v4.1 with images": v41_vision.Images,
+    "v4.1 that chats": v41_chat.Chat,
 }
 """Those of the checkpoints that a job may name."""
 
@@ -86,6 +88,8 @@ class Prompt:
     abort_after: int | None = None
     """The number of new tokens after which the request is aborted."""
     images: tuple[Picture, ...] = ()
+    image_token: int = PLACEHOLDER
+    """What stands for an image."""
 
     def order(self) -> dict[str, Any]:
         """The prompt as `engine.py` takes it."""
@@ -105,7 +109,7 @@ class Prompt:
         for position in range(self.length - self.own_tail, self.length):
             body[position] = own.randrange(2, checkpoint.VOCABULARY)
         for picture in self.images:
-            body[picture.at] = PLACEHOLDER
+            body[picture.at] = self.image_token
         return body
 
 
@@ -176,7 +180,8 @@ class Served:
         ]
         rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
         # The engine counts its requests and may add a random part to the number.
-        self.texts = {name: whole[int(name.partition("-")[0])] for name in rows}
+        numbers = sorted((int(name.partition("-")[0]), name) for name in rows)
+        self.texts = {name: whole[number] for number, name in numbers}
         self.answer["texts"] = self.texts
 
     def new_tokens(self) -> list[list[int]]:
@@ -231,6 +236,8 @@ class Engines:
             folder = self.written(name)[1] if name else self.twin
             if name == "vision":
                 self._twins[name] = VisionTwin(*self.written(name))
+            elif name.startswith("v4.1 with images"):
+                self._twins[name] = v41_vision.V41VisionTwin(folder)
             elif name.startswith("v4.1"):
                 self._twins[name] = V41Twin(folder)
             else:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from e2e import checkpoint, engram
+from e2e import checkpoint, engram, v41
 from e2e.comparison import by_request
 from e2e.rounding import Forms
 from e2e.twin import Given, Reference, Roundings, of_indices
@@ -47,7 +47,7 @@ class V41Twin(Reference):
         self.weights = dict(checkpoint.tensors(folder))
         self.forms = Forms()
         layers = tuple(self.config["engram_layer_ids"])
-        known = engram.compressed([chr(code) for code in range(checkpoint.VOCABULARY)])
+        known = engram.compressed(v41.texts(self.config["vocab_size"]))
         self.hashes = engram.Hashes(layers, tuple(known))
         self.depth = int(self.config["num_hidden_layers"])
         self._inputs: dict[int, torch.Tensor] = {}
@@ -105,8 +105,7 @@ class V41Twin(Reference):
     def states(self, tokens: list[int], sublayer: Sublayer) -> torch.Tensor:
         """What the output head sees, `[T, hidden]`, if sublayers give what `sublayer`
         says. Each collapses the streams with the mixes of the one before it."""
-        embedded = self.weights["embed.weight"][tokens]
-        streams = embedded[:, None].expand(-1, checkpoint.STREAMS, -1)
+        streams = self.embedded(tokens)[:, None].expand(-1, checkpoint.STREAMS, -1)
         pre = torch.zeros(streams.shape[:2])
         pre[:, 0] = 1
         for layer in range(self.depth):
@@ -120,6 +119,10 @@ class V41Twin(Reference):
                 mixed = torch.einsum("tij,tid->tjd", mixes.comb, streams)
                 streams, pre = self.forms.kept(added + mixed), mixes.pre
         return self._norm("norm", self._collapsed(streams, pre))
+
+    def embedded(self, tokens: list[int]) -> torch.Tensor:
+        """What the first layer sees of each token, `[T, hidden]`."""
+        return self.weights["embed.weight"][tokens]
 
     def _collapsed(self, streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
         return self.forms.kept((pre[..., None] * streams).sum(1))
@@ -150,7 +153,8 @@ class V41Twin(Reference):
         gate for each stream."""
         name, width = f"layers.{layer}.engram", streams.shape[-1]
         place = self.hashes.layers.index(layer)
-        rows = self.weights[f"{name}.embed.weight"][self.hashes.rows(tokens, place)]
+        places = self.hashes.rows(tokens, place, unread=v41.IMAGE)
+        rows = self.weights[f"{name}.embed.weight"][places]
         both = self._linear(f"{name}.wkv", self.forms.kept(rows.flatten(1)))
         keys = both[:, :-width].unflatten(1, streams.shape[1:])
         weights = self.weights[f"{name}.q_weight"] * self.weights[f"{name}.k_weight"]
@@ -299,7 +303,7 @@ class V41Twin(Reference):
         name = f"layers.{layer}.ffn"
         raw = functional.linear(x, self.weights[f"{name}.gate.weight"])
         scores = functional.softplus(raw).sqrt()
-        biased = scores + self.weights[f"{name}.gate.bias"]
+        biased = scores + self.bias(f"{name}.gate", tokens)
         chosen = biased.topk(self.config["num_experts_per_tok"]).indices
         shares = scores.gather(1, chosen)
         shares = shares / shares.sum(-1, keepdim=True)
@@ -311,6 +315,11 @@ class V41Twin(Reference):
             given = self._expert(f"{name}.experts.{expert}", x[rows], exact)
             total = total.index_add(0, rows, given * shares[rows, places, None])
         return self.forms.kept(total)
+
+    def bias(self, router: str, tokens: list[int]) -> torch.Tensor:
+        """What is added to the scores that choose experts, `[experts]` or for each
+        token."""
+        return self.weights[f"{router}.bias"]
 
     def _expert(self, name: str, x: torch.Tensor, forms: Forms) -> torch.Tensor:
         limit, w = self.config["swiglu_limit"], self.weights

@@ -93,12 +93,11 @@ def refusal(folder: Path, text: dict[str, Any] | None = None, **options: Any) ->
     ("options", "reason"),
     [
         ({"block_size": 256}, "Use --block-size 128"),
-        ({"limit_mm_per_prompt": {"image": 1}}, "Serve text alone"),
         ({"dtype": "float16"}, "Use --dtype bfloat16"),
         ({"kv_cache_dtype": "nvfp4_ds_mla"}, "Use --kv-cache-dtype fp8"),
         ({"enable_prompt_embeds": True}, "send text or token ids"),
     ],
-    ids=["block-size", "images", "dtype", "nvfp4-cache", "embeds"],
+    ids=["block-size", "dtype", "nvfp4-cache", "embeds"],
 )
 def test_what_is_not_served_is_refused(
     options: dict[str, Any], reason: str, tmp_path: Path

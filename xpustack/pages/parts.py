@@ -109,14 +109,15 @@ PARTS = (
     ),
     (
         "Images",
-        "tokens that see their whole image",
+        "tokens that see their whole image, and V4.1's",
         "vision-router",
         "vision-visibility",
         "whole-images",
         "image-spans",
         "vision-model",
+        "v41-images",
     ),
-    ("V4.1", "the model of V4.1 around V4's parts", "v41-model"),
+    ("V4.1", "the model of V4.1 around V4's parts", "v41-model", "v41-dspark"),
     (
         "Loading",
         "which checkpoints and tensors are served",
