@@ -103,9 +103,7 @@ def release_that_sees(engines: Engines, release: str) -> None:
         pytest.skip(f"{release} refuses V4 Vision on XPU")
 
 
-def twin_after(
-    engines: Engines, result: Served, name: str = "vision"
-) -> VisionTwin:
+def twin_after(engines: Engines, result: Served, name: str = "vision") -> VisionTwin:
     """The twin, which knows the pictures of each text."""
     twin = engines.twin_of(name)
     assert isinstance(twin, VisionTwin)

@@ -100,7 +100,7 @@ def test_an_image(engines: Engines, release: str) -> None:
             answers.append((answer.prompt_token_ids, answer.choices[0].token_ids))
     (prompt, _), _ = answers
     start = prompt.index(block(PICTURE, 3)[0][0])
-    assert prompt[start:] [: len(block(PICTURE, 3)[0])] == block(PICTURE, 3)[0]
+    assert prompt[start:][: len(block(PICTURE, 3)[0])] == block(PICTURE, 3)[0]
     sure = 0
     for picture, (read, new) in zip(pictures, answers, strict=True):
         text = [*read, *new]

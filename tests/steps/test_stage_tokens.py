@@ -34,7 +34,11 @@ def inputs_of_a_later_stage(asks: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
     batches = layout.module("vllm.v1.worker.gpu.input_batch")
     mode = layout.module("vllm.config").CUDAGraphMode.NONE
     batch = MagicMock(
-        num_tokens=TOKENS, num_reqs=None, num_ubatches=1, cg_mode=mode, num_active_loras=0
+        num_tokens=TOKENS,
+        num_reqs=None,
+        num_ubatches=1,
+        cg_mode=mode,
+        num_active_loras=0,
     )
     monkeypatch.setattr(
         runner, "dispatch_cg_and_sync_dp", lambda *_, **__: (batch, None)
