@@ -23,7 +23,7 @@ from e2e.checks import (
 from e2e.comparison import attention_errors, feed_forward_errors, relative
 from e2e.drafts import check_drafts
 from e2e.pictures import Picture
-from e2e.ranks import FORKED
+from e2e.ranks import FORKED, PATIENT, XE_CORES
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Roundings
 from e2e.vision_twin import VisionTwin, rows_of
@@ -75,7 +75,8 @@ TWO_STAGES = Job(
     ((ONE, TEXT),),
     (*SERVER, ("pipeline_parallel_size", 2), ("distributed_executor_backend", "mp")),
     checkpoint="vision of six layers",
-    environment=(FORKED,),
+    xe_cores=XE_CORES,
+    environment=(FORKED, PATIENT),
 )
 BROKEN = Job("broken images", ((LONG,),), SERVER, sabotage=True, checkpoint="vision")
 BAD = Job(
