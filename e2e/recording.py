@@ -38,6 +38,10 @@ idle = False
 """Whether the runner computes for no request."""
 broken = False
 """Whether `sabotage.py` shall break the model's layers."""
+compiled: set[tuple[Any, ...]] = set()
+"""What Triton compiles kernels for, where `warmed.py` notes it."""
+warmed: set[tuple[Any, ...]] = set()
+"""What of it was compiled before the first request."""
 layers: Counter[str] = Counter()
 outputs: Counter[str] = Counter()
 """How often attention wrote a value of which type."""
@@ -94,6 +98,8 @@ class Recording:
             "launches": dict(launches),
             "programs": dict(programs),
             "seconds": dict(seconds),
+            "warmed": sorted(map(str, warmed)),
+            "late": sorted(map(str, compiled - warmed)),
         }
         file = io.BytesIO()
         torch.save(found, file)

@@ -178,8 +178,7 @@ class V41Twin(Reference):
         q = self.forms.kept(self.turned(q, positions, compresses))
         kv = self._norm(f"{name}.kv_norm", self._linear(f"{name}.wkv", x))
         keys = self.forms.window(self.turned(kv, positions, compresses))
-        distance = positions[:, None] - positions
-        seen = (distance >= 0) & (distance < self.config["sliding_window"])
+        seen = self.near(positions)
         if compresses:
             entries = self.entries(self._source("kv", layer))
             chosen = self._taken(layer, given, len(entries))
@@ -194,6 +193,11 @@ class V41Twin(Reference):
         grouped = back.flatten(1).unflatten(1, (groups, -1))
         low = self.forms.kept(torch.einsum("tgk,grk->tgr", grouped, wo_a).flatten(1))
         return self._linear(f"{name}.wo_b", low)
+
+    def near(self, positions: torch.Tensor) -> torch.Tensor:
+        """Which tokens each sees in its window, `[T, T]`."""
+        distance = positions[:, None] - positions
+        return (distance >= 0) & (distance < self.config["sliding_window"])
 
     def _core(
         self, q: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, sink: str

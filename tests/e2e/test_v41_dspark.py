@@ -3,10 +3,10 @@
 
 import pytest
 from test_dspark import METHOD, rows_of_steps
-from test_v41 import KIND, MIXED, check
+from test_v41 import KIND, MIXED
 
 from e2e import dspark, v41
-from e2e.checks import check_same_tokens
+from e2e.checks import check_attention, check_experts, check_same_tokens
 from e2e.drafts import check_drafts, successors
 from e2e.serving import Engines, Job
 from e2e.v41_twin import V41Twin
@@ -36,4 +36,5 @@ def test_dspark(engines: Engines, release: str) -> None:
     check_drafts(drafted, known.get, dspark.BLOCK)
     twin = engines.twin_of(KIND)
     assert isinstance(twin, V41Twin)
-    check(drafted, twin)
+    check_attention(drafted, twin)
+    check_experts(drafted, twin)

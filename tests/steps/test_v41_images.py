@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""V4.1 on XPU has the tower, the parts of an image and the second bias of its routers."""
+"""V4.1 on XPU has the tower, an image's parts and the second bias of its routers."""
 
 from pathlib import Path
 from typing import Any

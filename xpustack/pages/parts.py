@@ -12,6 +12,7 @@ PARTS = (
         "capture-state",
         "graph-check",
         "jit-warmup",
+        "v41-warmup",
     ),
     (
         "Hyper-connections",
@@ -54,6 +55,7 @@ PARTS = (
         "indexer-speculation",
         "candidate-blocks",
         "v41-indexer",
+        "decode-logits",
         "cpu-tile-scheduler",
     ),
     (
@@ -117,7 +119,13 @@ PARTS = (
         "vision-model",
         "v41-images",
     ),
-    ("V4.1", "the model of V4.1 around V4's parts", "v41-model", "v41-dspark"),
+    (
+        "V4.1",
+        "the model of V4.1 around V4's parts",
+        "v41-model",
+        "v41-dspark",
+        "v41-gather",
+    ),
     (
         "Loading",
         "which checkpoints and tensors are served",
