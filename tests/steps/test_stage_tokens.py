@@ -33,12 +33,13 @@ def inputs_of_a_later_stage(asks: bool, monkeypatch: pytest.MonkeyPatch) -> Any:
     runner = layout.module(RUNNER)
     batches = layout.module("vllm.v1.worker.gpu.input_batch")
     mode = layout.module("vllm.config").CUDAGraphMode.NONE
-    batch = MagicMock(
+    batch = SimpleNamespace(
         num_tokens=TOKENS,
-        num_reqs=None,
+        num_reqs=1,
         num_ubatches=1,
-        cg_mode=mode,
         num_active_loras=0,
+        max_query_len=None,
+        cg_mode=mode,
     )
     monkeypatch.setattr(
         runner, "dispatch_cg_and_sync_dp", lambda *_, **__: (batch, None)
