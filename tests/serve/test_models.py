@@ -17,7 +17,7 @@ from e2e.v41 import SERVER
 from e2e.v41_chat import FIRST
 from e2e.vision_twin import VisionTwin
 
-pytestmark = pytest.mark.newest
+pytestmark = [pytest.mark.newest, pytest.mark.full]
 
 GREEDY = {"model": MODEL, "temperature": 0.0}
 PLAIN = {"thinking": False}
