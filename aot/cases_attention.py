@@ -199,6 +199,29 @@ def insert_cases(sizes: Sizes) -> Iterator[Case]:
             )
 
 
+def v41_insert_cases(sizes: Sizes) -> Iterator[Case]:
+    """V4.1's insert, which leaves queries without a norm, into pages of its window."""
+    for ranks, count in ((1, 64), (8, 8)):
+        for tokens in (*sizes.tokens, *sizes.chunks):
+            yield Case(
+                "insert",
+                f"V4.1 TP{ranks} H{count} T{tokens}",
+                call(
+                    "qnorm_rope_kv_insert",
+                    "xpu_qnorm_rope_kv_fp8_insert",
+                    meta(tokens, count, HEAD_DIM),
+                    meta(tokens, HEAD_DIM),
+                    pages(32),
+                    meta(tokens, dtype=i64),
+                    meta(tokens, dtype=i64),
+                    meta(65536, ROPE_DIM, dtype=f32),
+                    1e-20,
+                    32,
+                    norm_q=False,
+                ),
+            )
+
+
 def gather_cases(sizes: Sizes) -> Iterator[Case]:
     """By request: all rows, or the last ones."""
     for block in PAGE_BYTES:

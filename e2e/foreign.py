@@ -141,7 +141,8 @@ def nvfp4(x: torch.Tensor) -> torch.Tensor:
 THEIRS = Forms(
     window=lambda x: rounding.grouped(x, rounding.MX_GROUP, 1e-4, ue8m0=True),
     entry=nvfp4,
-    index=rounding.mxfp4,
+    index_key=rounding.mxfp4,
+    index_query=rounding.mxfp4,
 )
 
 

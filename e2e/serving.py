@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from e2e import checkpoint, packed, v41, v41_vision
+from e2e import checkpoint, packed, v41, v41_chat, v41_vision
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.pictures import PLACEHOLDER, Picture
 from e2e.twin import Reference, Twin
 from e2e.v41_twin import V41Twin
-from e2e.vision import Vision
+from e2e.vision import StagedVision, Vision
 from e2e.vision_twin import VisionTwin
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
@@ -65,9 +65,11 @@ ABSENT = ("lmformatenforcer", "outlines_core")
 WRITERS = {
     **packed.WRITERS,
     "vision": Vision,
+    "vision of six layers": StagedVision,
     "v4.1": v41.V41,
-    "v4.1 without Engram": v41.WithoutEngram,
+    "v4.1, Engram of two stages": v41.EngramOfTwoStages,
     "v4.1 with images": v41_vision.Images,
+    "v4.1 that chats": v41_chat.Chat,
 }
 """Those of the checkpoints that a job may name."""
 
@@ -233,7 +235,7 @@ class Engines:
         """The model of a checkpoint in float32; of DeepSeek's own if none."""
         if name not in self._twins:
             folder = self.written(name)[1] if name else self.twin
-            if name == "vision":
+            if name.startswith("vision"):
                 self._twins[name] = VisionTwin(*self.written(name))
             elif name.startswith("v4.1 with images"):
                 self._twins[name] = v41_vision.V41VisionTwin(folder)

@@ -171,7 +171,7 @@ class V41(dspark.DSpark):
             self.plain(f"{name}.{part}", values)
 
 
-class WithoutEngram(V41):
-    """The same without tables."""
+class EngramOfTwoStages(V41):
+    """The same with a table on either side of the second KV source."""
 
-    engram_layers = ()
+    engram_layers = (1, 4)

@@ -20,6 +20,7 @@ import torch
 from torch.nn import functional
 
 from e2e import checkpoint, engram, v41
+from e2e.comparison import by_request
 from e2e.rounding import Forms
 from e2e.twin import Given, Reference, Roundings, of_indices
 
@@ -50,6 +51,22 @@ class V41Twin(Reference):
         self.hashes = engram.Hashes(layers, tuple(known))
         self.depth = int(self.config["num_hidden_layers"])
         self._inputs: dict[int, torch.Tensor] = {}
+        self._chosen: dict[tuple[int, ...], dict[int, Given]] = {}
+        """What an engine chose in each layer of a text, by the text's tokens."""
+        self._goes_on = False
+
+    def look_at(self, result: Any) -> None:
+        """Learn what an engine chose. MXFP4 makes other choices of inputs that differ
+        by 0.2 %, so the rounding twin's own would show what it chose, not what it
+        computed; check_attention holds each layer's choice to the twin's."""
+        for (request, layer), seen in by_request(result.answer, "attn").items():
+            text = tuple(result.texts[request])
+            if seen.topk is not None:
+                topk, blocks = (
+                    _padded(kept, len(text)) for kept in (seen.topk, seen.blocks)
+                )
+                chosen = self._chosen.setdefault(text, {})
+                chosen[layer] = Given(topk, blocks=blocks)
 
     def beside(self, inputs: Mapping[int, torch.Tensor]) -> None:
         self._inputs = dict(inputs)
@@ -58,8 +75,10 @@ class V41Twin(Reference):
     def rounded(self, roundings: Roundings) -> Iterator[None]:
         """Within, the model rounds as vLLM's XPU path does."""
         kinds = roundings.activations, roundings.output_fp8, roundings.index_fp4
+        self._goes_on = roundings.index_fp4
         with self.shaped(Forms.of_xpu(*kinds)):
             yield
+        self._goes_on = False
 
     @contextmanager
     def shaped(self, forms: Forms) -> Iterator[None]:
@@ -70,10 +89,11 @@ class V41Twin(Reference):
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""
+        chosen = self._chosen.get(tuple(tokens), {}) if self._goes_on else {}
 
         def own(part: str, layer: int, x: torch.Tensor) -> torch.Tensor:
             if part == "attn":
-                return self.attention(layer, x, tokens=tokens)
+                return self.attention(layer, x, chosen.get(layer), tokens)
             return self.feed_forward(layer, x, tokens)
 
         return self.spoken(self.states(tokens, own))
@@ -264,10 +284,10 @@ class V41Twin(Reference):
         k = self._norm(
             f"{keyed}.k_norm", self._dense(f"{keyed}.wk", self.latent(source))
         )
-        k = self.forms.index(self.turned(k, self._places(source), True))
+        k = self.forms.index_key(self.turned(k, self._places(source), True))
         latent = self._queries(name, x)
         q = self._heads(f"{indexer}.wq_b", latent, self.config["index_n_heads"])
-        q = self.forms.index(self.turned(q, torch.arange(len(x)), True))
+        q = self.forms.index_query(self.turned(q, torch.arange(len(x)), True))
         weights = self._dense(f"{indexer}.weights_proj", x)
         weights = weights * (q.shape[1] * q.shape[2]) ** -0.5
         scores = torch.einsum("thd,kd->thk", q, k).relu()
@@ -386,6 +406,13 @@ class V41Twin(Reference):
         high = pair(yarn["beta_slow"]).ceil().clamp(max=width - 1)
         slow = ((torch.arange(width // 2) - low) / (high - low)).clamp(0, 1)
         return speeds / yarn["factor"] * slow + speeds * (1 - slow)
+
+
+def _padded(indices: torch.Tensor | None, length: int) -> torch.Tensor | None:
+    """A row that names nothing for each token that the engine did not read."""
+    if indices is None:
+        return None
+    return functional.pad(indices, (0, 0, 0, length - len(indices)), value=-1)
 
 
 def _normed(x: torch.Tensor, eps: float) -> torch.Tensor:

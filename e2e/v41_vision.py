@@ -49,6 +49,7 @@ class V41VisionTwin(V41Twin):
         """Those of a text, by its tokens."""
 
     def look_at(self, result: Any) -> None:
+        super().look_at(result)
         for text in result.texts.values():
             for prompt, read in zip(result.job.prompts, result.read, strict=True):
                 if text[: len(read)] == read:
