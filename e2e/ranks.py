@@ -119,10 +119,10 @@ class Case:
     def jobs(self, split: Split, name: str, drafting: dict[str, Any]) -> list[Job]:
         """What each engine of a split is asked, with the checkpoint of that name."""
         more = {"speculative_config": drafting} if drafting else {}
-        label = f"{self.feature if drafting else len(self.prompts[0].tokens)}, {split.name}"
+        asked = self.feature if drafting else len(self.prompts[0].tokens)
         return [
             Job(
-                f"{name}, {label}, {rank}",
+                f"{name}, {asked}, {split.name}, {rank}",
                 (self.prompts[rank :: split.engines],),
                 tuple((split.arguments | more).items()),
                 checkpoint=name,
