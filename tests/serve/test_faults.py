@@ -40,8 +40,8 @@ def ask(server: Server, new: int) -> str:
     return answer.choices[0].text
 
 
-def eventually(is_so: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + PATIENCE
+def eventually(is_so: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    limit = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > limit:
             return False
