@@ -9,16 +9,16 @@ import pytest
 import torch
 from helpers import layer_parts, layout, model_configs, model_layers
 from helpers import packed_projections as projections
-from helpers.packed_formats import SERVED
+from helpers.packed_formats import SERVED_BEFORE
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", SERVED_BEFORE)
 def test_every_projection_multiplies_what_is_packed(name: str, tmp_path: Path) -> None:
-    projections.check(tmp_path, SERVED[name])
+    projections.check(tmp_path, SERVED_BEFORE[name])
 
 
 def test_the_weights_stay_packed(tmp_path: Path) -> None:
-    layer, _ = projections.loaded(tmp_path, SERVED["mxfp4"])
+    layer, _ = projections.loaded(tmp_path, SERVED_BEFORE["mxfp4"])
     linear = layer_parts.projecting(layer).compressor.fused_wkv_wgate
     bits = linear.weight.numel() * linear.weight.element_size() * 8
     assert bits == 4 * linear.output_size * linear.input_size

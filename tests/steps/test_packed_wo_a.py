@@ -3,19 +3,16 @@
 
 import pytest
 from helpers import packed_formats
-from helpers.packed_formats import SERVED
+from helpers.packed_formats import SERVED, SERVED_BEFORE
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_it_is_loaded_in_bf16(name: str) -> None:
     packed_formats.check_wo_a(SERVED[name])
 
-# The other INT4 makes its zero point on a device called xpu before the step.
-AS_BEFORE = [name for name in SERVED if name != "int4 of compressed-tensors"]
-
 
 @pytest.mark.unchanged
-@pytest.mark.parametrize("name", AS_BEFORE)
+@pytest.mark.parametrize("name", SERVED_BEFORE)
 def test_other_layers_stay_packed(name: str) -> None:
     built, _ = packed_formats.projection(SERVED[name], "wo_b")
     bits = [p.numel() * p.element_size() * 8 for p in built.parameters()]

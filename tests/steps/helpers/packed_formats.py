@@ -144,11 +144,17 @@ _KINDS: dict[str, tuple[str, Any]] = {
     "int4": ("AutoRound", Int4()),
     "int4 of compressed-tensors": ("INT4", Int4OfCompressedTensors()),
 }
-# What this release serves without step `nvfp4-linear`, and before it.
+# What this release serves without step `nvfp4-linear`.
 SERVED = {
     name: packing
     for name, (kind, packing) in _KINDS.items()
     if quantizations.KINDS[kind][1]
+}
+# Before step `packed-wo-a` the other INT4 makes its zero point on a device called xpu.
+SERVED_BEFORE = {
+    name: packing
+    for name, packing in SERVED.items()
+    if name != "int4 of compressed-tensors"
 }
 
 
