@@ -59,7 +59,10 @@ def test_projections_in_bf16_keep_fp32_results() -> None:
     hidden = torch.randn(projections.TOKENS, projections.HIDDEN).bfloat16()
     score = layer_parts.input_projections(built, hidden.to(layout.device()))[1]
     assert score.dtype == torch.float32
-    assert projections.off_by(score, hidden.double() @ linear.weight.cpu().double().T) < 1e-6
+    assert (
+        projections.off_by(score, hidden.double() @ linear.weight.cpu().double().T)
+        < 1e-6
+    )
 
 
 @pytest.mark.unchanged
