@@ -2,11 +2,18 @@
 """Linear layers with NVFP4 weights run on XPU, one op each."""
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers import layout, model_configs, model_layers, packed_formats
+from helpers import (
+    layout,
+    model_configs,
+    model_layers,
+    packed_formats,
+    packed_projections,
+)
 
 INPUTS, OUTPUTS = 256, 128
 WRITERS: dict[str, Any] = {
@@ -44,6 +51,14 @@ def test_it_multiplies(writer: str) -> None:
 
 def test_the_weight_stays_packed() -> None:
     assert loaded("modelopt")[0].weight.dtype == torch.uint8
+
+
+def test_wo_a_is_loaded_in_bf16() -> None:
+    packed_formats.check_wo_a(WRITERS["modelopt"])
+
+
+def test_every_projection_multiplies_what_is_packed(tmp_path: Path) -> None:
+    packed_projections.check(tmp_path, WRITERS["modelopt"])
 
 
 @pytest.mark.compiled

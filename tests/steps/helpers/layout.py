@@ -55,10 +55,6 @@ MHC = "vllm.model_executor.layers.mhc"
 FUSED_MOE = "vllm.model_executor.layers.fused_moe"
 LINEAR_KERNELS = "vllm.model_executor.kernels.linear"
 LAYER_QUANTIZATION = "vllm.model_executor.layers.quantization"
-# The packed formats for which XPU has a linear kernel, after the step at the latest.
-PACKED_FORMATS = ["nvfp4", "int4"]
-if (PACKAGE / "model_executor/kernels/linear/mxfp4/xpu.py").is_file():
-    PACKED_FORMATS.append("mxfp4")
 INDEXER_BACKEND = f"{MLA}.indexer"
 # Whether vllm-xpu-kernels has a batched FP8 product, and XPU takes it for wo_a.
 O_PROJECTION_IN_FP8 = (

@@ -9,7 +9,14 @@ from typing import Any
 
 import torch
 
-from . import indexer_batch, model_configs
+from . import (
+    indexer_batch,
+    layer_parts,
+    layout,
+    model_configs,
+    model_layers,
+    quantizations,
+)
 
 
 class Nvfp4:
@@ -131,6 +138,26 @@ class Int4OfCompressedTensors(Int4):
         return stored["weight_scale"].double()
 
 
+# By name: the kind that `config.json` says, and how it is stored.
+_KINDS: dict[str, tuple[str, Any]] = {
+    "mxfp4": ("MXFP4", Mxfp4()),
+    "int4": ("AutoRound", Int4()),
+    "int4 of compressed-tensors": ("INT4", Int4OfCompressedTensors()),
+}
+# What this release serves without step `nvfp4-linear`.
+SERVED = {
+    name: packing
+    for name, (kind, packing) in _KINDS.items()
+    if quantizations.KINDS[kind][1]
+}
+# Before step `packed-wo-a` the other INT4 makes its zero point on a device called xpu.
+SERVED_BEFORE = {
+    name: packing
+    for name, packing in SERVED.items()
+    if name != "int4 of compressed-tensors"
+}
+
+
 def random(
     packing: Any, columns: int, size: int
 ) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
@@ -153,3 +180,27 @@ def load(packing: Any, linear: torch.nn.Module, columns: int, size: int) -> Any:
         parameter.weight_loader(parameter, tensor)
     linear.quant_method.process_weights_after_loading(linear)
     return meaning
+
+
+def projection(packing: Any, part: str) -> tuple[Any, torch.Tensor]:
+    """The `part` of a layer's output projection, with a random weight of that format
+    and loaded as in BF16; what the weight stands for."""
+    torch.manual_seed(0)
+    config = model_configs.vllm_config(heads=2)
+    packing.take(config, leave_out=[])
+    as_loaded = layout.module("vllm.utils.torch_utils").set_default_torch_dtype
+    with as_loaded(torch.bfloat16):
+        layer = model_layers.attention_layer(config, 0)
+    built = getattr(layer_parts.projecting(layer), part)
+    columns, size = built.output_size, built.input_size
+    with model_configs.current(config):
+        return built, load(packing, built, columns, size)
+
+
+def check_wo_a(packing: Any) -> None:
+    """Hold a wo_a of that format to the weight that it stands for, in BF16."""
+    built, weight = projection(packing, "wo_a")
+    assert built.weight.dtype == torch.bfloat16, "its owner multiplies packed weights"
+    error = (built.weight.cpu().double() - weight).abs().max() / weight.abs().max()
+    assert error <= 2**-8, f"a weight is off by {error:.4f} of the largest"
+    assert set(dict(built.named_parameters())) == {"weight"}, "packed weights remain"

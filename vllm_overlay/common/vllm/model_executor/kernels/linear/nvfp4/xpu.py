@@ -6,6 +6,7 @@ from typing import cast
 import torch
 
 from vllm.model_executor.kernels.xpu_dsv4.nvfp4_linear import nvfp4_linear
+from vllm.model_executor.layers.quantization.utils.bmm_utils import unpack_bmm_weight
 from vllm.platforms import current_platform
 from vllm.utils.torch_utils import direct_register_custom_op
 
@@ -49,7 +50,9 @@ class XPUNvFp4LinearKernel(NvFp4LinearKernel):
         return True, None
 
     def process_weights_after_loading(self, layer: torch.nn.Module) -> None:
-        """The kernel reads the layout of the checkpoint."""
+        # The kernel reads the layout of the checkpoint.
+        if getattr(layer, "is_bmm", False):
+            unpack_bmm_weight(layer, self.apply_weights)
 
     def apply_weights(
         self,
