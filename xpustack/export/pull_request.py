@@ -188,7 +188,7 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         "",
         "## Before sending",
         "",
-        f"- Upstream lets a contributor have {OPEN} requests open at a time.",
+        f"- Who may not write to upstream has at most {OPEN} open requests.",
         f"- Every commit is signed off by {person}, who certifies its origin (DCO).",
         "- Read every changed line; upstream refuses what no person answers for.",
         "- Look at the open requests under Related, and search for others (the text of"
@@ -304,7 +304,7 @@ def _plan(request: PullRequest, base: str) -> list[str]:
         lines += ["", "The tests marked `any_platform` run on any machine:", ""]
         lines += ["```sh", f"cd tests && pytest -m any_platform {paths}", "```"]
     before = f"HEAD~{len(request.steps)}"
-    lines += ["", "Without the change, where the result below is red:", "", "```sh"]
+    lines += ["", "To see them fail, without the change:", "", "```sh"]
     lines += [f"git restore --source {before} -- vllm"]
     lines += [f"(cd tests && pytest {paths}); git restore -- vllm", "```"]
     release = base.partition("+")[0]
