@@ -12,9 +12,8 @@ from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.export.export import ASSISTANT
+from xpustack.export.export import ASSISTANT, standings
 from xpustack.export.export import export as write_export
-from xpustack.export.export import standings
 from xpustack.export.folder import write_rows
 from xpustack.export.pull_request import requests_rows
 from xpustack.export.upstream_trees import Person

@@ -57,7 +57,7 @@ def ci_files(
 
 
 def with_job(path: str, text: str, sources: Iterable[str]) -> str | None:
-    """A CI file with the job for `sources`; None if its jobs have no form known here."""
+    """A CI file with the job for `sources`; None if its jobs have an unknown form."""
     blocks = [match[0] for match in _BLOCK.finditer(text)]
     own = [block for block in blocks if f"  key: {_KEYS[path]}\n" in block]
     model = own[0] if own else _new_job(path, blocks)

@@ -169,8 +169,8 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         " before and green after its last commit. Lines are those outside kernels and"
         f" tests; above {RFC} upstream asks for an RFC first. Each branch also brings"
         f" what its test needs of the package `{TEST_HOME}`, and the CI jobs that run"
-        " it, which name the files that it changes. Once a request is merged, export the"
-        " others again onto the new commit: they then add to the package and the jobs.",
+        " it, which name the files that it changes. Once a request is merged, export"
+        " the others again onto the new commit: they then add to package and jobs.",
         "",
         "## Order",
         "",

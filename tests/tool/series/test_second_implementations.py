@@ -24,7 +24,9 @@ def ops(version: str) -> set[str]:
     return {line.partition("(")[0].rpartition(":")[2] for line in text.splitlines()}
 
 
-@pytest.mark.parametrize("release", releases.load(PROJECT), ids=lambda release: release.name)
+@pytest.mark.parametrize(
+    "release", releases.load(PROJECT), ids=lambda release: release.name
+)
 def test_no_kernel_doubles_an_op_of_the_pin(release: releases.Release) -> None:
     pinned = ops(release.xpu_kernels.version)
     brought = {
