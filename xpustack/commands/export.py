@@ -102,8 +102,9 @@ def export(
                     progress=progress,
                 )
                 write_rows(rows, found, load_series(project, pinned.name))
-                answer.data = {"requests": requests_rows(found)}
-                answer.table(requests_rows(found), ("step", "stands", "test"))
+                stand = [dict(row) for row in requests_rows(found)]
+                answer.data = {"requests": stand}
+                answer.table(stand, ("step", "stands", "test"))
                 return
             folder = "onto" if clone is not None else pinned.name
             exported = write_export(
