@@ -119,7 +119,8 @@ def main() -> int:
     while waiting or running:
         while waiting and len(running) < options.jobs:
             file = waiting.pop(0)
-            out = options.outcomes.with_name(file.replace("/", "-") + ".json")
+            name = f"{options.outcomes.stem}-{file.replace('/', '-')}.json"
+            out = options.outcomes.with_name(name)
             process = start(file, for_pytest.split(), out)
             running[process] = file, out, time.monotonic()
         time.sleep(0.05)

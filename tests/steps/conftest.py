@@ -7,7 +7,7 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     for line in (
         "unchanged: what the step must leave alone; passes before it and after it",
-        "any_platform: what is unchanged, and needs no XPU",
+        "any_platform: needs no XPU, so it runs on a CPU as well",
         "compiled: relies on torch.compile, which is off elsewhere",
     ):
         config.addinivalue_line("markers", line)

@@ -5,6 +5,7 @@ import pytest
 from helpers import batch_metadata, model_configs
 
 
+@pytest.mark.any_platform
 def test_window_metadata_is_built() -> None:
     config = model_configs.vllm_config()
     builder = batch_metadata.cpu_window_builder(config)

@@ -12,10 +12,13 @@ from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.export.export import ASSISTANT
+from xpustack.export.export import ASSISTANT, standings
 from xpustack.export.export import export as write_export
+from xpustack.export.folder import write_rows
+from xpustack.export.pull_request import requests_rows
 from xpustack.export.upstream_trees import Person
 from xpustack.refresh.neighbours import source_of_clone
+from xpustack.series.patch import load_series
 from xpustack.terminal.console import (
     AsJson,
     Offline,
@@ -42,6 +45,13 @@ def export(
     bundle: Annotated[
         bool, typer.Option("--bundle", help="Write a bundle instead; the clone stays.")
     ] = False,
+    rows: Annotated[
+        Path | None,
+        typer.Option(
+            help="Only find where the steps stand, and write that to this file; its"
+            " rows of other steps stay."
+        ),
+    ] = None,
     to: Annotated[
         Path | None, typer.Option(help="The folder; default: export/RELEASE.")
     ] = None,
@@ -81,6 +91,21 @@ def export(
                     project, store, clone, offline=offline, progress=progress
                 ).name
             pinned = releases.load(project)[release or ""]
+            if rows is not None:
+                found = standings(
+                    project,
+                    cache,
+                    pinned,
+                    slugs=tuple(steps or ()),
+                    clone=clone,
+                    offline=offline,
+                    progress=progress,
+                )
+                write_rows(rows, found, load_series(project, pinned.name))
+                stand = [dict(row) for row in requests_rows(found)]
+                answer.data = {"requests": stand}
+                answer.table(stand, ("step", "stands", "test"))
+                return
             folder = "onto" if clone is not None else pinned.name
             exported = write_export(
                 project,
@@ -96,7 +121,7 @@ def export(
                 offline=offline,
                 progress=progress,
             )
-        rows = [
+        shown = [
             {
                 "step": request.slug,
                 "branch": request.branch if request.standing.series else "-",
@@ -110,9 +135,9 @@ def export(
             "directory": str(exported.directory),
             "number": exported.state.number,
             "changed": exported.changed,
-            "requests": rows,
+            "requests": shown,
         }
-        answer.table(rows, ("step", "branch", "stands", "lines"))
+        answer.table(shown, ("step", "branch", "stands", "lines"))
         word = "written to" if exported.changed else "unchanged in"
         answer.say(f"export {exported.state.number} {word} {exported.directory}")
         if clone is not None and not bundle and exported.state.branches:

@@ -84,22 +84,10 @@ def export(
     """
     directory = directory.absolute()
     store = Store(cache)
-    series = trees(store, project, release, offline=offline, progress=progress)
-    base, parent = series.base, series.base.commit
-    if clone is not None:
-        onto, commit = clone.base(store, release, progress)
-        base, parent = BaseTree(onto, commit.id, commit.tree), clone.commit
+    series, base, parent = _places(project, cache, release, clone, offline, progress)
     previous = previous_export(directory, base.release)
-    if not series.steps:
-        raise UsageError(
-            "the release has no steps", release=release.name, hint="xpustack status"
-        )
-    for slug in slugs:
-        require_step([tree.slug for tree in series.steps], slug, release.name)
+    wanted, notes = _wanted(project, release, series, slugs)
     require_recorded(project, release, [tree.step for tree in series.steps])
-    wanted = set(slugs or (tree.slug for tree in series.steps))
-    notes = {slug: read_notes(project, slug) for slug in wanted}
-    wanted -= {slug for note in notes.values() for slug in note.along}
     require_checked(
         release,
         [proof for proof in proofs(project, cache, series) if proof.step.slug in notes],
@@ -160,6 +148,61 @@ def export(
     place = Place(store, base, parent, clone, bundle)
     state = write_export(place, commits, requests, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
+
+
+def standings(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    *,
+    slugs: Sequence[str] = (),
+    clone: Clone | None = None,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> tuple[PullRequest, ...]:
+    """Where the steps stand, without a branch of them: no hooks, no texts.
+
+    Args:
+        as `export`.
+
+    Raises:
+        UsageError: the release has no steps, or none of that name.
+    """
+    series, base, _ = _places(project, cache, release, clone, offline, progress)
+    wanted, notes = _wanted(project, release, series, slugs)
+    return _requests(project, cache, series, base, wanted, notes, progress)
+
+
+def _places(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    clone: Clone | None,
+    offline: bool,
+    progress: Progress,
+) -> tuple[Series, BaseTree, str]:
+    """The series, the base that its steps are to stand on, and that base's commit."""
+    store = Store(cache)
+    series = trees(store, project, release, offline=offline, progress=progress)
+    if clone is None:
+        return series, series.base, series.base.commit
+    onto, commit = clone.base(store, release, progress)
+    return series, BaseTree(onto, commit.id, commit.tree), clone.commit
+
+
+def _wanted(
+    project: Project, release: Release, series: Series, slugs: Sequence[str]
+) -> tuple[set[str], dict[str, Notes]]:
+    """The steps that name a request, and the notes on these and on their commits."""
+    if not series.steps:
+        raise UsageError(
+            "the release has no steps", release=release.name, hint="xpustack status"
+        )
+    for slug in slugs:
+        require_step([tree.slug for tree in series.steps], slug, release.name)
+    wanted = set(slugs or (tree.slug for tree in series.steps))
+    notes = {slug: read_notes(project, slug) for slug in wanted}
+    return wanted - {slug for note in notes.values() for slug in note.along}, notes
 
 
 def _requests(

@@ -16,13 +16,13 @@ import msgspec
 from xpustack.base.clone import Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.cache import replace_dir
+from xpustack.core.cache import atomic_file, replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
 from xpustack.core.folders import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.repository import HEADS, NoSuchPath
-from xpustack.core.rows import csv_text
+from xpustack.core.rows import csv_text, read_rows
 from xpustack.export.pull_request import (
     TEMPLATE,
     PullRequest,
@@ -32,6 +32,7 @@ from xpustack.export.pull_request import (
     requests_rows,
 )
 from xpustack.export.upstream_trees import Person
+from xpustack.series.patch import Step
 from xpustack.series.tree import BaseTree
 from xpustack.series.worktree import BASE
 
@@ -143,6 +144,19 @@ def write_export(
         if place.clone is not None and not place.bundle:
             place.clone.publish(branches)
     return state
+
+
+def write_rows(
+    file: Path, requests: Sequence[PullRequest], series: Sequence[Step]
+) -> None:
+    """Write where steps stand as rows, in the order of the series. The file's rows of
+    its other steps stay."""
+    rows: dict[str, Mapping[str, object]] = {}
+    for row in (*read_rows(file), *requests_rows(requests)):
+        rows[str(row["step"])] = row
+    order = [rows[step.slug] for step in series if step.slug in rows]
+    with atomic_file(file) as out:
+        out.write(csv_text(order).encode())
 
 
 def _repository(

@@ -19,8 +19,11 @@ from xpustack.series.patch import Step
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 RFC = 500
 """Above so many changed lines outside kernels and tests upstream asks for an RFC."""
+OPEN = 6
+"""How many open requests upstream allows someone who may not write to it."""
 _DEFAULT = ("Purpose", "Test Plan", "Test Result")
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
+_SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z])")
 _AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
 
 
@@ -165,8 +168,9 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         "A branch holds the commits that its step needs, and no others; its test is red"
         " before and green after its last commit. Lines are those outside kernels and"
         f" tests; above {RFC} upstream asks for an RFC first. Each branch also brings"
-        f" what its test needs of the package `{TEST_HOME}`, and the CI job that runs"
-        " it: the second request to be merged finds them there.",
+        f" what its test needs of the package `{TEST_HOME}`, and the CI jobs that run"
+        " it, which name the files that it changes. Once a request is merged, export"
+        " the others again onto the new commit: they then add to package and jobs.",
         "",
         "## Order",
         "",
@@ -184,6 +188,7 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         "",
         "## Before sending",
         "",
+        f"- Who may not write to upstream has at most {OPEN} open requests.",
         f"- Every commit is signed off by {person}, who certifies its origin (DCO).",
         "- Read every changed line; upstream refuses what no person answers for.",
         "- Look at the open requests under Related, and search for others (the text of"
@@ -231,7 +236,18 @@ def _order(requests: Sequence[PullRequest]) -> list[str]:
 
 
 def _summary(request: PullRequest, base: str) -> list[str]:
-    lines = [_paragraphs(request.steps[-1])[0]]
+    return [_short(request), *_context(request)]
+
+
+def _short(request: PullRequest) -> str:
+    """The first two sentences of the message."""
+    first = request.steps[-1].message.partition("\n\n")[0]
+    return " ".join(_SENTENCE.split(first.replace("\n", " "))[:2])
+
+
+def _context(request: PullRequest) -> list[str]:
+    """What a reviewer looks at first, and what must be merged first."""
+    lines = []
     if request.related:
         lines += ["", f"Related: {', '.join(request.related)}."]
     if request.needs:
@@ -241,7 +257,8 @@ def _summary(request: PullRequest, base: str) -> list[str]:
 
 
 def _purpose(request: PullRequest, base: str) -> list[str]:
-    return [*_summary(request, base), "", *_details(request, base)]
+    message = request.steps[-1].message
+    return [message, *_context(request), "", *_reasons(request)]
 
 
 def _claims(request: PullRequest, base: str) -> list[str]:
@@ -261,11 +278,15 @@ def _claims(request: PullRequest, base: str) -> list[str]:
 
 
 def _details(request: PullRequest, base: str) -> list[str]:
+    message = request.steps[-1].message
+    own = [] if message.replace("\n", " ") == _short(request) else [message, ""]
+    return [*own, *_reasons(request)]
+
+
+def _reasons(request: PullRequest) -> list[str]:
+    """The messages of the commits before the last, a person's words, and the size."""
     lines: list[str] = []
-    first, *rest = reversed(request.steps)
-    if paragraphs := _paragraphs(first)[1:]:
-        lines += ["\n\n".join(paragraphs), ""]
-    for step in rest:
+    for step in reversed(request.steps[:-1]):
         lines += [f"### First commit: {step.subject}", "", step.message, ""]
     for heading, text in request.notes.sections.items():
         if heading != "Ran elsewhere":
@@ -282,8 +303,12 @@ def _plan(request: PullRequest, base: str) -> list[str]:
     if _on_cpu(request):
         lines += ["", "The tests marked `any_platform` run on any machine:", ""]
         lines += ["```sh", f"cd tests && pytest -m any_platform {paths}", "```"]
+    before = f"HEAD~{len(request.steps)}"
+    lines += ["", "To see them fail, without the change:", "", "```sh"]
+    lines += [f"git restore --source {before} -- vllm"]
+    lines += [f"(cd tests && pytest {paths}); git restore -- vllm", "```"]
     release = base.partition("+")[0]
-    lines += ["", "Without one, in the repository of this patch stack:", "", "```sh"]
+    lines += ["", "Without an XPU, in the repository of this patch stack:", "", "```sh"]
     lines += [
         f"tox -e apply-and-test -- {release} {step.slug}" for step in request.steps
     ]
@@ -329,10 +354,6 @@ def _on_cpu(request: PullRequest) -> bool:
     return any(test is not None and "on a CPU too" in test.summary for test in tests)
 
 
-def _paragraphs(step: Step) -> list[str]:
-    return step.message.split("\n\n")
-
-
 def _duplicate(request: PullRequest, base: str) -> list[str]:
     status = request.steps[-1].trailers.upstream_status
     subject = request.title.rpartition("]")[2]
@@ -345,7 +366,7 @@ def _duplicate(request: PullRequest, base: str) -> list[str]:
     if request.related:
         lines += [
             "",
-            "Related; the message says how this change differs:",
+            "Related; compare with these before sending:",
             "",
             *(f"- {reference}" for reference in request.related),
             "",

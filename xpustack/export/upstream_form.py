@@ -54,6 +54,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs an XPU"))
 '''
 )
+ANY_PLATFORM = b"pytest.mark.any_platform"
 _TRITON = re.compile(rb"^from \._triton import ", re.MULTILINE)
 _MARKER = re.compile(rb"^@pytest\.mark\.unchanged\n", re.MULTILINE)
 _OWN_FILES = ("conftest.py",)

@@ -2,14 +2,14 @@
 """The trees of a series in upstream's form: one commit per step.
 
 Each is its step's tested tree with the kernels in upstream's form, the tests of
-the steps so far, and the CI job that runs them. Commits carry the
+the steps so far, and the CI jobs that run them. Commits carry the
 exporter's name and sign-off in place of this stack's trailers.
 """
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from xpustack.base.store import Store, Writer
 from xpustack.core import history
@@ -18,8 +18,9 @@ from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository, TreeEntry
+from xpustack.export.ci import CI_FILES, ci_files
 from xpustack.export.upstream_form import (
-    TEST_HOME,
+    ANY_PLATFORM,
     is_kernel,
     is_shim,
     kernel,
@@ -30,14 +31,7 @@ from xpustack.series.patch import Step
 from xpustack.series.tree import BaseTree, Series, StepTree
 from xpustack.steptest.material import Support, material_of
 
-CI_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")
-_BLOCK = re.compile(r"^- label:.*?(?=^- label:|\Z)", re.MULTILINE | re.DOTALL)
-_SOURCES = (
-    "vllm/models/deepseek_v4/xpu",
-    "vllm/model_executor/kernels/xpu_dsv4",
-    TEST_HOME,
-)
 
 
 @dataclass(frozen=True)
@@ -123,37 +117,16 @@ def message(step: Step, person: Person, assistant: str) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def ci_job(jobs: str) -> str | None:
-    """The base's CI file with a new job, which runs the exported tests. The job is a
-    copy of the file's first job. None if that is not the job of all releases so far."""
-    model = _BLOCK.search(jobs)
-    if model is None:
-        return None
-    block, named = re.subn(r"vLLM IR Tests", "DeepSeek-V4", model[0])
-    block = re.sub(r"(?m)^(  key: ).*", r"\1deepseek-v4-xpu", block)
-    sources = "".join(f"    - {path}\n" for path in _SOURCES)
-    block, dependencies = re.subn(
-        r"(?m)(^  source_file_dependencies:\n)(?:^ +- .*\n)+", rf"\1{sources}", block
-    )
-    tests = TEST_HOME.removeprefix("tests/")
-    block, commands = re.subn(
-        r"(?s)pytest -v -s .*'\n*\Z", f"pytest -v -s {tests}'\n", block
-    )
-    if not (named and dependencies and commands):
-        return None
-    return f"{jobs.rstrip()}\n\n{block}"
-
-
 @dataclass
 class UpstreamForms:
     """Every file of some series in upstream's form, by its path in the tree.
 
-    `tests` maps a step to the files of its test.
+    `tests` maps a step to the files of its test, and `jobs` has the base's CI files.
     """
 
     files: Mapping[str, bytes]
     tests: Mapping[str, tuple[str, ...]]
-    jobs: bytes | None
+    jobs: Mapping[str, str]
 
     @classmethod
     def of(
@@ -185,8 +158,7 @@ class UpstreamForms:
                 Runner(),
                 release=base.release.name,
             )
-        new_jobs = ci_job(jobs.decode()) if jobs else None
-        return cls(files, tests, new_jobs.encode() if new_jobs else None)
+        return cls(files, tests, jobs)
 
     def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
         """Convert the private index, which holds `tree`, to upstream's form."""
@@ -201,19 +173,26 @@ class UpstreamForms:
             if not (path.endswith("/__init__.py") and path in entries)
             or is_kernel(path)
         }
-        if self.jobs is not None:
-            changes[CI_JOBS] = self.jobs
+        changed = {path for applied in tree.applied for path in applied.changed}
+        jobs = ci_files(self.jobs, changed, on_cpu=self._on_cpu(wanted))
+        changes |= {path: text.encode() for path, text in jobs.items()}
         writer.add(changes, scratch)
         writer.remove(path for path in entries if is_shim(path))
+
+    def _on_cpu(self, paths: Iterable[str]) -> bool:
+        """Whether one of the files has tests that need no XPU."""
+        names = (path for path in paths if PurePosixPath(path).name.startswith("test_"))
+        return any(ANY_PLATFORM in self.files[path] for path in names)
 
 
 def _read(
     git: Repository, entries: Mapping[str, TreeEntry]
-) -> tuple[dict[str, bytes], bytes, bytes]:
-    """The kernels without the shim, ruff's configuration, and the CI jobs."""
+) -> tuple[dict[str, bytes], bytes, dict[str, str]]:
+    """The kernels without the shim, ruff's configuration, and the CI files."""
     paths = [path for path in entries if is_kernel(path) and not is_shim(path)]
-    others = [path for path in ("pyproject.toml", CI_JOBS) if path in entries]
+    others = [path for path in ("pyproject.toml", *CI_FILES) if path in entries]
     blobs = git.blobs(entries[path].blob for path in [*paths, *others])
     contents = {path: blobs[entries[path].blob] for path in [*paths, *others]}
     kernels = {path: contents[path] for path in paths}
-    return kernels, contents.get("pyproject.toml", b""), contents.get(CI_JOBS, b"")
+    jobs = {path: contents[path].decode() for path in CI_FILES if path in contents}
+    return kernels, contents.get("pyproject.toml", b""), jobs

@@ -9,9 +9,9 @@ from test_export import JOBS, TEMPLATE
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner
+from xpustack.export import ci
 from xpustack.export.pull_request import Template
 from xpustack.export.upstream_form import TEST_HOME, kernel, package, tidy
-from xpustack.export.upstream_trees import ci_job
 
 KERNEL = b"""\
 import torch
@@ -68,17 +68,58 @@ def test_siblings_are_imported_from_the_package(tmp_path: Path) -> None:
     assert b"is_xpu()" in found[f"{TEST_HOME}/conftest.py"]
 
 
+CPU_JOBS = """\
+group: CPU
+steps:
+- label: CPU-Kernel Tests
+  source_file_dependencies:
+  - csrc/cpu/
+  commands:
+    - |
+      bash run.sh
+"""
+BASE = {ci.XPU_JOBS: JOBS, ci.CPU_JOBS: CPU_JOBS}
+CHANGED = ["vllm/b.py", "vllm/model_executor/kernels/xpu_dsv4/one.py", "docs/a.md"]
+
+
+def steps(texts: dict[str, str], path: str) -> list[dict[str, object]]:
+    return yaml.safe_load(texts[path])["steps"]
+
+
 def test_the_tests_get_a_job_of_their_own() -> None:
-    old, new = yaml.safe_load(JOBS), yaml.safe_load(ci_job(JOBS) or "")
-    assert new["steps"][0] == old["steps"][0] and len(new["steps"]) == 2
-    job = new["steps"][1]
+    new = ci.ci_files(BASE, CHANGED, on_cpu=True)
+    first, job = steps(new, ci.XPU_JOBS)
+    assert [first] == steps(BASE, ci.XPU_JOBS)
     assert job["label"] == ":intel: (BMG) DeepSeek-V4"
     assert job["key"] == "deepseek-v4-xpu"
-    assert TEST_HOME in job["source_file_dependencies"]
     assert job["commands"] == [
         "bash run.sh 'cd tests && pytest -v -s models/deepseek_v4/xpu'"
     ]
-    assert ci_job("steps: []\n") is None
+    first, on_cpu = steps(new, ci.CPU_JOBS)
+    assert [first] == steps(BASE, ci.CPU_JOBS)
+    (command,) = on_cpu["commands"]
+    assert f"-m any_platform {TEST_HOME}" in command
+    kernels = "vllm/model_executor/kernels/xpu_dsv4"
+    for each in (job, on_cpu):
+        assert each["source_file_dependencies"] == [TEST_HOME, "vllm/b.py", kernels]
+    assert list(ci.ci_files(BASE, CHANGED, on_cpu=False)) == [ci.XPU_JOBS]
+
+
+def test_the_second_request_finds_the_job_of_the_first() -> None:
+    first = ci.ci_files(BASE, CHANGED, on_cpu=True)
+    second = ci.ci_files(first, ["vllm/a.py"], on_cpu=True)
+    for path in ci.CI_FILES:
+        before, after = steps(first, path), steps(second, path)
+        assert len(before) == len(after) == 2
+        named = [*before[1].pop("source_file_dependencies"), "vllm/a.py"]
+        assert sorted(named) == after[1].pop("source_file_dependencies")
+        assert before == after
+
+
+def test_jobs_of_an_unknown_form_stay_as_they_are() -> None:
+    unknown = {**BASE, ci.XPU_JOBS: "steps: []\n"}
+    assert list(ci.ci_files(unknown, CHANGED, on_cpu=True)) == [ci.CPU_JOBS]
+    assert ci.ci_files({}, CHANGED, on_cpu=True) == {}
 
 
 def test_a_description_follows_the_template_of_the_base() -> None:
