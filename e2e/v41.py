@@ -53,6 +53,7 @@ class V41(dspark.DSpark):
     kv_sources: tuple[int, ...] = KV_SOURCES
     index_sources: tuple[int, ...] = INDEX_SOURCES
     candidates = CANDIDATES, BLOCKS
+    draft_experts = DRAFT_EXPERTS
     engram_layers: tuple[int, ...] = ENGRAM_LAYERS
     engram_dim = ENGRAM_DIM
     engram_rows = engram.LEAST
@@ -121,8 +122,8 @@ class V41(dspark.DSpark):
             "engram_pad_token_id": engram.PAD,
             "engram_compressed_vocab_size": max(self.hashes.tokens) + 1,
             "num_nextn_predict_layers": stages,
-            "dspark_n_routed_experts": DRAFT_EXPERTS[0],
-            "dspark_num_experts_per_tok": DRAFT_EXPERTS[1],
+            "dspark_n_routed_experts": self.draft_experts[0],
+            "dspark_num_experts_per_tok": self.draft_experts[1],
         }
 
     def output_head(self, prefix: str) -> None:
@@ -151,7 +152,8 @@ class V41(dspark.DSpark):
         self.lifting_bias(f"{layer}.ffn.gate.bias_vl")
 
     def routed(self, layer: str) -> tuple[int, int]:
-        return DRAFT_EXPERTS if layer.startswith("mtp.") else super().routed(layer)
+        draft = layer.startswith("mtp.")
+        return self.draft_experts if draft else super().routed(layer)
 
     def _engram(self, name: str, rows: int) -> None:
         hidden, streams = self.size.hidden, checkpoint.STREAMS
