@@ -76,10 +76,7 @@ def plan(
         found = choices.choices(asked, tried)
         refused = choices.refusals(tried, found)
         reasons = {one.name: choices.why(asked, one) for one in refused}
-        if not found:
-            raise choices.nothing_fits(asked, pinned, refused)
-        best = found[0].attempt
-        answer.data = {
+        answer.data = data = {
             "release": pinned.name,
             "model": asked.checkpoint.label,
             "device": asked.device.name,
@@ -89,6 +86,11 @@ def plan(
             "checkpoint_bytes": tried.checkpoint,
             "choices": [_to_json(asked, choice) for choice in found],
             "refused": reasons,
+        }
+        if not found:
+            raise choices.nothing_fits(asked, pinned, refused)
+        best = found[0].attempt
+        data |= {
             "serve": choices.serve(asked, best),
             "container": choices.container(asked, best, pinned),
         }

@@ -257,7 +257,8 @@ def split(given: dict[str, Any], model: str) -> dict[str, Any]:
 def reason(error: Exception) -> str:
     """What an error says, without what pydantic puts around it."""
     if isinstance(error, ValidationError):
-        return "; ".join(str(one["msg"]) for one in error.errors())
+        said = (str(one["msg"]) for one in error.errors())
+        return "; ".join(text.removeprefix("Value error, ") for text in said)
     return str(error)
 
 
