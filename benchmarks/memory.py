@@ -3,8 +3,8 @@
 
 Weights are sharded as vLLM shards them: heads, output groups, expert widths and the
 vocabulary over the ranks. Each rank holds a whole copy of the other weights, and of the
-KV cache, because there is one key-value head. `xpustack plan` starts the release instead,
-and a test compares the two.
+KV cache, because there is one key-value head. `xpustack plan` starts the release
+instead, and a test compares the two.
 """
 
 from dataclasses import dataclass

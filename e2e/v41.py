@@ -159,7 +159,8 @@ class V41(dspark.DSpark):
         hidden, streams = self.size.hidden, checkpoint.STREAMS
         table = checkpoint.fp8_blocks(self.random(rows, self.engram_dim), (1, SCALED))
         self._quantized(f"{name}.embed", table)
-        self.fp8(f"{name}.wkv", hidden * (streams + 1), engram.COLUMNS * self.engram_dim)
+        width = engram.COLUMNS * self.engram_dim
+        self.fp8(f"{name}.wkv", hidden * (streams + 1), width)
         for part in ("q_weight", "k_weight"):
             values = self.random(streams, hidden, std=0.1, mean=1.0)
             self.plain(f"{name}.{part}", values)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Without the hybrid cache manager, which connectors switch off, tokens stay the same."""
+"""Tokens without the hybrid cache manager, which some connectors switch off."""
 
 from pathlib import Path
 

@@ -139,7 +139,7 @@ class V41Of(V41):
     """What a configuration of V4.1 says."""
 
     def __init__(self, text: Mapping[str, Any]) -> None:
-        self.size = size_of(text | {"num_hash_layers": 0})
+        self.size = size_of({**text, "num_hash_layers": 0})
         self.kv_sources = tuple(text["kv_source_layer_ids"])
         self.index_sources = tuple(text["index_source_layer_ids"])
         self.engram_layers = tuple(text["engram_layer_ids"])
