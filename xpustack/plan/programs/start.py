@@ -9,6 +9,7 @@ them, all tensors are on torch's device "meta", and device memory is what JOB sa
 
 import emulated_xpu.pytest_plugin  # noqa: I001 (before torch and vllm)
 
+import functools
 import json
 import os
 import pickle
@@ -18,7 +19,6 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -68,14 +68,23 @@ class OnMeta(TorchFunctionMode):
         if func in LISTS:
             made = func(*args, **kwargs | {"device": torch.device("cpu")})
             return made.to("meta") if made.is_floating_point() else made
-        if func not in FACTORIES:
-            return func(*args, **kwargs)
-        pinned = kwargs.get("pin_memory")
-        made = func(*args, **kwargs | {"device": "meta", "pin_memory": False})
-        if pinned:
-            storage = made.untyped_storage()
+        if func in FACTORIES:
+            kwargs = kwargs | {"device": torch.device("meta")}
+        return func(*args, **kwargs)
+
+
+def remembering_pinned(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A factory that knows afterwards what it made in the host's memory."""
+
+    @functools.wraps(make)
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        tensor = make(*args, **kwargs)
+        if pin_memory:
+            storage = tensor.untyped_storage()
             PINNED[storage._cdata] = storage
-        return made
+        return tensor
+
+    return made
 
 
 @register_model_loader(WITHOUT_VALUES)
@@ -141,6 +150,7 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
     with set_current_vllm_config(vllm_config):
         worker = EmulatedXpuWorker(vllm_config, rank, rank, "fake://", number == 0)
         worker.init_device()
+        torch.empty = remembering_pinned(torch.empty)
         worker.load_model()
         answers = {"get_kv_cache_spec": worker.get_kv_cache_spec()}
         if hasattr(worker, "get_supported_kv_cache_layouts"):
@@ -217,7 +227,7 @@ class WithoutDevices(Executor):
         count = self.parallel_config.pipeline_parallel_size
         self.stages = []
         for number in range(count):
-            built = forked(partial(stage, self.vllm_config, number))
+            built = forked(functools.partial(stage, self.vllm_config, number))
             built["answers"]["determine_available_memory"] = left([built])
             self.stages.append(built)
             STAGES.append({k: v for k, v in built.items() if k != "answers"})
