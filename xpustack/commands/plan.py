@@ -128,6 +128,8 @@ def _row(asked: "Asked", choice: "Choice") -> dict[str, Any]:
 
 
 def _to_json(asked: "Asked", choice: "Choice") -> dict[str, Any]:
+    from xpustack.plan import choices
+
     attempt = choice.attempt
     speed = choice.speed
     return {
@@ -144,7 +146,7 @@ def _to_json(asked: "Asked", choice: "Choice") -> dict[str, Any]:
         "cache_tokens": attempt.room * asked.context,
         "chunk": attempt.max_num_batched_tokens,
         "host_bytes": attempt.ranks * sum(stage.host for stage in attempt.stages),
-        "pinned_bytes": attempt.ranks * sum(stage.pinned for stage in attempt.stages),
+        "pinned_bytes": choices.pinned_bytes(attempt),
         "tokens_per_second": sorted((speed.slow, speed.fast)) if speed else None,
         "serves": choice.serves,
         "limit": choice.limit(asked),

@@ -91,6 +91,11 @@ def refusals(trial: Trial, chosen: Iterable[Choice]) -> list[Attempt]:
     return list({a.name: a for a in trial.attempts if a.name not in started}.values())
 
 
+def pinned_bytes(attempt: Attempt) -> int:
+    """What all ranks pin in the memory of their host."""
+    return attempt.ranks * sum(stage.pinned for stage in attempt.stages)
+
+
 def missing(asked: Asked, attempt: Attempt) -> float:
     """GiB that a rank lacks for its weights and activations; 0 if those fit."""
     if not attempt.built:
@@ -103,9 +108,11 @@ def why(asked: Asked, attempt: Attempt) -> str:
     """Why a split does not start, in one line."""
     if lacks := missing(asked, attempt):
         held = attempt.fullest.held / GIB
+        pinned = pinned_bytes(attempt) / GIB
         return (
             f"{lacks:.1f} GiB short on a device: weights and buffers {held:.1f},"
             f" activations {ACTIVATIONS / GIB:.0f}, usable {asked.usable() / GIB:.1f}"
+            + (f"; the host pins {pinned:.0f} besides" if pinned else "")
         )
     return " ".join(attempt.refused.split()) or "no request of this context fits"
 

@@ -97,6 +97,9 @@ def test_what_is_short_is_said_in_gib(release: Release):
     )
     assert "--device b60 --count 16" in str(error.hint)
     assert len(str(error).splitlines()) == 3
+    tables = structs.replace(refused[0].stages[0], pinned=33 * GIB)
+    pinning = structs.replace(refused[0], stages=(tables,))
+    assert choices.why(four, pinning).endswith("usable 21.6; the host pins 132 besides")
 
 
 def test_a_refusal_of_the_release_is_passed_on(release: Release):

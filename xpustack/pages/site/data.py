@@ -62,8 +62,9 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     ),
     "plans": (
         "Plans of machines",
-        "What `xpustack plan` said of each split: GiB of the fullest device, requests of"
-        " the whole context that fit, and a **modelled** speed, or why it does not start."
+        "What `xpustack plan` said of each split: GiB of the fullest device, requests"
+        " of the whole context that fit, and a **modelled** speed, or why it does not"
+        " start."
         " [What a plan is](docs/deploying.md#plan).",
         ("plans.csv",),
     ),
