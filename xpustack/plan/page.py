@@ -58,19 +58,33 @@ def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 
 def _key(row: Row) -> tuple[str, ...]:
-    return tuple(row[name] for name in (*MACHINE, "split"))
+    return (*_machine(row), row["split"])
 
 
 def shown(rows: Iterable[Row]) -> str:
-    """The page's table."""
-    return table(HEADS, map(_cells, rows))
+    """The page's table: the splits that start, and of machines without one those that
+    lack memory."""
+    rows = list(rows)
+    starts = {_machine(row) for row in rows if not row.get("refused")}
+    return table(
+        HEADS,
+        (
+            _cells(row)
+            for row in rows
+            if not (reason := row.get("refused"))
+            or (_machine(row) not in starts and " short on a device" in reason)
+        ),
+    )
+
+
+def _machine(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in MACHINE)
 
 
 def _cells(row: Row) -> list[str]:
     devices = f"{row['model']}: {row['count']} {row['device']}"
     if reason := row.get("refused"):
-        # What to use instead follows in the message.
-        return [row["release"], devices, row["split"], *[""] * 5, first(reason)]
+        return [row["release"], devices, row["split"], *[""] * 5, reason]
     speed = f"{row['tokens_per_second_slow']} to {row['tokens_per_second_fast']}"
     return [
         row["release"],
@@ -80,11 +94,6 @@ def _cells(row: Row) -> list[str]:
         speed if row["tokens_per_second_slow"] else "",
         row["limit"],
     ]
-
-
-def first(text: str) -> str:
-    """The first sentence."""
-    return text.partition(". ")[0].removesuffix(".")
 
 
 def main() -> None:

@@ -241,9 +241,13 @@ def test_a_plan_replaces_the_rows_of_its_machine_and_splits():
     machine = dict.fromkeys(page.MACHINE, "x")
     reasons = {"TP 16": "16 does not divide 8. Use 8."}
     rows = page.rows_of(machine | {"choices": [choice], "refused": reasons})
-    starts, refused = page.shown(rows).splitlines()[2:]
+    (starts,) = page.shown(rows).splitlines()[2:]
     assert "| TP 8 | 19.0 | 20 | 8192 | 8 + 0 | 100 to 200 | launches |" in starts
-    assert refused.endswith("| 16 does not divide 8 |")
+    short = {"TP 4": "2 GiB short on a device", "TP 16": "16 does not divide 8"}
+    (refused,) = page.shown(
+        page.rows_of(machine | {"choices": [], "refused": short})
+    ).splitlines()[2:]
+    assert refused.endswith("| 2 GiB short on a device |")
     choice |= {"requests": 30, "tokens_per_second": None}
     again = page.rows_of(machine | {"choices": [choice], "refused": {}})
     assert [row.get("requests") for row in page.merged(rows, again)] == ["30", None]
