@@ -3,7 +3,11 @@
 
 from pathlib import Path
 
+import pytest
+
 from e2e.serving import Engines, Job, Prompt
+
+pytestmark = pytest.mark.full
 
 WAVES = tuple((Prompt(260, 2, seed=seed),) for seed in (1, 2, 1))
 """More than a block of 256 tokens, and the first prompt again."""
