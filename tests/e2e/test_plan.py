@@ -77,6 +77,7 @@ def test_a_folder_is_planned_as_it_is(release: str, tmp_path: Path) -> None:
     assert refused.refused == "the checkpoint has no layers.1.attn.wkv.scale"
 
 
+@pytest.mark.full
 @pytest.mark.newest
 def test_replicas_share_the_experts(release: str, tmp_path: Path) -> None:
     given = asked.checkpoint(str(checkpoint.write(tmp_path)[0])), asked.device("b50")
@@ -88,6 +89,7 @@ def test_replicas_share_the_experts(release: str, tmp_path: Path) -> None:
     assert both.attempt.fullest.weights < alone.attempt.fullest.weights
 
 
+@pytest.mark.full
 @pytest.mark.newest
 def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
     writer = v41.V41(0)
