@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -105,13 +105,17 @@ def opened_hosts(count: int) -> Iterator[list[Host]]:
     temporary = Path(tempfile.mkdtemp(prefix="e2e-"))
     network = f"{NETWORK}.{os.getpid() % 256}"
     cable = f"e2e{os.getpid()}"
-    try:
+    with ExitStack() as stack:
+        stack.callback(temporary.rmdir)
+        stack.callback(runner.stop)
         switch = started(runner, temporary)
         in_switch = ("nsenter", "--target", str(switch), "--net", "ip")
         command(*in_switch, "link", "add", "switch", "type", "bridge")
         command(*in_switch, "link", "set", "switch", "up")
         peer = ("peer", "p1", "netns", str(switch))
         command("ip", "link", "add", cable, "type", "veth", *peer)
+        # Its name is taken until the kernel has cleared the switch away.
+        stack.callback(command, "ip", "link", "delete", cable)
         command("ip", "address", "add", f"{network}.1/24", "dev", cable)
         command("ip", "link", "set", cable, "up")
         command(*in_switch, "link", "set", "p1", "master", "switch", "up")
@@ -129,6 +133,3 @@ def opened_hosts(count: int) -> Iterator[list[Host]]:
             command(*in_switch, "link", "set", f"p{number}", "master", "switch", "up")
             hosts.append(host)
         yield hosts
-    finally:
-        runner.stop()
-        temporary.rmdir()

@@ -19,10 +19,14 @@ from e2e.twin import Reference, Roundings
 FORKED = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 """A rank starts with what the engine's process has imported. On a device each is
 spawned, because a queue does not outlive a fork."""
+PATIENT = ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "900")
+"""An interpreted step of several ranks takes minutes on a busy machine."""
 LONG = (Prompt(130, 6, seed=1), Prompt(6, 5, seed=2))
 """The first makes an entry of 128 tokens."""
 SHORT = (Prompt(40, 7, seed=21), Prompt(6, 6, seed=337))
 """Their tokens lead by more than those of other seeds, on one rank."""
+STAGED = (Prompt(40, 7, seed=152), Prompt(6, 6, seed=29))
+"""The same of six layers: for Hugging Face's model each token leads by 0.24."""
 XE_CORES = 1
 """So few that decode splits no keys, which the interpreter does slowly."""
 DSPARK = "DSpark"
@@ -110,17 +114,18 @@ class Case:
         six = split.stages > 1
         self.layers = "six layers" if six else "three layers"
         self.size = mtp.SIX_LAYERS if six else mtp.THREE_LAYERS
+        leading = STAGED if six else SHORT
+        self.prompts = leading if self.drafting else LONG
         engines.add_checkpoint(self.layers, mtp.Mtp(0, {}, self.size))
 
     def jobs(self, split: Split, name: str, drafting: dict[str, Any]) -> list[Job]:
         """What each engine of a split is asked, with the checkpoint of that name."""
-        prompts = SHORT if self.drafting else LONG
         more = {"speculative_config": drafting} if drafting else {}
-        label = f"{self.feature if drafting else len(prompts[0].tokens)}, {split.name}"
+        asked = self.feature if drafting else len(self.prompts[0].tokens)
         return [
             Job(
-                f"{name}, {label}, {rank}",
-                (prompts[rank :: split.engines],),
+                f"{name}, {asked}, {split.name}, {rank}",
+                (self.prompts[rank :: split.engines],),
                 tuple((split.arguments | more).items()),
                 checkpoint=name,
                 xe_cores=XE_CORES,

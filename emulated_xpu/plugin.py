@@ -4,6 +4,7 @@
 vLLM calls it before it imports its platforms: it must not import vLLM.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -14,6 +15,8 @@ STANDINS = Path(__file__).parent / "standins"
 def register() -> str:
     """Put the stand-in packages on the path and name the platform's class to vLLM."""
     _add_stand_ins()
+    # Without a driver vLLM has Triton only where no GPU is shown; Ray shows one.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
     return "emulated_xpu.platform.EmulatedXpuPlatform"
 
 

@@ -40,8 +40,8 @@ def ask(server: Server, new: int) -> str:
     return answer.choices[0].text
 
 
-def eventually(is_so: Callable[[], bool]) -> bool:
-    limit = time.monotonic() + PATIENCE
+def eventually(is_so: Callable[[], bool], seconds: float = PATIENCE) -> bool:
+    limit = time.monotonic() + seconds
     while not is_so():
         if time.monotonic() > limit:
             return False
@@ -110,12 +110,13 @@ def test_a_second_server_on_the_same_port_ends(
 @pytest.mark.shows("more requests than the queue takes", "refused")
 @pytest.mark.full
 def test_a_full_queue_refuses_and_sigterm_waits_for_answers(
-    engines: Engines, release: str
+    engines: Engines, release: str, record_property: Callable[[str, object], None]
 ) -> None:
     """An answer that takes longer than --shutdown-timeout never comes, and the server
     does not end while its client waits (vllm#36964)."""
     site = engines.installed(load(engines.project)[release], patched=True)
     if LIMITED not in (site / "vllm/engine/arg_utils.py").read_text():
+        record_property("shows", "no such option")
         pytest.skip(f"{release} has no {LIMITED}")
     flags = (LIMITED, str(QUEUE), "--shutdown-timeout", str(int(PATIENCE)))
     with Server(engines, release, *flags) as server:

@@ -12,7 +12,7 @@ from test_faults import RUNNING, eventually
 
 from e2e import hosts
 from e2e.hosts import Host
-from e2e.server import MODEL, Program, Server
+from e2e.server import MODEL, READY, Program, Server
 from e2e.serving import Engines
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
@@ -26,6 +26,8 @@ COMES, PATIENCE = 90, 20
 """Seconds that a host waits for the others, where they come and where they do not."""
 STEP = 20
 """Seconds that a step may take, by VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS."""
+WAITS = "distributed_init_method="
+"""What a rank prints before it waits for the others."""
 ENDS = 90.0
 """Seconds within which a server without its other host must end."""
 PIPELINE = ("--pipeline-parallel-size", "2")
@@ -135,6 +137,7 @@ def test_a_host_that_never_comes(
     """The other says so and ends."""
     pair = Pair(engines, release, two_hosts, *PIPELINE, waits=PATIENCE)
     with getattr(pair, comes)() as program:
+        assert eventually(lambda: WAITS in program.log, READY), program.log
         assert ends(program) == 1, program.log
         assert "timed out" in program.log.lower(), program.log
 

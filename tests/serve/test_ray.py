@@ -43,10 +43,13 @@ class Cluster:
     def _start(self, host: Host, *flags: str) -> None:
         log = self._engines.work / f"ray-{host.address}.log"
         own = ("--node-ip-address", host.address)
+        env = server_environment(self._engines, self._release) | host.environment()
+        # Without dpctl Ray takes the GPUs for NVIDIA's, and this would hide all.
+        del env["CUDA_VISIBLE_DEVICES"]
         process = self._runner.start(
             host.inside(*RAY, *flags, *own, *FLAGS),
             cwd=self._engines.work,
-            env=server_environment(self._engines, self._release) | host.environment(),
+            env=env,
             stdin=subprocess.DEVNULL,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
