@@ -3,13 +3,11 @@
 
 Weights are sharded as vLLM shards them: heads, output groups, expert widths and the
 vocabulary over the ranks. Each rank holds a whole copy of the other weights, and of the
-KV cache, because there is one key-value head. `python -m benchmarks.memory` prints the
-tables of docs/deploying.md.
+KV cache, because there is one key-value head. `xpustack plan` starts the release
+instead, and a test compares the two.
 """
 
 from dataclasses import dataclass
-
-from xpustack.core.markdown import table
 
 HEAD = 512
 INDEX_HEADS, INDEX_HEAD = 64, 128
@@ -221,56 +219,12 @@ def room(
     return left / (cache_per_token(model) * _part(model, stages))
 
 
-def split_table(model: Model) -> str:
-    """Per split: weights per device in GiB, as stored and with the linear layers in
-    bf16, and for each device the tokens that fit beside the stored weights."""
-    heads = ["devices", "split", "weights", "in bf16"]
-    heads += [device.name for device in DEVICES]
-    rows = []
-    for ranks, stages in SPLITS:
-        if model.groups % ranks:
-            continue
-        split = f"TP {ranks}, PP {stages}" if stages > 1 else f"TP {ranks}"
-        sizes = (
-            weights(model, ranks, stages, widened=wide) / GIB for wide in (False, True)
-        )
-        tokens = (room(model, ranks, device, stages) for device in DEVICES)
-        rows.append(
-            [
-                ranks * stages,
-                split,
-                *(f"{size:.1f}" for size in sizes),
-                *map(_cell, tokens),
-            ]
-        )
-    return table(heads, rows)
-
-
 def _part(model: Model, stages: int) -> float:
     """The share of the layers that the fullest stage has."""
     return -(-model.layers // stages) / model.layers
-
-
-def _cell(tokens: float) -> str:
-    return "-" if tokens <= 0 else f"{tokens / 1e6:.1f} M"
 
 
 def _mixing(hidden: int) -> int:
     """Weights of one hyper-connection: the map, its base and its scale."""
     rows = (2 + HYPER) * HYPER
     return rows * HYPER * hidden + rows + 3
-
-
-def main() -> None:
-    """Print the arithmetic of both models."""
-    for model in (FLASH, PRO):
-        print(
-            f"DeepSeek-V4-{model.name}: {parameters(model) / 1e9:.1f} billion weights,"
-            f" {cache_per_token(model):.0f} bytes of cache per token,"
-            f" {cache_per_sequence(model) / 1e6:.1f} MB per sequence\n"
-        )
-        print(f"{split_table(model)}\n")
-
-
-if __name__ == "__main__":
-    main()

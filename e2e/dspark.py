@@ -25,6 +25,7 @@ class DSpark(checkpoint.Writer):
     """Writes DeepSeek's formats, and a draft that knows `successors` of tokens."""
 
     target_layers: tuple[int, ...] = TARGET_LAYERS
+    stages = STAGES
     markov = ("markov_w1", "markov_w2")
     """Names of the two factors of the bias."""
 
@@ -44,16 +45,16 @@ class DSpark(checkpoint.Writer):
             "dspark_markov_rank": checkpoint.VOCABULARY,
             "dspark_noise_token_id": 2,
             "dspark_target_layer_ids": list(self.target_layers),
-            "n_mtp_layers": STAGES,
+            "n_mtp_layers": self.stages,
         }
 
     def draft(self) -> None:
         hidden = self.size.hidden
-        for stage in range(STAGES):
+        for stage in range(self.stages):
             checkpoint.decoder_layer(self, f"mtp.{stage}", 0, hashed=False)
         self.fp8("mtp.0.main_proj", hidden, hidden * len(self.target_layers))
         self.norm("mtp.0.main_norm", hidden)
-        last = f"mtp.{STAGES - 1}"
+        last = f"mtp.{self.stages - 1}"
         self.norm(f"{last}.norm", hidden)
         self.output_head(f"{last}.")
         vocabulary, rank = self.size.vocabulary, checkpoint.VOCABULARY

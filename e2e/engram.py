@@ -41,9 +41,9 @@ def _plain(text: str) -> str:
     return " " if spaced == " " else spaced.strip() or text
 
 
-def primes() -> Iterator[int]:
-    """The primes from `LEAST` on."""
-    number = LEAST
+def primes(least: int) -> Iterator[int]:
+    """The primes from `least` on."""
+    number = least
     while True:
         if all(number % divisor for divisor in range(2, int(number**0.5) + 1)):
             yield number
@@ -57,11 +57,13 @@ class Hashes:
     layers: tuple[int, ...]
     tokens: tuple[int, ...]
     """What `compressed` makes of the vocabulary."""
+    least: int = LEAST
+    """Rows of a column, at least."""
 
     @property
     def sizes(self) -> list[list[int]]:
         """For each layer the primes of its columns; no two columns share one."""
-        found = primes()
+        found = primes(self.least)
         return [[next(found) for _ in range(COLUMNS)] for _ in self.layers]
 
     def rows(

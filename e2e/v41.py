@@ -66,12 +66,21 @@ class V41(dspark.DSpark):
     block = SCALED
     target_layers = (3, 4, 5)
     markov = ("embed", "head")
+    kv_sources: tuple[int, ...] = KV_SOURCES
+    index_sources: tuple[int, ...] = INDEX_SOURCES
+    candidates = CANDIDATES, BLOCKS
+    draft_experts = DRAFT_EXPERTS
     engram_layers: tuple[int, ...] = ENGRAM_LAYERS
+    engram_dim = ENGRAM_DIM
+    engram_rows = engram.LEAST
+    """Of a column of a table, at least."""
 
     def __init__(self, seed: int, successors: Mapping[int, int] | None = None) -> None:
         super().__init__(seed, successors or {})
         self.hashes = engram.Hashes(
-            self.engram_layers, tuple(engram.compressed(texts(self.size.vocabulary)))
+            self.engram_layers,
+            tuple(engram.compressed(texts(self.size.vocabulary))),
+            self.engram_rows,
         )
         vision.write_tower(self, PARTS)
         for place, layer in enumerate(self.engram_layers):
@@ -114,23 +123,23 @@ class V41(dspark.DSpark):
             "model_type": "deepseek_v41_text",
             "rms_norm_eps": EPSILON,
             "compress_ratios": [*self.size.ratios, *[0] * stages],
-            "kv_source_layer_ids": list(KV_SOURCES),
-            "index_source_layer_ids": list(INDEX_SOURCES),
+            "kv_source_layer_ids": list(self.kv_sources),
+            "index_source_layer_ids": list(self.index_sources),
             "index_n_heads": INDEX_HEADS,
-            "candidate_source_layer_id": CANDIDATES,
-            "candidate_topk_blocks": BLOCKS,
+            "candidate_source_layer_id": self.candidates[0],
+            "candidate_topk_blocks": self.candidates[1],
             "candidate_block_size": BLOCK,
             "engram_layer_ids": list(self.engram_layers),
             "engram_num_embeddings": list(map(sum, self.hashes.sizes)),
             "engram_max_ngram_size": engram.ORDERS[-1],
-            "engram_vocab_size": engram.LEAST,
+            "engram_vocab_size": self.engram_rows,
             "engram_n_heads": engram.HEADS,
-            "engram_head_dim": ENGRAM_DIM,
+            "engram_head_dim": self.engram_dim,
             "engram_pad_token_id": engram.PAD,
             "engram_compressed_vocab_size": max(self.hashes.tokens) + 1,
             "num_nextn_predict_layers": stages,
-            "dspark_n_routed_experts": DRAFT_EXPERTS[0],
-            "dspark_num_experts_per_tok": DRAFT_EXPERTS[1],
+            "dspark_n_routed_experts": self.draft_experts[0],
+            "dspark_num_experts_per_tok": self.draft_experts[1],
         }
 
     def output_head(self, prefix: str) -> None:
@@ -142,14 +151,14 @@ class V41(dspark.DSpark):
         if kind == "mtp" or not ratio:
             return
         layer, dim, hidden = int(number), checkpoint.HEAD_DIM, self.size.hidden
-        if layer in KV_SOURCES:
+        if layer in self.kv_sources:
             for part in ("wkv", "wgate")[:ratio]:
                 weight = self.random(dim, hidden, std=hidden**-0.5)
                 self.plain(f"{attn}.compressor.{part}.weight", weight)
             self.norm(f"{attn}.compressor.norm", dim)
-        if layer in INDEX_SOURCES:
+        if layer in self.index_sources:
             checkpoint.index_queries(self, f"{attn}.indexer", INDEX_HEADS)
-        if layer in KV_SOURCES:
+        if layer in self.kv_sources:
             keys = self.random(checkpoint.INDEX_DIM, dim, std=dim**-0.5)
             self.plain(f"{attn}.indexer.wk.weight", keys)
             self.norm(f"{attn}.indexer.k_norm", checkpoint.INDEX_DIM)
@@ -159,13 +168,15 @@ class V41(dspark.DSpark):
         self.lifting_bias(f"{layer}.ffn.gate.bias_vl")
 
     def routed(self, layer: str) -> tuple[int, int]:
-        return DRAFT_EXPERTS if layer.startswith("mtp.") else super().routed(layer)
+        draft = layer.startswith("mtp.")
+        return self.draft_experts if draft else super().routed(layer)
 
     def _engram(self, name: str, rows: int) -> None:
         hidden, streams = self.size.hidden, checkpoint.STREAMS
-        table = checkpoint.fp8_blocks(self.random(rows, ENGRAM_DIM), (1, SCALED))
+        table = checkpoint.fp8_blocks(self.random(rows, self.engram_dim), (1, SCALED))
         self._quantized(f"{name}.embed", table)
-        self.fp8(f"{name}.wkv", hidden * (streams + 1), engram.COLUMNS * ENGRAM_DIM)
+        width = engram.COLUMNS * self.engram_dim
+        self.fp8(f"{name}.wkv", hidden * (streams + 1), width)
         for part in ("q_weight", "k_weight"):
             values = self.random(streams, hidden, std=0.1, mean=1.0)
             self.plain(f"{name}.{part}", values)

@@ -5,7 +5,7 @@ The rules are those of torch-xpu-ops (`src/xccl/ProcessGroupXCCL.cpp`).
 """
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -22,22 +22,32 @@ FP8 = {
 """Moved as bytes, but not reduced."""
 MOVES = ("all_gather_into_tensor", "all_gather_single", "broadcast")
 REDUCES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
+SENDS = ("isend", "irecv", "send", "recv")
+"""What stages of a pipeline call by these names of torch."""
+
+
+def provide() -> None:
+    """Make torch's own functions look at their tensors first. What goes through a group
+    of the CPU, such as the names of a stage's tensors, passes."""
+    for name in (*MOVES, *REDUCES, *SENDS):
+        if found := getattr(torch.distributed, name, None):
+            setattr(torch.distributed, name, _checked(name, found))
+
+
+def _checked(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(found)
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        check((args, kwargs), reduced=name in REDUCES)
+        return found(*args, **kwargs)
+
+    return checked
 
 
 class Collectives:
-    """Stands for the module. Collectives look at their tensors first."""
+    """Stands for the module, whose gathering gloo does not have."""
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(torch.distributed, name)
-        if name not in (*MOVES, *REDUCES):
-            return found
-
-        @functools.wraps(found)
-        def checked(*args: Any, **kwargs: Any) -> Any:
-            check((args, kwargs), reduced=name in REDUCES)
-            return found(*args, **kwargs)
-
-        return checked
+        return getattr(torch.distributed, name)
 
     @staticmethod
     def all_gather(
@@ -70,7 +80,8 @@ def check(arguments: Any, reduced: bool) -> None:
     Raises:
         TypeError: XCCL has no such element.
         RuntimeError: it reduces none of FP8.
-        ValueError: it takes dense memory alone.
+        ValueError: it takes contiguous memory alone. It would send a transpose, which
+            gloo does not.
     """
     for tensor in tensors_in(arguments):
         if tensor.dtype not in CARRIED | FP8:

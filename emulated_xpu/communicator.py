@@ -7,10 +7,11 @@ from vllm.distributed.device_communicators import (
 )
 from vllm.distributed.device_communicators.xpu_communicator import XpuCommunicator
 
-from emulated_xpu.collectives import Collectives
+from emulated_xpu import collectives
 
+collectives.provide()
 for module in (base_device_communicator, xpu_communicator):
-    module.dist = Collectives()
+    module.dist = collectives.Collectives()
 
 
 class EmulatedXpuCommunicator(XpuCommunicator):

@@ -117,8 +117,17 @@ def free_and_total(device_index: Any = None, /) -> tuple[int, int]:
     return 0, 0
 
 
-def first_device() -> int:
-    return 0
+_device_index = 0
+
+
+def use_device(index: int) -> None:
+    """Make `index` the process's device, as a worker does by its local rank."""
+    global _device_index
+    _device_index = index
+
+
+def current_device_index() -> int:
+    return _device_index
 
 
 def nothing() -> None:
@@ -197,7 +206,7 @@ GRANTS = (
         "torch.accelerator.current_device_index",
         "the index of the process's device",
         "DeepSeek-V4.1's Engram asks for its compute units; it raises",
-        first_device,
+        current_device_index,
     ),
     Grant(
         "torch.xpu.is_current_stream_capturing",

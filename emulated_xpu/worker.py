@@ -30,6 +30,7 @@ class EmulatedXpuWorker(Worker):
         devices = current_platform.device_count()
         if self.local_rank >= devices:
             raise RuntimeError(f"rank {self.local_rank} of a host with {devices} XPUs")
+        device_api.use_device(self.local_rank)
         init_worker_distributed_environment(
             self.vllm_config,
             self.rank,

@@ -253,6 +253,7 @@ JOBS = {
             program="benchmarks.xpu_path.served",
             told=SERVED,
             suffix="json",
+            limit=400.0,
         ),
         graph_check("healthy", "", SAME),
         graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),

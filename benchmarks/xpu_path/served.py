@@ -22,7 +22,7 @@ from e2e import checkpoint
 from e2e.chat import ChatWriter
 
 PORT = 8123
-READY, PATIENCE = 150.0, 60.0
+READY, PATIENCE = 240.0, 60.0
 """Seconds until a server must answer, and within which a request must."""
 MARGIN = 0.2
 """`e2e.checks.MARGIN`, whose module needs what is not here."""
@@ -128,7 +128,10 @@ def main() -> None:
         result = measure(told)
     finally:
         server.terminate()
-        server.wait(60)
+        try:
+            server.wait(30)
+        except subprocess.TimeoutExpired:
+            server.kill()
     Path(sys.argv[2]).write_text(json.dumps(result))
     print({key: result[key] for key in result if key not in ("alone", "rounds")})
 

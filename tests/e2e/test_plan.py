@@ -8,7 +8,7 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from benchmarks import memory
-from e2e import checkpoint
+from e2e import checkpoint, v41
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
@@ -75,3 +75,33 @@ def test_a_folder_is_planned_as_it_is(release: str, tmp_path: Path) -> None:
     wanted = asked.Asked(asked.checkpoint(str(folder)), device, 1, 512, 4)
     (refused,) = run(release, wanted).attempts
     assert refused.refused == "the checkpoint has no layers.1.attn.wkv.scale"
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_replicas_share_the_experts(release: str, tmp_path: Path) -> None:
+    given = asked.checkpoint(str(checkpoint.write(tmp_path)[0])), asked.device("b50")
+    one = asked.Asked(*given, 1, 512, 4)
+    two = asked.Asked(*given, 2, 512, 4, replicas=2, expert_parallel=True)
+    (alone,) = choices.choices(one, run(release, one))
+    (both,) = choices.choices(two, run(release, two))
+    assert both.attempt.name == "TP 1, DP 2, EP"
+    assert both.attempt.fullest.weights < alone.attempt.fullest.weights
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
+    writer = v41.V41(0)
+    folder, _ = checkpoint.write(tmp_path, writer)
+    given = asked.checkpoint(str(folder)), asked.device("b50")
+    wanted = asked.Asked(*given, 1, 512, 4)
+    (choice,) = choices.choices(wanted, run(release, wanted))
+    tables = [t.nbytes for n, t in writer.published.items() if ".engram.embed." in n]
+    assert choice.attempt.fullest.pinned == sum(
+        1 << (size - 1).bit_length() for size in tables
+    )
+    assert not choice.attempt.stages[0].unset
+    two = asked.Asked(*given, 2, 512, 4, replicas=2)
+    (refused,) = run(release, two).attempts
+    assert "--data-parallel-size 2 is not tested with V4.1" in refused.refused

@@ -10,14 +10,15 @@ import torch
 import torch.multiprocessing
 from own_process import in_own_process
 
-from emulated_xpu.collectives import Collectives
+from emulated_xpu.collectives import Collectives, provide
 
 RANKS = 2
 LENGTHS = (1, 3)
 
 
 def join(rank: int, ranks: int, folder: Path) -> Any:
-    """The group of all ranks."""
+    """The group of all ranks, which look at what they send."""
+    provide()
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks
     )
@@ -37,6 +38,8 @@ def gather(rank: int, folder: Path) -> None:
     dist.all_gather([whole.to(codes.dtype)], codes, group)
     dist.all_reduce(even, group=group)
     assert even.eq(1).all()
+    (torch.distributed.send if rank else torch.distributed.recv)(own[:1], 1 - rank)
+    assert own[0].eq(1).all()
     # A rank that ends while the other still answers it aborts.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
@@ -70,6 +73,16 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     "a sum of FP8": (
         lambda dist, group: dist.all_reduce(SQUARE.to(torch.float8_e4m3fn)),
         "RuntimeError: XCCL reduces no torch.float8_e4m3fn",
+    ),
+    "scales to the next stage": (
+        lambda _, group: torch.distributed.isend(
+            SQUARE.to(torch.float8_e8m0fnu), dst=0, group=group
+        ),
+        "TypeError: XCCL carries no torch.float8_e8m0fnu",
+    ),
+    "columns to the next stage": (
+        lambda _, group: torch.distributed.isend(SQUARE[:, :2], dst=0, group=group),
+        "ValueError: XCCL takes contiguous",
     ),
     "a tensor of another length": (
         lambda dist, group: dist.all_gather([torch.empty(3, 4)], SQUARE, group),

@@ -35,7 +35,7 @@ OWNERS = {
     "torch.cuda": torch.cuda,
     "torch.xpu": torch.xpu,
 }
-WRITERS = {"device_api.py": {"remove_cuda"}}
+WRITERS = {"device_api.py": {"remove_cuda"}, "collectives.py": {"provide"}}
 """Who may assign to torch without the list, by file."""
 
 

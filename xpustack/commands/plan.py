@@ -16,20 +16,21 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 NOTES = (
     "weights, buffers: GiB of the fullest device. requests: of the whole context,"
-    " beside a chunk that is read. host: GiB of all processes, on a CPU.",
+    " beside a chunk that is read. host: GiB of all processes, on a CPU. pinned: GiB of"
+    " the host that devices read (Engram), for all ranks, in powers of two.",
     "tokens/s: modelled by aot/step.py, not measured, with captured graphs, without"
     " attention and the indexer's scores. Overlapping ranges rank nothing for sure.",
 )
 COLUMNS = (
     *("split", "weights", "buffers", "requests", "cache tokens", "chunk"),
-    *("host", "tokens/s", "limit"),
+    *("host", "pinned", "tokens/s", "limit"),
 )
 
 
 def plan(
     release: Annotated[str, typer.Argument(help="Such as v0.33.0.")],
     model: Annotated[
-        str, typer.Option(help="flash, pro, or the folder of a checkpoint.")
+        str, typer.Option(help="flash, pro, v4.1, or the folder of a checkpoint.")
     ],
     device: Annotated[str, typer.Option(help="Such as b60.")],
     count: Annotated[
@@ -41,6 +42,12 @@ def plan(
     concurrency: Annotated[
         int, typer.Option(min=1, help="Requests at the same time.")
     ] = 16,
+    data_parallel_size: Annotated[
+        int, typer.Option(min=1, help="Replicas, which share the experts.")
+    ] = 1,
+    enable_expert_parallel: Annotated[
+        bool, typer.Option(help="Whole experts on a rank.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Say how to split a model over devices, and the command that serves it.
@@ -62,17 +69,16 @@ def plan(
                 count,
                 context,
                 concurrency,
+                data_parallel_size,
+                enable_expert_parallel,
             )
             tried = trial.run(project, cache, pinned, asked, progress)
         found = choices.choices(asked, tried)
         refused = choices.refusals(tried, found)
         reasons = {one.name: choices.why(asked, one) for one in refused}
-        if not found:
-            raise choices.nothing_fits(asked, pinned, refused)
-        best = found[0].attempt
-        answer.data = {
+        answer.data = data = {
             "release": pinned.name,
-            "model": asked.checkpoint.model.name,
+            "model": asked.checkpoint.label,
             "device": asked.device.name,
             "count": count,
             "context": context,
@@ -80,11 +86,16 @@ def plan(
             "checkpoint_bytes": tried.checkpoint,
             "choices": [_to_json(asked, choice) for choice in found],
             "refused": reasons,
+        }
+        if not found:
+            raise choices.nothing_fits(asked, pinned, refused)
+        best = found[0].attempt
+        data |= {
             "serve": choices.serve(asked, best),
             "container": choices.container(asked, best, pinned),
         }
         answer.say(
-            f"DeepSeek-V4 {asked.checkpoint.model.name} on {count} {asked.device.name},"
+            f"DeepSeek-{asked.checkpoint.label} on {count} {asked.device.name},"
             f" {concurrency} requests of {context:,} tokens, {pinned.name}"
         )
         answer.table((_row(asked, choice) for choice in found), COLUMNS)
@@ -101,7 +112,7 @@ def plan(
 
 def _row(asked: "Asked", choice: "Choice") -> dict[str, Any]:
     values = _to_json(asked, choice)
-    low, high = values["tokens_per_second"]
+    speed = values["tokens_per_second"]
     return {
         "split": values["split"],
         "weights": f"{values['weights_bytes'] / GIB:.1f}",
@@ -110,17 +121,21 @@ def _row(asked: "Asked", choice: "Choice") -> dict[str, Any]:
         "cache tokens": f"{values['cache_tokens']:,}",
         "chunk": values["chunk"],
         "host": f"{values['host_bytes'] / GIB:.0f}",
-        "tokens/s": f"{low:.0f} to {high:.0f}",
+        "pinned": f"{values['pinned_bytes'] / GIB:.0f}",
+        "tokens/s": "{:.0f} to {:.0f}".format(*speed) if speed else "-",
         "limit": values["limit"],
     }
 
 
 def _to_json(asked: "Asked", choice: "Choice") -> dict[str, Any]:
+    from xpustack.plan import choices
+
     attempt = choice.attempt
-    ranks = attempt.tensor_parallel_size
+    speed = choice.speed
     return {
         "split": attempt.name,
-        "tensor_parallel_size": ranks,
+        "tensor_parallel_size": attempt.tensor_parallel_size,
+        "data_parallel_size": attempt.data_parallel_size,
         "pipeline_parallel_size": attempt.pipeline_parallel_size,
         "expert_parallel": attempt.enable_expert_parallel,
         "weights_bytes": attempt.fullest.weights,
@@ -130,8 +145,9 @@ def _to_json(asked: "Asked", choice: "Choice") -> dict[str, Any]:
         "requests": attempt.room,
         "cache_tokens": attempt.room * asked.context,
         "chunk": attempt.max_num_batched_tokens,
-        "host_bytes": ranks * sum(stage.host for stage in attempt.stages),
-        "tokens_per_second": sorted((choice.speed.slow, choice.speed.fast)),
+        "host_bytes": attempt.ranks * sum(stage.host for stage in attempt.stages),
+        "pinned_bytes": choices.pinned_bytes(attempt),
+        "tokens_per_second": sorted((speed.slow, speed.fast)) if speed else None,
         "serves": choice.serves,
         "limit": choice.limit(asked),
     }

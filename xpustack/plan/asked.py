@@ -10,7 +10,13 @@ from typing import Any
 from benchmarks.memory import DEVICES, FLASH, PRO, Device, Model
 from xpustack.core.errors import UsageError
 
-NAMED = {"flash": FLASH, "pro": PRO}
+NAMED: dict[str, tuple[str, Model | None]] = {
+    "flash": ("V4-Flash", FLASH),
+    "pro": ("V4-Pro", PRO),
+    "v4.1": ("V4.1-Flash", None),
+}
+"""What a published model is called after "DeepSeek-", and its figures where there are
+some; nobody models the speed of V4.1."""
 SHARE = 0.9
 """Of a device's memory, what vLLM may use."""
 ACTIVATIONS = 3 << 30
@@ -25,34 +31,65 @@ class Checkpoint:
     """A model as it is published.
 
     Attributes:
-        name: "flash" or "pro"; empty for a folder.
+        name: of `NAMED`; empty for a folder.
+        label: what people call it.
         folder: where it lies; for a published one, where it could.
+        model: its figures; None for V4.1.
         tensors: name, type and shape of each tensor of a folder.
     """
 
     name: str
+    label: str
     folder: Path
-    model: Model
+    model: Model | None
     tensors: tuple[tuple[str, str, list[int]], ...] = ()
+
+    @property
+    def block_size(self) -> int:
+        """Tokens of a block of the cache: 256 of V4, 128 of V4.1."""
+        return 256 if self.model else 128
 
 
 @dataclass(frozen=True)
 class Asked:
-    """A plan that is wanted."""
+    """A plan that is wanted.
+
+    Attributes:
+        replicas: data-parallel ones, among which the requests are spread.
+        expert_parallel: whether ranks hold whole experts.
+    """
 
     checkpoint: Checkpoint
     device: Device
     count: int
     context: int
     requests: int
+    replicas: int = 1
+    expert_parallel: bool = False
+
+    def __post_init__(self) -> None:
+        if self.count % self.replicas:
+            raise UsageError(
+                f"{self.count} devices cannot be {self.replicas} equal replicas",
+                hint="--data-parallel-size must divide --count",
+            )
 
     def splits(self) -> list[dict[str, int]]:
         """Every split over all devices, as arguments of vLLM's engine."""
+        each = self.count // self.replicas
+        more = {"data_parallel_size": self.replicas} if self.replicas > 1 else {}
+        if self.expert_parallel:
+            more["enable_expert_parallel"] = True
         return [
-            {"tensor_parallel_size": n, "pipeline_parallel_size": self.count // n}
-            for n in range(self.count, 0, -1)
-            if self.count % n == 0
+            {"tensor_parallel_size": n, "pipeline_parallel_size": each // n} | more
+            for n in range(each, 0, -1)
+            if each % n == 0
         ]
+
+    @property
+    def of_a_replica(self) -> int:
+        """Requests that one replica must carry."""
+        return -(-self.requests // self.replicas)
 
     def usable(self) -> float:
         """Bytes of a device that vLLM may use."""
@@ -89,8 +126,8 @@ def checkpoint(name: str) -> Checkpoint:
         UsageError: it is neither.
     """
     if name in NAMED:
-        model = NAMED[name]
-        return Checkpoint(name, Path(f"/path/to/DeepSeek-V4-{model.name}"), model)
+        label, model = NAMED[name]
+        return Checkpoint(name, label, Path(f"/path/to/DeepSeek-{label}"), model)
     folder = Path(name).absolute()
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
@@ -104,12 +141,12 @@ def checkpoint(name: str) -> Checkpoint:
         raise _no_checkpoint(folder, _reason(error)) from None
     if not tensors:
         raise _no_checkpoint(folder, "it has no *.safetensors")
-    return Checkpoint("", folder, model, tensors)
+    return Checkpoint("", folder.name, folder, model, tensors)
 
 
 def _no_checkpoint(folder: Path, reason: str) -> UsageError:
     return UsageError(
-        f"{folder} is no checkpoint of DeepSeek-V4",
+        f"{folder} is no checkpoint of DeepSeek-V4 or V4.1",
         detail=[reason],
         hint=f"--model {' or '.join(NAMED)}, or a folder with config.json and tensors",
     )
@@ -123,7 +160,9 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _model(name: str, config: dict[str, Any]) -> Model:
+def _model(name: str, config: dict[str, Any]) -> Model | None:
+    if config["model_type"] == "deepseek_v41":
+        return None
     if config["model_type"] != "deepseek_v4":
         raise ValueError(f"its model_type is {config['model_type']}")
     ratios = config["compress_ratios"][: config["num_hidden_layers"]]

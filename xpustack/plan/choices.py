@@ -29,53 +29,59 @@ class Choice:
     Attributes:
         attempt: with the largest chunk of a prompt that leaves room for all requests,
             or else the most room.
-        speed: modelled tokens per second of all requests.
+        speed: modelled tokens per second of all requests; None where nobody models it.
         slowest: the part of a modelled step that takes longest.
     """
 
     attempt: Attempt
-    speed: Range
-    slowest: Part
     serves: bool
+    speed: Range | None = None
+    slowest: Part | None = None
 
     def limit(self, asked: Asked) -> str:
         """What there is too little of, or what takes longest."""
         if not self.serves:
             return f"cache: {self.attempt.room} of {asked.requests} requests fit"
+        if self.slowest is None:
+            return "not modelled"
         return f"{self.slowest.bound}: {self.slowest.name}"
 
 
 def choices(asked: Asked, trial: Trial) -> list[Choice]:
     """Those that start: first those that serve all requests, then the fastest by the
-    middle of the modelled range."""
+    middle of the modelled range, or the roomiest where nobody models a speed."""
     best: dict[str, Attempt] = {}
     for attempt in trial.attempts:
         known = best.get(attempt.name)
         if attempt.room and (known is None or attempt.room > known.room):
             best[attempt.name] = attempt
     found = [_choice(asked, attempt) for attempt in best.values()]
-    return sorted(
-        found, key=lambda one: (not one.serves, -one.speed.slow * one.speed.fast)
-    )
+    return sorted(found, key=lambda one: (not one.serves, -_merit(one)))
+
+
+def _merit(one: Choice) -> float:
+    return one.speed.slow * one.speed.fast if one.speed else one.attempt.room
 
 
 def _choice(asked: Asked, attempt: Attempt) -> Choice:
+    model, serves = asked.checkpoint.model, attempt.room >= asked.requests
+    if model is None:
+        return Choice(attempt, serves)
     split = Split(
         next(one for one in devices.devices() if one.name == asked.device.name),
         attempt.tensor_parallel_size,
         attempt.pipeline_parallel_size,
+        attempt.data_parallel_size,
         expert_parallel=attempt.enable_expert_parallel,
     )
     at_once = min(asked.requests, attempt.room)
     together = step.together(split, at_once)
-    parts = step.decode(asked.checkpoint.model, split, together, WITHOUT)
+    parts = step.decode(model, split, together, WITHOUT)
     return Choice(
         attempt,
-        step.tokens_per_second(
-            asked.checkpoint.model, split, at_once, step.total(parts)
-        ),
+        serves,
+        step.tokens_per_second(model, split, at_once, step.total(parts)),
         max(parts, key=lambda part: part.milliseconds.slow),
-        attempt.room >= asked.requests,
     )
 
 
@@ -83,6 +89,11 @@ def refusals(trial: Trial, chosen: Iterable[Choice]) -> list[Attempt]:
     """The last attempt of each split that does not start."""
     started = {choice.attempt.name for choice in chosen}
     return list({a.name: a for a in trial.attempts if a.name not in started}.values())
+
+
+def pinned_bytes(attempt: Attempt) -> int:
+    """What all ranks pin in the memory of their host."""
+    return attempt.ranks * sum(stage.pinned for stage in attempt.stages)
 
 
 def missing(asked: Asked, attempt: Attempt) -> float:
@@ -97,9 +108,11 @@ def why(asked: Asked, attempt: Attempt) -> str:
     """Why a split does not start, in one line."""
     if lacks := missing(asked, attempt):
         held = attempt.fullest.held / GIB
+        pinned = pinned_bytes(attempt) / GIB
         return (
             f"{lacks:.1f} GiB short on a device: weights and buffers {held:.1f},"
             f" activations {ACTIVATIONS / GIB:.0f}, usable {asked.usable() / GIB:.1f}"
+            + (f"; the host pins {pinned:.0f} besides" if pinned else "")
         )
     return " ".join(attempt.refused.split()) or "no request of this context fits"
 
@@ -111,7 +124,7 @@ def nothing_fits(asked: Asked, release: Release, refused: list[Attempt]) -> Chec
     nearest = min(lacking or refused, key=lambda one: missing(asked, one))
     enough = _enough(asked)
     return CheckFailed(
-        f"{asked.checkpoint.model.name} starts on no split of {asked.count}"
+        f"{asked.checkpoint.label} starts on no split of {asked.count}"
         f" {asked.device.name}",
         detail=[f"{nearest.name}: {why(asked, nearest)}"],
         hint=command(
@@ -125,8 +138,10 @@ def nothing_fits(asked: Asked, release: Release, refused: list[Attempt]) -> Chec
 
 
 def _enough(asked: Asked) -> int:
-    """The fewest devices of the page's splits on which the model fits; 0 if none."""
+    """The fewest devices of `SPLITS` on which the model fits; 0 if none is known."""
     model = asked.checkpoint.model
+    if model is None:
+        return 0
     counts = [
         ranks * stages
         for ranks, stages in SPLITS
@@ -142,21 +157,27 @@ def arguments(asked: Asked, attempt: Attempt) -> list[str]:
     found = [f"--tensor-parallel-size {attempt.tensor_parallel_size}"]
     if attempt.pipeline_parallel_size > 1:
         found.append(f"--pipeline-parallel-size {attempt.pipeline_parallel_size}")
+    if attempt.data_parallel_size > 1:
+        found.append(f"--data-parallel-size {attempt.data_parallel_size}")
     if attempt.enable_expert_parallel:
         found.append("--enable-expert-parallel")
     found += [
         "--kv-cache-dtype fp8",
-        "--block-size 256",
+        f"--block-size {asked.checkpoint.block_size}",
         f"--max-model-len {asked.context}",
         f"--max-num-batched-tokens {attempt.max_num_batched_tokens}",
         "--gpu-memory-utilization 0.9",
     ]
-    if asked.requests > MANY_REQUESTS:
-        found.append(f"--max-num-seqs {asked.requests}")
+    if asked.of_a_replica > MANY_REQUESTS:
+        found.append(f"--max-num-seqs {asked.of_a_replica}")
+    parser = "deepseek_v4"
+    if asked.checkpoint.model is None:
+        parser = "deepseek_v41"
+        found.append("""--limit-mm-per-prompt '{"image": 0}'""")
     return [
         *found,
-        "--reasoning-parser deepseek_v4",
-        "--tool-call-parser deepseek_v4",
+        f"--reasoning-parser {parser}",
+        f"--tool-call-parser {parser}",
         "--enable-auto-tool-choice",
     ]
 

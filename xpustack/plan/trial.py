@@ -27,6 +27,8 @@ PROGRAMS = Path(__file__).with_name("programs")
 LIMIT = 1800.0
 MANY_REQUESTS = 128
 """More at a time must be asked for: vLLM's own limit depends on the device."""
+WRITERS = ("checkpoint", "dspark", "engram", "v41", "vision")
+"""Modules of `e2e` that know the tensors of published checkpoints."""
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
 
@@ -37,12 +39,15 @@ class Stage(msgspec.Struct, frozen=True):
     Attributes:
         buffers: beside the weights: tables of positions, constants, scratch.
         host: memory of its process, on a CPU.
+        pinned: memory of the host that the device reads, such as Engram's tables; in
+            powers of two, as the allocator gives it.
         unset: parameters for which the checkpoint has nothing.
     """
 
     weights: int
     buffers: int
     host: int
+    pinned: int = 0
     unset: tuple[str, ...] = ()
 
     @property
@@ -56,7 +61,7 @@ class Attempt(msgspec.Struct, frozen=True):
     Attributes:
         refused: why the engine does not start; empty if it does.
         stages: those that were built.
-        room: requests of the whole context that fit.
+        room: requests of the whole context that fit, in all replicas.
     """
 
     tensor_parallel_size: int
@@ -66,14 +71,21 @@ class Attempt(msgspec.Struct, frozen=True):
     stages: tuple[Stage, ...]
     room: int
     enable_expert_parallel: bool = False
+    data_parallel_size: int = 1
 
     @property
     def name(self) -> str:
-        stages = self.pipeline_parallel_size
+        stages, replicas = self.pipeline_parallel_size, self.data_parallel_size
         parts = [f"TP {self.tensor_parallel_size}"]
         parts += [f"PP {stages}"] if stages > 1 else []
+        parts += [f"DP {replicas}"] if replicas > 1 else []
         parts += ["EP"] if self.enable_expert_parallel else []
         return ", ".join(parts)
+
+    @property
+    def ranks(self) -> int:
+        """Of each stage, in all replicas."""
+        return self.tensor_parallel_size * self.data_parallel_size
 
     @property
     def built(self) -> bool:
@@ -95,12 +107,15 @@ def engine(asked: Asked) -> dict[str, object]:
     """Arguments of vLLM's engine that every split has."""
     given: dict[str, object] = {
         "kv_cache_dtype": "fp8",
-        "block_size": 256,
+        "block_size": asked.checkpoint.block_size,
         "max_model_len": asked.context,
         "gpu_memory_utilization": SHARE,
     }
-    if asked.requests > MANY_REQUESTS:
-        given["max_num_seqs"] = asked.requests
+    if asked.checkpoint.model is None:
+        # V4.1 is served as text alone; its tables of n-grams depend on the tokenizer.
+        given |= {"limit_mm_per_prompt": {"image": 0}, "skip_tokenizer_init": False}
+    if asked.of_a_replica > MANY_REQUESTS:
+        given["max_num_seqs"] = asked.of_a_replica
     return given
 
 
@@ -121,7 +136,7 @@ def run(
         "tensors": asked.checkpoint.tensors,
         "memory": int(asked.device.memory * (1 << 30)),
         "activations": ACTIVATIONS,
-        "requests": asked.requests,
+        "requests": asked.of_a_replica,
         "chunks": CHUNKS,
         "engine": engine(asked),
         "splits": asked.splits(),
@@ -161,7 +176,7 @@ def _programs(project: Project) -> dict[str, Path]:
     found["environment"] = Path(environment.__file__)
     for folder in (PROGRAMS, project.emulation, project.kernels):
         found |= fingerprint.folder_files(folder)
-    return found | {"checkpoint": root / "e2e/checkpoint.py"}
+    return found | {name: root / f"e2e/{name}.py" for name in WRITERS}
 
 
 def _start(

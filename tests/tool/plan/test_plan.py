@@ -2,17 +2,21 @@
 """What a plan makes of the starts that were tried, and of wrong input."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from benchmarks.memory import FLASH
 from xpustack.base.releases import Release, load
 from xpustack.cli import app
 from xpustack.core.errors import UsageError
+from xpustack.core.markdown import section
 from xpustack.core.project import Project
-from xpustack.plan import asked, choices, trial
+from xpustack.core.rows import read_rows
+from xpustack.plan import asked, choices, page, trial
 
 GIB = 1 << 30
 PROJECT = Project.find(Path(__file__).parent)
@@ -93,6 +97,9 @@ def test_what_is_short_is_said_in_gib(release: Release):
     )
     assert "--device b60 --count 16" in str(error.hint)
     assert len(str(error).splitlines()) == 3
+    tables = structs.replace(refused[0].stages[0], pinned=33 * GIB)
+    pinning = structs.replace(refused[0], stages=(tables,))
+    assert choices.why(four, pinning).endswith("usable 21.6; the host pins 132 besides")
 
 
 def test_a_refusal_of_the_release_is_passed_on(release: Release):
@@ -163,3 +170,85 @@ def test_a_folder_that_is_no_checkpoint(config: str, says: str, tmp_path: Path):
 
 def test_flash_is_that_of_the_arithmetic():
     assert asked.checkpoint("flash").model is FLASH
+
+
+def test_a_file_without_tensors_is_no_checkpoint(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v41"}')
+    with pytest.raises(UsageError) as caught:
+        asked.checkpoint(str(tmp_path))
+    assert caught.value.detail == ("it has no *.safetensors",)
+    (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
+    with pytest.raises(UsageError) as caught:
+        asked.checkpoint(str(tmp_path))
+    assert caught.value.detail == ("model.safetensors is no safetensors file",)
+
+
+def test_replicas_share_devices_and_requests():
+    whole = wanted()
+    two = replace(whole, count=4, replicas=2, expert_parallel=True)
+    more = {"data_parallel_size": 2, "enable_expert_parallel": True}
+    assert two.splits() == [
+        {"tensor_parallel_size": n, "pipeline_parallel_size": 2 // n} | more
+        for n in (2, 1)
+    ]
+    assert two.of_a_replica == 8
+    with pytest.raises(UsageError, match="16 devices cannot be 3 equal replicas"):
+        replace(whole, replicas=3)
+
+
+def test_replicas_are_in_the_command_and_in_the_model_of_speed():
+    two = replace(wanted(), replicas=2)
+    built = attempt(8, 1, 10, room=20)
+    (alone,) = choices.choices(two, trial.Trial(0, (built,)))
+    both = structs.replace(built, data_parallel_size=2)
+    (choice,) = choices.choices(two, trial.Trial(0, (both,)))
+    assert both.name == "TP 8, DP 2"
+    assert "--data-parallel-size 2 " in choices.serve(two, both)
+    assert choice.speed != alone.speed
+
+
+def test_v41_says_its_blocks_its_parser_and_no_speed():
+    asks = replace(wanted(), checkpoint=asked.checkpoint("v4.1"))
+    tried = trial.Trial(0, tuple(attempt(n, 16 // n, 20, room=20 + n) for n in (2, 8)))
+    first, _ = choices.choices(asks, tried)
+    assert (first.attempt.tensor_parallel_size, first.speed) == (8, None)
+    assert first.limit(asks) == "not modelled"
+    command = choices.serve(asks, first.attempt)
+    assert "/path/to/DeepSeek-V4.1-Flash" in command
+    assert "--block-size 128" in command
+    assert "--tool-call-parser deepseek_v41" in command
+    assert """--limit-mm-per-prompt '{"image": 0}'""" in command
+    assert trial.engine(asks)["limit_mm_per_prompt"] == {"image": 0}
+
+
+def test_the_page_shows_the_rows():
+    rows = read_rows(PROJECT.root / page.DATA)
+    assert section(PROJECT.root / page.PAGE, page.SECTION) == page.shown(rows)
+
+
+def test_a_plan_replaces_the_rows_of_its_machine_and_splits():
+    choice = {
+        "split": "TP 8",
+        "weights_bytes": 19 * GIB,
+        "buffers_bytes": GIB // 2,
+        "requests": 20,
+        "chunk": 8192,
+        "host_bytes": 8 * GIB,
+        "pinned_bytes": 0,
+        "tokens_per_second": [100.0, 200.0],
+        "limit": "launches",
+    }
+    machine = dict.fromkeys(page.MACHINE, "x")
+    reasons = {"TP 16": "16 does not divide 8. Use 8."}
+    rows = page.rows_of(machine | {"choices": [choice], "refused": reasons})
+    (starts,) = page.shown(rows).splitlines()[2:]
+    assert "| TP 8 | 19.0 | 20 | 8192 | 8 + 0 | 100 to 200 | launches |" in starts
+    short = {"TP 4": "2 GiB short on a device", "TP 16": "16 does not divide 8"}
+    (refused,) = page.shown(
+        page.rows_of(machine | {"choices": [], "refused": short})
+    ).splitlines()[2:]
+    assert refused.endswith("| 2 GiB short on a device |")
+    choice |= {"requests": 30, "tokens_per_second": None}
+    again = page.rows_of(machine | {"choices": [choice], "refused": {}})
+    assert [row.get("requests") for row in page.merged(rows, again)] == ["30", None]
+    assert "| 8 + 0 |  | launches |" in page.shown(again)

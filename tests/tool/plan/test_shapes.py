@@ -18,13 +18,35 @@ TYPES = {dtype: name for name, dtype in shapes.DTYPES.items()}
 
 
 @pytest.mark.parametrize("name", ["flash", "pro"])
-def test_names_and_types_are_the_published_ones(name: str):
-    _, tensors = shapes.published(name)
+def test_names_and_types_are_the_published_ones(name: str, tmp_path: Path):
+    _, tensors = shapes.published(name, tmp_path)
     general = {
         re.sub(r"(?<=\.)\d+(?=\.)", "*", key): TYPES[tensor.dtype]
         for key, tensor in tensors.items()
     }
     assert general == PUBLISHED["flash"]["tensors"]
+
+
+def test_v41_is_as_large_as_it_is_published(tmp_path: Path):
+    """552 billion weights, tables of 768 million rows, 510 GB, of which tower and
+    tokenizer are small ones here."""
+    config, tensors = shapes.published("v4.1", tmp_path)
+    stored = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
+    assert 508e9 < stored < 511e9
+    assert sum(config["text_config"]["engram_num_embeddings"]) // 10**6 == 768
+    weights = sum(
+        tensor.numel() * (2 if tensor.dtype == torch.int8 else 1)
+        for name, tensor in tensors.items()
+        if name.startswith(("layers.", "embed.", "head."))
+        and not name.endswith("scale")
+        and ".engram." not in name
+    )
+    assert round(weights / 1e9) == 552
+    assert (tmp_path / "tokenizer.json").is_file()
+    again = shapes.V41Of(config["text_config"])
+    checkpoint.whole_model(again)
+    text = [name for name in tensors if not name.startswith(shapes.UNREAD)]
+    assert set(text) <= set(again.published)
 
 
 @pytest.mark.parametrize("model", [FLASH, PRO])

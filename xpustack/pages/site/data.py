@@ -60,6 +60,14 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         " [What is compared](docs/e2e.md#ranks).",
         ("ranks.csv",),
     ),
+    "plans": (
+        "Plans of machines",
+        "What `xpustack plan` said of each split: GiB of the fullest device, requests"
+        " of the whole context that fit, and a **modelled** speed, or why it does not"
+        " start."
+        " [What a plan is](docs/deploying.md#plan).",
+        ("plans.csv",),
+    ),
     "capabilities": (
         "Capabilities by release",
         "What DeepSeek-V4 can do on CUDA, and what XPU makes of it before and after the"

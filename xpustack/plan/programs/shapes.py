@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from benchmarks.memory import FLASH, PRO, Model
-from e2e import checkpoint
+from e2e import checkpoint, v41
 
 MODELS = {"flash": FLASH, "pro": PRO}
 TOPK = {"flash": 512, "pro": 1024}
@@ -29,6 +29,9 @@ DTYPES = {
     "U8": torch.uint8,
 }
 """By their names in the headers of safetensors."""
+
+UNREAD = ("mtp.", "vision.", "aligner.", "image_")
+"""How tensors of a draft, and of images, begin: a server of text needs none."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -65,12 +68,8 @@ def ratios(model: Model) -> tuple[int, ...]:
     )
 
 
-class Writer(checkpoint.Writer):
+class WithoutValues(checkpoint.Writer):
     """Collects names, types and shapes alone."""
-
-    def __init__(self, size: checkpoint.Size) -> None:
-        super().__init__(0)
-        self.size = size
 
     def random(self, *shape: int, std: float = 1.0, mean: float = 0.0) -> torch.Tensor:
         return torch.empty(shape, device="meta")
@@ -84,7 +83,7 @@ class Writer(checkpoint.Writer):
         self.published[name] = zeros(dtype, values.shape)
 
     def fp8(self, name: str, rows: int, columns: int) -> None:
-        block = checkpoint.BLOCK
+        block = self.block
         scales = -(-rows // block), -(-columns // block)
         self.published[f"{name}.weight"] = zeros(torch.float8_e4m3fn, (rows, columns))
         self.published[f"{name}.scale"] = zeros(torch.float8_e8m0fnu, scales)
@@ -93,6 +92,60 @@ class Writer(checkpoint.Writer):
         scales = rows, columns // checkpoint.MXFP4_BLOCK
         self.published[f"{name}.weight"] = zeros(torch.int8, (rows, columns // 2))
         self.published[f"{name}.scale"] = zeros(torch.float8_e8m0fnu, scales)
+
+    def _quantized(self, name: str, weight: checkpoint.Quantized) -> None:
+        for part, of in (("weight", weight.codes), ("scale", weight.scale)):
+            self.published[f"{name}.{part}"] = zeros(of.dtype, of.shape)
+
+
+class Writer(WithoutValues):
+    """Flash, Pro, or what a configuration says."""
+
+    def __init__(self, size: checkpoint.Size) -> None:
+        super().__init__(0)
+        self.size = size
+
+
+class V41(WithoutValues, v41.V41):
+    """V4.1-Flash; its tower, which a server of text does not build, is a small one."""
+
+    size = checkpoint.Size(
+        ratios=(0,) * 2 + (2,) * 18 + (1,) * 20,
+        hashed=0,
+        hidden=5120,
+        heads=64,
+        groups=8,
+        q_lora=1280,
+        o_lora=1024,
+        intermediate=2304,
+        experts=384,
+        index_topk=512,
+        chosen=6,
+        vocabulary=129_280,
+        length=LENGTH,
+    )
+    stages = 3
+    kv_sources = (2, 8, 14, 20)
+    index_sources = (2, 8, 14, 20, 24, 28, 32, 36)
+    candidates = 20, 2048
+    target_layers = (37, 38, 39)
+    engram_layers = (1, 14)
+    engram_dim = 256
+    engram_rows = 16_000_000
+    draft_experts = 128, 3
+
+
+class V41Of(V41):
+    """What a configuration of V4.1 says."""
+
+    def __init__(self, text: Mapping[str, Any]) -> None:
+        self.size = size_of({**text, "num_hash_layers": 0})
+        self.kv_sources = tuple(text["kv_source_layer_ids"])
+        self.index_sources = tuple(text["index_source_layer_ids"])
+        self.engram_layers = tuple(text["engram_layer_ids"])
+        self.engram_dim = text["engram_head_dim"]
+        self.engram_rows = text["engram_vocab_size"]
+        super().__init__(0)
 
 
 def zeros(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
@@ -104,11 +157,17 @@ def zeros(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
     return one.to(dtype).expand(shape)
 
 
-def published(name: str) -> tuple[dict[str, Any], Tensors]:
-    """Configuration and tensors of "flash" or "pro"."""
-    writer = Writer(size(name))
+def published(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
+    """Configuration and tensors of a published model. A tokenizer, of which the hashes
+    of V4.1 are made, goes to `folder`: a small one."""
+    writer: WithoutValues
+    if name == "v4.1":
+        writer = V41(0)
+        writer.write_tokenizer(folder)
+    else:
+        writer = Writer(size(name))
     checkpoint.whole_model(writer)
-    return checkpoint.config(writer.size), writer.published
+    return writer.config(), writer.published
 
 
 def listed(folder: str, rows: Iterable[tuple[str, str, list[int]]]) -> Tensors:
@@ -120,16 +179,16 @@ def listed(folder: str, rows: Iterable[tuple[str, str, list[int]]]) -> Tensors:
     config = json.loads((Path(folder) / "config.json").read_text())
     found = {name: zeros(DTYPES[kind], shape) for name, kind, shape in rows}
     if config.get("quantization_config", {}).get("quant_method") == "fp8":
-        writer = Writer(size_of(config))
+        text = config.get("text_config")
+        writer = V41Of(text) if text else Writer(size_of(config))
         checkpoint.whole_model(writer)
-        wanted = (name for name in writer.published if not name.startswith("mtp."))
-        for name in wanted:
-            if name not in found:
+        for name in writer.published:
+            if name not in found and not name.startswith(UNREAD):
                 raise Incomplete(f"the checkpoint has no {name}")
     return found
 
 
-def size_of(config: dict[str, Any]) -> checkpoint.Size:
+def size_of(config: Mapping[str, Any]) -> checkpoint.Size:
     """What a checkpoint's configuration says."""
     return checkpoint.Size(
         ratios=tuple(config["compress_ratios"][: config["num_hidden_layers"]]),
@@ -147,8 +206,8 @@ def size_of(config: dict[str, Any]) -> checkpoint.Size:
 
 
 def loadable(tensors: Tensors, experts: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a loader must see: everything but the experts between the first and the
-    last of a layer, which must be like the first.
+    """What a loader must see: everything but a draft, and the experts between the first
+    and the last of a layer, which must be like the first.
 
     Raises:
         ValueError: a layer lacks a tensor of an expert, or one has another type or
@@ -156,6 +215,8 @@ def loadable(tensors: Tensors, experts: int) -> Iterator[tuple[str, torch.Tensor
     """
     kinds: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
+        if name.startswith("mtp."):
+            continue
         layer, found, rest = name.partition(".experts.")
         if not found:
             yield name, tensor

@@ -9,15 +9,16 @@ them, all tensors are on torch's device "meta", and device memory is what JOB sa
 
 import emulated_xpu.pytest_plugin  # noqa: I001 (before torch and vllm)
 
+import functools
 import json
 import os
 import pickle
+import psutil
 import resource
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -47,8 +48,11 @@ TENSORS: dict[str, torch.Tensor] = {}
 FACTORIES = _device._device_constructors()
 """torch's own, which the emulation replaces once there is pinned memory."""
 LISTS = (torch.arange, torch.full, torch.tensor)
+PINNED: dict[int, torch.UntypedStorage] = {}
+"""What this process's model asked for in the host's memory, for the device to read."""
 UNSET: set[str] = set()
 """Parameters of this process's model for which the checkpoint has nothing."""
+REAL_MEMORY = psutil.virtual_memory
 ALONE = "fake"
 """torch's process group whose collectives return at once."""
 
@@ -69,6 +73,20 @@ class OnMeta(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
+def remembering_pinned(make: Callable[..., torch.Tensor]) -> Callable[..., Any]:
+    """A factory that knows afterwards what it made in the host's memory."""
+
+    @functools.wraps(make)
+    def made(*args: Any, pin_memory: bool = False, **kwargs: Any) -> torch.Tensor:
+        tensor = make(*args, **kwargs)
+        if pin_memory:
+            storage = tensor.untyped_storage()
+            PINNED[storage._cdata] = storage
+        return tensor
+
+    return made
+
+
 @register_model_loader(WITHOUT_VALUES)
 class Loader(BaseModelLoader):
     """Builds the model on "meta" and loads every tensor's type and shape."""
@@ -77,7 +95,7 @@ class Loader(BaseModelLoader):
         pass
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        experts = model_config.hf_config.n_routed_experts
+        experts = model_config.hf_text_config.n_routed_experts
         loaded = model.load_weights(shapes.loadable(TENSORS, experts))
         UNSET.update(name for name, _ in model.named_parameters())
         UNSET.difference_update(loaded)
@@ -128,10 +146,11 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
 
     parallel = vllm_config.parallel_config
     rank = number * parallel.tensor_parallel_size
-    join_alone(rank, parallel.world_size)
+    join_alone(rank, parallel.world_size_across_dp)
     with set_current_vllm_config(vllm_config):
         worker = EmulatedXpuWorker(vllm_config, rank, rank, "fake://", number == 0)
         worker.init_device()
+        torch.empty = remembering_pinned(torch.empty)
         worker.load_model()
         answers = {"get_kv_cache_spec": worker.get_kv_cache_spec()}
         if hasattr(worker, "get_supported_kv_cache_layouts"):
@@ -144,6 +163,8 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
         "answers": answers,
         "weights": weights,
         "buffers": held(tensors(model)) - weights,
+        # As torch's allocator of pinned memory rounds.
+        "pinned": sum(1 << (s.nbytes() - 1).bit_length() for s in PINNED.values()),
         "unset": sorted(UNSET),
         "host": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10,
     }
@@ -158,8 +179,12 @@ def tensors(model: Any) -> Iterator[torch.Tensor]:
 
 
 def held(found: Iterable[torch.Tensor]) -> int:
-    """Bytes of tensors, each counted once."""
-    known = {id(tensor): tensor for tensor in found}
+    """Bytes of tensors on the device, each counted once."""
+    known = {
+        id(tensor): tensor
+        for tensor in found
+        if tensor.untyped_storage()._cdata not in PINNED
+    }
     return sum(tensor.numel() * tensor.element_size() for tensor in known.values())
 
 
@@ -174,9 +199,15 @@ def join_alone(rank: int, world_size: int) -> None:
         return new_group(ranks, backend=ALONE)
 
     torch.distributed.new_group = group
+    # What the host has free is asked of somebody else's host.
+    psutil.virtual_memory = unlimited
     # Both wait for other processes.
     MessageQueue.create_from_process_group = lambda *_, **__: None
     parallel_state._node_count = lambda _: 1
+
+
+def unlimited() -> Any:
+    return REAL_MEMORY()._replace(available=1 << 60)
 
 
 def left(stages: Iterable[dict[str, Any]]) -> int:
@@ -196,7 +227,7 @@ class WithoutDevices(Executor):
         count = self.parallel_config.pipeline_parallel_size
         self.stages = []
         for number in range(count):
-            built = forked(partial(stage, self.vllm_config, number))
+            built = forked(functools.partial(stage, self.vllm_config, number))
             built["answers"]["determine_available_memory"] = left([built])
             self.stages.append(built)
             STAGES.append({k: v for k, v in built.items() if k != "answers"})
@@ -219,11 +250,9 @@ def split(given: dict[str, Any], model: str) -> dict[str, Any]:
     try:
         config = EngineArgs(
             model=model,
-            skip_tokenizer_init=True,
             load_format=WITHOUT_VALUES,
             distributed_executor_backend=WithoutDevices,
-            **JOB["engine"],
-            **given,
+            **{"skip_tokenizer_init": True} | JOB["engine"] | given,
         ).create_engine_config()
         answer["configured"] = True
         decode(config)
@@ -238,7 +267,8 @@ def split(given: dict[str, Any], model: str) -> dict[str, Any]:
 def reason(error: Exception) -> str:
     """What an error says, without what pydantic puts around it."""
     if isinstance(error, ValidationError):
-        return "; ".join(str(one["msg"]) for one in error.errors())
+        said = (str(one["msg"]) for one in error.errors())
+        return "; ".join(text.removeprefix("Value error, ") for text in said)
     return str(error)
 
 
@@ -263,7 +293,7 @@ def decode(config: Any) -> None:
         from vllm.model_executor.kernels.xpu_dsv4 import _decode_config as kernel
     except ImportError:
         from vllm.v1.attention.ops.xpu_dsv4 import _decode_config as kernel
-    heads = config.model_config.hf_config.num_attention_heads
+    heads = config.model_config.hf_text_config.num_attention_heads
     heads //= config.parallel_config.tensor_parallel_size
     kernel.decode_config(config.scheduler_config.max_num_seqs, heads, 8192)
 
@@ -282,7 +312,8 @@ def attempts(given: dict[str, Any], model: str) -> list[dict[str, Any]]:
         built = len(last["stages"]) == given["pipeline_parallel_size"]
         if not built or room(last) >= JOB["requests"] or left(last["stages"]) < 0:
             break
-    if last.get("configured") and not built and given["tensor_parallel_size"] > 1:
+    whole = given.get("enable_expert_parallel") or given["tensor_parallel_size"] == 1
+    if last.get("configured") and not built and not whole:
         attempt(max_num_batched_tokens=chunk, enable_expert_parallel=True)
     return found
 
@@ -301,7 +332,7 @@ def main() -> None:
     found: list[dict[str, Any]]
     try:
         if JOB["model"]:
-            config, known = shapes.published(JOB["model"])
+            config, known = shapes.published(JOB["model"], Path(folder))
             (Path(folder) / "config.json").write_text(json.dumps(config))
         else:
             known = shapes.listed(folder, JOB["tensors"])
@@ -313,7 +344,7 @@ def main() -> None:
         found = [given | none for given in JOB["splits"]]
     size = held(TENSORS.values())
     for one in found:
-        one["room"] = room(one)
+        one["room"] = room(one) * one.get("data_parallel_size", 1)
     Path(sys.argv[2]).write_text(json.dumps({"checkpoint": size, "attempts": found}))
 
 

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tokens without the hybrid cache manager, which some connectors switch off."""
+
+from pathlib import Path
+
+import pytest
+
+from e2e.serving import Engines, Job, Prompt
+
+pytestmark = pytest.mark.full
+
+WAVES = tuple((Prompt(260, 2, seed=seed),) for seed in (1, 2, 1))
+"""More than a block of 256 tokens, and the first prompt again."""
+SMALL = (("max_model_len", 300), ("max_num_batched_tokens", 300), ("max_num_seqs", 1))
+ALONE = Job("no connector", WAVES, SMALL, xe_cores=1)
+WITHOUT_HYBRID = Job(
+    "no hybrid cache manager",
+    WAVES,
+    (*SMALL, ("disable_hybrid_kv_cache_manager", True)),
+    xe_cores=1,
+)
+
+
+def test_windows_in_full_caches(engines: Engines, release: str) -> None:
+    alone = engines.serve(release, ALONE)
+    found = engines.serve(release, WITHOUT_HYBRID)
+    assert found.new_tokens() == alone.new_tokens()
+
+
+def test_example_connector_keeps_nothing(
+    engines: Engines, release: str, tmp_path: Path
+) -> None:
+    """It saves and loads in hooks of vLLM's attention layers, which the layers of
+    DeepSeek-V4 do not have."""
+    told = {
+        "kv_connector": "ExampleConnector",
+        "kv_role": "kv_both",
+        "kv_connector_extra_config": {"shared_storage_path": str(tmp_path)},
+    }
+    job = Job(
+        "a connector by layers",
+        WAVES,
+        (*SMALL, ("kv_transfer_config", told)),
+        xe_cores=1,
+    )
+    found = engines.serve(release, job)
+    assert found.new_tokens() == engines.serve(release, ALONE).new_tokens()
+    assert not list(tmp_path.iterdir())

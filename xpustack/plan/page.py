@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m xpustack.plan.page DOCUMENT ...`: keep what `plan --json` printed.
+
+Writes docs/data/plans.csv, a row for each split, and the table of docs/deploying.md.
+Rows of other machines stay as they are.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from xpustack.core.markdown import table, with_section
+from xpustack.core.project import Project
+from xpustack.core.rows import csv_text, read_rows
+
+SECTION, PAGE, DATA = "plans", "docs/deploying.md", "docs/data/plans.csv"
+MACHINE = ("release", "model", "device", "count", "context", "concurrency")
+"""What a plan is of."""
+HEADS = (
+    *("release", "devices", "split", "weights, GiB", "requests", "chunk"),
+    *("host + pinned, GiB", "tokens/s, modelled", "limit, or why it does not start"),
+)
+GIB = 1 << 30
+Row = dict[str, str]
+
+
+def rows_of(data: Mapping[str, Any]) -> list[Row]:
+    """A row for each split of a plan: those that start in their order, then others."""
+    machine = {name: str(data[name]) for name in MACHINE}
+    rows = []
+    for one in data["choices"]:
+        slow, fast = one["tokens_per_second"] or ("", "")
+        row = {
+            "split": one["split"],
+            "weights_gib": f"{one['weights_bytes'] / GIB:.1f}",
+            "buffers_gib": f"{one['buffers_bytes'] / GIB:.1f}",
+            "requests": one["requests"],
+            "chunk": one["chunk"],
+            "host_gib": f"{one['host_bytes'] / GIB:.0f}",
+            "pinned_gib": f"{one['pinned_bytes'] / GIB:.0f}",
+            "tokens_per_second_slow": slow and f"{slow:.0f}",
+            "tokens_per_second_fast": fast and f"{fast:.0f}",
+            "limit": one["limit"],
+        }
+        rows.append(machine | {name: str(value) for name, value in row.items()})
+    for split, reason in data["refused"].items():
+        rows.append(machine | {"split": split, "refused": reason})
+    return rows
+
+
+def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
+    """`known` rows with the `new` ones in the place of those of the same machine and
+    split."""
+    found = {_key(row): row for row in known}
+    return list((found | {_key(row): row for row in new}).values())
+
+
+def _key(row: Row) -> tuple[str, ...]:
+    return (*_machine(row), row["split"])
+
+
+def shown(rows: Iterable[Row]) -> str:
+    """The page's table: the splits that start, and of machines without one those that
+    lack memory."""
+    rows = list(rows)
+    starts = {_machine(row) for row in rows if not row.get("refused")}
+    return table(
+        HEADS,
+        (
+            _cells(row)
+            for row in rows
+            if not (reason := row.get("refused"))
+            or (_machine(row) not in starts and " short on a device" in reason)
+        ),
+    )
+
+
+def _machine(row: Row) -> tuple[str, ...]:
+    return tuple(row[name] for name in MACHINE)
+
+
+def _cells(row: Row) -> list[str]:
+    devices = f"{row['model']}: {row['count']} {row['device']}"
+    if reason := row.get("refused"):
+        return [row["release"], devices, row["split"], *[""] * 5, reason]
+    speed = f"{row['tokens_per_second_slow']} to {row['tokens_per_second_fast']}"
+    return [
+        row["release"],
+        devices,
+        *(row[name] for name in ("split", "weights_gib", "requests", "chunk")),
+        f"{row['host_gib']} + {row['pinned_gib']}",
+        speed if row["tokens_per_second_slow"] else "",
+        row["limit"],
+    ]
+
+
+def main() -> None:
+    """Write the rows of the documents, and the page's table of all."""
+    root = Project.find().root
+    known = read_rows(root / DATA)
+    for name in sys.argv[1:]:
+        known = merged(known, rows_of(json.loads(Path(name).read_text())["data"]))
+    (root / DATA).write_text(csv_text(known))
+    page = root / PAGE
+    page.write_text(with_section(page, SECTION, shown(known)))
+
+
+if __name__ == "__main__":
+    main()
