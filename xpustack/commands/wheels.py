@@ -22,18 +22,14 @@ def build(
     to: Annotated[
         Path, typer.Option(help="Where a folder for each release is made.")
     ] = Path("dist"),
-    sign_key: Annotated[
-        Path | None,
-        typer.Option(help="A private key (PEM) to sign the provenance with."),
-    ] = None,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the wheel of a whole series, the same bytes each time.
 
     DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), runtime.txt,
-    sbom.cdx.json, provenance.json, and the arguments of the images; with --sign-key
-    also provenance.dsse.json. After a failure it gets none of them."""
+    sbom.cdx.json, provenance.json, and the arguments of the images. After a failure it
+    gets none of them."""
     with answering("build", as_json) as answer:
         wheels: list[ReleaseArtifacts] = []
         with working() as work:
@@ -45,7 +41,6 @@ def build(
                         work.cache,
                         chosen,
                         to,
-                        private_key=sign_key,
                         offline=offline,
                         progress=work.progress,
                     )
@@ -72,10 +67,6 @@ def _to_json(wheel: ReleaseArtifacts) -> dict[str, Any]:
 
 def verify(
     wheel: Annotated[Path, typer.Argument(help="A wheel that xpustack build made.")],
-    key: Annotated[
-        Path | None,
-        typer.Option(help="The signer's public key (PEM)."),
-    ] = None,
     repository: Annotated[
         str | None,
         typer.Option(
@@ -96,10 +87,9 @@ def verify(
     """Build the wheel again and say, file by file, what differs.
 
     This compares the wheel's members and its own bytes, the files beside it, and
-    the base, patches, overlay and kernels that its provenance names. With --key, the
-    signature of the provenance must be by that key; with --repository, the
-    attestation beside the wheel by that repository's release workflow, and name wheel
-    and provenance. A published wheel's vX.Y.Z.tar.gz has all these files. Exit code 0
+    the base, patches, overlay and kernels that its provenance names. With
+    --repository, the attestation beside the wheel must be by that repository's release
+    workflow, and name wheel and provenance. A published wheel's vX.Y.Z.tar.gz has all these files. Exit code 0
     means that all are the same, 1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
         with working() as work:
@@ -107,7 +97,6 @@ def verify(
                 work.project,
                 work.cache,
                 wheel,
-                public_key=key,
                 repository=repository,
                 trusted_root=trusted_root,
                 offline=offline,

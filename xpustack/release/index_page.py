@@ -17,7 +17,6 @@ from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.release.inputs import sha256_of
 from xpustack.release.ship import COMPANION_FILES
-from xpustack.release.signature import ENVELOPE
 
 SIMPLE = "simple"
 SUMS = "SHA256SUMS"
@@ -52,7 +51,7 @@ def write_index(pinned: Releases, directory: Path) -> IndexedWheels:
         folder = directory / release.name
         for path in sorted(folder.glob("*")):
             is_wheel = path.name.startswith(f"vllm-{release.version}+xpu.dsv4.")
-            if not (is_wheel or path.name in (*COMPANION_FILES, ENVELOPE)):
+            if not (is_wheel or path.name in COMPANION_FILES):
                 continue
             data = path.read_bytes()
             name = f"{release.name}/{path.name}"

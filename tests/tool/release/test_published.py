@@ -15,10 +15,9 @@ import yaml
 from fake_sigstore import REPOSITORY, FakeSigstore
 from shipped_stack import ShippedStack
 
-from xpustack.release.attestation import BUNDLE
+from xpustack.release.attestation import BUNDLE, WORKFLOW
 from xpustack.release.index_page import SUMS, write_index
 from xpustack.release.ship import COMPANION_FILES, CONSTRAINTS, PROVENANCE
-from xpustack.release.workflow_identity import WORKFLOW
 
 ROOT = Path(__file__).parents[3]
 JOBS = yaml.safe_load((ROOT / WORKFLOW).read_text())["jobs"]
