@@ -155,8 +155,9 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(epilog=EXIT_CODES, rich_help_panel=panel)(command)
 
-caches = typer.Typer()
-caches.callback(invoke_without_command=True, epilog=EXIT_CODES)(cache.main)
+caches = typer.Typer(
+    help="Show the cache, or clean it up.", epilog=EXIT_CODES, no_args_is_help=True
+)
 caches.command(epilog=EXIT_CODES)(cache.info)
 caches.command(epilog=EXIT_CODES)(cache.gc)
 app.add_typer(caches, name="cache", rich_help_panel=MAINTAINER)

@@ -24,7 +24,7 @@ from xpustack.builds.installed import (
     store_files,
 )
 from xpustack.core import fingerprint
-from xpustack.core.cache import Cache, replace_dir, writing
+from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.progress import Progress, silent
@@ -95,7 +95,7 @@ def expected_build(cache: Cache, store: Store, tree: Tree, version: str) -> Buil
 def found(build: Build) -> bool:
     """Whether an earlier run left this build. Its files are not verified: `build` does
     that, before they are run."""
-    _count_as_used(build.installed.parent)
+    count_as_used(build.installed.parent)
     return build.installed.is_dir()
 
 
@@ -175,14 +175,8 @@ def _usable(cache: Cache, build: Build, tree: Tree, progress: Progress) -> bool:
     if problem is not None:
         progress(f"building {tree.name} again: {problem}")
         return False
-    _count_as_used(home)
+    count_as_used(home)
     return True
-
-
-def _count_as_used(home: Path) -> None:
-    """The clean-up of the cache keeps the builds that were used last."""
-    with contextlib.suppress(OSError):
-        os.utime(home)
 
 
 def really_built(

@@ -103,6 +103,43 @@ class Cache:
             file_lock.release()
 
     @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let nobody be `alone` with the cache during the block."""
+        # A cache that cannot be opened fails when it is written, with a better message.
+        with contextlib.suppress(OSError):
+            self.root.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:
+            yield
+            return
+        try:
+            fcntl.flock(handle, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let nobody else use the cache during the block.
+
+        Raises:
+            EnvironmentProblem: another run uses it.
+        """
+        handle = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise EnvironmentProblem(
+                "another run uses the cache",
+                path=self.root,
+                hint="the same command again when that run has ended",
+            ) from None
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
     def scratch(self, *, files: int = 0) -> Iterator[Path]:
         """A directory on the cache's own disk, removed after the block.
 
@@ -139,8 +176,10 @@ class Cache:
 
     def results_get(self, key: str) -> dict[str, Any] | None:
         """The result stored under `key`; None if there is none or it is damaged."""
+        path = self._result(key)
         try:
-            value = json.loads(self._result(key).read_bytes())
+            value = json.loads(path.read_bytes())
+            count_as_used(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         return value if isinstance(value, dict) else None
@@ -150,15 +189,14 @@ class Cache:
         with atomic_file(self._result(key)) as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
-    def results_time(self, key: str) -> float | None:
-        """When the result was stored, in seconds since 1970; None if there is none."""
-        try:
-            return self._result(key).stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
     def _result(self, key: str) -> Path:
         return self.results / _checked(key)[:2] / f"{key}.json"
+
+
+def count_as_used(path: Path) -> None:
+    """Keep an entry from the next clean-up, which keeps what was used last."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 @contextlib.contextmanager

@@ -105,8 +105,10 @@ def trees_before_failure(
                     with store.cache.scratch() as scratch:
                         commit = _apply(writer, series.tip, step, files, scratch)
                     writer.keep(ref, commit)
-                elif writer is not None:
-                    writer.read_tree(commit.tree)
+                else:
+                    store.count_as_used(ref)
+                    if writer is not None:
+                        writer.read_tree(commit.tree)
                 if recorded:
                     require_recorded_tree(project, step, commit.tree, ids)
                 changed = tuple(sorted({*step.touched, *files}))

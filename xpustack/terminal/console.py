@@ -23,7 +23,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from xpustack.checks.cache_contents import in_use
 from xpustack.core.cache import Cache
 from xpustack.core.errors import Interrupted, StackError, stack_error_of
 from xpustack.core.progress import Progress
@@ -137,7 +136,7 @@ def stdout_console(width: int) -> Console:
 def using_cache() -> Iterator[Cache]:
     """The user's cache; `cache gc` removes nothing from it during the block."""
     cache = Cache.default()
-    with in_use(cache):
+    with cache.in_use():
         yield cache
 
 
