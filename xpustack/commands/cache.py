@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
+from rich.filesize import decimal
 
 from xpustack.builds import cache_contents
 from xpustack.builds.cache_contents import Area
 from xpustack.core.cache import Cache
 from xpustack.terminal.console import Answer, AsJson, answering
-from xpustack.terminal.report import size
 
 
 def info(as_json: AsJson = False) -> None:
@@ -37,7 +37,7 @@ def gc(
         cache_contents.gc(cache, days=days)
         areas = cache_contents.info(cache)
         _report(answer, cache, areas, before=before)
-        answer.say(f"freed {size(before - _bytes(areas))}")
+        answer.say(f"freed {decimal(before - _bytes(areas))}")
 
 
 def _report(
@@ -51,11 +51,11 @@ def _report(
         **more,
     }
     rows = [
-        {"area": area.name, "entries": area.entries, "size": size(area.bytes)}
+        {"area": area.name, "entries": area.entries, "size": decimal(area.bytes)}
         for area in areas
     ]
     answer.table(rows, ("area", "entries", "size"))
-    answer.say(f"{cache.root}: {size(total)}")
+    answer.say(f"{cache.root}: {decimal(total)}")
 
 
 def _bytes(areas: Sequence[Area]) -> int:

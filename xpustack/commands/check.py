@@ -86,7 +86,7 @@ def check(
             if tip or (quick and release.name != pinned.newest.name)
         ]
         jobs = jobs or cpus.usable()
-        with using_cache() as cache, showing_checks(cache, jobs) as display:
+        with using_cache() as cache, showing_checks(jobs) as display:
             report = checks.run(
                 project,
                 cache,
@@ -105,7 +105,7 @@ def check(
         elif report.failed:
             answer.exit_code = CheckFailed.exit_code
         if not as_json:
-            show(report, stdout_console(100), verbose, display.disk)
+            show(report, stdout_console(100), verbose)
 
 
 def _static(

@@ -12,7 +12,6 @@ Each command has its own `data`; it is null if the command failed before it had 
 
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -173,14 +172,10 @@ def working() -> Iterator[Work]:
 
 
 @contextlib.contextmanager
-def showing_checks(cache: Cache, jobs: int) -> Iterator[Display]:
+def showing_checks(jobs: int) -> Iterator[Display]:
     """The display of a run of checks, on stderr."""
     console = Console(stderr=True)
-    display = Display(
-        console,
-        jobs,
-        free=lambda: shutil.disk_usage(cache.root).free,
-    )
+    display = Display(console, jobs)
     if not console.is_terminal:
         yield display
         return

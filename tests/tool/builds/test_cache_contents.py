@@ -134,5 +134,5 @@ def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
     answer = json.loads(done.stdout)
     data = answer["data"]
     assert (answer["command"], data["before"] - data["bytes"]) == ("cache gc", 40960)
-    assert "freed 0 B" in call("cache", "gc").stdout
+    assert "freed 0 bytes" in call("cache", "gc").stdout
     assert call("cache").exit_code == 2
