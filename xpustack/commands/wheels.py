@@ -89,8 +89,9 @@ def verify(
     This compares the wheel's members and its own bytes, the files beside it, and
     the base, patches, overlay and kernels that its provenance names. With
     --repository, the attestation beside the wheel must be by that repository's release
-    workflow, and name wheel and provenance. A published wheel's vX.Y.Z.tar.gz has all these files. Exit code 0
-    means that all are the same, 1 that the listed ones differ."""
+    workflow, and name wheel and provenance. A published wheel's vX.Y.Z.tar.gz has all
+    these files. Exit code 0 means that all are the same, 1 that the listed ones
+    differ."""
     with answering("verify", as_json) as answer:
         with working() as work:
             verdict = verify_wheel(

@@ -100,7 +100,8 @@ def problems(
         }
     )
     if lacking:
-        yield Difference(BUNDLE, f"it does not attest this {' nor this '.join(lacking)}")
+        names = " nor this ".join(lacking)
+        yield Difference(BUNDLE, f"it does not attest this {names}")
         return
     notes.append(f"attested by {attested.identity}, whose certificate sigstore issued")
 
