@@ -40,22 +40,6 @@ def tracked(project: Project, path: Path) -> bool:
     return bool(_ask(project, "ls-files", "--error-unmatch", "--", str(path)))
 
 
-def addition_times(project: Project, folder: Path) -> dict[str, int]:
-    """When each file below `folder` was first added, in seconds since 1970, by its
-    path relative to the project. Files that are not committed are absent."""
-    times: dict[str, int] = {}
-    time = 0
-    options = ("--diff-filter=A", "--no-renames", "--relative", "--name-only")
-    log = _ask(project, "log", *options, "--format=%x00%at", "--", str(folder))
-    for line in log.splitlines():
-        if line.startswith("\0"):
-            time = int(line[1:])
-        elif line:
-            # The log goes back in time, so the oldest time stays.
-            times[line] = time
-    return times
-
-
 def commit_that_wrote(project: Project, path: Path, text: str) -> str:
     """The last commit that added `text` to a file; empty where there is none."""
     return _ask(project, "log", "-1", "--format=%H", f"-S{text}", "--", str(path))

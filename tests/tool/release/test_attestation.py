@@ -142,9 +142,7 @@ def test_wrong_words_are_refused_with_the_next_command(sigstore, tmp_path: Path)
     for content in ("", "{}", "[]"):
         (tmp_path / "roots").write_text(content)
         with pytest.raises(UsageError, match="no roots of trust"):
-            attestation.check(
-                data, REPOSITORY, trusted_root=tmp_path / "roots"
-            )
+            attestation.check(data, REPOSITORY, trusted_root=tmp_path / "roots")
 
 
 def test_the_workflow_that_is_trusted_is_the_one_that_attests():
