@@ -116,7 +116,7 @@ def run(setup: Setup, chosen: Sequence[str], *, again: bool = False) -> Session:
     write(folder / "report.json", report)
     with atomic_file(folder / "report.md") as file:
         file.write(page.text(report).encode())
-    archive.write(setup, report)
+    archive.write(setup)
     return Session(ordered, frozenset(kept), report)
 
 
