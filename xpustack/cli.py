@@ -32,7 +32,7 @@ from xpustack.commands import (
     wheels,
 )
 from xpustack.core.errors import UsageError
-from xpustack.core.version import version
+from xpustack.core.history import version
 from xpustack.terminal.console import EXIT_CODES, Answer
 
 DEPLOYER = "For the deployer"

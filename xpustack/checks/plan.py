@@ -15,9 +15,9 @@ from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
+from xpustack.forks.server import Server
 from xpustack.lint.linter import Linter, lint_key
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step

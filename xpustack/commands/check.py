@@ -8,8 +8,8 @@ import typer
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.core import cpus
 from xpustack.core.errors import CheckFailed, SeriesError
+from xpustack.core.process import usable_cpus
 from xpustack.core.project import Project
 from xpustack.series import static
 from xpustack.series.order import read_order, require_step
@@ -85,7 +85,7 @@ def check(
             for release in chosen
             if tip or (quick and release.name != pinned.newest.name)
         ]
-        jobs = jobs or cpus.usable()
+        jobs = jobs or usable_cpus()
         with using_cache() as cache, showing_checks(jobs) as display:
             report = checks.run(
                 project,

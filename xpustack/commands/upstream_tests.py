@@ -11,7 +11,7 @@ from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
-from xpustack.core.folders import vacant
+from xpustack.core.files import vacant
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows

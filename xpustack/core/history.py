@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this repository's own git knows: the user's name, and when files changed.
+"""What this repository's own git knows: the user's name, when files changed, and which
+version of the tool runs.
 
 These calls use the user's own git configuration. In a project that is no git
 repository they return empty answers.
@@ -8,11 +9,15 @@ repository they return empty answers.
 import io
 import subprocess
 import tarfile
+import tomllib
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 from xpustack.core.git import DATE
 from xpustack.core.project import Project
+
+_TOOL = "xpustack"
 
 
 def git_setting(project: Project, key: str) -> str:
@@ -52,6 +57,21 @@ def unpack(project: Project, commit: str, folders: Iterable[Path], place: Path) 
     if packed := _run(project, "archive", commit, "--", *names):
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(place, filter="data")
+
+
+def version(home: Path | None = None) -> str:
+    """`xpustack 0.1.0`, and in a git checkout its commit and whether files changed.
+
+    Args:
+        home: the folder above the package; None for where this code lies.
+    """
+    home = home or Path(__file__).parents[2]
+    described = home / "pyproject.toml"
+    if not described.is_file():
+        return f"{_TOOL} {metadata.version(_TOOL)}"
+    number = tomllib.loads(described.read_text("utf-8"))["project"]["version"]
+    commit = current_commit(Project(home))
+    return f"{_TOOL} {number} ({commit})" if commit else f"{_TOOL} {number}"
 
 
 def _ask(project: Project, *words: str) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import EnvironmentProblem, command
 from xpustack.core.fingerprint import digest, files_digest, folder_files
-from xpustack.core.version import version
+from xpustack.core.history import version
 from xpustack.device import archive, doctor, measure, page, prove, serve
 from xpustack.device.records import (
     SCHEMA,

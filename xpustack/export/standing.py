@@ -17,10 +17,10 @@ from xpustack.builds.build import Build, build, build_version
 from xpustack.checks.plan import test_result
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
+from xpustack.forks.server import Server
 from xpustack.refresh.carry import CarriedStep, carrier
 from xpustack.refresh.variants import carry_step
 from xpustack.series.overlay import KERNEL_HOME, overlay_files

@@ -11,8 +11,8 @@ from typing import Any
 
 from xpustack.core import fingerprint
 from xpustack.core.errors import CheckFailed
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Completed, Runner, clean_environment, program
+from xpustack.forks.server import Server
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hooks, Script
 from xpustack.lint.hook_environment import make_hook_environment

@@ -11,8 +11,8 @@ from pathlib import Path
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
+from xpustack.forks.server import Server
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import read_hooks
 from xpustack.lint.hook_runner import HookRunner

@@ -12,7 +12,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
 from xpustack.core.errors import UsageError
-from xpustack.core.folders import not_ours, vacant
+from xpustack.core.files import not_ours, vacant
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.refresh.carry import Clash, TouchedFile

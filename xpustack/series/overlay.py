@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import link_in, read_file, without_link
+from xpustack.core.files import link_in, parse_python, read_file, without_link
 from xpustack.core.project import Project
-from xpustack.core.syntax import parse_python
 from xpustack.series.diff import path_problem
 from xpustack.series.patch import Step
 

@@ -16,7 +16,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
-from xpustack.core.folders import not_ours, vacant
+from xpustack.core.files import not_ours, vacant
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import HEADS

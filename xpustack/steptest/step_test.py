@@ -13,8 +13,8 @@ from xpustack.base.releases import Release
 from xpustack.builds.build import Build
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
-from xpustack.core.fork_server import Ahead, ProgramExit, Server, exit_text
 from xpustack.core.process import clean_environment
+from xpustack.forks.server import Ahead, ProgramExit, Server, exit_text
 from xpustack.series.patch import Step
 from xpustack.steptest.material import PLUGIN, Material, Support, material_of
 from xpustack.steptest.server import ENVIRONMENT
