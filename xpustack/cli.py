@@ -19,7 +19,6 @@ from xpustack.commands import (
     defects,
     device,
     export,
-    ingest,
     once,
     pins,
     plan,
@@ -147,7 +146,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         pins.watch,
         defects.defects,
         site.site,
-        ingest.ingest,
+        device.ingest,
         once.once,
     ),
 }

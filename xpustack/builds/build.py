@@ -9,13 +9,14 @@ import sys
 import sysconfig
 import time
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from xpustack.base.store import Store
 from xpustack.builds import torch_config, wheel
 from xpustack.builds.copy import copied, origin_of
 from xpustack.builds.installed import (
+    Build,
     Members,
     damage,
     install,
@@ -29,7 +30,6 @@ from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.progress import Progress, silent
 from xpustack.series.tree import Tree
-from xpustack.series.worktree import checkout
 
 TIMEOUT = 900.0
 _BACKEND = """\
@@ -48,21 +48,6 @@ NO_COMPILER = re.compile(
     r"|error: command '.*' failed: No such file or directory"
 )
 """The messages of CMake and setuptools when there is no working compiler."""
-
-
-@dataclass(frozen=True)
-class Build:
-    """A tree's installed files.
-
-    `key` is a hash of everything that affects them. `cached` is true if they were
-    already installed.
-    """
-
-    key: str
-    version: str
-    installed: Path
-    seconds: float
-    cached: bool
 
 
 def build_version(tree: Tree, last: int) -> str:
@@ -204,7 +189,7 @@ def build_wheel(
         As `build`.
     """
     source = work / "vllm"
-    checkout(store, tree, source)
+    store.check_out(tree.tree_id, source)
     torch_config.write(work)
     _run_backend(runner, tree, source, work, version)
     return _only_wheel(tree, work / "dist", version)

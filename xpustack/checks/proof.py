@@ -3,14 +3,14 @@
 
 from dataclasses import dataclass
 
-from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.builds import build
-from xpustack.builds.build import Build, build_version
+from xpustack.builds.build import build_version
+from xpustack.builds.installed import Build
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.lint.linter import lint_key
+from xpustack.lint.linter import lint_key, steps_are_typed
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series
 from xpustack.steptest.material import Support
@@ -35,13 +35,6 @@ class Proof:
         """The kinds of check that are not proven."""
         kinds = (("build", self.built), ("lint", self.lint), ("test", self.test))
         return tuple(kind for kind, proven in kinds if not proven)
-
-
-def steps_are_typed(project: Project, series: Series) -> bool:
-    """Whether mypy runs on each step of a series, not on its tip alone: on the newest
-    release, from which the others' steps come, and where one step is all."""
-    newest = releases.load(project).newest == series.base.release
-    return newest or len(series.steps) == 1
 
 
 def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:

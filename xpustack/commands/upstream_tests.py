@@ -17,7 +17,6 @@ from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
 from xpustack.series.apply import trees
 from xpustack.series.tree import BaseTree, StepTree
-from xpustack.series.worktree import checkout
 from xpustack.steptest import upstream
 from xpustack.steptest.material import Support
 from xpustack.terminal.console import (
@@ -88,7 +87,7 @@ def upstream_tests(
                     if not vacant(folder):
                         raise UsageError("the folder is not empty", path=folder)
                     folder.mkdir(parents=True, exist_ok=True)
-                    checkout(store, before, scratch / "tree")
+                    store.check_out(before.tree_id, scratch / "tree")
                     modules = upstream.touched_modules(store, before, after)
                     files = upstream.naming(scratch / "tree", modules)
                     builds = [

@@ -40,11 +40,6 @@ def current_commit(project: Project) -> str:
     return f"{name}, changed" if differs else name
 
 
-def tracked(project: Project, path: Path) -> bool:
-    """Whether git knows the file, so that it can take back an edit or a removal."""
-    return bool(_ask(project, "ls-files", "--error-unmatch", "--", str(path)))
-
-
 def commit_that_wrote(project: Project, path: Path, text: str) -> str:
     """The last commit that added `text` to a file; empty where there is none."""
     return _ask(project, "log", "-1", "--format=%H", f"-S{text}", "--", str(path))

@@ -8,16 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
+from xpustack.core.project import Project
 from xpustack.forks.server import Server
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import read_hooks
-from xpustack.lint.hook_runner import HookRunner
-from xpustack.lint.moving_tree import MovingTree
-from xpustack.series.tree import Tree
+from xpustack.lint.hook_runner import HookRunner, MovingTree
+from xpustack.series.tree import Series, Tree
 
 _PRELOADED = ("argparse", "ast", "dataclasses", "pathlib", "regex", "subprocess")
 """What the bases' hooks have in common."""
@@ -52,6 +53,13 @@ def lint_key(before: Tree, after: Tree, *, types: bool) -> str:
         environment=fingerprint.lock(),
     )
     return f"lint-{key}"
+
+
+def steps_are_typed(project: Project, series: Series) -> bool:
+    """Whether mypy runs on each step of a series, not on its tip alone: on the newest
+    release, from which the others' steps come, and where one step is all."""
+    newest = releases.load(project).newest == series.base.release
+    return newest or len(series.steps) == 1
 
 
 def touched(before: Tree, after: Tree) -> tuple[str, ...]:

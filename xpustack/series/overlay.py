@@ -163,6 +163,13 @@ def kernel_closure(
     return dict(sorted(files.items()))
 
 
+def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
+    """The kernels that a step needs, at their paths in the tree. The step brings those
+    that the tree before it lacks, even if an earlier step brought them."""
+    files = kernel_closure(project, step, step.trailers.kernels)
+    return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
+
+
 def kernel_source(project: Project, name: str) -> Path:
     """The file of the kernel module `name` in this repository."""
     return kernel_package(project) / f"{name}.py"

@@ -105,6 +105,11 @@ def format_patch(step: Step) -> bytes:
     return f"{_HEADER}{step.text}---\n".encode() + step.diff
 
 
+def commit_message(step: Step) -> str:
+    """A step's message with a line for the slug, which is a patch's folder."""
+    return f"{step.text}Step: {step.slug}\n"
+
+
 def split_text(text: str) -> tuple[str, str, Trailers]:
     """Subject, message and trailers of a commit message.
 
