@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack device` and `ingest`: prove, compare, tune and serve on a GPU and report it,
+"""`xpustack device` and `ingest`: prove, compare, tune and serve on a GPU, report that,
 and take in such a report."""
 
 import shutil

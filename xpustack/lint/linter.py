@@ -154,14 +154,6 @@ class _Bench:
     release: str = ""
 
 
-def lint(
-    runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree
-) -> LintResult:
-    """Lint once with mypy, as `Linter.lint`."""
-    with contextlib.closing(Linter(runner, cache, store)) as linter:
-        return linter.lint(before, after, types=True)
-
-
 def new_findings(
     before: Sequence[LintFinding], after: Sequence[LintFinding]
 ) -> tuple[LintFinding, ...]:
