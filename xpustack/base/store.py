@@ -15,7 +15,6 @@ from xpustack.base.archive import members
 from xpustack.base.download import fetch
 from xpustack.base.releases import Release
 from xpustack.core.cache import Cache, atomic_dir, count_as_used
-from xpustack.core.checkout import Checkout
 from xpustack.core.errors import SourceError
 from xpustack.core.git import DATE, IDENTITY
 from xpustack.core.progress import Progress, silent
@@ -54,17 +53,6 @@ class Store:
             _sweep(self.cache.objects)
             index = self.cache.objects / "private-index"
             yield Writer(self.cache.objects, index=index)
-
-    def check_out(self, tree: str, directory: Path) -> None:
-        """Write a tree's files to `directory`, new or empty, which appears only when
-        complete.
-
-        Raises:
-            EnvironmentProblem: the disk is full, or writing there is denied.
-        """
-        with atomic_dir(directory) as temporary, self.cache.scratch() as scratch:
-            place, index = self.cache.objects, scratch / "index"
-            Checkout(place, work_tree=temporary, index=index).check_out(tree)
 
     def base(
         self, release: Release, *, offline: bool = False, progress: Progress = silent

@@ -26,6 +26,7 @@ from xpustack.builds.installed import (
 )
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
+from xpustack.core.checkout import check_out
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.progress import Progress, silent
@@ -189,7 +190,7 @@ def build_wheel(
         As `build`.
     """
     source = work / "vllm"
-    store.check_out(tree.tree_id, source)
+    check_out(store.cache, tree.tree_id, source)
     torch_config.write(work)
     _run_backend(runner, tree, source, work, version)
     return _only_wheel(tree, work / "dist", version)

@@ -10,6 +10,7 @@ from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import atomic_file
+from xpustack.core.checkout import check_out
 from xpustack.core.errors import UsageError
 from xpustack.core.files import vacant
 from xpustack.core.process import Runner
@@ -87,7 +88,7 @@ def upstream_tests(
                     if not vacant(folder):
                         raise UsageError("the folder is not empty", path=folder)
                     folder.mkdir(parents=True, exist_ok=True)
-                    store.check_out(before.tree_id, scratch / "tree")
+                    check_out(cache, before.tree_id, scratch / "tree")
                     modules = upstream.touched_modules(store, before, after)
                     files = upstream.naming(scratch / "tree", modules)
                     builds = [

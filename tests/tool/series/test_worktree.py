@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_stack import BASE, FakeStack, commit, git
 
-from xpustack.base.store import Store
+from xpustack.core.checkout import check_out
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.series import apply as apply_module
 
@@ -19,7 +19,7 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 
 def test_a_tree_as_plain_files(stack: FakeStack) -> None:
     target = stack.root / "plain"
-    Store(stack.cache).check_out(stack.trees()[0].tree_id, target)
+    check_out(stack.cache, stack.trees()[0].tree_id, target)
     files = {
         str(path.relative_to(target)): path.read_bytes()
         for path in target.rglob("*")
