@@ -129,7 +129,7 @@ def _global_options(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    DEPLOYER: (wheels.build, wheels.verify, wheels.index, plan.plan, device.device),
+    DEPLOYER: (wheels.build, wheels.verify, plan.plan, device.device),
     CONTRIBUTOR: (
         series.apply,
         series.save,

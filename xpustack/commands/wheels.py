@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack build`, `verify` and `index`: wheels with what lies beside them."""
+"""`xpustack build` and `verify`: wheels with what lies beside them."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,8 +8,6 @@ import typer
 
 from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, StackError
-from xpustack.core.project import Project
-from xpustack.release.index_page import write_index
 from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.release.verify import verify as verify_wheel
 from xpustack.terminal.console import AsJson, Offline, answering, working
@@ -123,20 +121,3 @@ def verify(
         answer.say(f"{wheel.name}: {f'{count} files differ' if count else 'verified'}")
         if not verdict.good:
             answer.exit_code = CheckFailed.exit_code
-
-
-def index(
-    directory: Annotated[
-        Path, typer.Argument(help="Where `xpustack build` put the releases.")
-    ] = Path("dist"),
-    as_json: AsJson = False,
-) -> None:
-    """Write a static package index (PEP 503) and checksums beside built wheels."""
-    with answering("index", as_json) as answer:
-        indexed = write_index(releases.load(Project.find()), directory)
-        answer.data = {
-            "directory": str(indexed.directory),
-            "wheels": dict(indexed.wheels),
-        }
-        answer.say(*(f"{digest}  {name}" for name, digest in indexed.wheels.items()))
-        answer.say(f"{len(indexed.wheels)} wheels listed in {directory}/simple")
