@@ -79,7 +79,7 @@ class Linter:
         self._runner, self._cache, self._store = runner, cache, store
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
-        self._free: list[_Bench] = []
+        self._free: list[_Workplace] = []
         self._server = Server(runner, _PRELOADED)
 
     def close(self) -> None:
@@ -101,16 +101,16 @@ class Linter:
             Stopped: the runner was stopped.
         """
         paths = touched(before, after)
-        with self._bench(after) as bench:
-            bench.tree.move(after)
-            hooks = read_hooks(bench.tree.folder, after.release.name)
+        with self._workplace(after) as place:
+            place.tree.move(after)
+            hooks = read_hooks(place.tree.folder, after.release.name)
             hook_runner = HookRunner(
-                self._runner, self._server, hooks, bench.tree, bench.work
+                self._runner, self._server, hooks, place.tree, place.work
             )
             found = hook_runner.findings(paths, types=types)
             new: tuple[LintFinding, ...] = ()
             if found:
-                bench.tree.move(before)
+                place.tree.move(before)
                 new = new_findings(hook_runner.findings(paths, types=types), found)
         return LintResult(
             new=new,
@@ -122,31 +122,33 @@ class Linter:
         )
 
     @contextlib.contextmanager
-    def _bench(self, tree: Tree) -> Iterator["_Bench"]:
-        """A bench for this thread alone, if there is one the one that the release used
-        last. An exception discards it."""
+    def _workplace(self, tree: Tree) -> Iterator["_Workplace"]:
+        """A workplace for this thread alone, if there is one the one that the release
+        used last. An exception discards it."""
         with self._guard:
-            same = (bench for bench in self._free if bench.release == tree.release.name)
-            bench = next(same, self._free[-1] if self._free else None)
-            if bench is None:
-                bench = self._new(tree)
+            same = (place for place in self._free if place.release == tree.release.name)
+            place = next(same, self._free[-1] if self._free else None)
+            if place is None:
+                place = self._new(tree)
             else:
-                self._free.remove(bench)
-        bench.release = tree.release.name
-        yield bench
+                self._free.remove(place)
+        place.release = tree.release.name
+        yield place
         with self._guard:
-            self._free.append(bench)
+            self._free.append(place)
 
-    def _new(self, like: Tree) -> "_Bench":
+    def _new(self, like: Tree) -> "_Workplace":
         files = len(self._store.git.files(like.tree_id))
         place = self._stack.enter_context(self._cache.scratch(files=files))
         work = place / "work"
         work.mkdir()
-        return _Bench(MovingTree(self._store, place / "files", place / "index"), work)
+        return _Workplace(
+            MovingTree(self._store, place / "files", place / "index"), work
+        )
 
 
 @dataclass(eq=False)
-class _Bench:
+class _Workplace:
     """A checked-out tree, the folder where linters write, and who used them last."""
 
     tree: MovingTree
