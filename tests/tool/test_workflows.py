@@ -36,6 +36,7 @@ PUBLICATION = (
     # test_published.py runs these.
     r"for folder in dist/ dist/v\*/; do cp .+; done",
     r"cd dist",
+    r"sha256sum v\*/\* > SHA256SUMS",
     r"for name in v\*/; do tar .+ \| gzip .+; done",
     r"gh release create .+",
     r"podman (?:build|login|push) .+",
