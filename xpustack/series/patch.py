@@ -19,6 +19,8 @@ from xpustack.series.diff import DiffError, FileDiff, parse_diff, without_ids
 from xpustack.series.order import read_patches, redo
 
 _HEADER = "Subject: [PATCH] "
+_NO_MESSAGE = re.compile(r"\A(?i:From|Subject|Date):|^(?:diff -|Index: |--- )", re.M)
+"""What git takes for a header of the mail, or for the begin of its diff."""
 _TRAILER = re.compile(
     r"(Upstream-Status|Related|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
 )
@@ -252,6 +254,9 @@ def parse_patch(release: str, path: Path, mail: bytes) -> Step:
         subject, message, trailers = split_text(text.removeprefix(_HEADER))
     except ValueError as error:
         raise refuse(str(error), offset - 1) from None
+    if match := _NO_MESSAGE.search(message):
+        line = message[match.start() :].partition("\n")[0]
+        raise refuse(f"a mail's message cannot have the line {line!r} there")
     step = Step(release, slug, path, subject, message, trailers, diff, files)
     canonical = format_patch(step)
     if canonical != mail:
