@@ -255,8 +255,8 @@ def parse_patch(release: str, path: Path, mail: bytes) -> Step:
     except ValueError as error:
         raise refuse(str(error), offset - 1) from None
     if match := _NO_MESSAGE.search(message):
-        line = message[match.start() :].partition("\n")[0]
-        raise refuse(f"a mail's message cannot have the line {line!r} there")
+        first = message[match.start() :].partition("\n")[0]
+        raise refuse(f"a mail's message cannot have the line {first!r} there")
     step = Step(release, slug, path, subject, message, trailers, diff, files)
     canonical = format_patch(step)
     if canonical != mail:
