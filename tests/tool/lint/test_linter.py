@@ -229,12 +229,12 @@ def test_lints_share_a_checked_out_tree_unless_they_run_at_once(typed):
     tree = typed.trees()[0]
     other = replace(tree, release=msgspec.structs.replace(tree.release, version="2.0"))
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        with linter._bench(tree) as first, linter._bench(other) as second:
+        with linter._workplace(tree) as first, linter._workplace(other) as second:
             assert first.tree.folder != second.tree.folder
         for used, expected in ((tree, first), (other, second), (tree, first)):
-            with linter._bench(used) as bench:
+            with linter._workplace(used) as bench:
                 assert bench is expected
-        with pytest.raises(RuntimeError), linter._bench(tree):
+        with pytest.raises(RuntimeError), linter._workplace(tree):
             raise RuntimeError
-        with linter._bench(tree) as bench:
+        with linter._workplace(tree) as bench:
             assert bench is second
