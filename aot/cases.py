@@ -11,6 +11,7 @@ GROUPS: tuple[Callable[[Sizes], Iterator[Case]], ...] = (
     cases_attention.prefill_cases,
     cases_attention.unaligned_cases,
     cases_attention.insert_cases,
+    cases_attention.v41_insert_cases,
     cases_attention.gather_cases,
     cases_indexer.query_cases,
     cases_indexer.logits_cases,

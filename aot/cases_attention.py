@@ -121,14 +121,15 @@ def prefill(
     aligned: bool = True,
     in_fp8: bool = False,
     first: int = 0,
+    packed: bool = True,
 ) -> None:
-    """Sparse prefill over gathered bf16 KV."""
+    """Sparse prefill over gathered bf16 KV, whose rows have gaps unless `packed`."""
     q = meta(tokens, q_heads, HEAD_DIM)
     if not aligned:
         q = meta(tokens, q_heads, HEAD_DIM + 1)[..., 1:]
     op("sparse_prefill", "xpu_sparse_prefill")(
         q,
-        meta(65536, 1, HEAD_DIM),
+        meta(65536, 1, HEAD_DIM if packed else HEAD_DIM + 16)[..., :HEAD_DIM],
         meta(tokens, 1, keys, dtype=i32),
         HEAD_DIM**-0.5,
         attn_sink=meta(q_heads, dtype=f32) if sink else None,
@@ -138,7 +139,7 @@ def prefill(
 
 
 def prefill_cases(sizes: Sizes) -> Iterator[Case]:
-    """Every kind of layer; one without sink and lengths."""
+    """Every kind of layer; one without sink and lengths, one over rows with gaps."""
     for label, count in sizes.heads:
         for tokens in sizes.chunks:
             for kind, keys in PREFILL_LAYERS:
@@ -152,6 +153,11 @@ def prefill_cases(sizes: Sizes) -> Iterator[Case]:
         "prefill",
         "H64 ratio 4 without sink and lengths",
         lambda: prefill(64, 2048, TOPK + WINDOW, sink=False, lens=False),
+    )
+    yield Case(
+        "prefill",
+        "H8 ratio 4 over rows with gaps",
+        lambda: prefill(8, 2048, TOPK + WINDOW, packed=False),
     )
 
 
@@ -189,6 +195,29 @@ def insert_cases(sizes: Sizes) -> Iterator[Case]:
                     meta(65536, ROPE_DIM, dtype=f32),
                     1e-6,
                     64,
+                ),
+            )
+
+
+def v41_insert_cases(sizes: Sizes) -> Iterator[Case]:
+    """V4.1's insert, which leaves queries without a norm, into pages of its window."""
+    for ranks, count in ((1, 64), (8, 8)):
+        for tokens in (*sizes.tokens, *sizes.chunks):
+            yield Case(
+                "insert",
+                f"V4.1 TP{ranks} H{count} T{tokens}",
+                call(
+                    "qnorm_rope_kv_insert",
+                    "xpu_qnorm_rope_kv_fp8_insert",
+                    meta(tokens, count, HEAD_DIM),
+                    meta(tokens, HEAD_DIM),
+                    pages(32),
+                    meta(tokens, dtype=i64),
+                    meta(tokens, dtype=i64),
+                    meta(65536, ROPE_DIM, dtype=f32),
+                    1e-20,
+                    32,
+                    norm_q=False,
                 ),
             )
 

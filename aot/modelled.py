@@ -157,7 +157,7 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float, float]:
         if splits == 1:
             return tiles, traffic + rows * ROW_BYTES, 0
         return math.ceil(tiles / splits), traffic, rows * splits * PARTIAL_BYTES
-    if launch.name == "_prefill_kernel":
+    if launch.name in ("_prefill_kernel", "_few_heads_prefill_kernel"):
         return tiles, shape.least_traffic(), 0
     if launch.name == "_bf16_mla_sparse_kernel":
         gathered = tokens * keys if shape.op == "decode" else PREFILL_ROWS

@@ -19,7 +19,7 @@ GROUP_HEADS = 8
 """Heads of one group of the output projection; a rank holds whole groups."""
 INDEX_HEADS, INDEX_DIM = 64, 128
 CONTEXT = 1 << 20
-PAGE_BYTES = {2: 1728, 64: 37440, 256: 149760}
+PAGE_BYTES = {2: 1728, 32: 19008, 64: 37440, 256: 149760}
 """Tokens per page → bytes from one page to the next: 584 per token, padded."""
 PACKAGE = "kernels.xpu_dsv4"
 

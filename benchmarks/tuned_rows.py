@@ -66,7 +66,9 @@ class TunedPrefill(NamedTuple):
     grf: int
     q_blocks: bool
 
-    def config(self, num_heads: int, aligned: bool = True) -> PrefillConfig:
+    def config(
+        self, num_heads: int, aligned: bool = True, packed: bool = True
+    ) -> PrefillConfig:
         """This configuration for one launch; arguments as for `prefill_config`."""
         return PrefillConfig(
             self.block_h,

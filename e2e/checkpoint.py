@@ -342,11 +342,14 @@ def _save(
     save_file(whole, folder / "model.safetensors", {"format": "pt"})
 
 
-def write_tokenizer(folder: Path, special: Mapping[str, int] = {}) -> None:
-    """One token for each ASCII character, so that a grammar can be asked for, and
-    `special` ones."""
-    characters = {chr(code): code for code in range(VOCABULARY)} | dict(special)
-    tokenizer = Tokenizer(models.BPE(vocab=characters, merges=[]))
+def write_tokenizer(
+    folder: Path, special: Mapping[str, int] = {}, others: Mapping[str, int] = {}
+) -> None:
+    """One token for each ASCII character, so that a grammar can be asked for, `special`
+    ones, and `others` that no text has."""
+    characters = {chr(code): code for code in range(VOCABULARY)}
+    vocabulary = {**characters, **special, **others}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.add_special_tokens(list(special))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))

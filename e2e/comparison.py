@@ -25,11 +25,12 @@ class Sublayer:
 class Error:
     """One layer of one request against a twin, relative, over all its tokens.
 
-    `plain` is the layer's output against the float32 twin; `rounded` against the
-    twin that rounds as the engine does. FP8 makes of a difference of 0.2 % one of
-    1 %, wherever it quantizes; so `core` is what the attention kernel gave against
-    the rounding twin's, and `output` the layer's output against that twin's when it
-    goes on from the engine's core. `overlap` belongs to the indexer's choice, `blocks`
+    `plain` is the layer's output against the float32 twin, which takes the engine's
+    choice where MXFP4 keys make it; `rounded` against the twin that rounds as the
+    engine does. FP8 makes of a difference of 0.2 % one of 1 %, wherever it quantizes;
+    so `core` is what the attention kernel gave against the rounding twin's, and
+    `output` the layer's output against that twin's when it goes on from the engine's
+    core. `overlap` belongs to the indexer's choice, `blocks`
     to the candidate blocks of V4.1 that it was made among.
     """
 
@@ -143,7 +144,8 @@ def attention_errors(
             continue
         twin.beside({n: s.input for (r, n), s in requests.items() if r == request})
         tokens = result["texts"][request]
-        among = Given(blocks=seen.blocks)
+        # MXFP4 keys choose one entry in ten that float32 keys do not.
+        among = Given(seen.topk if roundings.index_fp4 else None, blocks=seen.blocks)
         plain = twin.attention(layer, seen.input, among, tokens)
         free = Given(seen.topk, blocks=seen.blocks)
         whole = Given(seen.topk, seen.core, seen.blocks)

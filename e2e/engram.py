@@ -64,19 +64,25 @@ class Hashes:
         found = primes()
         return [[next(found) for _ in range(COLUMNS)] for _ in self.layers]
 
-    def rows(self, text: Sequence[int], place: int) -> torch.Tensor:
+    def rows(
+        self, text: Sequence[int], place: int, unread: int | None = None
+    ) -> torch.Tensor:
         """The table's rows of each token of a text, `[T, columns]`, in the layer that
-        is `place` among those with a table."""
+        is `place` among those with a table. An n-gram begins after the last token
+        `unread`; the rows of that token itself mean nothing."""
         sizes = self.sizes[place]
         starts = numpy.cumsum([0, *sizes[:-1]])
         factors = self._factors(self.layers[place])
         ids = numpy.array([self.tokens[token] for token in text], numpy.int64)
+        dead = numpy.array([token == unread for token in text])
         joined = ids * factors[0]
-        columns = []
+        columns, cut = [], dead.copy()
         for order in ORDERS:
             back = order - 1
             before = numpy.full(len(ids), self.tokens[PAD], numpy.int64)
             before[back:] = ids[: max(len(ids) - back, 0)]
+            cut[back:] |= dead[: max(len(ids) - back, 0)]
+            before[cut] = self.tokens[PAD]
             joined = joined ^ (before * factors[back])
             own = slice((order - 2) * HEADS, (order - 1) * HEADS)
             columns.append(joined[:, None] % numpy.array(sizes[own]) + starts[own])

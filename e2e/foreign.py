@@ -26,8 +26,9 @@ from typing import Any
 
 import torch
 
-from e2e import checkpoint, rounding, v41
+from e2e import checkpoint, pictures, rounding, tower, v41, v41_vision
 from e2e.comparison import relative
+from e2e.pictures import Picture
 from e2e.rounding import Forms
 from e2e.twin import Given
 from e2e.v41_twin import V41Twin
@@ -51,10 +52,26 @@ class Foreign:
     inputs: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     outputs: dict[tuple[str, int], torch.Tensor] = field(default_factory=dict)
     chosen: dict[int, torch.Tensor] = field(default_factory=dict)
+    images: tuple[Picture, ...] = ()
+    """Those of the tokens."""
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def logits(self, tokens: list[int]) -> torch.Tensor:
-        given: torch.Tensor = self.model(torch.tensor([tokens])).logits[0]
+        ids, seen = torch.tensor([tokens]), {}
+        if self.images:
+            patches = [tower.patches_of(picture) for picture in self.images]
+            side = (3, pictures.PATCH, pictures.PATCH)
+            roles = torch.full_like(ids, -1)
+            parts = [part for p in self.images for part in v41_vision.block(p)]
+            roles[ids == v41.IMAGE] = torch.tensor(parts)
+            seen = {
+                "pixel_values": torch.cat(patches).unflatten(1, side),
+                "image_grid_hws": torch.tensor(
+                    [(p.down, p.along) for p in self.images]
+                ),
+                "vision_token_types": roles,
+            }
+        given: torch.Tensor = self.model(ids, **seen).logits[0]
         return given
 
     @contextmanager
@@ -124,7 +141,8 @@ def nvfp4(x: torch.Tensor) -> torch.Tensor:
 THEIRS = Forms(
     window=lambda x: rounding.grouped(x, rounding.MX_GROUP, 1e-4, ue8m0=True),
     entry=nvfp4,
-    index=rounding.mxfp4,
+    index_key=rounding.mxfp4,
+    index_query=rounding.mxfp4,
 )
 
 
@@ -196,26 +214,44 @@ def compared(twin: V41Twin, foreign: Foreign, tokens: list[int]) -> Figures:
     return Figures(attention, experts, streams, choice, logits)
 
 
+def with_images(
+    tokens: list[int], twin: v41_vision.V41VisionTwin, foreign: Foreign
+) -> list[int]:
+    """The same with two images, one longer than the window, which both models see."""
+    drawn = (Picture(0, 30, 39, seed=1), Picture(0, 7, 10, seed=2))
+    first, second = ([v41.IMAGE] * len(v41_vision.block(p)) for p in drawn)
+    whole = [*tokens[:9], *first, *tokens[9:60], *second, *tokens[60:120]]
+    twin.pictures[tuple(whole)] = foreign.images = drawn
+    return whole
+
+
 def main() -> int:
     """Compare with and without the foreign roundings."""
     wrong: list[str] = []
     with tempfile.TemporaryDirectory() as folder:
         published, plain = checkpoint.write(Path(folder), v41.V41(0))
         twin, foreign = V41Twin(plain), loaded(published)
+    with tempfile.TemporaryDirectory() as folder:
+        published, plain = checkpoint.write(Path(folder), v41_vision.Images(0))
+        seeing, seen_by = v41_vision.V41VisionTwin(plain), loaded(published)
     drawn = random.Random(1)
     tokens = [drawn.randrange(2, checkpoint.VOCABULARY) for _ in range(LENGTH)]
     with foreign.exact():
         exact = compared(twin, foreign, tokens)
     with twin.shaped(THEIRS):
         rounded = compared(twin, foreign, tokens)
+    with seen_by.exact():
+        images = compared(seeing, seen_by, with_images(tokens, seeing, seen_by))
     for what, figures in (
         ("nothing is rounded", exact),
         ("rounded as in training", rounded),
+        ("with two images, nothing is rounded", images),
     ):
         print(f"{LENGTH} tokens, {what}:", *figures.lines(), sep="\n")
         wrong += [f"{what}: {fault}" for fault in figures.faults()]
-    if exact.logits > BOUND:
-        wrong.append(f"logits: {exact.logits:.1e}")
+    for figures in (exact, images):
+        if figures.logits > BOUND:
+            wrong.append(f"logits: {figures.logits:.1e}")
     print("\n".join(wrong) or "the twin agrees")
     return bool(wrong)
 

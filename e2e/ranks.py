@@ -19,6 +19,8 @@ from e2e.twin import Reference, Roundings
 FORKED = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
 """A rank starts with what the engine's process has imported. On a device each is
 spawned, because a queue does not outlive a fork."""
+PATIENT = ("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "900")
+"""An interpreted step of several ranks takes minutes on a busy machine."""
 LONG = (Prompt(130, 6, seed=1), Prompt(6, 5, seed=2))
 """The first makes an entry of 128 tokens."""
 SHORT = (Prompt(40, 7, seed=21), Prompt(6, 6, seed=337))

@@ -72,17 +72,48 @@ def index_vector(x: torch.Tensor) -> torch.Tensor:
     return grouped(bf16(x), x.shape[-1], 1e-4, ue8m0=True)
 
 
-def mxfp4(x: torch.Tensor) -> torch.Tensor:
+def e2m1_towards_zero(x: torch.Tensor) -> torch.Tensor:
+    """The nearest of four bits; of two the smaller one."""
+    exponent = torch.frexp(x).exponent.clamp(min=1)
+    step = torch.exp2(exponent.float() - 2)
+    nearest = (x.abs() / step - 0.5).ceil() * step
+    return nearest.clamp(max=E2M1_MAX).copysign(x)
+
+
+def mxfp4(x: torch.Tensor, nearest: Rounding = e2m1) -> torch.Tensor:
     """e2m1 of which 32 share a power of two."""
     groups = x.unflatten(-1, (-1, MX_GROUP))
     amax = groups.abs().amax(-1, keepdim=True).clamp(min=E2M1_MAX * 2.0**-126)
     scale = power_of_two(amax, E2M1_MAX)
-    return (e2m1(groups / scale) * scale).flatten(-2)
+    return (nearest(groups / scale) * scale).flatten(-2)
 
 
-def mxfp4_vector(x: torch.Tensor) -> torch.Tensor:
-    """An indexer's key or one head of its query in MXFP4."""
+def e4m3_away(x: torch.Tensor) -> torch.Tensor:
+    """e4m3 as the pin's op makes it of an indexer's query: of two the larger one; below
+    2^-6 cut to a multiple of 2^-9 after that."""
+    exponent = torch.frexp(x).exponent
+    step = torch.exp2(exponent.float() - 4)
+    nearest = (x.abs() / step + 0.5).floor() * step
+    cut = (nearest * 2.0**9).floor() * 2.0**-9
+    return torch.minimum(nearest, cut).clamp(max=E4M3_MAX).copysign(x)
+
+
+def index_query(x: torch.Tensor) -> torch.Tensor:
+    """One head of an indexer's query in FP8, as the pin's op rounds it."""
+    x = bf16(x)
+    amax = x.abs().amax(-1, keepdim=True).clamp(min=1e-4)
+    scale = power_of_two(amax)
+    return e4m3_away(x / scale) * scale
+
+
+def mxfp4_key(x: torch.Tensor) -> torch.Tensor:
+    """An indexer's key in MXFP4."""
     return mxfp4(bf16(x))
+
+
+def mxfp4_query(x: torch.Tensor) -> torch.Tensor:
+    """One head of an indexer's query in MXFP4, as the pin's op rounds it."""
+    return mxfp4(bf16(x), e2m1_towards_zero)
 
 
 def same(x: torch.Tensor) -> torch.Tensor:
@@ -103,8 +134,9 @@ class Forms:
     """A token's key, which is its value as well."""
     entry: Rounding = same
     """The same of a compressed entry."""
-    index: Rounding = same
-    """The indexer's keys, and each head of its queries."""
+    index_key: Rounding = same
+    index_query: Rounding = same
+    """Each head of the indexer's queries."""
 
     @classmethod
     def of_xpu(cls, activations: bool, output_fp8: bool, index_fp4: bool) -> "Forms":
@@ -116,5 +148,6 @@ class Forms:
             output=mxfp8 if output_fp8 else bf16,
             window=cache_entry,
             entry=cache_entry,
-            index=mxfp4_vector if index_fp4 else index_vector,
+            index_key=mxfp4_key if index_fp4 else index_vector,
+            index_query=mxfp4_query if index_fp4 else index_query,
         )

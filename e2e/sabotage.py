@@ -27,7 +27,12 @@ def break_layers(model: torch.nn.Module) -> None:
     if (text := getattr(model, "language_model", None)) is not None:
         layers = text.model.layers
         later = hasattr(layers[0].attn, "index_source_layers")
-        (break_v41 if later else break_images)(layers)
+        if not later:
+            break_images(layers)
+        elif model.multimodal_config.get_limit_per_prompt("image"):
+            break_v41_images(layers)
+        else:
+            break_v41(layers)
         return
     layers = model.model.layers
     forget_sinks(layers[0].attn)
@@ -80,6 +85,19 @@ def break_v41(layers: Any) -> None:
 
     layers[3].attn.register_forward_hook(keep)
     layers[5].attn.register_forward_pre_hook(answer)
+
+
+def break_v41_images(layers: Any) -> None:
+    """The experts of image tokens are chosen by nothing in layer 0, and Engram of layer
+    2 changes what it should leave alone."""
+    layers[0].ffn.gate.bias_vl.data.zero_()
+    engram = layers[2].engram
+    look_up = engram.forward
+
+    def change_all(streams: Any, hashes: Any, keep: torch.Tensor) -> Any:
+        return look_up(streams, hashes, torch.ones_like(keep))
+
+    engram.forward = change_all
 
 
 def turn_wrongly(attention: Any) -> None:

@@ -89,6 +89,7 @@ class Program:
         flags: those besides `FLAGS`.
         host: where it runs; this machine if None.
         staged: whether its checkpoint is one for pipeline stages.
+        checkpoint: the name of another than the one that can chat.
         environment: variables besides an engine's.
     """
 
@@ -99,11 +100,13 @@ class Program:
         *flags: str,
         host: Host | None = None,
         staged: bool = False,
+        checkpoint: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.engines, self.release, self.host = engines, release, host
         self.environment = environment or {}
-        self.model = engines.written(checkpoint_of(engines, release, staged))[0]
+        name = checkpoint or checkpoint_of(engines, release, staged)
+        self.model = engines.written(name)[0]
         self._runner = Runner()
         self._log = engines.work / f"server-{release}-{time.monotonic_ns()}.log"
         self.process = self.start(self._log, "serve", str(self.model), *FLAGS, *flags)
@@ -161,6 +164,7 @@ class Server(Program):
         port: int = 0,
         host: Host | None = None,
         staged: bool = False,
+        checkpoint: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
         self.port = port or open_port()
@@ -174,6 +178,7 @@ class Server(Program):
             *flags,
             host=host,
             staged=staged,
+            checkpoint=checkpoint,
             environment=environment,
         )
         self.client = openai.OpenAI(

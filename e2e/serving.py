@@ -16,13 +16,13 @@ from typing import Any
 
 import torch
 
-from e2e import checkpoint, packed, v41
+from e2e import checkpoint, packed, v41, v41_chat, v41_vision
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.pictures import PLACEHOLDER, Picture
 from e2e.twin import Reference, Twin
 from e2e.v41_twin import V41Twin
-from e2e.vision import Vision
+from e2e.vision import StagedVision, Vision
 from e2e.vision_twin import VisionTwin
 from xpustack.base.download import download, keep
 from xpustack.base.index import PipConfiguration
@@ -65,8 +65,11 @@ ABSENT = ("lmformatenforcer", "outlines_core")
 WRITERS = {
     **packed.WRITERS,
     "vision": Vision,
+    "vision of six layers": StagedVision,
     "v4.1": v41.V41,
-    "v4.1 without Engram": v41.WithoutEngram,
+    "v4.1, Engram of two stages": v41.EngramOfTwoStages,
+    "v4.1 with images": v41_vision.Images,
+    "v4.1 that chats": v41_chat.Chat,
 }
 """Those of the checkpoints that a job may name."""
 
@@ -86,6 +89,8 @@ class Prompt:
     abort_after: int | None = None
     """The number of new tokens after which the request is aborted."""
     images: tuple[Picture, ...] = ()
+    image_token: int = PLACEHOLDER
+    """What stands for an image."""
 
     def order(self) -> dict[str, Any]:
         """The prompt as `engine.py` takes it."""
@@ -105,7 +110,7 @@ class Prompt:
         for position in range(self.length - self.own_tail, self.length):
             body[position] = own.randrange(2, checkpoint.VOCABULARY)
         for picture in self.images:
-            body[picture.at] = PLACEHOLDER
+            body[picture.at] = self.image_token
         return body
 
 
@@ -176,7 +181,8 @@ class Served:
         ]
         rows = {name for r in self.answer["records"] for name, _ in r["rows"]}
         # The engine counts its requests and may add a random part to the number.
-        self.texts = {name: whole[int(name.partition("-")[0])] for name in rows}
+        numbers = sorted((int(name.partition("-")[0]), name) for name in rows)
+        self.texts = {name: whole[number] for number, name in numbers}
         self.answer["texts"] = self.texts
 
     def new_tokens(self) -> list[list[int]]:
@@ -229,8 +235,10 @@ class Engines:
         """The model of a checkpoint in float32; of DeepSeek's own if none."""
         if name not in self._twins:
             folder = self.written(name)[1] if name else self.twin
-            if name == "vision":
+            if name.startswith("vision"):
                 self._twins[name] = VisionTwin(*self.written(name))
+            elif name.startswith("v4.1 with images"):
+                self._twins[name] = v41_vision.V41VisionTwin(folder)
             elif name.startswith("v4.1"):
                 self._twins[name] = V41Twin(folder)
             else:

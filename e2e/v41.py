@@ -10,7 +10,7 @@ of them write: `KV_SOURCES` the compressed entries and the indexer's keys,
 from collections.abc import Mapping
 from typing import Any
 
-from e2e import checkpoint, dspark, engram, vision
+from e2e import checkpoint, dspark, engram, pictures, vision
 
 SCALED = 32
 RATIOS = (0, 2, 2, 1, 1, 1)
@@ -42,10 +42,26 @@ SERVER = (
 """What an engine needs for it: text alone, in blocks of 128 tokens."""
 
 
+def sized(vocabulary: int) -> checkpoint.Size:
+    """The model with so many tokens."""
+    return checkpoint.Size(
+        ratios=RATIOS, hashed=0, intermediate=576, vocabulary=vocabulary
+    )
+
+
+def texts(vocabulary: int) -> list[str]:
+    """What each token reads as: a character, that of an image, or its own number."""
+    known = list(map(chr, range(checkpoint.VOCABULARY)))
+    known += [f"<{token}>" for token in range(checkpoint.VOCABULARY, vocabulary)]
+    if vocabulary > IMAGE:
+        known[IMAGE] = pictures.PLACEHOLDER_TEXT
+    return known
+
+
 class V41(dspark.DSpark):
     """Writes the model, its draft and its tower."""
 
-    size = checkpoint.Size(ratios=RATIOS, hashed=0, intermediate=576)
+    size = sized(checkpoint.VOCABULARY)
     """A rank of two has 288 columns of each expert, as one of eight has of Flash."""
     block = SCALED
     target_layers = (3, 4, 5)
@@ -55,7 +71,7 @@ class V41(dspark.DSpark):
     def __init__(self, seed: int, successors: Mapping[int, int] | None = None) -> None:
         super().__init__(seed, successors or {})
         self.hashes = engram.Hashes(
-            self.engram_layers, tuple(engram.compressed(list(map(chr, range(128)))))
+            self.engram_layers, tuple(engram.compressed(texts(self.size.vocabulary)))
         )
         vision.write_tower(self, PARTS)
         for place, layer in enumerate(self.engram_layers):
@@ -155,7 +171,7 @@ class V41(dspark.DSpark):
             self.plain(f"{name}.{part}", values)
 
 
-class WithoutEngram(V41):
-    """The same without tables."""
+class EngramOfTwoStages(V41):
+    """The same with a table on either side of the second KV source."""
 
-    engram_layers = ()
+    engram_layers = (1, 4)

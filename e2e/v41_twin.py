@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import torch
 from torch.nn import functional
 
-from e2e import checkpoint, engram
+from e2e import checkpoint, engram, v41
+from e2e.comparison import by_request
 from e2e.rounding import Forms
 from e2e.twin import Given, Reference, Roundings, of_indices
 
@@ -46,10 +47,26 @@ class V41Twin(Reference):
         self.weights = dict(checkpoint.tensors(folder))
         self.forms = Forms()
         layers = tuple(self.config["engram_layer_ids"])
-        known = engram.compressed([chr(code) for code in range(checkpoint.VOCABULARY)])
+        known = engram.compressed(v41.texts(self.config["vocab_size"]))
         self.hashes = engram.Hashes(layers, tuple(known))
         self.depth = int(self.config["num_hidden_layers"])
         self._inputs: dict[int, torch.Tensor] = {}
+        self._chosen: dict[tuple[int, ...], dict[int, Given]] = {}
+        """What an engine chose in each layer of a text, by the text's tokens."""
+        self._goes_on = False
+
+    def look_at(self, result: Any) -> None:
+        """Learn what an engine chose. MXFP4 makes other choices of inputs that differ
+        by 0.2 %, so the rounding twin's own would show what it chose, not what it
+        computed; check_attention holds each layer's choice to the twin's."""
+        for (request, layer), seen in by_request(result.answer, "attn").items():
+            text = tuple(result.texts[request])
+            if seen.topk is not None:
+                topk, blocks = (
+                    _padded(kept, len(text)) for kept in (seen.topk, seen.blocks)
+                )
+                chosen = self._chosen.setdefault(text, {})
+                chosen[layer] = Given(topk, blocks=blocks)
 
     def beside(self, inputs: Mapping[int, torch.Tensor]) -> None:
         self._inputs = dict(inputs)
@@ -58,8 +75,10 @@ class V41Twin(Reference):
     def rounded(self, roundings: Roundings) -> Iterator[None]:
         """Within, the model rounds as vLLM's XPU path does."""
         kinds = roundings.activations, roundings.output_fp8, roundings.index_fp4
+        self._goes_on = roundings.index_fp4
         with self.shaped(Forms.of_xpu(*kinds)):
             yield
+        self._goes_on = False
 
     @contextmanager
     def shaped(self, forms: Forms) -> Iterator[None]:
@@ -70,10 +89,11 @@ class V41Twin(Reference):
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""
+        chosen = self._chosen.get(tuple(tokens), {}) if self._goes_on else {}
 
         def own(part: str, layer: int, x: torch.Tensor) -> torch.Tensor:
             if part == "attn":
-                return self.attention(layer, x, tokens=tokens)
+                return self.attention(layer, x, chosen.get(layer), tokens)
             return self.feed_forward(layer, x, tokens)
 
         return self.spoken(self.states(tokens, own))
@@ -85,8 +105,7 @@ class V41Twin(Reference):
     def states(self, tokens: list[int], sublayer: Sublayer) -> torch.Tensor:
         """What the output head sees, `[T, hidden]`, if sublayers give what `sublayer`
         says. Each collapses the streams with the mixes of the one before it."""
-        embedded = self.weights["embed.weight"][tokens]
-        streams = embedded[:, None].expand(-1, checkpoint.STREAMS, -1)
+        streams = self.embedded(tokens)[:, None].expand(-1, checkpoint.STREAMS, -1)
         pre = torch.zeros(streams.shape[:2])
         pre[:, 0] = 1
         for layer in range(self.depth):
@@ -100,6 +119,10 @@ class V41Twin(Reference):
                 mixed = torch.einsum("tij,tid->tjd", mixes.comb, streams)
                 streams, pre = self.forms.kept(added + mixed), mixes.pre
         return self._norm("norm", self._collapsed(streams, pre))
+
+    def embedded(self, tokens: list[int]) -> torch.Tensor:
+        """What the first layer sees of each token, `[T, hidden]`."""
+        return self.weights["embed.weight"][tokens]
 
     def _collapsed(self, streams: torch.Tensor, pre: torch.Tensor) -> torch.Tensor:
         return self.forms.kept((pre[..., None] * streams).sum(1))
@@ -130,7 +153,8 @@ class V41Twin(Reference):
         gate for each stream."""
         name, width = f"layers.{layer}.engram", streams.shape[-1]
         place = self.hashes.layers.index(layer)
-        rows = self.weights[f"{name}.embed.weight"][self.hashes.rows(tokens, place)]
+        places = self.hashes.rows(tokens, place, unread=v41.IMAGE)
+        rows = self.weights[f"{name}.embed.weight"][places]
         both = self._linear(f"{name}.wkv", self.forms.kept(rows.flatten(1)))
         keys = both[:, :-width].unflatten(1, streams.shape[1:])
         weights = self.weights[f"{name}.q_weight"] * self.weights[f"{name}.k_weight"]
@@ -154,8 +178,7 @@ class V41Twin(Reference):
         q = self.forms.kept(self.turned(q, positions, compresses))
         kv = self._norm(f"{name}.kv_norm", self._linear(f"{name}.wkv", x))
         keys = self.forms.window(self.turned(kv, positions, compresses))
-        distance = positions[:, None] - positions
-        seen = (distance >= 0) & (distance < self.config["sliding_window"])
+        seen = self.near(positions)
         if compresses:
             entries = self.entries(self._source("kv", layer))
             chosen = self._taken(layer, given, len(entries))
@@ -170,6 +193,11 @@ class V41Twin(Reference):
         grouped = back.flatten(1).unflatten(1, (groups, -1))
         low = self.forms.kept(torch.einsum("tgk,grk->tgr", grouped, wo_a).flatten(1))
         return self._linear(f"{name}.wo_b", low)
+
+    def near(self, positions: torch.Tensor) -> torch.Tensor:
+        """Which tokens each sees in its window, `[T, T]`."""
+        distance = positions[:, None] - positions
+        return (distance >= 0) & (distance < self.config["sliding_window"])
 
     def _core(
         self, q: torch.Tensor, keys: torch.Tensor, seen: torch.Tensor, sink: str
@@ -256,10 +284,10 @@ class V41Twin(Reference):
         k = self._norm(
             f"{keyed}.k_norm", self._dense(f"{keyed}.wk", self.latent(source))
         )
-        k = self.forms.index(self.turned(k, self._places(source), True))
+        k = self.forms.index_key(self.turned(k, self._places(source), True))
         latent = self._queries(name, x)
         q = self._heads(f"{indexer}.wq_b", latent, self.config["index_n_heads"])
-        q = self.forms.index(self.turned(q, torch.arange(len(x)), True))
+        q = self.forms.index_query(self.turned(q, torch.arange(len(x)), True))
         weights = self._dense(f"{indexer}.weights_proj", x)
         weights = weights * (q.shape[1] * q.shape[2]) ** -0.5
         scores = torch.einsum("thd,kd->thk", q, k).relu()
@@ -279,7 +307,7 @@ class V41Twin(Reference):
         name = f"layers.{layer}.ffn"
         raw = functional.linear(x, self.weights[f"{name}.gate.weight"])
         scores = functional.softplus(raw).sqrt()
-        biased = scores + self.weights[f"{name}.gate.bias"]
+        biased = scores + self.bias(f"{name}.gate", tokens)
         chosen = biased.topk(self.config["num_experts_per_tok"]).indices
         shares = scores.gather(1, chosen)
         shares = shares / shares.sum(-1, keepdim=True)
@@ -291,6 +319,11 @@ class V41Twin(Reference):
             given = self._expert(f"{name}.experts.{expert}", x[rows], exact)
             total = total.index_add(0, rows, given * shares[rows, places, None])
         return self.forms.kept(total)
+
+    def bias(self, router: str, tokens: list[int]) -> torch.Tensor:
+        """What is added to the scores that choose experts, `[experts]` or for each
+        token."""
+        return self.weights[f"{router}.bias"]
 
     def _expert(self, name: str, x: torch.Tensor, forms: Forms) -> torch.Tensor:
         limit, w = self.config["swiglu_limit"], self.weights
@@ -373,6 +406,13 @@ class V41Twin(Reference):
         high = pair(yarn["beta_slow"]).ceil().clamp(max=width - 1)
         slow = ((torch.arange(width // 2) - low) / (high - low)).clamp(0, 1)
         return speeds / yarn["factor"] * slow + speeds * (1 - slow)
+
+
+def _padded(indices: torch.Tensor | None, length: int) -> torch.Tensor | None:
+    """A row that names nothing for each token that the engine did not read."""
+    if indices is None:
+        return None
+    return functional.pad(indices, (0, 0, 0, length - len(indices)), value=-1)
 
 
 def _normed(x: torch.Tensor, eps: float) -> torch.Tensor:

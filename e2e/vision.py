@@ -3,6 +3,7 @@
 other parts, and a second bias in each router, beside Flash with DSpark's draft."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -69,6 +70,12 @@ class Vision(dspark.DSpark):
             for part in range(5)
         }
         return {pictures.PLACEHOLDER_TEXT: pictures.PLACEHOLDER} | parts
+
+
+class StagedVision(Vision):
+    """Six layers: two pipeline stages with every kind of layer."""
+
+    size = replace(Vision.size, ratios=(0, 4, 128, 4, 128, 4))
 
 
 def write_tower(writer: checkpoint.Writer, parts: Iterable[str]) -> None:

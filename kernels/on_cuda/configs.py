@@ -36,7 +36,9 @@ def decode_config(
     )
 
 
-def prefill_config(num_heads: int, aligned: bool = True) -> PrefillConfig:
+def prefill_config(
+    num_heads: int, aligned: bool = True, packed: bool = True
+) -> PrefillConfig:
     """Small blocks of heads up to 16 of them."""
     block_h, num_warps = (64, 8) if num_heads > 16 else (16, 4)
     return PrefillConfig(

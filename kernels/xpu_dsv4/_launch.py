@@ -65,3 +65,9 @@ def has_aligned_rows(q: torch.Tensor) -> bool:
         or q.stride(0) * size % BLOCK_START
         or q.stride(1) * size % BLOCK_PITCH
     )
+
+
+def has_packed_rows(rows: torch.Tensor) -> bool:
+    """Whether `rows`, `[num_rows, 1, dim]`, has no gaps, and starts at a multiple of 16
+    bytes."""
+    return rows.stride(0) == rows.shape[-1] and rows.data_ptr() % 16 == 0

@@ -15,6 +15,7 @@ class PrefillConfig(NamedTuple):
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
         q_blocks: load q by 2-dim blocks.
+        key_lanes: the form in which a lane loads a key.
 
     """
 
@@ -24,10 +25,35 @@ class PrefillConfig(NamedTuple):
     num_stages: int
     grf: int
     q_blocks: bool
+    key_lanes: bool = False
 
 
-def prefill_config(num_heads: int, aligned: bool = True) -> PrefillConfig:
-    """The configuration for one launch; arguments as for `decode_config`."""
+def prefill_config(
+    num_heads: int, aligned: bool = True, packed: bool = True
+) -> PrefillConfig:
+    """The configuration for one launch.
+
+    Args:
+        num_heads (int):
+            Heads of `q`.
+        aligned (bool):
+            Whether 2-dim block loads can read `q`.
+        packed (bool):
+            Whether the rows of `kv` lie without gaps.
+
+    """
+    if num_heads <= 16 and aligned and packed:
+        # Blocks of 16 heads spill. Two blocks of 8 load the keys twice, and still take
+        # less than half the time of the other form.
+        return PrefillConfig(
+            block_h=8,
+            block_n=64,
+            num_warps=4,
+            num_stages=1,
+            grf=256,
+            q_blocks=True,
+            key_lanes=True,
+        )
     if num_heads <= 16:
         block_h, num_warps = 16, 8
     elif num_heads <= 32:

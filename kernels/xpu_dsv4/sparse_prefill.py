@@ -13,7 +13,7 @@ from ._checks import (
     check_shape,
     fail,
 )
-from ._launch import cdiv, has_aligned_rows, launch_options
+from ._launch import cdiv, has_aligned_rows, has_packed_rows, launch_options
 from ._output import (
     Fp8Output,
     check_output,
@@ -23,6 +23,7 @@ from ._output import (
 )
 from ._pages import HEAD_DIM
 from ._prefill_config import prefill_config
+from ._prefill_few_heads import _few_heads_prefill_kernel
 from ._prefill_kernel import _prefill_kernel
 from ._softmax import LOG2E, check_sink
 
@@ -74,10 +75,15 @@ def xpu_sparse_prefill(
     if num_tokens == 0:
         return out
 
-    config = prefill_config(num_heads, has_aligned_rows(q))
+    config = prefill_config(num_heads, has_aligned_rows(q), has_packed_rows(kv))
     output = output_arguments(out)
     head_blocks = cdiv(num_heads, config.block_h)
-    _prefill_kernel[(num_tokens * head_blocks,)](
+    form: dict[str, int | bool]
+    if config.key_lanes:
+        kernel, form = _few_heads_prefill_kernel, {"WARPS": config.num_warps}
+    else:
+        kernel, form = _prefill_kernel, {"Q_BLOCKS": config.q_blocks}
+    kernel[(num_tokens * head_blocks,)](
         q,
         kv,
         indices,
@@ -99,7 +105,7 @@ def xpu_sparse_prefill(
         HEADS_PER_GROUP=heads_per_group(out),
         BLOCK_H=config.block_h,
         BLOCK_N=config.block_n,
-        Q_BLOCKS=config.q_blocks,
+        **form,
         **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
     )
     return out

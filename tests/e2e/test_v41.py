@@ -17,6 +17,7 @@ from e2e.checks import (
     check_logits,
 )
 from e2e.comparison import attention_errors
+from e2e.ranks import FORKED, PATIENT, XE_CORES
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Roundings
 from e2e.v41 import SERVER
@@ -26,6 +27,7 @@ from e2e.v41_twin import V41Twin
 pytestmark = pytest.mark.newest
 
 KIND = "v4.1"
+TABLES = "v4.1, Engram of two stages"
 MIXED = Job(
     "v4.1",
     ((Prompt(161, 8, seed=1), Prompt(5, 6, seed=2), Prompt(1, 4, seed=3)),),
@@ -38,6 +40,40 @@ TWICE = Job(
     (*SERVER, ("enable_prefix_caching", True), ("max_num_batched_tokens", 300)),
     checkpoint=KIND,
 )
+MXFP4 = Job(
+    "v4.1, keys in MXFP4",
+    MIXED.waves,
+    (*SERVER, ("attention_config", {"indexer_kv_dtype": "mxfp4"})),
+    checkpoint=KIND,
+)
+CROWDED = Job(
+    "v4.1, pre-emption",
+    (tuple(Prompt(20, 14, seed=20 + i) for i in range(3)),),
+    (
+        *SERVER,
+        ("num_gpu_blocks_override", 23),
+        ("max_model_len", 34),
+        ("max_num_batched_tokens", 12),
+    ),
+    checkpoint=KIND,
+)
+
+
+def split(name: str, kind: str = KIND) -> Job:
+    """Two devices, which two prompts keep busy: 80 tokens fill ten blocks."""
+    ranks = (("distributed_executor_backend", "mp"), (name, 2))
+    return Job(
+        f"{kind}, {name}",
+        ((Prompt(80, 4, seed=1), Prompt(5, 4, seed=2)),),
+        (*SERVER, *ranks),
+        checkpoint=kind,
+        xe_cores=XE_CORES,
+        environment=(FORKED, PATIENT),
+    )
+
+
+TWO_RANKS = split("tensor_parallel_size")
+TWO_STAGES = split("pipeline_parallel_size", TABLES)
 BROKEN = Job(
     "v4.1, broken", ((Prompt(129, 2, seed=1),),), SERVER, sabotage=True, checkpoint=KIND
 )
@@ -58,6 +94,7 @@ def twin(engines: Engines) -> V41Twin:
 
 def check(result: Served, twin: V41Twin) -> None:
     """Every layer, all that is between them, and the tokens."""
+    twin.look_at(result)
     errors = check_attention(result, twin)
     assert {error.ratio for error in errors} == {0, 1, 2}
     check_experts(result, twin)
@@ -84,6 +121,38 @@ def test_a_cached_prefix(engines: Engines, twin: V41Twin, release: str) -> None:
     assert min(computed(result, 0)) == 0
     assert min(computed(result, 1)) == 256, "the prefix was not cached"
     check(result, twin)
+
+
+@pytest.mark.serves(MXFP4)
+def test_index_keys_in_mxfp4(engines: Engines, twin: V41Twin, release: str) -> None:
+    result = engines.serve(release, MXFP4)
+    assert Roundings.of(result.answer).index_fp4
+    check(result, twin)
+
+
+@pytest.mark.full
+@pytest.mark.serves(CROWDED)
+def test_a_request_pushed_out(engines: Engines, twin: V41Twin, release: str) -> None:
+    result = engines.serve(release, CROWDED)
+    repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
+    assert repeated, "no request was pushed out"
+    check_attention(result, twin)
+
+
+@pytest.mark.full
+@pytest.mark.serves(TWO_RANKS)
+def test_two_ranks(engines: Engines, twin: V41Twin, release: str) -> None:
+    """Half the heads, experts and rows of Engram's tables on each."""
+    check(engines.serve(release, TWO_RANKS), twin)
+
+
+@pytest.mark.full
+@pytest.mark.serves(TWO_STAGES)
+def test_two_stages(engines: Engines, release: str) -> None:
+    """The second begins at the KV source of ratio 1; each has a table of its own."""
+    twin = engines.twin_of(TABLES)
+    assert isinstance(twin, V41Twin)
+    check(engines.serve(release, TWO_STAGES), twin)
 
 
 @pytest.mark.serves(BROKEN)

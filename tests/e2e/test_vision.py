@@ -23,6 +23,7 @@ from e2e.checks import (
 from e2e.comparison import attention_errors, feed_forward_errors, relative
 from e2e.drafts import check_drafts
 from e2e.pictures import Picture
+from e2e.ranks import FORKED, PATIENT, XE_CORES
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Roundings
 from e2e.vision_twin import VisionTwin, rows_of
@@ -69,6 +70,14 @@ TWO_RANKS = Job(
     (*SERVER, ("tensor_parallel_size", 2), ("distributed_executor_backend", "mp")),
     checkpoint="vision",
 )
+TWO_STAGES = Job(
+    "images over two stages",
+    ((ONE, TEXT),),
+    (*SERVER, ("pipeline_parallel_size", 2), ("distributed_executor_backend", "mp")),
+    checkpoint="vision of six layers",
+    xe_cores=XE_CORES,
+    environment=(FORKED, PATIENT),
+)
 BROKEN = Job("broken images", ((LONG,),), SERVER, sabotage=True, checkpoint="vision")
 BAD = Job(
     "bad images",
@@ -95,9 +104,9 @@ def release_that_sees(engines: Engines, release: str) -> None:
         pytest.skip(f"{release} refuses V4 Vision on XPU")
 
 
-def twin_after(engines: Engines, result: Served) -> VisionTwin:
+def twin_after(engines: Engines, result: Served, name: str = "vision") -> VisionTwin:
     """The twin, which knows the pictures of each text."""
-    twin = engines.twin_of("vision")
+    twin = engines.twin_of(name)
     assert isinstance(twin, VisionTwin)
     twin.look_at(result)
     return twin
@@ -186,6 +195,17 @@ def test_two_ranks(engines: Engines, release: str) -> None:
     result = engines.serve(release, TWO_RANKS)
     check_same_tokens(result, engines.serve(release, IMAGES))
     twin = twin_after(engines, result)
+    check_attention(result, twin)
+    check_experts(result, twin)
+    check_logits(result, twin)
+
+
+@pytest.mark.full
+@pytest.mark.serves(TWO_STAGES)
+def test_two_stages(engines: Engines, release: str) -> None:
+    """The second routes an image's tokens by their ids, which only the first embeds."""
+    result = engines.serve(release, TWO_STAGES)
+    twin = twin_after(engines, result, TWO_STAGES.checkpoint)
     check_attention(result, twin)
     check_experts(result, twin)
     check_logits(result, twin)

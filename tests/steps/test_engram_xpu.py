@@ -2,6 +2,7 @@
 """DeepSeek-V4.1's Engram on XPU: tables in host memory, read by the device or gathered
 by the CPU, and settings that cannot be served."""
 
+import importlib.util
 import json
 import logging
 from collections.abc import Iterator
@@ -43,7 +44,7 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     config.model_config.hf_text_config = SimpleNamespace(num_hidden_layers=3)
     monkeypatch.delenv(CPU_GATHER, raising=False)
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", "1")
-    platform = layout.module(ENGRAM).current_platform
+    platform = layout.module("vllm.platforms").current_platform
     if hasattr(platform, "provide_pinned_memory"):
         platform.provide_pinned_memory()
     monkeypatch.setattr(
@@ -54,6 +55,15 @@ def config(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         yield config
 
 
+def tables() -> Any:
+    """The module whose tables lie in host memory: a release that has others there has
+    these in NVIDIA's folder."""
+    for name in ("vllm.models.deepseek_v41.nvidia.engram", ENGRAM):
+        if importlib.util.find_spec(name):
+            return layout.module(name)
+    raise AssertionError("no Engram")
+
+
 def engram_layout() -> Any:
     return layout.module(ENGRAM).EngramLayout(small_config())
 
@@ -61,7 +71,7 @@ def engram_layout() -> Any:
 def table(layer: int = 0) -> Any:
     """A table with all its bytes drawn, but for NaN, and scales around one."""
     config, sizes = small_config(), engram_layout().primes[layer]
-    made = layout.module(ENGRAM).ParallelEngramEmbedding(
+    made = tables().ParallelEngramEmbedding(
         config.engram_num_embeddings[layer],
         DIM,
         tuple(size for order in sizes for size in order),
@@ -131,7 +141,7 @@ def test_both_paths_give_the_same_bytes(
     asked = []
     other = table()
     monkeypatch.setattr(
-        layout.module(ENGRAM),
+        tables(),
         "get_accelerator_view_from_cpu_tensor",
         lambda tensor: asked.append(tensor) or tensor,
     )
@@ -146,7 +156,7 @@ def test_a_rank_reads_its_heads(
     """The second of five ranks: five heads of its own; the last has four and one that
     pads."""
     monkeypatch.setenv(CPU_GATHER, gather)
-    kind = layout.module(ENGRAM).ParallelEngramEmbedding
+    kind = tables().ParallelEngramEmbedding
     whole = table()
     ids = drawn_ids(whole, 9)
     expected = expected_rows(whole, ids)
@@ -169,8 +179,7 @@ def test_a_rank_reads_its_heads(
 
 def layer(index: int = 0) -> Any:
     """An Engram layer without its projection."""
-    module = layout.module(ENGRAM)
-    made = object.__new__(module.Engram)
+    made = object.__new__(tables().Engram)
     torch.nn.Module.__init__(made)
     made.embed_tokens = made._create_embedding(engram_layout(), index)
     made._init_staging(16, DIM)
@@ -219,15 +228,48 @@ def test_tables_that_do_not_fit(
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (2000, 4000))
     big = small_config()
     big.engram_vocab_size, big.engram_num_embeddings = 1 << 24, [1 << 30] * 2
-    module = layout.module(ENGRAM)
-    made = object.__new__(module.Engram)
+    made = object.__new__(tables().Engram)
     torch.nn.Module.__init__(made)
     with pytest.raises(ValueError) as error:
-        made._create_embedding(module.EngramLayout(big), 0)
+        made._create_embedding(layout.module(ENGRAM).EngramLayout(big), 0)
     # Two tables of 24 heads of 2**24 rows and a few, 66 bytes each: 24 and 0.75 GiB,
     # for which 32 and 1 GiB of memory are pinned.
     assert f"{missing} GiB are missing" in str(error.value), "not refused in GiB"
     assert ("spread the ranks" if offload else "cpu_offload") in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("stage", "offload", "needed"),
+    [(0, True, "66.00"), (1, False, "12.38")],
+    ids=["host", "device"],
+)
+def test_stages_count_the_memory_of_their_host(
+    stage: int,
+    offload: bool,
+    needed: str,
+    config: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two stages of two ranks on one host: one table each, of which a rank has half
+    the heads: 12 and 0.375 GiB, for which 16 and 0.5 GiB are pinned. A rank counts its
+    own device's alone."""
+    config.engram_config.cpu_offload = offload
+    parallel = config.parallel_config
+    parallel.pipeline_parallel_size, parallel.tensor_parallel_size = 2, 2
+    monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "2,1")
+    monkeypatch.setattr(type(parallel), "local_world_size", 4)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 4)
+    monkeypatch.setattr("psutil.virtual_memory", Full)
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (2000, 4000))
+    big = small_config()
+    big.engram_vocab_size, big.engram_num_embeddings = 1 << 24, [1 << 30] * 2
+    group = layout.module("vllm.distributed").get_pp_group()
+    monkeypatch.setattr(group, "rank_in_group", stage)
+    made = object.__new__(tables().Engram)
+    torch.nn.Module.__init__(made)
+    with pytest.raises(ValueError) as error:
+        made._create_embedding(layout.module(ENGRAM).EngramLayout(big), stage)
+    assert f"need {needed} GiB" in str(error.value), "not refused in GiB"
 
 
 @pytest.mark.parametrize("setting", ["dp_shared_memory", "use_thp"])

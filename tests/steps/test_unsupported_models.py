@@ -8,8 +8,9 @@ import pytest
 from helpers import layout, model_configs
 
 REGISTRY = "vllm.model_executor.models.registry"
-MODELS = {"DSparkV41DraftModel": "DSpark of DeepSeek-V4.1"}
+MODELS = {}
 V41 = "DeepseekV41ForCausalLM"
+V41_DRAFT = "DSparkV41DraftModel"
 VISION = "DeepseekV4ForConditionalGeneration"
 
 
@@ -20,6 +21,8 @@ def registered(architecture: str) -> Any:
 # A later step may serve them.
 if ".xpu." not in registered(V41).__module__:
     MODELS[V41] = "DeepSeek-V4.1"
+if ".xpu." not in registered(V41_DRAFT).__module__:
+    MODELS[V41_DRAFT] = "DSpark of DeepSeek-V4.1"
 if registered(VISION).__module__.endswith("vl_stub"):
     MODELS[VISION] = "DeepSeek-V4 vision"
 

@@ -12,6 +12,7 @@ PARTS = (
         "capture-state",
         "graph-check",
         "jit-warmup",
+        "v41-warmup",
     ),
     (
         "Hyper-connections",
@@ -54,6 +55,7 @@ PARTS = (
         "indexer-speculation",
         "candidate-blocks",
         "v41-indexer",
+        "decode-logits",
         "cpu-tile-scheduler",
     ),
     (
@@ -109,14 +111,21 @@ PARTS = (
     ),
     (
         "Images",
-        "tokens that see their whole image",
+        "tokens that see their whole image, and V4.1's",
         "vision-router",
         "vision-visibility",
         "whole-images",
         "image-spans",
         "vision-model",
+        "v41-images",
     ),
-    ("V4.1", "the model of V4.1 around V4's parts", "v41-model"),
+    (
+        "V4.1",
+        "the model of V4.1 around V4's parts",
+        "v41-model",
+        "v41-dspark",
+        "v41-gather",
+    ),
     (
         "Loading",
         "which checkpoints and tensors are served",

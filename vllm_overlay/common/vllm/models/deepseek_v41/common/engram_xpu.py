@@ -8,8 +8,8 @@ import psutil
 import torch
 
 import vllm.envs as envs
-from vllm.config import CUDAGraphMode, VllmConfig
-from vllm.distributed import get_engram_dp_size, get_pp_group, get_tp_group
+from vllm.config import CUDAGraphMode, ParallelConfig, VllmConfig
+from vllm.distributed import get_engram_dp_size, get_pp_group
 from vllm.distributed.utils import get_pp_indices
 from vllm.logger import init_logger
 from vllm.utils.math_utils import cdiv, next_power_of_2
@@ -36,21 +36,10 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
         ValueError: a setting has no path on XPU, or the tables do not fit.
 
     """
-    pp_group = get_pp_group()
-    start, end = get_pp_indices(
-        vllm_config.model_config.hf_text_config.num_hidden_layers,
-        pp_group.rank_in_group,
-        pp_group.world_size,
-    )
-    local = [i for i, number in enumerate(layout.layer_ids) if start <= number < end]
-    if layer != local[0]:
+    tables = _tables_of_stages(vllm_config, layout)
+    stage = get_pp_group().rank_in_group
+    if layer != tables[stage][0]:
         return
-    if len(local) < len(layout.layer_ids):
-        raise ValueError(
-            f"Engram's tables of layers {layout.layer_ids} lie on several pipeline "
-            "stages, whose memory is not counted together: use "
-            "VLLM_PP_LAYER_PARTITION so that one stage has them all"
-        )
     engram = vllm_config.engram_config
     assert engram is not None
     parallel = vllm_config.parallel_config
@@ -75,22 +64,29 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
     shards = parallel.tensor_parallel_size * get_engram_dp_size()
     heads = cdiv(layout.n_hash_cols, shards)
     pinned = engram.cpu_offload and not envs.VLLM_XPU_ENGRAM_CPU_GATHER
-    each = 0
-    for i in local:
-        values = heads * max(map(max, layout.primes[i])) * layout.head_dim
-        for size in (values, values // QUANT_BLOCK):
-            # Pinned memory comes in powers of two.
-            each += next_power_of_2(size) if pinned else size
+
+    def size(table: int) -> int:
+        values = heads * max(map(max, layout.primes[table])) * layout.head_dim
+        sizes = values, values // QUANT_BLOCK
+        # Pinned memory comes in powers of two.
+        return sum(map(next_power_of_2, sizes) if pinned else sizes)
+
+    each = [sum(map(size, found)) for found in tables]
+    ranks = {
+        rank: _stage_of(rank, parallel)
+        for rank in range(torch.distributed.get_world_size())
+        if tables[_stage_of(rank, parallel)]
+    }
     host_free = psutil.virtual_memory().available
     device_free = torch.accelerator.get_memory_info()[0]
     if engram.cpu_offload:
-        ranks = min(
-            shards, parallel.local_world_size * parallel.data_parallel_size_local
-        )
-        place, needed, free = f"host memory for {ranks} ranks", each * ranks, host_free
+        local = _on_this_host(list(ranks), parallel)
+        place = f"host memory for {len(local)} ranks"
+        needed, free = sum(each[ranks[rank]] for rank in local), host_free
         instead = "add memory, or spread the ranks over more hosts"
     else:
-        place, needed, free = "device memory for each rank", each, device_free
+        place = "device memory for each rank"
+        needed, free = each[stage], device_free
         instead = "leave cpu_offload true, or raise --tensor-parallel-size"
     logger.info(
         "Engram tables: %.2f GiB of %s. Free: %.2f GiB of this host, %.2f GiB of "
@@ -106,8 +102,43 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
             f"{free / GiB_bytes:.2f} GiB are free: {(needed - free) / GiB_bytes:.2f} "
             f"GiB are missing; {instead}"
         )
-    # What others allocate must not count as memory that is missing.
-    get_tp_group().barrier()
+    _wait_for(list(ranks))
+
+
+def _tables_of_stages(
+    vllm_config: VllmConfig, layout: "EngramLayout"
+) -> list[list[int]]:
+    """The indices of each pipeline stage's tables in `layout.layer_ids`."""
+    count = vllm_config.model_config.hf_text_config.num_hidden_layers
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    spans = [range(*get_pp_indices(count, stage, stages)) for stage in range(stages)]
+    return [
+        [i for i, layer in enumerate(layout.layer_ids) if layer in span]
+        for span in spans
+    ]
+
+
+def _stage_of(rank: int, parallel: ParallelConfig) -> int:
+    """The pipeline stage of a rank of all."""
+    each = parallel.tensor_parallel_size * parallel.prefill_context_parallel_size
+    return rank // each % parallel.pipeline_parallel_size
+
+
+def _on_this_host(ranks: list[int], parallel: ParallelConfig) -> list[int]:
+    """Those of `ranks` that share this host's memory; hosts have consecutive ones."""
+    count = parallel.local_world_size * parallel.data_parallel_size_local
+    host = torch.distributed.get_rank() // count
+    return [rank for rank in ranks if rank // count == host]
+
+
+def _wait_for(ranks: list[int]) -> None:
+    """Wait until all of `ranks` have seen how much is free: what others allocate must
+    not count as memory that is missing. Stages without tables do not come here."""
+    group = torch.distributed.new_group(
+        ranks, backend="gloo", use_local_synchronization=True
+    )
+    torch.distributed.barrier(group)
+    torch.distributed.destroy_process_group(group)
 
 
 def gather_rows(

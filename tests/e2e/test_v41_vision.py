@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V4.1 sees images as its float32 twin does, in chunks that may end inside of one.
+
+The largest image has more tokens than the window, and than a step takes.
+"""
+
+import pytest
+from test_scenarios import computed
+from test_v41 import check
+
+from e2e import rounding, tower, v41, v41_vision
+from e2e.checks import EXPERTS, PLAIN, TIGHT
+from e2e.comparison import feed_forward_errors, relative
+from e2e.pictures import Picture
+from e2e.serving import Engines, Job, Prompt, Served
+from e2e.twin import Roundings
+from e2e.v41_checks import STREAMS, stream_errors
+from e2e.v41_vision import V41VisionTwin
+
+pytestmark = pytest.mark.newest
+
+KIND = "v4.1 with images"
+SERVER = tuple((dict(v41.SERVER) | {"limit_mm_per_prompt": {"image": 3}}).items())
+LARGE = (30, 39)
+"""Ten rows of thirteen tokens, and a token at the end of each."""
+
+
+def prompt(
+    length: int, new: int, seed: int, *images: Picture, own_tail: int = 0
+) -> Prompt:
+    return Prompt(length, new, seed, own_tail, images=images, image_token=v41.IMAGE)
+
+
+ONE = prompt(12, 4, 1, Picture(5, *LARGE, seed=1))
+THREE = prompt(9, 4, 2, Picture(2, 7, 10, 2), Picture(3, 4, 4, 3), Picture(7, 9, 20, 4))
+LONG = prompt(150, 3, 3, Picture(120, *LARGE, seed=5))
+TEXT = prompt(5, 4, 4)
+IMAGES = Job("v4.1, images", ((ONE, THREE, TEXT), (LONG,)), SERVER, checkpoint=KIND)
+AGAIN = prompt(140, 2, 6, Picture(118, 9, 20, seed=6), own_tail=2)
+OTHER = prompt(140, 2, 6, Picture(118, 9, 20, seed=7), own_tail=3)
+TWICE = Job(
+    "v4.1, images and the prefix cache",
+    ((prompt(140, 2, 6, Picture(118, 9, 20, seed=6), own_tail=1),), (AGAIN, OTHER)),
+    (*SERVER, ("enable_prefix_caching", True)),
+    checkpoint=KIND,
+)
+BROKEN = Job("v4.1, broken images", ((ONE,),), SERVER, sabotage=True, checkpoint=KIND)
+BAD = Job(
+    "v4.1, bad images",
+    ((TEXT,),),
+    SERVER,
+    checkpoint=KIND,
+    refused=(
+        prompt(5, 1, 0, Picture(2, 9, 9, broken=True)),
+        prompt(9, 1, 0, *(Picture(place, 4, 4) for place in range(1, 5))),
+        prompt(500, 1, 0, Picture(5, *LARGE)),
+    ),
+)
+
+
+@pytest.fixture(autouse=True)
+def release_that_sees(engines: Engines, release: str) -> None:
+    if not engines.has_v41(release):
+        pytest.skip(f"{release} refuses V4.1 on XPU")
+
+
+def twin_after(engines: Engines, result: Served) -> V41VisionTwin:
+    """The twin, which knows the pictures of each text."""
+    twin = engines.twin_of(KIND)
+    assert isinstance(twin, V41VisionTwin)
+    twin.look_at(result)
+    return twin
+
+
+@pytest.mark.serves(IMAGES)
+def test_images_take_their_places(engines: Engines, release: str) -> None:
+    """The processor's tokens are those of the description, in each prompt."""
+    result = engines.serve(release, IMAGES)
+    for given, read in zip(result.job.prompts, result.read, strict=True):
+        wanted: list[int] = []
+        drawn = {picture.at: picture for picture in given.images}
+        for place, token in enumerate(given.tokens):
+            picture = drawn.get(place)
+            parts = v41_vision.block(picture) if picture else ()
+            wanted += [v41.IMAGE] * len(parts) if parts else [token]
+        assert read == wanted
+    assert result.read[0].count(v41.IMAGE) > 128
+
+
+@pytest.mark.serves(IMAGES)
+def test_each_layer(engines: Engines, release: str) -> None:
+    result = engines.serve(release, IMAGES)
+    check(result, twin_after(engines, result))
+
+
+@pytest.mark.serves(IMAGES)
+def test_the_tower(engines: Engines, release: str) -> None:
+    """Each image gives the rows of the float32 tower, and those of the same tower that
+    rounds to bfloat16."""
+    result = engines.serve(release, IMAGES)
+    twin = twin_after(engines, result)
+    for picture in [p for given in result.job.prompts for p in given.images]:
+        wanted = tower.patches_of(picture)
+        (rows,) = (
+            entry["rows"]
+            for entry in result.answer["encoded"]
+            if entry["patches"].flatten(1).shape == wanted.shape
+            and entry["patches"].flatten(1).equal(wanted)
+        )
+        exact, rounded = (
+            relative(rows, tower.Tower(twin.weights, kept).encoded(picture))
+            for kept in (lambda x: x, rounding.bf16)
+        )
+        print(f"tower: {picture.grid} tokens, {exact:.4f}, {rounded:.4f} if rounded")
+        assert exact <= PLAIN and rounded <= TIGHT, picture
+
+
+@pytest.mark.serves(TWICE)
+def test_a_hit_inside_an_image(engines: Engines, release: str) -> None:
+    """The first block ends inside the image; another image is no hit."""
+    result = engines.serve(release, TWICE)
+    first = [computed(result, number)[0] for number in range(len(result.read))]
+    assert first == [0, 128, 0]
+    check(result, twin_after(engines, result))
+
+
+@pytest.mark.serves(BROKEN)
+def test_faults_are_seen(engines: Engines, release: str) -> None:
+    """No bias for image tokens in layer 0, and Engram of layer 2 changes images."""
+    result = engines.serve(release, BROKEN)
+    twin = twin_after(engines, result)
+    errors = feed_forward_errors(result.answer, twin, Roundings.of(result.answer))
+    streams = stream_errors(result, twin)
+    print(errors, streams, sep="\n")
+    by_layer = {layer: error for (_, layer), error in errors.items()}
+    assert by_layer.pop(0) > 5 * EXPERTS
+    assert max(by_layer.values()) <= EXPERTS
+    assert streams["attn", 2] > 5 * STREAMS
+
+
+@pytest.mark.serves(BAD)
+def test_bad_images_are_refused_and_the_next_request_served(
+    engines: Engines, release: str
+) -> None:
+    result = engines.serve(release, BAD)
+    print("\n".join(result.answer["refusals"]))
+    assert result.answer["tokens_after_refusals"] == result.answer["tokens"]

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V4.1 and V4 Vision over HTTP, each from a server of its own."""
+
+import base64
+import io
+from dataclasses import replace
+
+import pytest
+
+from e2e import checks
+from e2e.chat import ASSISTANT, SPECIAL, THOUGHT, USER
+from e2e.pictures import Picture, block
+from e2e.server import MODEL, Server
+from e2e.serving import Engines, Job, Prompt
+from e2e.twin import Roundings
+from e2e.v41 import SERVER
+from e2e.v41_chat import FIRST
+from e2e.vision_twin import VisionTwin
+
+pytestmark = [pytest.mark.newest, pytest.mark.full]
+
+GREEDY = {"model": MODEL, "temperature": 0.0}
+PLAIN = {"thinking": False}
+V41 = "v4.1 that chats"
+V41_FLAGS = (
+    *("--block-size", "128"),
+    *("--limit-mm-per-prompt", '{"image": 0}'),
+    *("--reasoning-parser", "deepseek_v41"),
+    *("--tool-call-parser", "deepseek_v41"),
+)
+PROMPT = Prompt(40, 6, seed=2)
+PICTURE = Picture(at=0, down=6, along=9, seed=1)
+ROUNDED = Roundings(activations=True, output_fp8=True)
+"""What an engine of v0.33.0 rounds."""
+
+
+@pytest.mark.shows("a completion and a chat of V4.1", "equal")
+def test_v41(engines: Engines, release: str) -> None:
+    """The completion has the engine's own tokens; the chat is V4.1's encoding."""
+    if not engines.has_v41(release):
+        pytest.skip(f"{release} refuses V4.1 on XPU")
+    sizes = tuple(pair for pair in SERVER if pair[0] != "skip_tokenizer_init")
+    engine = engines.serve(release, Job("V4.1", ((PROMPT,),), sizes, checkpoint=V41))
+    with Server(engines, release, *V41_FLAGS, checkpoint=V41) as server:
+        client = server.wait().client
+        completed = client.completions.create(
+            **GREEDY,
+            prompt=PROMPT.tokens,
+            max_tokens=PROMPT.new,
+            extra_body={"return_token_ids": True, "ignore_eos": True},
+        )
+        chat = client.chat.completions.create(
+            **GREEDY,
+            messages=[{"role": "user", "content": "hi"}],
+            max_completion_tokens=4,
+            extra_body={
+                "chat_template_kwargs": PLAIN,
+                "return_token_ids": True,
+                "ignore_eos": True,
+            },
+        )
+    (choice,) = completed.choices
+    assert [choice.token_ids] == engine.new_tokens()
+    marks = [SPECIAL[t - FIRST] for t in chat.prompt_token_ids if t >= FIRST]
+    assert marks[-3:] == [USER, ASSISTANT, THOUGHT]
+    assert chat.usage is not None
+    assert chat.usage.completion_tokens == 4
+
+
+def data_url(picture: Picture) -> str:
+    file = io.BytesIO()
+    picture.image().save(file, "PNG")
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.mark.shows("a chat with an image by data URL (V4 Vision)", "equal")
+def test_an_image(engines: Engines, release: str) -> None:
+    """Hugging Face's model with our tower chooses the answer's tokens, wherever it is
+    sure; another image has another answer."""
+    if not engines.sees_images(release):
+        pytest.skip(f"{release} refuses V4 Vision on XPU")
+    twin = engines.twin_of("vision")
+    assert isinstance(twin, VisionTwin)
+    pictures = PICTURE, replace(PICTURE, seed=2)
+    answers = []
+    with Server(engines, release, checkpoint="vision") as server:
+        client = server.wait().client
+        for picture in pictures:
+            image = {"type": "image_url", "image_url": {"url": data_url(picture)}}
+            answer = client.chat.completions.create(
+                **GREEDY,
+                messages=[{"role": "user", "content": [image]}],
+                max_completion_tokens=6,
+                extra_body={
+                    "chat_template_kwargs": PLAIN,
+                    "return_token_ids": True,
+                    "ignore_eos": True,
+                },
+            )
+            answers.append((answer.prompt_token_ids, answer.choices[0].token_ids))
+    (prompt, _), _ = answers
+    start = prompt.index(block(PICTURE, 3)[0][0])
+    assert prompt[start:][: len(block(PICTURE, 3)[0])] == block(PICTURE, 3)[0]
+    sure = 0
+    for picture, (read, new) in zip(pictures, answers, strict=True):
+        text = [*read, *new]
+        twin.pictures[tuple(text)] = (picture,)
+        with twin.rounded(ROUNDED):
+            logits = twin.logits(text)
+        for place, token in enumerate(new, len(read)):
+            best = logits[place - 1].topk(2)
+            if best.values[0] - best.values[1] > checks.MARGIN:
+                sure += 1
+                assert best.indices[0] == token, place
+    assert sure, "the twin is sure of no token"
+    assert answers[0][1] != answers[1][1], "another image has the same answer"

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The indexer scores as many decode rows at once as its bound of memory holds."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout
+from helpers.indexer_batch import Batch
+
+BOUND = "VLLM_SPARSE_INDEXER_MAX_LOGITS_MB"
+MILLION = 1 << 20
+"""Entries of such a context at ratio 1: a row has 4 MiB of scores."""
+LENS = (300, 70, 9, 131, 600)
+OPS = {False: "xpu_fp8_paged_mqa_logits", True: "mxfp4_paged_mqa_logits"}
+INDEXER = "vllm.model_executor.layers.sparse_attn_indexer"
+
+
+def watched(fp4: bool, found: list[int], patch: pytest.MonkeyPatch) -> None:
+    """Note the bytes of all scores that are made."""
+    place: Any = layout.module(INDEXER) if fp4 else torch.ops.vllm
+    op = getattr(place, OPS[fp4])
+
+    def score(*args: Any) -> torch.Tensor:
+        logits: torch.Tensor = op(*args)
+        found.append(logits.nbytes)
+        return logits
+
+    patch.setattr(place, OPS[fp4], score)
+
+
+def decoded(
+    megabytes: int,
+    entries: int,
+    patch: pytest.MonkeyPatch,
+    fp4: bool = False,
+    **candidates: Any,
+) -> tuple[Batch, list[int]]:
+    """A decode step of five requests, and the bytes of its scores."""
+    patch.setattr(layout.module("vllm.envs"), BOUND, megabytes)
+    batch = Batch(LENS, (1,) * len(LENS), fp4=fp4)
+    op = batch.indexer.indexer_op
+    op.max_model_len = entries
+    for name, value in candidates.items():
+        setattr(op, name, value)
+    found: list[int] = []
+    with patch.context() as inner:
+        watched(fp4, found, inner)
+        batch.check() if not candidates else batch.run()
+    return batch, found
+
+
+@pytest.mark.parametrize(
+    ("fp4", "entries", "rows"),
+    [(False, 1 << 16, 4), (False, 100_000, 2), (True, 1 << 16, 4)],
+    ids=["fp8", "fp8-odd", "mxfp4"],
+)
+def test_scores_stay_within_the_bound(
+    fp4: bool, entries: int, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, found = decoded(1, entries, monkeypatch, fp4)
+    assert max(found) == 4 * entries * rows, f"{max(found)} bytes of 1 MiB"
+    assert sum(found) == 4 * entries * len(LENS)
+
+
+def test_a_million_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row alone may be larger than the bound."""
+    _, found = decoded(1, MILLION, monkeypatch)
+    assert max(found) == 4 * MILLION, f"{max(found)} bytes of 1 MiB"
+
+
+@pytest.mark.parametrize("writes", [True, False], ids=["chooses", "keeps to"])
+def test_candidates_are_those_of_each_row(
+    writes: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The blocks of a row, and what is chosen in them, do not depend on the bound."""
+    if not hasattr(layout.module(INDEXER), "_select_candidate_blocks"):
+        pytest.skip("the release's indexer has no candidate blocks")
+    results = []
+    for megabytes in (20, 1):
+        torch.manual_seed(1)
+        blocks = torch.randint(0, 5, (len(LENS), 4), dtype=torch.int32)
+        batch, found = decoded(
+            megabytes,
+            1 << 16,
+            monkeypatch,
+            candidate_blocks=blocks.to(layout.device()),
+            candidate_block_size=8,
+            candidate_write=writes,
+        )
+        results.append((batch.chosen.cpu(), batch.indexer.indexer_op.candidate_blocks))
+    assert len(found) == 2, f"{found} bytes of 1 MiB"
+    for once, in_parts in zip(*results, strict=True):
+        assert torch.equal(once.sort().values, in_parts.cpu().sort().values)
+
+
+@pytest.mark.unchanged
+def test_other_platforms_score_all_rows_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One call of the kernel and one of the top-k, whatever the bound is."""
+    module = layout.module(INDEXER)
+    rows, heads, entries = len(LENS), 4, 1 << 16
+    lens = torch.tensor(LENS, dtype=torch.int32)
+    decode = SimpleNamespace(
+        decode_lens=torch.ones(rows, dtype=torch.int32),
+        seq_lens=lens[:, None],
+        requires_padding=False,
+        block_table=torch.zeros(rows, 1, dtype=torch.int32),
+        schedule_metadata=None,
+        indices=None,
+        global_seq_lens=None,
+    )
+    metadata = object.__new__(module.DeepseekV32IndexerMetadata)
+    told = {"num_decodes": rows, "num_prefills": 0, "num_decode_tokens": rows}
+    slots = torch.zeros(rows, dtype=torch.int64)
+    told |= {"slot_mapping": slots, "max_seq_len": max(LENS), "decode": decode}
+    vars(metadata).update(told)
+    context = SimpleNamespace(
+        attn_metadata={"indexer": metadata}, cudagraph_runtime_mode=None
+    )
+    found: list[int] = []
+
+    def score(q: Any, *_: Any, **__: Any) -> torch.Tensor:
+        found.append(len(q[0]))
+        return torch.zeros(rows, entries)
+
+    replaced = {
+        "current_platform": layout.another_platform(module.current_platform),
+        "get_forward_context": lambda: context,
+        "fp8_fp4_paged_mqa_logits": score,
+        "as_fp32_logits": lambda logits, *_: logits,
+        "mqa_logits_mx_inputs": lambda q, scale, weights: (scale, weights),
+        "kv_cache_as_quant_view": lambda cache, *_: cache,
+        "get_indexer_topk": lambda _: lambda logits, *_: found.append(len(logits)),
+    }
+    for name, value in replaced.items():
+        monkeypatch.setattr(module, name, value)
+    monkeypatch.setattr(layout.module("vllm.envs"), BOUND, 1)
+    q = torch.zeros(rows, heads, 128).to(torch.float8_e4m3fn)
+    module.sparse_attn_indexer(
+        torch.zeros(rows, 1),
+        "indexer",
+        torch.zeros(1, 64, 132, dtype=torch.uint8),
+        q,
+        None,
+        None,
+        torch.zeros(rows, heads),
+        128,
+        None,
+        16,
+        128,
+        entries,
+        0,
+        torch.zeros(rows, 16, dtype=torch.int32),
+        True,
+        False,
+        False,
+        "",
+    )
+    assert found == [rows, rows]
