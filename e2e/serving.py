@@ -30,9 +30,9 @@ from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import Cache
-from xpustack.core.fork_server import Ahead, exit_text
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
+from xpustack.forks.server import Ahead, exit_text
 from xpustack.series.apply import trees
 from xpustack.steptest.environment import engine_environment
 from xpustack.steptest.server import warm_server

@@ -19,7 +19,6 @@ from xpustack.commands import (
     defects,
     device,
     export,
-    ingest,
     once,
     pins,
     plan,
@@ -32,7 +31,7 @@ from xpustack.commands import (
     wheels,
 )
 from xpustack.core.errors import UsageError
-from xpustack.core.version import version
+from xpustack.core.history import version
 from xpustack.terminal.console import EXIT_CODES, Answer
 
 DEPLOYER = "For the deployer"
@@ -130,7 +129,7 @@ def _global_options(
 
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    DEPLOYER: (wheels.build, wheels.verify, wheels.index, plan.plan, device.device),
+    DEPLOYER: (wheels.build, wheels.verify, plan.plan, device.device),
     CONTRIBUTOR: (
         series.apply,
         series.save,
@@ -147,7 +146,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         pins.watch,
         defects.defects,
         site.site,
-        ingest.ingest,
+        device.ingest,
         once.once,
     ),
 }
@@ -155,8 +154,9 @@ for panel, commands in PANELS.items():
     for command in commands:
         app.command(epilog=EXIT_CODES, rich_help_panel=panel)(command)
 
-caches = typer.Typer()
-caches.callback(invoke_without_command=True, epilog=EXIT_CODES)(cache.main)
+caches = typer.Typer(
+    help="Show the cache, or clean it up.", epilog=EXIT_CODES, no_args_is_help=True
+)
 caches.command(epilog=EXIT_CODES)(cache.info)
 caches.command(epilog=EXIT_CODES)(cache.gc)
 app.add_typer(caches, name="cache", rich_help_panel=MAINTAINER)

@@ -16,7 +16,7 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
-from .pages import IN_FP8
+from .cache_pages import IN_FP8
 from .parts import part_of
 
 ROOT = Path(__file__).resolve().parents[2]

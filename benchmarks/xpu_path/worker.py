@@ -14,7 +14,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from vllm.forward_context import get_forward_context
 
-from benchmarks.xpu_path import pages, parts
+from benchmarks.xpu_path import cache_pages, parts
 from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker
 
 ROWS = 16
@@ -65,7 +65,7 @@ class TimedWorker(XpuPathOnCudaWorker):
         _replays.clear()
         self.eager, self.fill, self.step = eager, fill, 0
         self.filled = (batch, tokens)
-        pages.zero_caches(self.model_runner)
+        cache_pages.zero_caches(self.model_runner)
         self.starts: list[Any] = []
         self.rows: list[parts.Row] = []
         self.errors = {}
@@ -94,7 +94,7 @@ class TimedWorker(XpuPathOnCudaWorker):
             for probe in self.probes[self.filled[0]]:
                 self._check(probe, metadata)
         if begins and self.fill:
-            pages.fill_caches(self.model_runner, *self.filled)
+            cache_pages.fill_caches(self.model_runner, *self.filled)
         self.step += 1
         return result
 
@@ -145,14 +145,14 @@ class TimedWorker(XpuPathOnCudaWorker):
             position = int(probe.positions[row])
             q, chosen = probe.q[row], probe.chosen[row]
             args = (layer, window, own, q, row, position, chosen)
-            wanted = pages.expected_core(*args)
+            wanted = cache_pages.expected_core(*args)
             label = f"ratio {layer.compress_ratio}"
             if isinstance(probe.output, torch.Tensor):
                 given = probe.output[row, : len(wanted)].double()
             else:
-                label += pages.IN_FP8
-                wanted = pages.in_fp8(layer, wanted, probe.positions[row])
-                given = pages.of_operands(
+                label += cache_pages.IN_FP8
+                wanted = cache_pages.in_fp8(layer, wanted, probe.positions[row])
+                given = cache_pages.of_operands(
                     probe.output.data[:, row], probe.output.scale[:, row]
                 )
             error = float((given - wanted).norm() / wanted.norm())

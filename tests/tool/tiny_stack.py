@@ -14,7 +14,8 @@ from sdists import pinned, write_sdist
 
 from xpustack.base.pin import release_entry
 from xpustack.base.store import Store
-from xpustack.builds.build import Build, build, build_version
+from xpustack.builds.build import build, build_version
+from xpustack.builds.installed import Build
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project

@@ -17,7 +17,7 @@ from unearth import Link
 
 from xpustack.base.index import Index, PipConfiguration, link_label
 from xpustack.base.releases import Release
-from xpustack.core.cache import Cache, writing
+from xpustack.core.cache import Cache, count_as_used, writing
 from xpustack.core.errors import EnvironmentProblem, SourceError, concerning
 from xpustack.core.progress import Progress, at_most_every, silent
 
@@ -61,6 +61,7 @@ def fetch(
                     )
                 _download_pinned(release, cache, progress or silent)
     _verify(release, target)
+    count_as_used(target.parent)
     return target
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from xpustack.base.archive import members
 from xpustack.base.download import fetch
 from xpustack.base.releases import Release
-from xpustack.core.cache import Cache, atomic_dir
+from xpustack.core.cache import Cache, atomic_dir, count_as_used
 from xpustack.core.errors import SourceError
 from xpustack.core.git import DATE, IDENTITY
 from xpustack.core.progress import Progress, silent
@@ -39,6 +39,10 @@ class Store:
             return {}
         return self.git.refs()
 
+    def count_as_used(self, ref: str) -> None:
+        """Keep a commit from the next clean-up of the cache."""
+        count_as_used(self.cache.objects / ref)
+
     @contextlib.contextmanager
     def writing(self, progress: Progress = silent) -> Iterator["Writer"]:
         """Lock the store for writing: one process at a time, others wait."""
@@ -61,6 +65,7 @@ class Store:
         ref = base_ref(release)
         commit = self.refs().get(ref)
         if commit is not None:
+            self.count_as_used(ref)
             return commit
         archive = fetch(release, self.cache, offline=offline, progress=progress)
         with self.writing(progress) as writer:

@@ -9,13 +9,14 @@ import sys
 import sysconfig
 import time
 import zipfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from xpustack.base.store import Store
 from xpustack.builds import torch_config, wheel
 from xpustack.builds.copy import copied, origin_of
 from xpustack.builds.installed import (
+    Build,
     Members,
     damage,
     install,
@@ -24,12 +25,12 @@ from xpustack.builds.installed import (
     store_files,
 )
 from xpustack.core import fingerprint
-from xpustack.core.cache import Cache, replace_dir, writing
+from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
+from xpustack.core.checkout import check_out
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.progress import Progress, silent
 from xpustack.series.tree import Tree
-from xpustack.series.worktree import checkout
 
 TIMEOUT = 900.0
 _BACKEND = """\
@@ -48,21 +49,6 @@ NO_COMPILER = re.compile(
     r"|error: command '.*' failed: No such file or directory"
 )
 """The messages of CMake and setuptools when there is no working compiler."""
-
-
-@dataclass(frozen=True)
-class Build:
-    """A tree's installed files.
-
-    `key` is a hash of everything that affects them. `cached` is true if they were
-    already installed.
-    """
-
-    key: str
-    version: str
-    installed: Path
-    seconds: float
-    cached: bool
 
 
 def build_version(tree: Tree, last: int) -> str:
@@ -95,7 +81,7 @@ def expected_build(cache: Cache, store: Store, tree: Tree, version: str) -> Buil
 def found(build: Build) -> bool:
     """Whether an earlier run left this build. Its files are not verified: `build` does
     that, before they are run."""
-    _count_as_used(build.installed.parent)
+    count_as_used(build.installed.parent)
     return build.installed.is_dir()
 
 
@@ -175,14 +161,8 @@ def _usable(cache: Cache, build: Build, tree: Tree, progress: Progress) -> bool:
     if problem is not None:
         progress(f"building {tree.name} again: {problem}")
         return False
-    _count_as_used(home)
+    count_as_used(home)
     return True
-
-
-def _count_as_used(home: Path) -> None:
-    """The clean-up of the cache keeps the builds that were used last."""
-    with contextlib.suppress(OSError):
-        os.utime(home)
 
 
 def really_built(
@@ -210,7 +190,7 @@ def build_wheel(
         As `build`.
     """
     source = work / "vllm"
-    checkout(store, tree, source)
+    check_out(store.cache, tree.tree_id, source)
     torch_config.write(work)
     _run_backend(runner, tree, source, work, version)
     return _only_wheel(tree, work / "dist", version)

@@ -2,8 +2,8 @@
 """Compares a copied tree with a real build of the same tree."""
 
 from xpustack.base.store import Store
-from xpustack.builds.build import Build, really_built
-from xpustack.builds.installed import manifest_of, without_byte_code
+from xpustack.builds.build import really_built
+from xpustack.builds.installed import Build, manifest_of, without_byte_code
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner

@@ -11,6 +11,7 @@ import marshal
 import os
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
@@ -25,6 +26,21 @@ _MANIFEST = "manifest.json"
 _BYTE_CODE = "__pycache__"
 _CHECKED_HASH = 0b11
 _SUFFIX = f".{sys.implementation.cache_tag}.pyc"
+
+
+@dataclass(frozen=True)
+class Build:
+    """A tree's installed files.
+
+    `key` is a hash of everything that affects them. `cached` is true if they were
+    already installed.
+    """
+
+    key: str
+    version: str
+    installed: Path
+    seconds: float
+    cached: bool
 
 
 def site(cache: Cache, key: str) -> Path:

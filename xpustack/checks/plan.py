@@ -8,23 +8,23 @@ import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.builds.build import Build, build, build_version, expected_build, found
+from xpustack.builds.build import build, build_version, expected_build, found
 from xpustack.builds.copy import origin_of
-from xpustack.checks.proof import steps_are_typed
-from xpustack.checks.results import Kind, Result, stored_pass
+from xpustack.builds.installed import Build
+from xpustack.checks.results import Kind, Result, stored_pass, test_result
 from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
-from xpustack.lint.linter import Linter, lint_key
+from xpustack.forks.server import Server
+from xpustack.lint.linter import Linter, lint_key, steps_are_typed
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series, StepTree, Tree
 from xpustack.steptest.material import Support
-from xpustack.steptest.step_test import StepTest, StepTestReport
+from xpustack.steptest.step_test import StepTest
 
 _FINDINGS_SHOWN = 20
 
@@ -270,7 +270,9 @@ class Planner:
                     if tree is not None:
                         self._build(tree)
                 report = test.run(self._server, self._cache)
-                return test_result(self._release.name, step, report, before is None)
+                return test_result(
+                    self._release.name, step.slug, report, before is None
+                )
 
             return self._cached(step.slug, "test", test.key, compute)
 
@@ -293,29 +295,3 @@ class Planner:
         if result.status == "passed":
             self._cache.results_put(key, msgspec.to_builtins(result))
         return result
-
-
-def test_result(release: str, step: Step, report: StepTestReport, tip: bool) -> Result:
-    counts = report.counts
-    summary = f"{counts['tests']} tests"
-    if not tip:
-        summary += f", {counts['failed_before']} fail before"
-    if counts["on_cpu"]:
-        summary += f", {counts['on_cpu']} on a CPU too"
-    if counts["skipped"]:
-        summary += f", {counts['skipped']} skipped"
-    detail: tuple[str, ...] = ()
-    if report.problems:
-        detail = (*report.problems, "", *report.output)
-    return Result(
-        release,
-        step.slug,
-        "test",
-        "failed" if report.problems else "passed",
-        report.seconds,
-        summary=summary,
-        detail=detail,
-        notes=(*report.warnings, *(f"skipped: {skip}" for skip in report.skips)),
-        tip=tip,
-        figures=report.figures,
-    )

@@ -3,14 +3,14 @@
 
 from dataclasses import dataclass
 
-from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.builds import build
-from xpustack.builds.build import Build, build_version
+from xpustack.builds.build import build_version
+from xpustack.builds.installed import Build
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.lint.linter import lint_key
+from xpustack.lint.linter import lint_key, steps_are_typed
 from xpustack.series.patch import Step
 from xpustack.series.tree import Series
 from xpustack.steptest.material import Support
@@ -23,27 +23,18 @@ class Proof:
 
     Attributes:
         built: whether both of its trees are built.
-        when: the time of the older of its results, in seconds since 1970.
     """
 
     step: Step
     built: bool
     lint: Result | None
     test: Result | None
-    when: float | None
 
     @property
     def missing(self) -> tuple[str, ...]:
         """The kinds of check that are not proven."""
         kinds = (("build", self.built), ("lint", self.lint), ("test", self.test))
         return tuple(kind for kind, proven in kinds if not proven)
-
-
-def steps_are_typed(project: Project, series: Series) -> bool:
-    """Whether mypy runs on each step of a series, not on its tip alone: on the newest
-    release, from which the others' steps come, and where one step is all."""
-    newest = releases.load(project).newest == series.base.release
-    return newest or len(series.steps) == 1
 
 
 def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
@@ -61,39 +52,15 @@ def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
         old, new = builds[before.index], builds[after.index]
         test = StepTest.of(support, after.release, after.step, old, new)
         keys = (lint_key(before, after, types=types), test.key)
-        times = [time for key in keys if (time := cache.results_time(key)) is not None]
         proofs.append(
             Proof(
                 after.step,
                 old.installed.is_dir() and new.installed.is_dir(),
                 _result(cache, keys[0], "lint", after.step),
                 _result(cache, keys[1], "test", after.step),
-                min(times, default=None),
             )
         )
     return proofs
-
-
-def result_keys(project: Project, cache: Cache, series: Series) -> frozenset[str]:
-    """Where the cache keeps every result of a series as it is now, step by step and
-    at its tip, by its trees.
-
-    Raises:
-        SeriesError: a step names no test module, or one that does not exist.
-    """
-    builds = _builds(cache, series)
-    support = Support.of(project)
-    types = steps_are_typed(project, series)
-    keys = {lint_key(series.base, series.tip, types=True)} if series.steps else set()
-    for after in series.steps:
-        before = after.parent
-        for old, new in (
-            (builds[before.index], builds[after.index]),
-            (None, builds[-1]),
-        ):
-            keys.add(StepTest.of(support, after.release, after.step, old, new).key)
-        keys.add(lint_key(before, after, types=types))
-    return frozenset(keys)
 
 
 def _builds(cache: Cache, series: Series) -> list[Build]:

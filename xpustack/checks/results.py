@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from xpustack.core.errors import EnvironmentProblem, command
-from xpustack.steptest.verdict import Figure
+from xpustack.steptest.verdict import Figure, StepTestReport
 
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
@@ -76,6 +76,33 @@ def stored_pass(
         return None
     stored = (result.kind, result.release, result.step, result.status)
     return result if stored == (kind, release, step, "passed") else None
+
+
+def test_result(release: str, step: str, report: StepTestReport, tip: bool) -> Result:
+    """The judged test of a step as the result of a check."""
+    counts = report.counts
+    summary = f"{counts['tests']} tests"
+    if not tip:
+        summary += f", {counts['failed_before']} fail before"
+    if counts["on_cpu"]:
+        summary += f", {counts['on_cpu']} on a CPU too"
+    if counts["skipped"]:
+        summary += f", {counts['skipped']} skipped"
+    detail: tuple[str, ...] = ()
+    if report.problems:
+        detail = (*report.problems, "", *report.output)
+    return Result(
+        release,
+        step,
+        "test",
+        "failed" if report.problems else "passed",
+        report.seconds,
+        summary=summary,
+        detail=detail,
+        notes=(*report.warnings, *(f"skipped: {skip}" for skip in report.skips)),
+        tip=tip,
+        figures=report.figures,
+    )
 
 
 @dataclass(frozen=True)

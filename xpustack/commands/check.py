@@ -8,8 +8,8 @@ import typer
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.core import cpus
 from xpustack.core.errors import CheckFailed, SeriesError
+from xpustack.core.process import usable_cpus
 from xpustack.core.project import Project
 from xpustack.series import static
 from xpustack.series.order import read_order, require_step
@@ -85,8 +85,8 @@ def check(
             for release in chosen
             if tip or (quick and release.name != pinned.newest.name)
         ]
-        jobs = jobs or cpus.usable()
-        with using_cache() as cache, showing_checks(cache, jobs) as display:
+        jobs = jobs or usable_cpus()
+        with using_cache() as cache, showing_checks(jobs) as display:
             report = checks.run(
                 project,
                 cache,
@@ -105,7 +105,7 @@ def check(
         elif report.failed:
             answer.exit_code = CheckFailed.exit_code
         if not as_json:
-            show(report, stdout_console(100), verbose, display.disk)
+            show(report, stdout_console(100), verbose)
 
 
 def _static(

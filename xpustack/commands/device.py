@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack device`: prove, compare, tune and serve on a GPU, and report it."""
+"""`xpustack device` and `ingest`: prove, compare, tune and serve on a GPU, report that,
+and take in such a report."""
 
 import shutil
 import sys
@@ -14,6 +15,7 @@ from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.device import archive, doctor, session
+from xpustack.device.ingest import ingest as take_in
 from xpustack.device.records import STAGES, Kind
 from xpustack.device.setup import Setup
 from xpustack.terminal.console import AsJson, answering, showing_progress
@@ -119,3 +121,18 @@ def device(
         answer.say(f"device: {name} (--device {kind})")
         if done.failed:
             answer.exit_code = CheckFailed.exit_code
+
+
+def ingest(
+    report: Annotated[
+        Path, typer.Argument(metavar="FILE", help="What `xpustack device` wrote.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Read a device's report into docs/devices.md, the cost model and the wheels.
+
+    FILE is the archive to send, or its report.json."""
+    with answering("ingest", as_json) as answer:
+        said = take_in(Project.find(), archive.read(report))
+        answer.data = {"ingested": said}
+        answer.say(*said)

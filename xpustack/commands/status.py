@@ -20,8 +20,8 @@ def status(
         typer.Option(help=f"Refresh README.md, {page.STEPS} and {page.DATA}."),
     ] = False,
 ) -> None:
-    """Show release by step: lines changed, upstream's status, cached checks of
-    the step as it is now, and days since it was committed first.
+    """Show release by step: lines changed, upstream's status, and cached checks of the
+    step as it is now.
 
     docs/data/steps.csv leaves out what depends on machine and day; the README has one
     row for each release."""

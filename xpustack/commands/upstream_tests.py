@@ -10,14 +10,14 @@ from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import atomic_file
+from xpustack.core.checkout import check_out
 from xpustack.core.errors import UsageError
-from xpustack.core.folders import vacant
+from xpustack.core.files import vacant
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
 from xpustack.series.apply import trees
 from xpustack.series.tree import BaseTree, StepTree
-from xpustack.series.worktree import checkout
 from xpustack.steptest import upstream
 from xpustack.steptest.material import Support
 from xpustack.terminal.console import (
@@ -88,7 +88,7 @@ def upstream_tests(
                     if not vacant(folder):
                         raise UsageError("the folder is not empty", path=folder)
                     folder.mkdir(parents=True, exist_ok=True)
-                    checkout(store, before, scratch / "tree")
+                    check_out(cache, before.tree_id, scratch / "tree")
                     modules = upstream.touched_modules(store, before, after)
                     files = upstream.naming(scratch / "tree", modules)
                     builds = [

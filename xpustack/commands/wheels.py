@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack build`, `verify` and `index`: wheels with what lies beside them."""
+"""`xpustack build` and `verify`: wheels with what lies beside them."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,8 +8,6 @@ import typer
 
 from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, StackError
-from xpustack.core.project import Project
-from xpustack.release.index_page import write_index
 from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.release.verify import verify as verify_wheel
 from xpustack.terminal.console import AsJson, Offline, answering, working
@@ -22,18 +20,14 @@ def build(
     to: Annotated[
         Path, typer.Option(help="Where a folder for each release is made.")
     ] = Path("dist"),
-    sign_key: Annotated[
-        Path | None,
-        typer.Option(help="A private key (PEM) to sign the provenance with."),
-    ] = None,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the wheel of a whole series, the same bytes each time.
 
     DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), runtime.txt,
-    sbom.cdx.json, provenance.json, and the arguments of the images; with --sign-key
-    also provenance.dsse.json. After a failure it gets none of them."""
+    sbom.cdx.json, provenance.json, and the arguments of the images. After a failure it
+    gets none of them."""
     with answering("build", as_json) as answer:
         wheels: list[ReleaseArtifacts] = []
         with working() as work:
@@ -45,7 +39,6 @@ def build(
                         work.cache,
                         chosen,
                         to,
-                        private_key=sign_key,
                         offline=offline,
                         progress=work.progress,
                     )
@@ -72,10 +65,6 @@ def _to_json(wheel: ReleaseArtifacts) -> dict[str, Any]:
 
 def verify(
     wheel: Annotated[Path, typer.Argument(help="A wheel that xpustack build made.")],
-    key: Annotated[
-        Path | None,
-        typer.Option(help="The signer's public key (PEM)."),
-    ] = None,
     repository: Annotated[
         str | None,
         typer.Option(
@@ -96,18 +85,17 @@ def verify(
     """Build the wheel again and say, file by file, what differs.
 
     This compares the wheel's members and its own bytes, the files beside it, and
-    the base, patches, overlay and kernels that its provenance names. With --key, the
-    signature of the provenance must be by that key; with --repository, the
-    attestation beside the wheel by that repository's release workflow, and name wheel
-    and provenance. A published wheel's vX.Y.Z.tar.gz has all these files. Exit code 0
-    means that all are the same, 1 that the listed ones differ."""
+    the base, patches, overlay and kernels that its provenance names. With
+    --repository, the attestation beside the wheel must be by that repository's release
+    workflow, and name wheel and provenance. A published wheel's vX.Y.Z.tar.gz has all
+    these files. Exit code 0 means that all are the same, 1 that the listed ones
+    differ."""
     with answering("verify", as_json) as answer:
         with working() as work:
             verdict = verify_wheel(
                 work.project,
                 work.cache,
                 wheel,
-                public_key=key,
                 repository=repository,
                 trusted_root=trusted_root,
                 offline=offline,
@@ -133,20 +121,3 @@ def verify(
         answer.say(f"{wheel.name}: {f'{count} files differ' if count else 'verified'}")
         if not verdict.good:
             answer.exit_code = CheckFailed.exit_code
-
-
-def index(
-    directory: Annotated[
-        Path, typer.Argument(help="Where `xpustack build` put the releases.")
-    ] = Path("dist"),
-    as_json: AsJson = False,
-) -> None:
-    """Write a static package index (PEP 503) and checksums beside built wheels."""
-    with answering("index", as_json) as answer:
-        indexed = write_index(releases.load(Project.find()), directory)
-        answer.data = {
-            "directory": str(indexed.directory),
-            "wheels": dict(indexed.wheels),
-        }
-        answer.say(*(f"{digest}  {name}" for name, digest in indexed.wheels.items()))
-        answer.say(f"{len(indexed.wheels)} wheels listed in {directory}/simple")

@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,11 +27,13 @@ from platformdirs import user_cache_path
 
 from xpustack.core.contents import Contents
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
-from xpustack.core.memory import folder_in_memory
 from xpustack.core.progress import Progress, silent
 
 MANY_FILES = 1000
 """From here on, writing and removing files takes longer than filling them."""
+MEMORY = Path("/dev/shm")
+MEMORY_FREE = 4 << 30
+"""Bytes that must be free there and in memory for what exists for seconds."""
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TEMPORARY = re.compile(r"\.xpustack-[0-9a-f]{16}\.part")
@@ -85,8 +88,7 @@ class Cache:
     def lock(self, name: str, progress: Progress | None = None) -> Iterator[None]:
         """Hold the lock `name` against every other thread and process.
 
-        Not re-entrant: a caller that holds the lock must not ask for it again.
-        `progress` receives a message when another run holds it.
+        Not re-entrant. `progress` receives a message when another run holds it.
         """
         path = self.root / "locks" / f"{_checked(name)}.lock"
         with writing(path):
@@ -103,6 +105,38 @@ class Cache:
             file_lock.release()
 
     @contextlib.contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Let nobody be `alone` with the cache during the block."""
+        with contextlib.ExitStack() as stack:
+            # A cache that cannot be opened fails when it is written, and says more.
+            with contextlib.suppress(OSError):
+                self.root.mkdir(parents=True, exist_ok=True)
+                handle = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+                stack.callback(os.close, handle)
+                fcntl.flock(handle, fcntl.LOCK_SH)
+            yield
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let nobody else use the cache during the block.
+
+        Raises:
+            EnvironmentProblem: another run uses it.
+        """
+        handle = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield
+        except BlockingIOError:
+            raise EnvironmentProblem(
+                "another run uses the cache",
+                path=self.root,
+                hint="the same command again when that run has ended",
+            ) from None
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
     def scratch(self, *, files: int = 0) -> Iterator[Path]:
         """A directory on the cache's own disk, removed after the block.
 
@@ -117,7 +151,7 @@ class Cache:
         """
         parent = self.root / "scratch"
         if files >= MANY_FILES:
-            parent = folder_in_memory() or parent
+            parent = _folder_in_memory() or parent
         with writing(parent), _new_dir(parent) as directory:
             yield directory
 
@@ -133,14 +167,16 @@ class Cache:
                 # Git's own folders hold no temporary entries.
                 if not folder.is_relative_to(self.objects) and folder.is_dir():
                     removed += sweep(folder)
-            if (memory := folder_in_memory()) is not None:
+            if (memory := _folder_in_memory()) is not None:
                 removed += sweep(memory)
         return removed
 
     def results_get(self, key: str) -> dict[str, Any] | None:
         """The result stored under `key`; None if there is none or it is damaged."""
+        path = self._result(key)
         try:
-            value = json.loads(self._result(key).read_bytes())
+            value = json.loads(path.read_bytes())
+            count_as_used(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             return None
         return value if isinstance(value, dict) else None
@@ -150,15 +186,14 @@ class Cache:
         with atomic_file(self._result(key)) as file:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
-    def results_time(self, key: str) -> float | None:
-        """When the result was stored, in seconds since 1970; None if there is none."""
-        try:
-            return self._result(key).stat().st_mtime
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-
     def _result(self, key: str) -> Path:
         return self.results / _checked(key)[:2] / f"{key}.json"
+
+
+def count_as_used(path: Path) -> None:
+    """Keep an entry from the next clean-up, which keeps what was used last."""
+    with contextlib.suppress(OSError):
+        os.utime(path)
 
 
 @contextlib.contextmanager
@@ -331,6 +366,24 @@ def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:
         if path.exists():
             return path, handle
         os.close(handle)
+
+
+def _folder_in_memory() -> Path | None:
+    """This user's folder for trees that exist for seconds; None if the machine has none
+    with room, or if no program may run there."""
+    place = MEMORY / f"xpustack-{os.getuid()}"
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        status, system = place.lstat(), os.statvfs(place)
+        meminfo = Path("/proc/meminfo").read_text("utf-8")
+    except OSError:
+        return None
+    own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    memory = re.search(r"MemAvailable: +(\d+) kB", meminfo)
+    free = system.f_bavail * system.f_frsize
+    if memory is None or min(free, int(memory[1]) << 10) < MEMORY_FREE:
+        return None
+    return place if own and not system.f_flag & os.ST_NOEXEC else None
 
 
 def _sync(directory: Path) -> None:

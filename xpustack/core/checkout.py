@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
 
+from xpustack.core.cache import Cache, atomic_dir
 from xpustack.core.git import GitFailed
 from xpustack.core.repository import MERGE, Repository
 
@@ -128,3 +129,15 @@ class Checkout(Repository):
         file names sort in the order of the commits."""
         target = ("--output-directory", str(directory))
         self.run("format-patch", *_MAIL_OPTIONS, *target, f"{base}..HEAD")
+
+
+def check_out(cache: Cache, tree: str, directory: Path) -> None:
+    """Write the files of a tree of the cache's store to `directory`, new or empty,
+    which appears only when complete.
+
+    Raises:
+        EnvironmentProblem: the disk is full, or writing there is denied.
+    """
+    with atomic_dir(directory) as temporary, cache.scratch() as scratch:
+        index = scratch / "index"
+        Checkout(cache.objects, work_tree=temporary, index=index).check_out(tree)

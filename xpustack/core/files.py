@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads the stack's own files, and refuses anything that is not a plain file.
+"""Reads files, and says which folders may be written.
 
-Symbolic links are not followed: a build would depend on files outside the
-repository, which no commit records.
+Of the stack's own files only plain ones are read. Symbolic links are not followed: a
+build would depend on files outside the repository, which no commit records.
 """
 
+import ast
 import os
 import shlex
+import threading
 from pathlib import Path
 
-from xpustack.core.errors import EnvironmentProblem, StackError
+from xpustack.core.errors import EnvironmentProblem, StackError, UsageError
+
+_parsing = threading.Lock()
 
 
 def link_in(path: Path, root: Path) -> Path | None:
@@ -91,3 +95,34 @@ def links_below(folder: Path) -> list[Path]:
     """Every symbolic link in a folder, itself included, sorted."""
     below = (folder, *sorted(folder.rglob("*")))
     return [path for path in below if path.is_symlink()]
+
+
+def vacant(directory: Path) -> bool:
+    """Whether a command may write there: the folder is absent or empty."""
+    if not directory.exists():
+        return True
+    return directory.is_dir() and not any(directory.iterdir())
+
+
+def not_ours(directory: Path, release: str, command: str) -> UsageError:
+    """The error about a folder with files that `xpustack COMMAND` did not make."""
+    return UsageError(
+        f"the directory is not empty and was not made by xpustack {command}",
+        release=release,
+        path=directory,
+        hint="choose a new directory",
+    )
+
+
+def parse_python(source: bytes, name: str = "<unknown>") -> ast.Module:
+    """The syntax tree of `source`.
+
+    CPython up to 3.11.7 keeps one depth counter for all trees under construction
+    (python/cpython#106905). If a garbage collection lets another thread begin to parse
+    in the middle of a parse, the first parse fails with a SystemError.
+
+    Raises:
+        SyntaxError, ValueError: the source is not Python.
+    """
+    with _parsing:
+        return ast.parse(source, name)

@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.syntax import parse_python
+from xpustack.core.files import parse_python
 
 _IGNORED = frozenset({"__pycache__"})
 _PACKAGE = Path(__file__).parents[1]

@@ -11,8 +11,7 @@ import re
 import shlex
 import shutil
 import subprocess
-import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,10 +128,8 @@ class Git:
         *arguments: str,
         data: bytes | None = None,
         cwd: Path | None = None,
-        handles: Sequence[int] = (),
     ) -> bytes:
-        """Run one git command and return its standard output. It inherits the open
-        files `handles`.
+        """Run one git command and return its standard output.
 
         Raises:
             GitFailed: the command exits with a status other than 0.
@@ -152,7 +149,6 @@ class Git:
             capture_output=True,
             env=environment,
             cwd=cwd or self.work_tree or self.directory,
-            pass_fds=handles,
         )
         if process.returncode:
             stderr = process.stderr.decode("utf-8", "replace")
@@ -247,31 +243,3 @@ def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
     if "TMPDIR" in outer:
         environment["TMPDIR"] = outer["TMPDIR"]
     return environment
-
-
-@functools.cache
-def mailinfo(mail: bytes) -> tuple[str, str]:
-    """Subject and body of a mail, as `git mailinfo -b` reads them. Cached, because a
-    run reads each patch more than once and each process takes milliseconds.
-
-    Raises:
-        GitFailed: it is no mail.
-    """
-    # The system removes a file without a name when its process ends, in any way.
-    with tempfile.TemporaryFile() as message:
-        place = f"/dev/fd/{message.fileno()}"
-        options = ("-b", "--no-scissors", "--encoding=UTF-8")
-        output = Git(Path(tempfile.gettempdir())).run(
-            "mailinfo",
-            *options,
-            place,
-            os.devnull,
-            data=mail,
-            handles=[message.fileno()],
-        )
-        message.seek(0)
-        text = message.read().decode("utf-8")
-    headers = dict(
-        line.split(": ", 1) for line in output.decode().splitlines() if ": " in line
-    )
-    return headers.get("Subject", ""), text

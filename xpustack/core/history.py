@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What this repository's own git knows: the user's name, and when files changed.
+"""What this repository's own git knows: the user's name, when files changed, and which
+version of the tool runs.
 
 These calls use the user's own git configuration. In a project that is no git
 repository they return empty answers.
@@ -8,11 +9,15 @@ repository they return empty answers.
 import io
 import subprocess
 import tarfile
+import tomllib
 from collections.abc import Iterable
+from importlib import metadata
 from pathlib import Path
 
 from xpustack.core.git import DATE
 from xpustack.core.project import Project
+
+_TOOL = "xpustack"
 
 
 def git_setting(project: Project, key: str) -> str:
@@ -35,27 +40,6 @@ def current_commit(project: Project) -> str:
     return f"{name}, changed" if differs else name
 
 
-def tracked(project: Project, path: Path) -> bool:
-    """Whether git knows the file, so that it can take back an edit or a removal."""
-    return bool(_ask(project, "ls-files", "--error-unmatch", "--", str(path)))
-
-
-def addition_times(project: Project, folder: Path) -> dict[str, int]:
-    """When each file below `folder` was first added, in seconds since 1970, by its
-    path relative to the project. Files that are not committed are absent."""
-    times: dict[str, int] = {}
-    time = 0
-    options = ("--diff-filter=A", "--no-renames", "--relative", "--name-only")
-    log = _ask(project, "log", *options, "--format=%x00%at", "--", str(folder))
-    for line in log.splitlines():
-        if line.startswith("\0"):
-            time = int(line[1:])
-        elif line:
-            # The log goes back in time, so the oldest time stays.
-            times[line] = time
-    return times
-
-
 def commit_that_wrote(project: Project, path: Path, text: str) -> str:
     """The last commit that added `text` to a file; empty where there is none."""
     return _ask(project, "log", "-1", "--format=%H", f"-S{text}", "--", str(path))
@@ -68,6 +52,21 @@ def unpack(project: Project, commit: str, folders: Iterable[Path], place: Path) 
     if packed := _run(project, "archive", commit, "--", *names):
         with tarfile.open(fileobj=io.BytesIO(packed)) as archive:
             archive.extractall(place, filter="data")
+
+
+def version(home: Path | None = None) -> str:
+    """`xpustack 0.1.0`, and in a git checkout its commit and whether files changed.
+
+    Args:
+        home: the folder above the package; None for where this code lies.
+    """
+    home = home or Path(__file__).parents[2]
+    described = home / "pyproject.toml"
+    if not described.is_file():
+        return f"{_TOOL} {metadata.version(_TOOL)}"
+    number = tomllib.loads(described.read_text("utf-8"))["project"]["version"]
+    commit = current_commit(Project(home))
+    return f"{_TOOL} {number} ({commit})" if commit else f"{_TOOL} {number}"
 
 
 def _ask(project: Project, *words: str) -> str:

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Child processes that can be stopped together, with everything they started. They
-end when the tool ends, even if it is killed."""
+end when the tool ends, even if it is killed. And how many can run at a time."""
 
 import atexit
 import contextlib
 import itertools
+import math
 import os
 import secrets
 import shlex
@@ -33,6 +34,7 @@ _KEPT = (
     "CXX",
 )
 TIMED_OUT = 124
+_CGROUPS = Path("/sys/fs/cgroup")
 _APPOINTING = threading.Lock()
 _NUMBERS = itertools.count(1)
 
@@ -223,3 +225,36 @@ def kill_group(leader: int) -> None:
     """Kill a process started here and its group; nothing where they have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(leader, signal.SIGKILL)
+
+
+def usable_cpus() -> int:
+    """The CPUs that the scheduler may give this process, or fewer where a control
+    group limits its time; at least 1."""
+    allowed = len(os.sched_getaffinity(0))
+    return max(1, min([allowed, *(math.floor(limit) for limit in _limits(_CGROUPS))]))
+
+
+def _limits(root: Path, own: Path = Path("/proc/self/cgroup")) -> Iterator[float]:
+    """How many CPUs' worth of time each control group (version 2) of this process
+    allows. A container sees its own group as the root."""
+    try:
+        rows = own.read_text().splitlines()
+    except OSError:
+        return
+    for row in rows:
+        number, _, path = row.split(":", 2)
+        if number == "0":
+            group = root / path.lstrip("/")
+            for folder in (group, *group.parents):
+                yield from _limit(folder / "cpu.max")
+                if folder == root:
+                    break
+
+
+def _limit(file: Path) -> Iterator[float]:
+    """The limit that a `cpu.max` sets: `<quota> <period>`, or `max <period>`."""
+    try:
+        quota, period = file.read_text().split()
+        yield int(quota) / int(period)
+    except (OSError, ValueError):
+        return

@@ -7,13 +7,12 @@ import io
 import re
 import socket
 import tarfile
-import xml.etree.ElementTree as ET
 from collections.abc import Mapping
 from pathlib import Path
 
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
-from xpustack.device.records import Report, StageResult, parse_report
+from xpustack.device.records import Report, parse_report
 from xpustack.device.setup import Setup
 
 NAME = "device-report.tar.gz"
@@ -62,46 +61,14 @@ def anonymous(text: str, hidden: Mapping[str, str]) -> str:
     return text
 
 
-def junit(stages: tuple[StageResult, ...], tests: Path) -> str:
-    """One test suite for the stages, and that of the kernel tests where it exists."""
-    root = ET.Element("testsuites")
-    suite = ET.SubElement(
-        root,
-        "testsuite",
-        name="xpustack device",
-        tests=str(len(stages)),
-        failures=str(sum(s.status == "failed" for s in stages)),
-        skipped=str(sum(s.status == "left out" for s in stages)),
-    )
-    for stage in stages:
-        case = ET.SubElement(
-            suite,
-            "testcase",
-            classname="device",
-            name=stage.stage,
-            time=str(stage.seconds),
-        )
-        kinds = {"failed": "failure", "left out": "skipped"}
-        if stage.status in kinds:
-            verdict = ET.SubElement(case, kinds[stage.status], message=stage.summary)
-            verdict.text = "\n".join(map(str, stage.findings))
-    if tests.is_file():
-        for part in ET.parse(tests).getroot().iter("testsuite"):
-            part.attrib.pop("hostname", None)
-            root.append(part)
-    ET.indent(root)
-    return ET.tostring(root, encoding="unicode") + "\n"
-
-
-def write(setup: Setup, report: Report) -> Path:
-    """Write `junit.xml` beside the report, and the archive of everything.
+def write(setup: Setup) -> Path:
+    """Write the archive of everything.
 
     The folder's own report is made anonymous as well.
     """
     hidden = names(setup)
     folder = setup.folder("report")
     texts = {
-        "junit.xml": junit(report.stages, setup.out / "prove/junit.xml"),
         REPORT: (folder / REPORT).read_text("utf-8"),
         "report.md": (folder / "report.md").read_text("utf-8"),
     }
@@ -113,7 +80,7 @@ def write(setup: Setup, report: Report) -> Path:
     for path in sorted((setup.out / "tuned").glob("*.json")):
         texts[f"tuned/{path.name}"] = path.read_text("utf-8")
     clean = {name: anonymous(text, hidden) for name, text in texts.items()}
-    for name in ("junit.xml", REPORT, "report.md"):
+    for name in (REPORT, "report.md"):
         with atomic_file(folder / name) as output:
             output.write(clean[name].encode())
     target = folder / NAME

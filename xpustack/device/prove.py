@@ -7,7 +7,7 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
-from xpustack.core import cpus
+from xpustack.core.process import usable_cpus
 from xpustack.core.rows import read_rows
 from xpustack.device.doctor import GIB
 from xpustack.device.records import Finding
@@ -39,7 +39,7 @@ def prove(setup: Setup) -> Outcome:
         *("tests/kernels", "--device", setup.kind, "-q"),
         *("-p", "no:cacheprovider", f"--junit-xml={junit}"),
     ]
-    processes = min(setup.memory // MEMORY_OF_A_TEST, cpus.usable() // 2)
+    processes = min(setup.memory // MEMORY_OF_A_TEST, usable_cpus() // 2)
     if processes > 1 and installed.get("pytest-xdist"):
         words += ["--numprocesses", str(min(processes, MOST_PROCESSES))]
     limit = 60 * setup.minutes * TEST_SHARE

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import EnvironmentProblem, command
 from xpustack.core.fingerprint import digest, files_digest, folder_files
-from xpustack.core.version import version
+from xpustack.core.history import version
 from xpustack.device import archive, doctor, measure, page, prove, serve
 from xpustack.device.records import (
     SCHEMA,
@@ -116,7 +116,7 @@ def run(setup: Setup, chosen: Sequence[str], *, again: bool = False) -> Session:
     write(folder / "report.json", report)
     with atomic_file(folder / "report.md") as file:
         file.write(page.text(report).encode())
-    archive.write(setup, report)
+    archive.write(setup)
     return Session(ordered, frozenset(kept), report)
 
 

@@ -19,7 +19,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file, replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
-from xpustack.core.folders import not_ours, vacant
+from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.repository import HEADS, NoSuchPath
 from xpustack.core.rows import csv_text, read_rows

@@ -14,13 +14,13 @@ from xpustack.checks.proof import Proof
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.export.standing import NO_TIP
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
+from xpustack.forks.server import Server
 from xpustack.lint.linter import Linter, lint_key
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.material import Material, Support

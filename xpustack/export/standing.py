@@ -13,14 +13,14 @@ from typing import Literal
 import msgspec
 
 from xpustack.base.store import Store
-from xpustack.builds.build import Build, build, build_version
-from xpustack.checks.plan import test_result
-from xpustack.checks.results import Result, stored_pass
+from xpustack.builds.build import build, build_version
+from xpustack.builds.installed import Build
+from xpustack.checks.results import Result, stored_pass, test_result
 from xpustack.core.cache import Cache
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
+from xpustack.forks.server import Server
 from xpustack.refresh.carry import CarriedStep, carrier
 from xpustack.refresh.variants import carry_step
 from xpustack.series.overlay import KERNEL_HOME, overlay_files
@@ -298,7 +298,7 @@ class Standings:
         among = f"after {', '.join(needs)}" if needs else "alone"
         self.progress(f"testing {step.slug} {among}")
         report = test.run(self.server, self.cache)
-        result = test_result(step.step.release, step.step, report, False)
+        result = test_result(step.step.release, step.slug, report, False)
         self._tests[key] = result
         if result.status == "passed":
             self.cache.results_put(key, msgspec.to_builtins(result))

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from xpustack.core.errors import SeriesError
+from xpustack.core.files import parse_python
 from xpustack.core.process import Runner, clean_environment
-from xpustack.core.syntax import parse_python
 from xpustack.series.overlay import KERNEL_HOME, TRITON
 from xpustack.series.patch import Step
 

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run the base's own linters on some files of a checked-out tree."""
+"""Run the base's own linters on some files of a tree, which is checked out and moves to
+the next one by writing only what differs."""
 
 import json
 import os
@@ -9,14 +10,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from xpustack.base.store import Store
 from xpustack.core import fingerprint
+from xpustack.core.checkout import Checkout
 from xpustack.core.errors import CheckFailed
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Completed, Runner, clean_environment, program
+from xpustack.forks.server import Server
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hooks, Script
 from xpustack.lint.hook_environment import make_hook_environment
-from xpustack.lint.moving_tree import MovingTree
+from xpustack.series.tree import Tree
 
 TIMEOUT = 600.0
 _PLACE = re.compile(r"^\s*(?P<path>[^\s:]+):(?P<line>\d+)(?::\d+)*:\s*(?P<text>.*)$")
@@ -31,6 +34,33 @@ def base_environment(work: Path) -> dict[str, str]:
         PYTHONDONTWRITEBYTECODE="1",
         PYTHONUTF8="1",
     )
+
+
+class MovingTree:
+    """The files of one tree in the new directory `folder`, with their git `index`."""
+
+    def __init__(self, store: Store, folder: Path, index: Path) -> None:
+        self.folder = folder
+        folder.mkdir(parents=True)
+        self._git = Checkout(store.cache.objects, work_tree=folder, index=index)
+        self._tree: str | None = None
+
+    def move(self, tree: Tree) -> None:
+        """Make the folder hold `tree`.
+
+        Raises:
+            EnvironmentProblem: the disk is full, or writing there is denied.
+        """
+        if self._tree is None:
+            self._git.check_out(tree.tree_id)
+        else:
+            self.restore()
+            self._git.switch(self._tree, tree.tree_id)
+        self._tree = tree.tree_id
+
+    def restore(self) -> None:
+        """Undo what anything else wrote into the folder."""
+        self._git.restore()
 
 
 class HookRunner:

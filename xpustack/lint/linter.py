@@ -8,16 +8,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.forks.server import Server
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import read_hooks
-from xpustack.lint.hook_runner import HookRunner
-from xpustack.lint.moving_tree import MovingTree
-from xpustack.series.tree import Tree
+from xpustack.lint.hook_runner import HookRunner, MovingTree
+from xpustack.series.tree import Series, Tree
 
 _PRELOADED = ("argparse", "ast", "dataclasses", "pathlib", "regex", "subprocess")
 """What the bases' hooks have in common."""
@@ -54,6 +55,13 @@ def lint_key(before: Tree, after: Tree, *, types: bool) -> str:
     return f"lint-{key}"
 
 
+def steps_are_typed(project: Project, series: Series) -> bool:
+    """Whether mypy runs on each step of a series, not on its tip alone: on the newest
+    release, from which the others' steps come, and where one step is all."""
+    newest = releases.load(project).newest == series.base.release
+    return newest or len(series.steps) == 1
+
+
 def touched(before: Tree, after: Tree) -> tuple[str, ...]:
     """The paths in which `after` differs from its ancestor `before`, sorted."""
     later = [tree for tree in after.applied if tree.index > before.index]
@@ -71,7 +79,7 @@ class Linter:
         self._runner, self._cache, self._store = runner, cache, store
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
-        self._free: list[_Bench] = []
+        self._free: list[_Workplace] = []
         self._server = Server(runner, _PRELOADED)
 
     def close(self) -> None:
@@ -93,16 +101,16 @@ class Linter:
             Stopped: the runner was stopped.
         """
         paths = touched(before, after)
-        with self._bench(after) as bench:
-            bench.tree.move(after)
-            hooks = read_hooks(bench.tree.folder, after.release.name)
+        with self._workplace(after) as place:
+            place.tree.move(after)
+            hooks = read_hooks(place.tree.folder, after.release.name)
             hook_runner = HookRunner(
-                self._runner, self._server, hooks, bench.tree, bench.work
+                self._runner, self._server, hooks, place.tree, place.work
             )
             found = hook_runner.findings(paths, types=types)
             new: tuple[LintFinding, ...] = ()
             if found:
-                bench.tree.move(before)
+                place.tree.move(before)
                 new = new_findings(hook_runner.findings(paths, types=types), found)
         return LintResult(
             new=new,
@@ -114,44 +122,38 @@ class Linter:
         )
 
     @contextlib.contextmanager
-    def _bench(self, tree: Tree) -> Iterator["_Bench"]:
-        """A bench for this thread alone, if there is one the one that the release used
-        last. An exception discards it."""
+    def _workplace(self, tree: Tree) -> Iterator["_Workplace"]:
+        """A workplace for this thread alone, if there is one the one that the release
+        used last. An exception discards it."""
         with self._guard:
-            same = (bench for bench in self._free if bench.release == tree.release.name)
-            bench = next(same, self._free[-1] if self._free else None)
-            if bench is None:
-                bench = self._new(tree)
+            same = (place for place in self._free if place.release == tree.release.name)
+            place = next(same, self._free[-1] if self._free else None)
+            if place is None:
+                place = self._new(tree)
             else:
-                self._free.remove(bench)
-        bench.release = tree.release.name
-        yield bench
+                self._free.remove(place)
+        place.release = tree.release.name
+        yield place
         with self._guard:
-            self._free.append(bench)
+            self._free.append(place)
 
-    def _new(self, like: Tree) -> "_Bench":
+    def _new(self, like: Tree) -> "_Workplace":
         files = len(self._store.git.files(like.tree_id))
         place = self._stack.enter_context(self._cache.scratch(files=files))
         work = place / "work"
         work.mkdir()
-        return _Bench(MovingTree(self._store, place / "files", place / "index"), work)
+        return _Workplace(
+            MovingTree(self._store, place / "files", place / "index"), work
+        )
 
 
 @dataclass(eq=False)
-class _Bench:
+class _Workplace:
     """A checked-out tree, the folder where linters write, and who used them last."""
 
     tree: MovingTree
     work: Path
     release: str = ""
-
-
-def lint(
-    runner: Runner, cache: Cache, store: Store, before: Tree, after: Tree
-) -> LintResult:
-    """Lint once with mypy, as `Linter.lint`."""
-    with contextlib.closing(Linter(runner, cache, store)) as linter:
-        return linter.lint(before, after, types=True)
 
 
 def new_findings(

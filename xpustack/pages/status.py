@@ -2,9 +2,7 @@
 """The matrix release by step: how large each step is, and its status upstream; and the
 pages that are made of it."""
 
-import time
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,14 +11,12 @@ from xpustack.base.releases import Release, Releases
 from xpustack.base.store import Store, base_ref
 from xpustack.checks.proof import proofs
 from xpustack.checks.results import KINDS
-from xpustack.core import history, markdown
+from xpustack.core import markdown
 from xpustack.core.cache import Cache, atomic_file
-from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
 from xpustack.pages.parts import layer_steps
 from xpustack.series.apply import trees_before_failure
-from xpustack.series.order import SUFFIX, read_patches
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
 from xpustack.series.static import changed_lines, new_file_lines
@@ -32,7 +28,6 @@ SECTION = "status"
 """The README's generated section: one row for each release."""
 PARTS_SECTION = "steps"
 """The generated section of `docs/steps.md`: one row for each part of a layer."""
-_DAY = 86_400
 
 
 class StepStatus(msgspec.Struct, frozen=True):
@@ -46,9 +41,6 @@ class StepStatus(msgspec.Struct, frozen=True):
         removal: the condition under which it is dropped.
         checks: `green`, or what is not proven of the step as it is now; None where
             this machine does not have the release.
-        since: the day on which its patch was first committed, such as `2026-11-21`;
-            None while it is not committed.
-        age: days since then.
     """
 
     release: str
@@ -60,8 +52,6 @@ class StepStatus(msgspec.Struct, frozen=True):
     upstream: str
     removal: str = ""
     checks: str | None = None
-    since: str | None = None
-    age: int | None = None
 
 
 def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
@@ -90,14 +80,11 @@ def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
 
 
 def checked_statuses(
-    project: Project, cache: Cache, releases: Releases, now: float | None = None
+    project: Project, cache: Cache, releases: Releases
 ) -> list[StepStatus]:
-    """As `step_statuses`, with the checks from the cache and the age from git.
+    """As `step_statuses`, with the checks from the cache.
 
     Nothing is downloaded, applied or run.
-
-    Args:
-        now: seconds since 1970; None for the clock.
 
     Raises:
         SeriesError: a series cannot be read.
@@ -110,31 +97,12 @@ def checked_statuses(
         if base_ref(release) in refs
         for slug, word in _checks(project, cache, store, release).items()
     }
-    first_commits = history.addition_times(project, project.patches)
-    today = int(now if now is not None else time.time()) // _DAY
-    statuses = []
-    for status in step_statuses(project, releases):
-        committed = _first(project, first_commits, status)
-        statuses.append(
-            msgspec.structs.replace(
-                status,
-                checks=checks.get((status.release, status.step)),
-                since=None if committed is None else _date(committed),
-                age=None if committed is None else today - committed // _DAY,
-            )
+    return [
+        msgspec.structs.replace(
+            status, checks=checks.get((status.release, status.step))
         )
-    return statuses
-
-
-def _first(
-    project: Project, times: Mapping[str, int], status: StepStatus
-) -> int | None:
-    """When a step of a release was first committed. Until steps came to share patches,
-    each release had one of its own in its folder."""
-    own = project.series_dir(status.release) / (status.step + SUFFIX)
-    shared = read_patches(project, status.release)[status.step]
-    names = (path.relative_to(project.root).as_posix() for path in (own, shared))
-    return min((times[name] for name in names if name in times), default=None)
+        for status in step_statuses(project, releases)
+    ]
 
 
 def _checks(
@@ -157,10 +125,6 @@ def _proven(missing: Sequence[str]) -> str:
     return f"not {', '.join(missing)}" if missing else "green"
 
 
-def _date(seconds: int) -> str:
-    return datetime.fromtimestamp(seconds, UTC).date().isoformat()
-
-
 def cell(status: StepStatus) -> str:
     """A step in the matrix, such as `120 lines + 30 new, Pending`."""
     size = f"{status.changed} lines"
@@ -170,9 +134,8 @@ def cell(status: StepStatus) -> str:
 
 
 def long_cell(status: StepStatus) -> str:
-    """A step's checks, its age, and what `cell` says."""
-    age = "new" if status.age is None else f"{status.age} d"
-    return f"{status.checks or 'unknown'}, {age}, {cell(status)}"
+    """A step's checks, and what `cell` says."""
+    return f"{status.checks or 'unknown'}, {cell(status)}"
 
 
 def matrix(
@@ -238,7 +201,7 @@ def write_pages(project: Project, releases: Releases, overview: str) -> bool:
     Raises:
         UsageError: one of the pages lacks its section.
     """
-    stale = list(_stale_pages(project, releases, overview))
+    stale = list(stale_pages(project, releases, overview))
     for path, text in stale:
         path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_file(path) as file:
@@ -246,25 +209,15 @@ def write_pages(project: Project, releases: Releases, overview: str) -> bool:
     return bool(stale)
 
 
-def require_fresh(project: Project, releases: Releases, overview: str) -> None:
-    """Insist that the README's section, and the rows and the page of all steps, say
-    what the series say.
-
-    Raises:
-        UsageError: one of them does not.
-    """
-    for path, _ in _stale_pages(project, releases, overview):
-        raise UsageError(
-            f"the status in {path.relative_to(project.root)} is stale",
-            path=path,
-            hint="xpustack status --write-readme",
-        )
-
-
-def _stale_pages(
+def stale_pages(
     project: Project, releases: Releases, overview: str
 ) -> list[tuple[Path, str]]:
-    """The pages that do not say what the series say, each with its fresh text."""
+    """The README, and the rows and the page of all steps, where they do not say what
+    the series say; each with its fresh text.
+
+    Raises:
+        UsageError: one of the pages lacks its section.
+    """
     statuses, names = step_statuses(project, releases), releases.names
     readme, page = project.root / README, project.root / STEPS
     fresh = {

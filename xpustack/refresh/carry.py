@@ -14,9 +14,8 @@ from typing import Literal
 import msgspec
 
 from xpustack.core.repository import Conflict, Repository
-from xpustack.series.apply import commit_message
 from xpustack.series.diff import FileDiff, Hunk, parse_diff
-from xpustack.series.patch import Step
+from xpustack.series.patch import Step, commit_message
 from xpustack.series.tree import StepTree
 
 CarryVerdict = Literal["clean", "merged", "variant", "conflict", "upstream"]

@@ -32,7 +32,6 @@ from xpustack.refresh.work import (
     Outcome,
     StepOutcome,
     leave_conflict,
-    needed_kernels,
     read_note,
     remember,
     settled_outcome,
@@ -41,6 +40,7 @@ from xpustack.refresh.work import (
 )
 from xpustack.series.apply import trees
 from xpustack.series.order import read_order, require_step
+from xpustack.series.overlay import needed_kernels
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import TREES, trees_file
 from xpustack.series.save import save

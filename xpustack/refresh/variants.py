@@ -11,9 +11,8 @@ from packaging.version import Version
 from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.refresh.carry import CarriedStep, Carrier
-from xpustack.refresh.work import needed_kernels
 from xpustack.series.order import read_patches
-from xpustack.series.overlay import overlay_files
+from xpustack.series.overlay import needed_kernels, overlay_files
 from xpustack.series.patch import Step, load_step
 from xpustack.series.tree import StepTree
 

@@ -12,15 +12,13 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
 from xpustack.core.errors import UsageError
-from xpustack.core.folders import not_ours, vacant
+from xpustack.core.files import not_ours, vacant
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
 from xpustack.series.order import read_order
-from xpustack.series.overlay import KERNEL_HOME, kernel_closure
-from xpustack.series.patch import Step
 from xpustack.series.tree import StepTree
 from xpustack.series.worktree import (
     BASE,
@@ -209,13 +207,6 @@ def commits_of(work: Work) -> list[tuple[str, str]]:
 def slugs_of(work: Work) -> list[str]:
     """The slugs of the commits since the base, oldest first."""
     return [slug for _, slug in commits_of(work) if slug]
-
-
-def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
-    """The kernels that a step needs, at their paths in the tree. The step brings those
-    that the tree before it lacks, even if an earlier step brought them."""
-    files = kernel_closure(project, step, step.trailers.kernels)
-    return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 
 
 def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:

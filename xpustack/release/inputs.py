@@ -42,7 +42,6 @@ TOOL = (
     "series/patch",
     "series/recorded",
     "series/tree",
-    "series/worktree",
 )
 """The modules that decide what a wheel holds."""
 PROGRAMS = (

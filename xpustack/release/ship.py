@@ -24,7 +24,7 @@ from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import inputs, provenance, sbom, signature
+from xpustack.release import inputs, provenance, sbom
 from xpustack.release.constraints import (
     base_file,
     base_runtime,
@@ -38,7 +38,6 @@ from xpustack.release.constraints import (
 from xpustack.release.inputs import Input
 from xpustack.release.pins import PinnedDistribution
 from xpustack.release.runtime import Runtime, requirements_text, resources
-from xpustack.release.signature import ENVELOPE
 from xpustack.series.apply import trees
 from xpustack.series.patch import Step, load_series
 from xpustack.series.revision import require_recorded
@@ -210,7 +209,6 @@ def ship(
     release: Release,
     directory: Path,
     *,
-    private_key: Path | None = None,
     offline: bool = False,
     progress: Progress = silent,
 ) -> ReleaseArtifacts:
@@ -219,19 +217,14 @@ def ship(
     The folder appears atomically and replaces an earlier one of `ship`. Offline,
     pins.txt has no hashes of torch, Triton and the kernels.
 
-    Args:
-        private_key: what signs the provenance; None leaves it unsigned.
-
     Raises:
-        UsageError: the folder holds something that is not ours, or the key cannot sign.
+        UsageError: the folder holds something that is not ours.
         EnvironmentProblem: the disk is full, or writing there is denied.
         SeriesError: the series changed since its revision was recorded.
         StackError: as `build_release_wheel`.
     """
     begin = time.monotonic()
     runner = Runner()
-    if private_key is not None:
-        signature.require_private_key(private_key)
     require_recorded(project, release, load_series(project, release.name))
     target = directory.absolute() / release.name
     _require_ours(target, release)
@@ -244,8 +237,6 @@ def ship(
             progress("asking the index for hashes")
             pins = with_hashes(pins, PipConfiguration.of_this_machine().index())
         files = build.files(pins, inputs.tool(), inputs.machine(runner))
-        if private_key is not None:
-            files[ENVELOPE] = signature.sign(files[PROVENANCE], private_key)
         for name, data in files.items():
             (temporary / name).write_bytes(data)
     return ReleaseArtifacts(
@@ -296,7 +287,7 @@ def _require_ours(target: Path, release: Release) -> None:
     names = {path.name for path in target.iterdir()} if target.exists() else set()
     foreign = sorted(
         name
-        for name in names - {*COMPANION_FILES, ENVELOPE}
+        for name in names - {*COMPANION_FILES}
         if not name.startswith(f"vllm-{release.version}+xpu.dsv4.")
     )
     if foreign:

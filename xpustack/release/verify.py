@@ -25,7 +25,7 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import inputs, provenance, signers, workflow_identity
+from xpustack.release import attestation, inputs, provenance
 from xpustack.release.constraints import with_hashes
 from xpustack.release.difference import (
     Difference,
@@ -65,7 +65,6 @@ def verify(
     cache: Cache,
     path: Path,
     *,
-    public_key: Path | None = None,
     repository: str | None = None,
     trusted_root: Path | None = None,
     offline: bool = False,
@@ -74,20 +73,18 @@ def verify(
     """Compare a wheel and the files beside it with this checkout.
 
     Args:
-        public_key: of whoever must have signed the provenance; None for anybody.
         repository: `OWNER/NAME` on GitHub, whose release workflow must have attested
             the wheel; None for any workflow, or none.
         trusted_root: sigstore's roots of trust; None for those of its public instance.
 
     Raises:
         UsageError: there is no such file, or it is not a wheel of this stack, or of
-            a release or revision that this checkout does not have; or `public_key`
-            holds no key, `repository` is no such name, or `trusted_root` has no roots
-            of trust.
+            a release or revision that this checkout does not have; or `repository` is
+            no such name, or `trusted_root` has no roots of trust.
         StackError: the machine cannot build, for example without a compiler.
     """
     if repository is not None:
-        workflow_identity.require_repository(repository)
+        attestation.require_repository(repository)
     elif trusted_root is not None:
         raise UsageError(
             "--trusted-root is of no use without --repository",
@@ -110,10 +107,7 @@ def verify(
     statement = _statement(path, release, differences)
     runner = Runner()
     notes: list[str] = []
-    differences += signers.signature_problems(path, public_key, notes)
-    differences += signers.attestation_problems(
-        path, repository, trusted_root, offline, notes
-    )
+    differences += attestation.problems(path, repository, trusted_root, offline, notes)
     if statement is not None:
         differences += _companions(path, statement)
         differences += _inputs(project, release, statement)

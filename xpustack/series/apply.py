@@ -13,20 +13,22 @@ from pathlib import Path, PurePosixPath
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
+from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.git import GitFailed
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit
+from xpustack.series.diff import forbidden
 from xpustack.series.fit import misfit
-from xpustack.series.order import position, read_patches, redo
+from xpustack.series.order import position, read_order, read_patches, redo
 from xpustack.series.overlay import NewFile, NewFiles
-from xpustack.series.patch import Step, format_patch, load_step
+from xpustack.series.patch import Step, commit_message, format_patch, load_step
 from xpustack.series.recorded import read_trees, require_recorded_tree
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
+from xpustack.series.worktree import State, fill, replaceable
 
 _FORMAT = b"xpustack tree 1\n"
-_GENERATED = ("PKG-INFO", "setup.cfg")
 
 
 def trees(
@@ -105,8 +107,10 @@ def trees_before_failure(
                     with store.cache.scratch() as scratch:
                         commit = _apply(writer, series.tip, step, files, scratch)
                     writer.keep(ref, commit)
-                elif writer is not None:
-                    writer.read_tree(commit.tree)
+                else:
+                    store.count_as_used(ref)
+                    if writer is not None:
+                        writer.read_tree(commit.tree)
                 if recorded:
                     require_recorded_tree(project, step, commit.tree, ids)
                 changed = tuple(sorted({*step.touched, *files}))
@@ -137,9 +141,44 @@ def _well_formed(
     return steps, None
 
 
-def commit_message(step: Step) -> str:
-    """A step's message with a line for the slug, which is a patch's folder."""
-    return f"{step.text}Step: {step.slug}\n"
+def apply_to(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    directory: Path,
+    upto: str | None = None,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> Series:
+    """Make `directory` a git repository with one commit for the base and one per step.
+
+    It does not depend on the cache: objects are linked or copied. Branch `series` is
+    checked out, tag `base` names the base.
+
+    Args:
+        directory: new or empty, or an unchanged result of this function.
+        upto: the last step to apply, by its slug, or `base` for none; None for the
+            whole series.
+
+    Raises:
+        UsageError: `directory` holds something else, or there is no step `upto`.
+        StackError: as `trees`. `directory` is then as it was.
+    """
+    directory = directory.absolute()
+    store = Store(cache)
+    replaced = replaceable(directory, release.name)
+    series = trees(
+        store, project, release, offline=offline, progress=progress, upto=upto
+    )
+    whole = upto is None or read_order(project, release.name)[-1:] == [upto]
+    state = State(
+        release.name, series.base.commit, series.tip.commit, None if whole else upto
+    )
+    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
+        progress(f"writing {release.name} to {directory}")
+        fill(store, temporary, state)
+    return series
 
 
 def _ref(parent: str, step: Step, files: dict[str, NewFile]) -> str:
@@ -221,11 +260,3 @@ def _check_allowed(step: Step, path: str) -> None:
             path=path,
             hint=redo(step.release, step.path),
         )
-
-
-def forbidden(path: str) -> str | None:
-    """Why no step may change or add the file `path`; None if a step may."""
-    parts = path.split("/")
-    if path in _GENERATED or any(part.endswith(".egg-info") for part in parts):
-        return "the file is generated when an sdist is made: no step may change it"
-    return None

@@ -14,8 +14,7 @@ from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import PLAIN, LogEntry
-from xpustack.series.apply import forbidden
-from xpustack.series.diff import DiffError, parse_diff, without_ids
+from xpustack.series.diff import DiffError, forbidden, parse_diff, without_ids
 from xpustack.series.order import SLUG, SUFFIX, read_patches
 from xpustack.series.overlay import KERNEL_HOME
 from xpustack.series.patch import (

@@ -14,6 +14,7 @@ headers, and both accept overlapping hunks and text after the last hunk.
 import re
 from dataclasses import dataclass
 
+_GENERATED = ("PKG-INFO", "setup.cfg")
 _FILE = re.compile(rb'diff --git (?:a/(.+) b/\1|(".*))')
 _INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
 _PLACE = re.compile(rb"^@@ .*$", re.MULTILINE)
@@ -116,6 +117,14 @@ def path_problem(path: str) -> str | None:
         return "the path is not a plain relative path"
     if any(part.lower() == ".git" for part in parts):
         return "the path lies in .git"
+    return None
+
+
+def forbidden(path: str) -> str | None:
+    """Why no step may change or add the file `path`; None if a step may."""
+    parts = path.split("/")
+    if path in _GENERATED or any(part.endswith(".egg-info") for part in parts):
+        return "the file is generated when an sdist is made: no step may change it"
     return None
 
 

@@ -12,6 +12,7 @@ import contextlib
 import difflib
 import re
 import shlex
+import subprocess
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -19,7 +20,6 @@ from packaging.version import InvalidVersion, Version
 
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.files import read_file
-from xpustack.core.history import tracked
 from xpustack.core.project import Project
 
 ORDER = "series"
@@ -180,7 +180,7 @@ def redo(release: str, path: Path) -> str:
     cannot be taken back."""
     project, slug = Project(path.parents[2]), path.parent.name
     order = project.series_dir(release) / ORDER
-    if tracked(project, path):
+    if _tracked(path, project.root):
         first = f"git checkout -- {shlex.quote(str(path))} takes back an edit; else "
     elif not path.exists():
         first = f"take its line out of {order}; or "
@@ -198,3 +198,12 @@ def redo(release: str, path: Path) -> str:
         f" there with the step's message and the line `Step: {slug}`,"
         " xpustack save DIR"
     )
+
+
+def _tracked(path: Path, root: Path) -> bool:
+    """Whether git knows the file, so that it can take back an edit or a removal."""
+    command = ["git", "-C", str(root), "ls-files", "--error-unmatch", "--", str(path)]
+    try:
+        return subprocess.run(command, capture_output=True).returncode == 0
+    except FileNotFoundError:
+        return False

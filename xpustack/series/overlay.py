@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import link_in, read_file, without_link
+from xpustack.core.files import link_in, parse_python, read_file, without_link
 from xpustack.core.project import Project
-from xpustack.core.syntax import parse_python
 from xpustack.series.diff import path_problem
 from xpustack.series.patch import Step
 
@@ -162,6 +161,13 @@ def kernel_closure(
         files[f"{name}.py"] = file
         queue += _relative_imports(project, step, file)
     return dict(sorted(files.items()))
+
+
+def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
+    """The kernels that a step needs, at their paths in the tree. The step brings those
+    that the tree before it lacks, even if an earlier step brought them."""
+    files = kernel_closure(project, step, step.trailers.kernels)
+    return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 
 
 def kernel_source(project: Project, name: str) -> Path:

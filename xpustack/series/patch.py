@@ -14,11 +14,13 @@ from pathlib import Path
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
-from xpustack.core.git import GitFailed, mailinfo
 from xpustack.core.project import Project
 from xpustack.series.diff import DiffError, FileDiff, parse_diff, without_ids
 from xpustack.series.order import read_patches, redo
 
+_HEADER = "Subject: [PATCH] "
+_NO_MESSAGE = re.compile(r"\A(?i:From|Subject|Date):|^(?:diff -|Index: |--- )", re.M)
+"""What git takes for a header of the mail, or for the begin of its diff."""
 _TRAILER = re.compile(
     r"(Upstream-Status|Related|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
 )
@@ -102,7 +104,12 @@ class Step:
 
 def format_patch(step: Step) -> bytes:
     """The content of a step's patch file."""
-    return f"Subject: [PATCH] {step.text}---\n".encode() + step.diff
+    return f"{_HEADER}{step.text}---\n".encode() + step.diff
+
+
+def commit_message(step: Step) -> str:
+    """A step's message with a line for the slug, which is a patch's folder."""
+    return f"{step.text}Step: {step.slug}\n"
 
 
 def split_text(text: str) -> tuple[str, str, Trailers]:
@@ -204,8 +211,7 @@ def read_patch(release: str, path: Path) -> Step:
 
 
 def parse_patch(release: str, path: Path, mail: bytes) -> Step:
-    """The step of a patch with the content `mail`, as `git mailinfo -b` reads it; its
-    trailers are not checked.
+    """The step of a patch with the content `mail`; its trailers are not checked.
 
     Raises:
         SeriesError: it is not as this tool writes it, or its diff is malformed; `path`
@@ -231,7 +237,7 @@ def parse_patch(release: str, path: Path, mail: bytes) -> Step:
     if not mark:
         raise refuse("the line `---` between message and diff is missing")
     try:
-        head.decode("utf-8")
+        text = head.decode("utf-8")
     except UnicodeDecodeError as error:
         line = head[: error.start].count(b"\n") + 1
         raise refuse("the message is not UTF-8", line) from None
@@ -245,12 +251,12 @@ def parse_patch(release: str, path: Path, mail: bytes) -> Step:
         place = f" (in {error.path})" if error.path else ""
         raise refuse(error.message + place, offset + error.line) from None
     try:
-        subject, text = mailinfo(head + b"\n---\n")
-        _, message, trailers = split_text(f"{subject}\n\n{text}")
-    except GitFailed as error:
-        raise refuse("git cannot read the mail", detail=error.stderr) from None
+        subject, message, trailers = split_text(text.removeprefix(_HEADER))
     except ValueError as error:
         raise refuse(str(error), offset - 1) from None
+    if match := _NO_MESSAGE.search(message):
+        first = message[match.start() :].partition("\n")[0]
+        raise refuse(f"a mail's message cannot have the line {first!r} there")
     step = Step(release, slug, path, subject, message, trailers, diff, files)
     canonical = format_patch(step)
     if canonical != mail:

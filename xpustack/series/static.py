@@ -12,7 +12,7 @@ from xpustack.base.releases import Release
 from xpustack.core.errors import StackError
 from xpustack.core.files import links_below, without_link
 from xpustack.core.project import Project
-from xpustack.series.apply import forbidden
+from xpustack.series.diff import forbidden
 from xpustack.series.order import ORDER, SLUG, read_patches, redo, unnamed
 from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
 from xpustack.series.patch import Step, read_patch, trailer_problems

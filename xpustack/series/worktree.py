@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes trees to disk: as plain files to build and test, or as a repository to
-work in."""
+"""The repository that `apply --to` makes for people to work in."""
 
 import os
 import shlex
@@ -11,18 +10,12 @@ from typing import Annotated
 
 import msgspec
 
-from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
-from xpustack.core.folders import not_ours, vacant
-from xpustack.core.progress import Progress, silent
-from xpustack.core.project import Project
+from xpustack.core.files import not_ours, vacant
 from xpustack.core.repository import HEADS
-from xpustack.series.apply import trees
-from xpustack.series.order import SLUG, read_order
-from xpustack.series.tree import Series, Tree
+from xpustack.series.order import SLUG
 
 BRANCH = HEADS + "series"
 BASE = "refs/tags/base"
@@ -52,60 +45,6 @@ class Work:
 
     git: Checkout
     state: State
-
-
-def checkout(store: Store, tree: Tree, directory: Path) -> None:
-    """Write a tree's files to `directory`, which appears only when complete.
-
-    Raises:
-        UsageError: `directory` exists and is not empty.
-        EnvironmentProblem: the disk is full, or writing there is denied.
-    """
-    if not vacant(directory):
-        raise not_ours(directory, tree.release.name, "apply")
-    with atomic_dir(directory) as temporary, store.cache.scratch() as scratch:
-        place, index = store.cache.objects, scratch / "index"
-        Checkout(place, work_tree=temporary, index=index).check_out(tree.tree_id)
-
-
-def apply_to(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    directory: Path,
-    upto: str | None = None,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> Series:
-    """Make `directory` a git repository with one commit for the base and one per step.
-
-    It does not depend on the cache: objects are linked or copied. Branch `series` is
-    checked out, tag `base` names the base.
-
-    Args:
-        directory: new or empty, or an unchanged result of this function.
-        upto: the last step to apply, by its slug, or `base` for none; None for the
-            whole series.
-
-    Raises:
-        UsageError: `directory` holds something else, or there is no step `upto`.
-        StackError: as `trees`. `directory` is then as it was.
-    """
-    directory = directory.absolute()
-    store = Store(cache)
-    replaced = _replaceable(directory, release.name)
-    series = trees(
-        store, project, release, offline=offline, progress=progress, upto=upto
-    )
-    whole = upto is None or read_order(project, release.name)[-1:] == [upto]
-    state = State(
-        release.name, series.base.commit, series.tip.commit, None if whole else upto
-    )
-    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
-        progress(f"writing {release.name} to {directory}")
-        fill(store, temporary, state)
-    return series
 
 
 def open_work(directory: Path) -> Work:
@@ -177,7 +116,7 @@ def _link(source: str, target: Path) -> None:
         shutil.copyfile(source, target)
 
 
-def _replaceable(directory: Path, release: str) -> bool:
+def replaceable(directory: Path, release: str) -> bool:
     """Whether `directory` is an unchanged result of `apply_to`; False if it is new.
 
     Raises:

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Iterable
 from pathlib import Path
 
-from xpustack.core.syntax import parse_python
+from xpustack.core.files import parse_python
 
 CONFTEST = "conftest.py"
 """Has the markers, and pytest reads it without an import."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
-from xpustack.core.fork_server import Server
+from xpustack.core.files import parse_python
 from xpustack.core.project import Project
-from xpustack.core.syntax import parse_python
+from xpustack.forks.server import Server
 from xpustack.series.patch import Step
 from xpustack.steptest.closure import closure
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The server of step tests: what it has imported before a test runs in a fork of it."""
 
-from xpustack.core.fork_server import Server
 from xpustack.core.process import Runner
+from xpustack.forks.server import Server
 
 ENVIRONMENT = {
     "CUDA_VISIBLE_DEVICES": "",

@@ -3,24 +3,25 @@
 other platforms have on vLLM's CPU platform."""
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from xpustack.base.releases import Release
-from xpustack.builds.build import Build
+from xpustack.builds.installed import Build
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
-from xpustack.core.fork_server import Ahead, ProgramExit, Server, exit_text
 from xpustack.core.process import clean_environment
+from xpustack.forks.server import Ahead, ProgramExit, Server, exit_text
 from xpustack.series.patch import Step
 from xpustack.steptest.material import PLUGIN, Material, Support, material_of
 from xpustack.steptest.server import ENVIRONMENT
 from xpustack.steptest.verdict import (
     Figure,
     ModuleRun,
+    StepTestReport,
     judge,
     judge_alone,
     judge_on_cpu,
@@ -55,25 +56,6 @@ class Platform:
 
 XPU = Platform("emulated_xpu", "emulated_xpu.pytest_plugin", "emulated_xpu.ahead")
 CPU = Platform("plain_cpu", "emulated_xpu.cpu_pytest_plugin")
-
-
-@dataclass(frozen=True)
-class StepTestReport:
-    """The verdict on a step's test.
-
-    `problems` is empty if the step is proven; `counts` has `tests`, `failed_before`,
-    `skipped` and `on_cpu`, the tests that ran on a CPU as well; `warnings` and
-    `skips` are for people to read; `output` is the end of the run to look at; `seconds`
-    adds up all runs; `figures` compare the tests that failed before.
-    """
-
-    problems: tuple[str, ...]
-    counts: Mapping[str, int]
-    warnings: tuple[str, ...]
-    skips: tuple[str, ...]
-    output: tuple[str, ...]
-    seconds: float
-    figures: tuple[Figure, ...] = ()
 
 
 @dataclass(frozen=True)

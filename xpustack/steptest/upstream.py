@@ -14,10 +14,10 @@ import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.builds.build import Build
+from xpustack.builds.installed import Build
 from xpustack.core.errors import CheckFailed
+from xpustack.core.files import parse_python
 from xpustack.core.process import Runner, clean_environment
-from xpustack.core.syntax import parse_python
 from xpustack.series.tree import Tree
 from xpustack.steptest.material import Support
 from xpustack.steptest.step_test import CPU, PIN_VARIABLE, XPU, Platform

@@ -2,7 +2,8 @@
 """The rules by which two runs of a step's test prove the step."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import ClassVar
 
 import msgspec
@@ -58,6 +59,25 @@ class ModuleRun(msgspec.Struct, frozen=True):
     output: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class StepTestReport:
+    """The verdict on a step's test.
+
+    `problems` is empty if the step is proven; `counts` has `tests`, `failed_before`,
+    `skipped` and `on_cpu`, the tests that ran on a CPU as well; `warnings` and
+    `skips` are for people to read; `output` is the end of the run to look at; `seconds`
+    adds up all runs; `figures` compare the tests that failed before.
+    """
+
+    problems: tuple[str, ...]
+    counts: Mapping[str, int]
+    warnings: tuple[str, ...]
+    skips: tuple[str, ...]
+    output: tuple[str, ...]
+    seconds: float
+    figures: tuple[Figure, ...] = ()
 
 
 def judge(

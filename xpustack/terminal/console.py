@@ -12,7 +12,6 @@ Each command has its own `data`; it is null if the command failed before it had 
 
 import contextlib
 import json
-import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,6 @@ from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
-from xpustack.checks.cache_contents import in_use
 from xpustack.core.cache import Cache
 from xpustack.core.errors import Interrupted, StackError, stack_error_of
 from xpustack.core.progress import Progress
@@ -137,7 +135,7 @@ def stdout_console(width: int) -> Console:
 def using_cache() -> Iterator[Cache]:
     """The user's cache; `cache gc` removes nothing from it during the block."""
     cache = Cache.default()
-    with in_use(cache):
+    with cache.in_use():
         yield cache
 
 
@@ -174,14 +172,10 @@ def working() -> Iterator[Work]:
 
 
 @contextlib.contextmanager
-def showing_checks(cache: Cache, jobs: int) -> Iterator[Display]:
+def showing_checks(jobs: int) -> Iterator[Display]:
     """The display of a run of checks, on stderr."""
     console = Console(stderr=True)
-    display = Display(
-        console,
-        jobs,
-        free=lambda: shutil.disk_usage(cache.root).free,
-    )
+    display = Display(console, jobs)
     if not console.is_terminal:
         yield display
         return

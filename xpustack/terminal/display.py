@@ -2,7 +2,6 @@
 """Shows a run of checks: one line per check that ended, and what still runs. A terminal
 shows that in a live line, other outputs get a line of it now and then."""
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -19,22 +18,13 @@ _QUIET = 30.0
 
 
 class Display(Observer):
-    """An observer that prints to `console`. Rich renders it as the live line.
-
-    Args:
-        free: the bytes that are free on the cache's disk.
-
-    Attributes:
-        disk: the largest drop of free bytes since the start; other programs may have
-            caused a part of it.
-    """
+    """An observer that prints to `console`. Rich renders it as the live line."""
 
     def __init__(
         self,
         console: Console,
         jobs: int,
         clock: Callable[[], float] = time.monotonic,
-        free: Callable[[], int] = lambda: 0,
     ) -> None:
         self._console, self._jobs, self._clock = console, jobs, clock
         self._begin = self._last_line = clock()
@@ -46,9 +36,6 @@ class Display(Observer):
         self._cached: Counter[str] = Counter()
         self._seconds: list[float] = []
         self._failed = False
-        self._free = free
-        self._free_at_start = free()
-        self.disk = 0
 
     def message(self, text: str) -> None:
         """Show a message of the work; on a terminal in the live line until checks
@@ -65,7 +52,6 @@ class Display(Observer):
         self._running[check] = self._clock()
 
     def finished(self, check: Check, result: Result) -> None:
-        self._look_at_the_disk()
         self._running.pop(check, None)
         self._done.add(check)
         self._open[check.release] -= 1
@@ -79,7 +65,6 @@ class Display(Observer):
             self._print(f"{check.release}: {count} {noun} from the cache")
 
     def waiting(self) -> None:
-        self._look_at_the_disk()
         now = self._clock()
         if not self._console.is_terminal and now - self._last_line >= _QUIET:
             running = ", ".join(
@@ -87,11 +72,6 @@ class Display(Observer):
                 for check, since in self._running.items()
             )
             self._print(f"still running: {running}; {self._times()}")
-
-    def _look_at_the_disk(self) -> None:
-        # Whoever writes to a cache that is gone says so better.
-        with contextlib.suppress(OSError):
-            self.disk = max(self.disk, self._free_at_start - self._free())
 
     def __rich__(self) -> Text:
         """The live line: done and total, times, and the running checks."""

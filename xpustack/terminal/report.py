@@ -14,17 +14,11 @@ STYLE = {"passed": "green", "failed": "bold red", "blocked": "yellow"}
 _TAIL = 60
 
 
-_UNITS = ("B", "kB", "MB", "GB")
-
-
-def show(
-    report: Report, console: Console, verbose: bool = False, disk: int = 0
-) -> None:
+def show(report: Report, console: Console, verbose: bool = False) -> None:
     """Print the report; its last line is `N passed, N failed`.
 
     Args:
         verbose: a row for every step, also if all its checks are green and cached.
-        disk: how many bytes more than at the start were in use at most.
     """
     if report.results:
         console.print(table(report, verbose))
@@ -38,9 +32,6 @@ def show(
         console.print(line, soft_wrap=True, highlight=False)
     if report.not_run:
         console.print(f"stopped early: {report.not_run} not run", highlight=False)
-    if disk:
-        line = f"disk: at most {size(disk)} more than at the start"
-        console.print(line, highlight=False)
     cached = sum(result.cached for result in report.results)
     console.print(
         f"{report.seconds:.1f} s, {cached} of {len(report.results)} from the cache",
@@ -48,16 +39,6 @@ def show(
         highlight=False,
     )
     console.print(f"{report.passed} passed, {report.failed} failed", highlight=False)
-
-
-def size(count: int) -> str:
-    """Bytes as people read them, such as `2.5 GB`."""
-    shown = float(count)
-    for unit in _UNITS[:-1]:
-        if shown < 1000:
-            return f"{shown:.0f} {unit}"
-        shown /= 1000
-    return f"{shown:.1f} {_UNITS[-1]}"
 
 
 def table(report: Report, verbose: bool = False) -> Table:

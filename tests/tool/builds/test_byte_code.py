@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 from tiny_stack import TinyStack
 
-from xpustack.builds.build import Build
-from xpustack.builds.installed import byte_code_path, manifest_of, store_files
+from xpustack.builds.installed import Build, byte_code_path, manifest_of, store_files
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner, clean_environment
 

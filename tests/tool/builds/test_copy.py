@@ -10,10 +10,10 @@ from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
 from xpustack.base.store import Store
 from xpustack.builds import copy as copy_module
-from xpustack.builds.build import Build, build, build_version
+from xpustack.builds.build import build, build_version
 from xpustack.builds.comparison import compare
 from xpustack.builds.copy import origin_of, takes_part
-from xpustack.builds.installed import manifest_of
+from xpustack.builds.installed import Build, manifest_of
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from children import killed, read_until, start
 
-from xpustack.core import memory
+from xpustack.core import cache as cache_module
 from xpustack.core.cache import (
     MANY_FILES,
     Cache,
@@ -100,11 +100,11 @@ def test_a_directory_of_many_files_is_in_memory(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But not one of few files, nor where there is no room."""
-    monkeypatch.setattr(memory, "FOLDER", tmp_path / "shm")
+    monkeypatch.setattr(cache_module, "MEMORY", tmp_path / "shm")
     with cache.scratch(files=MANY_FILES) as directory:
         assert directory.is_relative_to(cache.root)
     (tmp_path / "shm").mkdir()
-    monkeypatch.setattr(memory, "ROOM", 1)
+    monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
     with cache.scratch(files=MANY_FILES) as directory:
         own = directory.parent
         assert own == tmp_path / "shm" / f"xpustack-{os.getuid()}"
@@ -112,7 +112,7 @@ def test_a_directory_of_many_files_is_in_memory(
     assert not directory.exists()
     with cache.scratch(files=MANY_FILES - 1) as directory:
         assert directory.is_relative_to(cache.root)
-    monkeypatch.setattr(memory, "ROOM", 1 << 60)
+    monkeypatch.setattr(cache_module, "MEMORY_FREE", 1 << 60)
     with cache.scratch(files=MANY_FILES) as directory:
         assert directory.is_relative_to(cache.root)
 
@@ -120,8 +120,8 @@ def test_a_directory_of_many_files_is_in_memory(
 def test_what_a_killed_run_left_in_memory_is_removed(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "FOLDER", tmp_path)
-    monkeypatch.setattr(memory, "ROOM", 1)
+    monkeypatch.setattr(cache_module, "MEMORY", tmp_path)
+    monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
     with cache.scratch(files=MANY_FILES) as directory:
         left = directory.with_name(".xpustack-0123456789abcdef.part")
         (left / "vllm").mkdir(parents=True)
@@ -133,8 +133,8 @@ def test_what_a_killed_run_left_in_memory_is_removed(
 def test_a_link_in_place_of_the_folder_in_memory_is_not_followed(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(memory, "FOLDER", tmp_path)
-    monkeypatch.setattr(memory, "ROOM", 1)
+    monkeypatch.setattr(cache_module, "MEMORY", tmp_path)
+    monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"xpustack-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
     with cache.scratch(files=MANY_FILES) as directory:
@@ -302,7 +302,7 @@ def test_a_cache_that_is_a_file_is_an_environment_problem(
 ) -> None:
     (tmp_path / "file").touch()
     cache = Cache(tmp_path / "file" / below)
-    assert cache.results_get("key") is None and cache.results_time("key") is None
+    assert cache.results_get("key") is None
     for use in (
         cache.scratch,
         lambda: cache.lock("a"),

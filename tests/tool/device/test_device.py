@@ -309,7 +309,6 @@ def test_the_archive_names_no_host_and_no_user(
         assert {member.name.removeprefix("device-report/") for member in packed} >= {
             "report.json",
             "report.md",
-            "junit.xml",
             "tuned/intel-b60.json",
             "prove/log.txt",
         }

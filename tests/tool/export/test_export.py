@@ -287,7 +287,7 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert not (stack.root / "out").exists()
     first, second = proofs(stack.project, stack.cache, stack.series())
     assert (first.missing, second.missing) == ((), ("test",))
-    assert first.when is not None and first.test is not None
+    assert first.test is not None
 
 
 def test_a_subject_without_a_tag_is_refused(stack: TinyStack) -> None:

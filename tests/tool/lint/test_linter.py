@@ -18,7 +18,8 @@ from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
 from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_environment import make_hook_environment
-from xpustack.lint.linter import Linter, lint, lint_key, new_findings
+from xpustack.lint.linter import Linter, LintResult, lint_key, new_findings
+from xpustack.series.tree import Tree
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
 MYPY_SCRIPT = """\
@@ -60,6 +61,12 @@ USER = "vllm/user.py"
 USES = HEADER + "from vllm.value import VALUE\n\nuse: int = VALUE\n"
 
 
+def lint(stack: TinyStack, before: Tree, after: Tree) -> LintResult:
+    """Lint once with mypy."""
+    with closing(Linter(Runner(), stack.cache, Store(stack.cache))) as linter:
+        return linter.lint(before, after, types=True)
+
+
 @pytest.fixture(scope="module")
 def linted(tmp_path_factory: pytest.TempPathFactory):
     """A function that adds a step to one stack and lints it."""
@@ -68,7 +75,7 @@ def linted(tmp_path_factory: pytest.TempPathFactory):
     def add(slug: str, edits: dict[str, str]):
         stack.add(slug, edits)
         before, after = stack.trees()[-2:]
-        return lint(Runner(), stack.cache, Store(stack.cache), before, after)
+        return lint(stack, before, after)
 
     return add
 
@@ -161,7 +168,7 @@ def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
         pairs = list(itertools.pairwise(trees))
         # Forward, the tip at once, then back: no order is assumed.
         for before, after in [*pairs, (trees[0], trees[-1]), *pairs[::-2]]:
-            alone = lint(Runner(), typed.cache, Store(typed.cache), before, after)
+            alone = lint(typed, before, after)
             assert outcome(linter.lint(before, after, types=True)) == outcome(alone)
 
 
@@ -222,12 +229,12 @@ def test_lints_share_a_checked_out_tree_unless_they_run_at_once(typed):
     tree = typed.trees()[0]
     other = replace(tree, release=msgspec.structs.replace(tree.release, version="2.0"))
     with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        with linter._bench(tree) as first, linter._bench(other) as second:
+        with linter._workplace(tree) as first, linter._workplace(other) as second:
             assert first.tree.folder != second.tree.folder
         for used, expected in ((tree, first), (other, second), (tree, first)):
-            with linter._bench(used) as bench:
+            with linter._workplace(used) as bench:
                 assert bench is expected
-        with pytest.raises(RuntimeError), linter._bench(tree):
+        with pytest.raises(RuntimeError), linter._workplace(tree):
             raise RuntimeError
-        with linter._bench(tree) as bench:
+        with linter._workplace(tree) as bench:
             assert bench is second

@@ -7,8 +7,8 @@ from pathlib import Path
 from fake_stack import FakeStack
 
 from xpustack.base.store import Store
-from xpustack.lint.moving_tree import MovingTree
-from xpustack.series.worktree import checkout
+from xpustack.core.checkout import check_out
+from xpustack.lint.hook_runner import MovingTree
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -31,6 +31,6 @@ def test_a_checked_out_tree_becomes_another(
         (moving.folder / "vllm/rope.py").write_text("what a tool wrote")
         (moving.folder / "file\udce9").write_text("what a tool left")
         moving.move(tree)
-        checkout(store, tree, tmp_path / "fresh")
+        check_out(three_steps.cache, tree.tree_id, tmp_path / "fresh")
         assert files(moving.folder) == files(tmp_path / "fresh")
         shutil.rmtree(tmp_path / "fresh")

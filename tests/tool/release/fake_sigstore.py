@@ -13,9 +13,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from xpustack.release.signature import PAYLOAD_TYPE
-from xpustack.release.workflow_identity import FORGE, ISSUER, WORKFLOW
+from xpustack.release.attestation import FORGE, ISSUER, WORKFLOW
 
+PAYLOAD_TYPE = "application/vnd.in-toto+json"
 REPOSITORY = "someone/stack"
 HOME = f"{FORGE}/{REPOSITORY}"
 IDENTITY = f"{HOME}/{WORKFLOW}@refs/tags/release-2026.11"

@@ -15,12 +15,11 @@ import yaml
 from fake_sigstore import REPOSITORY, FakeSigstore
 from shipped_stack import ShippedStack
 
-from xpustack.release.attestation import BUNDLE
-from xpustack.release.index_page import SUMS, write_index
+from xpustack.release.attestation import BUNDLE, WORKFLOW
 from xpustack.release.ship import COMPANION_FILES, CONSTRAINTS, PROVENANCE
-from xpustack.release.workflow_identity import WORKFLOW
 
 ROOT = Path(__file__).parents[3]
+SUMS = "SHA256SUMS"
 JOBS = yaml.safe_load((ROOT / WORKFLOW).read_text())["jobs"]
 
 
@@ -36,19 +35,24 @@ def attest(sigstore: FakeSigstore, subjects: dict[str, str]) -> bytes:
     return json.dumps(sigstore.bundle(payload)).encode()
 
 
-def publish(folder: Path, bundle: Path) -> None:
+def run_step(name: str, folder: Path, **variables: str) -> None:
     """Run the workflow's own lines on `folder/dist`, as GitHub runs them."""
     [script] = [
         step["run"]
-        for step in JOBS["publish"]["steps"]
-        if step.get("name") == "archives"
+        for job in ("wheels", "publish")
+        for step in JOBS[job]["steps"]
+        if step.get("name") == name
     ]
     subprocess.run(
         ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", script],
         cwd=folder,
-        env=os.environ | {"BUNDLE": str(bundle)},
+        env=os.environ | variables,
         check=True,
     )
+
+
+def publish(folder: Path, bundle: Path) -> None:
+    run_step("archives", folder, BUNDLE=str(bundle))
 
 
 @pytest.fixture(scope="module")
@@ -61,7 +65,7 @@ def published(shipped: ShippedStack, sigstore: FakeSigstore, tmp_path: Path) -> 
     """The folder `dist` after the workflow's job `publish`."""
     dist = tmp_path / "dist"
     shutil.copytree(shipped.root / "dist/v1.0", dist / "v1.0")
-    write_index(shipped.releases, dist)
+    run_step("checksums", tmp_path)
     (dist / "site").mkdir()
     bundle = tmp_path / "bundle.jsonl"
     bundle.write_bytes(attest(sigstore, sums(dist)))

@@ -9,7 +9,9 @@ from fake_stack import FakeStack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from xpustack.base import releases
 from xpustack.core.errors import SeriesError
+from xpustack.core.project import Project
 from xpustack.series.patch import (
     Step,
     Trailers,
@@ -37,8 +39,16 @@ def test_the_mail_of_a_step(stack: FakeStack) -> None:
     assert mail.endswith("\n") and "\n-- \n" not in mail
 
 
-def test_git_reads_the_same_from_every_mail(stack: FakeStack, tmp_path: Path) -> None:
-    for step in load_series(stack.project, "v1.0"):
+def test_git_reads_the_same_from_every_mail(
+    real_project: Project, tmp_path: Path
+) -> None:
+    steps = {
+        step.path: step
+        for release in releases.load(real_project)
+        for step in load_series(real_project, release.name)
+    }
+    assert len(steps) > 100
+    for step in steps.values():
         header = subprocess.run(
             ["git", "mailinfo", "-b", "message", "patch"],
             cwd=tmp_path,
@@ -46,7 +56,7 @@ def test_git_reads_the_same_from_every_mail(stack: FakeStack, tmp_path: Path) ->
             capture_output=True,
             check=True,
         ).stdout.decode()
-        assert f"Subject: {step.subject}\n" in header
+        assert f"Subject: {step.subject}\n" in header, step.path
         text = (tmp_path / "message").read_text()
         assert f"{step.subject}\n\n{text}" == step.text
         assert (tmp_path / "patch").read_bytes() == b"---\n" + step.diff

@@ -268,10 +268,11 @@ def test_an_edit_of_a_file_with_carriage_returns_is_saved(stack: FakeStack) -> N
     ("line", "problem"),
     [
         ("---", "a line `---` ends a message in a mail"),
-        ("From: Me <me@localhost>", "not as xpustack writes it"),
+        ("From: Me <me@localhost>", "message cannot have the line 'From: Me"),
+        ("So:\n\ndiff --git a/x b/x", "message cannot have the line 'diff --git"),
         ("An answer.\r", "carriage return"),
     ],
-    ids=["dashes", "header", "carriage-return"],
+    ids=["dashes", "header", "diff", "carriage-return"],
 )
 def test_a_message_that_no_mail_can_hold_is_changed_in_its_commit(
     stack: FakeStack, line: str, problem: str

@@ -17,7 +17,7 @@ from xpustack.base import releases
 from xpustack.checks import run as checks
 from xpustack.checks.results import Report
 from xpustack.cli import app
-from xpustack.core import cpus
+from xpustack.core import process
 from xpustack.core.project import Project
 
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
@@ -167,7 +167,7 @@ def test_every_command_wraps_its_data(call, tmp_path):
         ("check", "--static"): list,
         ("apply", "v1.0", "--offline"): dict,
         ("cache", "info"): dict,
-        ("cache", "gc", "--dry-run"): dict,
+        ("cache", "gc"): dict,
     }
     for words, kind in answers.items():
         document = json.loads(call(*words, "--json").stdout)
@@ -209,7 +209,7 @@ def test_jobs_are_the_cpus_that_the_process_may_use(call, monkeypatch):
 
     monkeypatch.setattr(checks, "run", run)
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
-    monkeypatch.setattr(cpus, "_limits", lambda root: iter([5.5]))
+    monkeypatch.setattr(process, "_limits", lambda root: iter([5.5]))
     assert call("check").exit_code == 0
     assert asked["jobs"] == 5
 
@@ -230,8 +230,8 @@ def test_limits_of_control_groups(tmp_path, inner, outer, limits):
     (unit / "cpu.max").write_text(inner)
     if outer:
         (unit.parent / "cpu.max").write_text(outer)
-    assert list(cpus._limits(tmp_path / "root", own)) == limits
-    assert list(cpus._limits(tmp_path / "root", tmp_path / "none")) == []
+    assert list(process._limits(tmp_path / "root", own)) == limits
+    assert list(process._limits(tmp_path / "root", tmp_path / "none")) == []
 
 
 def test_outside_a_project(call, tmp_path, monkeypatch):

@@ -43,17 +43,6 @@ class Screen:
         self.display.finished(check, result)
 
 
-def test_the_most_that_was_taken_of_the_disk():
-    free = iter([100, 90, 40, 70, 120])
-    console = Console(file=io.StringIO())
-    display = Display(console, 2, lambda: 0.0, free.__next__)
-    for _ in range(3):
-        display.waiting()
-    assert display.disk == 60
-    display.finished(OLD[0], Result("v1.0", "a", "build", "passed", 1.0))
-    assert display.disk == 60
-
-
 def test_cached_checks_are_one_line_a_release():
     screen = Screen()
     screen.display.planned([*OLD, *NEW])

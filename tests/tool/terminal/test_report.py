@@ -55,13 +55,6 @@ def test_the_trees_that_mypy_read_are_named():
     assert "mypy: v2.0 a\n" in shown(Report((other, steps[0]), 1.0))
 
 
-def test_the_disk_is_named_where_something_was_taken():
-    stream = io.StringIO()
-    show(REPORT, Console(file=stream, width=100), disk=2_500_000_000)
-    assert "disk: at most 2.5 GB more than at the start\n" in stream.getvalue()
-    assert "disk:" not in shown(REPORT)
-
-
 def test_a_failure_shows_its_lines_and_its_command():
     text = shown(REPORT)
     assert "FAILED v1.0 a test: 2 tests\n  why [bold]it[/bold] fails\n" in text

@@ -19,8 +19,8 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "steps": (
         "Steps by release",
         "In a cell of the grid: the checks of the step on the machine that made this"
-        " page, the days since the step was first committed, how many lines it changes"
-        " and brings, and its status upstream. `not test`: there is no green result of"
+        " page, how many lines it changes and brings, and its status upstream."
+        " `not test`: there is no green result of"
         " its test as it is now. An empty cell: the release does not need the step, or"
         " cannot have it. [How to read a row](docs/steps.md).",
         ("steps.csv",),
@@ -172,7 +172,7 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def steps_grid(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
-    """Steps by release, each with its checks, age, size and status upstream."""
+    """Steps by release, each with its checks, size and status upstream."""
     return table(
         ("step", *names),
         (

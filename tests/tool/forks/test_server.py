@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 from children import ended
 
-from xpustack.core import fork_program, fork_server
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.fork_server import Ahead, ProgramExit, Server
 from xpustack.core.process import Runner, Stopped, clean_environment
+from xpustack.forks import program as fork_program
+from xpustack.forks import server as fork_server
+from xpustack.forks.server import Ahead, ProgramExit, Server
 from xpustack.steptest.server import ENVIRONMENT, PRELOADED
 
 PYTEST = ("pytest",)

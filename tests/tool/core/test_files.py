@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from xpustack.core.syntax import parse_python
+from xpustack.core.files import parse_python
 
 NESTED = b"x = " + b"(1 + " * 60 + b"1" + b")" * 60 + b"\n"
 

@@ -17,7 +17,7 @@ from fake_sigstore import HOME, IDENTITY, NOW, REPOSITORY, VALID, FakeSigstore
 from shipped_stack import ShippedStack
 
 from xpustack.core.errors import CheckFailed, UsageError
-from xpustack.release import attestation, workflow_identity
+from xpustack.release import attestation
 from xpustack.release.attestation import BUNDLE, Attestation
 from xpustack.release.ship import PROVENANCE
 
@@ -44,8 +44,7 @@ def check(roots: Path) -> Callable[[dict[str, Any]], Attestation]:
 
     def checked(bundle: dict[str, Any]) -> Attestation:
         data = json.dumps(bundle).encode()
-        identity = attestation.read(data).identity
-        return workflow_identity.check(data, identity, REPOSITORY, trusted_root=roots)
+        return attestation.check(data, REPOSITORY, trusted_root=roots)
 
     return checked
 
@@ -122,7 +121,7 @@ def test_the_library_checks_the_envelope_as_well(sigstore, roots: Path):
     bundle["dsseEnvelope"]["payload"] = changed
     data = json.dumps(bundle).encode()
     with pytest.raises(CheckFailed, match="does not confirm"):
-        workflow_identity.check(data, IDENTITY, REPOSITORY, trusted_root=roots)
+        attestation.check(data, REPOSITORY, trusted_root=roots)
 
 
 def test_sigstores_public_roots_do_not_know_the_authority(
@@ -132,24 +131,22 @@ def test_sigstores_public_roots_do_not_know_the_authority(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     data = json.dumps(sigstore.bundle(PAYLOAD)).encode()
     with pytest.raises(CheckFailed, match="does not confirm"):
-        workflow_identity.check(data, IDENTITY, REPOSITORY, offline=True)
+        attestation.check(data, REPOSITORY, offline=True)
 
 
 def test_wrong_words_are_refused_with_the_next_command(sigstore, tmp_path: Path):
     data = json.dumps(sigstore.bundle(PAYLOAD)).encode()
     for repository in ("stack", "a/b/c", "https://x/y", "a b/c", ""):
         with pytest.raises(UsageError, match="is not OWNER/NAME"):
-            workflow_identity.check(data, IDENTITY, repository)
+            attestation.check(data, repository)
     for content in ("", "{}", "[]"):
         (tmp_path / "roots").write_text(content)
         with pytest.raises(UsageError, match="no roots of trust"):
-            workflow_identity.check(
-                data, IDENTITY, REPOSITORY, trusted_root=tmp_path / "roots"
-            )
+            attestation.check(data, REPOSITORY, trusted_root=tmp_path / "roots")
 
 
 def test_the_workflow_that_is_trusted_is_the_one_that_attests():
-    workflow = yaml.safe_load((ROOT / workflow_identity.WORKFLOW).read_text())
+    workflow = yaml.safe_load((ROOT / attestation.WORKFLOW).read_text())
     # YAML 1.1 reads the key `on` as true.
     assert workflow[True] == {"push": {"tags": ["release-*"]}}
     uses = [

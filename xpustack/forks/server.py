@@ -15,11 +15,11 @@ from typing import IO, TypeAlias
 
 import msgspec
 
-from xpustack.core import fork_program
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.fork_program import AHEAD_LIMIT, MESSAGE, READY
 from xpustack.core.process import Runner, Stopped, clean_environment
+from xpustack.forks import program
+from xpustack.forks.program import AHEAD_LIMIT, MESSAGE, READY
 
 START = 300.0
 GRACE = 30.0
@@ -220,7 +220,7 @@ class _ServerProcess:
         self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115
         with server_end:
             self._child = runner.start(
-                [sys.executable, fork_program.__file__, str(server_end.fileno())],
+                [sys.executable, program.__file__, str(server_end.fileno())],
                 cwd=Path("/"),
                 env=clean_environment(**env),
                 stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run Python programs in forks of a process that has imported what they have in common.
 
-This file is a program of its own, started by `fork_server`; it needs the standard
+This file is a program of its own, started by `server`; it needs the standard
 library, and the packages that it imports ahead. It imports nothing of vLLM, of a test
 or of this repository: a fork learns about those only from its own request.
 

@@ -1,0 +1,138 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the cache holds, and what a cleanup removes."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from calls import calling
+from fake_stack import FakeStack
+
+from xpustack.base.store import Store
+from xpustack.builds.cache_contents import Area, gc, info
+from xpustack.builds.installed import install, store_files
+from xpustack.core.cache import Cache
+from xpustack.core.errors import EnvironmentProblem
+
+PAGE = b"x" * 4096
+DAY = 86_400.0
+
+
+def write(path: Path, data: bytes = PAGE) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+    return path
+
+
+def age(path: Path, days: float = 8) -> None:
+    when = path.stat().st_mtime - days * DAY
+    os.utime(path, (when, when))
+
+
+def test_linked_files_count_once(cache: Cache):
+    first = write(cache.root / "builds" / "one" / "site" / "a.py")
+    for name in ("two", "three"):
+        target = cache.root / "builds" / name / "site" / "a.py"
+        target.parent.mkdir(parents=True)
+        os.link(first, target)
+    content = cache.root / "files" / "ab" / "abcd"
+    content.parent.mkdir(parents=True)
+    os.link(first, content)
+    cache.results_put("test-a", {})
+    areas = {area.name: area for area in info(cache)}
+    assert areas["builds"] == Area("builds", 3, 4096)
+    assert areas["files"] == Area("files", 1, 0)
+    assert areas["results"].entries == 1
+    assert info(Cache(cache.root / "none")) == []
+
+
+def test_what_was_used_lately_stays(cache: Cache):
+    for name in ("new", "old"):
+        cache.results_put(f"test-{name}", {})
+        write(cache.builds / name / "site/a.py")
+        write(cache.sdists / name / "vllm-0.1.tar.gz")
+        write(cache.root / "mypy" / name)
+    areas = ("builds", "sdists", "mypy")
+    old = [cache.root / area / "old" for area in areas]
+    for path in (*old, cache.results / "te/test-old.json"):
+        age(path)
+    gc(cache)
+    assert not any(path.exists() for path in old)
+    assert all((cache.root / area / "new").exists() for area in areas)
+    assert cache.results_get("test-old") is None
+    assert cache.results_get("test-new") == {}
+
+
+def test_what_a_series_uses_stays_and_is_made_again(stack: FakeStack):
+    before = stack.trees()
+    cache, store = stack.cache, Store(stack.cache)
+    refs = [cache.objects / ref for ref in store.refs()]
+    for path in refs:
+        age(path)
+    assert stack.trees() == before
+    gc(cache)
+    assert {cache.objects / ref for ref in store.refs()} == set(refs)
+    for path in refs:
+        age(path)
+    gc(cache)
+    assert store.refs() == {}
+    assert store.git.run("fsck", "--full", "--strict") == b""
+    assert [tree.commit for tree in stack.trees()] == [tree.commit for tree in before]
+
+
+def test_a_result_that_is_read_is_used(cache: Cache):
+    cache.results_put("test-a", {})
+    age(cache.results / "te/test-a.json")
+    assert cache.results_get("test-a") == {}
+    gc(cache)
+    assert cache.results_get("test-a") == {}
+
+
+def test_contents_that_no_tree_lists_go_with_their_byte_code(cache: Cache):
+    listed, other = (
+        store_files(cache, {"a.py": data}) for data in (b"A = 1\n", b"A = 2\n")
+    )
+    install(cache.contents, listed, cache.builds / "new")
+    for path in (cache.builds / "new" / "site").rglob("*.py*"):
+        path.unlink()
+    gc(cache)
+    assert all(map(cache.contents.holds, listed.values()))
+    assert not any(cache.contents.path(each).exists() for each in other.values())
+    assert len(list(cache.bytecode.iterdir())) == 1
+    assert store_files(Cache(cache.root), {"a.py": b"A = 1\n"}) == listed
+
+
+def test_the_scratch_of_a_living_writer_stays(cache: Cache):
+    with cache.scratch() as work:
+        left = write(cache.root / "scratch" / ".xpustack-0123456789abcdef.part" / "a")
+        gc(cache)
+        assert work.is_dir() and not left.exists()
+
+
+def test_nothing_goes_while_another_run_uses_the_cache(cache: Cache):
+    cache.results_put("test-old", {})
+    with (
+        cache.in_use(),
+        cache.in_use(),
+        pytest.raises(EnvironmentProblem, match="another run uses the cache"),
+    ):
+        gc(cache, days=0)
+    gc(cache, days=0)
+    assert cache.results_get("test-old") is None
+
+
+def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
+    call = calling(stack, monkeypatch)
+    stack.trees()
+    left = ".xpustack-0123456789abcdef.part"
+    write(stack.cache.root / "scratch" / left, PAGE * 10)
+    done = call("cache", "info")
+    assert done.exit_code == 0, done.output
+    assert f"{stack.cache.root}: " in done.stdout
+    done = call("cache", "gc", "--json")
+    answer = json.loads(done.stdout)
+    data = answer["data"]
+    assert (answer["command"], data["before"] - data["bytes"]) == ("cache gc", 40960)
+    assert "freed 0 bytes" in call("cache", "gc").stdout
+    assert call("cache").exit_code == 2

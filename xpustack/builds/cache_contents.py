@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lists what the cache holds, and removes what nobody used for some days.
+
+An archive, a build or a result counts as used when a command takes it from the cache.
+All of them can be made or downloaded again.
+"""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from xpustack.base.store import Store
+from xpustack.builds.installed import manifest_of
+from xpustack.core.cache import Cache, writing
+
+_DAY = 86_400
+_FORMER = ("wheels", "mypy")
+"""What earlier versions of the tool kept."""
+_CONTENTS = "files"
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Area:
+    """One folder of the cache: its entries, and the bytes that they take on disk."""
+
+    name: str
+    entries: int
+    bytes: int
+
+
+def info(cache: Cache) -> list[Area]:
+    """The areas of the cache; a file with several names counts in the first."""
+    if not cache.root.is_dir():
+        return []
+    seen: set[tuple[int, int]] = set()
+    areas = []
+    for folder in sorted(path for path in cache.root.iterdir() if path.is_dir()):
+        size = 0
+        for status in _statuses(folder):
+            inode = (status.st_dev, status.st_ino)
+            if inode not in seen:
+                seen.add(inode)
+                size += status.st_blocks * _BLOCK
+        areas.append(Area(folder.name, len(_entries(folder)), size))
+    return areas
+
+
+def gc(cache: Cache, *, days: float = 7) -> None:
+    """Remove what was not used for `days`, and what killed runs left.
+
+    Raises:
+        EnvironmentProblem: another run uses the cache, or writing there is denied.
+    """
+    if not cache.root.is_dir():
+        return
+    oldest = time.time() - days * _DAY
+    with cache.alone(), writing(cache.root):
+        cache.sweep()
+        areas = [cache.sdists, cache.builds, cache.results]
+        for area in (*areas, *(cache.root / name for name in _FORMER)):
+            for path in _entries(area):
+                if _used(path) <= oldest:
+                    _remove(path)
+        for path in _unlisted(cache):
+            path.unlink()
+        store = Store(cache)
+        files = {ref: cache.objects / ref for ref in store.refs()}
+        stale = [
+            ref
+            for ref, file in files.items()
+            if file.is_file() and _used(file) <= oldest
+        ]
+        if stale:
+            with store.writing() as writer:
+                writer.drop(stale)
+
+
+def _unlisted(cache: Cache) -> Iterator[Path]:
+    """The contents that no installed tree lists, and the names of byte code among
+    them."""
+    listed = {
+        content.sha256
+        for home in _entries(cache.builds)
+        for content in (manifest_of(cache, home.name) or {}).values()
+    }
+    for path in _entries(cache.root / _CONTENTS):
+        if path.name not in listed:
+            yield path
+    for path in _entries(cache.bytecode):
+        if path.resolve().name not in listed:
+            yield path
+
+
+def _entries(area: Path) -> list[Path]:
+    """The entries of an area: files in folders of two letters, or whatever lies in the
+    area itself."""
+    pattern = "??/*" if area.name in ("results", _CONTENTS) else "*"
+    return sorted(area.glob(pattern))
+
+
+def _statuses(folder: Path) -> Iterator[os.stat_result]:
+    """The status of every file below a folder."""
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                yield os.lstat(os.path.join(place, name))
+
+
+def _used(path: Path) -> float:
+    """When an entry was made or used, in seconds since 1970."""
+    return path.lstat().st_mtime
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
