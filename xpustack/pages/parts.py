@@ -55,6 +55,7 @@ PARTS = (
         "indexer-mxfp4",
         "indexer-speculation",
         "candidate-blocks",
+        "candidate-rows",
         "v41-indexer",
         "decode-logits",
         "cpu-tile-scheduler",
