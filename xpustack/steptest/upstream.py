@@ -26,6 +26,7 @@ PROGRAM = "on_device/upstream_tests.py"
 BOTH = ("before", "after")
 CUDA = Platform("plain_cuda", "emulated_xpu.cuda_pytest_plugin")
 _AHEAD = ("vllm.config", "vllm.model_executor.models.registry")
+_LATE = "it was killed at its limit"
 _NAMED = "vllm."
 
 
@@ -52,8 +53,8 @@ class FileRun(msgspec.Struct, frozen=True):
 class Compared:
     """A file on one platform, before the steps and after them.
 
-    `changed` lists the tests whose outcome differs, each with both; `problem` says why
-    the file has no tests.
+    `changed` lists the tests whose outcome differs, each with both. Of a file that was
+    killed at its limit it compares the tests that ended both times.
     """
 
     file: str
@@ -62,10 +63,12 @@ class Compared:
 
     @property
     def changed(self) -> tuple[str, ...]:
-        names = sorted(self.before.tests.keys() | self.after.tests.keys())
+        before, after = self.before.tests, self.after.tests
+        late = _LATE in (self.before.problem, self.after.problem)
+        names = before.keys() & after.keys() if late else before.keys() | after.keys()
         pairs = [
-            (name, self.before.tests.get(name, "-"), self.after.tests.get(name, "-"))
-            for name in names
+            (name, before.get(name, "-"), after.get(name, "-"))
+            for name in sorted(names)
         ]
         return tuple(f"{name}: {a} → {b}" for name, a, b in pairs if a != b)
 
@@ -223,11 +226,12 @@ def _command(device: Device, name: str, jobs: int) -> list[str]:
 
 
 def compared(folder: Path, device: str) -> list[Compared]:
-    """The outcomes of both runs by file."""
+    """The outcomes by file. A run that was ended early lacks the last files."""
     before, after = (
         msgspec.json.decode(
             (folder / f"{device}-{name}.json").read_bytes(), type=dict[str, FileRun]
         )
         for name in BOTH
     )
-    return [Compared(file, before[file], after[file]) for file in sorted(before)]
+    both = sorted(before.keys() & after.keys())
+    return [Compared(file, before[file], after[file]) for file in both]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from xpustack.steptest.upstream import BOTH, compared, naming
+from xpustack.steptest.upstream import BOTH, Compared, FileRun, compared, naming
 
 PROGRAM = Path(__file__).parents[3] / "on_device/upstream_tests.py"
 FILES = {
@@ -110,3 +110,21 @@ def test_a_file_without_outcomes_says_why(
     (found,) = (c for c in compared(folder, "cpu") if file in c.file)
     assert found.after.problem.startswith(problem)
     assert not found.changed
+
+
+def test_of_a_file_killed_at_its_limit_the_tests_that_ended_twice_count() -> None:
+    before = FileRun({"a": "passed", "b": "passed"}, "it was killed at its limit", 8)
+    after = FileRun({"a": "failed"}, "it was killed at its limit", 8)
+    assert Compared("f", before, after).changed == ("a: passed → failed",)
+    whole = FileRun({"a": "failed"}, "", 1)
+    assert Compared("f", FileRun(before.tests, "", 1), whole).changed == (
+        "a: passed → failed",
+        "b: passed → -",
+    )
+
+
+def test_files_that_a_run_did_not_reach_are_left_out(tmp_path: Path) -> None:
+    run = {"tests": {"a": "passed"}, "problem": "", "seconds": 1}
+    (tmp_path / "cuda-before.json").write_text(json.dumps({"f": run, "g": run}))
+    (tmp_path / "cuda-after.json").write_text(json.dumps({"f": run}))
+    assert [found.file for found in compared(tmp_path, "cuda")] == ["f"]
