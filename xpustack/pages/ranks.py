@@ -74,5 +74,8 @@ def render(rows: Sequence[Row]) -> str:
         alike.setdefault((release, *gave), []).append(ranks)
     return markdown.table(
         ("release", "ranks", *FEATURES),
-        [[release, "; ".join(ranks), *gave] for (release, *gave), ranks in alike.items()],
+        [
+            [release, "; ".join(ranks), *gave]
+            for (release, *gave), ranks in alike.items()
+        ],
     )
