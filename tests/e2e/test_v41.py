@@ -48,23 +48,24 @@ MXFP4 = Job(
 )
 CROWDED = Job(
     "v4.1, pre-emption",
-    (tuple(Prompt(20, 14, seed=20 + i) for i in range(3)),),
+    (tuple(Prompt(60, 14, seed=20 + i) for i in (0, 1, 3)),),
+    # Just enough for the longest; two fit at first, and then they grow.
     (
         *SERVER,
-        ("num_gpu_blocks_override", 23),
-        ("max_model_len", 34),
-        ("max_num_batched_tokens", 12),
+        ("num_gpu_blocks_override", 32),
+        ("max_model_len", 74),
+        ("max_num_batched_tokens", 32),
     ),
     checkpoint=KIND,
 )
 
 
-def split(name: str, kind: str = KIND) -> Job:
-    """Two devices, which two prompts keep busy: 80 tokens fill ten blocks."""
+def split(name: str, waves: tuple[tuple[Prompt, ...], ...], kind: str = KIND) -> Job:
+    """Two devices."""
     ranks = (("distributed_executor_backend", "mp"), (name, 2))
     return Job(
         f"{kind}, {name}",
-        ((Prompt(80, 4, seed=1), Prompt(5, 4, seed=2)),),
+        waves,
         (*SERVER, *ranks),
         checkpoint=kind,
         xe_cores=XE_CORES,
@@ -72,8 +73,11 @@ def split(name: str, kind: str = KIND) -> Job:
     )
 
 
-TWO_RANKS = split("tensor_parallel_size")
-TWO_STAGES = split("pipeline_parallel_size", TABLES)
+TWO_RANKS = split("tensor_parallel_size", MIXED.waves)
+# Two prompts keep both stages busy: 80 tokens fill ten blocks.
+TWO_STAGES = split(
+    "pipeline_parallel_size", ((Prompt(80, 4, seed=1), Prompt(5, 4, seed=2)),), TABLES
+)
 BROKEN = Job(
     "v4.1, broken", ((Prompt(129, 2, seed=1),),), SERVER, sabotage=True, checkpoint=KIND
 )

@@ -50,7 +50,7 @@ PARTS = (
     ),
     (
         "Indexer",
-        "chooses the entries that attention reads",
+        "chooses attention's entries",
         "indexer",
         "indexer-mxfp4",
         "indexer-speculation",

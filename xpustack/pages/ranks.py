@@ -62,15 +62,20 @@ def keep(project: Project, cell: Cell) -> None:
 
 
 def render(rows: Sequence[Row]) -> str:
-    """A line for each release and split, a column for each feature."""
+    """A line for the splits of a release that gave the same, a column for each
+    feature."""
     found: dict[tuple[str, str], dict[str, str]] = {}
     for row in rows:
         line = found.setdefault((str(row["release"]), str(row["ranks"])), {})
         line[str(row["features"])] = str(row["found"])
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for (release, ranks), line in found.items():
+        gave = (line.get(feature, NOT_TRIED) for feature in FEATURES)
+        alike.setdefault((release, *gave), []).append(ranks)
     return markdown.table(
         ("release", "ranks", *FEATURES),
         [
-            [*split, *(line.get(feature, NOT_TRIED) for feature in FEATURES)]
-            for split, line in found.items()
+            [release, "; ".join(ranks), *gave]
+            for (release, *gave), ranks in alike.items()
         ],
     )

@@ -111,7 +111,7 @@ def test_a_subject_is_what_git_reads_from_the_mail() -> None:
     ("old", "new", "problem", "line"),
     [
         ("\n---\n", "\n", "line `---`", None),
-        ("Subject:", "From: a <a@b>\nSubject:", "not as xpustack writes it", None),
+        ("Subject:", "From: a <a@b>\nSubject:", "cannot have the line", None),
         ("[PATCH] ", "", "not as xpustack writes it", None),
         ("Test: ", "Signed-off-by: me\nTest: ", "not a trailer of a step", 9),
         ("\n---\n", "\n---\n file | 2 +-\n", "does not follow the line `---`", 10),
