@@ -71,6 +71,12 @@ def test_a_worker_can_import_it(config: Any) -> None:
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
 
 
+def test_a_table_made_by_hand_is_read_by_the_device() -> None:
+    """vLLM's own tests of CUDA make one without `__init__`."""
+    table = tables().ParallelEngramEmbedding
+    assert table.__new__(table).cpu_gather is False
+
+
 def engram_layout() -> Any:
     return layout.module(ENGRAM).EngramLayout(small_config())
 
