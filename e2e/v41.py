@@ -79,12 +79,16 @@ class V41(dspark.DSpark):
         super().__init__(seed, successors or {})
         self.hashes = engram.Hashes(
             self.engram_layers,
-            tuple(engram.compressed(texts(self.size.vocabulary))),
+            tuple(engram.compressed(self.texts())),
             self.engram_rows,
         )
         vision.write_tower(self, PARTS)
         for place, layer in enumerate(self.engram_layers):
             self._engram(f"layers.{layer}.engram", sum(self.hashes.sizes[place]))
+
+    def texts(self) -> list[str]:
+        """What each token of its tokenizer reads as."""
+        return texts(self.size.vocabulary)
 
     def config(self) -> dict[str, Any]:
         text = checkpoint.config(self.size) | self.described()

@@ -134,6 +134,10 @@ class V41(WithoutValues, v41.V41):
     engram_rows = 16_000_000
     draft_experts = 128, 3
 
+    def texts(self) -> list[str]:
+        """Those of the small tokenizer that `published` writes."""
+        return v41.texts(checkpoint.VOCABULARY)
+
 
 class V41Of(V41):
     """What a configuration of V4.1 says."""
