@@ -36,7 +36,7 @@ MIXED = Job(
 )
 TWICE = Job(
     "v4.1, a prefix twice",
-    tuple((Prompt(300, 3, seed=4, own_tail=tail),) for tail in (20, 30)),
+    tuple((Prompt(300, 3, seed=5, own_tail=tail),) for tail in (20, 30)),
     (*SERVER, ("enable_prefix_caching", True), ("max_num_batched_tokens", 300)),
     checkpoint=KIND,
 )
