@@ -109,7 +109,8 @@ def test_turns_come_from_the_launch() -> None:
     of_1 = [turns_and_traffic(shapes[1], one) for one in launches[-3:-1]]
     assert of_1[0][0] == 2
     assert of_128[0][0] in (20, 40)
-    assert turns_and_traffic(Shape("prefill", 2048, 8, 640), launches[-1])[0] == 40
+    # 16 heads or fewer take 64 keys a turn.
+    assert turns_and_traffic(Shape("prefill", 2048, 8, 640), launches[-1])[0] == 10
     assert all(traffic > 0 for _, traffic, _ in of_128 + of_1)
     # What a decode leaves for the merge is what the merge takes.
     assert of_1[0][2] == of_1[1][2] > 0
