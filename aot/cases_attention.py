@@ -4,7 +4,7 @@
 Each calls the public wrapper as vLLM does; the wrapper chooses the configuration.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -177,49 +177,39 @@ def unaligned_cases(sizes: Sizes) -> Iterator[Case]:
         )
 
 
+def insert(
+    tokens: int, heads: int, page: int, eps: float, **form: bool
+) -> Callable[[], object]:
+    """The fused insert into pages of so many tokens."""
+    return call(
+        "qnorm_rope_kv_insert",
+        "xpu_qnorm_rope_kv_fp8_insert",
+        meta(tokens, heads, HEAD_DIM),
+        meta(tokens, HEAD_DIM),
+        pages(page),
+        meta(tokens, dtype=i64),
+        meta(tokens, dtype=i64),
+        meta(65536, ROPE_DIM, dtype=f32),
+        eps,
+        page,
+        **form,
+    )
+
+
 def insert_cases(sizes: Sizes) -> Iterator[Case]:
     """The fused insert at every head count."""
     for label, count in sizes.heads:
         for tokens in (*sizes.tokens, *sizes.chunks):
-            yield Case(
-                "insert",
-                f"{label} H{count} T{tokens}",
-                call(
-                    "qnorm_rope_kv_insert",
-                    "xpu_qnorm_rope_kv_fp8_insert",
-                    meta(tokens, count, HEAD_DIM),
-                    meta(tokens, HEAD_DIM),
-                    pages(64),
-                    meta(tokens, dtype=i64),
-                    meta(tokens, dtype=i64),
-                    meta(65536, ROPE_DIM, dtype=f32),
-                    1e-6,
-                    64,
-                ),
-            )
+            name = f"{label} H{count} T{tokens}"
+            yield Case("insert", name, insert(tokens, count, 64, 1e-6))
 
 
 def v41_insert_cases(sizes: Sizes) -> Iterator[Case]:
     """V4.1's insert, which leaves queries without a norm, into pages of its window."""
     for ranks, count in ((1, 64), (8, 8)):
         for tokens in (*sizes.tokens, *sizes.chunks):
-            yield Case(
-                "insert",
-                f"V4.1 TP{ranks} H{count} T{tokens}",
-                call(
-                    "qnorm_rope_kv_insert",
-                    "xpu_qnorm_rope_kv_fp8_insert",
-                    meta(tokens, count, HEAD_DIM),
-                    meta(tokens, HEAD_DIM),
-                    pages(32),
-                    meta(tokens, dtype=i64),
-                    meta(tokens, dtype=i64),
-                    meta(65536, ROPE_DIM, dtype=f32),
-                    1e-20,
-                    32,
-                    norm_q=False,
-                ),
-            )
+            name = f"V4.1 TP{ranks} H{count} T{tokens}"
+            yield Case("insert", name, insert(tokens, count, 32, 1e-20, norm_q=False))
 
 
 def gather_cases(sizes: Sizes) -> Iterator[Case]:

@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What every engine is held to, and the bounds."""
 
+from collections.abc import Callable
+
 import torch
 
+from e2e import rounding, tower
 from e2e.comparison import (
     Error,
     attention_errors,
@@ -10,6 +13,7 @@ from e2e.comparison import (
     logits_by_request,
     relative,
 )
+from e2e.pictures import Picture
 from e2e.serving import Served
 from e2e.twin import Reference, Roundings
 
@@ -44,6 +48,29 @@ def check_experts(result: Served, twin: Reference) -> dict[tuple[str, int], floa
     print(errors)
     assert max(errors.values()) <= EXPERTS, errors
     return errors
+
+
+def check_tower(
+    result: Served,
+    weights: dict[str, torch.Tensor],
+    rows_of: Callable[[tower.Tower, Picture], torch.Tensor],
+) -> None:
+    """Each image gives the rows of the float32 tower, and those of the same tower that
+    rounds to bfloat16."""
+    for picture in [p for prompt in result.job.prompts for p in prompt.images]:
+        wanted = tower.patches_of(picture)
+        (rows,) = (
+            entry["rows"]
+            for entry in result.answer["encoded"]
+            if entry["patches"].flatten(1).shape == wanted.shape
+            and entry["patches"].flatten(1).equal(wanted)
+        )
+        exact, rounded = (
+            relative(rows, rows_of(tower.Tower(weights, kept), picture))
+            for kept in (lambda x: x, rounding.bf16)
+        )
+        print(f"tower: {picture.grid} tokens, {exact:.4f}, {rounded:.4f} if rounded")
+        assert exact <= PLAIN and rounded <= TIGHT, picture
 
 
 def check_logits(result: Served, twin: Reference) -> None:

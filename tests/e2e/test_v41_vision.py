@@ -8,11 +8,12 @@ import pytest
 from test_scenarios import computed
 from test_v41 import check
 
-from e2e import rounding, tower, v41, v41_vision
-from e2e.checks import EXPERTS, PLAIN, TIGHT
-from e2e.comparison import feed_forward_errors, relative
+from e2e import v41, v41_vision
+from e2e.checks import EXPERTS, check_tower
+from e2e.comparison import feed_forward_errors
 from e2e.pictures import Picture
 from e2e.serving import Engines, Job, Prompt, Served
+from e2e.tower import Tower
 from e2e.twin import Roundings
 from e2e.v41_checks import STREAMS, stream_errors
 from e2e.v41_vision import V41VisionTwin
@@ -95,24 +96,8 @@ def test_each_layer(engines: Engines, release: str) -> None:
 
 @pytest.mark.serves(IMAGES)
 def test_the_tower(engines: Engines, release: str) -> None:
-    """Each image gives the rows of the float32 tower, and those of the same tower that
-    rounds to bfloat16."""
     result = engines.serve(release, IMAGES)
-    twin = twin_after(engines, result)
-    for picture in [p for given in result.job.prompts for p in given.images]:
-        wanted = tower.patches_of(picture)
-        (rows,) = (
-            entry["rows"]
-            for entry in result.answer["encoded"]
-            if entry["patches"].flatten(1).shape == wanted.shape
-            and entry["patches"].flatten(1).equal(wanted)
-        )
-        exact, rounded = (
-            relative(rows, tower.Tower(twin.weights, kept).encoded(picture))
-            for kept in (lambda x: x, rounding.bf16)
-        )
-        print(f"tower: {picture.grid} tokens, {exact:.4f}, {rounded:.4f} if rounded")
-        assert exact <= PLAIN and rounded <= TIGHT, picture
+    check_tower(result, twin_after(engines, result).weights, Tower.encoded)
 
 
 @pytest.mark.serves(TWICE)

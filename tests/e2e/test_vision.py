@@ -10,17 +10,17 @@ from itertools import pairwise
 import pytest
 from test_scenarios import computed
 
-from e2e import dspark, pictures, rounding, tower, vision
+from e2e import dspark, pictures, vision
 from e2e.checks import (
     EXPERTS,
-    PLAIN,
     TIGHT,
     check_attention,
     check_experts,
     check_logits,
     check_same_tokens,
+    check_tower,
 )
-from e2e.comparison import attention_errors, feed_forward_errors, relative
+from e2e.comparison import attention_errors, feed_forward_errors
 from e2e.drafts import check_drafts
 from e2e.pictures import Picture
 from e2e.ranks import FORKED, PATIENT, XE_CORES
@@ -139,24 +139,8 @@ def test_each_layer(engines: Engines, release: str) -> None:
 
 @pytest.mark.serves(IMAGES)
 def test_the_tower(engines: Engines, release: str) -> None:
-    """Each image gives the rows of the float32 tower, and those of the same tower that
-    rounds to bfloat16."""
     result = engines.serve(release, IMAGES)
-    twin = twin_after(engines, result)
-    for picture in [p for prompt in result.job.prompts for p in prompt.images]:
-        wanted = tower.patches_of(picture)
-        (rows,) = (
-            entry["rows"]
-            for entry in result.answer["encoded"]
-            if entry["patches"].flatten(1).shape == wanted.shape
-            and entry["patches"].flatten(1).equal(wanted)
-        )
-        exact, rounded = (
-            relative(rows, rows_of(tower.Tower(twin.weights, kept), picture))
-            for kept in (lambda x: x, rounding.bf16)
-        )
-        print(f"tower: {picture.grid} tokens, {exact:.4f}, {rounded:.4f} if rounded")
-        assert exact <= PLAIN and rounded <= TIGHT, picture
+    check_tower(result, twin_after(engines, result).weights, rows_of)
 
 
 @pytest.mark.serves(IMAGES)
