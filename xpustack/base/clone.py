@@ -65,13 +65,13 @@ class Clone:
         """The commit as a release, and as a base of the store, without its history."""
         release = self.release(like)
         ref = base_ref(release)
-        if ref not in store.refs():
+        if ref not in store.commits([ref]):
             progress(f"importing {self.ref} of {self.place}")
             with store.writing(progress) as writer:
                 writer.copy_history(self.view, [self.tree])
                 commit = writer.text("commit-tree", self.tree, data=b"")
                 writer.keep(ref, Commit(commit, self.tree))
-        return release, store.refs()[ref]
+        return release, store.commits([ref])[ref]
 
     def since(self, release: Release) -> str | None:
         """Where the history of the commit parted from a release's tag; None if the

@@ -39,6 +39,12 @@ class Store:
             return {}
         return self.git.refs()
 
+    def commits(self, refs: Iterable[str]) -> dict[str, Commit]:
+        """As `refs`, of the given refs alone: its time is theirs, not the store's."""
+        if not self.cache.objects.is_dir():
+            return {}
+        return self.git.commits(refs)
+
     def count_as_used(self, ref: str) -> None:
         """Keep a commit from the next clean-up of the cache."""
         count_as_used(self.cache.objects / ref)
@@ -63,16 +69,16 @@ class Store:
             SourceError: the archive is unavailable or is not the pinned one.
         """
         ref = base_ref(release)
-        commit = self.refs().get(ref)
+        commit = self.commits([ref]).get(ref)
         if commit is not None:
             self.count_as_used(ref)
             return commit
         archive = fetch(release, self.cache, offline=offline, progress=progress)
         with self.writing(progress) as writer:
-            if ref not in self.refs():
+            if ref not in self.commits([ref]):
                 progress(f"importing {release.name}")
                 writer.import_base(release, archive)
-        return self.refs()[ref]
+        return self.commits([ref])[ref]
 
 
 def base_ref(release: Release) -> str:

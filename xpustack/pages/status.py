@@ -90,7 +90,7 @@ def checked_statuses(
         SeriesError: a series cannot be read.
     """
     store = Store(cache)
-    refs = store.refs()
+    refs = store.commits(base_ref(release) for release in releases)
     checks = {
         (release.name, slug): word
         for release in releases

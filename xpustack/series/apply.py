@@ -2,13 +2,14 @@
 """From a release and its series to trees: one deterministic commit per step.
 
 The ref of a step's commit is a hash of everything that goes into it, so looking up a
-series that is already in the store takes one git process. Nothing needs a work tree.
+series that is already in the store takes two git processes, however much else the store
+holds. Nothing needs a work tree.
 """
 
 import contextlib
 import hashlib
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
 from xpustack.base.releases import Release
@@ -28,7 +29,10 @@ from xpustack.series.recorded import read_trees, require_recorded_tree
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.series.worktree import State, fill, replaceable
 
-_FORMAT = b"xpustack tree 1\n"
+Content = tuple[Step, dict[str, NewFile]]
+"""A step, and its new files by path."""
+
+_FORMAT = b"xpustack tree 2\n"
 
 
 def trees(
@@ -87,17 +91,15 @@ def trees_before_failure(
     """
     series: Series | None = None
     try:
-        steps, malformed = _well_formed(project, release.name, upto)
+        contents, malformed = _well_formed(project, release.name, upto)
         ids = read_trees(project, release.name) if recorded else {}
         base = store.base(release, offline=offline, progress=progress)
         series = Series(BaseTree(release, base.id, base.tree))
-        commits = store.refs()
-        new_files = NewFiles(project)
+        refs = list(_refs(series.base.commit, contents))
+        commits = store.commits(refs)
         with contextlib.ExitStack() as stack:
             writer: Writer | None = None
-            for step in steps:
-                files = new_files.of(step)
-                ref = _ref(series.tip.commit, step, files)
+            for (step, files), ref in zip(contents, refs, strict=True):
                 commit = commits.get(ref)
                 if commit is None:
                     progress(f"applying {release.name} {step.slug}")
@@ -126,19 +128,21 @@ def trees_before_failure(
 
 def _well_formed(
     project: Project, release: str, upto: str | None
-) -> tuple[list[Step], StackError | None]:
+) -> tuple[list[Content], StackError | None]:
     """The steps of a series before the first malformed one, and its error."""
     patches = read_patches(project, release)
     slugs = list(patches)
     if upto is not None:
         slugs = slugs[: position(slugs, upto, release)]
-    steps: list[Step] = []
+    new_files = NewFiles(project)
+    contents: list[Content] = []
     for slug in slugs:
         try:
-            steps.append(load_step(release, patches[slug]))
+            step = load_step(release, patches[slug])
+            contents.append((step, new_files.of(step)))
         except SeriesError as error:
-            return steps, error
-    return steps, None
+            return contents, error
+    return contents, None
 
 
 def apply_to(
@@ -181,15 +185,18 @@ def apply_to(
     return series
 
 
-def _ref(parent: str, step: Step, files: dict[str, NewFile]) -> str:
-    """The ref of a step's commit: a hash of everything that goes into it."""
-    digest = hashlib.sha256(_FORMAT)
-    parts = [parent.encode(), step.slug.encode(), format_patch(step)]
-    for path, file in sorted(files.items()):
-        parts += [path.encode(), file.content]
-    for part in parts:
-        digest.update(b"%d\n" % len(part) + part)
-    return f"refs/steps/{digest.hexdigest()}"
+def _refs(base: str, contents: Iterable[Content]) -> Iterator[str]:
+    """The refs of a series' commits, each a hash of everything that goes into one."""
+    before = base
+    for step, files in contents:
+        digest = hashlib.sha256(_FORMAT)
+        parts = [before.encode(), step.slug.encode(), format_patch(step)]
+        for path, file in sorted(files.items()):
+            parts += [path.encode(), file.content]
+        for part in parts:
+            digest.update(b"%d\n" % len(part) + part)
+        before = digest.hexdigest()
+        yield f"refs/steps/{before}"
 
 
 def _apply(

@@ -118,6 +118,10 @@ def test_refs_and_what_no_ref_reaches(places: Places) -> None:
     places.git.set_ref("refs/steps/gone", gone)
     commits = [Commit(commit, places.git.tree_of(commit)) for commit in (gone, kept)]
     assert list(places.git.refs("refs/steps/").values()) == commits
+    asked = ["refs/steps/kept", "refs/steps/absent", "refs/steps/gone"]
+    assert places.git.commits(asked) == dict(
+        zip(asked[::2], commits[::-1], strict=True)
+    )
     places.git.delete_refs(["refs/steps/gone"])
     places.git.prune(packs=True)
     assert places.git.refs() == {"refs/steps/kept": commits[1]}
