@@ -76,16 +76,20 @@ class V41Twin(Reference):
         """Within, the model rounds as vLLM's XPU path does."""
         kinds = roundings.activations, roundings.output_fp8, roundings.index_fp4
         self._goes_on = roundings.index_fp4
-        with self.shaped(Forms.of_xpu(*kinds)):
-            yield
-        self._goes_on = False
+        try:
+            with self.shaped(Forms.of_xpu(*kinds)):
+                yield
+        finally:
+            self._goes_on = False
 
     @contextmanager
     def shaped(self, forms: Forms) -> Iterator[None]:
         """Within, the model rounds as `forms` says."""
         before, self.forms = self.forms, forms
-        yield
-        self.forms = before
+        try:
+            yield
+        finally:
+            self.forms = before
 
     def logits(self, tokens: list[int]) -> torch.Tensor:
         """`[T, vocabulary]` of one prompt."""

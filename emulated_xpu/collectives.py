@@ -27,8 +27,8 @@ SENDS = ("isend", "irecv", "send", "recv")
 
 
 def provide() -> None:
-    """Make torch's own functions look at their tensors first. What goes through a group
-    of the CPU, such as the names of a stage's tensors, passes."""
+    """Make torch's own functions look at their tensors first, whichever group they are
+    called for: a device's would refuse what is refused here."""
     for name in (*MOVES, *REDUCES, *SENDS):
         if found := getattr(torch.distributed, name, None):
             setattr(torch.distributed, name, _checked(name, found))

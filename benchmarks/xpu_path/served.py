@@ -131,6 +131,7 @@ def main() -> None:
         try:
             server.wait(30)
         except subprocess.TimeoutExpired:
+            print("the server did not end within 30 s of SIGTERM, and was killed")
             server.kill()
     Path(sys.argv[2]).write_text(json.dumps(result))
     print({key: result[key] for key in result if key not in ("alone", "rounds")})

@@ -66,7 +66,8 @@ def _find_row(
     for start in range(0, num_keys, SCAN):
         offs = start + scan_offs  # [SCAN]
         rows = tl.load(index_ptrs + offs, mask=offs < num_keys, other=-1)  # [SCAN]
-        found = tl.maximum(found, tl.where(rows < num_rows, rows, -1).to(tl.int32))
+        counts = (rows >= 0) & (rows < num_rows)
+        found = tl.maximum(found, tl.where(counts, rows, -1).to(tl.int32))
     return tl.max(found, 0)
 
 

@@ -207,6 +207,17 @@ def test_rows_of_other_tokens_do_not_matter(heads, tuned_for, device):
     assert torch.equal(interface(**arguments).cpu(), expected)
 
 
+@pytest.mark.parametrize("heads", [6, 64])
+def test_wide_indices_are_not_cut_to_32_bits(heads, tuned_for, device):
+    """-2**40 has a 0 in its lower half, and 2**32 + 1 a 1: neither is a row."""
+    arguments = batch(2, heads, 5, 9, device)
+    arguments["indices"] = arguments["indices"].long()
+    arguments["indices"][0] = torch.tensor([-(2**40), 2**32 + 1, -1, 9, 2**40])
+    arguments["kv"][:2] = float("nan")
+    arguments["indices"][1].remainder_(7).add_(2)
+    check(arguments)
+
+
 def test_rows_beyond_int32_addresses(tuned_for, device):
     rows = 4_194_304 + 9
     kv = sparse_memory(rows * 1024, device).view(torch.bfloat16).view(rows, 1, 512)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The indexer scores as many decode rows at once as its bound of memory holds."""
 
+import weakref
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,12 +19,15 @@ INDEXER = "vllm.model_executor.layers.sparse_attn_indexer"
 
 
 def watched(fp4: bool, found: list[int], patch: pytest.MonkeyPatch) -> None:
-    """Note the bytes of all scores that are made."""
+    """Note the bytes of all scores that are made, one after another."""
+    made: list[weakref.ref[torch.Tensor]] = []
     place: Any = layout.module(INDEXER) if fp4 else torch.ops.vllm
     op = getattr(place, OPS[fp4])
 
     def score(*args: Any) -> torch.Tensor:
+        assert all(earlier() is None for earlier in made), "earlier scores live on"
         logits: torch.Tensor = op(*args)
+        made.append(weakref.ref(logits))
         found.append(logits.nbytes)
         return logits
 

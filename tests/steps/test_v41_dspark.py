@@ -56,13 +56,14 @@ def test_its_layers(tmp_path: Path) -> None:
 def test_keys_are_inserted_without_queries(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    attn = end_of_start(tmp_path).model.layers[0].attn
+    draft = end_of_start(tmp_path).model
+    attn = draft.layers[0].attn
     given: list[Any] = []
     op = "xpu_deepseek_qnorm_rope_kv_insert"
     monkeypatch.setattr(torch.ops.vllm, op, lambda *args: given.append(args))
     kv = torch.zeros(5, attn.head_dim)
     slots, positions = torch.arange(5), torch.arange(5)
-    attn.insert_kv(kv, slots, positions)
+    draft.insert_kv(attn, kv, positions, slots)
     ((queries, *rest),) = given
     assert queries.shape == (5, 0, attn.head_dim)
     assert rest[0] is kv and rest[2] is slots and rest[3] is positions
@@ -86,10 +87,19 @@ def test_what_nobody_ran_is_refused(
 
 @pytest.mark.unchanged
 @pytest.mark.any_platform
-def test_other_platforms_keep_their_draft() -> None:
+def test_other_platforms_keep_their_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     module = layout.module(f"{NVIDIA}.dspark")
     layer = layout.module(f"{NVIDIA}.model").DeepseekV4DecoderLayer
     draft = module.DSparkDeepseekV4Model
     assert getattr(draft, "layer_cls", layer) is layer
+    for own, hook in (
+        ("_insert_context_kv", "insert_kv"),
+        ("mhc_post_tilelang", "mhc_post"),
+    ):
+        given: list[Any] = []
+        monkeypatch.setattr(module, own, lambda *args, to=given: to.append(args))
+        if hasattr(draft, hook):
+            getattr(draft, hook)(None, 1, 2, 3, 4)
+            assert given == [(1, 2, 3, 4)]
     entry = module.DSparkDeepseekV4ForCausalLM
     assert getattr(entry, "model_cls", draft) is draft

@@ -186,16 +186,24 @@ def test_no_window_begins_before_the_gathered_rows(tmp_path: Path) -> None:
 
 @pytest.mark.unchanged
 @pytest.mark.any_platform
-def test_cuda_keeps_its_layers() -> None:
+def test_cuda_keeps_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
     module = layout.module(NVIDIA)
-    layer = module.DeepseekV4DecoderLayer
+    layer, model = module.DeepseekV4DecoderLayer, module.DeepseekV4Model
     hooks = {
-        "mhc_pre": module.mhc_pre_delayed_tilelang,
-        "mhc_post": module.mhc_post_tilelang,
-        "mhc_shifted_post_pre": module.mhc_shifted_post_pre,
         "select_attn_cls": module._select_dsv4_attn_cls,
         "moe_cls": module.DeepseekV4MoE,
     }
     for name, own in hooks.items():
         assert getattr(layer, name, own) is own
-    assert getattr(module.DeepseekV4Model, "layer_cls", layer) is layer
+    assert getattr(model, "layer_cls", layer) is layer
+    for holder, hook, name in (
+        (layer, "mhc_pre", "mhc_pre_delayed_tilelang"),
+        (layer, "mhc_post", "mhc_post_tilelang"),
+        (layer, "mhc_shifted_post_pre", "mhc_shifted_post_pre"),
+        (model, "mhc_post", "mhc_post_tilelang"),
+    ):
+        given: list[Any] = []
+        monkeypatch.setattr(module, name, lambda *args, to=given: to.append(args))
+        if hasattr(holder, hook):
+            getattr(holder, hook)(None, 1, 2)
+            assert given == [(1, 2)]

@@ -104,7 +104,7 @@ def test_scores_of_decode(requests: int, layers: Any, hold: Hold) -> None:
     )
 
 
-@pytest.mark.parametrize("width", [16, 100, 128, 250, 1024, LENGTH])
+@pytest.mark.parametrize("width", [1, 7, 8, 16, 100, 128, 250, 1024, LENGTH])
 def test_candidates(width: int, layers: Any, hold: Hold) -> None:
     """Of gathered keys, and of decode over the longest context."""
     module = layout.module(CANDIDATES)

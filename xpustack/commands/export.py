@@ -72,12 +72,18 @@ def export(
 
     Each branch holds the commits that its step needs, and no others; the step's test is
     run there, before and after. Refused (exit code 1) unless every step's checks are
-    green as it is now."""
+    green as it is now; with --rows nothing is exported, and the tests on the branches
+    alone decide."""
     with answering("export", as_json) as answer:
         if onto is None and (release is None or bundle):
             raise UsageError(
                 "name the release to export, or --onto a clone",
                 hint="xpustack export v0.33.0, or --onto CLONE:main --bundle",
+            )
+        if rows is not None and (bundle or to or author or bisect):
+            raise UsageError(
+                "--rows exports nothing: leave out --bundle, --to, --author, --bisect",
+                hint="xpustack export v0.33.0 --rows FILE",
             )
         with (
             showing_progress() as progress,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m xpustack.plan.page DOCUMENT ...`: keep what `plan --json` printed.
+"""`python -m xpustack.pages.plans DOCUMENT ...`: keep what `plan --json` printed.
 
 Writes docs/data/plans.csv, a row for each split, and the table of docs/deploying.md.
 Rows of other machines stay as they are.
@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from xpustack.core.markdown import table, with_section
+from xpustack.core.markdown import table
 from xpustack.core.project import Project
-from xpustack.core.rows import csv_text, read_rows
+from xpustack.core.rows import read_rows
+from xpustack.pages import record
 
 SECTION, PAGE, DATA = "plans", "docs/deploying.md", "docs/data/plans.csv"
 MACHINE = ("release", "model", "device", "count", "context", "concurrency")
@@ -98,13 +99,17 @@ def _cells(row: Row) -> list[str]:
 
 def main() -> None:
     """Write the rows of the documents, and the page's table of all."""
-    root = Project.find().root
-    known = read_rows(root / DATA)
+    project = Project.find()
+    known = read_rows(project.root / DATA)
     for name in sys.argv[1:]:
-        known = merged(known, rows_of(json.loads(Path(name).read_text())["data"]))
-    (root / DATA).write_text(csv_text(known))
-    page = root / PAGE
-    page.write_text(with_section(page, SECTION, shown(known)))
+        try:
+            new = rows_of(json.loads(Path(name).read_text())["data"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise SystemExit(
+                f"{name} is not what `plan --json` printed: {error}"
+            ) from None
+        known = merged(known, new)
+    record.write(project, DATA, known, PAGE, (SECTION, shown(known)))
 
 
 if __name__ == "__main__":

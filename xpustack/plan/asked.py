@@ -24,6 +24,14 @@ ACTIVATIONS = 3 << 30
 Intel GPU."""
 CHUNKS = (8192, 4096, 2048)
 """Tokens of a prompt that a step reads at most: the largest with which all fits."""
+V41_KEYS = (
+    *("compress_ratios", "num_hidden_layers", "hidden_size", "num_attention_heads"),
+    *("o_groups", "q_lora_rank", "o_lora_rank", "moe_intermediate_size"),
+    *("n_routed_experts", "num_experts_per_tok", "vocab_size"),
+    *("kv_source_layer_ids", "index_source_layer_ids"),
+    *("engram_layer_ids", "engram_head_dim", "engram_vocab_size"),
+)
+"""What a plan reads of V4.1's `text_config`."""
 
 
 @dataclass(frozen=True)
@@ -162,6 +170,9 @@ def _reason(error: Exception) -> str:
 
 def _model(name: str, config: dict[str, Any]) -> Model | None:
     if config["model_type"] == "deepseek_v41":
+        text = config["text_config"]
+        for key in V41_KEYS:
+            text[key]
         return None
     if config["model_type"] != "deepseek_v4":
         raise ValueError(f"its model_type is {config['model_type']}")

@@ -16,7 +16,8 @@ from xpustack.core.errors import UsageError
 from xpustack.core.markdown import section
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
-from xpustack.plan import asked, choices, page, trial
+from xpustack.pages import plans
+from xpustack.plan import asked, choices, trial
 
 GIB = 1 << 30
 PROJECT = Project.find(Path(__file__).parent)
@@ -159,6 +160,11 @@ def test_wrong_input_is_one_document():
         ("{", "Expecting"),
         ('{"model_type": "llama"}', "its model_type is llama"),
         ('{"model_type": "deepseek_v4"}', "config.json has no compress_ratios"),
+        ('{"model_type": "deepseek_v41"}', "config.json has no text_config"),
+        (
+            '{"model_type": "deepseek_v41", "text_config": {"compress_ratios": []}}',
+            "config.json has no num_hidden_layers",
+        ),
     ],
 )
 def test_a_folder_that_is_no_checkpoint(config: str, says: str, tmp_path: Path):
@@ -173,7 +179,9 @@ def test_flash_is_that_of_the_arithmetic():
 
 
 def test_a_file_without_tensors_is_no_checkpoint(tmp_path: Path):
-    (tmp_path / "config.json").write_text('{"model_type": "deepseek_v41"}')
+    text = dict.fromkeys(asked.V41_KEYS, 1)
+    config = {"model_type": "deepseek_v41", "text_config": text}
+    (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError) as caught:
         asked.checkpoint(str(tmp_path))
     assert caught.value.detail == ("it has no *.safetensors",)
@@ -222,8 +230,8 @@ def test_v41_says_its_blocks_its_parser_and_no_speed():
 
 
 def test_the_page_shows_the_rows():
-    rows = read_rows(PROJECT.root / page.DATA)
-    assert section(PROJECT.root / page.PAGE, page.SECTION) == page.shown(rows)
+    rows = read_rows(PROJECT.root / plans.DATA)
+    assert section(PROJECT.root / plans.PAGE, plans.SECTION) == plans.shown(rows)
 
 
 def test_a_plan_replaces_the_rows_of_its_machine_and_splits():
@@ -238,17 +246,17 @@ def test_a_plan_replaces_the_rows_of_its_machine_and_splits():
         "tokens_per_second": [100.0, 200.0],
         "limit": "launches",
     }
-    machine = dict.fromkeys(page.MACHINE, "x")
+    machine = dict.fromkeys(plans.MACHINE, "x")
     reasons = {"TP 16": "16 does not divide 8. Use 8."}
-    rows = page.rows_of(machine | {"choices": [choice], "refused": reasons})
-    (starts,) = page.shown(rows).splitlines()[2:]
+    rows = plans.rows_of(machine | {"choices": [choice], "refused": reasons})
+    (starts,) = plans.shown(rows).splitlines()[2:]
     assert "| TP 8 | 19.0 | 20 | 8192 | 8 + 0 | 100 to 200 | launches |" in starts
     short = {"TP 4": "2 GiB short on a device", "TP 16": "16 does not divide 8"}
-    (refused,) = page.shown(
-        page.rows_of(machine | {"choices": [], "refused": short})
+    (refused,) = plans.shown(
+        plans.rows_of(machine | {"choices": [], "refused": short})
     ).splitlines()[2:]
     assert refused.endswith("| 2 GiB short on a device |")
     choice |= {"requests": 30, "tokens_per_second": None}
-    again = page.rows_of(machine | {"choices": [choice], "refused": {}})
-    assert [row.get("requests") for row in page.merged(rows, again)] == ["30", None]
-    assert "| 8 + 0 |  | launches |" in page.shown(again)
+    again = plans.rows_of(machine | {"choices": [choice], "refused": {}})
+    assert [row.get("requests") for row in plans.merged(rows, again)] == ["30", None]
+    assert "| 8 + 0 |  | launches |" in plans.shown(again)

@@ -96,10 +96,10 @@ def gathered_rows(vllm_config: "VllmConfig") -> str | None:
         config.sliding_window + vllm_config.scheduler_config.max_num_batched_tokens
     )
     most = 2**31 // (GATHERED_REQUESTS * config.head_dim) - window_and_chunk
-    if vllm_config.model_config.max_model_len < most:
+    if vllm_config.model_config.max_model_len <= most:
         return None
     return (
-        f"--max-model-len must be less than {most}, the entries of "
+        f"--max-model-len must be at most {most}, the entries of "
         f"{GATHERED_REQUESTS} requests would not fit into one buffer of prefill. Lower "
         "it, or --max-num-batched-tokens."
     )

@@ -129,9 +129,9 @@ class XPUCandidatesKernel(VllmJitKernel[CandidatesKey]):
         if op.candidate_blocks is None:
             return []
         size = op.candidate_block_size
-        # Of gathered keys Triton tells multiples of 16 from other numbers, and of their
-        # blocks as well.
-        gathered = (16 * size, 15 * size + 1, 16, 17)
+        # Of gathered keys Triton tells 1, multiples of 16 and other numbers apart, and
+        # of their blocks as well.
+        gathered = {16 * size, 15 * size + 1, 2 * size, 2 * size + 1, size, size - 1, 1}
         return [
             CandidatesKey(
                 width,
@@ -141,7 +141,7 @@ class XPUCandidatesKernel(VllmJitKernel[CandidatesKey]):
                 op.candidate_write,
             )
             for width, is_gathered in (
-                *((width, True) for width in gathered),
+                *((width, True) for width in sorted(gathered - {0})),
                 (op.max_model_len, False),
             )
         ]

@@ -26,7 +26,7 @@ class DeepseekV41XPUDecoderLayer(model.DeepseekV4DecoderLayer):
         super().__init__(*args, **kwargs)
         self.mhc_pre_delayed = MHCPreDelayedOp()
 
-    def mhc_pre(  # type: ignore[override]
+    def mhc_pre(
         self, residual: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, ...]:
         _, *outputs = self.mhc_pre_delayed(residual, *args, **kwargs)
@@ -70,6 +70,9 @@ class DeepseekV41XPUDecoderLayer(model.DeepseekV4DecoderLayer):
 
 class DeepseekV41XPUModel(model.DeepseekV4Model):
     layer_cls = DeepseekV41XPUDecoderLayer
+
+    def mhc_post(self, *args: torch.Tensor) -> torch.Tensor:
+        return self.layers[self.end_layer - 1].mhc_post(*args)
 
     @staticmethod
     def make_aux_streams() -> None:
