@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.distributed import distributed_c10d
 
 CARRIED = {
     *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
@@ -32,6 +33,9 @@ def provide() -> None:
     for name in (*MOVES, *REDUCES, *SENDS):
         if found := getattr(torch.distributed, name, None):
             setattr(torch.distributed, name, _checked(name, found))
+    # `P2POp` takes these two alone, by their names there.
+    for name in ("isend", "irecv"):
+        setattr(distributed_c10d, name, getattr(torch.distributed, name))
 
 
 def _checked(name: str, found: Callable[..., Any]) -> Callable[..., Any]:
