@@ -21,8 +21,11 @@ FP8 = {
     *(torch.float8_e5m2, torch.float8_e5m2fnuz),
 }
 """Moved as bytes, but not reduced."""
-MOVES = ("all_gather_into_tensor", "all_gather_single", "broadcast")
-REDUCES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
+MOVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast"),
+    *("all_to_all", "all_to_all_single", "gather", "scatter"),
+)
+REDUCES = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 SENDS = ("isend", "irecv", "send", "recv")
 """What stages of a pipeline call by these names of torch."""
 

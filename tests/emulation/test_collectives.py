@@ -88,6 +88,22 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda dist, group: dist.all_reduce(SQUARE.to(torch.float8_e4m3fn)),
         "RuntimeError: XCCL reduces no torch.float8_e4m3fn",
     ),
+    "a sum of FP8 for one rank": (
+        lambda dist, group: dist.reduce(SQUARE.to(torch.float8_e4m3fn), 0),
+        "RuntimeError: XCCL reduces no torch.float8_e4m3fn",
+    ),
+    "columns of all to all": (
+        lambda dist, group: dist.all_to_all_single(SQUARE[:, :2], SQUARE[:, 2:]),
+        "ValueError: XCCL takes contiguous",
+    ),
+    "scales for one rank": (
+        lambda dist, group: dist.gather(
+            SQUARE.to(torch.float8_e8m0fnu),
+            [SQUARE.to(torch.float8_e8m0fnu)],
+            group=group,
+        ),
+        "TypeError: XCCL carries no torch.float8_e8m0fnu",
+    ),
     "scales to the next stage": (
         lambda _, group: torch.distributed.isend(
             SQUARE.to(torch.float8_e8m0fnu), dst=0, group=group
