@@ -116,11 +116,7 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "columns in a batch of sends": (
         lambda _, group: torch.distributed.batch_isend_irecv(
-            [
-                torch.distributed.P2POp(
-                    torch.distributed.isend, SQUARE[:, :2], 0, group
-                )
-            ]
+            [torch.distributed.P2POp(torch.distributed.isend, SQUARE[:, :2], 0, group)]
         ),
         "ValueError: XCCL takes contiguous",
     ),

@@ -42,10 +42,11 @@ def complete(server: Server, **given: Any) -> str:
 
 def blames_itself(site: Path) -> bool:
     """Whether the engine passes on errors of a type that no grammar raises yet."""
-    passes, raises = "v1/engine/async_llm.py", "v1/structured_output/backend_xgrammar.py"
+    engine = site / "vllm/v1/engine/async_llm.py"
+    grammars = site / "vllm/v1/structured_output/backend_xgrammar.py"
     return (
-        "except VLLMClientError" in (site / "vllm" / passes).read_text()
-        and "VLLMValidationError" not in (site / "vllm" / raises).read_text()
+        "except VLLMClientError" in engine.read_text()
+        and "VLLMValidationError" not in grammars.read_text()
     )
 
 

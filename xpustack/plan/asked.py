@@ -11,7 +11,6 @@ from benchmarks.memory import DEVICES, FLASH, PRO, Device, Model
 from xpustack.core.errors import UsageError
 
 
-
 @dataclass(frozen=True)
 class Architecture:
     """What a server of it is told.
@@ -151,8 +150,9 @@ def checkpoint(name: str) -> Checkpoint:
         UsageError: it is neither.
     """
     if name in NAMED:
-        label, *known = NAMED[name]
-        return Checkpoint(name, label, Path(f"/path/to/DeepSeek-{label}"), *known)
+        label, architecture, model = NAMED[name]
+        folder = Path(f"/path/to/DeepSeek-{label}")
+        return Checkpoint(name, label, folder, architecture, model)
     folder = Path(name).absolute()
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
