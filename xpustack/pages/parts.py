@@ -68,6 +68,7 @@ PARTS = (
         "attention-decode-cleanup",
         "attention-prefill",
         "prefill-chunks",
+        "shared-attention",
     ),
     (
         "Output projection",
