@@ -68,6 +68,15 @@ def test_wo_a_is_unpacked_exactly(tmp_path: Path) -> None:
     assert torch.equal(wo_a.weight.cpu().float(), codes.float() * whole)
 
 
+def test_prefill_compiles_its_indices_in_the_warm_up(tmp_path: Path) -> None:
+    registry = layout.module("vllm.model_executor.warmup.jit_warmup").JitWarmupRegistry
+    found = registry(None)
+    with found.activate():
+        end_of_start(tmp_path)
+    ops = layout.module("vllm.models.deepseek_v41.common.ops.cache_utils")
+    assert ops._COMBINE_TOPK_SWA_INDICES_KERNEL in found._registrations
+
+
 def test_the_query_has_no_norm_of_its_heads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
