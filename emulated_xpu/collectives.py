@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.distributed
+from torch.distributed import distributed_c10d
 
 CARRIED = {
     *(torch.uint8, torch.int8, torch.int32, torch.int64, torch.bool),
@@ -20,8 +21,11 @@ FP8 = {
     *(torch.float8_e5m2, torch.float8_e5m2fnuz),
 }
 """Moved as bytes, but not reduced."""
-MOVES = ("all_gather_into_tensor", "all_gather_single", "broadcast")
-REDUCES = ("all_reduce", "reduce_scatter", "reduce_scatter_tensor")
+MOVES = (
+    *("all_gather", "all_gather_into_tensor", "all_gather_single", "broadcast"),
+    *("all_to_all", "all_to_all_single", "gather", "scatter"),
+)
+REDUCES = ("all_reduce", "reduce", "reduce_scatter", "reduce_scatter_tensor")
 SENDS = ("isend", "irecv", "send", "recv")
 """What stages of a pipeline call by these names of torch."""
 
@@ -32,6 +36,9 @@ def provide() -> None:
     for name in (*MOVES, *REDUCES, *SENDS):
         if found := getattr(torch.distributed, name, None):
             setattr(torch.distributed, name, _checked(name, found))
+    # `P2POp` takes these two alone, by their names there.
+    for name in ("isend", "irecv"):
+        setattr(distributed_c10d, name, getattr(torch.distributed, name))
 
 
 def _checked(name: str, found: Callable[..., Any]) -> Callable[..., Any]:

@@ -277,7 +277,8 @@ PINNED_MEMORY = (
         Grant(
             f"torch.{name}",
             "a tensor in pinned memory of the host, if the caller asks",
-            "the second model runner's buffers; without an accelerator it raises",
+            "the second model runner's buffers, and a budget of thinking up to v0.23.0;"
+            " without an accelerator it raises",
             _unpinned(getattr(torch, name)),
         )
         for name in (
@@ -297,8 +298,8 @@ PINNED_MEMORY = (
         always_pinned,
     ),
 )
-"""Pinned memory: the emulated device reads the host's. Not for tests of kernels, where
-torch.compile would trace the factories."""
+"""Pinned memory: the emulated device reads the host's. For workers, not for tests of
+kernels, where torch.compile would trace the factories."""
 
 
 _device_memory: dict[int, torch.UntypedStorage] = {}

@@ -40,6 +40,8 @@ class EmulatedXpuWorker(Worker):
         )
         set_random_seed(self.model_config.seed)
         device_api.provide_caches()
+        # Up to v0.23.0 a budget of thinking pins whatever the platform says.
+        device_api.provide_pinned_memory()
         self.init_snapshot = _NothingInUse()
         init_workspace_manager(self.device, 1, *self._workspace_lanes())
         if self.use_v2_model_runner:

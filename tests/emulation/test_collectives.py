@@ -40,9 +40,23 @@ def gather(rank: int, folder: Path) -> None:
     assert even.eq(1).all()
     (torch.distributed.send if rank else torch.distributed.recv)(own[:1], 1 - rank)
     assert own[0].eq(1).all()
+    swap(rank)
     # A rank that ends while the other still answers it aborts.
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def swap(rank: int) -> None:
+    """Several sends as one, as experts move to another rank."""
+    dist, other = torch.distributed, 1 - rank
+    mine, theirs = torch.full((2, 2), float(rank)), torch.empty(2, 2)
+    both = [
+        dist.P2POp(dist.isend, mine, other),
+        dist.P2POp(dist.irecv, theirs, other),
+    ]
+    for work in dist.batch_isend_irecv(both):
+        work.wait()
+    assert theirs.eq(other).all()
 
 
 def test_different_lengths_and_one_tensor_for_all(tmp_path: Path) -> None:
@@ -74,6 +88,22 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         lambda dist, group: dist.all_reduce(SQUARE.to(torch.float8_e4m3fn)),
         "RuntimeError: XCCL reduces no torch.float8_e4m3fn",
     ),
+    "a sum of FP8 for one rank": (
+        lambda dist, group: dist.reduce(SQUARE.to(torch.float8_e4m3fn), 0),
+        "RuntimeError: XCCL reduces no torch.float8_e4m3fn",
+    ),
+    "columns of all to all": (
+        lambda dist, group: dist.all_to_all_single(SQUARE[:, :2], SQUARE[:, 2:]),
+        "ValueError: XCCL takes contiguous",
+    ),
+    "scales for one rank": (
+        lambda dist, group: dist.gather(
+            SQUARE.to(torch.float8_e8m0fnu),
+            [SQUARE.to(torch.float8_e8m0fnu)],
+            group=group,
+        ),
+        "TypeError: XCCL carries no torch.float8_e8m0fnu",
+    ),
     "scales to the next stage": (
         lambda _, group: torch.distributed.isend(
             SQUARE.to(torch.float8_e8m0fnu), dst=0, group=group
@@ -82,6 +112,12 @@ REFUSED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "columns to the next stage": (
         lambda _, group: torch.distributed.isend(SQUARE[:, :2], dst=0, group=group),
+        "ValueError: XCCL takes contiguous",
+    ),
+    "columns in a batch of sends": (
+        lambda _, group: torch.distributed.batch_isend_irecv(
+            [torch.distributed.P2POp(torch.distributed.isend, SQUARE[:, :2], 0, group)]
+        ),
         "ValueError: XCCL takes contiguous",
     ),
     "a tensor of another length": (

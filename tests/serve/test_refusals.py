@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server refuses, by which status, and that it goes on to answer."""
 
+from pathlib import Path
 from typing import Any
 
 import openai
@@ -8,9 +9,12 @@ import pytest
 
 from e2e.chat import MAX_LENGTH
 from e2e.server import MODEL, Server
+from e2e.serving import Engines
+from xpustack.base.releases import load
 
 pytestmark = pytest.mark.newest
 
+GRAMMAR = "a grammar that is none"
 REFUSED: dict[str, tuple[int, str, dict[str, Any]]] = {
     "a prompt that is too long": (
         400,
@@ -22,7 +26,7 @@ REFUSED: dict[str, tuple[int, str, dict[str, Any]]] = {
     "no new token": (400, "max_tokens", {"max_tokens": -1}),
     "a token that the model lacks": (400, "vocabulary", {"prompt": [5, 1024]}),
     "several greedy answers": (400, "n must be 1", {"n": 2}),
-    "a grammar that is none": (
+    GRAMMAR: (
         400,
         "",
         {"extra_body": {"structured_outputs": {"regex": "(("}}},
@@ -36,9 +40,30 @@ def complete(server: Server, **given: Any) -> str:
     return server.client.completions.create(**body | given).choices[0].text
 
 
+def blames_itself(site: Path) -> bool:
+    """Whether the engine passes on errors of a type that no grammar raises yet."""
+    engine = site / "vllm/v1/engine/async_llm.py"
+    grammars = site / "vllm/v1/structured_output/backend_xgrammar.py"
+    return (
+        "except VLLMClientError" in engine.read_text()
+        and "VLLMValidationError" not in grammars.read_text()
+    )
+
+
 @pytest.mark.shows("what must be refused, eight cases", "refused")
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_refusal_says_why(server: Server, name: str) -> None:
+def test_a_refusal_says_why(
+    engines: Engines,
+    server: Server,
+    release: str,
+    name: str,
+    request: pytest.FixtureRequest,
+) -> None:
+    site = engines.installed(load(engines.project)[release], patched=True)
+    if name == GRAMMAR and blames_itself(site):
+        reason = "a wrong grammar is answered with 500"
+        mark = pytest.mark.xfail(reason=reason, raises=AssertionError, strict=True)
+        request.applymarker(mark)
     status, word, given = REFUSED[name]
     with pytest.raises(openai.APIStatusError) as refusal:
         complete(server, **given)

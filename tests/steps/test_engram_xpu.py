@@ -252,26 +252,33 @@ def test_tables_that_do_not_fit(
 
 
 @pytest.mark.parametrize(
-    ("stage", "offload", "needed"),
-    [(0, True, "66.00"), (1, False, "12.38")],
-    ids=["host", "device"],
+    ("hosts", "stage", "offload", "needed"),
+    [
+        ("aaaa", 0, True, "66.00"),
+        ("abab", 0, True, "33.00"),
+        ("aabb", 0, True, "33.00"),
+        ("aaab", 0, True, "49.50"),
+        ("aabb", 1, False, "12.38"),
+    ],
+    ids=["one", "a rank of each stage", "a stage", "three and one", "device"],
 )
-def test_stages_count_the_memory_of_their_host(
+def test_ranks_count_the_memory_of_their_host(
+    hosts: str,
     stage: int,
     offload: bool,
     needed: str,
     config: Any,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Two stages of two ranks on one host: one table each, of which a rank has half
-    the heads: 12 and 0.375 GiB, for which 16 and 0.5 GiB are pinned. A rank counts its
-    own device's alone."""
+    """Two stages of two ranks: one table each, of which a rank has half the heads: 12
+    and 0.375 GiB, for which 16 and 0.5 GiB are pinned. Whoever starts the ranks decides
+    on which host each runs. A rank counts its own device's alone."""
     config.engram_config.cpu_offload = offload
     parallel = config.parallel_config
     parallel.pipeline_parallel_size, parallel.tensor_parallel_size = 2, 2
     monkeypatch.setenv("VLLM_PP_LAYER_PARTITION", "2,1")
-    monkeypatch.setattr(type(parallel), "local_world_size", 4)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda *_: 4)
+    all_are_there(hosts, monkeypatch)
     monkeypatch.setattr("psutil.virtual_memory", Full)
     monkeypatch.setattr(torch.accelerator, "get_memory_info", lambda: (2000, 4000))
     big = small_config()
@@ -283,6 +290,21 @@ def test_stages_count_the_memory_of_their_host(
     with pytest.raises(ValueError) as error:
         made._create_embedding(layout.module(ENGRAM).EngramLayout(big), stage)
     assert f"need {needed} GiB" in str(error.value), "not refused in GiB"
+
+
+def all_are_there(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other ranks on these hosts answer at once, the first of which is ours."""
+
+    def gather(answers: list[str], own: str, group: Any) -> None:
+        assert group == tuple(range(len(hosts)))
+        answers[:] = [own if host == hosts[0] else host for host in hosts]
+
+    def group(ranks: list[int], **_: Any) -> tuple[int, ...]:
+        return tuple(ranks)
+
+    monkeypatch.setattr(torch.distributed, "new_group", group)
+    monkeypatch.setattr(torch.distributed, "all_gather_object", gather)
+    monkeypatch.setattr(torch.distributed, "destroy_process_group", lambda _: None)
 
 
 @pytest.mark.parametrize("setting", ["dp_shared_memory", "use_thp"])

@@ -23,6 +23,8 @@ HEADS = (
     *("release", "devices", "split", "weights, GiB", "requests", "chunk"),
     *("host + pinned, GiB", "tokens/s, modelled", "limit, or why it does not start"),
 )
+SHOWN = 2
+"""Splits of a machine that the page has."""
 GIB = 1 << 30
 Row = dict[str, str]
 
@@ -52,30 +54,37 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
 
 
 def merged(known: Iterable[Row], new: Iterable[Row]) -> list[Row]:
-    """`known` rows with the `new` ones in the place of those of the same machine and
-    split."""
-    found = {_key(row): row for row in known}
-    return list((found | {_key(row): row for row in new}).values())
-
-
-def _key(row: Row) -> tuple[str, ...]:
-    return (*_machine(row), row["split"])
+    """`known` rows with the `new` ones in the place of those of the same machine."""
+    found = _by_machine(known) | _by_machine(new)
+    return [row for rows in found.values() for row in rows]
 
 
 def shown(rows: Iterable[Row]) -> str:
-    """The page's table: the splits that start, and of machines without one those that
-    lack memory."""
-    rows = list(rows)
-    starts = {_machine(row) for row in rows if not row.get("refused")}
+    """The page's table: of each machine the first splits that start, or those that lack
+    memory if none starts."""
     return table(
         HEADS,
         (
             _cells(row)
-            for row in rows
-            if not (reason := row.get("refused"))
-            or (_machine(row) not in starts and " short on a device" in reason)
+            for found in _by_machine(rows).values()
+            for row in (_starting(found) or _lacking(found))[:SHOWN]
         ),
     )
+
+
+def _by_machine(rows: Iterable[Row]) -> dict[tuple[str, ...], list[Row]]:
+    found: dict[tuple[str, ...], list[Row]] = {}
+    for row in rows:
+        found.setdefault(_machine(row), []).append(row)
+    return found
+
+
+def _starting(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if not row.get("refused")]
+
+
+def _lacking(rows: Iterable[Row]) -> list[Row]:
+    return [row for row in rows if " short on a device" in row["refused"]]
 
 
 def _machine(row: Row) -> tuple[str, ...]:

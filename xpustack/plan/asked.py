@@ -10,13 +10,33 @@ from typing import Any
 from benchmarks.memory import DEVICES, FLASH, PRO, Device, Model
 from xpustack.core.errors import UsageError
 
-NAMED: dict[str, tuple[str, Model | None]] = {
-    "flash": ("V4-Flash", FLASH),
-    "pro": ("V4-Pro", PRO),
-    "v4.1": ("V4.1-Flash", None),
+
+@dataclass(frozen=True)
+class Architecture:
+    """What a server of it is told.
+
+    Attributes:
+        block_size: tokens of a block of the cache.
+        parser: of thoughts and tool calls.
+        images: whether it takes any, which a plan leaves out.
+        needs_tokenizer: to build the model; V4.1's tables of n-grams depend on it.
+    """
+
+    block_size: int
+    parser: str
+    images: bool = False
+    needs_tokenizer: bool = False
+
+
+V4 = Architecture(256, "deepseek_v4")
+V41 = Architecture(128, "deepseek_v41", images=True, needs_tokenizer=True)
+NAMED: dict[str, tuple[str, Architecture, Model | None]] = {
+    "flash": ("V4-Flash", V4, FLASH),
+    "pro": ("V4-Pro", V4, PRO),
+    "v4.1": ("V4.1-Flash", V41, None),
 }
-"""What a published model is called after "DeepSeek-", and its figures where there are
-some; nobody models the speed of V4.1."""
+"""What a published model is called after "DeepSeek-", and its shapes where the model of
+speed knows them."""
 SHARE = 0.9
 """Of a device's memory, what vLLM may use."""
 ACTIVATIONS = 3 << 30
@@ -42,20 +62,16 @@ class Checkpoint:
         name: of `NAMED`; empty for a folder.
         label: what people call it.
         folder: where it lies; for a published one, where it could.
-        model: its figures; None for V4.1.
+        model: its shapes; None where nobody models its speed.
         tensors: name, type and shape of each tensor of a folder.
     """
 
     name: str
     label: str
     folder: Path
+    architecture: Architecture
     model: Model | None
     tensors: tuple[tuple[str, str, list[int]], ...] = ()
-
-    @property
-    def block_size(self) -> int:
-        """Tokens of a block of the cache: 256 of V4, 128 of V4.1."""
-        return 256 if self.model else 128
 
 
 @dataclass(frozen=True)
@@ -134,12 +150,13 @@ def checkpoint(name: str) -> Checkpoint:
         UsageError: it is neither.
     """
     if name in NAMED:
-        label, model = NAMED[name]
-        return Checkpoint(name, label, Path(f"/path/to/DeepSeek-{label}"), model)
+        label, architecture, model = NAMED[name]
+        folder = Path(f"/path/to/DeepSeek-{label}")
+        return Checkpoint(name, label, folder, architecture, model)
     folder = Path(name).absolute()
     try:
         config = json.loads((folder / "config.json").read_text("utf-8"))
-        model = _model(folder.name, config)
+        known = _known(folder.name, config)
         tensors = tuple(
             row
             for file in sorted(folder.glob("*.safetensors"))
@@ -149,7 +166,7 @@ def checkpoint(name: str) -> Checkpoint:
         raise _no_checkpoint(folder, _reason(error)) from None
     if not tensors:
         raise _no_checkpoint(folder, "it has no *.safetensors")
-    return Checkpoint("", folder.name, folder, model, tensors)
+    return Checkpoint("", folder.name, folder, *known, tensors)
 
 
 def _no_checkpoint(folder: Path, reason: str) -> UsageError:
@@ -168,16 +185,16 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _model(name: str, config: dict[str, Any]) -> Model | None:
+def _known(name: str, config: dict[str, Any]) -> tuple[Architecture, Model | None]:
     if config["model_type"] == "deepseek_v41":
         text = config["text_config"]
         for key in V41_KEYS:
             text[key]
-        return None
+        return V41, None
     if config["model_type"] != "deepseek_v4":
         raise ValueError(f"its model_type is {config['model_type']}")
     ratios = config["compress_ratios"][: config["num_hidden_layers"]]
-    return Model(
+    return V4, Model(
         name=name,
         hidden=config["hidden_size"],
         heads=config["num_attention_heads"],

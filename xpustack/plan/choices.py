@@ -154,6 +154,7 @@ def _enough(asked: Asked) -> int:
 
 def arguments(asked: Asked, attempt: Attempt) -> list[str]:
     """What follows `vllm serve MODEL`."""
+    architecture = asked.checkpoint.architecture
     found = [f"--tensor-parallel-size {attempt.tensor_parallel_size}"]
     if attempt.pipeline_parallel_size > 1:
         found.append(f"--pipeline-parallel-size {attempt.pipeline_parallel_size}")
@@ -163,21 +164,19 @@ def arguments(asked: Asked, attempt: Attempt) -> list[str]:
         found.append("--enable-expert-parallel")
     found += [
         "--kv-cache-dtype fp8",
-        f"--block-size {asked.checkpoint.block_size}",
+        f"--block-size {architecture.block_size}",
         f"--max-model-len {asked.context}",
         f"--max-num-batched-tokens {attempt.max_num_batched_tokens}",
         "--gpu-memory-utilization 0.9",
     ]
     if asked.of_a_replica > MANY_REQUESTS:
         found.append(f"--max-num-seqs {asked.of_a_replica}")
-    parser = "deepseek_v4"
-    if asked.checkpoint.model is None:
-        parser = "deepseek_v41"
+    if architecture.images:
         found.append("""--limit-mm-per-prompt '{"image": 0}'""")
     return [
         *found,
-        f"--reasoning-parser {parser}",
-        f"--tool-call-parser {parser}",
+        f"--reasoning-parser {architecture.parser}",
+        f"--tool-call-parser {architecture.parser}",
         "--enable-auto-tool-choice",
     ]
 

@@ -105,15 +105,17 @@ class Trial(msgspec.Struct, frozen=True):
 
 def engine(asked: Asked) -> dict[str, object]:
     """Arguments of vLLM's engine that every split has."""
+    architecture = asked.checkpoint.architecture
     given: dict[str, object] = {
         "kv_cache_dtype": "fp8",
-        "block_size": asked.checkpoint.block_size,
+        "block_size": architecture.block_size,
         "max_model_len": asked.context,
         "gpu_memory_utilization": SHARE,
     }
-    if asked.checkpoint.model is None:
-        # V4.1 is served as text alone; its tables of n-grams depend on the tokenizer.
-        given |= {"limit_mm_per_prompt": {"image": 0}, "skip_tokenizer_init": False}
+    if architecture.images:
+        given["limit_mm_per_prompt"] = {"image": 0}
+    if architecture.needs_tokenizer:
+        given["skip_tokenizer_init"] = False
     if asked.of_a_replica > MANY_REQUESTS:
         given["max_num_seqs"] = asked.of_a_replica
     return given

@@ -234,7 +234,7 @@ def test_the_page_shows_the_rows():
     assert section(PROJECT.root / plans.PAGE, plans.SECTION) == plans.shown(rows)
 
 
-def test_a_plan_replaces_the_rows_of_its_machine_and_splits():
+def test_a_plan_replaces_the_rows_of_its_machine():
     choice = {
         "split": "TP 8",
         "weights_bytes": 19 * GIB,
@@ -258,5 +258,6 @@ def test_a_plan_replaces_the_rows_of_its_machine_and_splits():
     assert refused.endswith("| 2 GiB short on a device |")
     choice |= {"requests": 30, "tokens_per_second": None}
     again = plans.rows_of(machine | {"choices": [choice], "refused": {}})
-    assert [row.get("requests") for row in plans.merged(rows, again)] == ["30", None]
+    other = [row | {"count": "16"} for row in rows]
+    assert plans.merged([*rows, *other], again) == [*again, *other]
     assert "| 8 + 0 |  | launches |" in plans.shown(again)

@@ -2,6 +2,7 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """Engram on XPU: what is refused, whether the tables fit, and a gather by the CPU."""
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 logger = init_logger(__name__)
 
 QUANT_BLOCK = 32
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Names the host: containers of one share its memory, whatever they are called."""
 
 
 def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) -> None:
@@ -79,8 +82,10 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
     }
     host_free = psutil.virtual_memory().available
     device_free = torch.accelerator.get_memory_info()[0]
+    hosts = _hosts_of(list(ranks))
     if engram.cpu_offload:
-        local = _on_this_host(list(ranks), parallel)
+        host = hosts[torch.distributed.get_rank()]
+        local = [rank for rank in ranks if hosts[rank] == host]
         place = f"host memory for {len(local)} ranks"
         needed, free = sum(each[ranks[rank]] for rank in local), host_free
         instead = "add memory, or spread the ranks over more hosts"
@@ -102,7 +107,6 @@ def check_engram(vllm_config: VllmConfig, layout: "EngramLayout", layer: int) ->
             f"{free / GiB_bytes:.2f} GiB are free: {(needed - free) / GiB_bytes:.2f} "
             f"GiB are missing; {instead}"
         )
-    _wait_for(list(ranks))
 
 
 def _tables_of_stages(
@@ -124,21 +128,19 @@ def _stage_of(rank: int, parallel: ParallelConfig) -> int:
     return rank // each % parallel.pipeline_parallel_size
 
 
-def _on_this_host(ranks: list[int], parallel: ParallelConfig) -> list[int]:
-    """Those of `ranks` that share this host's memory; hosts have consecutive ones."""
-    count = parallel.local_world_size * parallel.data_parallel_size_local
-    host = torch.distributed.get_rank() // count
-    return [rank for rank in ranks if rank // count == host]
+def _hosts_of(ranks: list[int]) -> dict[int, str]:
+    """The host of each of `ranks`; the executor alone decides where they run.
 
-
-def _wait_for(ranks: list[int]) -> None:
-    """Wait until all of `ranks` have seen how much is free: what others allocate must
-    not count as memory that is missing. Stages without tables do not come here."""
+    Returns when all of them have seen how much is free: what others allocate must not
+    count as memory that is missing. Stages without tables do not come here.
+    """
     group = torch.distributed.new_group(
         ranks, backend="gloo", use_local_synchronization=True
     )
-    torch.distributed.barrier(group)
+    hosts = [""] * len(ranks)
+    torch.distributed.all_gather_object(hosts, BOOT_ID.read_text(), group=group)
     torch.distributed.destroy_process_group(group)
+    return dict(zip(ranks, hosts))
 
 
 def gather_rows(
