@@ -11,8 +11,8 @@ import pytest
 from e2e.serving import Engines
 from xpustack.base.releases import load
 from xpustack.core.process import Runner
-from xpustack.device import serve as stage
-from xpustack.device.setup import Setup
+from on_device.stages import serve as stage
+from on_device.stages.setup import Setup
 
 pytestmark = [pytest.mark.full, pytest.mark.newest]
 PYTHON = """\

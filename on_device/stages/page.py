@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from xpustack.core.markdown import table
-from xpustack.device.records import Report, StageResult
+from on_device.stages.records import Report, StageResult
 
 
 def text(report: Report) -> str:
