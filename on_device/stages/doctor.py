@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
-from xpustack.core.project import Project
 from on_device.stages.records import Fact, Finding, Kind
 from on_device.stages.setup import Outcome, Setup
+from xpustack.core.project import Project
 
 PROBE_SECONDS = 300.0
 GIB = 1 << 30

@@ -4,8 +4,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from xpustack.core.markdown import table
 from on_device.stages.records import Report, StageResult
+from xpustack.core.markdown import table
 
 
 def text(report: Report) -> str:

@@ -5,10 +5,6 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from xpustack.core.cache import atomic_file
-from xpustack.core.errors import EnvironmentProblem, command
-from xpustack.core.fingerprint import digest, files_digest, folder_files
-from xpustack.core.history import version
 from on_device.stages import archive, doctor, measure, page, prove, serve
 from on_device.stages.records import (
     SCHEMA,
@@ -19,6 +15,10 @@ from on_device.stages.records import (
     write,
 )
 from on_device.stages.setup import Outcome, Setup, Stage
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import EnvironmentProblem, command
+from xpustack.core.fingerprint import digest, files_digest, folder_files
+from xpustack.core.history import version
 
 _CODE = ("kernels", "benchmarks", "tests/kernels", "e2e", "on_device")
 """Folders that decide what a stage gives."""

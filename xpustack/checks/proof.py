@@ -11,8 +11,7 @@ from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.lint.linter import lint_key, steps_are_typed
-from xpustack.series.patch import Step
-from xpustack.series.tree import Series
+from xpustack.series.tree import Series, Step
 from xpustack.steptest.material import Support
 from xpustack.steptest.step_test import StepTest
 

@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from xpustack.base import releases
 from xpustack.base.clone import Clone
+from xpustack.base.download import base_of
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
@@ -84,7 +85,7 @@ def source_of_clone(
     *_, before, newest = (None, *releases.load(project))
     assert newest is not None, "a file of pins has one"
     bases = [
-        store.base(release, offline=offline, progress=progress)
+        base_of(store, release, offline=offline, progress=progress)
         for release in (before, newest)
         if release is not None
     ]

@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from xpustack.cli import app
 from on_device.stages.prove import AHEAD_OF_TIME
+from xpustack.__main__ import app
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]

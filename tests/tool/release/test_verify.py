@@ -12,8 +12,8 @@ import pytest
 from shipped_stack import ShippedStack
 from typer.testing import CliRunner
 
+from xpustack.__main__ import app
 from xpustack.builds import wheel
-from xpustack.cli import app
 from xpustack.core.errors import UsageError
 from xpustack.release import verify as judge
 from xpustack.release.ship import (
