@@ -10,7 +10,7 @@ from packaging.version import Version
 from xpustack.base import releases
 from xpustack.base.clone import Clone
 from xpustack.base.download import base_of
-from xpustack.base.index import PipConfiguration
+from xpustack.base.index import PROJECT, PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError, command
@@ -141,12 +141,7 @@ def final_releases(progress: Progress = silent) -> list[Version]:
         EnvironmentProblem: the index cannot be reached.
     """
     progress("asking the index")
-    offered = {
-        Version(package.version or "0")
-        for package in PipConfiguration.of_this_machine().index().archives()
-        if not package.link.is_yanked
-    }
-    return sorted(version for version in offered if not version.is_prerelease)
+    return PipConfiguration.of_this_machine().index().final_versions(PROJECT)
 
 
 def _of(pinned: Iterable[Version], minor: tuple[int, ...]) -> list[Version]:
