@@ -103,22 +103,15 @@ def source_of_clone(
     return Source(newest.name, "the newest pin")
 
 
-def missing_releases(
-    project: Project, *, progress: Progress = silent
-) -> list[MissingRelease]:
-    """The newest patch release of every minor on the index that is not pinned, from the
-    oldest pinned minor on, oldest first.
-
-    Raises:
-        EnvironmentProblem: the index cannot be reached.
-    """
-    return missing_among(releases.load(project), final_releases(progress))
-
-
 def missing_among(
     pins: Iterable[Release], offered: Iterable[Version]
 ) -> list[MissingRelease]:
-    """As `missing_releases`, for the versions that an index offers, oldest first."""
+    """The newest patch release of every minor on an index that is not pinned, from the
+    oldest pinned minor on, oldest first.
+
+    Args:
+        offered: the versions that the index has, oldest first.
+    """
     pinned = {Version(release.version): release.name for release in pins}
     if not pinned:
         return []
