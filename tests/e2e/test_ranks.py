@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from e2e.ranks import FEATURES, SPLITS, Case
+from e2e.records import ranks
 from e2e.serving import Engines
 from xpustack.core.project import Project
-from xpustack.pages import ranks
 
 SHORT = {("TP 2 x PP 2", "MTP 1"), ("DP 2, EP", "MTP 1")}
 """What runs without --full."""

@@ -34,6 +34,7 @@ from xpustack.series.overlay import overlay_files
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import BaseTree, Series
+from xpustack.steptest.material import Support
 from xpustack.steptest.server import warm_server
 
 ASSISTANT = "an AI coding agent"
@@ -90,7 +91,11 @@ def export(
     require_recorded(project, release, [tree.step for tree in series.steps])
     require_checked(
         release,
-        [proof for proof in proofs(project, cache, series) if proof.step.slug in notes],
+        [
+            proof
+            for proof in proofs(Support.of(project), cache, series)
+            if proof.step.slug in notes
+        ],
     )
     requests = _requests(project, cache, series, base, wanted, notes, progress)
     for request in requests:

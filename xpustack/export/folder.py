@@ -32,8 +32,7 @@ from xpustack.export.pull_request import (
     requests_rows,
 )
 from xpustack.export.upstream_trees import Person
-from xpustack.series.patch import Step
-from xpustack.series.tree import BaseTree
+from xpustack.series.tree import BaseTree, Step
 from xpustack.series.worktree import BASE
 
 REPOSITORY = "repository"

@@ -11,9 +11,9 @@ from clones import TABLE, ClonedStack
 from fake_stack import git
 from typer.testing import CliRunner
 
+from xpustack.__main__ import app
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
-from xpustack.cli import app
 from xpustack.core.errors import StackError, UsageError
 from xpustack.core.git import GitFailed
 from xpustack.refresh import report as refresh_report
