@@ -2,7 +2,7 @@
 """`python -m aot.step_page`: model the speed of DeepSeek-V4 on the splits people buy.
 
 Prints tokens per second and writes, with `--docs PAGE`, that page's generated section
-and two files of rows beside it.
+and three files of rows beside it.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from xpustack.core.markdown import table, with_section
 from xpustack.core.rows import csv_text
 
 from . import compile as compiler
-from . import step, upstream
+from . import sharing, step, upstream
 from .model import devices
 from .ocloc import OclocError, find
 from .step import Part, Range, Split
@@ -27,6 +27,7 @@ from .step_kernels import Load, Modelled, load
 
 SECTION = "step"
 PARTS, SPEED = "data/step_model.csv", "data/speed_model.csv"
+SHARING = "data/sharing_model.csv"
 REQUESTS, CONTEXTS, CHUNK = (1, 16, 64), (16_384, 131_072), 2_048
 SIDES = {"patched": "ours", "untouched": "upstream"}
 
@@ -88,6 +89,14 @@ class Case:
         return step.prefill(model, split, self.together, self.context, kernels)
 
 
+    def shared(self, modelled: Modelled) -> list[sharing.Shared]:
+        model, split, count = self.of.model, self.of.split, self.together
+        kernels = modelled.kernels(self.load(), split.device, SIDES["patched"])
+        if self.requests:
+            return sharing.decode(model, split, count, self.context, kernels)
+        return sharing.prefill(model, split, count, kernels)
+
+
 def cases() -> list[Case]:
     return [
         Case(of, requests, context)
@@ -135,6 +144,20 @@ def speed_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
                 "vLLM": side,
                 **_ends("tokens/s with graphs", speeds[0], 0),
                 **_ends("tokens/s eager", speeds[1], 0),
+            }
+
+
+def sharing_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
+    """What ranks could share, what that saves and what it costs."""
+    for case in cases():
+        for shared in case.shared(modelled):
+            yield {
+                **_cells(case),
+                "shared": shared.name,
+                **_ends("saved ms", shared.saved, 2),
+                **_ends("cost ms", shared.cost, 2),
+                **_ends("net ms", shared.net, 2),
+                "verdict": shared.verdict,
             }
 
 
@@ -256,12 +279,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with upstream.newer_softmax():
             modelled = Modelled([case.load() for case in cases()], cache, compile_all)
         parts, speeds = list(part_rows(modelled)), list(speed_rows(modelled))
+        forms = list(sharing_rows(modelled))
         said = summary(parts, speeds)
         print(said)
         if options.docs:
             folder = options.docs.parent
             (folder / PARTS).write_text(csv_text(parts))
             (folder / SPEED).write_text(csv_text(speeds))
+            (folder / SHARING).write_text(csv_text(forms))
             options.docs.write_text(with_section(options.docs, SECTION, said))
     except (OclocError, StackError) as error:
         print(error, file=sys.stderr)
