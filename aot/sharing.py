@@ -8,8 +8,8 @@ cost.
 """
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from benchmarks.memory import HEAD, HYPER, INDEX_HEAD, INDEX_HEADS, Group, Model, groups
@@ -19,6 +19,7 @@ from .shapes import MODELS
 from .step import (
     NOTHING,
     Kernels,
+    Part,
     Range,
     Split,
     all_gather,
@@ -27,6 +28,7 @@ from .step import (
     operations_per_microsecond,
 )
 
+SCORES = "indexer scores"
 BF16, FP32, INT32 = 2, 4, 4
 STATES = 2 * 2 * HEAD * FP32, 2 * HEAD * FP32
 """Bytes that a compressor's product gives a token, at ratio 4 and 128."""
@@ -132,7 +134,6 @@ def prefill(model: Model, split: Split, tokens: int, kernels: Kernels) -> list[S
         return all_gather(tokens * width, split.ranks, split, known)
 
     compressors = gathered(by4).times(model.by4) + gathered(by128).times(model.by128)
-    rows = _of_lengths(tokens * _topk(model) * INT32, split, known)
     scores = kernels.scores.times(model.by4 * 1e-3)
     return [
         Shared(
@@ -148,7 +149,7 @@ def prefill(model: Model, split: Split, tokens: int, kernels: Kernels) -> list[S
         Shared(
             "indexer scores by rows",
             scores.times(others),
-            rows.times(model.by4 * 1e-3),
+            _exchange(model, split, tokens),
         ),
         Shared(
             "the queries of these rows, beside their scores",
@@ -162,12 +163,31 @@ def _topk(model: Model) -> int:
     return next(known.topk for known in MODELS if known.name == model.name)
 
 
-def _of_lengths(size: float, split: Split, known: Mapping[str, Any]) -> Range:
-    """A gather of parts of different lengths. XCCL makes it a broadcast of each rank;
-    at worst each takes as long as the smallest sum."""
-    one = all_gather(size, split.ranks, split, known)
+def with_rows_shared(
+    parts: Iterable[Part], model: Model, split: Split, tokens: int
+) -> list[Part]:
+    """The parts of a chunk whose rows the ranks share, as step `indexer-rows` does."""
+    shared = [
+        replace(part, milliseconds=part.milliseconds.times(1 / split.ranks))
+        if part.name == SCORES
+        else part
+        for part in parts
+    ]
+    cost = _exchange(model, split, tokens)
+    return [*shared, Part("exchange of the indexer's rows", cost, "link")]
+
+
+def _exchange(model: Model, split: Split, tokens: int) -> Range:
+    """Milliseconds in which ranks exchange the entries that their rows chose.
+
+    Ranks have different numbers of rows, of which XCCL makes a broadcast of each rank:
+    at worst each takes as long as the smallest sum.
+    """
+    known = constants()
+    one = all_gather(tokens * _topk(model) * INT32, split.ranks, split, known)
     start = all_gather(0, split.ranks, split, known)
-    return Range(one.fast, one.slow + (split.ranks - 1) * start.slow)
+    slow = one.slow + (split.ranks - 1) * start.slow
+    return Range(one.fast, slow).times(model.by4 * 1e-3)
 
 
 def _replicated(model: Model, part: str, dense: bool) -> list[Group]:

@@ -25,7 +25,7 @@ from .ocloc import OclocError, find
 from .step import Part, Range, Split
 from .step_kernels import Load, Modelled, load
 
-SECTION = "step"
+SECTION, SHARING_SECTION = "step", "sharing"
 PARTS, SPEED = "data/step_model.csv", "data/speed_model.csv"
 SHARING = "data/sharing_model.csv"
 REQUESTS, CONTEXTS, CHUNK = (1, 16, 64), (16_384, 131_072), 2_048
@@ -86,7 +86,11 @@ class Case:
         kernels = modelled.kernels(self.load(), split.device, side)
         if self.requests:
             return step.decode(model, split, self.together, kernels)
-        return step.prefill(model, split, self.together, self.context, kernels)
+        count = self.together
+        parts = step.prefill(model, split, count, self.context, kernels)
+        if side == SIDES["patched"]:
+            return sharing.with_rows_shared(parts, model, split, count)
+        return parts
 
 
     def shared(self, modelled: Modelled) -> list[sharing.Shared]:
@@ -107,11 +111,12 @@ def cases() -> list[Case]:
 
 
 def part_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
-    """Each part of each step, patched and untouched."""
+    """Each part of each step, patched, and untouched where that differs."""
     for case in cases():
+        patched = case.parts(modelled, SIDES["patched"])
         for side, kernels in SIDES.items():
             for part in case.parts(modelled, kernels):
-                if side == "untouched" and part.name != "attention":
+                if side == "untouched" and part in patched:
                     continue
                 yield {
                     **_cells(case),
@@ -222,6 +227,28 @@ def _parts_table(rows: Sequence[dict[str, object]]) -> str:
     return table(["part", "bound", *heads], cells)
 
 
+def sharing_summary(rows: Sequence[dict[str, object]]) -> str:
+    """The page's table of what ranks could share: milliseconds that are left of the
+    saving at 16k."""
+    bought = list(dict.fromkeys(row["devices"] for row in rows if row["model"] != "Pro"))
+    cells: dict[tuple[object, ...], dict[object, str]] = {}
+    for row in rows:
+        if row["context"] == CONTEXTS[0]:
+            key = (row["step"], row["requests"], row["shared"])
+            cells.setdefault(key, {})[row["devices"]] = _span(row, "net ms")
+    lines = [[*key, *(of[name] for name in bought)] for key, of in cells.items()]
+    return "\n".join(
+        (
+            "**Modelled, not measured** (`aot/sharing.py`): milliseconds that a step of"
+            f" Flash saves at a context of {CONTEXTS[0]:,}, least saving and highest"
+            " cost to highest saving and least cost; negative is a loss. All rows, with"
+            f" both terms: [{SHARING}]({SHARING}).",
+            "",
+            table(["step", "requests", "shared", *map(str, bought)], lines),
+        )
+    )
+
+
 def _cells(case: Case) -> dict[str, object]:
     split = case.of.split
     stages = f", PP {split.stages}" if split.stages > 1 else ""
@@ -268,7 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cache = Cache.default()
     try:
         if options.docs:
-            with_section(options.docs, SECTION, "")
+            for name in (SECTION, SHARING_SECTION):
+                with_section(options.docs, name, "")
         compile_all = partial(
             compiler.compile_all,
             devices=sorted({of.split.device.target for of in bought()}),
@@ -288,6 +316,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             (folder / SPEED).write_text(csv_text(speeds))
             (folder / SHARING).write_text(csv_text(forms))
             options.docs.write_text(with_section(options.docs, SECTION, said))
+            shared = sharing_summary(forms)
+            options.docs.write_text(with_section(options.docs, SHARING_SECTION, shared))
     except (OclocError, StackError) as error:
         print(error, file=sys.stderr)
         return 5
