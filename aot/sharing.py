@@ -167,12 +167,16 @@ def with_rows_shared(
     parts: Iterable[Part], model: Model, split: Split, tokens: int
 ) -> list[Part]:
     """The parts of a chunk whose rows the ranks share, as step `indexer-rows` does."""
-    shared = [
-        replace(part, milliseconds=part.milliseconds.times(1 / split.ranks))
-        if part.name == SCORES
-        else part
-        for part in parts
-    ]
+    others = 1 - 1 / split.ranks
+    queries = _product(model, split, tokens, "indexer", dense=True)
+    shared = []
+    for part in parts:
+        time = part.milliseconds
+        if part.name == SCORES:
+            time = time.times(1 - others)
+        elif part.name == "indexer, on every rank":
+            time += queries.times(-others)
+        shared.append(replace(part, milliseconds=time))
     cost = _exchange(model, split, tokens)
     return [*shared, Part("exchange of the indexer's rows", cost, "link")]
 
