@@ -13,7 +13,7 @@ from e2e import dspark, mtp
 from e2e.checks import MARGIN, check_attention, check_experts, check_logits
 from e2e.drafts import check_drafts, successors
 from e2e.endings import Verdict, ended
-from e2e.serving import Engines, EngineStopped, Job, Prompt, Served
+from e2e.serving import SHARING, Engines, EngineStopped, Job, Prompt, Served
 from e2e.twin import Reference, Roundings
 
 FORKED = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
@@ -58,7 +58,7 @@ class Split:
     def arguments(self) -> dict[str, Any]:
         """An engine's."""
         several = self.tensor * self.stages > 1
-        shared = {"indexer_tp_shard_min_rows": self.rows}
+        shared = {SHARING: self.rows}
         return ({"attention_config": shared} if self.rows else {}) | {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.stages,
