@@ -5,10 +5,10 @@ A work-group stays on one Xe-core. Its sub-groups share the vector engines, each
 which issues one instruction per clock, and the matrix engines, the shared local memory
 and the load and store unit beside them. That one moves bytes, and where each lane of a
 load has a cache line of its own it looks up lines. Whichever of these is busy longest
-bounds the time of the work-groups that an Xe-core holds at once; a sub-group's own chain
-of dependent instructions bounds it where few are there to hide it, and the bytes that
-must come from DRAM bound the whole launch. A rare arm of the loop (`loops`) is charged
-once.
+bounds the time of the work-groups that an Xe-core holds at once; a sub-group's own
+chain of dependent instructions bounds it where few are there to hide it, and the bytes
+that must come from DRAM bound the whole launch. A rare arm of the loop (`loops`) is
+charged once.
 What one launch leaves for the next stays in the second-level cache where half of that
 holds it. The model leaves out clock changes under load, bank conflicts and the launch
 itself.

@@ -8,9 +8,8 @@ cost.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from benchmarks.memory import HEAD, HYPER, INDEX_HEAD, INDEX_HEADS, Group, Model, groups
 
@@ -51,9 +50,7 @@ class Shared:
     @property
     def net(self) -> Range:
         """What is left of the saving, at worst and at best. Negative is a loss."""
-        return Range(
-            self.saved.slow - self.cost.fast, self.saved.fast - self.cost.slow
-        )
+        return Range(self.saved.slow - self.cost.fast, self.saved.fast - self.cost.slow)
 
     @property
     def verdict(self) -> str:

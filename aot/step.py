@@ -360,7 +360,7 @@ def _collective(
 
 
 def _time(points: list[list[float]], size: float, byte_above: float) -> float:
-    """Microseconds for `size` bytes, by two `points` and the time of each byte above."""
+    """Microseconds for `size` bytes, by two `points` and the time of a byte above."""
     (small, least), (large, most) = points
     if size <= small:
         return least

@@ -92,7 +92,6 @@ class Case:
             return sharing.with_rows_shared(parts, model, split, count)
         return parts
 
-
     def shared(self, modelled: Modelled) -> list[sharing.Shared]:
         model, split, count = self.of.model, self.of.split, self.together
         kernels = modelled.kernels(self.load(), split.device, SIDES["patched"])
@@ -230,7 +229,9 @@ def _parts_table(rows: Sequence[dict[str, object]]) -> str:
 def sharing_summary(rows: Sequence[dict[str, object]]) -> str:
     """The page's table of what ranks could share: milliseconds that are left of the
     saving at 16k."""
-    bought = list(dict.fromkeys(row["devices"] for row in rows if row["model"] != "Pro"))
+    bought = list(
+        dict.fromkeys(row["devices"] for row in rows if row["model"] != "Pro")
+    )
     cells: dict[tuple[object, ...], dict[object, str]] = {}
     for row in rows:
         if row["context"] == CONTEXTS[0]:

@@ -60,7 +60,9 @@ def test_rows_of_a_chunk_are_shared_with_their_queries() -> None:
     for end in ("fast", "slow"):
         saved = getattr(rows.saved, end) + getattr(queries.saved, end)
         spent = getattr(rows.cost, end)
-        assert getattr(after, end) == pytest.approx(getattr(before, end) - saved + spent)
+        assert getattr(after, end) == pytest.approx(
+            getattr(before, end) - saved + spent
+        )
 
 
 def test_one_rank_has_nothing_to_share() -> None:
