@@ -58,6 +58,7 @@ PARTS = (
         "candidate-rows",
         "v41-indexer",
         "decode-logits",
+        "indexer-rows",
         "cpu-tile-scheduler",
     ),
     (

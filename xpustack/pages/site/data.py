@@ -94,7 +94,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "**Modelled, not measured:** tokens per second of a server, and where a step"
         " spends its time, for splits of Flash and Pro."
         " [What the model knows](docs/speed.md).",
-        ("speed_model.csv", "step_model.csv"),
+        ("speed_model.csv", "step_model.csv", "sharing_model.csv"),
     ),
     "measurements": (
         "Measurements",
