@@ -119,6 +119,7 @@ PARTS = (
         "vision-visibility",
         "whole-images",
         "image-spans",
+        "stage-images",
         "vision-model",
         "v41-images",
     ),
