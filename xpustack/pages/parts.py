@@ -121,6 +121,7 @@ PARTS = (
         "vision-visibility",
         "whole-images",
         "image-spans",
+        "stage-images",
         "vision-model",
         "v41-images",
     ),

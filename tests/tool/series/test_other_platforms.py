@@ -26,6 +26,7 @@ FOR_ALL = {
     "online-arguments",
     "promoted-specs",
     "stage-groups",
+    "stage-images",
 }
 PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 """A line of `setup.py` that packages one more file."""
