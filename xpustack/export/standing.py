@@ -30,6 +30,8 @@ from xpustack.steptest.step_test import StepTest
 
 NO_TIP = -1
 """The number of steps of a tip: no branch is one."""
+_NEAR = 8
+"""The nearest earlier steps that a test may need before all of them are tried."""
 _WITHOUT = "its test passes without it"
 State = Literal["stands", "upstream", "conflict", "waits", "fails"]
 
@@ -144,7 +146,7 @@ class Standings:
             return Standing(step, "upstream", evidence=_WITHOUT)
         sharing = self._sharing(step, set(step.changed), needs)
         everything = [tree.slug for tree in step.parent.applied]
-        for wider in (sharing, everything):
+        for wider in (sharing, [*sharing, *everything[-_NEAR:]], everything):
             more = self._closure([*needs, *wider])
             if more == needs or not self._passes(more, step):
                 continue
