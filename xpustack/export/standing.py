@@ -100,6 +100,17 @@ class Standings:
             self._found[slug] = self._find(self._steps[slug], tuple(along))
         return self._found[slug]
 
+    def together(self) -> Series | None:
+        """All steps that were found to stand, on one another in the order of the
+        series; None if they do not merge so."""
+        slugs = self._closure(self._found)
+        if not slugs:
+            return None
+        end = self._stack(slugs[:-1], self._steps[slugs[-1]])
+        if isinstance(end, CarriedStep):
+            return None
+        return Series(self.base, tuple(reversed(end.applied)))
+
     @property
     def _steps(self) -> dict[str, StepTree]:
         return {tree.slug: tree for tree in self.source.steps}
