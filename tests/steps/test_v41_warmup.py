@@ -73,9 +73,7 @@ def test_hyper_connections(tokens: int, layers: Any, hold: Hold) -> None:
     gates = (layer.hc_attn_scale, layer.hc_attn_base, 1e-20, 1e-6, 1e-6, 2.0, 20)
     norm = {"norm_weight": layer.attn_norm.weight, "norm_eps": 1e-20}
     entry = layer.hc_attn_fn.unflatten(1, (4, -1)).sum(1)
-    hold(
-        lambda: model.mhc_pre_delayed_tilelang(streams, entry, *gates, x=x, **norm)
-    )
+    hold(lambda: model.mhc_pre_delayed_tilelang(streams, entry, *gates, x=x, **norm))
     mixes = zeros(tokens, 4, 1), zeros(tokens, 4, 4)
     hold(
         lambda: model.mhc_shifted_post_pre(

@@ -93,7 +93,7 @@ def export(
         [proof for proof in proofs(project, cache, series) if proof.step.slug in notes],
     )
     requests, together = _requests(
-        project, cache, series, base, wanted, notes, progress
+        project, cache, series, base, wanted, notes, {}, progress
     )
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
@@ -158,6 +158,7 @@ def standings(
     release: Release,
     *,
     slugs: Sequence[str] = (),
+    known: Mapping[str, tuple[str, ...]],
     clone: Clone | None = None,
     offline: bool = False,
     progress: Progress = silent,
@@ -165,14 +166,15 @@ def standings(
     """Where the steps stand, without a branch of them: no hooks, no texts.
 
     Args:
-        as `export`.
+        known: what steps need that were tested before; those of `slugs` are tested
+            again. The others are as for `export`.
 
     Raises:
         UsageError: the release has no steps, or none of that name.
     """
     series, base, _ = _places(project, cache, release, clone, offline, progress)
     wanted, notes = _wanted(project, release, series, slugs)
-    return _requests(project, cache, series, base, wanted, notes, progress)[0]
+    return _requests(project, cache, series, base, wanted, notes, known, progress)[0]
 
 
 def _places(
@@ -214,6 +216,7 @@ def _requests(
     base: BaseTree,
     wanted: set[str],
     notes: Mapping[str, Notes],
+    known: Mapping[str, tuple[str, ...]],
     progress: Progress,
 ) -> tuple[tuple[PullRequest, ...], Series | None]:
     """The requests in the series' order, each with where its steps stand; and all of
@@ -221,6 +224,10 @@ def _requests(
     requests = []
     with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
         standings = Standings(project, cache, series, base, runner, server, progress)
+        again = wanted.union(*(notes[slug].along for slug in wanted))
+        for slug in (tree.slug for tree in series.steps if tree.slug not in again):
+            if slug in known:
+                standings.take(slug, known[slug])
         for slug in (tree.slug for tree in series.steps if tree.slug in wanted):
             note = notes[slug]
             own = standings.of(slug, note.along)

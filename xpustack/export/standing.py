@@ -90,6 +90,10 @@ class Standings:
     _varied: set[str] = field(default_factory=set)
     _tests: dict[str, Result] = field(default_factory=dict)
 
+    def take(self, slug: str, needs: tuple[str, ...]) -> None:
+        """Take a step as standing on some earlier ones, where it was tested before."""
+        self._found[slug] = Standing(self._steps[slug], "stands", needs)
+
     def of(self, slug: str, along: Iterable[str] = ()) -> Standing:
         """Where a step stands.
 
