@@ -92,7 +92,7 @@ def export(
         release,
         [proof for proof in proofs(project, cache, series) if proof.step.slug in notes],
     )
-    requests, together = _requests(
+    requests, found = _requests(
         project, cache, series, base, wanted, notes, {}, progress
     )
     for request in requests:
@@ -109,7 +109,7 @@ def export(
     tested = [
         request.standing.series for request in standing if request.standing.series
     ]
-    whole = None if slugs else together
+    whole = None if slugs else found.together()
     forms = UpstreamForms.of(project, store, [*tested, *([whole] if whole else [])])
 
     def exported(checked: Series) -> Series:
@@ -218,9 +218,8 @@ def _requests(
     notes: Mapping[str, Notes],
     known: Mapping[str, tuple[str, ...]],
     progress: Progress,
-) -> tuple[tuple[PullRequest, ...], Series | None]:
-    """The requests in the series' order, each with where its steps stand; and all of
-    these steps on one another, if they merge so."""
+) -> tuple[tuple[PullRequest, ...], Standings]:
+    """The requests in the series' order, each with where its steps stand."""
     requests = []
     with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
         standings = Standings(project, cache, series, base, runner, server, progress)
@@ -238,7 +237,7 @@ def _requests(
                 for step in steps
             )
             requests.append(PullRequest(commits, note, f"{PREFIX}/{slug}", lines))
-        return tuple(requests), standings.together()
+    return tuple(requests), standings
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:
