@@ -158,6 +158,16 @@ def write_rows(
         out.write(csv_text(order).encode())
 
 
+def known_needs(file: Path) -> dict[str, tuple[str, ...]]:
+    """What steps that stand need, by the rows of an earlier run."""
+    stands = {row["step"]: row["stands"] for row in read_rows(file)}
+    return {
+        slug: tuple(text.removeprefix("after ").split(", ")) if text != "alone" else ()
+        for slug, text in stands.items()
+        if text == "alone" or text.startswith("after ")
+    }
+
+
 def _repository(
     place: Place, directory: Path, branches: Mapping[str, str], person: Person
 ) -> Checkout:

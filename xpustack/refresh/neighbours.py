@@ -8,7 +8,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from xpustack.base import releases
-from xpustack.base.clone import Clone
+from xpustack.base.clone import UPSTREAM, Clone
 from xpustack.base.download import base_of
 from xpustack.base.index import PROJECT, PipConfiguration
 from xpustack.base.releases import Release
@@ -91,14 +91,14 @@ def source_of_clone(
     ]
     distances = [len(clone.view.changes(base.tree, clone.tree)) for base in bases]
     if before is not None and distances[0] < distances[1]:
-        place = command("git", "-C", clone.place, "fetch", "origin", "main")
+        fetch = command("git", "-C", clone.place, "fetch", UPSTREAM, "main")
         raise UsageError(
             f"{clone.ref} is older than {newest.name}, the newest pin: it differs from"
             f" {before.name} in {distances[0]} files, from {newest.name} in"
             f" {distances[1]}",
             path=clone.place,
-            hint=f"{place}, then --onto {clone.place}:FETCH_HEAD; or --from"
-            f" {before.name} for that release's series",
+            hint=f"{fetch}, then --onto {clone.place}:FETCH_HEAD; or the series of"
+            f" {before.name}: export {before.name}, refresh --from {before.name}",
         )
     return Source(newest.name, "the newest pin")
 
