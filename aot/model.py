@@ -3,10 +3,12 @@
 
 A work-group stays on one Xe-core. Its sub-groups share the vector engines, each of
 which issues one instruction per clock, and the matrix engines, the shared local memory
-and the load and store unit beside them. Whichever of these is busy longest bounds the
-time of the work-groups that an Xe-core holds at once; a sub-group's own chain of
-dependent instructions bounds it where few are there to hide it, and the bytes that must
-come from DRAM bound the whole launch. A rare arm of the loop (`loops`) is charged once.
+and the load and store unit beside them. That one moves bytes, and where each lane of a
+load has a cache line of its own it looks up lines. Whichever of these is busy longest
+bounds the time of the work-groups that an Xe-core holds at once; a sub-group's own
+chain of dependent instructions bounds it where few are there to hide it, and the bytes
+that must come from DRAM bound the whole launch. A rare arm of the loop (`loops`) is
+charged once.
 What one launch leaves for the next stays in the second-level cache where half of that
 holds it. The model leaves out clock changes under load, bank conflicts and the launch
 itself.
@@ -49,6 +51,7 @@ class Device:
         clocks_per_dependent_instruction: per thread, where no other thread overlaps.
         load_latency: clocks from a load to its data.
         barrier_latency: clocks of one barrier.
+        lines_per_clock: cache lines that an Xe-core looks up.
     """
 
     name: str
@@ -66,6 +69,7 @@ class Device:
     clocks_per_dependent_instruction: float
     load_latency: float
     barrier_latency: float
+    lines_per_clock: float
 
 
 @dataclass(frozen=True)
@@ -82,6 +86,8 @@ class Launched:
         total: what the listing executes once.
         loop: what one iteration of that loop executes.
         partials: bytes that the launch writes for the next, or reads of the one before.
+        lane_bytes: of a load, where no two lanes read of the same cache line. Then at
+            most so many lines are looked up as lanes load; 0 leaves them out.
     """
 
     groups: int
@@ -93,6 +99,7 @@ class Launched:
     total: Work
     loop: Work
     partials: float = 0
+    lane_bytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,8 @@ class Estimate:
 
     Attributes:
         microseconds: on the device alone.
-        bound: what binds: "issue", "dpas", "math", "SLM", "load", "latency" or "DRAM".
+        bound: what binds: "issue", "dpas", "math", "SLM", "load", "lookup",
+            "latency" or "DRAM".
     """
 
     microseconds: float
@@ -134,9 +142,13 @@ def ends(device: Device) -> tuple[Device, Device]:
             device,
             slm_bytes_per_clock=slm,
             gigabytes_per_second=device.gigabytes_per_second * share,
+            lines_per_clock=lines,
         )
-        for slm, share in zip(
-            known["slm_bytes_per_clock"], known["dram_share"], strict=True
+        for slm, share, lines in zip(
+            known["slm_bytes_per_clock"],
+            known["dram_share"],
+            known["lines_per_clock"],
+            strict=True,
         )
     )
     return fast, replace(slow, second_level=0)
@@ -154,6 +166,7 @@ def launched(
     turns: int,
     traffic: float,
     partials: float = 0,
+    lane_bytes: int = 0,
 ) -> Launched:
     """A launch of `code`, which is what `compile_launch` returns of one device."""
     return Launched(
@@ -166,6 +179,7 @@ def launched(
         total=Work(**code["total"]),
         loop=Work(**code["loop"]),
         partials=partials,
+        lane_bytes=lane_bytes,
     )
 
 
@@ -230,12 +244,14 @@ def _wave(launch: Launched, device: Device, groups: int) -> dict[str, float]:
         return float(getattr(once, name)) + (launch.turns - 1) * each
 
     loads = (launch.turns if turn.sends else 0) + 1
+    lines = executed("memory") / launch.lane_bytes if launch.lane_bytes else 0
     return {
         "issue": per_engine * executed("cycles"),
         "dpas": per_engine * executed("dpas") * device.dpas_clocks,
         "math": per_engine * executed("math"),
         "SLM": sub_groups * executed("slm") / device.slm_bytes_per_clock,
         "load": sub_groups * executed("memory") / device.memory_bytes_per_clock,
+        "lookup": sub_groups * lines / device.lines_per_clock,
         "latency": executed("cycles") * device.clocks_per_dependent_instruction
         + loads * device.load_latency
         + executed("barriers") * device.barrier_latency,

@@ -28,6 +28,8 @@ ROWS = "data/cost_model.csv"
 """The file of rows beside the page."""
 KEY_BYTES, ROW_BYTES, PARTIAL_BYTES = 584, 2 * HEAD_DIM, 4 * (HEAD_DIM + 2)
 """Of a key in a page, of a row in bf16, and of a row's partial result."""
+LANE_BYTES = {"_few_heads_prefill_kernel": 16}
+"""What a lane loads at a time, where each lane has a key of its own."""
 PREFILL_ROWS = 16384
 """Rows of the gathered buffer that a prefill chunk reads."""
 
@@ -175,6 +177,7 @@ def modelled(shape: Shape, codes: Sequence[Code], device: Device) -> Estimate:
                     math.prod(launch.grid),
                     launch.num_warps,
                     *turns_and_traffic(shape, launch),
+                    lane_bytes=LANE_BYTES.get(launch.name, 0),
                 ),
                 device,
             )

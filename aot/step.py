@@ -333,24 +333,41 @@ def all_reduce(
     size: float, ranks: int, split: Split, known: Mapping[str, Any]
 ) -> Range:
     """Microseconds to add up `size` bytes over `ranks` devices."""
-    link = _range(known["link"][split.device.name])
-    return Range(
-        _collective(size, ranks, known["all_reduce"]["fast"], link.fast),
-        _collective(size, ranks, known["all_reduce"]["slow"], link.slow),
-    )
+    return _collective(size, ranks, split, known, passes=2)
+
+
+def all_gather(
+    size: float, ranks: int, split: Split, known: Mapping[str, Any]
+) -> Range:
+    """Microseconds until each of `ranks` devices has all `size` bytes, of which each
+    had its part. Of a gather alone no time is published: up to the table's last size
+    it takes what a sum does, above that the link moves half as much."""
+    return _collective(size, ranks, split, known, passes=1)
 
 
 def _collective(
-    size: float, ranks: int, points: list[list[float]], gigabytes_per_second: float
-) -> float:
+    size: float, ranks: int, split: Split, known: Mapping[str, Any], passes: int
+) -> Range:
+    link = _range(known["link"][split.device.name])
+    fast, slow = (
+        _time(points, size, passes * (ranks - 1) / ranks / gigabytes_per_second / 1e3)
+        for points, gigabytes_per_second in (
+            (known["all_reduce"]["fast"], link.fast),
+            (known["all_reduce"]["slow"], link.slow),
+        )
+    )
+    return Range(fast, slow)
+
+
+def _time(points: list[list[float]], size: float, byte_above: float) -> float:
+    """Microseconds for `size` bytes, by two `points` and the time of a byte above."""
     (small, least), (large, most) = points
     if size <= small:
         return least
     if size <= large:
         along = math.log(size / small) / math.log(large / small)
         return least * math.pow(most / least, along)
-    moved = 2 * (ranks - 1) / ranks * (size - large)
-    return most + moved / gigabytes_per_second / 1e3
+    return most + (size - large) * byte_above
 
 
 def _multiplied(

@@ -2,7 +2,7 @@
 """`python -m aot.step_page`: model the speed of DeepSeek-V4 on the splits people buy.
 
 Prints tokens per second and writes, with `--docs PAGE`, that page's generated section
-and two files of rows beside it.
+and three files of rows beside it.
 """
 
 import argparse
@@ -19,14 +19,15 @@ from xpustack.core.markdown import table, with_section
 from xpustack.core.rows import csv_text
 
 from . import compile as compiler
-from . import step, upstream
+from . import sharing, step, upstream
 from .model import devices
 from .ocloc import OclocError, find
 from .step import Part, Range, Split
 from .step_kernels import Load, Modelled, load
 
-SECTION = "step"
+SECTION, SHARING_SECTION = "step", "sharing"
 PARTS, SPEED = "data/step_model.csv", "data/speed_model.csv"
+SHARING = "data/sharing_model.csv"
 REQUESTS, CONTEXTS, CHUNK = (1, 16, 64), (16_384, 131_072), 2_048
 SIDES = {"patched": "ours", "untouched": "upstream"}
 
@@ -85,7 +86,18 @@ class Case:
         kernels = modelled.kernels(self.load(), split.device, side)
         if self.requests:
             return step.decode(model, split, self.together, kernels)
-        return step.prefill(model, split, self.together, self.context, kernels)
+        count = self.together
+        parts = step.prefill(model, split, count, self.context, kernels)
+        if side == SIDES["patched"]:
+            return sharing.with_rows_shared(parts, model, split, count)
+        return parts
+
+    def shared(self, modelled: Modelled) -> list[sharing.Shared]:
+        model, split, count = self.of.model, self.of.split, self.together
+        kernels = modelled.kernels(self.load(), split.device, SIDES["patched"])
+        if self.requests:
+            return sharing.decode(model, split, count, self.context, kernels)
+        return sharing.prefill(model, split, count, kernels)
 
 
 def cases() -> list[Case]:
@@ -98,11 +110,12 @@ def cases() -> list[Case]:
 
 
 def part_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
-    """Each part of each step, patched and untouched."""
+    """Each part of each step, patched, and untouched where that differs."""
     for case in cases():
+        patched = case.parts(modelled, SIDES["patched"])
         for side, kernels in SIDES.items():
             for part in case.parts(modelled, kernels):
-                if side == "untouched" and part.name != "attention":
+                if side == "untouched" and part in patched:
                     continue
                 yield {
                     **_cells(case),
@@ -135,6 +148,20 @@ def speed_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
                 "vLLM": side,
                 **_ends("tokens/s with graphs", speeds[0], 0),
                 **_ends("tokens/s eager", speeds[1], 0),
+            }
+
+
+def sharing_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
+    """What ranks could share, what that saves and what it costs."""
+    for case in cases():
+        for shared in case.shared(modelled):
+            yield {
+                **_cells(case),
+                "shared": shared.name,
+                **_ends("saved ms", shared.saved, 2),
+                **_ends("cost ms", shared.cost, 2),
+                **_ends("net ms", shared.net, 2),
+                "verdict": shared.verdict,
             }
 
 
@@ -199,6 +226,30 @@ def _parts_table(rows: Sequence[dict[str, object]]) -> str:
     return table(["part", "bound", *heads], cells)
 
 
+def sharing_summary(rows: Sequence[dict[str, object]]) -> str:
+    """The page's table of what ranks could share: milliseconds that are left of the
+    saving at 16k."""
+    bought = list(
+        dict.fromkeys(row["devices"] for row in rows if row["model"] != "Pro")
+    )
+    cells: dict[tuple[object, ...], dict[object, str]] = {}
+    for row in rows:
+        if row["context"] == CONTEXTS[0]:
+            key = (row["step"], row["requests"], row["shared"])
+            cells.setdefault(key, {})[row["devices"]] = _span(row, "net ms")
+    lines = [[*key, *(of[name] for name in bought)] for key, of in cells.items()]
+    return "\n".join(
+        (
+            "**Modelled, not measured** (`aot/sharing.py`): milliseconds that a step of"
+            f" Flash saves at a context of {CONTEXTS[0]:,}, least saving and highest"
+            " cost to highest saving and least cost; negative is a loss. All rows, with"
+            f" both terms: [{SHARING}]({SHARING}).",
+            "",
+            table(["step", "requests", "shared", *map(str, bought)], lines),
+        )
+    )
+
+
 def _cells(case: Case) -> dict[str, object]:
     split = case.of.split
     stages = f", PP {split.stages}" if split.stages > 1 else ""
@@ -245,7 +296,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     cache = Cache.default()
     try:
         if options.docs:
-            with_section(options.docs, SECTION, "")
+            for name in (SECTION, SHARING_SECTION):
+                with_section(options.docs, name, "")
         compile_all = partial(
             compiler.compile_all,
             devices=sorted({of.split.device.target for of in bought()}),
@@ -256,13 +308,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with upstream.newer_softmax():
             modelled = Modelled([case.load() for case in cases()], cache, compile_all)
         parts, speeds = list(part_rows(modelled)), list(speed_rows(modelled))
+        forms = list(sharing_rows(modelled))
         said = summary(parts, speeds)
         print(said)
         if options.docs:
             folder = options.docs.parent
             (folder / PARTS).write_text(csv_text(parts))
             (folder / SPEED).write_text(csv_text(speeds))
+            (folder / SHARING).write_text(csv_text(forms))
             options.docs.write_text(with_section(options.docs, SECTION, said))
+            shared = sharing_summary(forms)
+            options.docs.write_text(with_section(options.docs, SHARING_SECTION, shared))
     except (OclocError, StackError) as error:
         print(error, file=sys.stderr)
         return 5

@@ -13,7 +13,7 @@ from e2e import dspark, mtp
 from e2e.checks import MARGIN, check_attention, check_experts, check_logits
 from e2e.drafts import check_drafts, successors
 from e2e.endings import Verdict, ended
-from e2e.serving import Engines, EngineStopped, Job, Prompt, Served
+from e2e.serving import SHARING, Engines, EngineStopped, Job, Prompt, Served
 from e2e.twin import Reference, Roundings
 
 FORKED = ("VLLM_WORKER_MULTIPROC_METHOD", "fork")
@@ -35,12 +35,14 @@ DSPARK = "DSpark"
 @dataclass(frozen=True)
 class Split:
     """How ranks share the model: tensor-parallel ranks, pipeline stages, engines (data
-    parallelism), and whether each expert is whole on one rank."""
+    parallelism), whether each expert is whole on one rank, and from how many rows of
+    prefill on they share the indexer's, if not from the release's own number."""
 
     tensor: int = 1
     stages: int = 1
     engines: int = 1
     experts: bool = False
+    rows: int | None = None
 
     @property
     def name(self) -> str:
@@ -48,13 +50,16 @@ class Split:
             return f"EP {self.tensor}"
         sizes = {"TP": self.tensor, "PP": self.stages, "DP": self.engines}
         parts = [f"{part} {size}" for part, size in sizes.items() if size > 1]
-        return " x ".join(parts or ["one rank"]) + (", EP" if self.experts else "")
+        whole = ", EP" if self.experts else ""
+        shared = f", {self.rows} rows" if self.rows else ""
+        return " x ".join(parts or ["one rank"]) + whole + shared
 
     @property
     def arguments(self) -> dict[str, Any]:
         """An engine's."""
         several = self.tensor * self.stages > 1
-        return {
+        shared = {SHARING: self.rows}
+        return ({"attention_config": shared} if self.rows else {}) | {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.stages,
             "distributed_executor_backend": "mp" if several else "uni",

@@ -8,6 +8,7 @@ table; and one scale byte of a page of layer 1 is wrong after the first step.
 
 import copy
 import dataclasses
+import importlib
 from typing import Any
 
 import torch
@@ -65,13 +66,15 @@ def break_v41(layers: Any) -> None:
     """The experts of layer 0 see the streams by their own mixes, as V4's do; Engram of
     layer 2 finds rows of zeros; layer 4 chooses among all entries; and layer 5 reads
     what layer 3 chose."""
-    join = layers[0].mhc_shifted_post_pre
+    model = importlib.import_module("vllm.models.deepseek_v41.nvidia.model")
+    join, gates = model.mhc_shifted_post_pre, layers[0].hc_ffn_fn
 
     def join_by_own_mixes(*args: Any, pre_mix: Any, **kwargs: Any) -> Any:
-        *_, own, _ = join(*args, pre_mix=pre_mix, **kwargs)
-        return join(*args, pre_mix=own, **kwargs)
+        if any(arg is gates for arg in args):
+            *_, pre_mix, _ = join(*args, pre_mix=pre_mix, **kwargs)
+        return join(*args, pre_mix=pre_mix, **kwargs)
 
-    layers[0].mhc_shifted_post_pre = join_by_own_mixes
+    model.mhc_shifted_post_pre = join_by_own_mixes  # type: ignore[attr-defined]
     layers[2].engram.embed_tokens.weight.data.view(torch.uint8).zero_()
     layers[4].attn.indexer.indexer_op.candidate_blocks = None
     buffer = layers[3].attn.topk_indices_buffer

@@ -60,6 +60,8 @@ WRAPPED = (
     "quantization/",
 )
 
+SHARING = "indexer_tp_shard_min_rows"
+"""The setting of rows that ranks share."""
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
 WRITERS = {
@@ -281,6 +283,12 @@ class Engines:
         """Whether the release serves V4.1 on XPU."""
         site = self.installed(load(self.project)[release], patched=True)
         return (site / "vllm/models/deepseek_v41/xpu/model.py").is_file()
+
+    def shares_rows(self, release: str) -> bool:
+        """Whether a user of the release says from how many rows of prefill on ranks
+        share the indexer's."""
+        site = self.installed(load(self.project)[release], patched=True)
+        return SHARING in (site / "vllm/config/attention.py").read_text()
 
     def finished(self) -> Iterator[tuple[str, Served]]:
         """The engines that ended well, by release, tree and job."""

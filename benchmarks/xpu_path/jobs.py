@@ -73,6 +73,15 @@ FEW = {**BENCH, "modes": ["eager"], "cases": BENCH["cases"][:9]}
 LONG = 12_288
 """The longest context, and the most tokens of a step, of one long prompt."""
 RECORDING = "e2e.recording_on_cuda.RecordingOnCudaWorker"
+V41_MIXED = ((161, 8, 1), (5, 6, 2), (1, 4, 3))
+"""The prompts of `tests/e2e/test_v41.py`."""
+V41 = {
+    "skip_tokenizer_init": False,
+    "limit_mm_per_prompt": {"image": 0},
+    "kv_cache_memory_bytes": 64 << 20,
+    "block_size": 128,
+}
+"""`e2e.v41.SERVER`, whose module needs what is not here."""
 
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 """Two GPUs of one machine."""
@@ -228,6 +237,16 @@ def graph_check(
     )
 
 
+def v41(name: str, patched: bool = True, **engine: Any) -> Job:
+    return Job(
+        name,
+        patched,
+        "benchmarks.xpu_path.v41_engine",
+        V41 | engine,
+        (V41_MIXED,),
+    )
+
+
 V1 = (("VLLM_USE_V2_MODEL_RUNNER", "0"),)
 STOP = (("VLLM_XPU_GRAPH_CHECK", "stop"),)
 OFF = (("VLLM_XPU_GRAPH_CHECK", "off"),)
@@ -246,6 +265,9 @@ JOBS = {
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
         long_prompt("long-prompt", 1 << 14),
+        v41("v41-eager"),
+        v41("v41-graphs", **GRAPHS),
+        v41("v41-untouched", patched=False),
         Job("two-eager", engine=TWO, waves=(MIXED, soak())),
         Job("two-graphs", engine={**TWO, **GRAPHS}, waves=REPEATED),
         Job(

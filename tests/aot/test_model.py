@@ -90,6 +90,21 @@ def test_each_bound_can_bind(loop: Work, traffic: float, bound: str) -> None:
     assert estimate(busy, B60).bound == bound
 
 
+def test_lanes_with_lines_of_their_own_look_each_up() -> None:
+    """At best as many lines a clock as a message has lanes, so that bytes bind."""
+    loop = Work(cycles=100, sends=10, memory=6400)
+    together = Launched(1280, 32, 100, 0, 128, 0, loop, loop)
+    apart = replace(together, lane_bytes=16)
+    fast, slow = ends(B60)
+    for end in (B60, fast):
+        assert estimate(apart, end) == estimate(together, end)
+    lookups = estimate(apart, slow)
+    assert lookups.bound == "lookup"
+    # 400 lookups of one clock, where the cache moves 128 bytes in one.
+    bytes_alone = estimate(together, slow).microseconds
+    assert lookups.microseconds == pytest.approx(bytes_alone * 400 * 128 / 6400)
+
+
 def test_a_last_wave_that_is_not_full_costs_a_wave() -> None:
     loop = Work(cycles=1000)
     full = Launched(40, 16, 100, 0, 256, 0, loop, loop)

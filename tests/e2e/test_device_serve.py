@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from e2e.serving import Engines
+from on_device.stages import serve as stage
+from on_device.stages.setup import Setup
 from xpustack.base.releases import load
 from xpustack.core.process import Runner
-from xpustack.device import serve as stage
-from xpustack.device.setup import Setup
 
 pytestmark = [pytest.mark.full, pytest.mark.newest]
 PYTHON = """\

@@ -7,10 +7,10 @@ for the releases that it ran, from what came out.
 
 import pytest
 
+from e2e.records import checkpoints
 from e2e.serving import Engines
 from e2e.verdicts import FORMATS, verdict
 from xpustack.core.project import Project
-from xpustack.pages import checkpoints
 
 
 @pytest.mark.full

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from e2e.ranks import FEATURES, SPLITS, Case
+from e2e.ranks import FEATURES, SPLITS, Case, Split
+from e2e.records import ranks
 from e2e.serving import Engines
 from xpustack.core.project import Project
-from xpustack.pages import ranks
 
 SHORT = {("TP 2 x PP 2", "MTP 1"), ("DP 2, EP", "MTP 1")}
 """What runs without --full."""
@@ -71,3 +71,15 @@ def test_more_ranks(hold: Any, release: str, split: str, feature: str) -> None:
 @pytest.mark.newest
 def test_sixteen_ranks(hold: Any, release: str) -> None:
     hold(release, SIXTEEN, "plain")
+
+
+@pytest.mark.full
+@pytest.mark.newest
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_ranks_share_rows(engines: Engines, release: str, ranks: int) -> None:
+    """Prompts are too short for the release's own number of rows."""
+    if not engines.shares_rows(release):
+        pytest.skip(f"{release} has no setting for the indexer's rows of prefill")
+    found = Case(engines, release, Split(tensor=ranks, rows=2), "plain").judge()
+    print(found)
+    assert found.kind in ("equal", "near tie"), found

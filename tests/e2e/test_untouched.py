@@ -9,11 +9,11 @@ from test_engine import MIXED, SPECULATING
 
 from e2e.checks import OVERLAP, TIGHT
 from e2e.comparison import Error, attention_errors
+from e2e.records import engine_errors
 from e2e.serving import Engines, Job
 from e2e.twin import Roundings, Twin
 from xpustack.core.markdown import table
 from xpustack.core.project import Project
-from xpustack.pages import engine_errors
 
 pytestmark = pytest.mark.full
 

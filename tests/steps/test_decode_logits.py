@@ -2,6 +2,7 @@
 """The indexer scores as many decode rows at once as its bound of memory holds."""
 
 import weakref
+from inspect import signature
 from types import SimpleNamespace
 from typing import Any
 
@@ -130,37 +131,41 @@ def test_other_platforms_score_all_rows_at_once(
         found.append(len(q[0]))
         return torch.zeros(rows, entries)
 
-    replaced = {
+    replaced: dict[str, Any] = {
         "current_platform": layout.another_platform(module.current_platform),
         "get_forward_context": lambda: context,
         "fp8_fp4_paged_mqa_logits": score,
-        "as_fp32_logits": lambda logits, *_: logits,
-        "mqa_logits_mx_inputs": lambda q, scale, weights: (scale, weights),
         "kv_cache_as_quant_view": lambda cache, *_: cache,
         "get_indexer_topk": lambda _: lambda logits, *_: found.append(len(logits)),
     }
+    if hasattr(module, "as_fp32_logits"):
+        replaced["as_fp32_logits"] = lambda logits, *_: logits
+        replaced["mqa_logits_mx_inputs"] = lambda q, scale, weights: (scale, weights)
     for name, value in replaced.items():
         monkeypatch.setattr(module, name, value)
     monkeypatch.setattr(layout.module("vllm.envs"), BOUND, 1)
     q = torch.zeros(rows, heads, 128).to(torch.float8_e4m3fn)
-    module.sparse_attn_indexer(
-        torch.zeros(rows, 1),
-        "indexer",
-        torch.zeros(1, 64, 132, dtype=torch.uint8),
-        q,
-        None,
-        None,
-        torch.zeros(rows, heads),
-        128,
-        None,
-        16,
-        128,
-        entries,
-        0,
-        torch.zeros(rows, 16, dtype=torch.int32),
-        True,
-        False,
-        False,
-        "",
-    )
+    given: dict[str, Any] = {
+        "hidden_states": torch.zeros(rows, 1),
+        "k_cache_prefix": "indexer",
+        "kv_cache": torch.zeros(1, 64, 132, dtype=torch.uint8),
+        "q_quant": q,
+        "q_scale": None,
+        "k": None,
+        "weights": torch.zeros(rows, heads),
+        "quant_block_size": 128,
+        "scale_fmt": None,
+        "topk_tokens": 16,
+        "head_dim": 128,
+        "max_model_len": entries,
+        "total_seq_lens": 0,
+        "topk_indices_buffer": torch.zeros(rows, 16, dtype=torch.int32),
+        "skip_k_cache_insert": True,
+        "use_pcp": False,
+        "dense_mha_metadata_layer_name": "",
+    }
+    known = signature(module.sparse_attn_indexer).parameters
+    of_newer = {"pcp_shard_decode_requests": False}
+    given |= {name: value for name, value in of_newer.items() if name in known}
+    module.sparse_attn_indexer(**given)
     assert found == [rows, rows]

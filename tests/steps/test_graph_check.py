@@ -21,6 +21,7 @@ BLOCK, BLOCKS, WIDTH, VOCABULARY = 16, 512, 32, 64
 SIZES = (1, 2, 4)
 LAYERS = 3
 LOGGER = "vllm.v1.worker.xpu_graph_check"
+STATE = "model.layers.2.attn.compressor.state"
 
 
 State = tuple[list[torch.Tensor], float, torch.Tensor]
@@ -91,11 +92,21 @@ class Steps:
             observability_config=SimpleNamespace(cudagraph_metrics=False),
             compilation_config=SimpleNamespace(static_forward_context=layers),
         )
-        group = SimpleNamespace(
-            kv_cache_spec=SimpleNamespace(block_size=BLOCK), layer_names=[*layers]
+        interface = layout.module("vllm.v1.kv_cache_interface")
+        sizes = {"num_kv_heads": 1, "head_size": WIDTH, "dtype": torch.float32}
+        self.vllm_config.parallel_config = SimpleNamespace(
+            decode_context_parallel_size=1, prefill_context_parallel_size=1
         )
+        whole = interface.FullAttentionSpec(block_size=BLOCK, **sizes)
+        # State of V4.1's compressor: one block of a request, however long it is.
+        ring = interface.CircularBufferSpec(block_size=8, **sizes)
+        groups = [
+            SimpleNamespace(kv_cache_spec=whole, layer_names=[*layers]),
+            SimpleNamespace(kv_cache_spec=ring, layer_names=[STATE]),
+        ]
+        layers[STATE] = SimpleNamespace(kv_cache=torch.zeros(BLOCKS, 8, WIDTH))
         self.kv_cache_config = SimpleNamespace(
-            kv_cache_groups=[group], num_blocks=BLOCKS
+            kv_cache_groups=groups, num_blocks=BLOCKS
         )
 
     def has_graphs(self) -> bool:
@@ -109,6 +120,7 @@ class Steps:
         for request in output.finished_req_ids:
             self.known.pop(request)
         self.known |= {new.req_id: new for new in output.scheduled_new_reqs}
+        assert all(len(new.block_ids[1]) == 1 for new in output.scheduled_new_reqs)
         rows = []
         for name, count in output.num_scheduled_tokens.items():
             new = self.known[name]

@@ -68,6 +68,15 @@ def test_wo_a_is_unpacked_exactly(tmp_path: Path) -> None:
     assert torch.equal(wo_a.weight.cpu().float(), codes.float() * whole)
 
 
+def test_prefill_compiles_its_indices_in_the_warm_up(tmp_path: Path) -> None:
+    registry = layout.module("vllm.model_executor.warmup.jit_warmup").JitWarmupRegistry
+    found = registry(None)
+    with found.activate():
+        end_of_start(tmp_path)
+    ops = layout.module("vllm.models.deepseek_v41.common.ops.cache_utils")
+    assert ops._COMBINE_TOPK_SWA_INDICES_KERNEL in found._registrations
+
+
 def test_the_query_has_no_norm_of_its_heads(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -184,26 +193,27 @@ def test_no_window_begins_before_the_gathered_rows(tmp_path: Path) -> None:
     assert int(others[0, : int(counts[0])].min()) < 8
 
 
+def test_its_hyper_connections(tmp_path: Path) -> None:
+    """Those of a model are the functions of its module, by the names of CUDA's."""
+    end_of_start(tmp_path)
+    module = layout.module(NVIDIA)
+    own = layout.module("vllm.models.deepseek_v41.xpu.mhc")
+    assert module.mhc_pre_delayed_tilelang is own.mhc_pre_delayed
+    assert module.mhc_post_tilelang is own.mhc_post
+    assert module.mhc_shifted_post_pre is own.mhc_shifted_post_pre
+
+
 @pytest.mark.unchanged
 @pytest.mark.any_platform
-def test_cuda_keeps_its_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_keeps_its_layers() -> None:
     module = layout.module(NVIDIA)
     layer, model = module.DeepseekV4DecoderLayer, module.DeepseekV4Model
-    hooks = {
-        "select_attn_cls": module._select_dsv4_attn_cls,
-        "moe_cls": module.DeepseekV4MoE,
-    }
-    for name, own in hooks.items():
-        assert getattr(layer, name, own) is own
+    select = module._select_dsv4_attn_cls
+    assert getattr(layer, "select_attn_cls", select) is select
     assert getattr(model, "layer_cls", layer) is layer
-    for holder, hook, name in (
-        (layer, "mhc_pre", "mhc_pre_delayed_tilelang"),
-        (layer, "mhc_post", "mhc_post_tilelang"),
-        (layer, "mhc_shifted_post_pre", "mhc_shifted_post_pre"),
-        (model, "mhc_post", "mhc_post_tilelang"),
-    ):
-        given: list[Any] = []
-        monkeypatch.setattr(module, name, lambda *args, to=given: to.append(args))
-        if hasattr(holder, hook):
-            getattr(holder, hook)(None, 1, 2)
-            assert given == [(1, 2)]
+    if not layout.module("vllm.platforms").current_platform.is_xpu():
+        kernels = layout.module("vllm.model_executor.kernels.mhc.tilelang")
+        dispatch = layout.module("vllm.models.deepseek_v41.nvidia.ops.mhc")
+        for name in ("mhc_pre_delayed_tilelang", "mhc_post_tilelang"):
+            assert getattr(module, name) is getattr(kernels, name)
+        assert module.mhc_shifted_post_pre is dispatch.mhc_shifted_post_pre

@@ -67,15 +67,16 @@ def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 def test_hyper_connections(tokens: int, layers: Any, hold: Hold) -> None:
     """Of the first layer, and of every other sublayer."""
     layer, width = layers[0], layers[0].hidden_size
+    model = layout.module("vllm.models.deepseek_v41.nvidia.model")
     x = zeros(tokens, width, dtype=torch.bfloat16)
     streams = x[:, None].expand(-1, 4, -1)
     gates = (layer.hc_attn_scale, layer.hc_attn_base, 1e-20, 1e-6, 1e-6, 2.0, 20)
     norm = {"norm_weight": layer.attn_norm.weight, "norm_eps": 1e-20}
     entry = layer.hc_attn_fn.unflatten(1, (4, -1)).sum(1)
-    hold(lambda: layer.mhc_pre(streams, entry, *gates, x=x, **norm))
+    hold(lambda: model.mhc_pre_delayed_tilelang(streams, entry, *gates, x=x, **norm))
     mixes = zeros(tokens, 4, 1), zeros(tokens, 4, 4)
     hold(
-        lambda: layer.mhc_shifted_post_pre(
+        lambda: model.mhc_shifted_post_pre(
             x,
             streams.contiguous(),
             *mixes,

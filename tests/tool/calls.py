@@ -7,7 +7,7 @@ import pytest
 from fake_stack import FakeStack
 from typer.testing import CliRunner, Result
 
-from xpustack.cli import app
+from xpustack.__main__ import app
 
 Call = Callable[..., Result]
 """Runs `xpustack` with the words that it gets."""

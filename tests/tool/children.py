@@ -11,8 +11,8 @@ ROOT = Path(__file__).parents[2]
 TOOL = (
     sys.executable,
     "-c",
-    "from xpustack import cli; from xpustack.steptest import server;"
-    " server.PRELOADED = ('pytest',); cli.main()",
+    "from xpustack import __main__; from xpustack.steptest import server;"
+    " server.PRELOADED = ('pytest',); __main__.main()",
 )
 """The command line, with a test server that imports nothing large in advance: the
 tests of small stacks need none of it."""

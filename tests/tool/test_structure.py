@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "xpustack"
 MODULES = 16
 """The most modules of a package, its `__init__` included."""
-LEVELS = 14
+LEVELS = 12
 """The most modules in a row of which each imports the next. Lower it where you can."""
 
 

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 import yaml
 
+from xpustack.__main__ import PANELS
 from xpustack.base.releases import load
-from xpustack.cli import PANELS
 from xpustack.core.project import Project
 
 ROOT = Path(__file__).parents[2]

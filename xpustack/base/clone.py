@@ -25,7 +25,7 @@ from xpustack.core.progress import Progress, silent
 from xpustack.core.repository import HEADS, Commit, Repository
 
 PREFIX = "xpu-dsv4"
-_UPSTREAM = "https://github.com/vllm-project/vllm.git"
+UPSTREAM = "https://github.com/vllm-project/vllm.git"
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _SHOWN = 5
 """The most commits that are named for one place."""
@@ -221,7 +221,7 @@ def _git_directory(place: Path) -> Path:
     raise UsageError(
         problem,
         path=place,
-        hint=command("git", "clone", _UPSTREAM, "DIR") + ", then --onto DIR",
+        hint=command("git", "clone", UPSTREAM, "DIR") + ", then --onto DIR",
     )
 
 
@@ -243,7 +243,7 @@ def _commit(git: Repository, place: Path, ref: str) -> tuple[str, str]:
         )
     names = [name.split("/", 2)[2] for name in git.refs() if name.count("/") > 1]
     near = difflib.get_close_matches(ref, names, n=1)
-    fetch = command("git", "-C", place, "fetch", _UPSTREAM, ref)
+    fetch = command("git", "-C", place, "fetch", UPSTREAM, ref)
     raise UsageError(
         f"the clone has no commit {ref}"
         + (f"; did you mean {near[0]}?" if near else ""),

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Downloads a release's archive into the cache, and returns only verified archives.
+"""Downloads a release's archive into the cache, and returns only verified archives, or
+the base that the store has of one.
 
 A download goes to a scratch directory, is hashed, and only then gets its final
 name. An archive in the cache is hashed again each time it is used. If it changed
@@ -17,9 +18,11 @@ from unearth import Link
 
 from xpustack.base.index import Index, PipConfiguration, link_label
 from xpustack.base.releases import Release
+from xpustack.base.store import Store, base_ref
 from xpustack.core.cache import Cache, count_as_used, writing
 from xpustack.core.errors import EnvironmentProblem, SourceError, concerning
 from xpustack.core.progress import Progress, at_most_every, silent
+from xpustack.core.repository import Commit
 
 ATTEMPTS = 3
 _CHUNK = 1 << 20
@@ -28,6 +31,31 @@ _MIB = 1 << 20
 
 class _Interrupted(Exception):
     """A download that ended too early."""
+
+
+def base_of(
+    store: Store,
+    release: Release,
+    *,
+    offline: bool = False,
+    progress: Progress = silent,
+) -> Commit:
+    """The commit of a release's base, downloaded and imported at its first use.
+
+    Raises:
+        SourceError: the archive is unavailable or is not the pinned one.
+    """
+    ref = base_ref(release)
+    commit = store.commits([ref]).get(ref)
+    if commit is not None:
+        store.count_as_used(ref)
+        return commit
+    archive = fetch(release, store.cache, offline=offline, progress=progress)
+    with store.writing(progress) as writer:
+        if ref not in store.commits([ref]):
+            progress(f"importing {release.name}")
+            writer.import_base(release, archive)
+    return store.commits([ref])[ref]
 
 
 def fetch(

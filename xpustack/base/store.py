@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base.archive import members
-from xpustack.base.download import fetch
 from xpustack.base.releases import Release
 from xpustack.core.cache import Cache, atomic_dir, count_as_used
 from xpustack.core.errors import SourceError
@@ -59,26 +58,6 @@ class Store:
             _sweep(self.cache.objects)
             index = self.cache.objects / "private-index"
             yield Writer(self.cache.objects, index=index)
-
-    def base(
-        self, release: Release, *, offline: bool = False, progress: Progress = silent
-    ) -> Commit:
-        """The commit of a release's base, imported at its first use.
-
-        Raises:
-            SourceError: the archive is unavailable or is not the pinned one.
-        """
-        ref = base_ref(release)
-        commit = self.commits([ref]).get(ref)
-        if commit is not None:
-            self.count_as_used(ref)
-            return commit
-        archive = fetch(release, self.cache, offline=offline, progress=progress)
-        with self.writing(progress) as writer:
-            if ref not in self.commits([ref]):
-                progress(f"importing {release.name}")
-                writer.import_base(release, archive)
-        return self.commits([ref])[ref]
 
 
 def base_ref(release: Release) -> str:

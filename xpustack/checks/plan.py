@@ -21,8 +21,7 @@ from xpustack.forks.server import Server
 from xpustack.lint.linter import Linter, lint_key, steps_are_typed
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
-from xpustack.series.patch import Step
-from xpustack.series.tree import Series, StepTree, Tree
+from xpustack.series.tree import Series, Step, StepTree, Tree
 from xpustack.steptest.material import Support
 from xpustack.steptest.step_test import StepTest
 

@@ -9,10 +9,8 @@ from xpustack.builds.build import build_version
 from xpustack.builds.installed import Build
 from xpustack.checks.results import Kind, Result, stored_pass
 from xpustack.core.cache import Cache
-from xpustack.core.project import Project
 from xpustack.lint.linter import lint_key, steps_are_typed
-from xpustack.series.patch import Step
-from xpustack.series.tree import Series
+from xpustack.series.tree import Series, Step
 from xpustack.steptest.material import Support
 from xpustack.steptest.step_test import StepTest
 
@@ -37,15 +35,17 @@ class Proof:
         return tuple(kind for kind, proven in kinds if not proven)
 
 
-def proofs(project: Project, cache: Cache, series: Series) -> list[Proof]:
+def proofs(support: Support, cache: Cache, series: Series) -> list[Proof]:
     """What is proven of each step of a series, by its trees.
+
+    Args:
+        support: one for all series, because releases share the tests that it reads.
 
     Raises:
         SeriesError: a step names no test module, or one that does not exist.
     """
     builds = _builds(cache, series)
-    support = Support.of(project)
-    types = steps_are_typed(project, series)
+    types = steps_are_typed(support.project, series)
     proofs = []
     for after in series.steps:
         before = after.parent

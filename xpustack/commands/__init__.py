@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands, one module for those about one thing; `xpustack.cli` registers them."""
+"""The commands, one module for those about one thing; `__main__` registers them."""

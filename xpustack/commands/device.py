@@ -5,7 +5,7 @@ and take in such a report."""
 import shutil
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 import typer
@@ -14,10 +14,6 @@ from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
-from xpustack.device import archive, doctor, session
-from xpustack.device.ingest import ingest as take_in
-from xpustack.device.records import STAGES, Kind
-from xpustack.device.setup import Setup
 from xpustack.terminal.console import AsJson, answering, showing_progress
 
 FOLDER = ".device"
@@ -26,10 +22,13 @@ FOLDER = ".device"
 def device(
     stage: Annotated[
         list[str] | None,
-        typer.Argument(help=f"{', '.join(STAGES)}; all if none is named."),
+        typer.Argument(
+            help="doctor, prove, compare, tune, serve, report; all if none is named."
+        ),
     ] = None,
     kind: Annotated[
-        Kind, typer.Option("--device", help="Where kernels run; nothing else is tried.")
+        Literal["xpu", "cuda"],
+        typer.Option("--device", help="Where kernels run; nothing else is tried."),
     ] = "xpu",
     python: Annotated[
         str,
@@ -65,6 +64,11 @@ def device(
     Stages that passed are kept: a run that was interrupted goes on where it was. A
     stage that fails or hangs does not stop the others. Nothing is installed, and no
     network is used."""
+    # The stages are no part of the installed tool.
+    from on_device.stages import archive, doctor, session
+    from on_device.stages.records import STAGES
+    from on_device.stages.setup import Setup
+
     with answering("device", as_json) as answer:
         project = Project.find()
         unknown = [name for name in stage or () if name not in STAGES]
@@ -132,6 +136,9 @@ def ingest(
     """Read a device's report into docs/devices.md, the cost model and the wheels.
 
     FILE is the archive to send, or its report.json."""
+    from on_device.stages import archive
+    from on_device.stages.ingest import ingest as take_in
+
     with answering("ingest", as_json) as answer:
         said = take_in(Project.find(), archive.read(report))
         answer.data = {"ingested": said}

@@ -14,7 +14,7 @@ from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.export.export import ASSISTANT, standings
 from xpustack.export.export import export as write_export
-from xpustack.export.folder import write_rows
+from xpustack.export.folder import known_needs, write_rows
 from xpustack.export.pull_request import requests_rows
 from xpustack.export.upstream_trees import Person
 from xpustack.refresh.neighbours import source_of_clone
@@ -49,7 +49,7 @@ def export(
         Path | None,
         typer.Option(
             help="Only find where the steps stand, and write that to this file; its"
-            " rows of other steps stay."
+            " rows of other steps stay, and are taken as known."
         ),
     ] = None,
     to: Annotated[
@@ -103,6 +103,7 @@ def export(
                     cache,
                     pinned,
                     slugs=tuple(steps or ()),
+                    known=known_needs(rows),
                     clone=clone,
                     offline=offline,
                     progress=progress,

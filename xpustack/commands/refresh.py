@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack refresh`: carry a series over to another release."""
 
-import dataclasses
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
@@ -16,14 +15,12 @@ from xpustack.core.project import Project
 from xpustack.refresh.neighbours import (
     Source,
     choose_source,
-    missing_releases,
     source_of_clone,
 )
 from xpustack.refresh.refresh import RefreshReport, target_release
 from xpustack.refresh.refresh import refresh as carry_over
 from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
 from xpustack.terminal.console import (
-    Answer,
     AsJson,
     Offline,
     answering,
@@ -63,10 +60,6 @@ def refresh(
     report: Annotated[
         Path | None, typer.Option(help="Write the report there as Markdown.")
     ] = None,
-    missing: Annotated[
-        bool,
-        typer.Option("--missing", help="List the releases without a pin instead."),
-    ] = False,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
@@ -76,13 +69,10 @@ def refresh(
     progress (exit code 4): resolve it, continue the cherry-pick, and run the same
     command again. Nothing else is written until every step is carried or dropped."""
     with answering("refresh", as_json) as answer:
-        if missing:
-            _list_missing(answer, release, offline)
-            return
         if (release is None) == (onto is None):
             raise UsageError(
                 "name the release to carry the series to, or --onto a clone",
-                hint="xpustack refresh v0.24.0, or xpustack refresh --missing",
+                hint="xpustack watch, which names those without a pin",
             )
         if onto is not None and write:
             raise UsageError(
@@ -135,25 +125,6 @@ def refresh(
         if refreshed.open:
             answer.say(f"next: {_advice(refreshed)}")
             answer.exit_code = ApplyError.exit_code
-
-
-def _list_missing(answer: Answer, release: str | None, offline: bool) -> None:
-    """Say which releases of the index are not pinned."""
-    if release is not None or offline:
-        raise UsageError(
-            "--missing asks the index about all releases",
-            hint="xpustack refresh --missing",
-        )
-    with showing_progress() as progress:
-        found = missing_releases(Project.find(), progress=progress)
-    answer.data = {"missing": [dataclasses.asdict(item) for item in found]}
-    for item in found:
-        beside = f", beside the pin {item.pinned}" if item.pinned else ""
-        answer.say(f"{item.version}: not pinned{beside}")
-    if not found:
-        answer.say("every minor's newest patch release is pinned")
-    for item in found[:1]:
-        answer.say(f"next: xpustack refresh {item.version}")
 
 
 def _advice(refreshed: RefreshReport) -> str:

@@ -29,7 +29,7 @@ from xpustack.terminal.console import (
 )
 
 DATA = "docs/data/upstream_tests.csv"
-_KEY = ("release", "step", "platform")
+_KEY = ("release", "step", "platform", "file")
 
 
 def upstream_tests(
@@ -59,7 +59,10 @@ def upstream_tests(
         bool, typer.Option("--read", help="Only read what a run left in the folder.")
     ] = False,
     write: Annotated[
-        bool, typer.Option("--write", help=f"Write the rows to {DATA}.")
+        bool,
+        typer.Option(
+            "--write", help=f"Write the rows to {DATA}; those of other files stay."
+        ),
     ] = False,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Files at a time.")] = 1,
     offline: Offline = False,

@@ -65,39 +65,21 @@ def _to_json(wheel: ReleaseArtifacts) -> dict[str, Any]:
 
 def verify(
     wheel: Annotated[Path, typer.Argument(help="A wheel that xpustack build made.")],
-    repository: Annotated[
-        str | None,
-        typer.Option(
-            metavar="OWNER/NAME",
-            help="The repository whose release workflow must have attested the wheel.",
-        ),
-    ] = None,
-    trusted_root: Annotated[
-        Path | None,
-        typer.Option(
-            help="sigstore's roots of trust (JSON).",
-            show_default="its public instance's",
-        ),
-    ] = None,
     offline: Offline = False,
     as_json: AsJson = False,
 ) -> None:
     """Build the wheel again and say, file by file, what differs.
 
     This compares the wheel's members and its own bytes, the files beside it, and
-    the base, patches, overlay and kernels that its provenance names. With
-    --repository, the attestation beside the wheel must be by that repository's release
-    workflow, and name wheel and provenance. A published wheel's vX.Y.Z.tar.gz has all
-    these files. Exit code 0 means that all are the same, 1 that the listed ones
-    differ."""
+    the base, patches, overlay and kernels that its provenance names. A published
+    wheel's vX.Y.Z.tar.gz has all these files. Exit code 0 means that all are the same,
+    1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
         with working() as work:
             verdict = verify_wheel(
                 work.project,
                 work.cache,
                 wheel,
-                repository=repository,
-                trusted_root=trusted_root,
                 offline=offline,
                 progress=work.progress,
             )

@@ -47,11 +47,10 @@ UNCOVERED = frozenset(
 def lock() -> str:
     """Digest of the interpreter, the C library and every installed distribution's
     version. The machine's kernel is left out: it affects no result."""
+    # Each look at `metadata` reads and parses its file.
+    described = [dist.metadata for dist in metadata.distributions()]
     packages = sorted(
-        {
-            f"{(dist.metadata['Name'] or '').lower()}=={dist.version}"
-            for dist in metadata.distributions()
-        }
+        {f"{(about['Name'] or '').lower()}=={about['Version']}" for about in described}
     )
     return digest(
         interpreter=sys.version,

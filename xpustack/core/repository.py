@@ -351,7 +351,8 @@ class Repository(Git):
 
     def commits(self, refs: Iterable[str]) -> dict[str, Commit]:
         """The commits that the given refs name, by ref, without the refs that are not
-        there. Reads these refs alone, in one git process."""
+        there, or whose commit or tree is lost. Reads these refs alone, in one git
+        process."""
         names = list(dict.fromkeys(refs))
         asked = "".join(f"{ref}^{{commit}}\n{ref}^{{tree}}\n" for ref in names)
         lines = self.run("cat-file", "--batch-check=%(objectname)", data=asked.encode())
@@ -360,7 +361,7 @@ class Repository(Git):
         return {
             ref: Commit(commit, tree)
             for ref, commit, tree in found
-            if not commit.endswith(" missing")
+            if not (commit.endswith(" missing") or tree.endswith(" missing"))
         }
 
     def set_ref(self, ref: str, commit: str) -> None:

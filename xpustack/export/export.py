@@ -34,6 +34,7 @@ from xpustack.series.overlay import overlay_files
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import BaseTree, Series
+from xpustack.steptest.material import Support
 from xpustack.steptest.server import warm_server
 
 ASSISTANT = "an AI coding agent"
@@ -90,9 +91,15 @@ def export(
     require_recorded(project, release, [tree.step for tree in series.steps])
     require_checked(
         release,
-        [proof for proof in proofs(project, cache, series) if proof.step.slug in notes],
+        [
+            proof
+            for proof in proofs(Support.of(project), cache, series)
+            if proof.step.slug in notes
+        ],
     )
-    requests = _requests(project, cache, series, base, wanted, notes, progress)
+    requests, found = _requests(
+        project, cache, series, base, wanted, notes, {}, progress
+    )
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
             if problem := title_problem(title):
@@ -107,8 +114,8 @@ def export(
     tested = [
         request.standing.series for request in standing if request.standing.series
     ]
-    whole = clone is None and not slugs
-    forms = UpstreamForms.of(project, store, [*tested, *([series] if whole else [])])
+    whole = None if slugs else found.together()
+    forms = UpstreamForms.of(project, store, [*tested, *([whole] if whole else [])])
 
     def exported(checked: Series) -> Series:
         return upstream_trees(
@@ -120,11 +127,11 @@ def export(
         request.slug: exported(checked)
         for request, checked in zip(standing, tested, strict=True)
     }
-    if whole:
+    if whole is not None:
         # The types of all branches at once: mypy takes 30 s for each.
-        require_clean(cache, store, [exported(series)], progress, types=True)
+        require_clean(cache, store, [exported(whole)], progress, types=True)
     every = list(branches.values())
-    hooks = require_clean(cache, store, every, progress, types=not whole)
+    hooks = require_clean(cache, store, every, progress, types=whole is None)
     own = test_commits(project, cache, store, every, progress) if bisect else {}
     requests = tuple(
         replace(
@@ -156,6 +163,7 @@ def standings(
     release: Release,
     *,
     slugs: Sequence[str] = (),
+    known: Mapping[str, tuple[str, ...]],
     clone: Clone | None = None,
     offline: bool = False,
     progress: Progress = silent,
@@ -163,14 +171,15 @@ def standings(
     """Where the steps stand, without a branch of them: no hooks, no texts.
 
     Args:
-        as `export`.
+        known: what steps need that were tested before; those of `slugs` are tested
+            again. The others are as for `export`.
 
     Raises:
         UsageError: the release has no steps, or none of that name.
     """
     series, base, _ = _places(project, cache, release, clone, offline, progress)
     wanted, notes = _wanted(project, release, series, slugs)
-    return _requests(project, cache, series, base, wanted, notes, progress)
+    return _requests(project, cache, series, base, wanted, notes, known, progress)[0]
 
 
 def _places(
@@ -212,12 +221,17 @@ def _requests(
     base: BaseTree,
     wanted: set[str],
     notes: Mapping[str, Notes],
+    known: Mapping[str, tuple[str, ...]],
     progress: Progress,
-) -> tuple[PullRequest, ...]:
+) -> tuple[tuple[PullRequest, ...], Standings]:
     """The requests in the series' order, each with where its steps stand."""
     requests = []
     with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
         standings = Standings(project, cache, series, base, runner, server, progress)
+        again = wanted.union(*(notes[slug].along for slug in wanted))
+        for slug in (tree.slug for tree in series.steps if tree.slug not in again):
+            if slug in known:
+                standings.take(slug, known[slug])
         for slug in (tree.slug for tree in series.steps if tree.slug in wanted):
             note = notes[slug]
             own = standings.of(slug, note.along)
@@ -228,7 +242,7 @@ def _requests(
                 for step in steps
             )
             requests.append(PullRequest(commits, note, f"{PREFIX}/{slug}", lines))
-    return tuple(requests)
+    return tuple(requests), standings
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:

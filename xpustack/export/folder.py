@@ -32,8 +32,7 @@ from xpustack.export.pull_request import (
     requests_rows,
 )
 from xpustack.export.upstream_trees import Person
-from xpustack.series.patch import Step
-from xpustack.series.tree import BaseTree
+from xpustack.series.tree import BaseTree, Step
 from xpustack.series.worktree import BASE
 
 REPOSITORY = "repository"
@@ -157,6 +156,16 @@ def write_rows(
     order = [rows[step.slug] for step in series if step.slug in rows]
     with atomic_file(file) as out:
         out.write(csv_text(order).encode())
+
+
+def known_needs(file: Path) -> dict[str, tuple[str, ...]]:
+    """What steps that stand need, by the rows of an earlier run."""
+    stands = {row["step"]: row["stands"] for row in read_rows(file)}
+    return {
+        slug: tuple(text.removeprefix("after ").split(", ")) if text != "alone" else ()
+        for slug, text in stands.items()
+        if text == "alone" or text.startswith("after ")
+    }
 
 
 def _repository(

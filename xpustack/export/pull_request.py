@@ -14,7 +14,7 @@ from xpustack.core.markdown import table
 from xpustack.export.notes import Notes
 from xpustack.export.standing import Standing
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
-from xpustack.series.patch import Step
+from xpustack.series.tree import Step
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 RFC = 500

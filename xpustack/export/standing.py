@@ -30,6 +30,8 @@ from xpustack.steptest.step_test import StepTest
 
 NO_TIP = -1
 """The number of steps of a tip: no branch is one."""
+_NEAR = 8
+"""The nearest earlier steps that a test may need before all of them are tried."""
 _WITHOUT = "its test passes without it"
 State = Literal["stands", "upstream", "conflict", "waits", "fails"]
 
@@ -88,6 +90,10 @@ class Standings:
     _varied: set[str] = field(default_factory=set)
     _tests: dict[str, Result] = field(default_factory=dict)
 
+    def take(self, slug: str, needs: tuple[str, ...]) -> None:
+        """Take a step as standing on some earlier ones, where it was tested before."""
+        self._found[slug] = Standing(self._steps[slug], "stands", needs)
+
     def of(self, slug: str, along: Iterable[str] = ()) -> Standing:
         """Where a step stands.
 
@@ -97,6 +103,17 @@ class Standings:
         if slug not in self._found:
             self._found[slug] = self._find(self._steps[slug], tuple(along))
         return self._found[slug]
+
+    def together(self) -> Series | None:
+        """All steps that were found to stand, on one another in the order of the
+        series; None if they do not merge so."""
+        slugs = self._closure(self._found)
+        if not slugs:
+            return None
+        end = self._stack(slugs[:-1], self._steps[slugs[-1]])
+        if isinstance(end, CarriedStep):
+            return None
+        return Series(self.base, tuple(reversed(end.applied)))
 
     @property
     def _steps(self) -> dict[str, StepTree]:
@@ -144,7 +161,7 @@ class Standings:
             return Standing(step, "upstream", evidence=_WITHOUT)
         sharing = self._sharing(step, set(step.changed), needs)
         everything = [tree.slug for tree in step.parent.applied]
-        for wider in (sharing, everything):
+        for wider in (sharing, [*sharing, *everything[-_NEAR:]], everything):
             more = self._closure([*needs, *wider])
             if more == needs or not self._passes(more, step):
                 continue

@@ -18,7 +18,7 @@ from xpustack.core.errors import SeriesError
 from xpustack.core.files import parse_python
 from xpustack.core.process import Runner, clean_environment
 from xpustack.series.overlay import KERNEL_HOME, TRITON
-from xpustack.series.patch import Step
+from xpustack.series.tree import Step
 
 TEST_HOME = "tests/models/deepseek_v4/xpu"
 SPDX = b"# SPDX-License-Identifier: Apache-2.0\n"

@@ -27,8 +27,7 @@ from xpustack.export.upstream_form import (
     package,
     tidy,
 )
-from xpustack.series.patch import Step
-from xpustack.series.tree import BaseTree, Series, StepTree
+from xpustack.series.tree import BaseTree, Series, Step, StepTree
 from xpustack.steptest.material import Support, material_of
 
 _PERSON = re.compile(r"([^<>\n]*[^<>\s]) <([^<>\s]+@[^<>\s]+)>")

@@ -18,6 +18,7 @@ from xpustack.core.rows import read_rows
 from xpustack.pages import record
 from xpustack.pages.record import Row
 from xpustack.series.apply import trees
+from xpustack.steptest.material import Support
 from xpustack.steptest.verdict import Figure
 
 LIST = "tests/steps/defects.toml"
@@ -88,12 +89,12 @@ def observations(
 ) -> list[Observation]:
     """Each defect, in the order of the list, in each release, oldest first, from the
     results that `check` left in the cache."""
-    store = Store(cache)
+    store, support = Store(cache), Support.of(project)
     proofs_by_step: dict[str, dict[str, Proof]] = {}
     for release in load(project):
         series = trees(store, project, release, offline=offline, progress=progress)
         proofs_by_step[release.name] = {
-            proof.step.slug: proof for proof in proofs(project, cache, series)
+            proof.step.slug: proof for proof in proofs(support, cache, series)
         }
     return [
         _observation(defect, release, steps.get(defect.step))

@@ -58,6 +58,7 @@ PARTS = (
         "candidate-rows",
         "v41-indexer",
         "decode-logits",
+        "indexer-rows",
         "cpu-tile-scheduler",
     ),
     (
@@ -68,6 +69,7 @@ PARTS = (
         "attention-decode-cleanup",
         "attention-prefill",
         "prefill-chunks",
+        "shared-attention",
     ),
     (
         "Output projection",
@@ -119,6 +121,7 @@ PARTS = (
         "vision-visibility",
         "whole-images",
         "image-spans",
+        "stage-images",
         "vision-model",
         "v41-images",
     ),

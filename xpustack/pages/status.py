@@ -20,6 +20,7 @@ from xpustack.series.apply import trees_before_failure
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
 from xpustack.series.static import changed_lines, new_file_lines
+from xpustack.steptest.material import Support
 
 README = "README.md"
 STEPS = "docs/steps.md"
@@ -89,13 +90,13 @@ def checked_statuses(
     Raises:
         SeriesError: a series cannot be read.
     """
-    store = Store(cache)
+    store, support = Store(cache), Support.of(project)
     refs = store.commits(base_ref(release) for release in releases)
     checks = {
         (release.name, slug): word
         for release in releases
         if base_ref(release) in refs
-        for slug, word in _checks(project, cache, store, release).items()
+        for slug, word in _checks(support, store, release).items()
     }
     return [
         msgspec.structs.replace(
@@ -105,14 +106,13 @@ def checked_statuses(
     ]
 
 
-def _checks(
-    project: Project, cache: Cache, store: Store, release: Release
-) -> dict[str, str]:
+def _checks(support: Support, store: Store, release: Release) -> dict[str, str]:
     """What is proven of each step, in a few words."""
+    project, cache = support.project, store.cache
     series, problem = trees_before_failure(store, project, release, offline=True)
     words = {
         proof.step.slug: _proven(proof.missing)
-        for proof in (proofs(project, cache, series) if series is not None else ())
+        for proof in (proofs(support, cache, series) if series is not None else ())
     }
     if problem is not None and problem.step is not None:
         words[problem.step] = "does not apply"

@@ -15,8 +15,7 @@ import msgspec
 
 from xpustack.core.repository import Conflict, Repository
 from xpustack.series.diff import FileDiff, Hunk, parse_diff
-from xpustack.series.patch import Step, commit_message
-from xpustack.series.tree import StepTree
+from xpustack.series.tree import Step, StepTree
 
 CarryVerdict = Literal["clean", "merged", "variant", "conflict", "upstream"]
 History = Callable[[str, tuple[int, int] | None], tuple[str, ...]]
@@ -124,7 +123,7 @@ class Carrier:
 
     def commit(self, step: Step, tree: str, parent: str) -> str:
         """The carried step as a commit, with the step's own message."""
-        return self.git.commit_tree(tree, parent, commit_message(step).encode())
+        return self.git.commit_tree(tree, parent, step.commit_message.encode())
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """`tree` with those of `files` that it lacks."""

@@ -8,8 +8,9 @@ from pathlib import Path
 from packaging.version import Version
 
 from xpustack.base import releases
-from xpustack.base.clone import Clone
-from xpustack.base.index import PipConfiguration
+from xpustack.base.clone import UPSTREAM, Clone
+from xpustack.base.download import base_of
+from xpustack.base.index import PROJECT, PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError, command
@@ -84,40 +85,33 @@ def source_of_clone(
     *_, before, newest = (None, *releases.load(project))
     assert newest is not None, "a file of pins has one"
     bases = [
-        store.base(release, offline=offline, progress=progress)
+        base_of(store, release, offline=offline, progress=progress)
         for release in (before, newest)
         if release is not None
     ]
     distances = [len(clone.view.changes(base.tree, clone.tree)) for base in bases]
     if before is not None and distances[0] < distances[1]:
-        place = command("git", "-C", clone.place, "fetch", "origin", "main")
+        fetch = command("git", "-C", clone.place, "fetch", UPSTREAM, "main")
         raise UsageError(
             f"{clone.ref} is older than {newest.name}, the newest pin: it differs from"
             f" {before.name} in {distances[0]} files, from {newest.name} in"
             f" {distances[1]}",
             path=clone.place,
-            hint=f"{place}, then --onto {clone.place}:FETCH_HEAD; or --from"
-            f" {before.name} for that release's series",
+            hint=f"{fetch}, then --onto {clone.place}:FETCH_HEAD; or the series of"
+            f" {before.name}: export {before.name}, refresh --from {before.name}",
         )
     return Source(newest.name, "the newest pin")
-
-
-def missing_releases(
-    project: Project, *, progress: Progress = silent
-) -> list[MissingRelease]:
-    """The newest patch release of every minor on the index that is not pinned, from the
-    oldest pinned minor on, oldest first.
-
-    Raises:
-        EnvironmentProblem: the index cannot be reached.
-    """
-    return missing_among(releases.load(project), final_releases(progress))
 
 
 def missing_among(
     pins: Iterable[Release], offered: Iterable[Version]
 ) -> list[MissingRelease]:
-    """As `missing_releases`, for the versions that an index offers, oldest first."""
+    """The newest patch release of every minor on an index that is not pinned, from the
+    oldest pinned minor on, oldest first.
+
+    Args:
+        offered: the versions that the index has, oldest first.
+    """
     pinned = {Version(release.version): release.name for release in pins}
     if not pinned:
         return []
@@ -140,12 +134,7 @@ def final_releases(progress: Progress = silent) -> list[Version]:
         EnvironmentProblem: the index cannot be reached.
     """
     progress("asking the index")
-    offered = {
-        Version(package.version or "0")
-        for package in PipConfiguration.of_this_machine().index().archives()
-        if not package.link.is_yanked
-    }
-    return sorted(version for version in offered if not version.is_prerelease)
+    return PipConfiguration.of_this_machine().index().final_versions(PROJECT)
 
 
 def _of(pinned: Iterable[Version], minor: tuple[int, ...]) -> list[Version]:

@@ -13,8 +13,8 @@ from xpustack.core.project import Project
 from xpustack.refresh.carry import CarriedStep, Carrier
 from xpustack.series.order import read_patches
 from xpustack.series.overlay import needed_kernels, overlay_files
-from xpustack.series.patch import Step, load_step
-from xpustack.series.tree import StepTree
+from xpustack.series.patch import load_step
+from xpustack.series.tree import Step, StepTree
 
 
 def carry_step(

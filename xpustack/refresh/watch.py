@@ -9,6 +9,7 @@ from pathlib import Path
 from packaging.version import Version
 
 from xpustack.base import releases
+from xpustack.base.download import base_of
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
@@ -121,7 +122,7 @@ def watch(
     if newer:
         compared = target_release(project, cache, f"v{newer[-1]}", progress=progress)
     store = Store(cache)
-    base = store.base(compared, offline=offline, progress=progress)
+    base = base_of(store, compared, offline=offline, progress=progress)
     attempts = {
         release.name: trees_before_failure(
             store, project, release, offline=offline, progress=progress
@@ -172,9 +173,9 @@ def _models(
     ]
     known: set[str] = set()
     for release in before:
-        base = store.base(release, offline=offline, progress=progress)
+        base = base_of(store, release, offline=offline, progress=progress)
         known |= models_without_xpu(store.git, base.id).keys()
-    base = store.base(compared, offline=offline, progress=progress)
+    base = base_of(store, compared, offline=offline, progress=progress)
     for model, why in models_without_xpu(store.git, base.id).items():
         if model not in known:
             yield ModelWithoutXpu(compared.name, model, why)

@@ -8,6 +8,7 @@ from typing import Literal
 
 import msgspec
 
+from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
@@ -92,7 +93,7 @@ def working(
             yield work, scratch
             return
         store = Store(cache)
-        base = store.base(release, offline=offline, progress=progress)
+        base = base_of(store, release, offline=offline, progress=progress)
         target = trees(store, project, release, offline=offline, progress=progress)
         state = State(release.name, base.id, target.tip.commit)
         with cache.scratch() as throwaway:

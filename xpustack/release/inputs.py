@@ -20,7 +20,8 @@ from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
 from xpustack.series.order import ORDER
 from xpustack.series.overlay import KERNEL_HOME, TRITON, NewFiles
-from xpustack.series.patch import Step, format_patch
+from xpustack.series.patch import format_patch
+from xpustack.series.tree import Step
 
 InputKind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
 TOOL = (

@@ -17,8 +17,7 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed
 from xpustack.release.inputs import Input
-from xpustack.series.patch import Step
-from xpustack.series.tree import Tree
+from xpustack.series.tree import Step, Tree
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"

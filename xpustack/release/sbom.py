@@ -20,8 +20,7 @@ from xpustack import __name__ as TOOL_NAME
 from xpustack.base.releases import Release
 from xpustack.release.inputs import Input
 from xpustack.release.pins import PinnedDistribution
-from xpustack.series.patch import Step
-from xpustack.series.tree import Tree
+from xpustack.series.tree import Step, Tree
 
 SPECIFICATION = "1.6"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "xpustack sbom")

@@ -39,9 +39,9 @@ from xpustack.release.inputs import Input
 from xpustack.release.pins import PinnedDistribution
 from xpustack.release.runtime import Runtime, requirements_text, resources
 from xpustack.series.apply import trees
-from xpustack.series.patch import Step, load_series
+from xpustack.series.patch import load_series
 from xpustack.series.revision import require_recorded
-from xpustack.series.tree import Tree
+from xpustack.series.tree import Step, Tree
 
 CONSTRAINTS = "constraints.txt"
 PINS = "pins.txt"

@@ -12,6 +12,7 @@ import shlex
 from collections.abc import Iterable, Iterator
 from pathlib import Path, PurePosixPath
 
+from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache, atomic_dir, replace_dir
@@ -24,9 +25,9 @@ from xpustack.series.diff import forbidden
 from xpustack.series.fit import misfit
 from xpustack.series.order import position, read_order, read_patches, redo
 from xpustack.series.overlay import NewFile, NewFiles
-from xpustack.series.patch import Step, commit_message, format_patch, load_step
+from xpustack.series.patch import format_patch, load_step
 from xpustack.series.recorded import read_trees, require_recorded_tree
-from xpustack.series.tree import BaseTree, Series, StepTree, Tree
+from xpustack.series.tree import BaseTree, Series, Step, StepTree, Tree
 from xpustack.series.worktree import State, fill, replaceable
 
 Content = tuple[Step, dict[str, NewFile]]
@@ -93,7 +94,7 @@ def trees_before_failure(
     try:
         contents, malformed = _well_formed(project, release.name, upto)
         ids = read_trees(project, release.name) if recorded else {}
-        base = store.base(release, offline=offline, progress=progress)
+        base = base_of(store, release, offline=offline, progress=progress)
         series = Series(BaseTree(release, base.id, base.tree))
         refs = list(_refs(series.base.commit, contents))
         commits = store.commits(refs)
@@ -227,7 +228,7 @@ def _apply(
             )
     if files:
         writer.add({path: file.content for path, file in files.items()}, scratch)
-    return writer.commit(parent.commit, commit_message(step))
+    return writer.commit(parent.commit, step.commit_message)
 
 
 def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:

@@ -18,12 +18,12 @@ from xpustack.series.diff import DiffError, forbidden, parse_diff, without_ids
 from xpustack.series.order import SLUG, SUFFIX, read_patches
 from xpustack.series.overlay import KERNEL_HOME
 from xpustack.series.patch import (
-    Step,
     format_patch,
     parse_patch,
     split_text,
     trailer_problems,
 )
+from xpustack.series.tree import Step
 from xpustack.series.worktree import BASE, BRANCH, Work
 
 STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)

@@ -11,6 +11,7 @@ No library does this: unidiff reads only text, whatthepatch drops modes and hunk
 headers, and both accept overlapping hunks and text after the last hunk.
 """
 
+import functools
 import re
 from dataclasses import dataclass
 
@@ -90,8 +91,9 @@ def without_places(diff: bytes) -> bytes:
     return _PLACE.sub(b"@@", diff)
 
 
+@functools.cache
 def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
-    """The files of a diff, in its order.
+    """The files of a diff, in its order. Cached: releases share their patches.
 
     Raises:
         DiffError: bytes outside a file's diff, a path that leaves the tree or

@@ -8,7 +8,7 @@ from xpustack.core.errors import ApplyError
 from xpustack.core.repository import TreeEntry
 from xpustack.series.diff import FileDiff, Hunk
 from xpustack.series.order import redo
-from xpustack.series.patch import Step
+from xpustack.series.tree import Step
 
 SHOWN = 16
 """How many lines of a mismatch an error shows at most."""

@@ -16,7 +16,7 @@ from xpustack.core.errors import SeriesError
 from xpustack.core.files import link_in, parse_python, read_file, without_link
 from xpustack.core.project import Project
 from xpustack.series.diff import path_problem
-from xpustack.series.patch import Step
+from xpustack.series.tree import Step
 
 KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 COMMON = "common"

@@ -9,14 +9,14 @@ so that the diff of a refresh shows only real changes.
 
 import difflib
 import re
-from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
-from xpustack.series.diff import DiffError, FileDiff, parse_diff, without_ids
+from xpustack.series.diff import DiffError, parse_diff, without_ids
 from xpustack.series.order import read_patches, redo
+from xpustack.series.tree import Step, Trailers
 
 _HEADER = "Subject: [PATCH] "
 _NO_MESSAGE = re.compile(r"\A(?i:From|Subject|Date):|^(?:diff -|Index: |--- )", re.M)
@@ -30,86 +30,12 @@ _STATUS = re.compile(
 )
 _RELATED = re.compile(r"vllm-project/[a-z][a-z-]*#[1-9]\d*")
 _REPEATABLE = ("Related", "Overlay", "Kernels")
-_NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
 _TEST = re.compile(r"tests/steps/test_[a-z0-9_]+\.py")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Trailers:
-    """The trailers of a step, in the order in which they are written.
-
-    `related` are the pull requests and issues that a reviewer would ask about, such
-    as `vllm-project/vllm#45986`. `test` and `fails_before` are None where the trailer
-    is missing. `fails_before` keeps its text; `failure` is the regular expression in
-    it.
-    """
-
-    upstream_status: str = ""
-    related: tuple[str, ...] = ()
-    removal: str = ""
-    overlay: tuple[str, ...] = ()
-    kernels: tuple[str, ...] = ()
-    test: str | None = None
-    fails_before: str | None = None
-
-    @property
-    def failure(self) -> str | None:
-        """The pattern that the test's failure on the tree before the step must match;
-        None for `none [why]`, which only a step without a diff may have."""
-        text = self.fails_before
-        return None if text is None or _NOTHING_FAILS.fullmatch(text) else text
-
-    def lines(self) -> list[str]:
-        """The trailers as the mail has them."""
-        pairs: list[tuple[str, str | None]] = [
-            ("Upstream-Status", self.upstream_status or None),
-            *(("Related", reference) for reference in self.related),
-            ("Removal", self.removal or None),
-        ]
-        pairs += [("Overlay", path) for path in self.overlay]
-        pairs += [("Kernels", name) for name in self.kernels]
-        pairs += [("Test", self.test), ("Fails-before", self.fails_before)]
-        return [f"{key}: {value}" for key, value in pairs if value is not None]
-
-
-@dataclass(frozen=True)
-class Step:
-    """One change of the size of one upstream pull request.
-
-    `path` is its patch, which other releases may share; `message` is the text between
-    subject and trailers; `diff` starts with `diff --git` or is empty; `files` is the
-    parsed diff.
-    """
-
-    release: str
-    slug: str
-    path: Path
-    subject: str
-    message: str
-    trailers: Trailers
-    diff: bytes
-    files: tuple[FileDiff, ...] = ()
-
-    @property
-    def touched(self) -> tuple[str, ...]:
-        """The files that the diff changes, in its order, without those that it adds."""
-        return tuple(file.path for file in self.files)
-
-    @property
-    def text(self) -> str:
-        """Subject, message and trailers, as a commit message has them."""
-        parts = [self.subject, self.message, "\n".join(self.trailers.lines())]
-        return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def format_patch(step: Step) -> bytes:
     """The content of a step's patch file."""
     return f"{_HEADER}{step.text}---\n".encode() + step.diff
-
-
-def commit_message(step: Step) -> str:
-    """A step's message with a line for the slug, which is a patch's folder."""
-    return f"{step.text}Step: {step.slug}\n"
 
 
 def split_text(text: str) -> tuple[str, str, Trailers]:

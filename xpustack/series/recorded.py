@@ -15,8 +15,7 @@ from xpustack.core.errors import ApplyError, SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 from xpustack.series.order import SLUG, users
-from xpustack.series.patch import Step
-from xpustack.series.tree import StepTree
+from xpustack.series.tree import Step, StepTree
 
 TREES = "trees"
 _LINE = re.compile(rf"({SLUG.pattern}) ([0-9a-f]{{40}})")

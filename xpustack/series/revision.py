@@ -19,7 +19,8 @@ from xpustack.core.errors import SeriesError, StackError
 from xpustack.core.project import Project
 from xpustack.series.diff import without_places
 from xpustack.series.overlay import NewFiles
-from xpustack.series.patch import Step, format_patch, load_series
+from xpustack.series.patch import format_patch, load_series
+from xpustack.series.tree import Step
 
 
 @dataclass(frozen=True)

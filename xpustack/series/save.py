@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from xpustack.base import releases
+from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
@@ -111,7 +112,7 @@ def save(
         )
     require_end(work)
     store = Store(cache)
-    base = store.base(release, offline=False, progress=progress)
+    base = base_of(store, release, offline=False, progress=progress)
     if base.id != work.state.base:
         raise UsageError(
             "the directory was made from another base of this release",

@@ -15,9 +15,10 @@ from xpustack.core.project import Project
 from xpustack.series.diff import forbidden
 from xpustack.series.order import ORDER, SLUG, read_patches, redo, unnamed
 from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
-from xpustack.series.patch import Step, read_patch, trailer_problems
+from xpustack.series.patch import read_patch, trailer_problems
 from xpustack.series.recorded import TREES, read_trees, rederive_command
 from xpustack.series.revision import require_recorded
+from xpustack.series.tree import Step
 
 LARGE = 500
 """Above this many changed lines outside kernels and tests, upstream asks for an

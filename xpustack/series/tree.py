@@ -1,15 +1,93 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The trees of a release: its base, and the base with the first k steps of a series.
+"""The steps of a release, and its trees: the base, and the base with the first k steps
+of a series.
 
-Each is a commit of the store.
+Each tree is a commit of the store.
 """
 
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import ClassVar
 
 from xpustack.base.releases import Release
+from xpustack.series.diff import FileDiff
 from xpustack.series.order import BASE_ALONE
-from xpustack.series.patch import Step
+
+_NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trailers:
+    """The trailers of a step, in the order in which they are written.
+
+    `related` are the pull requests and issues that a reviewer would ask about, such
+    as `vllm-project/vllm#45986`. `test` and `fails_before` are None where the trailer
+    is missing. `fails_before` keeps its text; `failure` is the regular expression in
+    it.
+    """
+
+    upstream_status: str = ""
+    related: tuple[str, ...] = ()
+    removal: str = ""
+    overlay: tuple[str, ...] = ()
+    kernels: tuple[str, ...] = ()
+    test: str | None = None
+    fails_before: str | None = None
+
+    @property
+    def failure(self) -> str | None:
+        """The pattern that the test's failure on the tree before the step must match;
+        None for `none [why]`, which only a step without a diff may have."""
+        text = self.fails_before
+        return None if text is None or _NOTHING_FAILS.fullmatch(text) else text
+
+    def lines(self) -> list[str]:
+        """The trailers as the mail has them."""
+        pairs: list[tuple[str, str | None]] = [
+            ("Upstream-Status", self.upstream_status or None),
+            *(("Related", reference) for reference in self.related),
+            ("Removal", self.removal or None),
+        ]
+        pairs += [("Overlay", path) for path in self.overlay]
+        pairs += [("Kernels", name) for name in self.kernels]
+        pairs += [("Test", self.test), ("Fails-before", self.fails_before)]
+        return [f"{key}: {value}" for key, value in pairs if value is not None]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One change of the size of one upstream pull request.
+
+    `path` is its patch, which other releases may share; `message` is the text between
+    subject and trailers; `diff` starts with `diff --git` or is empty; `files` is the
+    parsed diff.
+    """
+
+    release: str
+    slug: str
+    path: Path
+    subject: str
+    message: str
+    trailers: Trailers
+    diff: bytes
+    files: tuple[FileDiff, ...] = ()
+
+    @property
+    def touched(self) -> tuple[str, ...]:
+        """The files that the diff changes, in its order, without those that it adds."""
+        return tuple(file.path for file in self.files)
+
+    @property
+    def text(self) -> str:
+        """Subject, message and trailers, as a commit message has them."""
+        parts = [self.subject, self.message, "\n".join(self.trailers.lines())]
+        return "\n\n".join(part for part in parts if part) + "\n"
+
+    @property
+    def commit_message(self) -> str:
+        """The text with a line for the slug, which is a patch's folder."""
+        return f"{self.text}Step: {self.slug}\n"
 
 
 @dataclass(frozen=True)

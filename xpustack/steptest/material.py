@@ -16,7 +16,7 @@ from xpustack.core.errors import SeriesError
 from xpustack.core.files import parse_python
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
-from xpustack.series.patch import Step
+from xpustack.series.tree import Step
 from xpustack.steptest.closure import closure
 
 PLUGIN = "xpustack_outcomes"

@@ -15,7 +15,7 @@ from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.process import clean_environment
 from xpustack.forks.server import Ahead, ProgramExit, Server, exit_text
-from xpustack.series.patch import Step
+from xpustack.series.tree import Step
 from xpustack.steptest.material import PLUGIN, Material, Support, material_of
 from xpustack.steptest.server import ENVIRONMENT
 from xpustack.steptest.verdict import (

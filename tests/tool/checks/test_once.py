@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
-from xpustack.cli import app
+from xpustack.__main__ import app
 
 Once = Callable[..., Result]
 COUNTED = """\

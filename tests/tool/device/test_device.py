@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from xpustack.cli import app
-from xpustack.device.prove import AHEAD_OF_TIME
+from on_device.stages.prove import AHEAD_OF_TIME
+from xpustack.__main__ import app
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -35,13 +35,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             root / folder,
             ignore=shutil.ignore_patterns("__pycache__", "tuned"),
         )
-    for folder in (
-        "benchmarks",
-        "e2e",
-        "on_device",
-        "tests/kernels",
-        "xpustack/device",
-    ):
+    for folder in ("benchmarks", "e2e", "on_device", "tests/kernels"):
         (root / folder).mkdir(parents=True)
     (root / "docs/devices.md").write_text(
         "# Devices\n\n<!-- devices: begin -->\n<!-- devices: end -->\n"
@@ -188,7 +182,7 @@ def test_a_driver_that_hangs_costs_its_stage(
     fake(monkeypatch, hang=["pytest"])
     begin = time.monotonic()
     # One minute is the least; the stage itself gets 0.8 of it.
-    monkeypatch.setattr("xpustack.device.prove.TEST_SHARE", 0.05)
+    monkeypatch.setattr("on_device.stages.prove.TEST_SHARE", 0.05)
     done = call(checkout, "prove", "tune", "--minutes", "1", "--json")
     assert done.exit_code == 1
     assert stages(done) == {"doctor": "passed", "prove": "failed", "tune": "passed"}
@@ -201,7 +195,7 @@ def test_a_hanging_probe_is_an_error(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake(monkeypatch, hang=["probe"])
-    monkeypatch.setattr("xpustack.device.doctor.PROBE_SECONDS", 2.0)
+    monkeypatch.setattr("on_device.stages.doctor.PROBE_SECONDS", 2.0)
     done = call(checkout, "--json")
     assert done.exit_code == 5
     error = json.loads(done.stdout)["errors"][0]
@@ -373,7 +367,7 @@ def test_what_serve_sees(
 def test_an_all_reduce_that_hangs_keeps_the_ranks_from_starting(
     checkout: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("xpustack.device.serve.ALL_REDUCE_SECONDS", 2.0)
+    monkeypatch.setattr("on_device.stages.serve.ALL_REDUCE_SECONDS", 2.0)
     serving(monkeypatch, devices=2, hang=["all_reduce"])
     done = call(checkout, "serve", "--json")
     assert done.exit_code == 1

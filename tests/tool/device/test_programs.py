@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from on_device import machine_code, probe
-from xpustack.device import doctor, serve
-from xpustack.device.prove import ahead_of_time
+from on_device.stages import doctor, serve
+from on_device.stages.prove import ahead_of_time
 
 ROOT = Path(__file__).parents[3]
 

@@ -172,13 +172,17 @@ def test_the_command(checked: ClonedStack, place: Path, tmp_path: Path) -> None:
     assert f"next: git -C {place} log -p xpu-dsv4/clean" in done.stdout
     assert git(place, "log", "-1", "--format=%an", "xpu-dsv4/clean") == "Me Myself\n"
     before, rows = git(place, "for-each-ref"), tmp_path / "rows.csv"
-    rows.write_text("step,stands,test\nclean,unknown,\nmerges,kept,\ngone,alone,\n")
-    words = ["export", "v2.0", "clean", "needs-by-test", "--onto", f"{place}:main"]
+    rows.write_text(
+        "step,stands,test\nclean,unknown,\nmerges,after clean,\ngone,alone,\n"
+    )
+    words = ["export", "v2.0", "clean", "needs", "needs-by-test"]
+    words += ["--onto", f"{place}:main"]
     done = checked.run(*words, "--rows", str(rows), "--offline")
     assert done.returncode == 0, done.stderr
     assert [(row["step"], row["stands"], row["test"]) for row in read_rows(rows)] == [
         ("clean", "alone", "1 tests, 1 fail before"),
-        ("merges", "kept", ""),
+        ("merges", "after clean", ""),
+        ("needs", "after clean, merges", "1 tests, 1 fail before"),
         ("needs-by-test", "after clean", "1 tests, 1 fail before"),
     ]
     assert git(place, "for-each-ref") == before

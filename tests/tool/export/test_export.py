@@ -23,6 +23,7 @@ from xpustack.core.rows import read_rows
 from xpustack.export.export import ExportResult, export
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
+from xpustack.steptest.material import Support
 
 ME = Person("Me Myself", "me@localhost")
 THREE = TWO.replace("VALUE = 2", "VALUE = 3")
@@ -285,7 +286,7 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert caught.value.detail == ("raise-again: test",)
     assert caught.value.hint == "xpustack check v1.0"
     assert not (stack.root / "out").exists()
-    first, second = proofs(stack.project, stack.cache, stack.series())
+    first, second = proofs(Support.of(stack.project), stack.cache, stack.series())
     assert (first.missing, second.missing) == ((), ("test",))
     assert first.test is not None
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from e2e.records import checkpoints
 from xpustack.base.releases import load
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.pages import checkpoints
 
 ROOT = Path(__file__).parents[3]
 CELL = checkpoints.Cell("v0.33.0", "flash", "Flash", "serves", "attention 0.2 %")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from e2e.records import engine_errors
 from xpustack.base.releases import load
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
-from xpustack.pages import engine_errors
 
 ROOT = Path(__file__).parents[3]
 

@@ -8,8 +8,8 @@ import pytest
 import typer
 from tiny_stack import TinyStack
 
+from xpustack.__main__ import app
 from xpustack.base import releases
-from xpustack.cli import app
 from xpustack.core.project import Project
 from xpustack.pages.overview import overview
 from xpustack.pages.status import README, SECTION, stale_pages

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 
+from e2e.records import ranks
 from xpustack.base.releases import load
 from xpustack.core.project import Project
-from xpustack.pages import ranks
 
 ROOT = Path(__file__).parents[3]
 CELL = ranks.Cell("v0.33.0", "TP 2", "plain", "equal", "")

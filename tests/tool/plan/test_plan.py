@@ -10,8 +10,8 @@ from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from benchmarks.memory import FLASH
+from xpustack.__main__ import app
 from xpustack.base.releases import Release, load
-from xpustack.cli import app
 from xpustack.core.errors import UsageError
 from xpustack.core.markdown import section
 from xpustack.core.project import Project

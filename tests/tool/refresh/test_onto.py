@@ -11,9 +11,9 @@ from clones import TABLE, ClonedStack
 from fake_stack import git
 from typer.testing import CliRunner
 
+from xpustack.__main__ import app
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
-from xpustack.cli import app
 from xpustack.core.errors import StackError, UsageError
 from xpustack.core.git import GitFailed
 from xpustack.refresh import report as refresh_report
@@ -134,8 +134,8 @@ def test_an_older_commit_is_refused_unless_asked_for(
     place = cloned.clone(str(tmp_path / "clone"))
     with pytest.raises(UsageError, match=r"v1\.0 is older than v2\.0") as caught:
         onto(cloned, f"{place}:v1.0")
-    assert "fetch origin main" in (caught.value.hint or "")
-    assert "--from v1.0" in (caught.value.hint or "")
+    assert "vllm.git main" in (caught.value.hint or "")
+    assert "export v1.0, refresh --from v1.0" in (caught.value.hint or "")
     assert outcomes(onto(cloned, f"{place}:v1.0", "v2.0"))["clean"] == "clean"
     with opened(Store(cloned.cache), f"{place}:v2.0") as clone:
         source = source_of_clone(cloned.project, Store(cloned.cache), clone)

@@ -9,8 +9,8 @@ from fake_stack import ATTENTION, BASE, FakeStack, edited, git
 from sdists import XPU_TXT, write_sdist
 from typer.testing import CliRunner
 
+from xpustack.__main__ import app
 from xpustack.base.releases import load
-from xpustack.cli import app
 from xpustack.core.errors import EnvironmentProblem, SourceError, UsageError
 from xpustack.refresh import report as refresh_report
 from xpustack.refresh.carry import Clash

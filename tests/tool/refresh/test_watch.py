@@ -11,7 +11,7 @@ from fake_stack import ATTENTION, BASE, FakeStack, edited
 from sdists import XPU_TXT, write_sdist
 from typer.testing import CliRunner
 
-from xpustack.cli import app
+from xpustack.__main__ import app
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.refresh.kernel_versions import NewerKernels
 from xpustack.refresh.neighbours import MissingRelease

@@ -13,15 +13,14 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from xpustack.release.attestation import FORGE, ISSUER, WORKFLOW
-
 PAYLOAD_TYPE = "application/vnd.in-toto+json"
+ISSUER = "https://token.actions.githubusercontent.com"
+WORKFLOW = ".github/workflows/release.yml"
 REPOSITORY = "someone/stack"
-HOME = f"{FORGE}/{REPOSITORY}"
-IDENTITY = f"{HOME}/{WORKFLOW}@refs/tags/release-2026.11"
+IDENTITY = f"https://github.com/{REPOSITORY}/{WORKFLOW}@refs/tags/release-2026.11"
 NOW = datetime.datetime(2026, 11, 1, 12, tzinfo=datetime.UTC)
 VALID = datetime.timedelta(minutes=10)
-_ISSUER, _SOURCE = "1.3.6.1.4.1.57264.1.8", "1.3.6.1.4.1.57264.1.12"
+_ISSUER, _REPOSITORY = "1.3.6.1.4.1.57264.1.1", "1.3.6.1.4.1.57264.1.5"
 _SCTS = "1.3.6.1.4.1.11129.2.4.2"
 _NAME = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "fake sigstore")])
 
@@ -89,8 +88,8 @@ class FakeSigstore:
         )
 
     @property
-    def trusted_root(self) -> bytes:
-        """The roots of trust as sigstore's clients read them."""
+    def trust_config(self) -> bytes:
+        """The roots of trust as sigstore's command reads them."""
         span = {"start": "2025-01-01T00:00:00Z"}
 
         def log(key: ec.EllipticCurvePrivateKey) -> dict[str, Any]:
@@ -112,23 +111,25 @@ class FakeSigstore:
             "certChain": {"certificates": [{"rawBytes": text(der)}]},
             "validFor": span,
         }
-        kind = "application/vnd.dev.sigstore.trustedroot+json;version=0.1"
+        kind = "application/vnd.dev.sigstore.{}+json"
+        roots = {
+            "mediaType": "application/vnd.dev.sigstore.trustedroot+json;version=0.1",
+            "tlogs": [log(self.signature_log)],
+            "certificateAuthorities": [authority],
+            "ctlogs": [log(self.certificate_log)],
+            "timestampAuthorities": [],
+        }
+        signing = {"mediaType": kind.format("signingconfig.v0.2")}
         return json.dumps(
             {
-                "mediaType": kind,
-                "tlogs": [log(self.signature_log)],
-                "certificateAuthorities": [authority],
-                "ctlogs": [log(self.certificate_log)],
-                "timestampAuthorities": [],
+                "mediaType": kind.format("clienttrustconfig.v0.1"),
+                "trustedRoot": roots,
+                "signingConfig": signing,
             }
         ).encode()
 
     def certificate(
-        self,
-        key: ec.EllipticCurvePrivateKey,
-        identity: str,
-        issuer: str,
-        source: str,
+        self, key: ec.EllipticCurvePrivateKey, identity: str, repository: str
     ) -> x509.Certificate:
         """A certificate of `VALID` from `NOW` on, with the log's timestamp in it."""
         usage = dict.fromkeys(
@@ -160,8 +161,8 @@ class FakeSigstore:
                 x509.SubjectAlternativeName([x509.UniformResourceIdentifier(identity)]),
                 critical=True,
             )
-            .add_extension(_extension(_ISSUER, _der(0x0C, issuer.encode())), False)
-            .add_extension(_extension(_SOURCE, _der(0x0C, source.encode())), False)
+            .add_extension(_extension(_ISSUER, ISSUER.encode()), False)
+            .add_extension(_extension(_REPOSITORY, repository.encode()), False)
         )
         # The log signs the certificate as it is without the log's own extension.
         bare = builder.sign(self.authority, hashes.SHA256()).tbs_certificate_bytes
@@ -191,13 +192,11 @@ class FakeSigstore:
         payload: bytes,
         *,
         identity: str = IDENTITY,
-        issuer: str = ISSUER,
-        source: str = HOME,
-        time: datetime.datetime = NOW + VALID / 2,
+        repository: str = REPOSITORY,
     ) -> dict[str, Any]:
-        """The bundle of a payload that this identity signed at this time."""
+        """The bundle of a payload that this identity signed."""
         key = new_key()
-        certificate = self.certificate(key, identity, issuer, source)
+        certificate = self.certificate(key, identity, repository)
         head = f"DSSEv1 {len(PAYLOAD_TYPE)} {PAYLOAD_TYPE} {len(payload)} ".encode()
         signed = text(sign(key, head + payload))
         envelope = {
@@ -211,7 +210,7 @@ class FakeSigstore:
             "mediaType": "application/vnd.dev.sigstore.bundle.v0.3+json",
             "verificationMaterial": {
                 "certificate": {"rawBytes": text(der)},
-                "tlogEntries": [self._entry(envelope, payload, signed, pem, time)],
+                "tlogEntries": [self._entry(envelope, payload, signed, pem)],
             },
             "dsseEnvelope": envelope,
         }
@@ -222,7 +221,6 @@ class FakeSigstore:
         payload: bytes,
         signed: str,
         pem: bytes,
-        time: datetime.datetime,
     ) -> dict[str, Any]:
         """What the log of signatures, which has this one entry, gives back."""
         envelope_hash = hashlib.sha256(json.dumps(envelope).encode()).hexdigest()
@@ -237,7 +235,7 @@ class FakeSigstore:
         record = {"apiVersion": "0.0.1", "kind": "dsse", "spec": spec}
         body = json.dumps(record, sort_keys=True, separators=(",", ":")).encode()
         log = hashlib.sha256(public(self.signature_log)).digest()
-        seconds = int(time.timestamp())
+        seconds = int((NOW + VALID / 2).timestamp())
         promised = {
             "body": text(body),
             "integratedTime": seconds,

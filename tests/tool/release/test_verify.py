@@ -12,11 +12,10 @@ import pytest
 from shipped_stack import ShippedStack
 from typer.testing import CliRunner
 
+from xpustack.__main__ import app
 from xpustack.builds import wheel
-from xpustack.cli import app
 from xpustack.core.errors import UsageError
 from xpustack.release import verify as judge
-from xpustack.release.attestation import BUNDLE
 from xpustack.release.ship import (
     ARGUMENTS,
     CONSTRAINTS,
@@ -25,7 +24,7 @@ from xpustack.release.ship import (
     SBOM,
     WheelBuild,
 )
-from xpustack.release.verify import WheelVerdict
+from xpustack.release.verify import BUNDLE, WheelVerdict
 
 VALUE = "vllm/value.py"
 DECODE = "vllm/model_executor/kernels/xpu_dsv4/decode.py"

@@ -14,16 +14,16 @@ from fake_stack import ATTENTION, BASE, FakeStack, edited
 
 from xpustack.base import releases
 from xpustack.base.archive import members
-from xpustack.base.download import fetch
+from xpustack.base.download import base_of, fetch
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.project import Project
 from xpustack.series.apply import trees, trees_before_failure
-from xpustack.series.patch import Trailers, format_patch, load_series
+from xpustack.series.patch import format_patch, load_series
 from xpustack.series.recorded import trees_file
-from xpustack.series.tree import Series
+from xpustack.series.tree import Series, Trailers
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_base_is_its_archive_byte_for_byte(
     release: Release, real_cache: Cache
 ) -> None:
     store = Store(real_cache)
-    base = store.base(release)
+    base = base_of(store, release)
     archive = fetch(release, real_cache)
     expected = {path: (mode, data) for path, mode, data in members(archive)}
     assert len(expected) > 4000 and "vllm/_version.py" in expected

@@ -9,7 +9,8 @@ import pytest
 
 from xpustack.core.project import Project
 from xpustack.series.diff import FileDiff
-from xpustack.series.patch import Step, load_series
+from xpustack.series.patch import load_series
+from xpustack.series.tree import Step
 
 PROJECT = Project.find(Path(__file__).parent)
 # The releases whose XPU model is a folder of its own.
@@ -25,6 +26,7 @@ FOR_ALL = {
     "online-arguments",
     "promoted-specs",
     "stage-groups",
+    "stage-images",
 }
 PACKAGED = re.compile(rb'\+ +"[\w/.*]+",\n')
 """A line of `setup.py` that packages one more file."""

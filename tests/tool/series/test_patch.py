@@ -12,14 +12,8 @@ from hypothesis import strategies as st
 from xpustack.base import releases
 from xpustack.core.errors import SeriesError
 from xpustack.core.project import Project
-from xpustack.series.patch import (
-    Step,
-    Trailers,
-    format_patch,
-    load_series,
-    read_patch,
-    split_text,
-)
+from xpustack.series.patch import format_patch, load_series, read_patch, split_text
+from xpustack.series.tree import Step, Trailers
 
 
 @pytest.fixture

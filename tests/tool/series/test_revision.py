@@ -8,7 +8,7 @@ import pytest
 from fake_stack import ATTENTION, FakeStack, edited, git
 from typer.testing import CliRunner
 
-from xpustack.cli import app
+from xpustack.__main__ import app
 from xpustack.core.errors import SeriesError
 from xpustack.export.export import export
 from xpustack.export.upstream_trees import Person

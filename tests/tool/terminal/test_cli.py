@@ -13,10 +13,10 @@ from calls import Call, calling
 from tiny_stack import TinyStack
 from typer.testing import CliRunner
 
+from xpustack.__main__ import app
 from xpustack.base import releases
 from xpustack.checks import run as checks
 from xpustack.checks.results import Report
-from xpustack.cli import app
 from xpustack.core import process
 from xpustack.core.project import Project
 
@@ -258,7 +258,7 @@ def printed(program: str, stack: TinyStack) -> str:
 
 
 def test_the_tool_starts_without_torch(tiny: TinyStack):
-    program = "import sys, xpustack.cli; print('torch' in sys.modules)"
+    program = "import sys, xpustack.__main__; print('torch' in sys.modules)"
     assert printed(program, tiny) == "False\n"
 
 

@@ -44,9 +44,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
     "engine": (
         "The engine beside Hugging Face",
         "Relative errors of each attention layer of a tiny DeepSeek-V4, in the"
-        " untouched release and in the patched one. `core` is attention itself."
+        " untouched release and in the patched one. `core` is attention itself. The"
+        " second table is V4.1's, on v0.33.0, beside its float32 twin."
         " [What is compared](docs/e2e.md).",
-        ("e2e.csv",),
+        ("e2e.csv", "v41.csv"),
     ),
     "serve": (
         "`vllm serve` by release",
@@ -94,7 +95,7 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "**Modelled, not measured:** tokens per second of a server, and where a step"
         " spends its time, for splits of Flash and Pro."
         " [What the model knows](docs/speed.md).",
-        ("speed_model.csv", "step_model.csv"),
+        ("speed_model.csv", "step_model.csv", "sharing_model.csv"),
     ),
     "measurements": (
         "Measurements",

@@ -135,10 +135,10 @@ def pipeline_stages(vllm_config: "VllmConfig") -> str | None:
 
 
 CHECKS = (
-    model_runner,
     nvfp4,
     images,
     speculation,
+    model_runner,
     connectors,
     prompt_embeds,
     data_parallel,

@@ -24,7 +24,6 @@ from vllm.distributed.parallel_state import get_pp_group, get_world_group
 from vllm.logger import init_logger
 from vllm.model_executor.models.utils import extract_layer_index
 from vllm.sequence import IntermediateTensors
-from vllm.utils.math_utils import cdiv
 from vllm.v1.core.sched.output import NewRequestData, SchedulerOutput
 from vllm.v1.worker.gpu.cudagraph_utils import CudaGraphManager
 
@@ -252,7 +251,8 @@ class GraphCheck:
         blocks = []
         first = self.next_block
         for group in self.kv_cache_config.kv_cache_groups:
-            count = cdiv(num_tokens, group.kv_cache_spec.block_size)
+            # A ring of compressor state is one block, whatever the length.
+            count = group.kv_cache_spec.max_num_blocks_per_req(self.config, num_tokens)
             blocks.append(list(range(first, first + count)))
             first += count
         if first > self.kv_cache_config.num_blocks:
@@ -415,7 +415,7 @@ class GraphCheck:
         for g, group in enumerate(self.kv_cache_config.kv_cache_groups):
             size = group.kv_cache_spec.block_size
             blocks = [
-                r.block_ids[g][(len(r.token_ids) + i) // size]
+                r.block_ids[g][(len(r.token_ids) + i) // size % len(r.block_ids[g])]
                 for r in case.requests
                 for i in range(case.num_new_tokens)
             ]

@@ -32,9 +32,6 @@ class DSparkXPUModel(dspark.DSparkDeepseekV4Model):
             attn.norms_query,
         )
 
-    def mhc_post(self, *args: torch.Tensor) -> torch.Tensor:
-        return self.layers[-1].mhc_post(*args)
-
 
 class DSparkDeepseekV4ForCausalLM(dspark.DSparkDeepseekV4ForCausalLM):
     model_cls = DSparkXPUModel

@@ -9,6 +9,9 @@ import torch
 from vllm.models.deepseek_v4.xpu.xpu_sparse import XPUSparseMLA
 from vllm.models.deepseek_v41.attention import DeepseekV4Attention
 from vllm.models.deepseek_v41.common.ops import combine_topk_swa_indices
+from vllm.models.deepseek_v41.common.ops.cache_utils import (
+    _COMBINE_TOPK_SWA_INDICES_KERNEL,
+)
 from vllm.models.deepseek_v41.sparse_mla import (
     DeepseekV4SparseMLABackend,
     DeepseekV41SparseSWAMetadataBuilder,
@@ -44,6 +47,7 @@ class DeepseekV41XPUAttention(XPUSparseMLA, DeepseekV4Attention):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        _COMBINE_TOPK_SWA_INDICES_KERNEL.register_warmup()
         # wo_a becomes BF16 when it is loaded: the batched product takes no scales of
         # 32 values.
         self.wo_a.is_bmm = False

@@ -5,9 +5,9 @@ import json
 import shutil
 from typing import Any
 
-from xpustack.device.doctor import GIB, LEAST_MEMORY
-from xpustack.device.records import Finding, Status
-from xpustack.device.setup import Ended, Outcome, Setup
+from on_device.stages.doctor import GIB, LEAST_MEMORY
+from on_device.stages.records import Finding, Status
+from on_device.stages.setup import Ended, Outcome, Setup
 
 COMPARE_SHARE = 0.3
 TUNE_SHARE = 0.4

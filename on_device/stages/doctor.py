@@ -9,9 +9,9 @@ from typing import Any
 
 import msgspec
 
+from on_device.stages.records import Fact, Finding, Kind
+from on_device.stages.setup import Outcome, Setup
 from xpustack.core.project import Project
-from xpustack.device.records import Fact, Finding, Kind
-from xpustack.device.setup import Outcome, Setup
 
 PROBE_SECONDS = 300.0
 GIB = 1 << 30

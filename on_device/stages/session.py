@@ -5,12 +5,8 @@ import dataclasses
 import time
 from collections.abc import Sequence
 
-from xpustack.core.cache import atomic_file
-from xpustack.core.errors import EnvironmentProblem, command
-from xpustack.core.fingerprint import digest, files_digest, folder_files
-from xpustack.core.history import version
-from xpustack.device import archive, doctor, measure, page, prove, serve
-from xpustack.device.records import (
+from on_device.stages import archive, doctor, measure, page, prove, serve
+from on_device.stages.records import (
     SCHEMA,
     STAGES,
     Report,
@@ -18,12 +14,13 @@ from xpustack.device.records import (
     read_result,
     write,
 )
-from xpustack.device.setup import Outcome, Setup, Stage
+from on_device.stages.setup import Outcome, Setup, Stage
+from xpustack.core.cache import atomic_file
+from xpustack.core.errors import EnvironmentProblem, command
+from xpustack.core.fingerprint import digest, files_digest, folder_files
+from xpustack.core.history import version
 
-_CODE = (
-    *("kernels", "benchmarks", "tests/kernels", "e2e", "on_device"),
-    "xpustack/device",
-)
+_CODE = ("kernels", "benchmarks", "tests/kernels", "e2e", "on_device")
 """Folders that decide what a stage gives."""
 _STABLE = ("free memory",)
 """Facts that change from run to run."""

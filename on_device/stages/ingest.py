@@ -7,12 +7,12 @@ import re
 import tomllib
 from pathlib import Path
 
+from on_device.stages import doctor
+from on_device.stages.records import Report
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.markdown import table, with_section
 from xpustack.core.project import Project
-from xpustack.device import doctor
-from xpustack.device.records import Report
 
 PAGE = "docs/devices.md"
 SECTION = "devices"

@@ -10,10 +10,10 @@ import tarfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from on_device.stages.records import Report, parse_report
+from on_device.stages.setup import Setup
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
-from xpustack.device.records import Report, parse_report
-from xpustack.device.setup import Setup
 
 NAME = "device-report.tar.gz"
 REPORT = "report.json"

@@ -4,8 +4,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from on_device.stages.records import Report, StageResult
 from xpustack.core.markdown import table
-from xpustack.device.records import Report, StageResult
 
 
 def text(report: Report) -> str:

@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from on_device.stages.records import Finding, Kind, StageResult, Status
 from xpustack.base.releases import Release
 from xpustack.core.process import TIMED_OUT, Runner, kill_group
 from xpustack.core.progress import Progress
 from xpustack.core.project import Project
-from xpustack.device.records import Finding, Kind, StageResult, Status
 
 GRACE = 10.0
 """Seconds that a killed process has to go."""

@@ -11,8 +11,8 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
-from xpustack.device.records import Finding
-from xpustack.device.setup import Outcome, Setup
+from on_device.stages.records import Finding
+from on_device.stages.setup import Outcome, Setup
 
 VOCABULARY = 128
 """Of the tiny checkpoint."""

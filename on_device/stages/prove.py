@@ -7,11 +7,11 @@ import xml.etree.ElementTree as ET
 from pathlib import Path
 from typing import Any
 
+from on_device.stages.doctor import GIB
+from on_device.stages.records import Finding
+from on_device.stages.setup import Outcome, Setup
 from xpustack.core.process import usable_cpus
 from xpustack.core.rows import read_rows
-from xpustack.device.doctor import GIB
-from xpustack.device.records import Finding
-from xpustack.device.setup import Outcome, Setup
 
 TEST_SHARE = 0.8
 """Share of a stage's minutes that the kernel tests may take."""

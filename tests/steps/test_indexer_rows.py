@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensor-parallel ranks share the rows of prefill that the indexer scores."""
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from helpers import layout, model_configs
+from helpers.indexer_batch import TOPK, Batch, Given
+from vllm.config import AttentionConfig, VllmConfig
+from vllm.distributed.device_communicators import xpu_communicator
+
+INDEXER: Any = layout.module("vllm.model_executor.layers.sparse_attn_indexer")
+BACKEND: Any = layout.module(layout.INDEXER_BACKEND)
+SETTING, NUMBER = "indexer_tp_shard_min_rows", "MIN_TP_SHARD_ROWS_XPU"
+"""From how many rows on ranks share them: a user's setting, or a number of XPU's."""
+HAS_SETTING = hasattr(AttentionConfig(), SETTING)
+SEQ_LENS, QUERY_LENS = (300, 270, 90, 40), (1, 61, 9, 5)
+"""A decode, and prompts whose rows the ranks share."""
+OPS = {False: "xpu_fp8_mqa_logits", True: "mxfp4_mqa_logits"}
+
+
+def rank_of(
+    ranks: int,
+    rank: int,
+    fp4: bool,
+    gather: Callable[..., torch.Tensor],
+    patch: pytest.MonkeyPatch,
+) -> tuple[Batch, list[int], list[int]]:
+    """The batch as one of `ranks` runs it, how many rows it scores, and how many it
+    projects; `gather` has the part in its hands."""
+    batch = Batch(SEQ_LENS, QUERY_LENS, fp4=fp4)
+    batch.builder.tp_size = ranks
+    if HAS_SETTING:
+        setattr(batch.config.attention_config, SETTING, 2)
+    else:
+        patch.setattr(BACKEND, NUMBER, 2, raising=False)
+    scored: list[int] = []
+    place: Any = INDEXER if fp4 else torch.ops.vllm
+    op = getattr(place, OPS[fp4])
+
+    def score(q: torch.Tensor, *args: Any) -> torch.Tensor:
+        scored.append(len(q))
+        logits: torch.Tensor = op(q, *args)
+        return logits
+
+    projected: list[int] = []
+    project = Given.forward
+
+    def counted(self: Given, x: torch.Tensor) -> tuple[torch.Tensor, None]:
+        projected.append(len(x))
+        return project(self, x)
+
+    patch.setattr(Given, "forward", counted)
+    patch.setattr(place, OPS[fp4], score)
+    patch.setattr(INDEXER, "get_tensor_model_parallel_rank", lambda: rank)
+    group = SimpleNamespace(all_gatherv=gather, world_size=ranks)
+    patch.setattr(INDEXER, "get_tp_group", lambda: group)
+    return batch, scored, projected
+
+
+@pytest.mark.parametrize("fp4", [False, True], ids=["fp8", "mxfp4"])
+@pytest.mark.parametrize("ranks", [2, 4, 8])
+def test_each_rank_scores_its_part(
+    ranks: int, fp4: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts: list[torch.Tensor] = []
+    rows = queries = 0
+
+    def keep(part: torch.Tensor, dim: int, sizes: list[int]) -> torch.Tensor:
+        parts.append(part.clone())
+        return part.new_full((sum(sizes), TOPK), -1)
+
+    for rank in range(ranks):
+        with monkeypatch.context() as patch:
+            batch, scored, projected = rank_of(ranks, rank, fp4, keep, patch)
+            batch.run()
+            rows, queries = rows + sum(scored), queries + sum(projected)
+    shared = sum(QUERY_LENS[1:])
+    assert rows == shared, f"{ranks} ranks score {rows} rows"
+    assert queries == shared + ranks, f"{ranks} ranks project {queries} rows"
+
+    def gather(part: torch.Tensor, dim: int, sizes: list[int]) -> torch.Tensor:
+        assert [len(one) for one in parts] == sizes
+        return torch.cat(parts)
+
+    batch, _, _ = rank_of(ranks, 0, fp4, gather, monkeypatch)
+    batch.check()
+
+
+def test_they_are_gathered_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The parts go into the result itself, whatever their lengths."""
+    addresses: list[list[int]] = []
+    sizes, own = [3, 1, 4], 1
+
+    def all_gather(parts: list[torch.Tensor], part: torch.Tensor, group: Any) -> None:
+        addresses.append([one.data_ptr() for one in parts])
+        for rank, one in enumerate(parts):
+            one.fill_(rank)
+
+    monkeypatch.setattr(xpu_communicator.dist, "all_gather", all_gather)
+    communicator: Any = object.__new__(xpu_communicator.XpuCommunicator)
+    communicator.device_group, communicator.rank_in_group = None, own
+    communicator.world_size = len(sizes)
+    part = torch.zeros(sizes[own], TOPK, dtype=torch.int32)
+    whole = communicator.all_gatherv(part, sizes=sizes)
+    assert whole[:, 0].tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
+    starts = [whole[row].data_ptr() for row in (0, 3, 4)]
+    assert addresses == [starts], "the parts were copied"
+
+
+def least_rows(**asked: int) -> int:
+    """From how many rows on ranks share them, where a user asked for that."""
+    config = VllmConfig(attention_config=AttentionConfig(**asked))
+    found = getattr(config.attention_config, SETTING, None)
+    least: int = getattr(BACKEND, NUMBER, 1 << 16) if found is None else found
+    return least
+
+
+def test_a_chunk_has_enough_rows() -> None:
+    assert least_rows() == 1024, "no step has so many rows"
+
+
+if HAS_SETTING:
+
+    @pytest.mark.unchanged
+    def test_a_user_decides() -> None:
+        assert least_rows(**{SETTING: 4096}) == 4096
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [{"tp_size": 1}, {"dcp_world_size": 2}, {"use_pcp": True}, {"invariant": True}],
+    ids=str,
+)
+def test_where_every_rank_scores_all(
+    refused: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = {"dcp_world_size": 1, "use_pcp": False, "tp_size": 2}
+    supported = BACKEND.tp_prefill_row_sharding_supported
+    with model_configs.current(config := VllmConfig()):
+        assert supported(config, **arguments), "every rank scores all rows"
+        if refused.pop("invariant", False):
+            monkeypatch.setattr(BACKEND.envs, "VLLM_BATCH_INVARIANT", True)
+        assert not supported(config, **(arguments | refused))
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("switch", ["VLLM_DISABLE_PYNCCL", "VLLM_USE_NCCL_SYMM_MEM"])
+def test_cuda_asks_for_its_own_communicator(
+    switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = {"dcp_world_size": 1, "use_pcp": False, "tp_size": 2}
+    supported = BACKEND.tp_prefill_row_sharding_supported
+    config = VllmConfig()
+    other = layout.another_platform(BACKEND.current_platform)
+    monkeypatch.setattr(BACKEND, "current_platform", other)
+    monkeypatch.setattr(type(other), "is_cuda", lambda self: False, raising=False)
+    assert not supported(config, **arguments)
+    monkeypatch.setattr(type(other), "is_cuda", lambda self: True)
+    monkeypatch.setattr(BACKEND.envs, switch, False)
+    assert supported(config, **arguments)
+    monkeypatch.setattr(BACKEND.envs, switch, True)
+    assert not supported(config, **arguments)

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of a later pipeline stage gets the spans of images, as the first one's."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers import model_configs
+from helpers.images import block, encoder_cache, handed, state_with
+
+IMAGES = [block(16, 3, 5), block(150, 10, 13)]
+
+
+def later_stage(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Its state has seen two requests, of which one has images."""
+    state = state_with(folder, monkeypatch, model_configs.VISION, None)
+    for number, (name, images) in enumerate((("text", []), ("seen", IMAGES))):
+        state.add_request(number, SimpleNamespace(req_id=name, mm_features=images))
+    return state
+
+
+def test_a_later_stage_gets_the_spans_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = encoder_cache(IMAGES)
+    first = state_with(tmp_path, monkeypatch, model_configs.VISION, cache)
+    wanted = handed(first)
+    assert wanted[1]
+    got = handed(later_stage(tmp_path, monkeypatch))
+    assert got == wanted, f"a later stage gets the spans {got}"
+
+
+def test_a_request_that_ended_leaves_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = later_stage(tmp_path, monkeypatch)
+    assert handed(state)[1], "a later stage gets no spans"
+    state.remove_request("seen")
+    assert handed(state) is None
+
+
+@pytest.mark.unchanged
+def test_the_first_stage_asks_its_encoder_cache_on_other_platforms_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has each request, whose images may change while it is served."""
+    cache = encoder_cache(IMAGES[:1])
+    state = state_with(tmp_path, monkeypatch, model_configs.VISION, cache)
+    before = handed(state)
+    state.add_request(0, SimpleNamespace(req_id="seen", mm_features=IMAGES))
+    assert before[1] and handed(state) == before
+
+
+@pytest.mark.unchanged
+def test_a_later_stage_of_text_gets_none_on_other_platforms_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = state_with(tmp_path, monkeypatch, {}, None)
+    state.add_request(0, SimpleNamespace(req_id="text", mm_features=[]))
+    assert handed(state) is None
