@@ -10,13 +10,15 @@ import tarfile
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from on_device.stages.prove import AHEAD_OF_TIME
+from on_device.stages.records import STAGES, Kind
 from xpustack.__main__ import app
+from xpustack.commands import device as commands
 
 HERE = Path(__file__).parent
 ROOT = Path(__file__).parents[3]
@@ -393,6 +395,31 @@ def test_wrong_words(checkout: Path) -> None:
     done = CliRunner().invoke(app, ["device", "--python", "/nowhere/python"])
     assert done.exit_code == 2
     assert "no such Python" in done.stderr
+
+
+def test_the_help_names_all_stages_and_kinds() -> None:
+    """The tool cannot import them before it is called."""
+    hints = get_type_hints(commands.device, include_extras=True)
+    (argument,) = hints["stage"].__metadata__
+    assert argument.help.startswith(f"{', '.join(STAGES)};")
+    assert get_type_hints(commands.device)["kind"] == Kind
+
+
+@pytest.mark.parametrize("words", [["device"], ["ingest", "report.json"]])
+def test_the_installed_tool_says_where_the_stages_are(
+    tmp_path: Path, words: list[str]
+) -> None:
+    (tmp_path / "xpustack").symlink_to(ROOT / "xpustack")
+    done = subprocess.run(
+        [sys.executable, "-m", "xpustack", *words],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": ""},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert "which is not installed" in done.stderr
+    assert f"next: python -m xpustack {words[0]}, in the checkout" in done.stderr
 
 
 def test_a_report_is_taken_in(checkout: Path) -> None:
