@@ -74,7 +74,7 @@ LONG = 12_288
 """The longest context, and the most tokens of a step, of one long prompt."""
 RECORDING = "e2e.recording_on_cuda.RecordingOnCudaWorker"
 V41_MIXED = ((161, 8, 1), (5, 6, 2), (1, 4, 3))
-"""The prompts of `tests/e2e/test_v41.py`."""
+"""Length, new tokens and seed of the prompts, also of `tests/e2e/test_v41.py`."""
 V41 = {
     "skip_tokenizer_init": False,
     "limit_mm_per_prompt": {"image": 0},

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from benchmarks.xpu_path import page
-from benchmarks.xpu_path.jobs import JOBS, tokens
+from benchmarks.xpu_path.jobs import JOBS, V41, tokens
 from benchmarks.xpu_path.parts import part_of_class, rows_of_events
+from e2e.v41 import SERVER
 
 
 def launched(number: int, at: float, name: str, lasting: float) -> list[dict[str, Any]]:
@@ -109,6 +110,10 @@ def test_the_tables_name_stand_ins_errors_and_other_tokens() -> None:
 def test_jobs_have_names_of_their_own_and_the_prompts_of_the_end_to_end_tests() -> None:
     assert all(name == job.name for name, job in JOBS.items())
     assert tokens(5, 2) == tokens(9, 2)[:5]
+
+
+def test_v41_is_served_as_end_to_end() -> None:
+    assert dict(SERVER) == V41
 
 
 def test_requests_are_compared_with_those_of_eager_mode(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ which four are candidates.
 import pytest
 from test_scenarios import computed
 
+from benchmarks.xpu_path.jobs import V41_MIXED
 from e2e.checks import (
     OVERLAP,
     TIGHT,
@@ -30,7 +31,7 @@ KIND = "v4.1"
 TABLES = "v4.1, Engram of two stages"
 MIXED = Job(
     "v4.1",
-    ((Prompt(161, 8, seed=1), Prompt(5, 6, seed=2), Prompt(1, 4, seed=3)),),
+    (tuple(Prompt(*numbers) for numbers in V41_MIXED),),
     SERVER,
     checkpoint=KIND,
 )

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGE = ROOT / "xpustack"
+PACKAGES = (ROOT / "xpustack", ROOT / "on_device/stages")
 MODULES = 16
 """The most modules of a package, its `__init__` included."""
 LEVELS = 12
@@ -21,7 +21,7 @@ def dotted(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-FILES = {dotted(path): path for path in PACKAGE.rglob("*.py")}
+FILES = {dotted(path): path for package in PACKAGES for path in package.rglob("*.py")}
 
 
 def imported(module: str) -> Iterator[str]:
