@@ -103,7 +103,7 @@ def export(
                     cache,
                     pinned,
                     slugs=tuple(steps or ()),
-                    known=known_needs(rows),
+                    known=known_needs(rows, pinned.name),
                     clone=clone,
                     offline=offline,
                     progress=progress,

@@ -7,6 +7,7 @@ the clone last, when everything else is written.
 """
 
 import hashlib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -43,6 +44,10 @@ ROWS = "requests.csv"
 BUNDLE = "branches.bundle"
 RANGE_DIFF = "range-diff.txt"
 _STATE = "export.json"
+_HEADS = {"release", "step", "stands", "test"}
+"""Of the columns, those that a later run reads."""
+_GREEN = re.compile(r"\d+ tests, \d+ fail before.*")
+"""What a row says of a test that was red before and green after."""
 
 
 class ExportState(msgspec.Struct, frozen=True):
@@ -149,23 +154,41 @@ def write_rows(
     file: Path, requests: Sequence[PullRequest], series: Sequence[Step]
 ) -> None:
     """Write where steps stand as rows, in the order of the series. The file's rows of
-    its other steps stay."""
-    rows: dict[str, Mapping[str, object]] = {}
+    its other steps, and of other releases, stay."""
+    rows: dict[tuple[object, object], Mapping[str, object]] = {}
     for row in (*read_rows(file), *requests_rows(requests)):
-        rows[str(row["step"])] = row
-    order = [rows[step.slug] for step in series if step.slug in rows]
+        rows[row["release"], row["step"]] = row
+    own = [(step.release, step.slug) for step in series]
+    others = [key for key in rows if key[0] != series[0].release]
     with atomic_file(file) as out:
+        order = [rows[key] for key in (*others, *own) if key in rows]
         out.write(csv_text(order).encode())
 
 
-def known_needs(file: Path) -> dict[str, tuple[str, ...]]:
-    """What steps that stand need, by the rows of an earlier run."""
-    stands = {row["step"]: row["stands"] for row in read_rows(file)}
+def known_needs(file: Path, release: str) -> dict[str, tuple[str, ...]]:
+    """What a release's steps need, by those rows of an earlier run that say that the
+    step's test was green.
+
+    Raises:
+        UsageError: the file has other columns.
+    """
+    rows = read_rows(file)
+    if any(not row.keys() >= _HEADS for row in rows):
+        raise UsageError(
+            f"the file lacks one of the columns {', '.join(sorted(_HEADS))}",
+            release=release,
+            path=file,
+            hint="--rows takes what an earlier run wrote, or a new file",
+        )
     return {
-        slug: tuple(text.removeprefix("after ").split(", ")) if text != "alone" else ()
-        for slug, text in stands.items()
-        if text == "alone" or text.startswith("after ")
+        row["step"]: () if row["stands"] == "alone" else _names(row["stands"])
+        for row in rows
+        if row["release"] == release and _GREEN.fullmatch(row["test"])
     }
+
+
+def _names(stands: str) -> tuple[str, ...]:
+    return tuple(stands.removeprefix("after ").split(", "))
 
 
 def _repository(

@@ -137,6 +137,7 @@ def requests_rows(requests: Sequence[PullRequest]) -> list[Mapping[str, object]]
     """One row for each step: where it stands, and what its test shows there."""
     return [
         {
+            "release": standing.step.step.release,
             "step": standing.slug,
             "request": request.slug,
             "stands": standing.text,

@@ -173,17 +173,23 @@ def test_the_command(checked: ClonedStack, place: Path, tmp_path: Path) -> None:
     assert git(place, "log", "-1", "--format=%an", "xpu-dsv4/clean") == "Me Myself\n"
     before, rows = git(place, "for-each-ref"), tmp_path / "rows.csv"
     rows.write_text(
-        "step,stands,test\nclean,unknown,\nmerges,after clean,\ngone,alone,\n"
+        "release,step,stands,test\n"
+        'v1.0,merges,alone,"1 tests, 1 fail before"\n'
+        "v2.0,clean,unknown,\n"
+        'v2.0,merges,after clean,"1 tests, 1 fail before"\n'
+        'v2.0,gone,alone,"1 tests, 1 fail before"\n'
     )
     words = ["export", "v2.0", "clean", "needs", "needs-by-test"]
     words += ["--onto", f"{place}:main"]
     done = checked.run(*words, "--rows", str(rows), "--offline")
     assert done.returncode == 0, done.stderr
-    assert [(row["step"], row["stands"], row["test"]) for row in read_rows(rows)] == [
-        ("clean", "alone", "1 tests, 1 fail before"),
-        ("merges", "after clean", ""),
-        ("needs", "after clean, merges", "1 tests, 1 fail before"),
-        ("needs-by-test", "after clean", "1 tests, 1 fail before"),
+    green, heads = "1 tests, 1 fail before", ("release", "step", "stands", "test")
+    assert [tuple(row[head] for head in heads) for row in read_rows(rows)] == [
+        ("v1.0", "merges", "alone", green),
+        ("v2.0", "clean", "alone", green),
+        ("v2.0", "merges", "after clean", green),
+        ("v2.0", "needs", "after clean, merges", green),
+        ("v2.0", "needs-by-test", "after clean", green),
     ]
     assert git(place, "for-each-ref") == before
     for wrong in (["export"], ["export", "v2.0", "--bundle"]):

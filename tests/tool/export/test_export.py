@@ -21,6 +21,7 @@ from xpustack.core.errors import (
 )
 from xpustack.core.rows import read_rows
 from xpustack.export.export import ExportResult, export
+from xpustack.export.folder import known_needs
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
 from xpustack.steptest.material import Support
@@ -247,6 +248,27 @@ def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
     section = text[text.index("## Not a duplicate") :]
     assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
     assert "--search '7 in:body'" in section and "--search 'raise again'" in section
+
+
+def test_rows_of_green_tests_of_the_release_are_known(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text(
+        "release,step,stands,test\n"
+        'v1.0,green,alone,"1 tests, 1 fail before"\n'
+        'v2.0,green,"after one, two","3 tests, 2 fail before, 1 on a CPU too"\n'
+        "v2.0,red,after one,merges; red on this set\n"
+        "v2.0,taken,alone,\n"
+    )
+    assert known_needs(rows, "v2.0") == {"green": ("one", "two")}
+    assert known_needs(tmp_path / "absent.csv", "v2.0") == {}
+
+
+def test_rows_with_other_columns_are_refused(tmp_path: Path) -> None:
+    rows = tmp_path / "rows.csv"
+    rows.write_text("step,stands,test\ngreen,alone,\n")
+    with pytest.raises(UsageError, match="release, stands, step, test") as caught:
+        known_needs(rows, "v2.0")
+    assert caught.value.path == str(rows)
 
 
 def test_exporting_again_changes_nothing_or_says_what_changed(
