@@ -6,6 +6,8 @@ gives indexers of ratio 1 ten times as many entries as they choose, in 21 blocks
 which four are candidates.
 """
 
+from dataclasses import replace
+
 import pytest
 from test_scenarios import computed
 
@@ -45,6 +47,11 @@ MXFP4 = Job(
     MIXED.waves,
     (*SERVER, ("attention_config", {"indexer_kv_dtype": "mxfp4"})),
     checkpoint=KIND,
+)
+GATHERED = replace(
+    MIXED,
+    name="v4.1, rows gathered by the CPU",
+    environment=(("VLLM_XPU_ENGRAM_CPU_GATHER", "1"),),
 )
 CROWDED = Job(
     "v4.1, pre-emption",
@@ -135,12 +142,23 @@ def test_index_keys_in_mxfp4(engines: Engines, twin: V41Twin, release: str) -> N
 
 
 @pytest.mark.full
+@pytest.mark.serves(MIXED, GATHERED)
+def test_the_cpu_gathers(engines: Engines, twin: V41Twin, release: str) -> None:
+    """Where the device cannot read host memory, one variable has Engram's rows copied:
+    nothing else differs."""
+    result = engines.serve(release, GATHERED)
+    assert "pageable host memory" in result.log
+    assert result.new_tokens() == engines.serve(release, MIXED).new_tokens()
+    check(result, twin)
+
+
+@pytest.mark.full
 @pytest.mark.serves(CROWDED)
 def test_a_request_pushed_out(engines: Engines, twin: V41Twin, release: str) -> None:
     result = engines.serve(release, CROWDED)
     repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
     assert repeated, "no request was pushed out"
-    check_attention(result, twin)
+    check(result, twin)
 
 
 @pytest.mark.full
