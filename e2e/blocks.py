@@ -14,7 +14,8 @@ Rows = list[tuple[str, int]]
 """Each request's name and how many tokens it has in a step."""
 
 contexts: list[dict[str, Any]] = []
-"""`rows` of a step, their `positions`, and the `states` that keys were made of."""
+"""`rows` of a step, their `positions`, the `states` that keys were made of, and which
+were `stored`: the rows of rejected drafts are not."""
 blocks: list[dict[str, Any]] = []
 """The `requests` of a step, `ids` and `positions` of their queries, what each layer got
 and gave, the `output` of the last one, and `after` how many contexts it ran: a step of
@@ -31,7 +32,7 @@ def record(draft: Any, rows_of_this_step: Callable[[], Rows]) -> None:
         store(states, positions, slots)
         if slots is not None and (rows := rows_of_this_step()):
             kept = {"positions": positions.clone(), "states": states.clone()}
-            contexts.append({"rows": rows, **kept})
+            contexts.append({"rows": rows, "stored": slots[0] >= 0, **kept})
 
     def of(name: str) -> Callable[..., None]:
         def keep(module: Any, args: Any, kwargs: Any, output: torch.Tensor) -> None:

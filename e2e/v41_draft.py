@@ -110,15 +110,15 @@ def check_draft(result: Served, twin: V41DraftTwin) -> None:
 
 
 def contexts_of(result: Served, after: int | None = None) -> Context:
-    """What each request's positions have after so many steps, or after all. A draft
-    that was rejected leaves its own until the next step."""
+    """What each request's positions have after so many steps, or after all."""
     known: Context = defaultdict(dict)
     for context in result.answer["contexts"][:after]:
         row = 0
         for request, count in context["rows"]:
             for at in range(row, row + count):
                 place = int(context["positions"][at])
-                known[request][place] = context["states"][at].float()
+                if context["stored"][at]:
+                    known[request][place] = context["states"][at].float()
             row += count
     return known
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The layers of V4.1's draft, DSpark, in float32.
 
-Their keys come from the model: the means of its streams behind some layers, projected
-(the context). Their queries are a block behind the context: a request's newest token,
-and noise. Each query sees the last window of the context and the whole block.
+Their keys come from the model: the means of its streams as some layers get them,
+projected (the context). Their queries are a block behind the context: a request's
+newest token, and noise. Each query sees the last window of the context and the whole
+block.
 """
 
 import torch
@@ -27,7 +28,7 @@ class V41DraftTwin(V41Twin):
         """What the keys of a text are made of, `[T, hidden]`, from what the model's
         sublayers give."""
         wanted = self.config["dspark_target_layer_ids"]
-        streams = (self.through(range(n + 1), tokens, sublayer)[0] for n in wanted)
+        streams = (self.through(range(n), tokens, sublayer)[0] for n in wanted)
         means = torch.cat([self.forms.kept(s.mean(1)) for s in streams], -1)
         return self._norm("mtp.0.main_norm", self._linear("mtp.0.main_proj", means))
 

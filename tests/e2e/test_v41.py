@@ -55,6 +55,7 @@ GATHERED = replace(
 )
 CROWDED = Job(
     "v4.1, pre-emption",
+    # Of seed 22 layer 3 is 12.7 % off float32, alone on a device as well.
     (tuple(Prompt(60, 14, seed=20 + i) for i in (0, 1, 3)),),
     # Just enough for the longest; two fit at first, and then they grow.
     (
@@ -158,7 +159,14 @@ def test_a_request_pushed_out(engines: Engines, twin: V41Twin, release: str) -> 
     result = engines.serve(release, CROWDED)
     repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
     assert repeated, "no request was pushed out"
-    check(result, twin)
+    twin.look_at(result)
+    check_attention(result, twin)
+    check_experts(result, twin)
+    errors = stream_errors(result, twin)
+    # Logits are of a token's first time, what its layers gave of its last.
+    del errors["head", twin.depth]
+    assert max(errors.values()) <= STREAMS, errors
+    check_logits(result, twin)
 
 
 @pytest.mark.full

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 from test_dspark import METHOD, rows_of_steps
-from test_v41 import KIND, MIXED, TABLES, TWO_RANKS, TWO_STAGES
+from test_v41 import KIND, MIXED, TWO_RANKS, TWO_STAGES
 
 from e2e import dspark, v41
 from e2e.checks import check_attention, check_experts, check_same_tokens
 from e2e.drafts import check_drafts, successors
-from e2e.serving import Engines, Job, Served
+from e2e.serving import Engines, EngineStopped, Job, Served
 from e2e.v41_draft import check_draft
 from e2e.v41_draft_twin import V41DraftTwin
 
@@ -19,7 +19,6 @@ pytestmark = pytest.mark.newest
 
 NAME = f"{KIND} with drafts"
 STAGED = f"{NAME}, Engram of two stages"
-ONE_STAGE = Job(f"{TABLES}, alone", TWO_STAGES.waves, v41.SERVER, checkpoint=TABLES)
 
 
 @pytest.fixture(autouse=True)
@@ -28,23 +27,25 @@ def release_that_has_it(engines: Engines, release: str) -> None:
         pytest.skip(f"{release} refuses V4.1 on XPU")
 
 
-def drafted(
-    engines: Engines, release: str, plain: Job, job: Job, name: str
-) -> tuple[Served, V41DraftTwin]:
-    """A job with drafts: its tokens, those that were accepted, and the rows that were
-    verified are held to `plain`, the same prompts without drafts on one device."""
-    alone = engines.serve(release, plain)
-    known = successors(alone)
-    writer = v41.EngramOfTwoStages if plain.checkpoint == TABLES else v41.V41
-    engines.add_checkpoint(name, writer(0, known))
+def drafting(job: Job, checkpoint: str) -> Job:
     engine = (*job.engine, ("speculative_config", METHOD))
-    asked = replace(job, name=f"{job.name}, drafts", engine=engine, checkpoint=name)
-    result = engines.serve(release, asked)
+    return replace(
+        job, name=f"{job.name}, drafts", engine=engine, checkpoint=checkpoint
+    )
+
+
+def drafted(engines: Engines, release: str, job: Job) -> tuple[Served, V41DraftTwin]:
+    """A job with drafts: its tokens, those that were accepted, and the rows that were
+    verified are held to the same prompts without drafts on one device."""
+    alone = engines.serve(release, MIXED)
+    known = successors(alone)
+    engines.add_checkpoint(NAME, v41.V41(0, known))
+    result = engines.serve(release, drafting(job, NAME))
     check_same_tokens(result, alone)
     steps = rows_of_steps(result)
     assert len(steps) < len(rows_of_steps(alone)), f"no draft was accepted: {steps}"
     check_drafts(result, known.get, dspark.BLOCK)
-    twin = engines.twin_of(name)
+    twin = engines.twin_of(NAME)
     assert isinstance(twin, V41DraftTwin)
     check_attention(result, twin)
     check_experts(result, twin)
@@ -53,17 +54,19 @@ def drafted(
 
 @pytest.mark.serves(MIXED)
 def test_dspark(engines: Engines, release: str) -> None:
-    check_draft(*drafted(engines, release, MIXED, MIXED, NAME))
+    check_draft(*drafted(engines, release, MIXED))
 
 
 @pytest.mark.full
 @pytest.mark.serves(MIXED)
 def test_two_ranks(engines: Engines, release: str) -> None:
-    drafted(engines, release, MIXED, TWO_RANKS, NAME)
+    drafted(engines, release, TWO_RANKS)
 
 
 @pytest.mark.full
-@pytest.mark.serves(ONE_STAGE)
 def test_two_stages(engines: Engines, release: str) -> None:
-    """The second drafts; what the first embeds it embeds as well."""
-    drafted(engines, release, ONE_STAGE, TWO_STAGES, STAGED)
+    """vLLM's model does not pass what the draft reads from stage to stage."""
+    engines.add_checkpoint(STAGED, v41.EngramOfTwoStages(0, {}))
+    with pytest.raises(EngineStopped) as stopped:
+        engines.serve(release, drafting(TWO_STAGES, STAGED))
+    assert "does not support dspark with pipeline parallelism" in str(stopped.value)
