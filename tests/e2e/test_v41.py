@@ -163,10 +163,10 @@ def test_a_request_pushed_out(engines: Engines, twin: V41Twin, release: str) -> 
     check_attention(result, twin)
     check_experts(result, twin)
     errors = stream_errors(result, twin)
-    # Logits are of a token's first time, what its layers gave of its last.
+    # Of a token that is computed twice, its logits are of the first time, and what its
+    # layers gave of the second: no logits here.
     del errors["head", twin.depth]
     assert max(errors.values()) <= STREAMS, errors
-    check_logits(result, twin)
 
 
 @pytest.mark.full
