@@ -28,6 +28,8 @@ from .step import (
 )
 
 SCORES = "indexer scores"
+LEAST_ROWS = 1024
+"""From how many rows of prefill on ranks share them, as docs/deploying.md has it."""
 BF16, FP32, INT32 = 2, 4, 4
 STATES = 2 * 2 * HEAD * FP32, 2 * HEAD * FP32
 """Bytes that a compressor's product gives a token, at ratio 4 and 128."""
@@ -49,7 +51,7 @@ class Shared:
 
     @property
     def net(self) -> Range:
-        """What is left of the saving, at worst and at best. Negative is a loss."""
+        """What is left of the saving, at best and at worst. Negative is a loss."""
         return Range(self.saved.slow - self.cost.fast, self.saved.fast - self.cost.slow)
 
     @property
@@ -163,7 +165,10 @@ def _topk(model: Model) -> int:
 def with_rows_shared(
     parts: Iterable[Part], model: Model, split: Split, tokens: int
 ) -> list[Part]:
-    """The parts of a chunk whose rows the ranks share, as step `indexer-rows` does."""
+    """The parts of a chunk whose rows the ranks share, as step `indexer-rows` lets them
+    where a user sets `LEAST_ROWS`; as given where there is nothing to share."""
+    if split.ranks == 1 or tokens < LEAST_ROWS:
+        return list(parts)
     others = 1 - 1 / split.ranks
     queries = _product(model, split, tokens, "indexer", dense=True)
     shared = []

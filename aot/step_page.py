@@ -38,7 +38,7 @@ class Bought:
 
     Attributes:
         name: as a shop says it.
-        model: that fits.
+        model: that they serve.
         split: of its ranks.
     """
 
@@ -48,7 +48,8 @@ class Bought:
 
 
 def bought() -> list[Bought]:
-    """What the page models; docs/deploying.md shows that the models fit."""
+    """What the page models. Whether the cache has room for the requests is not checked:
+    docs/data/plans.csv says where it has not."""
     known = {device.name: device for device in devices()}
     b60, b70 = known["Arc Pro B60"], known["Arc Pro B70"]
     stack = known["Max 1550, one stack"]

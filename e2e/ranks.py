@@ -120,7 +120,8 @@ class Case:
         self.layers = "six layers" if six else "three layers"
         self.size = mtp.SIX_LAYERS if six else mtp.THREE_LAYERS
         leading = STAGED if six else SHORT
-        self.prompts = leading if self.drafting else LONG
+        # The indexer scores no rows of the leading prompts, which choose all entries.
+        self.prompts = leading if self.drafting and not split.rows else LONG
         engines.add_checkpoint(self.layers, mtp.Mtp(0, {}, self.size))
 
     def jobs(self, split: Split, name: str, drafting: dict[str, Any]) -> list[Job]:
@@ -181,7 +182,23 @@ class Case:
             else:
                 check_experts(result, twin)
                 check_logits(result, twin)
+            if self.split.rows:
+                check_shared(result, self.split)
         return Verdict("near tie" if near else "equal", "; ".join(near))
+
+
+def check_shared(result: Served, split: Split) -> None:
+    """Ranks shared rows of prefill, and each had some of them.
+
+    Raises:
+        AssertionError: one never did, or scored none.
+    """
+    assert len(result.shared) == split.tensor * split.stages
+    for rank, exchanges in enumerate(result.shared):
+        assert exchanges, f"rank {rank} of {split.name} never shared rows"
+        for sizes in exchanges:
+            assert len(sizes) == split.tensor, f"{split.name} shared {sizes}"
+        assert any(all(sizes) for sizes in exchanges), f"{split.name}: {exchanges}"
 
 
 def near_ties(results: list[Served], one: Served, twin: Reference) -> list[str]:

@@ -6,6 +6,7 @@ of each attention and each feed-forward layer, and counters wrap the launches of
 Triton kernels.
 """
 
+import importlib
 import io
 import re
 import time
@@ -22,6 +23,7 @@ from emulated_xpu.worker import EmulatedXpuWorker
 from kernels import interpreter, interpreter_speed
 
 SUBLAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(?:mtp_block\.)?(attn|ffn)$")
+INDEXER = "vllm.model_executor.layers.sparse_attn_indexer"
 
 records: list[dict[str, Any]] = []
 """One entry per sublayer and step: `layer`, `part`, `rows`, inputs and outputs."""
@@ -38,6 +40,8 @@ idle = False
 """Whether the runner computes for no request."""
 broken = False
 """Whether `sabotage.py` shall break the model's layers."""
+shared: list[list[int]] = []
+"""How many of the indexer's rows each rank scored, whenever ranks shared them."""
 layers: Counter[str] = Counter()
 outputs: Counter[str] = Counter()
 """How often attention wrote a value of which type."""
@@ -56,6 +60,7 @@ class Recording:
         if self.keeps_parameters:
             keep_loaded_parameters()
         count_launches()
+        note_shared_rows()
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         runner = self.model_runner
         if broken:
@@ -90,6 +95,7 @@ class Recording:
             "records": [on_the_host(record) for record in records],
             "logits": [on_the_host(entry) for entry in logits],
             "encoded": [on_the_host(entry) for entry in encoded],
+            "shared": shared,
             "contexts": [on_the_host(entry) for entry in blocks.contexts],
             "blocks": [on_the_host(entry) for entry in blocks.blocks],
             "runner": vllm_class(self.model_runner),
@@ -159,6 +165,22 @@ def count_launches() -> None:
         return result
 
     triton_interpreter.GridExecutor.__call__ = counted
+
+
+def note_shared_rows() -> None:
+    """Note each exchange of the entries that ranks chose for their rows of prefill, in
+    releases where they can share these."""
+    indexer: Any = importlib.import_module(INDEXER)
+    if not hasattr(indexer, "PrefillRowShard"):
+        return
+    shard = indexer.PrefillRowShard
+    exchange = shard.exchange_topk
+
+    def noted(self: Any, *args: Any) -> None:
+        shared.append(list(self.sizes))
+        exchange(self, *args)
+
+    shard.exchange_topk = noted
 
 
 def hook(runner: Any, model: torch.nn.Module) -> None:

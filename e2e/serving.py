@@ -160,6 +160,8 @@ class Served:
     seconds: float
     read: list[list[int]] = field(init=False)
     """The tokens of each prompt, with those of its images."""
+    shared: list[list[list[int]]] = field(init=False)
+    """Of each rank, how many rows each rank of its stage scored, at every exchange."""
     texts: dict[str, list[int]] = field(init=False)
     """Prompt and answer of each request, by the engine's name for it."""
 
@@ -167,6 +169,7 @@ class Served:
         ranks = self.answer.pop("ranks")
         stages = dict(self.job.engine).get("pipeline_parallel_size", 1)
         size = len(ranks) // stages
+        self.shared = [rank["shared"] for rank in ranks]
         self.answer["records"] = []
         for first in range(0, len(ranks), size):
             before = len(self.answer["records"])

@@ -69,6 +69,16 @@ def test_one_rank_has_nothing_to_share() -> None:
     alone = replace(B60, ranks=1, stages=1)
     for one in sharing.prefill(FLASH, alone, 2048, BUSY):
         assert one.saved == Range(0, 0)
+    parts = step.prefill(FLASH, alone, 2048, 16_384, BUSY)
+    assert sharing.with_rows_shared(parts, FLASH, alone, 2048) == parts
+
+
+def test_a_short_chunk_is_not_shared() -> None:
+    """It spends nothing on an exchange."""
+    for tokens, shared in ((1023, False), (1024, True)):
+        parts = step.prefill(FLASH, B60, tokens, 16_384, BUSY)
+        found = sharing.with_rows_shared(parts, FLASH, B60, tokens)
+        assert (found != parts) == shared, tokens
 
 
 def test_a_gather_moves_half_of_what_a_sum_does() -> None:

@@ -75,11 +75,17 @@ def test_sixteen_ranks(hold: Any, release: str) -> None:
 
 @pytest.mark.full
 @pytest.mark.newest
-@pytest.mark.parametrize("ranks", [2, 4, 8])
-def test_ranks_share_rows(engines: Engines, release: str, ranks: int) -> None:
+@pytest.mark.parametrize(
+    ("ranks", "stages", "feature"),
+    [(2, 1, "plain"), (4, 1, "plain"), (8, 1, "plain"), (2, 2, "MTP 1")],
+)
+def test_ranks_share_rows(
+    engines: Engines, release: str, ranks: int, stages: int, feature: str
+) -> None:
     """Prompts are too short for the release's own number of rows."""
     if not engines.shares_rows(release):
         pytest.skip(f"{release} has no setting for the indexer's rows of prefill")
-    found = Case(engines, release, Split(tensor=ranks, rows=2), "plain").judge()
+    split = Split(tensor=ranks, stages=stages, rows=2)
+    found = Case(engines, release, split, feature).judge()
     print(found)
     assert found.kind in ("equal", "near tie"), found

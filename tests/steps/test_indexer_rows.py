@@ -9,14 +9,11 @@ import pytest
 import torch
 from helpers import layout, model_configs
 from helpers.indexer_batch import TOPK, Batch, Given
-from vllm.config import AttentionConfig, VllmConfig
+from vllm.config import VllmConfig
 from vllm.distributed.device_communicators import xpu_communicator
 
 INDEXER: Any = layout.module("vllm.model_executor.layers.sparse_attn_indexer")
 BACKEND: Any = layout.module(layout.INDEXER_BACKEND)
-SETTING, NUMBER = "indexer_tp_shard_min_rows", "MIN_TP_SHARD_ROWS_XPU"
-"""From how many rows on ranks share them: a user's setting, or a number of XPU's."""
-HAS_SETTING = hasattr(AttentionConfig(), SETTING)
 SEQ_LENS, QUERY_LENS = (300, 270, 90, 40), (1, 61, 9, 5)
 """A decode, and prompts whose rows the ranks share."""
 OPS = {False: "xpu_fp8_mqa_logits", True: "mxfp4_mqa_logits"}
@@ -28,15 +25,14 @@ def rank_of(
     fp4: bool,
     gather: Callable[..., torch.Tensor],
     patch: pytest.MonkeyPatch,
+    least_rows: int = 2,
 ) -> tuple[Batch, list[int], list[int]]:
     """The batch as one of `ranks` runs it, how many rows it scores, and how many it
-    projects; `gather` has the part in its hands."""
+    projects; `gather` has the part in its hands. A user has the ranks share rows from
+    `least_rows` on."""
     batch = Batch(SEQ_LENS, QUERY_LENS, fp4=fp4)
     batch.builder.tp_size = ranks
-    if HAS_SETTING:
-        setattr(batch.config.attention_config, SETTING, 2)
-    else:
-        patch.setattr(BACKEND, NUMBER, 2, raising=False)
+    batch.config.attention_config.indexer_tp_shard_min_rows = least_rows
     scored: list[int] = []
     place: Any = INDEXER if fp4 else torch.ops.vllm
     op = getattr(place, OPS[fp4])
@@ -61,6 +57,11 @@ def rank_of(
     return batch, scored, projected
 
 
+def nothing_of_others(part: torch.Tensor, dim: int, sizes: list[int]) -> torch.Tensor:
+    """A gather that leaves other ranks' rows without entries."""
+    return part.new_full((sum(sizes), TOPK), -1)
+
+
 @pytest.mark.parametrize("fp4", [False, True], ids=["fp8", "mxfp4"])
 @pytest.mark.parametrize("ranks", [2, 4, 8])
 def test_each_rank_scores_its_part(
@@ -71,7 +72,7 @@ def test_each_rank_scores_its_part(
 
     def keep(part: torch.Tensor, dim: int, sizes: list[int]) -> torch.Tensor:
         parts.append(part.clone())
-        return part.new_full((sum(sizes), TOPK), -1)
+        return nothing_of_others(part, dim, sizes)
 
     for rank in range(ranks):
         with monkeypatch.context() as patch:
@@ -90,44 +91,53 @@ def test_each_rank_scores_its_part(
     batch.check()
 
 
-def test_they_are_gathered_where_they_belong(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_has_the_queries_of_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While one is captured, no part of the rows is baked into it."""
+    batch, scored, projected = rank_of(2, 0, False, nothing_of_others, monkeypatch)
+    monkeypatch.setattr(torch.xpu, "is_current_stream_capturing", lambda: True)
+    batch.run()
+    assert sum(scored) < sum(QUERY_LENS[1:]), f"2 ranks score {sum(scored)} rows"
+    assert projected == [sum(QUERY_LENS)]
+
+
+@pytest.mark.unchanged
+def test_every_rank_scores_fewer_rows_than_a_user_says(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    batch, scored, projected = rank_of(
+        2, 0, False, nothing_of_others, monkeypatch, least_rows=1 + sum(QUERY_LENS[1:])
+    )
+    batch.check()
+    assert sum(scored) == sum(QUERY_LENS[1:])
+    assert projected == [sum(QUERY_LENS)]
+
+
+@pytest.mark.parametrize("sizes", [[3, 1, 4], [2, 2, 2]], ids=str)
+def test_they_are_gathered_where_they_belong(
+    sizes: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The parts go into the result itself, whatever their lengths."""
     addresses: list[list[int]] = []
-    sizes, own = [3, 1, 4], 1
 
     def all_gather(parts: list[torch.Tensor], part: torch.Tensor, group: Any) -> None:
         addresses.append([one.data_ptr() for one in parts])
         for rank, one in enumerate(parts):
             one.fill_(rank)
 
+    def all_gather_single(whole: torch.Tensor, part: torch.Tensor, group: Any) -> None:
+        all_gather(list(whole.split(len(part))), part, group)
+
     monkeypatch.setattr(xpu_communicator.dist, "all_gather", all_gather)
+    monkeypatch.setattr(xpu_communicator.dist, "all_gather_single", all_gather_single)
     communicator: Any = object.__new__(xpu_communicator.XpuCommunicator)
-    communicator.device_group, communicator.rank_in_group = None, own
+    communicator.device_group, communicator.rank_in_group = None, 1
     communicator.world_size = len(sizes)
-    part = torch.zeros(sizes[own], TOPK, dtype=torch.int32)
+    part = torch.zeros(sizes[1], TOPK, dtype=torch.int32)
     whole = communicator.all_gatherv(part, sizes=sizes)
-    assert whole[:, 0].tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
-    starts = [whole[row].data_ptr() for row in (0, 3, 4)]
+    starts = [one.data_ptr() for one in whole.split(sizes)]
     assert addresses == [starts], "the parts were copied"
-
-
-def least_rows(**asked: int) -> int:
-    """From how many rows on ranks share them, where a user asked for that."""
-    config = VllmConfig(attention_config=AttentionConfig(**asked))
-    found = getattr(config.attention_config, SETTING, None)
-    least: int = getattr(BACKEND, NUMBER, 1 << 16) if found is None else found
-    return least
-
-
-def test_a_chunk_has_enough_rows() -> None:
-    assert least_rows() == 1024, "no step has so many rows"
-
-
-if HAS_SETTING:
-
-    @pytest.mark.unchanged
-    def test_a_user_decides() -> None:
-        assert least_rows(**{SETTING: 4096}) == 4096
+    ranks = [rank for rank, size in enumerate(sizes) for _ in range(size)]
+    assert whole[:, 0].tolist() == ranks
 
 
 @pytest.mark.parametrize(
