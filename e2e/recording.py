@@ -16,7 +16,7 @@ import torch
 from triton.runtime import interpreter as triton_interpreter
 from vllm.forward_context import get_forward_context
 
-from e2e import sabotage
+from e2e import blocks, sabotage
 from emulated_xpu import registry
 from emulated_xpu.worker import EmulatedXpuWorker
 from kernels import interpreter, interpreter_speed
@@ -70,6 +70,10 @@ class Recording:
         # DSpark's layers see a block of queries in place of the batch's tokens.
         if draft is not None and not hasattr(draft, "markov_bias"):
             hook(runner, draft)
+        elif draft is not None and "deepseek_v41" in type(draft).__module__:
+            for layer in draft.model.layers:
+                keep_core(layer.attn)
+            blocks.record(draft, lambda: rows_for_a_draft(runner))
         record_logits(runner)
         if hasattr(runner.model, "_encode_image"):
             record_images(runner.model)
@@ -86,6 +90,8 @@ class Recording:
             "records": [on_the_host(record) for record in records],
             "logits": [on_the_host(entry) for entry in logits],
             "encoded": [on_the_host(entry) for entry in encoded],
+            "contexts": [on_the_host(entry) for entry in blocks.contexts],
+            "blocks": [on_the_host(entry) for entry in blocks.blocks],
             "runner": vllm_class(self.model_runner),
             "loaded": on_the_host(loaded),
             "layers": dict(layers),
@@ -213,6 +219,11 @@ def rows_of_this_step(runner: Any, tokens: int) -> list[tuple[str, int]] | None:
         return None
     rows = rows_of_the_batch(runner)
     return None if sum(count for _, count in rows) > tokens else rows
+
+
+def rows_for_a_draft(runner: Any) -> list[tuple[str, int]]:
+    """The same of a draft that runs behind the model; none in a dummy run."""
+    return [] if idle or stopped else rows_of_the_batch(runner)
 
 
 def rows_of_the_batch(runner: Any) -> list[tuple[str, int]]:

@@ -21,6 +21,7 @@ from e2e.comparison import of_all_ranks
 from e2e.damage import damage
 from e2e.pictures import PLACEHOLDER, Picture
 from e2e.twin import Reference, Twin
+from e2e.v41_draft_twin import V41DraftTwin
 from e2e.v41_twin import V41Twin
 from e2e.vision import StagedVision, Vision
 from e2e.vision_twin import VisionTwin
@@ -241,6 +242,8 @@ class Engines:
                 self._twins[name] = VisionTwin(*self.written(name))
             elif name.startswith("v4.1 with images"):
                 self._twins[name] = v41_vision.V41VisionTwin(folder)
+            elif name.startswith("v4.1 with drafts"):
+                self._twins[name] = V41DraftTwin(folder)
             elif name.startswith("v4.1"):
                 self._twins[name] = V41Twin(folder)
             else:

@@ -146,6 +146,10 @@ class V41(dspark.DSpark):
             "dspark_num_experts_per_tok": self.draft_experts[1],
         }
 
+    def known_to_twin(self, name: str) -> bool:
+        """The twin has the draft's layers, but not the bias that decides for it."""
+        return ".markov_head." not in name
+
     def output_head(self, prefix: str) -> None:
         """None: the mixes of the last layer make one state of the streams."""
 

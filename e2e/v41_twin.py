@@ -108,12 +108,20 @@ class V41Twin(Reference):
 
     def states(self, tokens: list[int], sublayer: Sublayer) -> torch.Tensor:
         """What the output head sees, `[T, hidden]`, if sublayers give what `sublayer`
-        says. Each collapses the streams with the mixes of the one before it."""
+        says."""
+        streams, pre = self.through(range(self.depth), tokens, sublayer)
+        return self._norm("norm", self._collapsed(streams, pre))
+
+    def through(
+        self, layers: range, tokens: list[int], sublayer: Sublayer
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The streams behind `layers`, and the mix that collapses them. Each sublayer
+        collapses the streams with the mixes of the one before it."""
         streams = self.embedded(tokens)[:, None].expand(-1, checkpoint.STREAMS, -1)
         pre = torch.zeros(streams.shape[:2])
         pre[:, 0] = 1
-        for layer in range(self.depth):
-            name = f"layers.{layer}"
+        for layer in layers:
+            name = self._name(layer)
             if layer in self.hashes.layers:
                 streams = self.remembered(layer, streams, tokens)
             for part in ("attn", "ffn"):
@@ -122,7 +130,7 @@ class V41Twin(Reference):
                 added = mixes.post[..., None] * sublayer(part, layer, x)[:, None]
                 mixed = torch.einsum("tij,tid->tjd", mixes.comb, streams)
                 streams, pre = self.forms.kept(added + mixed), mixes.pre
-        return self._norm("norm", self._collapsed(streams, pre))
+        return streams, pre
 
     def embedded(self, tokens: list[int]) -> torch.Tensor:
         """What the first layer sees of each token, `[T, hidden]`."""
@@ -176,7 +184,7 @@ class V41Twin(Reference):
     ) -> torch.Tensor:
         """One layer's attention over the inputs `[T, hidden]` of a whole request."""
         self._inputs[layer] = x
-        name, ratio = f"layers.{layer}.attn", self.ratio(layer)
+        name, ratio = f"{self._name(layer)}.attn", self.ratio(layer)
         positions, compresses = torch.arange(len(x)), ratio > 0
         q = self._heads(f"{name}.wq_b", self._queries(name, x))
         q = self.forms.kept(self.turned(q, positions, compresses))
@@ -308,11 +316,11 @@ class V41Twin(Reference):
         self, layer: int, x: torch.Tensor, tokens: list[int]
     ) -> torch.Tensor:
         """One layer's experts over the inputs `[T, hidden]` of a whole request."""
-        name = f"layers.{layer}.ffn"
+        name = f"{self._name(layer)}.ffn"
         raw = functional.linear(x, self.weights[f"{name}.gate.weight"])
         scores = functional.softplus(raw).sqrt()
         biased = scores + self.bias(f"{name}.gate", tokens)
-        chosen = biased.topk(self.config["num_experts_per_tok"]).indices
+        chosen = biased.topk(self._experts_of(layer)).indices
         shares = scores.gather(1, chosen)
         shares = shares / shares.sum(-1, keepdim=True)
         shares = shares * self.config["routed_scaling_factor"]
@@ -342,6 +350,13 @@ class V41Twin(Reference):
     def ratio(self, layer: int) -> int:
         """Tokens of a compressed entry; 0 for the window alone."""
         return int(self.config["compress_ratios"][layer])
+
+    def _name(self, layer: int) -> str:
+        return f"layers.{layer}"
+
+    def _experts_of(self, layer: int) -> int:
+        """How many routed experts a token has."""
+        return int(self.config["num_experts_per_tok"])
 
     def _source(self, kind: str, layer: int) -> int:
         """The layer whose entries ("kv") or choice ("index") a layer reads."""

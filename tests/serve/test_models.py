@@ -90,7 +90,9 @@ def test_an_image(engines: Engines, release: str) -> None:
     assert isinstance(twin, VisionTwin)
     pictures = PICTURE, replace(PICTURE, seed=2)
     answers = []
-    with Server(engines, release, checkpoint="vision") as server:
+    # The default hash needs a package that nothing else here does.
+    hashed = ("--mm-hasher-algorithm", "sha256")
+    with Server(engines, release, *hashed, checkpoint="vision") as server:
         client = server.wait().client
         for picture in pictures:
             image = {"type": "image_url", "image_url": {"url": data_url(picture)}}
