@@ -20,6 +20,8 @@ DIM, QUANT_BLOCK = 64, 32
 HEADS, NGRAM = 8, 4
 COLUMNS = HEADS * (NGRAM - 1)
 DEAD = -1
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+"""Containers of one host read the same here, and those of another do not."""
 
 
 def small_config() -> Any:
@@ -297,6 +299,7 @@ def all_are_there(hosts: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def gather(answers: list[str], own: str, group: Any) -> None:
         assert group == tuple(range(len(hosts)))
+        assert own == BOOT_ID.read_text(), f"a rank names its host {own!r}"
         answers[:] = [own if host == hosts[0] else host for host in hosts]
 
     def group(ranks: list[int], **_: Any) -> tuple[int, ...]:

@@ -6,13 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import kernel_trace, layout, model_configs
+from helpers import kernel_trace, layout
 from helpers import reference_hyper_connections as reference
 
 STREAMS, HIDDEN, TOKENS = 4, 512, 5
 TOLERANCE = 4e-3
-CUSTOM_OP = "vllm.model_executor.custom_op"
-MHC = "vllm.model_executor.layers.mhc"
+OPS = "vllm.model_executor.kernels.mhc.xpu_delayed"
 NUMBERS = (reference.EPS,) * 3 + (reference.POST_MULT, reference.ROUNDS)
 
 
@@ -39,9 +38,10 @@ class Inputs:
         self.norm_weight = normal(HIDDEN).bfloat16()
 
 
-def op() -> Any:
-    with model_configs.current(model_configs.vllm_config()):
-        return layout.module(MHC).MHCPreDelayedOp()
+def ops() -> Any:
+    """The custom ops, which the module registers."""
+    layout.module(OPS)
+    return torch.ops.vllm
 
 
 def expected(
@@ -62,33 +62,32 @@ def expected(
 def run(kind: str) -> tuple[Any, tuple[torch.Tensor, ...], kernel_trace.Trace]:
     """The op's results, the expected ones, and its cost on the device."""
     inputs, device = Inputs(), layout.device()
+    op = ops().mhc_pre_delayed_xpu
     streams, pre_mix = inputs.streams, inputs.pre_mix
     fn, *biases = inputs.weights
-    options: dict[str, Any] = {"pre_mix": pre_mix}
+    options = {"pre_mix": pre_mix}
     if kind == "entry":
         # The embedding is every stream, and stream 0 the first sublayer's input.
         options = {"x": inputs.output}
         streams = inputs.output[:, None].expand(-1, STREAMS, -1)
         fn = fn.unflatten(1, (STREAMS, HIDDEN)).sum(1)
         pre_mix = torch.eye(STREAMS)[:1].expand(TOKENS, -1)
-    mixed = streams.double()
+    given: tuple[torch.Tensor, ...] = (streams, fn, *biases)
+    wanted = expected(streams.double(), inputs, pre_mix)
     if kind == "behind a sublayer":
-        options["sublayer_out"] = inputs.output
-        options["post_layer_mix"] = inputs.post_mix
-        options["comb_res_mix"] = inputs.comb_mix
+        op = ops().mhc_fused_post_pre_delayed_xpu
+        given = (inputs.output, streams, inputs.post_mix, inputs.comb_mix, fn, *biases)
         gates = reference.Gates(
             inputs.post_mix[..., 0].double(), inputs.comb_mix.double()
         )
-        mixed = reference.after(inputs.output.double(), mixed, gates)
+        mixed = reference.after(inputs.output.double(), streams.double(), gates)
+        wanted = mixed, *expected(mixed, inputs, pre_mix)
     options["norm_weight"] = inputs.norm_weight
     moved = {name: value.to(device) for name, value in options.items()}
-    weights = [value.to(device) for value in (fn, *biases)]
-    called = op()
+    tensors = [value.to(device) for value in given]
     with pytest.MonkeyPatch.context() as patch, kernel_trace.traced(patch) as trace:
-        made = called(
-            streams.to(device), *weights, *NUMBERS, norm_eps=reference.EPS, **moved
-        )
-    return made, (mixed, *expected(mixed, inputs, pre_mix)), trace
+        made = op(*tensors, *NUMBERS, norm_eps=reference.EPS, **moved)
+    return made, wanted, trace
 
 
 @pytest.mark.parametrize("kind", ["entry", "behind Engram", "behind a sublayer"])
@@ -108,42 +107,17 @@ def test_it_is_traced_as_it_runs() -> None:
     inputs = Inputs()
     sublayer = (inputs.output, inputs.streams, inputs.post_mix, inputs.comb_mix)
     rest = (*inputs.weights, *NUMBERS, inputs.pre_mix)
-    op()
     checked = {
         "mhc_pre_delayed_xpu": (inputs.streams, *rest),
         "mhc_fused_post_pre_delayed_xpu": (*sublayer, *rest),
     }
-    missing = [name for name in checked if not hasattr(torch.ops.vllm, name)]
-    assert not missing, f"not registered: {missing}"
     for name, arguments in checked.items():
         moved = [
             value.to(layout.device()) if torch.is_tensor(value) else value
             for value in arguments
         ]
         torch.library.opcheck(
-            getattr(torch.ops.vllm, name).default,
+            getattr(ops(), name).default,
             tuple(moved),
             test_utils=("test_schema", "test_faketensor"),
         )
-
-
-class Called:
-    """An operator namespace that notes which operators are asked for."""
-
-    def __init__(self) -> None:
-        self.names: list[str] = []
-
-    def __getattr__(self, name: str) -> Any:
-        return lambda *args, **kwargs: self.names.append(name) or ()
-
-
-@pytest.mark.unchanged
-def test_cuda_keeps_its_ops(monkeypatch: pytest.MonkeyPatch) -> None:
-    custom_op = layout.module(CUSTOM_OP)
-    platform = layout.another_platform(custom_op.current_platform)
-    monkeypatch.setattr(custom_op, "current_platform", platform)
-    called = op()
-    monkeypatch.setattr(torch.ops, "vllm", names := Called())
-    inputs = Inputs()
-    called(inputs.streams, *inputs.weights, *NUMBERS, pre_mix=inputs.pre_mix)
-    assert names.names == ["mhc_pre_delayed_tilelang"]

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of a later pipeline stage gets the spans of images, as the first one's."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 from helpers import model_configs
 from helpers.images import block, encoder_cache, handed, state_with
 
+pytestmark = pytest.mark.any_platform
 IMAGES = [block(16, 3, 5), block(150, 10, 13)]
 
 
@@ -40,6 +42,18 @@ def test_a_request_that_ended_leaves_none(
     assert handed(state) is None
 
 
+def test_a_later_stage_lets_go_of_pixels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They stay in what the engine sent, which a first stage encodes."""
+    state = state_with(tmp_path, monkeypatch, model_configs.VISION, None)
+    sent = [replace(image, data={"pixel_values": None}) for image in IMAGES]
+    state.add_request(0, SimpleNamespace(req_id="seen", mm_features=sent))
+    assert handed(state), "a later stage gets no spans"
+    assert not any(kept.data for kept in state.mm_features["seen"])
+    assert all(image.data for image in sent)
+
+
 @pytest.mark.unchanged
 def test_the_first_stage_asks_its_encoder_cache_on_other_platforms_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -50,6 +64,8 @@ def test_the_first_stage_asks_its_encoder_cache_on_other_platforms_too(
     before = handed(state)
     state.add_request(0, SimpleNamespace(req_id="seen", mm_features=IMAGES))
     assert before[1] and handed(state) == before
+    state.remove_request("seen")
+    assert "seen" in cache.mm_features, "the runner has its cache forget a request"
 
 
 @pytest.mark.unchanged

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-import vllm.model_executor.layers.mhc  # noqa: F401
+import vllm.model_executor.kernels.mhc.xpu_delayed  # noqa: F401
 from vllm.model_executor.layers.fused_moe.moe_output import MoEOutput
 
 
