@@ -8,23 +8,21 @@ import pytest
 from helpers import layout, model_configs
 
 REGISTRY = "vllm.model_executor.models.registry"
-MODELS = {}
-V41 = "DeepseekV41ForCausalLM"
-V41_DRAFT = "DSparkV41DraftModel"
-VISION = "DeepseekV4ForConditionalGeneration"
+MODELS = {
+    "DeepseekV41ForCausalLM": "DeepSeek-V4.1",
+    "DSparkV41DraftModel": "DSpark of DeepSeek-V4.1",
+    "DeepseekV4ForConditionalGeneration": "DeepSeek-V4 vision",
+}
 
 
 def registered(architecture: str) -> Any:
     return layout.module(REGISTRY).ModelRegistry.models[architecture].load_model_cls()
 
 
-# A later step may serve them.
-if ".xpu." not in registered(V41).__module__:
-    MODELS[V41] = "DeepSeek-V4.1"
-if ".xpu." not in registered(V41_DRAFT).__module__:
-    MODELS[V41_DRAFT] = "DSpark of DeepSeek-V4.1"
-if registered(VISION).__module__.endswith("vl_stub"):
-    MODELS[VISION] = "DeepSeek-V4 vision"
+def is_served(architecture: str) -> bool:
+    """Whether a later step serves it."""
+    module = registered(architecture).__module__
+    return ".xpu." in module and not module.endswith("vl_stub")
 
 
 def end_of_start(architecture: str, stages: int = 1) -> str:
@@ -48,6 +46,8 @@ def end_of_start(architecture: str, stages: int = 1) -> str:
 @pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize("architecture", MODELS)
 def test_it_says_what_is_supported(architecture: str, stages: int) -> None:
+    if is_served(architecture):
+        return
     end = end_of_start(architecture, stages)
     wanted = f"NotImplementedError: {MODELS[architecture]} ({architecture})"
     assert end.startswith(wanted), f"the start ends with {end}"
