@@ -2,10 +2,8 @@
 """`xpustack device` and `ingest`: prove, compare, tune and serve on a GPU, report that,
 and take in such a report."""
 
-import contextlib
 import shutil
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -19,20 +17,6 @@ from xpustack.core.project import Project
 from xpustack.terminal.console import AsJson, answering, showing_progress
 
 FOLDER = ".device"
-
-
-@contextlib.contextmanager
-def in_a_checkout(command: str) -> Iterator[None]:
-    """Import the stages, which are no part of the installed tool, in the block."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name != "on_device":
-            raise
-        raise UsageError(
-            f"`xpustack {command}` needs on_device/stages, which is not installed",
-            hint=f"python -m xpustack {command}, in the checkout",
-        ) from None
 
 
 def device(
@@ -81,10 +65,10 @@ def device(
     stage that fails or hangs does not stop the others. Nothing is installed, and no
     network is used."""
     with answering("device", as_json) as answer:
-        with in_a_checkout("device"):
-            from on_device.stages import archive, doctor, session
-            from on_device.stages.records import STAGES
-            from on_device.stages.setup import Setup
+        from on_device.stages import archive, doctor, session
+        from on_device.stages.records import STAGES
+        from on_device.stages.setup import Setup
+
         project = Project.find()
         unknown = [name for name in stage or () if name not in STAGES]
         if unknown:
@@ -152,9 +136,9 @@ def ingest(
 
     FILE is the archive to send, or its report.json."""
     with answering("ingest", as_json) as answer:
-        with in_a_checkout("ingest"):
-            from on_device.stages import archive
-            from on_device.stages.ingest import ingest as take_in
+        from on_device.stages import archive
+        from on_device.stages.ingest import ingest as take_in
+
         said = take_in(Project.find(), archive.read(report))
         answer.data = {"ingested": said}
         answer.say(*said)

@@ -55,11 +55,11 @@ def plan(
     The release's own engine starts every split, with its real model class, on no device
     and without values: what would fail at start fails here. GiB are of one device, of
     the stage that holds most."""
-    # The arithmetic is no part of the installed tool.
-    from xpustack.plan import asked as asking
-    from xpustack.plan import choices, trial
-
     with answering("plan", as_json) as answer:
+        # The arithmetic is no part of the installed tool.
+        from xpustack.plan import asked as asking
+        from xpustack.plan import choices, trial
+
         with showing_progress() as progress, using_cache() as cache:
             project = Project.find()
             pinned = releases.load(project)[release]

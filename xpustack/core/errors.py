@@ -153,9 +153,14 @@ class InternalError(StackError):
     exit_code = 70
 
 
+CHECKOUT = {"aot", "benchmarks", "on_device"}
+"""What commands import when they are called: no part of the installed tool."""
+
+
 def stack_error_of(error: Exception) -> StackError:
     """The error to report for any other exception: an `OSError` is a problem of the
-    machine, everything else a fault of the tool itself."""
+    machine, what only a checkout has is missing by the way the tool was called, and
+    everything else is a fault of the tool itself."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, OSError):
@@ -165,6 +170,11 @@ def stack_error_of(error: Exception) -> StackError:
             path=path,
             detail=[f"asked at {place}"],
             hint=f"ls -ld {shlex.quote(str(path))}" if path else "df -h; ulimit -a",
+        )
+    if isinstance(error, ModuleNotFoundError) and error.name in CHECKOUT:
+        return UsageError(
+            f"the command needs {error.name}, which is not installed",
+            hint="python -m xpustack with the same words, in the checkout",
         )
     return InternalError(
         f"internal error: {type(error).__name__}: {error}",

@@ -405,23 +405,6 @@ def test_the_help_names_all_stages_and_kinds() -> None:
     assert get_type_hints(commands.device)["kind"] == Kind
 
 
-@pytest.mark.parametrize("words", [["device"], ["ingest", "report.json"]])
-def test_the_installed_tool_says_where_the_stages_are(
-    tmp_path: Path, words: list[str]
-) -> None:
-    (tmp_path / "xpustack").symlink_to(ROOT / "xpustack")
-    done = subprocess.run(
-        [sys.executable, "-m", "xpustack", *words],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": ""},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert "which is not installed" in done.stderr
-    assert f"next: python -m xpustack {words[0]}, in the checkout" in done.stderr
-
-
 def test_a_report_is_taken_in(checkout: Path) -> None:
     assert call(checkout).exit_code == 0
     archive = checkout / ".device/xpu/report/device-report.tar.gz"
