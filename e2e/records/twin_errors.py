@@ -61,7 +61,7 @@ def keep(project: Project, rows: Sequence[Row]) -> None:
         kept,
         lambda row: (
             jobs.index((str(row["checkpoint"]), str(row["job"]))),
-            99 if row["layer"] == LOGITS else int(str(row["layer"])),
+            len(kept) if row["layer"] == LOGITS else int(str(row["layer"])),
         ),
     )
     for section in SECTIONS:
