@@ -71,15 +71,15 @@ def keep(project: Project, rows: Sequence[Row]) -> None:
 
 def render(rows: Iterable[Row], section: str) -> str:
     """The largest figures of each job, and of each layer of the first one; releases
-    with the same figures share a line."""
+    with the same figures share a line. Columns without a figure are left out."""
     found: dict[tuple[str, str], dict[str, list[Row]]] = {}
     for row in rows:
         if str(row["checkpoint"]).startswith(SECTIONS[section]):
             job, release = str(row["job"]), str(row["release"])
-            lines = ["all"]
+            of_row = ["all"]
             if job in IN_LAYERS and row["layer"] != LOGITS:
-                lines.insert(0, f"{row['layer']}, ratio {row['ratio']}")
-            for line in lines:
+                of_row.append(f"{row['layer']}, ratio {row['ratio']}")
+            for line in of_row:
                 found.setdefault((job, line), {}).setdefault(release, []).append(row)
     alike: dict[tuple[str, ...], list[str]] = {}
     jobs = list(dict.fromkeys(job for job, _ in found))
@@ -87,12 +87,16 @@ def render(rows: Iterable[Row], section: str) -> str:
     for job, line in in_order:
         for release, own in found[job, line].items():
             alike.setdefault((job, line, *_largest(own)), []).append(release)
+    lines = [
+        (job, line, ", ".join(of), *figures)
+        for (job, line, *figures), of in alike.items()
+    ]
+    heads = ("asked", "layer", "releases", *FIGURES.values(), "logits, float32 %")
+    # V4 has no `streams`.
+    used = [place for place in range(len(heads)) if any(row[place] for row in lines)]
     return markdown.table(
-        ("asked", "layer", "releases", *FIGURES.values(), "logits, float32 %"),
-        [
-            [job, line, ", ".join(of), *figures]
-            for (job, line, *figures), of in alike.items()
-        ],
+        [heads[place] for place in used],
+        ([row[place] for place in used] for row in lines),
     )
 
 
