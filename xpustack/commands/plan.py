@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from xpustack.base import releases
-from xpustack.core.project import Project
-from xpustack.terminal.console import AsJson, answering, showing_progress, using_cache
+from xpustack.terminal.console import AsJson, answering, working
 
 if TYPE_CHECKING:
     from xpustack.plan.asked import Asked
@@ -60,8 +59,7 @@ def plan(
         from xpustack.plan import asked as asking
         from xpustack.plan import choices, trial
 
-        with showing_progress() as progress, using_cache() as cache:
-            project = Project.find()
+        with working() as (project, cache):
             pinned = releases.load(project)[release]
             asked = asking.Asked(
                 asking.checkpoint(model),
@@ -72,7 +70,7 @@ def plan(
                 data_parallel_size,
                 enable_expert_parallel,
             )
-            tried = trial.run(project, cache, pinned, asked, progress)
+            tried = trial.run(project, cache, pinned, asked)
         found = choices.choices(asked, tried)
         refused = choices.refusals(tried, found)
         reasons = {one.name: choices.why(asked, one) for one in refused}
