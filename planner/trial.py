@@ -17,7 +17,6 @@ from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.series.apply import trees
 from xpustack.steptest import environment
@@ -121,9 +120,7 @@ def engine(asked: Asked) -> dict[str, object]:
     return given
 
 
-def run(
-    project: Project, cache: Cache, release: Release, asked: Asked, progress: Progress
-) -> Trial:
+def run(project: Project, cache: Cache, release: Release, asked: Asked) -> Trial:
     """Start every split, unless the same was started before.
 
     Raises:
@@ -154,7 +151,9 @@ def run(
     )
     found = cache.results_get(key)
     if found is None:
-        progress(f"{release.name}: starting {len(asked.splits())} splits, no devices")
+        cache.progress(
+            f"{release.name}: starting {len(asked.splits())} splits, no devices"
+        )
         with Runner().stop_on_error() as runner, cache.scratch() as folder:
             version = build_version(grown.tip, len(grown.steps))
             site = build(runner, cache, store, grown.tip, version).installed

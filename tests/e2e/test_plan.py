@@ -31,7 +31,7 @@ def start(release: str, device: str) -> tuple[asked.Asked, trial.Trial]:
 def run(release: str, wanted: asked.Asked) -> trial.Trial:
     project = Project.find(Path(__file__).parent)
     pinned = load(project)[release]
-    return trial.run(project, Cache.default(), pinned, wanted, print)
+    return trial.run(project, Cache.default(progress=print), pinned, wanted)
 
 
 def test_weights_are_those_of_the_arithmetic(release: str) -> None:

@@ -29,7 +29,6 @@ from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
 from xpustack.core.checkout import check_out
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
-from xpustack.core.progress import Progress, silent
 from xpustack.series.tree import Tree
 
 TIMEOUT = 900.0
@@ -86,13 +85,7 @@ def found(build: Build) -> bool:
 
 
 def build(
-    runner: Runner,
-    cache: Cache,
-    store: Store,
-    tree: Tree,
-    version: str,
-    *,
-    progress: Progress | None = None,
+    runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
 ) -> Build:
     """Install `tree` as `version`, unless it is already installed and undamaged.
 
@@ -101,18 +94,20 @@ def build(
         EnvironmentProblem: the disk is full, or a program is missing.
         Stopped: the runner was stopped; no partial result is left.
     """
-    report = progress or silent
     planned = expected_build(cache, store, tree, version)
-    if _usable(cache, planned, tree, report):
-        return planned
+    if planned.installed.parent.is_dir():
+        problem = _problem(cache, planned)
+        if problem is None:
+            return planned
+        cache.progress(f"building {tree.name} again: {problem}")
     origin = origin_of(store.git, tree, version)
     source = None
     if origin is not None:
         earlier = build_version(origin, tree.index)
-        copy_of = build(runner, cache, store, origin, earlier, progress=progress)
+        copy_of = build(runner, cache, store, origin, earlier)
         source = origin, earlier, manifest_of(cache, copy_of.key) or {}
-    with cache.lock(f"build-{planned.key}", report):
-        if _usable(cache, planned, tree, silent):
+    with cache.lock(f"build-{planned.key}"):
+        if _problem(cache, planned) is None:
             return planned
         begin = time.monotonic()
         with writing(cache.contents.root):
@@ -148,21 +143,17 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
     return wheel.canonical_members(archive)
 
 
-def _usable(cache: Cache, build: Build, tree: Tree, progress: Progress) -> bool:
-    """Whether an earlier run left this build undamaged."""
+def _problem(cache: Cache, build: Build) -> str | None:
+    """Why the build that an earlier run left cannot be used; None if it can."""
     home = build.installed.parent
-    if not home.is_dir():
-        return False
     members = manifest_of(cache, build.key)
-    problem: str | None = "its manifest is damaged"
-    if members is not None:
-        with writing(home):
-            problem = damage(cache.contents, members, build.installed)
-    if problem is not None:
-        progress(f"building {tree.name} again: {problem}")
-        return False
-    count_as_used(home)
-    return True
+    if members is None:
+        return "its manifest is damaged"
+    with writing(home):
+        problem = damage(cache.contents, members, build.installed)
+    if problem is None:
+        count_as_used(home)
+    return problem
 
 
 def really_built(

@@ -16,7 +16,6 @@ from xpustack.checks.schedule import Task
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.forks.server import Server
 from xpustack.lint.linter import Linter, lint_key, steps_are_typed
 from xpustack.series.apply import trees_before_failure
@@ -49,11 +48,10 @@ class Planner:
         runner: Runner,
         server: Server,
         linter: Linter,
-        progress: Progress,
     ) -> None:
         self._support, self._project = support, support.project
         self._cache, self._store = cache, store
-        self._release, self._runner, self._progress = release, runner, progress
+        self._release, self._runner = release, runner
         self._server, self._linter = server, linter
         self._builds: dict[int, Build] = {}
         self._build_tasks: dict[int, Task] = {}
@@ -62,17 +60,13 @@ class Planner:
         self._last = 0
 
     def plan(
-        self, step: str | None, only: Kind | None, tip: bool, offline: bool
+        self, step: str | None, only: Kind | None, tip: bool
     ) -> tuple[list[Result], list[Task]]:
         if step is not None:
             slugs = read_order(self._project, self._release.name)
             require_step(slugs, step, self._release.name)
         series, problem = trees_before_failure(
-            self._store,
-            self._project,
-            self._release,
-            offline=offline,
-            progress=self._progress,
+            self._store, self._project, self._release
         )
         if isinstance(problem, EnvironmentProblem):
             raise problem
@@ -209,7 +203,6 @@ class Planner:
             self._store,
             tree,
             build_version(tree, self._last),
-            progress=self._progress,
         )
 
     def _lint_task(

@@ -14,7 +14,6 @@ from xpustack.checks.results import COPIED, Kind, Report, Result
 from xpustack.checks.schedule import Task, execute
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.lint.linter import Linter
 from xpustack.series.static import check_static
@@ -33,8 +32,6 @@ def run(
     only: Kind | None = None,
     tips: Collection[str] = (),
     jobs: int = 2,
-    offline: bool = False,
-    progress: Progress = silent,
     observer: Observer = _SILENT,
 ) -> Report:
     """Check the releases' steps; a broken one never stops the others.
@@ -67,17 +64,8 @@ def run(
     copies: list[CopiedTree] = []
     # The newest release first: its lints, one after the other, take longest.
     for release in reversed(chosen):
-        planner = Planner(
-            support,
-            cache,
-            Store(cache),
-            release,
-            runner,
-            server,
-            linter,
-            progress,
-        )
-        errors, planned = planner.plan(step, only, release.name in tips, offline)
+        planner = Planner(support, cache, Store(cache), release, runner, server, linter)
+        errors, planned = planner.plan(step, only, release.name in tips)
         results += errors
         tasks += planned
         copies += planner.to_copy()

@@ -86,7 +86,10 @@ def check(
             if tip or (quick and release.name != pinned.newest.name)
         ]
         jobs = jobs or usable_cpus()
-        with using_cache() as cache, showing_checks(jobs) as display:
+        with (
+            showing_checks(jobs) as display,
+            using_cache(offline, display.message) as cache,
+        ):
             report = checks.run(
                 project,
                 cache,
@@ -95,8 +98,6 @@ def check(
                 only=only,
                 tips=tips,
                 jobs=jobs,
-                offline=offline,
-                progress=display.message,
                 observer=display,
             )
         answer.data = report.to_json()

@@ -23,7 +23,7 @@ def pin(
     """Find, download, hash and read a release, and add it to releases.toml."""
     with answering("pin", as_json) as answer:
         with working() as work:
-            release = pin_release(work.project, work.cache, version, work.progress)
+            release = pin_release(work.project, work.cache, version)
         answer.data = msgspec.to_builtins(release)
         answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
 
@@ -39,10 +39,8 @@ def watch(offline: Offline = False, as_json: AsJson = False) -> None:
     3 that an archive cannot be fetched, 5 that the index cannot be reached. `(known)`
     marks what needs no action, such as a step whose Upstream-Status is Backport."""
     with answering("watch", as_json) as answer:
-        with working() as work:
-            report = watch_upstream(
-                work.project, work.cache, offline=offline, progress=work.progress
-            )
+        with working(offline) as work:
+            report = watch_upstream(work.project, work.cache)
         answer.data = {**dataclasses.asdict(report), "news": report.news}
         answer.say(*_lines(report))
         if report.news:

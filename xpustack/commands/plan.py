@@ -43,8 +43,8 @@ def plan(
         from planner.asked import Asked, checkpoint
         from planner.asked import device as device_called
 
-        with working() as work:
-            pinned = releases.load(work.project)[release]
+        with working() as (project, cache):
+            pinned = releases.load(project)[release]
             asked = Asked(
                 checkpoint(model),
                 device_called(device),
@@ -54,7 +54,7 @@ def plan(
                 data_parallel_size,
                 enable_expert_parallel,
             )
-            tried = trial.run(work.project, work.cache, pinned, asked, work.progress)
+            tried = trial.run(project, cache, pinned, asked)
         found = choices.choices(asked, tried)
         answer.data = data = report.to_json(asked, pinned, tried, found)
         if not found:

@@ -30,18 +30,11 @@ def build(
     gets none of them."""
     with answering("build", as_json) as answer:
         wheels: list[ReleaseArtifacts] = []
-        with working() as work:
+        with working(offline) as work:
             pinned = releases.load(work.project)
             for chosen in selected(pinned, release, all_, "build"):
                 try:
-                    wheel = ship(
-                        work.project,
-                        work.cache,
-                        chosen,
-                        to,
-                        offline=offline,
-                        progress=work.progress,
-                    )
+                    wheel = ship(work.project, work.cache, chosen, to)
                 except StackError as problem:
                     answer.fail(problem)
                 else:
@@ -75,14 +68,8 @@ def verify(
     wheel's vX.Y.Z.tar.gz has all these files. Exit code 0 means that all are the same,
     1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
-        with working() as work:
-            verdict = verify_wheel(
-                work.project,
-                work.cache,
-                wheel,
-                offline=offline,
-                progress=work.progress,
-            )
+        with working(offline) as work:
+            verdict = verify_wheel(work.project, work.cache, wheel)
         answer.data = {
             "wheel": str(verdict.wheel),
             "release": verdict.release,

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -43,17 +43,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 @dataclass(frozen=True)
 class Cache:
     """A cache rooted at a directory, which need not exist yet. One object serves one
-    run."""
+    run.
+
+    Attributes:
+        offline: whether what it lacks may not be downloaded.
+        progress: receives a message before what takes long, and when another run must
+            be waited for.
+    """
 
     root: Path
+    offline: bool = False
+    progress: Progress = field(default=silent, compare=False)
 
     @classmethod
-    def default(cls) -> "Cache":
+    def default(cls, offline: bool = False, progress: Progress = silent) -> "Cache":
         """`$XPUSTACK_CACHE`, else `xpustack` in the XDG cache directory."""
         folder = os.environ.get("XPUSTACK_CACHE")
-        if folder:
-            return cls(Path(folder).expanduser().absolute())
-        return cls(user_cache_path("xpustack"))
+        root = Path(folder).expanduser() if folder else user_cache_path("xpustack")
+        return cls(root.absolute(), offline, progress)
 
     @property
     def sdists(self) -> Path:
@@ -85,11 +92,9 @@ class Cache:
         return self.root / "results"
 
     @contextlib.contextmanager
-    def lock(self, name: str, progress: Progress | None = None) -> Iterator[None]:
-        """Hold the lock `name` against every other thread and process.
-
-        Not re-entrant. `progress` receives a message when another run holds it.
-        """
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the lock `name` against every other thread and process. Not
+        re-entrant."""
         path = self.root / "locks" / f"{_checked(name)}.lock"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +102,7 @@ class Cache:
             try:
                 file_lock.acquire(timeout=0)
             except Timeout:
-                (progress or silent)(f"waiting for another run to release {name}")
+                self.progress(f"waiting for another run to release {name}")
                 file_lock.acquire()
         try:
             yield

@@ -18,7 +18,6 @@ from xpustack.checks.proof import proofs
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import NoSuchPath
 from xpustack.export.folder import ExportState, Place, previous_export, write_export
@@ -62,8 +61,6 @@ def export(
     bundle: bool = False,
     assistant: str = ASSISTANT,
     bisect: bool = False,
-    offline: bool = False,
-    progress: Progress = silent,
 ) -> ExportResult:
     """Export steps of `release` to `directory`.
 
@@ -85,7 +82,7 @@ def export(
     """
     directory = directory.absolute()
     store = Store(cache)
-    series, base, parent = _places(project, cache, release, clone, offline, progress)
+    series, base, parent = _places(project, cache, release, clone)
     previous = previous_export(directory, base.release)
     wanted, notes = _wanted(project, release, series, slugs)
     require_recorded(project, release, [tree.step for tree in series.steps])
@@ -97,9 +94,7 @@ def export(
             if proof.step.slug in notes
         ],
     )
-    requests, found = _requests(
-        project, cache, series, base, wanted, notes, {}, progress
-    )
+    requests, found = _requests(project, cache, series, base, wanted, notes, {})
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
             if problem := title_problem(title):
@@ -118,21 +113,19 @@ def export(
     forms = UpstreamForms.of(project, store, [*tested, *([whole] if whole else [])])
 
     def exported(checked: Series) -> Series:
-        return upstream_trees(
-            project, store, forms, checked, parent, person, assistant, progress
-        )
+        return upstream_trees(project, store, forms, checked, parent, person, assistant)
 
-    progress("writing the commits")
+    cache.progress("writing the commits")
     branches = {
         request.slug: exported(checked)
         for request, checked in zip(standing, tested, strict=True)
     }
     if whole is not None:
         # The types of all branches at once: mypy takes 30 s for each.
-        require_clean(cache, store, [exported(whole)], progress, types=True)
+        require_clean(cache, store, [exported(whole)], types=True)
     every = list(branches.values())
-    hooks = require_clean(cache, store, every, progress, types=whole is None)
-    own = test_commits(project, cache, store, every, progress) if bisect else {}
+    hooks = require_clean(cache, store, every, types=whole is None)
+    own = test_commits(project, cache, store, every) if bisect else {}
     requests = tuple(
         replace(
             request,
@@ -151,7 +144,7 @@ def export(
         return ExportResult(directory, previous, requests, changed=False)
     if clone is not None and not bundle:
         clone.require_free(commits, previous.branches if previous else {})
-    progress(f"writing the export to {directory}")
+    cache.progress(f"writing the export to {directory}")
     place = Place(store, base, parent, clone, bundle)
     state = write_export(place, commits, requests, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
@@ -165,8 +158,6 @@ def standings(
     slugs: Sequence[str] = (),
     known: Mapping[str, tuple[str, ...]],
     clone: Clone | None = None,
-    offline: bool = False,
-    progress: Progress = silent,
 ) -> tuple[PullRequest, ...]:
     """Where the steps stand, without a branch of them: no hooks, no texts.
 
@@ -177,25 +168,20 @@ def standings(
     Raises:
         UsageError: the release has no steps, or none of that name.
     """
-    series, base, _ = _places(project, cache, release, clone, offline, progress)
+    series, base, _ = _places(project, cache, release, clone)
     wanted, notes = _wanted(project, release, series, slugs)
-    return _requests(project, cache, series, base, wanted, notes, known, progress)[0]
+    return _requests(project, cache, series, base, wanted, notes, known)[0]
 
 
 def _places(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    clone: Clone | None,
-    offline: bool,
-    progress: Progress,
+    project: Project, cache: Cache, release: Release, clone: Clone | None
 ) -> tuple[Series, BaseTree, str]:
     """The series, the base that its steps are to stand on, and that base's commit."""
     store = Store(cache)
-    series = trees(store, project, release, offline=offline, progress=progress)
+    series = trees(store, project, release)
     if clone is None:
         return series, series.base, series.base.commit
-    onto, commit = clone.base(store, release, progress)
+    onto, commit = clone.base(store, release)
     return series, BaseTree(onto, commit.id, commit.tree), clone.commit
 
 
@@ -222,12 +208,11 @@ def _requests(
     wanted: set[str],
     notes: Mapping[str, Notes],
     known: Mapping[str, tuple[str, ...]],
-    progress: Progress,
 ) -> tuple[tuple[PullRequest, ...], Standings]:
     """The requests in the series' order, each with where its steps stand."""
     requests = []
     with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
-        standings = Standings(project, cache, series, base, runner, server, progress)
+        standings = Standings(project, cache, series, base, runner, server)
         again = wanted.union(*(notes[slug].along for slug in wanted))
         for slug in (tree.slug for tree in series.steps if tree.slug not in again):
             if slug in known:

@@ -15,7 +15,6 @@ from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.export.standing import NO_TIP
@@ -47,7 +46,7 @@ def require_checked(release: Release, step_proofs: Sequence[Proof]) -> None:
 
 
 def require_clean(
-    cache: Cache, store: Store, every: Sequence[Series], progress: Progress, types: bool
+    cache: Cache, store: Store, every: Sequence[Series], types: bool
 ) -> dict[str, str]:
     """Run the base's own hooks on everything that exported tips change.
 
@@ -72,7 +71,9 @@ def require_clean(
                 cache.results_get(key), "lint", base.release.name, "tip"
             )
             if known is None:
-                progress(f"running the base's own hooks on the exported {tip.label}")
+                cache.progress(
+                    f"running the base's own hooks on the exported {tip.label}"
+                )
                 result = linter.lint(base, tip, types=types)
                 if result.new:
                     raise CheckFailed(
@@ -97,11 +98,7 @@ def require_clean(
 
 
 def test_commits(
-    project: Project,
-    cache: Cache,
-    store: Store,
-    every: Sequence[Series],
-    progress: Progress,
+    project: Project, cache: Cache, store: Store, every: Sequence[Series]
 ) -> dict[str, Result]:
     """Build the last commit of each exported series and run its own test from its own
     files.
@@ -114,7 +111,7 @@ def test_commits(
         for exported in every:
             tree = exported.steps[-1]
             results[tree.slug] = _test_commit(
-                project, runner, server, cache, store, tree, progress
+                project, runner, server, cache, store, tree
             )
     return results
 
@@ -126,12 +123,11 @@ def _test_commit(
     cache: Cache,
     store: Store,
     tree: StepTree,
-    progress: Progress,
 ) -> Result:
     step, name = tree.step, tree.release.name
-    progress(f"testing the exported {step.slug}")
+    cache.progress(f"testing the exported {step.slug}")
     version = build_version(tree, NO_TIP)
-    built = build(runner, cache, store, tree, version, progress=progress)
+    built = build(runner, cache, store, tree, version)
     with cache.scratch() as scratch:
         material = _material(project, store.git, tree, scratch)
         kernels = tree.release.xpu_kernels.version

@@ -18,7 +18,6 @@ from xpustack.builds.installed import Build
 from xpustack.checks.results import Result, stored_pass, test_result
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
 from xpustack.refresh.carry import CarriedStep, carrier
@@ -84,7 +83,6 @@ class Standings:
     base: BaseTree
     runner: Runner
     server: Server
-    progress: Progress
     _found: dict[str, Standing] = field(default_factory=dict)
     _stacks: dict[tuple[str, ...], "Tree | CarriedStep"] = field(default_factory=dict)
     _varied: set[str] = field(default_factory=set)
@@ -120,7 +118,7 @@ class Standings:
         return {tree.slug: tree for tree in self.source.steps}
 
     def _find(self, step: StepTree, along: tuple[str, ...]) -> Standing:
-        self.progress(f"looking where {step.slug} can stand")
+        self.cache.progress(f"looking where {step.slug} can stand")
         named = [*along, *self._named(step)]
         missing = [
             slug for slug in named if self.of(slug).state not in ("stands", "upstream")
@@ -265,7 +263,7 @@ class Standings:
         """A step on the tree `parent`."""
         store = Store(self.cache)
         old, new = self.source.base.commit, self.base.commit
-        with store.writing(self.progress) as writer, self.cache.scratch() as scratch:
+        with store.writing() as writer, self.cache.scratch() as scratch:
             carry = carrier(writer.directory, scratch, old, new)
             variants = step.slug in self._varied
             carried = carry_step(
@@ -313,7 +311,7 @@ class Standings:
         if known is not None:
             return known
         among = f"after {', '.join(needs)}" if needs else "alone"
-        self.progress(f"testing {step.slug} {among}")
+        self.cache.progress(f"testing {step.slug} {among}")
         report = test.run(self.server, self.cache)
         result = test_result(step.step.release, step.slug, report, False)
         self._tests[key] = result

@@ -2,6 +2,7 @@
 """The matrix release by step: how large each step is, and its status upstream; and the
 pages that are made of it."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -90,7 +91,8 @@ def checked_statuses(
     Raises:
         SeriesError: a series cannot be read.
     """
-    store, support = Store(cache), Support.of(project)
+    store = Store(dataclasses.replace(cache, offline=True))
+    support = Support.of(project)
     refs = store.commits(base_ref(release) for release in releases)
     checks = {
         (release.name, slug): word
@@ -109,7 +111,7 @@ def checked_statuses(
 def _checks(support: Support, store: Store, release: Release) -> dict[str, str]:
     """What is proven of each step, in a few words."""
     project, cache = support.project, store.cache
-    series, problem = trees_before_failure(store, project, release, offline=True)
+    series, problem = trees_before_failure(store, project, release)
     words = {
         proof.step.slug: _proven(proof.missing)
         for proof in (proofs(support, cache, series) if series is not None else ())

@@ -14,7 +14,6 @@ from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.carry import carrier
 from xpustack.refresh.kernel_versions import PROJECT, NewerKernels, newer_kernels
@@ -91,17 +90,10 @@ class WatchReport:
         )
 
 
-def watch(
-    project: Project,
-    cache: Cache,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> WatchReport:
+def watch(project: Project, cache: Cache) -> WatchReport:
     """Compare the pins with the index, and the series with the newest release.
 
-    Args:
-        offline: look at the pinned releases alone.
+    Offline it looks at the pinned releases alone.
 
     Raises:
         SourceError: an archive cannot be fetched, or nothing is pinned.
@@ -111,8 +103,8 @@ def watch(
     newest = pinned[-1]
     offered: list[Version] = []
     kernels: tuple[NewerKernels, ...] = ()
-    if not offline:
-        offered = final_releases(progress)
+    if not cache.offline:
+        offered = final_releases(cache)
         index = PipConfiguration.of_this_machine().index()
         versions = index.final_versions(PROJECT)
         kernels = tuple(newer_kernels(pinned, versions, project.root))
@@ -120,24 +112,22 @@ def watch(
     missing = missing_among(pinned, offered)
     compared = newest
     if newer:
-        compared = target_release(project, cache, f"v{newer[-1]}", progress=progress)
+        compared = target_release(project, cache, f"v{newer[-1]}")
     store = Store(cache)
-    base = base_of(store, compared, offline=offline, progress=progress)
+    base = base_of(store, compared)
     attempts = {
-        release.name: trees_before_failure(
-            store, project, release, offline=offline, progress=progress
-        )
+        release.name: trees_before_failure(store, project, release)
         for release in pinned
         if release.name != compared.name
     }
-    models = _models(store, pinned, compared, offline, progress)
+    models = _models(store, pinned, compared)
     landed: list[LandedStep] = []
     carried: list[str] | None = None
     if compared in pinned:
         carried = read_order(project, compared.name)
-    with store.writing(progress) as writer, store.cache.scratch() as scratch:
+    with store.writing() as writer, store.cache.scratch() as scratch:
         for name, (series, _) in attempts.items():
-            progress(f"comparing {name} with {compared.name}")
+            cache.progress(f"comparing {name} with {compared.name}")
             if series is not None:
                 landed += _landed(
                     writer, series, base.id, compared.name, carried, scratch
@@ -159,11 +149,7 @@ def watch(
 
 
 def _models(
-    store: Store,
-    pinned: Sequence[Release],
-    compared: Release,
-    offline: bool,
-    progress: Progress,
+    store: Store, pinned: Sequence[Release], compared: Release
 ) -> Iterator[ModelWithoutXpu]:
     """The models without an XPU path that are new in a release."""
     before = [
@@ -173,9 +159,9 @@ def _models(
     ]
     known: set[str] = set()
     for release in before:
-        base = base_of(store, release, offline=offline, progress=progress)
+        base = base_of(store, release)
         known |= models_without_xpu(store.git, base.id).keys()
-    base = base_of(store, compared, offline=offline, progress=progress)
+    base = base_of(store, compared)
     for model, why in models_without_xpu(store.git, base.id).items():
         if model not in known:
             yield ModelWithoutXpu(compared.name, model, why)

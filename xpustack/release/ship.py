@@ -22,7 +22,6 @@ from xpustack.builds.build import (
 from xpustack.core.cache import Cache, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance, sbom
 from xpustack.release.constraints import (
@@ -149,13 +148,7 @@ class ReleaseArtifacts:
 
 
 def build_release_wheel(
-    runner: Runner,
-    project: Project,
-    cache: Cache,
-    release: Release,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
+    runner: Runner, project: Project, cache: Cache, release: Release
 ) -> WheelBuild:
     """Build the whole series of a release anew, without any earlier build.
 
@@ -165,7 +158,7 @@ def build_release_wheel(
         CheckFailed: the wheel names a directory of this machine.
     """
     store = Store(cache)
-    series = trees(store, project, release, offline=offline, progress=progress)
+    series = trees(store, project, release)
     steps = tuple(tree.step for tree in series.steps)
     if not steps:
         raise UsageError(
@@ -178,7 +171,7 @@ def build_release_wheel(
     requirements = base_file(store, series.base, REQUIREMENTS)
     runtime = base_runtime(store, series.base)
     version = build_version(series.tip, len(steps))
-    progress(f"building vllm {version}")
+    cache.progress(f"building vllm {version}")
     with work_folder(cache, store, series.tip) as work:
         built = build_wheel(runner, store, series.tip, version, work)
         contents = wheel.read(built)
@@ -204,13 +197,7 @@ def build_release_wheel(
 
 
 def ship(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    directory: Path,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
+    project: Project, cache: Cache, release: Release, directory: Path
 ) -> ReleaseArtifacts:
     """Make `directory/<release>` with the wheel and the files beside it.
 
@@ -229,12 +216,10 @@ def ship(
     target = directory.absolute() / release.name
     _require_ours(target, release)
     with replace_dir(target) as temporary:
-        build = build_release_wheel(
-            runner, project, cache, release, offline=offline, progress=progress
-        )
+        build = build_release_wheel(runner, project, cache, release)
         pins = list(build.pins)
-        if not offline:
-            progress("asking the index for hashes")
+        if not cache.offline:
+            cache.progress("asking the index for hashes")
             pins = with_hashes(pins, PipConfiguration.of_this_machine().index())
         files = build.files(pins, inputs.tool(), inputs.machine(runner))
         for name, data in files.items():

@@ -23,7 +23,6 @@ from xpustack.builds import wheel
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance
 from xpustack.release.constraints import with_hashes
@@ -62,14 +61,7 @@ class WheelVerdict:
         return not self.differences
 
 
-def verify(
-    project: Project,
-    cache: Cache,
-    path: Path,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> WheelVerdict:
+def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
     """Compare a wheel and the files beside it with this checkout.
 
     Raises:
@@ -78,7 +70,7 @@ def verify(
         StackError: the machine cannot build, for example without a compiler.
     """
     release = _release(project, path)
-    progress(f"reading {path.name}")
+    cache.progress(f"reading {path.name}")
     wheel_file = wheel.read(path)
     differences = [
         Difference(name or path.name, problem)
@@ -100,9 +92,7 @@ def verify(
         notes += _notes("machine", statement.machine, inputs.machine(runner))
         notes += _notes("tool", statement.tool, inputs.tool())
     try:
-        rebuild = build_release_wheel(
-            runner, project, cache, release, offline=offline, progress=progress
-        )
+        rebuild = build_release_wheel(runner, project, cache, release)
     except StackError as error:
         # What this machine lacks says nothing about the wheel.
         if error.exit_code not in (1, 3, 4):
@@ -112,7 +102,7 @@ def verify(
         )
     else:
         differences += _members(path, wheel_file, rebuild)
-        files = _expected(path, rebuild, statement, offline, notes)
+        files = _expected(path, rebuild, statement, cache.offline, notes)
         differences += _files(path, files)
     return WheelVerdict(path, release.name, merge_by_path(differences), tuple(notes))
 

@@ -18,7 +18,6 @@ from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.git import GitFailed
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit
 from xpustack.series.diff import forbidden
@@ -41,8 +40,6 @@ def trees(
     project: Project,
     release: Release,
     *,
-    offline: bool = False,
-    progress: Progress = silent,
     upto: str | None = None,
     recorded: bool = True,
 ) -> Series:
@@ -60,13 +57,7 @@ def trees(
         UsageError: there is no step `upto`.
     """
     series, problem = trees_before_failure(
-        store,
-        project,
-        release,
-        offline=offline,
-        progress=progress,
-        upto=upto,
-        recorded=recorded,
+        store, project, release, upto=upto, recorded=recorded
     )
     if problem is not None:
         raise problem
@@ -79,8 +70,6 @@ def trees_before_failure(
     project: Project,
     release: Release,
     *,
-    offline: bool = False,
-    progress: Progress = silent,
     upto: str | None = None,
     recorded: bool = True,
 ) -> tuple[Series | None, StackError | None]:
@@ -94,7 +83,7 @@ def trees_before_failure(
     try:
         contents, malformed = _well_formed(project, release.name, upto)
         ids = read_trees(project, release.name) if recorded else {}
-        base = base_of(store, release, offline=offline, progress=progress)
+        base = base_of(store, release)
         series = Series(BaseTree(release, base.id, base.tree))
         refs = list(_refs(series.base.commit, contents))
         commits = store.commits(refs)
@@ -103,9 +92,9 @@ def trees_before_failure(
             for (step, files), ref in zip(contents, refs, strict=True):
                 commit = commits.get(ref)
                 if commit is None:
-                    progress(f"applying {release.name} {step.slug}")
+                    store.cache.progress(f"applying {release.name} {step.slug}")
                     if writer is None:
-                        writer = stack.enter_context(store.writing(progress))
+                        writer = stack.enter_context(store.writing())
                         writer.read_tree(series.tip.tree_id)
                     with store.cache.scratch() as scratch:
                         commit = _apply(writer, series.tip, step, files, scratch)
@@ -152,9 +141,6 @@ def apply_to(
     release: Release,
     directory: Path,
     upto: str | None = None,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
 ) -> Series:
     """Make `directory` a git repository with one commit for the base and one per step.
 
@@ -173,15 +159,13 @@ def apply_to(
     directory = directory.absolute()
     store = Store(cache)
     replaced = replaceable(directory, release.name)
-    series = trees(
-        store, project, release, offline=offline, progress=progress, upto=upto
-    )
+    series = trees(store, project, release, upto=upto)
     whole = upto is None or read_order(project, release.name)[-1:] == [upto]
     state = State(
         release.name, series.base.commit, series.tip.commit, None if whole else upto
     )
     with (replace_dir if replaced else atomic_dir)(directory) as temporary:
-        progress(f"writing {release.name} to {directory}")
+        cache.progress(f"writing {release.name} to {directory}")
         fill(store, temporary, state)
     return series
 

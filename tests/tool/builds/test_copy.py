@@ -144,13 +144,12 @@ def flip(path: Path) -> None:
 
 def again(stack: TinyStack, slug: str) -> tuple[Build, list[str]]:
     """The build of a tree as a new run returns it, and the run's messages."""
-    cache = Cache(stack.cache.root)
+    messages: list[str] = []
+    cache = Cache(stack.cache.root, progress=messages.append)
     trees = stack.trees()
     tree = next(tree for tree in trees if tree.slug == slug)
-    messages: list[str] = []
     version = build_version(tree, len(trees) - 1)
-    report = messages.append
-    result = build(Runner(), cache, Store(cache), tree, version, progress=report)
+    result = build(Runner(), cache, Store(cache), tree, version)
     return result, messages
 
 

@@ -30,7 +30,7 @@ from xpustack.series.tree import Tree
 def check(stack: TinyStack, *names: str, **options) -> Report:
     pinned = stack.releases
     chosen = [pinned[name] for name in names or pinned.names]
-    return checks.run(stack.project, stack.cache, chosen, offline=True, **options)
+    return checks.run(stack.project, stack.cache, chosen, **options)
 
 
 def states(report: Report) -> list[str]:

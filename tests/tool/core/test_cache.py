@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -320,7 +321,7 @@ def test_a_cache_that_is_a_file_is_an_environment_problem(
 
 
 LOCKED = """
-with Cache(Path(sys.argv[1])).lock("store", say):
+with Cache(Path(sys.argv[1]), progress=say).lock("store"):
     say("held")
     if sys.argv[2] == "stay":
         time.sleep(60)
@@ -340,7 +341,8 @@ def test_a_lock_excludes_another_process_until_its_holder_dies(cache: Cache) -> 
 
 def test_two_locks_do_not_meet(cache: Cache) -> None:
     messages: list[str] = []
-    with cache.lock("one", messages.append), cache.lock("two", messages.append):
+    cache = replace(cache, progress=messages.append)
+    with cache.lock("one"), cache.lock("two"):
         pass
     assert messages == []
 

@@ -42,7 +42,7 @@ def listed(stack: FakeStack, text: str) -> list[defects.Observation]:
     path = stack.project.root / defects.LIST
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    return defects.observations(stack.project, stack.cache, offline=True)
+    return defects.observations(stack.project, stack.cache)
 
 
 def test_a_step_that_was_not_checked_has_no_figures(stack: FakeStack) -> None:

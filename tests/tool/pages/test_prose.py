@@ -103,8 +103,6 @@ PACKAGES = ("xpustack", "planner", "kernels", "aot", "emulated_xpu")
 
 
 @pytest.mark.parametrize("package", PACKAGES)
-    "package", ["xpustack", "planner", "kernels", "aot", "emulated_xpu"]
-)
 def test_docstrings_and_messages_are_plain(package: str):
     texts = {path: path.read_text() for path in (ROOT / package).rglob("*.py")}
     found = {path.name: RIDDLES.findall(text) for path, text in texts.items()}

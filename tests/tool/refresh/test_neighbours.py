@@ -37,15 +37,7 @@ def choose(stack: FakeStack, version: str, directory: Path | None = None) -> Sou
 
 
 def carried(stack: FakeStack, name: str, source: str, drop: tuple[str, ...]) -> None:
-    done = refresh(
-        stack.project,
-        stack.cache,
-        name,
-        source,
-        drop=drop,
-        write=True,
-        offline=True,
-    )
+    done = refresh(stack.project, stack.cache, name, source, drop=drop, write=True)
     assert done.stale
 
 
@@ -78,7 +70,7 @@ def test_a_work_repository_keeps_its_source(stack: FakeStack) -> None:
     stack.publish("3.0", {})
     carried(stack, "v3.0", "v1.0", drop=("second",))
     work = stack.root / "carry"
-    refresh(stack.project, stack.cache, "v2.0", "v3.0", directory=work, offline=True)
+    refresh(stack.project, stack.cache, "v2.0", "v3.0", directory=work)
     assert choose(stack, "2.0").name == "v1.0"
     chosen = choose(stack, "2.0", work)
     assert chosen == Source("v3.0", f"{work} carries from there")

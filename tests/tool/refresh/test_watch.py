@@ -142,7 +142,7 @@ def test_a_landed_step_that_is_known_is_no_news(stack: FakeStack) -> None:
     stack.step("first", {"vllm/rope.py": "other\n"}, "", "v3.0")
 
     def landed() -> list[tuple[str, bool]]:
-        report = watch(stack.project, stack.cache, offline=True)
+        report = watch(stack.project, stack.cache)
         assert report.news is any(not step.known for step in report.landed)
         return [(step.step, step.known) for step in report.landed]
 

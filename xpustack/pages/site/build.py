@@ -10,7 +10,6 @@ from pathlib import Path
 from xpustack.base import releases
 from xpustack.core.cache import Cache, replace_dir
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.pages.status import checked_statuses
 
@@ -20,9 +19,7 @@ _HERE = Path(__file__).parent
 """With Sphinx's settings, the table of contents, and what the pages load."""
 
 
-def build_site(
-    project: Project, cache: Cache, to: Path, progress: Progress = silent
-) -> int:
+def build_site(project: Project, cache: Cache, to: Path) -> int:
     """Build the site into a folder, atomically.
 
     Returns:
@@ -52,7 +49,7 @@ def build_site(
         index = (project.root / "README.md").read_text("utf-8")
         index += (_HERE / "contents.md").read_text("utf-8")
         (source / "index.md").write_text(index, "utf-8")
-        progress("reading the series")
+        cache.progress("reading the series")
         pinned = releases.load(project)
         write_pages(project, pinned, checked_statuses(project, cache, pinned), source)
         shutil.copy(_HERE / "conf.py", source)
@@ -63,7 +60,7 @@ def build_site(
             f'window.dataTables = import("data:text/javascript;base64,{bundle}");\n'
         )
         (static / "datatables.css").write_bytes((tables / "dt_bundle.css").read_bytes())
-        progress("building the pages")
+        cache.progress("building the pages")
         with open(log, "w") as warnings:
             try:
                 Sphinx(
