@@ -20,9 +20,9 @@ from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, St
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit
-from xpustack.series.diff import forbidden
+from xpustack.series.diff import CREATES, forbidden
 from xpustack.series.fit import misfit
-from xpustack.series.order import position, read_order, read_patches, redo
+from xpustack.series.order import blaming, position, read_order, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
 from xpustack.series.recorded import read_trees, require_recorded_tree
@@ -90,21 +90,22 @@ def trees_before_failure(
         with contextlib.ExitStack() as stack:
             writer: Writer | None = None
             for (step, files), ref in zip(contents, refs, strict=True):
-                commit = commits.get(ref)
-                if commit is None:
-                    store.cache.progress(f"applying {release.name} {step.slug}")
-                    if writer is None:
-                        writer = stack.enter_context(store.writing())
-                        writer.read_tree(series.tip.tree_id)
-                    with store.cache.scratch() as scratch:
-                        commit = _apply(writer, series.tip, step, files, scratch)
-                    writer.keep(ref, commit)
-                else:
-                    store.count_as_used(ref)
-                    if writer is not None:
-                        writer.read_tree(commit.tree)
-                if recorded:
-                    require_recorded_tree(project, step, commit.tree, ids)
+                with blaming(release.name, step.path):
+                    commit = commits.get(ref)
+                    if commit is None:
+                        store.cache.progress(f"applying {release.name} {step.slug}")
+                        if writer is None:
+                            writer = stack.enter_context(store.writing())
+                            writer.read_tree(series.tip.tree_id)
+                        with store.cache.scratch() as scratch:
+                            commit = _apply(writer, series.tip, step, files, scratch)
+                        writer.keep(ref, commit)
+                    else:
+                        store.count_as_used(ref)
+                        if writer is not None:
+                            writer.read_tree(commit.tree)
+                    if recorded:
+                        require_recorded_tree(project, step, commit.tree, ids)
                 changed = tuple(sorted({*step.touched, *files}))
                 added = tuple(sorted(files))
                 tree = StepTree(step, *commit, series.tip, changed, added)
@@ -192,19 +193,17 @@ def _apply(
     scratch: Path,
 ) -> Commit:
     """Apply a step to the index of `writer`, which holds the tree before."""
-    for file in step.files:
-        _check_allowed(step, file.path)
+    for path in (*step.touched, *files):
+        if problem := forbidden(path):
+            raise SeriesError(problem, path=path)
     if step.diff:
         _apply_diff(writer, parent, step)
     present = _present(writer, parent, files)
     for path, new_file in files.items():
-        _check_allowed(step, path)
         parents = (str(parent) for parent in PurePosixPath(path).parents)
         if clash := next((name for name in (path, *parents) if name in present), None):
             raise ApplyError(
                 f"the tree already has {clash}: there the change is a patch",
-                release=step.release,
-                step=step.slug,
                 path=new_file.source,
                 hint=f"take {path} out of the trailers in {step.path},"
                 f" rm {shlex.quote(str(new_file.source))}, and change the file in a"
@@ -227,28 +226,12 @@ def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:
 
 
 def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
+    for file in step.files:
+        if file.creates:
+            raise SeriesError(CREATES, path=file.path)
     try:
-        if created := next((file for file in step.files if file.creates), None):
-            raise SeriesError(
-                "a patch may not create a file: bring it as overlay",
-                release=step.release,
-                step=step.slug,
-                path=created.path,
-                hint=redo(step.release, step.path),
-            )
         writer.apply(step.diff)
     except GitFailed as error:
         entries = writer.files(parent.tree_id, step.touched)
         contents = writer.blobs(entry.blob for entry in entries.values())
         raise misfit(step, entries, contents, error.stderr) from None
-
-
-def _check_allowed(step: Step, path: str) -> None:
-    if problem := forbidden(path):
-        raise SeriesError(
-            problem,
-            release=step.release,
-            step=step.slug,
-            path=path,
-            hint=redo(step.release, step.path),
-        )

@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from xpustack.core.errors import ApplyError
 from xpustack.core.repository import TreeEntry
 from xpustack.series.diff import FileDiff, Hunk
-from xpustack.series.order import redo
 from xpustack.series.tree import Step
 
 SHOWN = 16
@@ -30,23 +29,22 @@ def misfit(
     for file in step.files:
         entry = entries.get(file.path)
         if entry is None:
-            return _error(step, file.path, "the tree has no such file to patch")
-        if error := _hunk_misfit(step, file, contents[entry.blob]):
+            return ApplyError("the tree has no such file to patch", path=file.path)
+        if error := _hunk_misfit(file, contents[entry.blob]):
             return error
-    return _error(step, step.path, "git refuses the patch", refusal)
+    return ApplyError("git refuses the patch", detail=refusal)
 
 
-def _hunk_misfit(step: Step, file: FileDiff, content: bytes) -> ApplyError | None:
+def _hunk_misfit(file: FileDiff, content: bytes) -> ApplyError | None:
     lines = [line + b"\n" for line in content.split(b"\n")]
     lines[-1] = lines[-1][:-1]
     for number, hunk in enumerate(file.hunks, start=1):
         first = hunk.old_start - (hunk.old_count > 0)
         if not _found(lines, hunk.before):
-            return _error(
-                step,
-                file.path,
+            return ApplyError(
                 f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
-                *_sides(hunk, hunk.before, lines[first : first + hunk.old_count]),
+                path=file.path,
+                detail=_sides(hunk, lines[first : first + hunk.old_count]),
             )
     return None
 
@@ -60,11 +58,11 @@ def _found(lines: Sequence[bytes], expected: Sequence[bytes]) -> bool:
     )
 
 
-def _sides(hunk: Hunk, expected: Sequence[bytes], actual: Sequence[bytes]) -> list[str]:
+def _sides(hunk: Hunk, actual: Sequence[bytes]) -> list[str]:
     def text(lines: Sequence[bytes]) -> list[str]:
         return [line.decode("utf-8", "replace").rstrip("\n") for line in lines]
 
-    diff = difflib.unified_diff(text(expected), text(actual), lineterm="", n=3)
+    diff = difflib.unified_diff(text(hunk.before), text(actual), lineterm="", n=3)
     lines = list(diff)[3:]
     surplus = len(lines) - SHOWN
     if surplus > 0:
@@ -73,14 +71,3 @@ def _sides(hunk: Hunk, expected: Sequence[bytes], actual: Sequence[bytes]) -> li
         f"from line {hunk.old_start} on (- the patch expects, + the tree has):",
         *lines,
     ]
-
-
-def _error(step: Step, path: object, message: str, *detail: str) -> ApplyError:
-    return ApplyError(
-        message,
-        release=step.release,
-        step=step.slug,
-        path=str(path),
-        detail=list(detail),
-        hint=redo(step.release, step.path),
-    )
