@@ -352,7 +352,7 @@ class Engines:
         grown = trees(store, self.project, pinned)
         tree = grown.tip if patched else grown.base
         version = build_version(tree, len(grown.steps))
-        return build(Runner(), self.cache, store, tree, version).installed
+        return build(Runner(), store, tree, version).installed
 
     def environment(self, release: str, own: Path) -> dict[str, str]:
         """What an engine of a patched release sees."""

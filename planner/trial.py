@@ -156,7 +156,7 @@ def run(project: Project, cache: Cache, release: Release, asked: Asked) -> Trial
         )
         with Runner().stop_on_error() as runner, cache.scratch() as folder:
             version = build_version(grown.tip, len(grown.steps))
-            site = build(runner, cache, store, grown.tip, version).installed
+            site = build(runner, store, grown.tip, version).installed
             if asked.checkpoint.name:
                 order["folder"] = str(folder)
             found = _start(project, release, runner, site, folder, order)

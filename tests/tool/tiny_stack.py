@@ -178,9 +178,7 @@ class TinyStack(FakeStack):
         series = self.trees()
         last = len(series) - 1
         return [
-            build(
-                runner, self.cache, Store(self.cache), tree, build_version(tree, last)
-            )
+            build(runner, Store(self.cache), tree, build_version(tree, last))
             for tree in series
         ]
 

@@ -70,11 +70,11 @@ def build_key(store: Store, tree: Tree, version: str) -> str:
     )
 
 
-def expected_build(cache: Cache, store: Store, tree: Tree, version: str) -> Build:
+def expected_build(store: Store, tree: Tree, version: str) -> Build:
     """The build that a tree would have. Its `installed` may be absent, and is not
     verified."""
     key = build_key(store, tree, version)
-    return Build(key, version, site(cache, key), 0.0, True)
+    return Build(key, version, site(store.cache, key), 0.0, True)
 
 
 def found(build: Build) -> bool:
@@ -84,9 +84,7 @@ def found(build: Build) -> bool:
     return build.installed.is_dir()
 
 
-def build(
-    runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
-) -> Build:
+def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
     """Install `tree` as `version`, unless it is already installed and undamaged.
 
     Raises:
@@ -94,7 +92,7 @@ def build(
         EnvironmentProblem: the disk is full, or a program is missing.
         Stopped: the runner was stopped; no partial result is left.
     """
-    planned = expected_build(cache, store, tree, version)
+    cache, planned = store.cache, expected_build(store, tree, version)
     if planned.installed.parent.is_dir():
         problem = _problem(cache, planned)
         if problem is None:
@@ -104,7 +102,7 @@ def build(
     source = None
     if origin is not None:
         earlier = build_version(origin, tree.index)
-        copy_of = build(runner, cache, store, origin, earlier)
+        copy_of = build(runner, store, origin, earlier)
         source = origin, earlier, manifest_of(cache, copy_of.key) or {}
     with cache.lock(f"build-{planned.key}"):
         if _problem(cache, planned) is None:
@@ -112,9 +110,9 @@ def build(
         begin = time.monotonic()
         with writing(cache.contents.root):
             if source is None:
-                members = really_built(runner, cache, store, tree, version)
+                members = really_built(runner, store, tree, version)
             else:
-                members = copied(cache, store, source, tree, version)
+                members = copied(store, source, tree, version)
             with replace_dir(planned.installed.parent) as home:
                 install(cache.contents, members, home)
     return replace(planned, seconds=time.monotonic() - begin, cached=False)
@@ -156,18 +154,16 @@ def _problem(cache: Cache, build: Build) -> str | None:
     return problem
 
 
-def really_built(
-    runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
-) -> Members:
+def really_built(runner: Runner, store: Store, tree: Tree, version: str) -> Members:
     """The members of a tree, from a wheel that the build backend builds.
 
     Raises:
         As `build`.
     """
-    with work_folder(cache, store, tree) as work:
+    with work_folder(store, tree) as work:
         archive = wheel.read(build_wheel(runner, store, tree, version, work))
     members = members_of(archive, tree)
-    return store_files(cache, {name: file.data for name, file in members.items()})
+    return store_files(store.cache, {name: file.data for name, file in members.items()})
 
 
 def build_wheel(
@@ -187,11 +183,9 @@ def build_wheel(
     return _only_wheel(tree, work / "dist", version)
 
 
-def work_folder(
-    cache: Cache, store: Store, tree: Tree
-) -> contextlib.AbstractContextManager[Path]:
+def work_folder(store: Store, tree: Tree) -> contextlib.AbstractContextManager[Path]:
     """A scratch directory to build a tree in."""
-    return cache.scratch(files=len(store.git.files(tree.tree_id)))
+    return store.cache.scratch(files=len(store.git.files(tree.tree_id)))
 
 
 def build_variables(work: Path, version: str) -> dict[str, str]:

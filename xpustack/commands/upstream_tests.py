@@ -91,7 +91,7 @@ def upstream_tests(
                     modules = upstream.touched_modules(store, before, after)
                     files = upstream.naming(scratch / "tree", modules)
                     builds = [
-                        build(runner, cache, store, tree, build_version(tree, -1))
+                        build(runner, store, tree, build_version(tree, -1))
                         for tree in (before, after)
                     ]
                     upstream.lay_out(folder, scratch / "tree", builds, files)

@@ -14,6 +14,7 @@ from pathlib import Path
 from xpustack.base.clone import PREFIX, Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
+from xpustack.checks.checker import Checker
 from xpustack.checks.proof import proofs
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
@@ -33,7 +34,6 @@ from xpustack.series.overlay import overlay_files
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import BaseTree, Series
-from xpustack.steptest.material import Support
 from xpustack.steptest.server import warm_server
 
 ASSISTANT = "an AI coding agent"
@@ -90,7 +90,7 @@ def export(
         release,
         [
             proof
-            for proof in proofs(Support.of(project), cache, series)
+            for proof in proofs(Checker(project, cache), series)
             if proof.step.slug in notes
         ],
     )

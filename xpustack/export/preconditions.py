@@ -62,7 +62,7 @@ def require_clean(
     summaries = {}
     with (
         Runner().stop_on_error() as runner,
-        closing(Linter(runner, cache, store)) as linter,
+        closing(Linter(runner, store)) as linter,
     ):
         for exported in every:
             base, tip = exported.base, exported.tip
@@ -127,7 +127,7 @@ def _test_commit(
     step, name = tree.step, tree.release.name
     cache.progress(f"testing the exported {step.slug}")
     version = build_version(tree, NO_TIP)
-    built = build(runner, cache, store, tree, version)
+    built = build(runner, store, tree, version)
     with cache.scratch() as scratch:
         material = _material(project, store.git, tree, scratch)
         kernels = tree.release.xpu_kernels.version

@@ -321,4 +321,4 @@ class Standings:
 
     def _built(self, tree: Tree) -> Build:
         version = build_version(tree, NO_TIP)
-        return build(self.runner, self.cache, Store(self.cache), tree, version)
+        return build(self.runner, Store(self.cache), tree, version)

@@ -9,7 +9,8 @@ from pathlib import Path
 import msgspec
 
 from xpustack.base.releases import Release, Releases
-from xpustack.base.store import Store, base_ref
+from xpustack.base.store import base_ref
+from xpustack.checks.checker import Checker
 from xpustack.checks.proof import proofs
 from xpustack.checks.results import KINDS
 from xpustack.core import markdown
@@ -21,7 +22,6 @@ from xpustack.series.apply import trees_before_failure
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
 from xpustack.series.static import changed_lines, new_file_lines
-from xpustack.steptest.material import Support
 
 README = "README.md"
 STEPS = "docs/steps.md"
@@ -91,14 +91,13 @@ def checked_statuses(
     Raises:
         SeriesError: a series cannot be read.
     """
-    store = Store(dataclasses.replace(cache, offline=True))
-    support = Support.of(project)
-    refs = store.commits(base_ref(release) for release in releases)
+    checker = Checker(project, dataclasses.replace(cache, offline=True))
+    refs = checker.store.commits(base_ref(release) for release in releases)
     checks = {
         (release.name, slug): word
         for release in releases
         if base_ref(release) in refs
-        for slug, word in _checks(support, store, release).items()
+        for slug, word in _checks(checker, release).items()
     }
     return [
         msgspec.structs.replace(
@@ -108,13 +107,12 @@ def checked_statuses(
     ]
 
 
-def _checks(support: Support, store: Store, release: Release) -> dict[str, str]:
+def _checks(checker: Checker, release: Release) -> dict[str, str]:
     """What is proven of each step, in a few words."""
-    project, cache = support.project, store.cache
-    series, problem = trees_before_failure(store, project, release)
+    series, problem = trees_before_failure(checker.store, checker.project, release)
     words = {
         proof.step.slug: _proven(proof.missing)
-        for proof in (proofs(support, cache, series) if series is not None else ())
+        for proof in (proofs(checker, series) if series is not None else ())
     }
     if problem is not None and problem.step is not None:
         words[problem.step] = "does not apply"

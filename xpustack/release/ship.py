@@ -172,7 +172,7 @@ def build_release_wheel(
     runtime = base_runtime(store, series.base)
     version = build_version(series.tip, len(steps))
     cache.progress(f"building vllm {version}")
-    with work_folder(cache, store, series.tip) as work:
+    with work_folder(store, series.tip) as work:
         built = build_wheel(runner, store, series.tip, version, work)
         contents = wheel.read(built)
         leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])

@@ -11,6 +11,7 @@ from fake_stack import git
 from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.base import releases
+from xpustack.checks.checker import Checker
 from xpustack.checks.proof import proofs
 from xpustack.checks.run import run
 from xpustack.core.errors import (
@@ -24,7 +25,6 @@ from xpustack.export.export import ExportResult, export
 from xpustack.export.folder import known_needs
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
-from xpustack.steptest.material import Support
 
 ME = Person("Me Myself", "me@localhost")
 THREE = TWO.replace("VALUE = 2", "VALUE = 3")
@@ -302,7 +302,7 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert caught.value.detail == ("raise-again: test",)
     assert caught.value.hint == "xpustack check v1.0"
     assert not (stack.root / "out").exists()
-    first, second = proofs(Support.of(stack.project), stack.cache, stack.series())
+    first, second = proofs(Checker(stack.project, stack.cache), stack.series())
     assert (first.missing, second.missing) == ((), ("test",))
     assert first.test is not None
 
