@@ -11,19 +11,19 @@ class Difference:
     """A file that differs from what this checkout makes: its name in the wheel, beside
     it or in this repository, the problem, and further lines."""
 
-    path: str
+    file: str
     problem: str
     detail: tuple[str, ...] = ()
 
     def __str__(self) -> str:
-        return "\n    ".join([f"{self.path}: {self.problem}", *self.detail])
+        return "\n    ".join([f"{self.file}: {self.problem}", *self.detail])
 
 
 def merge_by_path(differences: list[Difference]) -> tuple[Difference, ...]:
     """One difference per file: its first problem, with the others as further lines."""
     by_path: dict[str, Difference] = {}
     for difference in differences:
-        path = difference.path
+        path = difference.file
         first = by_path.get(path)
         if first is None:
             by_path[path] = difference

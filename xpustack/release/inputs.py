@@ -9,9 +9,9 @@ import shlex
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+
+import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.core import fingerprint
@@ -23,7 +23,6 @@ from xpustack.series.overlay import KERNEL_HOME, TRITON, NewFiles
 from xpustack.series.patch import format_patch
 from xpustack.series.tree import Step
 
-InputKind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
 TOOL = (
     "base/archive",
     "base/store",
@@ -33,6 +32,7 @@ TOOL = (
     "core/git",
     "core/process",
     "core/repository",
+    "release/built",
     "release/inputs",
     "release/ship",
     "series/apply",
@@ -59,23 +59,38 @@ PROGRAMS = (
 """The distributions that take part in a build."""
 
 
-@dataclass(frozen=True)
-class Input:
-    """A file that goes into a wheel.
+class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
+    """A file or a program that goes into a wheel, or a part of what runs it, as a
+    provenance names it.
 
-    `name` is its path in this repository, the archive's file name for a base, or
-    its path in the tree for a file that the tool generates. `lands` is the path in
-    the tree of a file that a step adds whole; `step` is that step's slug.
+    `name` is a file's path in this repository, the archive's file name for a base, or
+    its path in the tree for a file that the tool generates. The annotations are its
+    `kind`, the `step` that has it, and where it `lands` in the tree if a step adds it.
     """
 
-    kind: InputKind
     name: str
-    sha256: str
-    step: str | None = None
-    lands: str | None = None
+    uri: str = ""
+    digest: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+    @property
+    def sha256(self) -> str:
+        return self.digest.get("sha256", "")
+
+    @property
+    def kind(self) -> str:
+        return self.annotations.get("kind", "")
+
+    @property
+    def step(self) -> str:
+        return self.annotations.get("step", "")
 
 
-def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Input]:
+def _input(name: str, sha256: str, **annotations: str) -> Resource:
+    return Resource(name, digest={"sha256": sha256}, annotations=annotations)
+
+
+def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Resource]:
     """The base, the order of the series, and per step the patch and the new files.
 
     Raises:
@@ -83,21 +98,22 @@ def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[In
     """
     order = project.series_dir(release.name) / ORDER
     files = [
-        Input("base", release.sdist, release.sha256),
-        Input("series", _relative(project, order), sha256_of(order.read_bytes())),
+        _input(release.sdist, release.sha256, kind="base"),
+        _input(_relative(project, order), sha256_of(order.read_bytes()), kind="series"),
     ]
     new_files = NewFiles(project)
     for step in steps:
         patch = sha256_of(format_patch(step))
-        files.append(Input("patch", _relative(project, step.path), patch, step.slug))
+        name = _relative(project, step.path)
+        files.append(_input(name, patch, kind="patch", step=step.slug))
         for path, file in sorted(new_files.of(step).items()):
-            name = _relative(project, file.source)
-            kind: InputKind = (
-                "kernel" if path.startswith(KERNEL_HOME + "/") else "overlay"
-            )
+            kind, name = "overlay", _relative(project, file.source)
             if path == f"{KERNEL_HOME}/{TRITON}.py":
                 kind, name = "generated", path
-            files.append(Input(kind, name, sha256_of(file.content), step.slug, path))
+            elif path.startswith(KERNEL_HOME + "/"):
+                kind = "kernel"
+            sha256 = sha256_of(file.content)
+            files.append(_input(name, sha256, kind=kind, step=step.slug, lands=path))
     return files
 
 

@@ -17,7 +17,7 @@ from xpustack.base.dockerfile import Stage, stages
 from xpustack.base.pin import DOCKERFILE
 from xpustack.base.releases import Release
 from xpustack.core.errors import SourceError
-from xpustack.release.pins import PinnedDistribution
+from xpustack.release.inputs import Resource
 
 BASE_STAGE = "vllm-base"
 SERVER_STAGE = "vllm-openai"
@@ -52,6 +52,29 @@ _EXACT = re.compile(r"\"([^\"]+==[^\"]+)\"|'([^']+==[^']+)'|(?<!\S)([\w.-]+==[\w
 _OFFICIAL = re.compile(
     r"\bmanifest push \"?([\w./-]+-xpu):v\$\{RELEASE_VERSION\}(?![\w-])"
 )
+
+RUNTIME = "runtime"
+"""The kind of a resource that the base names for running the wheel."""
+
+
+@dataclass(frozen=True)
+class PinnedDistribution:
+    """A distribution in exactly one version.
+
+    `file` is the base's file that names it; `hashes` are the sorted sha256 of its
+    wheels for Linux on x86-64, empty if no index announces any; `url` is its direct
+    address, None if it comes from an index.
+    """
+
+    name: str
+    version: str
+    file: str
+    hashes: tuple[str, ...] = ()
+    url: str | None = None
+
+    @property
+    def requirement(self) -> str:
+        return f"{self.name}=={self.version}"
 
 
 @dataclass(frozen=True)
@@ -174,10 +197,9 @@ def notes(runtime: Runtime) -> Iterator[str]:
             yield f"# Intel's repository: {name}{version}"
 
 
-def resources(
-    runtime: Runtime, pins: Iterable[PinnedDistribution]
-) -> list[dict[str, str]]:
-    """The runtime as name and address of each part, for the provenance."""
+def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Resource]:
+    """Each part of the runtime by name and address. It takes no part in the build, and
+    no digest of it is known."""
     parts = [("image", f"pkg:docker/{_docker(runtime.image)}")]
     if runtime.official:
         parts.append(("official image", f"pkg:docker/{_docker(runtime.official)}"))
@@ -196,7 +218,7 @@ def resources(
         (pin.name, f"pkg:pypi/{canonicalize_name(pin.name)}@{pin.version}")
         for pin in (*pins, *runtime.packages)
     ]
-    return [{"name": name, "uri": uri} for name, uri in parts]
+    return [Resource(name, uri, annotations={"kind": RUNTIME}) for name, uri in parts]
 
 
 def _packages(server: str) -> Iterator[PinnedDistribution]:

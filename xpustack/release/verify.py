@@ -11,13 +11,12 @@ explain a difference.
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from xpustack.base import releases
-from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.builds import wheel
 from xpustack.core.cache import Cache
@@ -25,7 +24,7 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance
-from xpustack.release.constraints import with_hashes
+from xpustack.release.built import WheelBuild
 from xpustack.release.difference import (
     Difference,
     first_difference,
@@ -37,8 +36,9 @@ from xpustack.release.ship import (
     COMPANION_FILES,
     PINS,
     PROVENANCE,
-    WheelBuild,
     build_release_wheel,
+    files,
+    with_announced_hashes,
     with_written_hashes,
 )
 
@@ -72,17 +72,12 @@ def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
     release = _release(project, path)
     cache.progress(f"reading {path.name}")
     wheel_file = wheel.read(path)
+    problems = dict(wheel_file.problems)
+    if "" not in problems:
+        problems = wheel.record_problems(wheel_file) | problems
     differences = [
-        Difference(name or path.name, problem)
-        for name, problem in wheel_file.problems.items()
+        Difference(name or path.name, problem) for name, problem in problems.items()
     ]
-    if "" not in wheel_file.problems:
-        problems = wheel.record_problems(wheel_file)
-        differences += [
-            Difference(name or path.name, problem)
-            for name, problem in problems.items()
-            if name not in wheel_file.problems
-        ]
     statement = _statement(path, release, differences)
     runner = Runner()
     notes = [_attestation(path)]
@@ -98,12 +93,16 @@ def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
         if error.exit_code not in (1, 3, 4):
             raise
         differences.append(
-            Difference("series", "it cannot be built again", tuple(_lines(error)))
+            Difference(
+                "series",
+                "it cannot be built again",
+                tuple(line.strip() for line in str(error).splitlines()),
+            )
         )
     else:
         differences += _members(path, wheel_file, rebuild)
-        files = _expected(path, rebuild, statement, cache.offline, notes)
-        differences += _files(path, files)
+        expected = _as_recorded(cache, path, rebuild, statement, notes)
+        differences += _files(path, files(expected))
     return WheelVerdict(path, release.name, merge_by_path(differences), tuple(notes))
 
 
@@ -225,32 +224,28 @@ def _members(
             )
 
 
-def _expected(
+def _as_recorded(
+    cache: Cache,
     path: Path,
     rebuild: WheelBuild,
     statement: Statement | None,
-    offline: bool,
     notes: list[str],
-) -> dict[str, bytes]:
-    """The expected files, with the statement's own record of tool and machine."""
-    runner = Runner()
+) -> WheelBuild:
+    """The build with the statement's own record of tool and machine, and with hashes:
+    the announced ones, or offline those that `pins.txt` has."""
+    if statement is not None:
+        rebuild = replace(rebuild, tool=statement.tool, machine=statement.machine)
+    if not cache.offline:
+        return with_announced_hashes(rebuild)
+    notes.append(f"--offline: the hashes in {PINS} are taken as they are")
     pins = path.parent / PINS
-    if not offline:
-        pins_with_hashes = with_hashes(
-            rebuild.pins, PipConfiguration.of_this_machine().index()
-        )
-    else:
-        text = pins.read_text("utf-8", "replace") if pins.is_file() else ""
-        pins_with_hashes = with_written_hashes(rebuild.pins, text)
-        notes.append(f"--offline: the hashes in {PINS} are taken as they are")
-    tool = statement.tool if statement else inputs.tool()
-    machine = statement.machine if statement else inputs.machine(runner)
-    return rebuild.files(pins_with_hashes, tool, machine)
+    text = pins.read_text("utf-8", "replace") if pins.is_file() else ""
+    return replace(rebuild, pins=tuple(with_written_hashes(rebuild.pins, text)))
 
 
-def _files(path: Path, files: Mapping[str, bytes]) -> Iterator[Difference]:
+def _files(path: Path, made: Mapping[str, bytes]) -> Iterator[Difference]:
     """The wheel's own bytes and the files beside it against those made here."""
-    for name, expected in files.items():
+    for name, expected in made.items():
         file = path if name.endswith(".whl") else path.parent / name
         if not file.is_file():
             yield Difference(name, "missing beside the wheel")
@@ -273,7 +268,3 @@ def _notes(
             there = recorded.get(name, "none")[:60]
             here = actual.get(name, "none")[:60]
             yield f"{what}: {name} was {there}, here it is {here}"
-
-
-def _lines(error: StackError) -> list[str]:
-    return [line.strip() for line in str(error).splitlines()]
