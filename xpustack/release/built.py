@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from xpustack.base.releases import Release
 from xpustack.builds import wheel
-from xpustack.release.inputs import Resource, sha256_of
-from xpustack.release.runtime import PinnedDistribution, Runtime
+from xpustack.release.resource import PinnedDistribution, Resource, sha256_of
+from xpustack.release.runtime import Runtime
 from xpustack.series.tree import Step, Tree
 
 

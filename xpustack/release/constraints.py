@@ -18,20 +18,14 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
+from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS
 from xpustack.base.index import Index
-from xpustack.base.pin import DOCKERFILE, REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import SourceError
 from xpustack.core.repository import NoSuchPath
-from xpustack.release.runtime import (
-    PUBLISHING,
-    OneApi,
-    PinnedDistribution,
-    Runtime,
-    notes,
-    runtime,
-)
+from xpustack.release.resource import PinnedDistribution
+from xpustack.release.runtime import PUBLISHING, OneApi, Runtime, notes, runtime
 from xpustack.series.tree import BaseTree
 
 _LOCAL = "+xpu"

@@ -3,7 +3,7 @@
 
 from dataclasses import dataclass
 
-from xpustack.release.inputs import sha256_of
+from xpustack.release.resource import sha256_of
 
 
 @dataclass(frozen=True)

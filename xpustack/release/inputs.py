@@ -2,7 +2,6 @@
 """The inputs of a wheel: files of the base and of this repository by hash, programs
 of this machine by version."""
 
-import hashlib
 import os
 import platform
 import shlex
@@ -11,13 +10,12 @@ import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
 from xpustack.base.releases import Release
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
+from xpustack.release.resource import Resource, sha256_of
 from xpustack.series.order import ORDER
 from xpustack.series.overlay import KERNEL_HOME, TRITON, NewFiles
 from xpustack.series.patch import format_patch
@@ -34,6 +32,7 @@ TOOL = (
     "core/repository",
     "release/built",
     "release/inputs",
+    "release/resource",
     "release/ship",
     "series/apply",
     "series/diff",
@@ -57,33 +56,6 @@ PROGRAMS = (
     "wheel",
 )
 """The distributions that take part in a build."""
-
-
-class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file or a program that goes into a wheel, or a part of what runs it, as a
-    provenance names it.
-
-    `name` is a file's path in this repository, the archive's file name for a base, or
-    its path in the tree for a file that the tool generates. The annotations are its
-    `kind`, the `step` that has it, and where it `lands` in the tree if a step adds it.
-    """
-
-    name: str
-    uri: str = ""
-    digest: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-
-    @property
-    def sha256(self) -> str:
-        return self.digest.get("sha256", "")
-
-    @property
-    def kind(self) -> str:
-        return self.annotations.get("kind", "")
-
-    @property
-    def step(self) -> str:
-        return self.annotations.get("step", "")
 
 
 def _input(name: str, sha256: str, **annotations: str) -> Resource:
@@ -139,11 +111,6 @@ def machine(runner: Runner) -> dict[str, str]:
     for name in PROGRAMS:
         versions[name] = fingerprint.installed_version(name) or "not installed"
     return versions
-
-
-def sha256_of(data: bytes) -> str:
-    """The sha256 of `data`, 64 hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _compiler(runner: Runner) -> str:

@@ -16,7 +16,7 @@ import msgspec
 
 from xpustack.core.errors import CheckFailed
 from xpustack.release.built import WheelBuild
-from xpustack.release.inputs import Resource
+from xpustack.release.resource import Resource
 from xpustack.release.runtime import resources
 
 STATEMENT = "https://in-toto.io/Statement/v1"

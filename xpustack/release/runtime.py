@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from xpustack.base.dockerfile import Stage, stages
-from xpustack.base.pin import DOCKERFILE
+from xpustack.base.dockerfile import DOCKERFILE, Stage, stages
 from xpustack.base.releases import Release
 from xpustack.core.errors import SourceError
-from xpustack.release.inputs import Resource
+from xpustack.release.resource import PinnedDistribution, Resource
 
 BASE_STAGE = "vllm-base"
 SERVER_STAGE = "vllm-openai"
@@ -55,26 +54,6 @@ _OFFICIAL = re.compile(
 
 RUNTIME = "runtime"
 """The kind of a resource that the base names for running the wheel."""
-
-
-@dataclass(frozen=True)
-class PinnedDistribution:
-    """A distribution in exactly one version.
-
-    `file` is the base's file that names it; `hashes` are the sorted sha256 of its
-    wheels for Linux on x86-64, empty if no index announces any; `url` is its direct
-    address, None if it comes from an index.
-    """
-
-    name: str
-    version: str
-    file: str
-    hashes: tuple[str, ...] = ()
-    url: str | None = None
-
-    @property
-    def requirement(self) -> str:
-        return f"{self.name}=={self.version}"
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,7 @@ from packaging.utils import canonicalize_name
 from xpustack import __name__ as TOOL_NAME
 from xpustack.base.releases import Release
 from xpustack.release.built import WheelBuild
-from xpustack.release.inputs import Resource
-from xpustack.release.runtime import PinnedDistribution
+from xpustack.release.resource import PinnedDistribution, Resource
 
 SPECIFICATION = "1.6"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "xpustack sbom")

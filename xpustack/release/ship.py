@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from xpustack.base.dockerfile import REQUIREMENTS
 from xpustack.base.index import PipConfiguration
-from xpustack.base.pin import REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import wheel
@@ -36,7 +36,8 @@ from xpustack.release.constraints import (
     with_hashes,
 )
 from xpustack.release.provenance import provenance
-from xpustack.release.runtime import PinnedDistribution, requirements_text
+from xpustack.release.resource import PinnedDistribution, sha256_of
+from xpustack.release.runtime import requirements_text
 from xpustack.release.sbom import sbom
 from xpustack.series.apply import trees
 from xpustack.series.patch import load_series
@@ -82,7 +83,7 @@ def files(build: WheelBuild) -> dict[str, bytes]:
         texts[OFFICIAL_ARGUMENTS] = official
     companions = {name: text.encode() for name, text in texts.items()}
     subjects = {build.name: build.digest} | {
-        name: inputs.sha256_of(data) for name, data in sorted(companions.items())
+        name: sha256_of(data) for name, data in sorted(companions.items())
     }
     statement = provenance(build, subjects, _variables(build.version))
     return {build.name: build.data, **companions, PROVENANCE: statement.encode()}
@@ -183,7 +184,7 @@ def ship(
         build.version,
         target,
         build.name,
-        {name: inputs.sha256_of(data) for name, data in made.items()},
+        {name: sha256_of(data) for name, data in made.items()},
         round(time.monotonic() - begin, 1),
     )
 

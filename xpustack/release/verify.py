@@ -32,6 +32,7 @@ from xpustack.release.difference import (
     merge_by_path,
 )
 from xpustack.release.provenance import Statement
+from xpustack.release.resource import sha256_of
 from xpustack.release.ship import (
     COMPANION_FILES,
     PINS,
@@ -167,7 +168,7 @@ def _companions(path: Path, statement: Statement) -> Iterator[Difference]:
         elif not file.is_file():
             yield Difference(name, "missing beside the wheel")
         else:
-            actual = inputs.sha256_of(file.read_bytes())
+            actual = sha256_of(file.read_bytes())
             if actual != recorded:
                 yield Difference(
                     name,
@@ -192,7 +193,7 @@ def _inputs(
             if not inside or not file.is_file():
                 yield Difference(part.name, "the wheel has it, this checkout does not")
                 continue
-            actual = inputs.sha256_of(file.read_bytes())
+            actual = sha256_of(file.read_bytes())
         else:
             continue
         if actual != part.sha256:

@@ -14,9 +14,8 @@ from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
 from xpustack.pages.defects import Defect
-from xpustack.pages.parts import ELSEWHERE, layer_steps
 from xpustack.pages.site import build, charts
-from xpustack.pages.status import step_statuses
+from xpustack.pages.status import ELSEWHERE, layer_steps, step_statuses
 
 ROOT = Path(__file__).parents[3]
 

@@ -17,7 +17,7 @@ from xpustack.base.index import PipConfiguration
 from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
 from xpustack.base.releases import Pin, Release
 from xpustack.release import constraints
-from xpustack.release.runtime import PinnedDistribution
+from xpustack.release.resource import PinnedDistribution
 from xpustack.release.ship import PINS, ship, with_written_hashes
 
 
