@@ -8,7 +8,7 @@ Kernels import each other relatively. Inside vLLM they are in one package,
 
 import ast
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,20 +41,11 @@ class NewFile:
 
 
 class NewFiles:
-    """The files that the steps of a series add, asked for in the series' order.
+    """The files that the steps of a series add, asked for in the series' order."""
 
-    Args:
-        before: the steps before the first that is asked for.
-
-    Raises:
-        SeriesError: as `of`.
-    """
-
-    def __init__(self, project: Project, before: Iterable[Step] = ()) -> None:
+    def __init__(self, project: Project) -> None:
         self._project = project
         self._kernels: set[str] = set()
-        for step in before:
-            self._add_kernels(step)
 
     def of(self, step: Step) -> dict[str, NewFile]:
         """The files that the next step adds, by their path in the tree: its overlay
