@@ -11,8 +11,7 @@ from importlib import metadata
 from pathlib import Path
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.files import parse_python
-from xpustack.core.imports import closure
+from xpustack.core.files import closure, parse_python
 
 _IGNORED = frozenset({"__pycache__"})
 _PACKAGE = Path(__file__).parents[1]

@@ -13,8 +13,7 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import parse_python
-from xpustack.core.imports import closure
+from xpustack.core.files import closure, parse_python
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
 from xpustack.series.tree import Step

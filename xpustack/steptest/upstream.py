@@ -16,8 +16,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.installed import Build
 from xpustack.core.errors import CheckFailed
-from xpustack.core.files import parse_python
-from xpustack.core.imports import imports
+from xpustack.core.files import imports, parse_python
 from xpustack.core.process import Runner, clean_environment
 from xpustack.series.tree import Tree
 from xpustack.steptest.environment import NO_DEVICE, NOT_COMPILED, vllm_variables

@@ -10,7 +10,7 @@ import pytest
 from tiny_stack import PROVES, TinyStack
 
 from xpustack.core.errors import SeriesError
-from xpustack.core.imports import closure
+from xpustack.core.files import closure
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
