@@ -61,22 +61,12 @@ def fetch(release: Release, cache: Cache) -> Path:
         EnvironmentProblem: the index cannot be reached, or the disk is full.
     """
     target = _target(release.sha256, release.sdist, cache)
-    if not target.exists():
-        with (
-            concerning(release.name),
-            cache.lock(f"sdist-{release.sha256}"),
-        ):
-            if not target.exists():
-                if cache.offline:
-                    raise SourceError(
-                        "the archive is not in the cache, and --offline"
-                        " forbids downloading it",
-                        release=release.name,
-                        path=target,
-                        hint="the same command without --offline",
-                    )
-                _download_pinned(release, cache)
-    _verify(release, target)
+    with concerning(release.name):
+        if not target.exists():
+            with cache.lock(f"sdist-{release.sha256}"):
+                if not target.exists():
+                    _download_pinned(release, cache, target)
+        _verify(release, target)
     count_as_used(target.parent)
     return target
 
@@ -127,7 +117,6 @@ def _verify(release: Release, target: Path) -> None:
         raise SourceError(
             "the archive in the cache is not the pinned one: it was changed"
             " after it had been verified",
-            release=release.name,
             path=target,
             detail=[f"expected sha256 {release.sha256}", f"actual sha256   {actual}"],
             hint=f"rm {shlex.quote(str(target))}; then the same command again"
@@ -135,17 +124,22 @@ def _verify(release: Release, target: Path) -> None:
         )
 
 
-def _download_pinned(release: Release, cache: Cache) -> None:
+def _download_pinned(release: Release, cache: Cache, target: Path) -> None:
+    if cache.offline:
+        raise SourceError(
+            "the archive is not in the cache, and --offline forbids downloading it",
+            path=target,
+            hint="the same command without --offline",
+        )
     index = PipConfiguration.of_this_machine().index()
     mismatches: list[str] = []
     for link in _links(index, release):
-        target, actual = download(link, cache, index.client, release.sha256)
-        if target is not None:
+        file, actual = download(link, cache, index.client, release.sha256)
+        if file is not None:
             return
         mismatches.append(f"actual sha256   {actual} ({link_label(link)})")
     raise SourceError(
         "the archive on the index differs from the pinned one",
-        release=release.name,
         path=release.sdist,
         detail=[f"expected sha256 {release.sha256}", *mismatches],
         hint="git log -p releases.toml",
@@ -162,7 +156,6 @@ def _links(index: Index, release: Release) -> Sequence[Link]:
     if not links:
         raise SourceError(
             "none of pip's indexes and find-links has the archive",
-            release=release.name,
             path=release.sdist,
             hint="python -m pip config list",
         )

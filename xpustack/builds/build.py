@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the XPU wheel of a tree and installs its files into the cache."""
 
-import contextlib
 import os
 import re
 import shlex
@@ -27,7 +26,7 @@ from xpustack.builds.installed import (
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
 from xpustack.core.checkout import check_out
-from xpustack.core.errors import CheckFailed, EnvironmentProblem
+from xpustack.core.errors import CheckFailed, EnvironmentProblem, concerning
 from xpustack.core.process import Runner, clean_environment
 from xpustack.series.tree import Tree
 
@@ -118,7 +117,7 @@ def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
     return replace(planned, seconds=time.monotonic() - begin, cached=False)
 
 
-def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
+def members_of(archive: wheel.Wheel) -> dict[str, wheel.Member]:
     """The files that a wheel installs, with its RECORD in canonical form.
 
     Raises:
@@ -134,8 +133,6 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
     if problems:
         raise CheckFailed(
             "the build yields a wheel that cannot be installed",
-            release=tree.release.name,
-            step=tree.slug,
             detail=[f"{name}: {problem}" for name, problem in problems.items()],
         )
     return wheel.canonical_members(archive)
@@ -160,9 +157,12 @@ def really_built(runner: Runner, store: Store, tree: Tree, version: str) -> Memb
     Raises:
         As `build`.
     """
-    with work_folder(store, tree) as work:
+    with (
+        concerning(tree.release.name, tree.slug),
+        store.cache.scratch(in_memory=True) as work,
+    ):
         archive = wheel.read(build_wheel(runner, store, tree, version, work))
-    members = members_of(archive, tree)
+        members = members_of(archive)
     return store_files(store.cache, {name: file.data for name, file in members.items()})
 
 
@@ -179,13 +179,8 @@ def build_wheel(
     source = work / "vllm"
     check_out(store.cache, tree.tree_id, source)
     torch_config.write(work)
-    _run_backend(runner, tree, source, work, version)
-    return _only_wheel(tree, work / "dist", version)
-
-
-def work_folder(store: Store, tree: Tree) -> contextlib.AbstractContextManager[Path]:
-    """A scratch directory to build a tree in."""
-    return store.cache.scratch(files=len(store.git.files(tree.tree_id)))
+    _run_backend(runner, source, work, version)
+    return _only_wheel(work / "dist", version)
 
 
 def build_variables(work: Path, version: str) -> dict[str, str]:
@@ -240,9 +235,7 @@ def private_places(work: Path) -> list[tuple[str, str]]:
     return sorted(private.items(), key=lambda item: (len(item[0]), item[0]))
 
 
-def _run_backend(
-    runner: Runner, tree: Tree, source: Path, work: Path, version: str
-) -> None:
+def _run_backend(runner: Runner, source: Path, work: Path, version: str) -> None:
     """Let the build backend put a wheel of `source` into `work`/dist. pip would first
     ask it for the metadata, which takes a third of the time and says nothing new."""
     (work / "dist").mkdir()
@@ -260,19 +253,16 @@ def _run_backend(
         if NO_COMPILER.search(result.output):
             raise EnvironmentProblem(
                 "the base has an extension, and there is no C++ compiler that works",
-                release=tree.release.name,
                 detail=result.last_lines(20),
                 hint="c++ --version",
             )
         raise CheckFailed(
             f"the build failed with exit status {result.returncode}",
-            release=tree.release.name,
-            step=tree.slug,
             detail=result.last_lines(40),
         )
 
 
-def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
+def _only_wheel(directory: Path, version: str) -> Path:
     wheels = list(directory.glob("*.whl"))
     if len(wheels) == 1:
         with zipfile.ZipFile(wheels[0]) as archive:
@@ -282,7 +272,5 @@ def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
             return wheels[0]
     raise CheckFailed(
         f"the build did not yield one wheel of version {version}",
-        release=tree.release.name,
-        step=tree.slug,
         detail=[f"found: {wheel.name}" for wheel in wheels] or ["found: none"],
     )

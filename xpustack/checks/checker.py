@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Builds, lints and tests trees, and keeps what passed."""
+"""Builds, lints and tests trees, keeps what passed, and says what is proven."""
 
+from dataclasses import dataclass
 from typing import Self
 
 import msgspec
@@ -12,13 +13,33 @@ from xpustack.checks.results import Kind, Result, stored_pass, test_result
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
-from xpustack.lint.linter import Linter, lint_key
-from xpustack.series.tree import Step, StepTree, Tree
+from xpustack.lint.linter import Linter, lint_key, steps_are_typed
+from xpustack.series.tree import Series, Step, Tree
 from xpustack.steptest.material import Support
 from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
 _FINDINGS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The stored green checks of one step as it is now; None where there are none.
+
+    Attributes:
+        built: whether both of its trees are built.
+    """
+
+    step: Step
+    built: bool
+    lint: Result | None
+    test: Result | None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The kinds of check that are not proven."""
+        kinds = (("build", self.built), ("lint", self.lint), ("test", self.test))
+        return tuple(kind for kind, proven in kinds if not proven)
 
 
 class Checker:
@@ -134,14 +155,28 @@ class Checker:
         result = test_result(step.release, step.slug, report, before is None)
         return self.keep(test.key, result)
 
-    def known_test(self, tree: StepTree, last: int) -> Result | None:
-        """The stored pass of the test of a tree's last step.
+    def proofs(self, series: Series) -> list[Proof]:
+        """What is proven of each step of a series, by its trees; nothing runs.
 
         Raises:
-            SeriesError: the step names no test module, or one that does not exist.
+            SeriesError: a step names no test module, or one that does not exist.
         """
-        test = self.step_test(tree.step, tree.parent, tree, last)
-        return self.stored(test.key, "test", tree.step.release, tree.slug)
+        last = len(series.steps)
+        built = [self.planned(tree, last).installed.is_dir() for tree in series.trees]
+        types = steps_are_typed(self.project, series)
+        proofs = []
+        for after in series.steps:
+            before, step = after.parent, after.step
+            test = self.step_test(step, before, after, last)
+            proofs.append(
+                Proof(
+                    step,
+                    built[before.index] and built[after.index],
+                    self.known_lint(step.slug, before, after, types=types),
+                    self.stored(test.key, "test", step.release, step.slug),
+                )
+            )
+        return proofs
 
     def stored(self, key: str, kind: Kind, release: str, step: str) -> Result | None:
         """The stored pass of this very check, if there is one."""

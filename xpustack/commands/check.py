@@ -87,7 +87,7 @@ def check(
         ]
         jobs = jobs or usable_cpus()
         with (
-            showing_checks(jobs) as display,
+            showing_checks() as display,
             using_cache(offline, display.message) as cache,
         ):
             report = checks.run(

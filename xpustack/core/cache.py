@@ -29,8 +29,6 @@ from xpustack.core.contents import Contents
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
 from xpustack.core.progress import Progress, silent
 
-MANY_FILES = 1000
-"""From here on, writing and removing files takes longer than filling them."""
 MEMORY = Path("/dev/shm")
 MEMORY_FREE = 4 << 30
 """Bytes that must be free there and in memory for what exists for seconds."""
@@ -142,20 +140,21 @@ class Cache:
             os.close(handle)
 
     @contextlib.contextmanager
-    def scratch(self, *, files: int = 0) -> Iterator[Path]:
+    def scratch(self, *, in_memory: bool = False) -> Iterator[Path]:
         """A directory on the cache's own disk, removed after the block.
 
         If the run is killed, the next run removes it.
 
         Args:
-            files: how many it will hold. A directory of many is in memory if the
-                machine has room there, so nothing can be renamed into the cache.
+            in_memory: let it be there if the machine has room, as for a whole tree:
+                writing and removing its files takes longer than filling them. Nothing
+                can be renamed into the cache then.
 
         Raises:
             EnvironmentProblem: the disk is full, or writing there is denied.
         """
         parent = self.root / "scratch"
-        if files >= MANY_FILES:
+        if in_memory:
             parent = _folder_in_memory() or parent
         with writing(parent), _new_dir(parent) as directory:
             yield directory

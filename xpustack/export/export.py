@@ -15,7 +15,6 @@ from xpustack.base.clone import PREFIX, Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.checks.checker import Checker
-from xpustack.checks.proof import proofs
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.process import Runner
@@ -90,7 +89,7 @@ def export(
         release,
         [
             proof
-            for proof in proofs(Checker(project, cache), series)
+            for proof in Checker(project, cache).proofs(series)
             if proof.step.slug in notes
         ],
     )

@@ -10,7 +10,7 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
-from xpustack.checks.proof import Proof
+from xpustack.checks.checker import Proof
 from xpustack.checks.results import Result, stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed

@@ -101,7 +101,7 @@ class Linter:
         """
         paths = touched(before, after)
         with self._guard:
-            place, self._place = self._place or self._new(after), None
+            place, self._place = self._place or self._new(), None
             tree, work = place
             tree.move(after)
             hooks = read_hooks(tree.folder, after.release.name)
@@ -122,10 +122,9 @@ class Linter:
             seconds=hook_runner.seconds,
         )
 
-    def _new(self, like: Tree) -> tuple[MovingTree, Path]:
+    def _new(self) -> tuple[MovingTree, Path]:
         """A tree to check out, and the folder where linters write."""
-        files = len(self._store.git.files(like.tree_id))
-        place = self._stack.enter_context(self._store.cache.scratch(files=files))
+        place = self._stack.enter_context(self._store.cache.scratch(in_memory=True))
         work = place / "work"
         work.mkdir()
         return MovingTree(self._store, place / "files", place / "index"), work

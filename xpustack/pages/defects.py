@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from xpustack.base.releases import load
-from xpustack.checks.checker import Checker
-from xpustack.checks.proof import Proof, proofs
+from xpustack.checks.checker import Checker, Proof
 from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
@@ -86,7 +85,7 @@ def observations(project: Project, cache: Cache) -> list[Observation]:
     for release in load(project):
         series = trees(checker.store, project, release)
         proofs_by_step[release.name] = {
-            proof.step.slug: proof for proof in proofs(checker, series)
+            proof.step.slug: proof for proof in checker.proofs(series)
         }
     return [
         _observation(defect, release, steps.get(defect.step))

@@ -11,7 +11,6 @@ import msgspec
 from xpustack.base.releases import Release, Releases
 from xpustack.base.store import base_ref
 from xpustack.checks.checker import Checker
-from xpustack.checks.proof import proofs
 from xpustack.checks.results import KINDS
 from xpustack.core import markdown
 from xpustack.core.cache import Cache, atomic_file
@@ -114,7 +113,7 @@ def _checks(checker: Checker, release: Release) -> dict[str, str]:
     series, problem = trees_before_failure(checker.store, checker.project, release)
     words = {
         proof.step.slug: _proven(proof.missing)
-        for proof in (proofs(checker, series) if series is not None else ())
+        for proof in (checker.proofs(series) if series is not None else ())
     }
     if problem is not None and problem.step is not None:
         words[problem.step] = "does not apply"

@@ -17,10 +17,9 @@ from xpustack.builds.build import (
     build_version,
     build_wheel,
     private_places,
-    work_folder,
 )
 from xpustack.core.cache import Cache, replace_dir
-from xpustack.core.errors import CheckFailed, UsageError
+from xpustack.core.errors import CheckFailed, UsageError, concerning
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release import inputs
@@ -126,7 +125,10 @@ def build_release_wheel(
     runtime = base_runtime(store, series.base)
     version = build_version(series.tip, len(steps))
     cache.progress(f"building vllm {version}")
-    with work_folder(store, series.tip) as work:
+    with (
+        concerning(release.name, series.tip.slug),
+        cache.scratch(in_memory=True) as work,
+    ):
         built = build_wheel(runner, store, series.tip, version, work)
         contents = wheel.read(built)
         leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])

@@ -20,7 +20,6 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from xpustack.core.cache import Cache
@@ -171,12 +170,9 @@ def working(offline: bool = False) -> Iterator[Work]:
 
 
 @contextlib.contextmanager
-def showing_checks(jobs: int) -> Iterator[Display]:
+def showing_checks() -> Iterator[Display]:
     """The display of a run of checks, on stderr."""
     console = Console(stderr=True)
-    display = Display(console, jobs)
-    if not console.is_terminal:
-        yield display
-        return
-    with Live(display, console=console, transient=True):
+    display = Display(console)
+    with display.live if console.is_terminal else contextlib.nullcontext():
         yield display

@@ -12,7 +12,6 @@ from children import killed, read_until, start
 
 from xpustack.core import cache as cache_module
 from xpustack.core.cache import (
-    MANY_FILES,
     Cache,
     atomic_dir,
     atomic_file,
@@ -97,24 +96,24 @@ def test_the_faster_of_two_directories_stays(tmp_path: Path) -> None:
     assert temporaries(tmp_path) == []
 
 
-def test_a_directory_of_many_files_is_in_memory(
+def test_a_directory_of_a_whole_tree_is_in_memory(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not one of few files, nor where there is no room."""
+    """But not where there is no room."""
     monkeypatch.setattr(cache_module, "MEMORY", tmp_path / "shm")
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         assert directory.is_relative_to(cache.root)
     (tmp_path / "shm").mkdir()
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         own = directory.parent
         assert own == tmp_path / "shm" / f"xpustack-{os.getuid()}"
         assert own.stat().st_mode & 0o777 == 0o700
     assert not directory.exists()
-    with cache.scratch(files=MANY_FILES - 1) as directory:
+    with cache.scratch() as directory:
         assert directory.is_relative_to(cache.root)
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1 << 60)
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         assert directory.is_relative_to(cache.root)
 
 
@@ -123,7 +122,7 @@ def test_what_a_killed_run_left_in_memory_is_removed(
 ) -> None:
     monkeypatch.setattr(cache_module, "MEMORY", tmp_path)
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         left = directory.with_name(".xpustack-0123456789abcdef.part")
         (left / "vllm").mkdir(parents=True)
     cache.root.mkdir(parents=True, exist_ok=True)
@@ -138,7 +137,7 @@ def test_a_link_in_place_of_the_folder_in_memory_is_not_followed(
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"xpustack-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         assert directory.is_relative_to(cache.root)
 
 

@@ -12,7 +12,6 @@ from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.base import releases
 from xpustack.checks.checker import Checker
-from xpustack.checks.proof import proofs
 from xpustack.checks.run import run
 from xpustack.core.errors import (
     CheckFailed,
@@ -302,7 +301,7 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert caught.value.detail == ("raise-again: test",)
     assert caught.value.hint == "xpustack check v1.0"
     assert not (stack.root / "out").exists()
-    first, second = proofs(Checker(stack.project, stack.cache), stack.series())
+    first, second = Checker(stack.project, stack.cache).proofs(stack.series())
     assert (first.missing, second.missing) == ((), ("test",))
     assert first.test is not None
 

@@ -11,6 +11,7 @@ import tiny_stack
 from tiny_stack import BASE, HEADER, VALUE, TinyStack
 
 from xpustack.base.store import Store
+from xpustack.core import cache as cache_module
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
@@ -215,7 +216,8 @@ def test_a_hook_that_edits_a_file_edits_no_tree(typed):
         assert [new for new in first.new if "header" in new.tool] == []
 
 
-def test_nothing_stays_behind_a_linter(typed):
+def test_nothing_stays_behind_a_linter(typed, monkeypatch):
+    monkeypatch.setattr(cache_module, "MEMORY", typed.root / "no such folder")
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
         linter.lint(*typed.trees()[:2], types=True)
         assert list((typed.cache.root / "scratch").iterdir()) != []
