@@ -20,8 +20,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
-from xpustack.refresh.carry import CarriedStep, carrier
-from xpustack.refresh.variants import carry_step
+from xpustack.refresh.carry import CarriedStep, carrier, carry_step
 from xpustack.series.overlay import KERNEL_HOME, overlay_files
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.steptest.material import Support

@@ -24,8 +24,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.refresh.carry import Carrier, carrier
-from xpustack.refresh.variants import carry_step
+from xpustack.refresh.carry import Carrier, carrier, carry_step
 from xpustack.refresh.work import (
     OPEN,
     StepOutcome,

@@ -36,7 +36,6 @@ TOOL = (
     "release/ship",
     "series/apply",
     "series/diff",
-    "series/fit",
     "series/order",
     "series/overlay",
     "series/patch",

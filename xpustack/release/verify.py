@@ -25,12 +25,6 @@ from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance
 from xpustack.release.built import WheelBuild
-from xpustack.release.difference import (
-    Difference,
-    first_difference,
-    hash_lines,
-    merge_by_path,
-)
 from xpustack.release.provenance import Statement
 from xpustack.release.resource import sha256_of
 from xpustack.release.ship import (
@@ -46,6 +40,19 @@ from xpustack.release.ship import (
 BUNDLE = "attestation.sigstore.json"
 """What the release workflow signs, beside a published wheel."""
 _LOCAL = re.compile(r"xpu\.dsv4\.([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that differs from what this checkout makes: its name in the wheel, beside
+    it or in this repository, the problem, and further lines."""
+
+    file: str
+    problem: str
+    detail: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.file}: {self.problem}", *self.detail])
 
 
 @dataclass(frozen=True)
@@ -104,7 +111,7 @@ def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
         differences += _members(path, wheel_file, rebuild)
         expected = _as_recorded(cache, path, rebuild, statement, notes)
         differences += _files(path, files(expected))
-    return WheelVerdict(path, release.name, merge_by_path(differences), tuple(notes))
+    return WheelVerdict(path, release.name, _merge_by_path(differences), tuple(notes))
 
 
 def _release(project: Project, path: Path) -> Release:
@@ -173,7 +180,7 @@ def _companions(path: Path, statement: Statement) -> Iterator[Difference]:
                 yield Difference(
                     name,
                     "not the file that the provenance names",
-                    hash_lines(recorded, actual),
+                    _hash_lines(recorded, actual),
                 )
     if path.name not in statement.subjects:
         yield Difference(PROVENANCE, f"it does not name {path.name}")
@@ -200,7 +207,7 @@ def _inputs(
             yield Difference(
                 part.name,
                 "not the one that the wheel was built from",
-                hash_lines(part.sha256, actual),
+                _hash_lines(part.sha256, actual),
             )
 
 
@@ -221,7 +228,7 @@ def _members(
             yield Difference(
                 name,
                 "differs from the one built here",
-                first_difference(wheel_file.members[name].data, expected[name].data),
+                _first_difference(wheel_file.members[name].data, expected[name].data),
             )
 
 
@@ -257,7 +264,7 @@ def _files(path: Path, made: Mapping[str, bytes]) -> Iterator[Difference]:
             yield Difference(
                 file.name,
                 f"{what} from what is made here",
-                first_difference(actual, expected),
+                _first_difference(actual, expected),
             )
 
 
@@ -269,3 +276,37 @@ def _notes(
             there = recorded.get(name, "none")[:60]
             here = actual.get(name, "none")[:60]
             yield f"{what}: {name} was {there}, here it is {here}"
+
+
+def _merge_by_path(differences: list[Difference]) -> tuple[Difference, ...]:
+    """One difference per file: its first problem, with the others as further lines."""
+    by_path: dict[str, Difference] = {}
+    for difference in differences:
+        path = difference.file
+        first = by_path.get(path)
+        if first is None:
+            by_path[path] = difference
+        elif difference.problem != first.problem:
+            lines = (*first.detail, difference.problem, *difference.detail)
+            by_path[path] = Difference(path, first.problem, lines)
+    return tuple(by_path.values())
+
+
+def _first_difference(actual: bytes, expected: bytes) -> tuple[str, ...]:
+    """The first line in which two contents differ, else their hashes."""
+    try:
+        ours, theirs = expected.decode().splitlines(), actual.decode().splitlines()
+    except UnicodeDecodeError:
+        ours = theirs = []
+    for number, (left, right) in enumerate(zip(ours, theirs, strict=False), start=1):
+        if left != right:
+            return (
+                f"line {number} as made here: {left[:160]}",
+                f"line {number} as it is:     {right[:160]}",
+            )
+    return _hash_lines(sha256_of(expected), sha256_of(actual))
+
+
+def _hash_lines(expected: str, actual: str) -> tuple[str, ...]:
+    """Two hashes that ought to be one, a line each."""
+    return (f"expected sha256 {expected}", f"actual sha256   {actual}")

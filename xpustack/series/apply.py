@@ -3,13 +3,15 @@
 
 The ref of a step's commit is a hash of everything that goes into it, so looking up a
 series that is already in the store takes two git processes, however much else the store
-holds. Nothing needs a work tree.
+holds. Nothing needs a work tree. A diff that does not fit is refused with its hunk and
+both sides.
 """
 
 import contextlib
+import difflib
 import hashlib
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from xpustack.base.download import base_of
@@ -19,9 +21,8 @@ from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
-from xpustack.core.repository import Commit
-from xpustack.series.diff import CREATES, forbidden
-from xpustack.series.fit import misfit
+from xpustack.core.repository import Commit, TreeEntry
+from xpustack.series.diff import CREATES, FileDiff, Hunk, forbidden
 from xpustack.series.order import blaming, position, read_order, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
@@ -33,6 +34,8 @@ Content = tuple[Step, dict[str, NewFile]]
 """A step, and its new files by path."""
 
 _FORMAT = b"xpustack tree 2\n"
+SHOWN = 16
+"""How many lines of a mismatch an error shows at most."""
 
 
 def trees(
@@ -234,4 +237,64 @@ def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
     except GitFailed as error:
         entries = writer.files(parent.tree_id, step.touched)
         contents = writer.blobs(entry.blob for entry in entries.values())
-        raise misfit(step, entries, contents, error.stderr) from None
+        raise _misfit(step, entries, contents, error.stderr) from None
+
+
+def _misfit(
+    step: Step,
+    entries: Mapping[str, TreeEntry],
+    contents: Mapping[str, bytes],
+    refusal: str,
+) -> ApplyError:
+    """The error for a diff that git refuses.
+
+    Args:
+        entries: the files of the tree before the step.
+        contents: those blobs of them that the diff changes.
+        refusal: what git says.
+    """
+    for file in step.files:
+        entry = entries.get(file.path)
+        if entry is None:
+            return ApplyError("the tree has no such file to patch", path=file.path)
+        if error := _hunk_misfit(file, contents[entry.blob]):
+            return error
+    return ApplyError("git refuses the patch", detail=refusal)
+
+
+def _hunk_misfit(file: FileDiff, content: bytes) -> ApplyError | None:
+    lines = [line + b"\n" for line in content.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    for number, hunk in enumerate(file.hunks, start=1):
+        first = hunk.old_start - (hunk.old_count > 0)
+        if not _found(lines, hunk.before):
+            return ApplyError(
+                f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
+                path=file.path,
+                detail=_sides(hunk, lines[first : first + hunk.old_count]),
+            )
+    return None
+
+
+def _found(lines: Sequence[bytes], expected: Sequence[bytes]) -> bool:
+    """Whether the expected lines are in a row somewhere."""
+    size = len(expected)
+    return any(
+        lines[start : start + size] == list(expected)
+        for start in range(len(lines) - size + 1)
+    )
+
+
+def _sides(hunk: Hunk, actual: Sequence[bytes]) -> list[str]:
+    def text(lines: Sequence[bytes]) -> list[str]:
+        return [line.decode("utf-8", "replace").rstrip("\n") for line in lines]
+
+    diff = difflib.unified_diff(text(hunk.before), text(actual), lineterm="", n=3)
+    lines = list(diff)[3:]
+    surplus = len(lines) - SHOWN
+    if surplus > 0:
+        lines = [*lines[:SHOWN], f"... {surplus} more lines"]
+    return [
+        f"from line {hunk.old_start} on (- the patch expects, + the tree has):",
+        *lines,
+    ]

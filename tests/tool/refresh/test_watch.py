@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 
 from xpustack.__main__ import app
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.refresh.kernel_versions import NewerKernels
 from xpustack.refresh.neighbours import MissingRelease
-from xpustack.refresh.watch import LandedStep, ModelWithoutXpu, watch
+from xpustack.refresh.watch import LandedStep, ModelWithoutXpu, NewerKernels, watch
 
 FIRST = edited(ATTENTION, 5)
 NEEDS = b"torch==2.12.0\ntriton==3.7.1\nvllm_xpu_kernels==0.1.10\n"
