@@ -8,10 +8,9 @@ from itertools import pairwise
 from xpustack.base.releases import Release
 from xpustack.builds.comparison import compare
 from xpustack.checks.checker import Checker
-from xpustack.checks.observer import Check, Observer
 from xpustack.checks.plan import CopiedTree, Planner
 from xpustack.checks.results import COPIED, Kind, Report, Result
-from xpustack.checks.schedule import Task, execute
+from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.series.static import check_static
@@ -68,12 +67,10 @@ def run(
         lints = [task for task in tasks if task.kind == "lint"]
         for earlier, later in pairwise(lints):
             later.after = (earlier,)
-        checks = [Check(result.release, result.step, result.kind) for result in results]
-        observer.planned([*checks, *(task.check for task in tasks)])
-        for check, result in zip(checks, results, strict=True):
-            observer.finished(check, result)
+        tasks = [*map(Task.ended, results), *tasks]
+        observer.planned(tasks)
         problem = execute(tasks, checker.runner, jobs, observer)
-    results += [
+    results = [
         task.result
         for task in tasks
         if task.result is not None and (task.shown or task.result.status == "failed")

@@ -236,7 +236,12 @@ def atomic_dir(target: Path) -> Iterator[Path]:
     """
     with writing(target), _new_dir(target.parent) as temporary:
         yield temporary
-        _rename(temporary, target)
+        try:
+            os.rename(temporary, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -250,23 +255,10 @@ def replace_dir(target: Path) -> Iterator[Path]:
     Raises:
         EnvironmentProblem: the disk is full, or writing there is denied.
     """
-    with writing(target), _new_dir(target.parent) as temporary:
-        new = temporary / "new"
-        new.mkdir()
+    with writing(target), _new_dir(target.parent) as away, atomic_dir(target) as new:
         yield new
         with contextlib.suppress(FileNotFoundError):
-            os.rename(target, temporary / "old")
-        _rename(new, target)
-
-
-def _rename(directory: Path, target: Path) -> None:
-    """Give a whole directory its name, unless another run was faster."""
-    try:
-        os.rename(directory, target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    _sync(target.parent)
+            os.rename(target, away / "old")
 
 
 def sweep(directory: Path) -> list[Path]:

@@ -16,8 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Result
+from xpustack.checks.schedule import Observer, Task
 from xpustack.terminal.report import STYLE, failure
 
 _QUIET = 30.0
@@ -31,7 +31,7 @@ class Display(Observer):
     ) -> None:
         self._console, self._clock = console, clock
         self._last_line = clock()
-        self._running: dict[Check, float] = {}
+        self._running: dict[Task, float] = {}
         self._open: Counter[str] = Counter()
         self._cached: Counter[str] = Counter()
         self._failed = False
@@ -48,15 +48,15 @@ class Display(Observer):
         else:
             self.live.update(self._line, description=text)
 
-    def planned(self, checks: Sequence[Check]) -> None:
+    def planned(self, checks: Sequence[Task]) -> None:
         self._open.update(check.release for check in checks)
         self.live.update(self._line, total=len(checks))
 
-    def started(self, check: Check) -> None:
+    def started(self, check: Task) -> None:
         self._running[check] = self._clock()
         self._show_running()
 
-    def finished(self, check: Check, result: Result) -> None:
+    def finished(self, check: Task, result: Result) -> None:
         self._running.pop(check, None)
         self._open[check.release] -= 1
         self.live.advance(self._line)
@@ -83,7 +83,7 @@ class Display(Observer):
         running = ", ".join(map(str, self._running)) or "finishing"
         self.live.update(self._line, description=running)
 
-    def _print_result(self, check: Check, result: Result) -> None:
+    def _print_result(self, check: Task, result: Result) -> None:
         spent = f", {result.seconds:.0f} s" if result.seconds else ""
         line = Text(f"[{self._count()}] {check}: ")
         line.append(result.status, STYLE[result.status]).append(spent)

@@ -220,7 +220,7 @@ import os
 from xpustack.core.cache import replace_dir
 real = os.rename
 def stopping(*names):
-    if Path(names[0]).name == sys.argv[2]:
+    if Path(names[1]).name == sys.argv[2]:
         say("now")
         time.sleep(60)
     real(*names)
@@ -230,7 +230,7 @@ with replace_dir(Path(sys.argv[1])) as part:
 """
 
 
-@pytest.mark.parametrize(("before", "left"), [("target", ["target"]), ("new", [])])
+@pytest.mark.parametrize(("before", "left"), [("old", ["target"]), ("target", [])])
 def test_a_kill_within_a_folder_swap_leaves_no_mixture(
     before: str, left: list[str], tmp_path: Path
 ) -> None:

@@ -6,16 +6,16 @@ import re
 
 from rich.console import Console
 
-from xpustack.checks.observer import Check
 from xpustack.checks.results import Result
+from xpustack.checks.schedule import Task
 from xpustack.terminal.display import Display
 
 OLD = [
-    Check("v1.0", step, kind)
+    Task("v1.0", step, kind)
     for step in ("a", "b", "c")
     for kind in ("build", "lint", "test")
 ]
-NEW = [Check("v2.0", "a", "build"), Check("v2.0", "a", "test")]
+NEW = [Task("v2.0", "a", "build"), Task("v2.0", "a", "test")]
 
 
 class Screen:
@@ -31,12 +31,12 @@ class Screen:
     def lines(self) -> list[str]:
         return self.stream.getvalue().splitlines()
 
-    def cached(self, check: Check) -> None:
+    def cached(self, check: Task) -> None:
         self.display.started(check)
         result = Result(check.release, check.step, check.kind, "passed", 9.0, True)
         self.display.finished(check, result)
 
-    def ended(self, check: Check, seconds: float, status="passed", **extra) -> None:
+    def ended(self, check: Task, seconds: float, status="passed", **extra) -> None:
         self.now += seconds
         result = Result(check.release, check.step, check.kind, status, seconds, **extra)
         self.display.finished(check, result)
@@ -59,7 +59,7 @@ def test_cached_checks_are_one_line_a_release():
 
 def test_checks_that_only_serve_others_are_not_counted_as_cached():
     screen = Screen()
-    hidden = Check("v2.0", "base", "build", shown=False)
+    hidden = Task("v2.0", "base", "build", shown=False)
     screen.display.planned([hidden, NEW[1]])
     screen.cached(hidden)
     screen.cached(NEW[1])
