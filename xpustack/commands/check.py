@@ -3,7 +3,6 @@
 
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 
 from xpustack.base import releases
@@ -70,7 +69,7 @@ def check(
         project = Project.find()
         if only_static:
             findings = _static(project, release, step)
-            answer.data = [msgspec.to_builtins(finding) for finding in findings]
+            answer.data = findings
             errors = sum(not finding.warning for finding in findings)
             answer.say(*map(str, findings))
             if not errors and release is None:

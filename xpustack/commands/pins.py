@@ -5,7 +5,6 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated
 
-import msgspec
 import typer
 
 from xpustack.base.pin import pin as pin_release
@@ -23,7 +22,7 @@ def pin(
     with answering("pin", as_json) as answer:
         with working() as work:
             release = pin_release(work.project, work.cache, version)
-        answer.data = msgspec.to_builtins(release)
+        answer.data = release
         answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
 
 
