@@ -22,7 +22,7 @@ from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS
 from xpustack.base.index import Index
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.errors import SourceError
+from xpustack.core.errors import EnvironmentProblem, SourceError
 from xpustack.core.repository import NoSuchPath
 from xpustack.release.resource import PinnedDistribution
 from xpustack.release.runtime import PUBLISHING, OneApi, Runtime, notes, runtime
@@ -68,7 +68,11 @@ def with_hashes(
     """
     hashed_pins = []
     for pin in pins:
-        packages = index.packages(pin.requirement)
+        try:
+            packages = index.packages(pin.requirement)
+        except EnvironmentProblem as error:
+            error.hint = f"{error.hint}, or the same command with --offline"
+            raise
         hashes = {
             value
             for package in packages
