@@ -121,10 +121,10 @@ def export(
     }
     if whole is not None:
         # The types of all branches at once: mypy takes 30 s for each.
-        require_clean(cache, store, [exported(whole)], types=True)
+        require_clean(project, cache, [exported(whole)], types=True)
     every = list(branches.values())
-    hooks = require_clean(cache, store, every, types=whole is None)
-    own = test_commits(project, cache, store, every) if bisect else {}
+    hooks = require_clean(project, cache, every, types=whole is None)
+    own = test_commits(project, cache, every) if bisect else {}
     requests = tuple(
         replace(
             request,
