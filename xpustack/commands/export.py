@@ -98,7 +98,8 @@ def export(
                 ).name
             pinned = releases.load(project)[release or ""]
             if rows is not None:
-                found = standings(
+                stand = []
+                for request in standings(
                     project,
                     cache,
                     pinned,
@@ -107,9 +108,9 @@ def export(
                     clone=clone,
                     offline=offline,
                     progress=progress,
-                )
-                write_rows(rows, found, load_series(project, pinned.name))
-                stand = [dict(row) for row in requests_rows(found)]
+                ):
+                    write_rows(rows, [request], load_series(project, pinned.name))
+                    stand += [dict(row) for row in requests_rows([request])]
                 answer.data = {"requests": stand}
                 answer.table(stand, ("step", "stands", "test"))
                 return

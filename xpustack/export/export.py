@@ -6,8 +6,8 @@ An export is a folder: `repository/` with one branch per step, `mails/` for `git
 previous export. On a clone the branches go into the clone, or into a bundle.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -97,9 +97,8 @@ def export(
             if proof.step.slug in notes
         ],
     )
-    requests, found = _requests(
-        project, cache, series, base, wanted, notes, {}, progress
-    )
+    with _search(project, cache, series, base, progress) as found:
+        requests = tuple(_requests(project, found, wanted, notes))
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
             if problem := title_problem(title):
@@ -167,8 +166,9 @@ def standings(
     clone: Clone | None = None,
     offline: bool = False,
     progress: Progress = silent,
-) -> tuple[PullRequest, ...]:
-    """Where the steps stand, without a branch of them: no hooks, no texts.
+) -> Iterator[PullRequest]:
+    """Where the steps stand, one request as soon as it is found, without a branch of
+    them: no hooks, no texts.
 
     Args:
         known: what steps need that were tested before; those of `slugs` are tested
@@ -179,7 +179,12 @@ def standings(
     """
     series, base, _ = _places(project, cache, release, clone, offline, progress)
     wanted, notes = _wanted(project, release, series, slugs)
-    return _requests(project, cache, series, base, wanted, notes, known, progress)[0]
+    again = wanted.union(*(notes[slug].along for slug in wanted))
+    with _search(project, cache, series, base, progress) as found:
+        for slug in (tree.slug for tree in series.steps if tree.slug not in again):
+            if slug in known:
+                found.take(slug, known[slug])
+        yield from _requests(project, found, wanted, notes)
 
 
 def _places(
@@ -214,35 +219,33 @@ def _wanted(
     return wanted - {slug for note in notes.values() for slug in note.along}, notes
 
 
-def _requests(
+@contextmanager
+def _search(
     project: Project,
     cache: Cache,
     series: Series,
     base: BaseTree,
-    wanted: set[str],
-    notes: Mapping[str, Notes],
-    known: Mapping[str, tuple[str, ...]],
     progress: Progress,
-) -> tuple[tuple[PullRequest, ...], Standings]:
-    """The requests in the series' order, each with where its steps stand."""
-    requests = []
+) -> Iterator[Standings]:
+    """The search for where the steps stand, with a server for their tests."""
     with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
-        standings = Standings(project, cache, series, base, runner, server, progress)
-        again = wanted.union(*(notes[slug].along for slug in wanted))
-        for slug in (tree.slug for tree in series.steps if tree.slug not in again):
-            if slug in known:
-                standings.take(slug, known[slug])
-        for slug in (tree.slug for tree in series.steps if tree.slug in wanted):
-            note = notes[slug]
-            own = standings.of(slug, note.along)
-            commits = (*map(standings.of, note.along), own)
-            steps = [standing.step.step for standing in commits]
-            lines = sum(
-                changed_lines(step) + new_file_lines(overlay_files(project, step))
-                for step in steps
-            )
-            requests.append(PullRequest(commits, note, f"{PREFIX}/{slug}", lines))
-    return tuple(requests), standings
+        yield Standings(project, cache, series, base, runner, server, progress)
+
+
+def _requests(
+    project: Project, found: Standings, wanted: set[str], notes: Mapping[str, Notes]
+) -> Iterator[PullRequest]:
+    """The requests in the series' order, each with where its steps stand."""
+    for slug in (tree.slug for tree in found.source.steps if tree.slug in wanted):
+        note = notes[slug]
+        own = found.of(slug, note.along)
+        commits = (*map(found.of, note.along), own)
+        steps = [standing.step.step for standing in commits]
+        lines = sum(
+            changed_lines(step) + new_file_lines(overlay_files(project, step))
+            for step in steps
+        )
+        yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines)
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:

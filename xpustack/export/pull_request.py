@@ -299,15 +299,16 @@ def _reasons(request: PullRequest) -> list[str]:
 
 
 def _plan(request: PullRequest, base: str) -> list[str]:
-    paths = " ".join(test.removeprefix("tests/") for test in request.tests)
-    lines = ["On an XPU:", "", "```sh", f"cd tests && pytest {paths}", "```"]
+    paths = " ".join(request.tests)
+    pytest = ".venv/bin/python -m pytest"
+    lines = ["On an XPU:", "", "```sh", f"{pytest} {paths}", "```"]
     if _on_cpu(request):
         lines += ["", "The tests marked `any_platform` run on any machine:", ""]
-        lines += ["```sh", f"cd tests && pytest -m any_platform {paths}", "```"]
+        lines += ["```sh", f"{pytest} -m any_platform {paths}", "```"]
     before = f"HEAD~{len(request.steps)}"
     lines += ["", "To see them fail, without the change:", "", "```sh"]
     lines += [f"git restore --source {before} -- vllm"]
-    lines += [f"(cd tests && pytest {paths}); git restore -- vllm", "```"]
+    lines += [f"{pytest} {paths}; git restore -- vllm", "```"]
     release = base.partition("+")[0]
     lines += ["", "Without an XPU, in the repository of this patch stack:", "", "```sh"]
     lines += [
