@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks import memory
 from e2e import checkpoint, v41
+from planner import asked, choices, trial
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.plan import asked, choices, trial
 
 
 @dataclass(frozen=True)

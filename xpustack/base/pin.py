@@ -16,7 +16,7 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from xpustack.base.archive import members
-from xpustack.base.dockerfile import instructions
+from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, instructions
 from xpustack.base.download import download
 from xpustack.base.index import PROJECT, Index, PipConfiguration
 from xpustack.base.releases import Pin, Release, load, parse_releases
@@ -24,8 +24,6 @@ from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import SourceError, UsageError, concerning
 from xpustack.core.project import Project
 
-REQUIREMENTS = "requirements/xpu.txt"
-DOCKERFILE = "docker/Dockerfile.xpu"
 _HEADER = re.compile(r"\s*\[\[\s*release\s*\]\]")
 
 

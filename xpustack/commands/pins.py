@@ -10,8 +10,7 @@ import typer
 
 from xpustack.base.pin import pin as pin_release
 from xpustack.core.errors import CheckFailed
-from xpustack.refresh.kernel_versions import SCHEMAS
-from xpustack.refresh.watch import WatchReport
+from xpustack.refresh.watch import SCHEMAS, WatchReport
 from xpustack.refresh.watch import watch as watch_upstream
 from xpustack.terminal.console import AsJson, Offline, answering, working
 

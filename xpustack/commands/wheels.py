@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack build` and `verify`: wheels with what lies beside them."""
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -39,21 +40,10 @@ def build(
                     answer.fail(problem)
                 else:
                     wheels.append(wheel)
-        answer.data = {"built": [_to_json(wheel) for wheel in wheels]}
+        answer.data = {"built": wheels}
         for wheel in wheels:
             answer.say(f"{wheel.release}: vllm {wheel.version} in {wheel.directory}")
             answer.say(*(f"{digest}  {name}" for name, digest in wheel.files.items()))
-
-
-def _to_json(wheel: ReleaseArtifacts) -> dict[str, Any]:
-    return {
-        "release": wheel.release,
-        "version": wheel.version,
-        "directory": str(wheel.directory),
-        "wheel": wheel.wheel,
-        "files": dict(wheel.files),
-        "seconds": round(wheel.seconds, 1),
-    }
 
 
 def verify(
@@ -70,20 +60,7 @@ def verify(
     with answering("verify", as_json) as answer:
         with working(offline) as work:
             verdict = verify_wheel(work.project, work.cache, wheel)
-        answer.data = {
-            "wheel": str(verdict.wheel),
-            "release": verdict.release,
-            "verified": verdict.good,
-            "differences": [
-                {
-                    "file": difference.path,
-                    "problem": difference.problem,
-                    "detail": list(difference.detail),
-                }
-                for difference in verdict.differences
-            ],
-            "notes": list(verdict.notes),
-        }
+        answer.data = {"verified": verdict.good, **dataclasses.asdict(verdict)}
         answer.say(*map(str, verdict.differences))
         answer.say(*(f"note: {note}" for note in verdict.notes))
         count = len(verdict.differences)

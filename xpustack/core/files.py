@@ -13,7 +13,12 @@ import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from xpustack.core.errors import EnvironmentProblem, StackError, UsageError
+from xpustack.core.errors import (
+    EnvironmentProblem,
+    SeriesError,
+    StackError,
+    UsageError,
+)
 
 _parsing = threading.Lock()
 
@@ -30,23 +35,19 @@ def link_in(path: Path, root: Path) -> Path | None:
     return None
 
 
-def without_link(link: Path) -> str:
-    """The command that replaces a link by a copy of its target."""
-    place = shlex.quote(str(link))
-    if not link.exists():
-        return f"rm {place}"
-    target = shlex.quote(os.path.realpath(link))
-    return f"rm {place} && cp -rL {target} {place}"
+def linked(link: Path, kind: type[StackError] = SeriesError) -> StackError:
+    """The error about a symbolic link; it names the command that replaces the link by
+    a copy of its target."""
+    place, target = shlex.quote(str(link)), shlex.quote(os.path.realpath(link))
+    copied = f" && cp -rL {target} {place}" if link.exists() else ""
+    return kind(
+        "this is a symbolic link, and links are not followed",
+        path=link,
+        hint=f"rm {place}{copied}",
+    )
 
 
-def read_file(
-    path: Path,
-    root: Path,
-    kind: type[StackError],
-    *,
-    release: str | None = None,
-    step: str | None = None,
-) -> bytes:
+def read_file(path: Path, root: Path, kind: type[StackError] = SeriesError) -> bytes:
     """The bytes of a plain file below `root`.
 
     Raises:
@@ -55,13 +56,7 @@ def read_file(
         EnvironmentProblem: the system refuses to read it.
     """
     if link := link_in(path, root):
-        raise kind(
-            "this is a symbolic link, and links are not followed",
-            release=release,
-            step=step,
-            path=link,
-            hint=without_link(link),
-        )
+        raise linked(link, kind)
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -72,8 +67,6 @@ def read_file(
             "a folder is where a file must be"
             if folder
             else "a file is where a folder must be",
-            release=release,
-            step=step,
             path=path if folder else _file_above(path),
             hint="move it away, then: "
             f"git -C {shlex.quote(str(root))} checkout -- {path.relative_to(root)}",
@@ -81,8 +74,6 @@ def read_file(
     except OSError as error:
         raise EnvironmentProblem(
             f"the file cannot be read: {error.strerror or error}",
-            release=release,
-            step=step,
             path=path,
             hint=f"ls -ld {shlex.quote(str(path))}",
         ) from error

@@ -27,7 +27,6 @@ UNCOVERED = frozenset(
         "core.project",
         "series.apply",
         "series.diff",
-        "series.fit",
         "series.order",
         "series.overlay",
         "series.patch",

@@ -23,8 +23,7 @@ from xpustack.core.project import Project
 from xpustack.export.fewest import fewest
 from xpustack.export.upstream_form import is_kernel
 from xpustack.forks.server import Server
-from xpustack.refresh.carry import CarriedStep, carrier
-from xpustack.refresh.variants import carry_step
+from xpustack.refresh.carry import CarriedStep, carrier, carry_step
 from xpustack.series.overlay import overlay_files
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.steptest.material import Support, material_of

@@ -16,7 +16,6 @@ from xpustack.core import markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
-from xpustack.pages.parts import layer_steps
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
@@ -29,6 +28,9 @@ SECTION = "status"
 """The README's generated section: one row for each release."""
 PARTS_SECTION = "steps"
 """The generated section of `docs/steps.md`: one row for each part of a layer."""
+
+PARTS = Path(__file__).with_name("parts.toml")
+ELSEWHERE = "Elsewhere"
 
 
 class StepStatus(msgspec.Struct, frozen=True):
@@ -176,6 +178,26 @@ def steps_rows(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
             if status is not None
         ]
     )
+
+
+class _Part(msgspec.Struct, frozen=True):
+    name: str
+    does: str
+    steps: tuple[str, ...]
+
+
+def layer_steps(slugs: Iterable[str]) -> list[tuple[str, str, list[str]]]:
+    """Each part of a layer with what it does and those of its steps that any series
+    has. A step that no part names is in a part of its own, at the end."""
+    known = list(dict.fromkeys(slugs))
+    listed = msgspec.toml.decode(PARTS.read_bytes(), type=dict[str, list[_Part]])
+    named = [slug for part in listed["part"] for slug in part.steps]
+    other = tuple(slug for slug in known if slug not in named)
+    elsewhere = _Part(ELSEWHERE, "switches, pages, what is refused", other)
+    return [
+        (part.name, part.does, [slug for slug in part.steps if slug in known])
+        for part in (*listed["part"], *([elsewhere] if other else []))
+    ]
 
 
 def parts_table(statuses: Iterable[StepStatus]) -> str:

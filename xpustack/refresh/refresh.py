@@ -24,11 +24,9 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.refresh.carry import CarriedStep, Carrier, carrier
-from xpustack.refresh.variants import carry_step
+from xpustack.refresh.carry import Carrier, carrier, carry_step
 from xpustack.refresh.work import (
     OPEN,
-    Outcome,
     StepOutcome,
     leave_conflict,
     read_note,
@@ -206,14 +204,14 @@ class _RefreshRun:
             self.cache.progress(f"carrying {slug} to {self.release.name}")
             waits = bool(open_paths & set(tree.changed))
             carried = carry_step(self.project, carry, tree, head, variants=not waits)
-            tentative = conflicting is not None
+            tentative = waits or conflicting is not None
+            verdict, why, clashes = carried.verdict, carried.evidence, carried.clashes
+            outcome = StepOutcome(slug, verdict, why, clashes, carried.files, tentative)
             if waits:
-                text = "it changes files of a step that is open"
-                self._add(slug, carried, "waits", text, tentative=True)
-            elif carried.tree is None:
-                self._add(slug, carried, "conflict", tentative=tentative)
-            else:
-                self._add(slug, carried, carried.verdict, tentative=tentative)
+                why = "it changes files of a step that is open"
+                outcome = StepOutcome(slug, "waits", why, (), carried.files, tentative)
+            self.outcomes.append(outcome)
+            if not waits and carried.tree is not None:
                 if carried.verdict != "upstream":
                     head = carry.commit(carried.form, carried.tree, head)
                     if not tentative:
@@ -234,27 +232,6 @@ class _RefreshRun:
         if clone is not None and (since := clone.since(base.release)) is not None:
             return replace(carry, history=functools.partial(clone.commits, since))
         return carry
-
-    def _add(
-        self,
-        slug: str,
-        carried: CarriedStep,
-        outcome: Outcome,
-        text: str = "",
-        *,
-        tentative: bool = False,
-    ) -> None:
-        clashes = carried.clashes if outcome == "conflict" else ()
-        self.outcomes.append(
-            StepOutcome(
-                slug,
-                outcome,
-                text or carried.evidence,
-                clashes,
-                carried.files,
-                tentative,
-            )
-        )
 
     def _remember(self) -> None:
         remember(self.work, self.series.base.release.name, self.outcomes)

@@ -92,17 +92,16 @@ def working(
         base = base_of(store, release)
         target = trees(store, project, release)
         state = State(release.name, base.id, target.tip.commit)
-        with cache.scratch() as throwaway:
-            place = (directory or throwaway / "work").absolute()
-            if not vacant(place):
-                raise not_ours(place, release.name, "refresh")
-            with atomic_dir(place) as temporary:
-                fill(store, temporary, state)
-                own_slugs = tuple(read_order(project, release.name))
-                (temporary / ".git" / NOTE).write_bytes(
-                    msgspec.json.encode(Note(origin.name, own_slugs)) + b"\n"
-                )
-            yield open_work(place), scratch
+        place = (directory or scratch / "work").absolute()
+        if not vacant(place):
+            raise not_ours(place, release.name, "refresh")
+        with atomic_dir(place) as temporary:
+            fill(store, temporary, state)
+            own_slugs = tuple(read_order(project, release.name))
+            (temporary / ".git" / NOTE).write_bytes(
+                msgspec.json.encode(Note(origin.name, own_slugs)) + b"\n"
+            )
+        yield open_work(place), scratch
 
 
 def _resumed(directory: Path, release: Release, origin: Release) -> Work:

@@ -3,13 +3,15 @@
 
 The ref of a step's commit is a hash of everything that goes into it, so looking up a
 series that is already in the store takes two git processes, however much else the store
-holds. Nothing needs a work tree.
+holds. Nothing needs a work tree. A diff that does not fit is refused with its hunk and
+both sides.
 """
 
 import contextlib
+import difflib
 import hashlib
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from xpustack.base.download import base_of
@@ -19,10 +21,9 @@ from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
-from xpustack.core.repository import Commit
-from xpustack.series.diff import forbidden
-from xpustack.series.fit import misfit
-from xpustack.series.order import position, read_order, read_patches, redo
+from xpustack.core.repository import Commit, TreeEntry
+from xpustack.series.diff import CREATES, FileDiff, Hunk, forbidden
+from xpustack.series.order import blaming, position, read_order, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
 from xpustack.series.recorded import read_trees, require_recorded_tree
@@ -33,6 +34,8 @@ Content = tuple[Step, dict[str, NewFile]]
 """A step, and its new files by path."""
 
 _FORMAT = b"xpustack tree 2\n"
+SHOWN = 16
+"""How many lines of a mismatch an error shows at most."""
 
 
 def trees(
@@ -90,21 +93,22 @@ def trees_before_failure(
         with contextlib.ExitStack() as stack:
             writer: Writer | None = None
             for (step, files), ref in zip(contents, refs, strict=True):
-                commit = commits.get(ref)
-                if commit is None:
-                    store.cache.progress(f"applying {release.name} {step.slug}")
-                    if writer is None:
-                        writer = stack.enter_context(store.writing())
-                        writer.read_tree(series.tip.tree_id)
-                    with store.cache.scratch() as scratch:
-                        commit = _apply(writer, series.tip, step, files, scratch)
-                    writer.keep(ref, commit)
-                else:
-                    store.count_as_used(ref)
-                    if writer is not None:
-                        writer.read_tree(commit.tree)
-                if recorded:
-                    require_recorded_tree(project, step, commit.tree, ids)
+                with blaming(release.name, step.path):
+                    commit = commits.get(ref)
+                    if commit is None:
+                        store.cache.progress(f"applying {release.name} {step.slug}")
+                        if writer is None:
+                            writer = stack.enter_context(store.writing())
+                            writer.read_tree(series.tip.tree_id)
+                        with store.cache.scratch() as scratch:
+                            commit = _apply(writer, series.tip, step, files, scratch)
+                        writer.keep(ref, commit)
+                    else:
+                        store.count_as_used(ref)
+                        if writer is not None:
+                            writer.read_tree(commit.tree)
+                    if recorded:
+                        require_recorded_tree(project, step, commit.tree, ids)
                 changed = tuple(sorted({*step.touched, *files}))
                 added = tuple(sorted(files))
                 tree = StepTree(step, *commit, series.tip, changed, added)
@@ -192,19 +196,17 @@ def _apply(
     scratch: Path,
 ) -> Commit:
     """Apply a step to the index of `writer`, which holds the tree before."""
-    for file in step.files:
-        _check_allowed(step, file.path)
+    for path in (*step.touched, *files):
+        if problem := forbidden(path):
+            raise SeriesError(problem, path=path)
     if step.diff:
         _apply_diff(writer, parent, step)
     present = _present(writer, parent, files)
     for path, new_file in files.items():
-        _check_allowed(step, path)
         parents = (str(parent) for parent in PurePosixPath(path).parents)
         if clash := next((name for name in (path, *parents) if name in present), None):
             raise ApplyError(
                 f"the tree already has {clash}: there the change is a patch",
-                release=step.release,
-                step=step.slug,
                 path=new_file.source,
                 hint=f"take {path} out of the trailers in {step.path},"
                 f" rm {shlex.quote(str(new_file.source))}, and change the file in a"
@@ -227,28 +229,72 @@ def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:
 
 
 def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
+    for file in step.files:
+        if file.creates:
+            raise SeriesError(CREATES, path=file.path)
     try:
-        if created := next((file for file in step.files if file.creates), None):
-            raise SeriesError(
-                "a patch may not create a file: bring it as overlay",
-                release=step.release,
-                step=step.slug,
-                path=created.path,
-                hint=redo(step.release, step.path),
-            )
         writer.apply(step.diff)
     except GitFailed as error:
         entries = writer.files(parent.tree_id, step.touched)
         contents = writer.blobs(entry.blob for entry in entries.values())
-        raise misfit(step, entries, contents, error.stderr) from None
+        raise _misfit(step, entries, contents, error.stderr) from None
 
 
-def _check_allowed(step: Step, path: str) -> None:
-    if problem := forbidden(path):
-        raise SeriesError(
-            problem,
-            release=step.release,
-            step=step.slug,
-            path=path,
-            hint=redo(step.release, step.path),
-        )
+def _misfit(
+    step: Step,
+    entries: Mapping[str, TreeEntry],
+    contents: Mapping[str, bytes],
+    refusal: str,
+) -> ApplyError:
+    """The error for a diff that git refuses.
+
+    Args:
+        entries: the files of the tree before the step.
+        contents: those blobs of them that the diff changes.
+        refusal: what git says.
+    """
+    for file in step.files:
+        entry = entries.get(file.path)
+        if entry is None:
+            return ApplyError("the tree has no such file to patch", path=file.path)
+        if error := _hunk_misfit(file, contents[entry.blob]):
+            return error
+    return ApplyError("git refuses the patch", detail=refusal)
+
+
+def _hunk_misfit(file: FileDiff, content: bytes) -> ApplyError | None:
+    lines = [line + b"\n" for line in content.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    for number, hunk in enumerate(file.hunks, start=1):
+        first = hunk.old_start - (hunk.old_count > 0)
+        if not _found(lines, hunk.before):
+            return ApplyError(
+                f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
+                path=file.path,
+                detail=_sides(hunk, lines[first : first + hunk.old_count]),
+            )
+    return None
+
+
+def _found(lines: Sequence[bytes], expected: Sequence[bytes]) -> bool:
+    """Whether the expected lines are in a row somewhere."""
+    size = len(expected)
+    return any(
+        lines[start : start + size] == list(expected)
+        for start in range(len(lines) - size + 1)
+    )
+
+
+def _sides(hunk: Hunk, actual: Sequence[bytes]) -> list[str]:
+    def text(lines: Sequence[bytes]) -> list[str]:
+        return [line.decode("utf-8", "replace").rstrip("\n") for line in lines]
+
+    diff = difflib.unified_diff(text(hunk.before), text(actual), lineterm="", n=3)
+    lines = list(diff)[3:]
+    surplus = len(lines) - SHOWN
+    if surplus > 0:
+        lines = [*lines[:SHOWN], f"... {surplus} more lines"]
+    return [
+        f"from line {hunk.old_start} on (- the patch expects, + the tree has):",
+        *lines,
+    ]

@@ -58,23 +58,17 @@ class Sharing:
             StackError: a release can take neither the new texts nor the old ones.
         """
         own = self.texts.get(self.release, {})
-        takers: dict[str, dict[str, bytes]] = {}
+        series: dict[str, Series] = {}
         for name, steps in self.texts.items():
             shared = {
                 slug: text
                 for slug, text in changed.items()
-                if name != self.release
-                and slug in steps
-                and slug in own
-                and steps[slug] == own[slug]
+                if slug in steps and steps[slug] == own.get(slug)
             }
-            if shared:
-                takers[name] = shared
-        series: dict[str, Series] = {}
-        for name, shared in takers.items():
-            taken = self._take(self.pinned[name], shared, after)
-            if taken is not None:
-                series[name] = taken
+            if shared and name != self.release:
+                taken = self._take(self.pinned[name], shared, after)
+                if taken is not None:
+                    series[name] = taken
         write_texts(self.staged, after)
         for slug in changed:
             names = [name for name in series if after[name].get(slug) == changed[slug]]

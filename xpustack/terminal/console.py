@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -93,7 +94,7 @@ class Answer:
             "data": self.data,
             "errors": [error.to_json() for error in self.errors],
         }
-        return json.dumps(document, indent=1)
+        return json.dumps(msgspec.to_builtins(document, enc_hook=str), indent=1)
 
 
 @contextlib.contextmanager

@@ -63,7 +63,7 @@ def judged(
 
 def problems_by_file(verdict: WheelVerdict) -> dict[str, str]:
     return {
-        difference.path: "\n".join([difference.problem, *difference.detail])
+        difference.file: "\n".join([difference.problem, *difference.detail])
         for difference in verdict.differences
     }
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from planner.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
@@ -17,7 +18,6 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
-from xpustack.plan.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
 from xpustack.series.apply import trees
 from xpustack.steptest import environment
 from xpustack.steptest.environment import engine_environment
