@@ -90,16 +90,17 @@ def export(
                 release = source_of_clone(project, store, clone).name
             pinned = releases.load(project)[release or ""]
             if rows is not None:
-                found = standings(
+                stand = []
+                for request in standings(
                     project,
                     cache,
                     pinned,
                     slugs=tuple(steps or ()),
                     known=known_needs(rows, pinned.name),
                     clone=clone,
-                )
-                write_rows(rows, found, load_series(project, pinned.name))
-                stand = [dict(row) for row in requests_rows(found)]
+                ):
+                    write_rows(rows, [request], load_series(project, pinned.name))
+                    stand += [dict(row) for row in requests_rows([request])]
                 answer.data = {"requests": stand}
                 answer.table(stand, ("step", "stands", "test"))
                 return

@@ -97,12 +97,12 @@ class ForkServer:
                             fork.kill()
                         return
                     self._begin(json.loads(message), socket.socket(fileno=sockets[0]))
-                elif key.fileobj is fork.answer:
+                elif key.fileobj == fork.end:
+                    self._end(fork)
+                elif fork in self._forks and fork.answer is not None:
                     # Its caller has gone, or waits no longer.
                     self._selector.unregister(fork.answer)
                     fork.kill()
-                else:
-                    self._end(fork)
 
     def _begin(self, request: dict[str, Any], answer: socket.socket) -> None:
         process = self._fork()

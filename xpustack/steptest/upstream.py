@@ -157,11 +157,12 @@ def run(
         command = _command(device, name, jobs)
         commands.append((environment, command, folder / f"{device}-{name}/log.txt"))
     if prepare:
-        lines = [
-            " ".join([f"cd {folder}/run && env", *_assigned(environment), *command])
+        text = "".join(
+            f"cd {folder}/run && env {' '.join(_assigned(environment))} python3"
+            f" {' '.join(command)}\n"
             for environment, command, _ in commands
-        ]
-        (folder / "commands.sh").write_text("\n".join(lines).replace(str(folder), "$D"))
+        )
+        (folder / "commands.sh").write_text(text.replace(str(folder), "$D"))
         return
     for environment, command, place in commands:
         with open(place, "w", encoding="utf-8") as log:

@@ -22,9 +22,11 @@ from xpustack.core.errors import (
 from xpustack.core.rows import read_rows
 from xpustack.export.export import ExportResult, export
 from xpustack.export.folder import known_needs
+from xpustack.export.pull_request import Template, describe
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
 
+PYTEST = ".venv/bin/python -m pytest"
 ME = Person("Me Myself", "me@localhost")
 THREE = TWO.replace("VALUE = 2", "VALUE = 3")
 HELPED = HEADER + (
@@ -177,7 +179,9 @@ def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
     text = (exported.directory / "pull-requests/raise-again.md").read_text()
     assert text.startswith("# [XPU] Do raise-again\n\n## Purpose\n\nWhy.\n")
     assert "Needs `raise-value` first." in text
-    assert f"pytest {TEST_HOME.removeprefix('tests/')}/test_three.py" in text
+    assert f"\nOn an XPU:\n\n```sh\n{PYTEST} {TEST_HOME}/test_three.py\n" in text
+    claims = describe(exported.requests[-1], Template(("Claims",)), "v9.9")
+    assert f"- Tests in `{TEST_HOME}/test_three.py`: 1 of 2 red without it" in claims
     assert "passed (2 tests, 1 fail before)" in text
     assert "| `test_value` | AssertionError: assert 2 == 3 | passes |" in text
     assert "ruff check" in text and "an Intel GPU | **not run**" in text
