@@ -280,7 +280,8 @@ def test_an_unpinned_release_is_pinned_only_when_written(
     with pytest.raises(UsageError, match="not a pinned release"):
         carry_over(stack)
     before = stack.contents()
-    done = refresh(stack.project, stack.cache, "v3.0", "v1.0")
+    online = replace(stack.cache, offline=False)
+    done = refresh(stack.project, online, "v3.0", "v1.0")
     assert done.release.xpu_kernels.version == "0.1.10"
     assert stack.contents() == before
     carry_over(stack, write=True)
