@@ -164,6 +164,8 @@ class Served:
     """Of each rank, how many rows each rank of its stage scored, at every exchange."""
     texts: dict[str, list[int]] = field(init=False)
     """Prompt and answer of each request, by the engine's name for it."""
+    figures: dict[str, dict[str, float]] = field(init=False, default_factory=dict)
+    """What the checks found of each layer, the worst over the requests."""
 
     def __post_init__(self) -> None:
         ranks = self.answer.pop("ranks")
@@ -193,6 +195,12 @@ class Served:
 
     def new_tokens(self) -> list[list[int]]:
         return [tokens for wave in self.answer["tokens"] for tokens in wave]
+
+    def note(self, layer: object, **figures: float) -> None:
+        """Add to `figures` of a layer, or of the logits."""
+        known = self.figures.setdefault(str(layer), {})
+        for name, figure in figures.items():
+            known[name] = max(figure, known.get(name, 0.0))
 
 
 class Engines:
@@ -296,12 +304,11 @@ class Engines:
         site = self.installed(load(self.project)[release], patched=True)
         return SHARING in (site / "vllm/config/attention.py").read_text()
 
-    def finished(self) -> Iterator[tuple[str, Served]]:
-        """The engines that ended well, by release, tree and job."""
-        for (release, patched, name), future in self._running.items():
+    def finished(self) -> Iterator[tuple[str, str, Served]]:
+        """The engines that ended well, by release and tree."""
+        for (release, patched, _), future in self._running.items():
             if future.done() and not future.cancelled() and not future.exception():
-                tree = "patched" if patched else "untouched"
-                yield f"{release} {tree}: {name}", future.result()
+                yield release, "patched" if patched else "untouched", future.result()
 
     def close(self) -> None:
         for pool in (self._pool, self._late):
