@@ -66,9 +66,9 @@ SERVER = dict(v41.SERVER)
 TEXT = job("v4.1", (tuple(Prompt(*numbers) for numbers in V41_MIXED),), SERVER)
 DRAFTED = job("v4.1 with drafts", TEXT.waves, SERVER | DRAFTS)
 JOBS = {
+    "vision": job("vision", seen(IMAGE), dict(vision.ENGINE) | THREE_IMAGES),
     "v41": TEXT,
     "v41-images": job("v4.1 with images", seen(V41_IMAGE), SERVER | THREE_IMAGES),
-    "vision": job("vision", seen(IMAGE), dict(vision.ENGINE) | THREE_IMAGES),
 }
 """What the CPU is asked, by the first part of the names of the GPU's jobs."""
 
