@@ -45,9 +45,10 @@ PAGES: dict[str, tuple[str, str, tuple[str, ...]]] = {
         "The engine beside Hugging Face",
         "Relative errors of each attention layer of a tiny DeepSeek-V4, in the"
         " untouched release and in the patched one. `core` is attention itself. The"
-        " second table is V4.1's, on v0.33.0, beside its float32 twin."
+        " second table is of V4.1 and V4 Vision with compiled kernels on a GPU,"
+        " v0.33.0, beside their float32 twins."
         " [What is compared](docs/e2e.md).",
-        ("e2e.csv", "v41.csv"),
+        ("e2e.csv", "e2e_gpu.csv"),
     ),
     "serve": (
         "`vllm serve` by release",
