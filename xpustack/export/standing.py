@@ -19,13 +19,11 @@ from xpustack.builds.installed import Build
 from xpustack.checks.results import Result, stored_pass, test_result
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.export.fewest import fewest
 from xpustack.export.upstream_form import is_kernel
 from xpustack.forks.server import Server
-from xpustack.refresh.carry import CarriedStep, carrier
-from xpustack.refresh.variants import carry_step
+from xpustack.refresh.carry import CarriedStep, carrier, carry_step
 from xpustack.series.overlay import overlay_files
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.steptest.material import Support, material_of
@@ -87,7 +85,6 @@ class Standings:
     base: BaseTree
     runner: Runner
     server: Server
-    progress: Progress
     _found: dict[str, Standing] = field(default_factory=dict)
     _stacks: dict[tuple[str, ...], "Tree | CarriedStep"] = field(default_factory=dict)
     _varied: set[str] = field(default_factory=set)
@@ -123,7 +120,7 @@ class Standings:
         return {tree.slug: tree for tree in self.source.steps}
 
     def _find(self, step: StepTree, along: tuple[str, ...]) -> Standing:
-        self.progress(f"looking where {step.slug} can stand")
+        self.cache.progress(f"looking where {step.slug} can stand")
         named = [*along, *self._named(step)]
         missing = [
             slug for slug in named if self.of(slug).state not in ("stands", "upstream")
@@ -248,7 +245,7 @@ class Standings:
         """A step on the tree `parent`."""
         store = Store(self.cache)
         old, new = self.source.base.commit, self.base.commit
-        with store.writing(self.progress) as writer, self.cache.scratch() as scratch:
+        with store.writing() as writer, self.cache.scratch() as scratch:
             carry = carrier(writer.directory, scratch, old, new)
             variants = step.slug in self._varied
             carried = carry_step(
@@ -314,7 +311,7 @@ class Standings:
             known = Result(name, step.slug, "test", "failed", detail=(kept["problem"],))
         if known is not None:
             return known
-        self.progress(f"testing {step.slug} {among}")
+        self.cache.progress(f"testing {step.slug} {among}")
         report = test.run(self.server, self.cache)
         result = test_result(name, step.slug, report, tip=before is None)
         self._tests[test.key] = result
@@ -326,7 +323,7 @@ class Standings:
 
     def _built(self, tree: Tree) -> Build:
         version = build_version(tree, NO_TIP)
-        return build(self.runner, self.cache, Store(self.cache), tree, version)
+        return build(self.runner, Store(self.cache), tree, version)
 
 
 def _modules(paths: Iterable[str]) -> Iterator[str]:

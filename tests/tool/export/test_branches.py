@@ -34,7 +34,7 @@ STANDS = {
 def checked(cloned: ClonedStack) -> ClonedStack:
     """The stack with all checks of v2.0 green."""
     release = releases.load(cloned.project)["v2.0"]
-    done = run(cloned.project, cloned.cache, [release], offline=True)
+    done = run(cloned.project, cloned.cache, [release])
     assert not done.failed, done.results
     return cloned
 
@@ -55,14 +55,7 @@ def onto(stack: ClonedStack, place: Path, out: Path, **options) -> ExportResult:
     with opened(Store(stack.cache), f"{place}:main") as clone:
         release = releases.load(stack.project)["v2.0"]
         return export(
-            stack.project,
-            stack.cache,
-            release,
-            out,
-            ME,
-            clone=clone,
-            offline=True,
-            **options,
+            stack.project, stack.cache, release, out, ME, clone=clone, **options
         )
 
 
