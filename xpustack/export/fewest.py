@@ -12,7 +12,7 @@ def fewest(
     closure: Callable[[Iterable[str]], Slugs],
     works: Callable[[Slugs], bool],
 ) -> Slugs:
-    """A part of `needs` with `kept` that works. Without any other step of it, it did not.
+    """A part of `needs` with `kept` that works, and no more without any step of it.
 
     What a set cannot do without is not asked of again in a smaller one, nor is what it
     needs itself. The last steps are tried first, so that none is left that needs the
