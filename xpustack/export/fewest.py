@@ -12,11 +12,11 @@ def fewest(
     closure: Callable[[Iterable[str]], Slugs],
     works: Callable[[Slugs], bool],
 ) -> Slugs:
-    """A part of `needs` with `kept` that works. Without any other step of it, and those
-    that need that step, it did not.
+    """A part of `needs` with `kept` that works, and no more without any step of it.
 
     What a set cannot do without is not asked of again in a smaller one, nor is what it
-    needs itself. The last steps are tried first, and many at once.
+    needs itself. The last steps are tried first, so that none is left that needs the
+    one which is tried, and many at once.
 
     Args:
         needs: steps that work, in their order, with all that each needs.
@@ -28,8 +28,7 @@ def fewest(
         part = [slug for slug in untried.pop() if slug in needs and slug not in least]
         if not part:
             continue
-        rest = [slug for slug in needs if not set(part) & set(closure([slug]))]
-        if works(fewer := closure([*kept, *rest])):
+        if works(fewer := closure(slug for slug in needs if slug not in part)):
             needs = fewer
         elif len(part) == 1:
             kept = [*kept, *part]

@@ -165,12 +165,13 @@ class Standings:
         nearest = [tree.slug for tree in step.parent.applied]
         for wider in (sharing, likely, [*likely, *nearest[:_NEAR]], nearest):
             more = self._closure([*needs, *wider])
+            if more == needs or not self._passes(more, step):
+                continue
             for works in (self._green, self._passes):
                 enough = partial(works, step=step)
-                if more != needs and enough(more):
-                    fewer = fewest(needs, more, self._closure, enough)
-                    if self._passes(fewer, step):
-                        return self._standing(step, fewer)
+                fewer = fewest(needs, more, self._closure, enough)
+                if self._passes(fewer, step):
+                    return self._standing(step, fewer)
         return Standing(step, "fails", needs, evidence="; ".join(first.detail[:1]))
 
     def _standing(self, step: StepTree, needs: tuple[str, ...]) -> Standing:
