@@ -237,6 +237,20 @@ def graph_check(
     )
 
 
+def host(patched: bool, round_of: int) -> Job:
+    """The host's time of eager decode layers, 4 requests of 300 tokens."""
+    told = {"batch": 4, "length": 300, "new": 48, "waves_of_tokens": 4}
+    return Job(
+        f"host-{'patched' if patched else 'untouched'}-{round_of}",
+        patched,
+        "benchmarks.xpu_path.host_layer",
+        {**PLAIN, "enforce_eager": True},
+        told=told,
+        suffix="json",
+        limit=120.0,
+    )
+
+
 def v41(name: str, patched: bool = True, **engine: Any) -> Job:
     return Job(
         name,
@@ -265,6 +279,7 @@ JOBS = {
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
         long_prompt("long-prompt", 1 << 14),
+        *(host(patched, i) for i in (1, 2) for patched in (False, True)),
         v41("v41-eager"),
         v41("v41-graphs", **GRAPHS),
         v41("v41-untouched", patched=False),
