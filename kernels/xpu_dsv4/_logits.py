@@ -221,6 +221,7 @@ def paged_mqa_logits(
             ROW_LENS=row_lens,
             FP4=q_scales is not None,
             LANES_ARE_KEYS=_lanes_are_keys(q, q_scales),
+            WARPS=_warps_that_share_pages(pages, config),
             **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )
     return logits
@@ -324,6 +325,16 @@ def _dim(width: int, q_scales: torch.Tensor | None) -> int:
 def _padded(heads: int) -> int:
     """Rows of the matrix product that hold `heads`."""
     return max(16, next_power_of_2(heads))
+
+
+def _warps_that_share_pages(pages: torch.Tensor, config: LogitsConfig) -> int:
+    """Sub-groups whose keys of a tile lie in one page each: the form for Intel; else 0.
+
+    Without a page there is none to read for a key that does not exist.
+    """
+    rows = config.block_n // config.num_warps
+    shared = pages.shape[0] > 0 and pages.shape[1] % rows == 0
+    return config.num_warps if shared and pages.device.type != "cuda" else 0
 
 
 def _lanes_are_keys(q: torch.Tensor, q_scales: torch.Tensor | None) -> bool:
