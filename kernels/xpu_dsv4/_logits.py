@@ -220,7 +220,6 @@ def paged_mqa_logits(
             DIM=_dim(width, q_scales),
             ROW_LENS=row_lens,
             FP4=q_scales is not None,
-            LANES_ARE_KEYS=_lanes_are_keys(q, q_scales),
             WARPS=_warps_that_share_pages(pages, config),
             **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )

@@ -15,17 +15,8 @@ stays in a sub-group.
 """
 
 from ._fp4 import MXFP4_BLOCK, mxfp4_pair
-from ._fp8 import E4M3_SHIFT, e4m3_shifted
+from ._logits_lanes import e4m3_to_bf16, lane_keys, lane_query
 from ._triton import tl, triton
-
-LANES = 16
-"""Lanes of a sub-group."""
-
-
-@triton.jit
-def _to_bf16(code, E4M3_SHIFT: tl.constexpr = E4M3_SHIFT):
-    """The bf16 value of a uint8 e4m3 code. Element-wise."""
-    return (e4m3_shifted(code) * 2.0**E4M3_SHIFT).to(tl.bfloat16)
 
 
 @triton.jit
@@ -79,7 +70,7 @@ def _fp8_tile(
     bf16."""
     low = tl.load(code_ptrs, mask=mask, other=0)
     high = tl.load(code_ptrs + DIM // 2, mask=mask, other=0)
-    return _to_bf16(low), _to_bf16(high)
+    return e4m3_to_bf16(low), e4m3_to_bf16(high)
 
 
 @triton.jit
@@ -128,102 +119,6 @@ def _scores(
 
 
 @triton.jit
-def _lane_halves(
-    code_ptrs,  # [..., DIM / 2 / LANES]
-    exponents,  # in a shape that broadcasts to it
-    HALF: tl.constexpr,
-    FP4: tl.constexpr,
-):
-    """Both halves of the dims of vectors, in the shape of `code_ptrs`, bf16, where a
-    lane reads HALF bytes in a row for each: the same bytes of MXFP4."""
-    codes = tl.load(code_ptrs)
-    if FP4:
-        low, high = mxfp4_pair(codes, exponents)
-    else:
-        low, high = _to_bf16(codes), _to_bf16(tl.load(code_ptrs + HALF))
-    return low, high
-
-
-@triton.jit
-def _lane_query(
-    q_ptr,
-    q_scales_ptr,
-    weights_ptr,
-    num_heads,
-    q_head_stride,
-    BLOCK_H: tl.constexpr,
-    DIM: tl.constexpr,
-    FP4: tl.constexpr,
-    LANES: tl.constexpr = LANES,
-    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
-):
-    """As `_query`, with the dims in the order of `_lane_keys`.
-
-    Heads that do not exist are copies of the first without a weight: a load with a mask
-    is a branch.
-    """
-    HALF: tl.constexpr = DIM // 2 // LANES
-    head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
-    head_mask = head_offs < num_heads  # [BLOCK_H]
-    weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
-    heads = tl.where(head_mask, head_offs, 0)[:, None, None]
-    lane_offs = tl.arange(0, LANES)[None, :, None]
-    byte_offs = lane_offs * (HALF if FP4 else 2 * HALF)
-    # [BLOCK_H, LANES, HALF]
-    code_ptrs = (
-        q_ptr
-        + heads * q_head_stride
-        + (byte_offs + tl.arange(0, HALF)[None, None, :])
-    )
-    exponents = 0
-    if FP4:
-        words = tl.load(q_scales_ptr + heads)  # [BLOCK_H, 1, 1]
-        exponents = (words >> (8 * (lane_offs * 2 * HALF // MXFP4_BLOCK))) & 0xFF
-    low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
-    q0 = tl.reshape(tl.permute(low, (2, 1, 0)), (DIM // 2, BLOCK_H))
-    q1 = tl.reshape(tl.permute(high, (2, 1, 0)), (DIM // 2, BLOCK_H))
-    return q0, q1, weights
-
-
-@triton.jit
-def _lane_keys(
-    key_ptrs,  # [WARPS]
-    scale_ptrs,  # [WARPS]
-    WARPS: tl.constexpr,
-    ROWS: tl.constexpr,
-    DIM: tl.constexpr,
-    FP4: tl.constexpr,
-    LANES: tl.constexpr = LANES,
-    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
-):
-    """Both halves of the dims of keys, `[WARPS * ROWS, DIM / 2]` bf16 each, of which
-    ROWS in a row lie at each pointer.
-
-    A lane reads some bytes of each key of its sub-group: that is the left operand of a
-    product as it is, and nothing goes through shared local memory. So dim `j * LANES +
-    lane` of a half is that of the lane's byte `j`.
-    """
-    HALF: tl.constexpr = DIM // 2 // LANES
-    KEY_BYTES: tl.constexpr = DIM // 2 if FP4 else DIM
-    lane_offs = tl.arange(0, LANES)[:, None, None, None]
-    row_offs = tl.arange(0, ROWS)[None, None, :, None]
-    byte_offs = row_offs * KEY_BYTES + lane_offs * (HALF if FP4 else 2 * HALF)
-    # [LANES, WARPS, ROWS, HALF]
-    code_ptrs = key_ptrs[None, :, None, None] + (
-        byte_offs + tl.arange(0, HALF)[None, None, None, :]
-    )
-    exponents = 0
-    if FP4:
-        block_offs = lane_offs * 2 * HALF // MXFP4_BLOCK
-        scale_offs = row_offs * (DIM // MXFP4_BLOCK) + block_offs
-        exponents = tl.load(scale_ptrs[None, :, None, None] + scale_offs).to(tl.int32)
-    low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
-    k0 = tl.reshape(tl.permute(low, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
-    k1 = tl.reshape(tl.permute(high, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
-    return k0, k1
-
-
-@triton.jit
 def _find_keys(
     key_offs,
     table_ptr,
@@ -234,9 +129,10 @@ def _find_keys(
     BLOCK_SIZE: tl.constexpr,
     KEY_BYTES: tl.constexpr,
     SCALE_BYTES: tl.constexpr,
+    CLAMPED: tl.constexpr,
 ):
     """Of keys by their positions: which exist, and where in the cache they and their
-    scales lie; one that does not exist has the place of one in the first page."""
+    scales lie. If CLAMPED, those that do not exist have places in the first page."""
     # Unsigned: a signed division rounds towards zero, and the addresses of a page then
     # take twice the registers on CUDA and 1.2 to 1.6 times the time.
     position_offs = key_offs.to(tl.uint32)
@@ -244,7 +140,9 @@ def _find_keys(
     table_mask = (key_offs < length) & (table_offs < table_width)
     blocks = tl.load(table_ptr + table_offs, mask=table_mask, other=-1).to(tl.int64)
     key_mask = table_mask & (blocks >= 0) & (blocks < num_blocks)
-    page_offs = tl.where(key_mask, blocks, 0) * block_stride
+    if CLAMPED:
+        blocks = tl.where(key_mask, blocks, 0)
+    page_offs = blocks * block_stride
     token_offs = (position_offs % BLOCK_SIZE).to(tl.int32)
     return (
         key_mask,
@@ -365,7 +263,6 @@ def paged_mqa_logits_kernel(
     DIM: tl.constexpr,
     ROW_LENS: tl.constexpr,
     FP4: tl.constexpr,
-    LANES_ARE_KEYS: tl.constexpr,
     WARPS: tl.constexpr,
     MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
@@ -408,7 +305,7 @@ def paged_mqa_logits_kernel(
             table_row_ptr = table_ptr + request * table_stride
             # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
             if WARPS:
-                q0, q1, weights = _lane_query(
+                q0, q1, weights = lane_query(
                     q_row_ptr,
                     q_row_scales_ptr,
                     row_weights_ptr,
@@ -432,21 +329,23 @@ def paged_mqa_logits_kernel(
                 )
             for start in range(first_key, last_key, BLOCK_N):
                 key_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+                # Of each key, or of the first of each sub-group's.
+                first_offs = start + tl.arange(0, WARPS) * ROWS if WARPS else key_offs
+                key_mask, places, scale_places = _find_keys(
+                    first_offs,
+                    table_row_ptr,
+                    length,
+                    table_width,
+                    num_blocks,
+                    block_stride,
+                    BLOCK_SIZE,
+                    KEY_BYTES,
+                    SCALE_BYTES,
+                    CLAMPED=WARPS > 0,
+                )
                 # [BLOCK_N, DIM / 2] each
                 if WARPS:
-                    # [WARPS] each
-                    run_mask, places, scale_places = _find_keys(
-                        start + tl.arange(0, WARPS) * ROWS,
-                        table_row_ptr,
-                        length,
-                        table_width,
-                        num_blocks,
-                        block_stride,
-                        BLOCK_SIZE,
-                        KEY_BYTES,
-                        SCALE_BYTES,
-                    )
-                    k0, k1 = _lane_keys(
+                    k0, k1 = lane_keys(
                         cache_ptr + places,
                         cache_ptr + scale_places,
                         WARPS,
@@ -455,26 +354,14 @@ def paged_mqa_logits_kernel(
                         FP4,
                     )
                     row_offs = tl.arange(0, ROWS)[None, :]  # [1, ROWS]
-                    run_mask = tl.broadcast_to(run_mask[:, None], (WARPS, ROWS))
-                    key_mask = tl.reshape(run_mask, (BLOCK_N,)) & (key_offs < length)
-                    # [BLOCK_N]
+                    # [BLOCK_N] each
+                    key_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
+                    key_mask = tl.reshape(key_mask, (BLOCK_N,)) & (key_offs < length)
                     scale_places = tl.reshape(
                         scale_places[:, None] + row_offs * SCALE_BYTES, (BLOCK_N,)
                     )
                 else:
-                    # [BLOCK_N] each
-                    key_mask, places, scale_places = _find_keys(
-                        key_offs,
-                        table_row_ptr,
-                        length,
-                        table_width,
-                        num_blocks,
-                        block_stride,
-                        BLOCK_SIZE,
-                        KEY_BYTES,
-                        SCALE_BYTES,
-                    )
-                    byte_offs = _key_bytes(DIM // 2, LANES_ARE_KEYS)  # [1, DIM / 2]
+                    byte_offs = tl.arange(0, DIM // 2)[None, :]  # [1, DIM / 2]
                     # [BLOCK_N, DIM / 2]
                     code_ptrs = (cache_ptr + places)[:, None] + byte_offs
                     if FP4:
