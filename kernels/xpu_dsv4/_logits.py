@@ -69,12 +69,12 @@ PAGED = LogitsConfig(1, 128, num_warps=8, num_stages=1, grf=256)
 _MOST_TILES = 4
 
 
-def tiles_a_program(requests: int) -> int:
+def tiles_a_program(tokens: int) -> int:
     """Tiles of paged keys over which a program keeps a token's queries.
 
-    With fewer requests a tile there would be too few programs for a device.
+    With fewer tokens a tile there would be too few programs for a device.
     """
-    return max(1, min(requests // 4, _MOST_TILES))
+    return max(1, min(tokens // 4, _MOST_TILES))
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -188,9 +188,10 @@ def paged_mqa_logits(
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
         config = PAGED
-        tiles = tiles_a_program(requests)
+        rows = requests * next_n
+        tiles = tiles_a_program(rows)
         keys = tiles * config.block_n
-        paged_mqa_logits_kernel[_grid(requests, max_model_len, keys)](
+        paged_mqa_logits_kernel[_grid(rows, max_model_len, keys)](
             q.view(torch.uint8),
             q_scales,
             pages,

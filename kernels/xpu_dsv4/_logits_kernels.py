@@ -277,120 +277,119 @@ def paged_mqa_logits_kernel(
     VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
     KEY_BYTES: tl.constexpr = DIM // VALUES_PER_BYTE
     SCALE_BYTES: tl.constexpr = DIM // MXFP4_BLOCK if FP4 else 4
-    request = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    request = row // NEXT_N
+    i = (row % NEXT_N).to(tl.int32)
     first_key = _tile() * (BLOCK_N * tiles)
     longest = tl.full((), 0, tl.int32)
-    for i in range(0, NEXT_N):
-        longest = tl.maximum(
-            longest, tl.load(lens_ptr + request * lens_stride + (i if ROW_LENS else 0))
-        )
+    for token in range(0, NEXT_N):
+        len_offs = request * lens_stride + (token if ROW_LENS else 0)
+        longest = tl.maximum(longest, tl.load(lens_ptr + len_offs))
     last_key = tl.minimum(first_key + BLOCK_N * tiles, longest)
     if first_key < last_key:
-        for i in range(0, NEXT_N):
-            if ROW_LENS:
-                length = tl.load(lens_ptr + request * lens_stride + i)
-            else:
-                length = tl.load(lens_ptr + request * lens_stride) - (NEXT_N - 1 - i)
-            row = request * NEXT_N + i
-            q_row_ptr = q_ptr + request * q_request_stride + i * q_token_stride
-            if FP4:
-                q_row_scales_ptr = (
-                    q_scales_ptr
-                    + request * q_scales_request_stride
-                    + i * q_scales_token_stride
-                )
-            else:
-                q_row_scales_ptr = q_ptr
-            row_weights_ptr = weights_ptr + row * weights_stride
-            table_row_ptr = table_ptr + request * table_stride
-            # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
+        if ROW_LENS:
+            length = tl.load(lens_ptr + request * lens_stride + i)
+        else:
+            length = tl.load(lens_ptr + request * lens_stride) - (NEXT_N - 1 - i)
+        q_row_ptr = q_ptr + request * q_request_stride + i * q_token_stride
+        if FP4:
+            q_row_scales_ptr = (
+                q_scales_ptr
+                + request * q_scales_request_stride
+                + i * q_scales_token_stride
+            )
+        else:
+            q_row_scales_ptr = q_ptr
+        row_weights_ptr = weights_ptr + row * weights_stride
+        table_row_ptr = table_ptr + request * table_stride
+        # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
+        if WARPS:
+            q0, q1, weights = lane_query(
+                q_row_ptr,
+                q_row_scales_ptr,
+                row_weights_ptr,
+                num_heads,
+                q_head_stride,
+                BLOCK_H,
+                DIM,
+                FP4,
+            )
+        else:
+            q0, q1, weights = _query(
+                q_row_ptr,
+                q_row_scales_ptr,
+                row_weights_ptr,
+                first_key < length,
+                num_heads,
+                q_head_stride,
+                BLOCK_H,
+                DIM,
+                FP4,
+            )
+        for start in range(first_key, last_key, BLOCK_N):
+            key_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+            # Of each key, or of the first of each sub-group's.
+            first_offs = start + tl.arange(0, WARPS) * ROWS if WARPS else key_offs
+            key_mask, places, scale_places = _find_keys(
+                first_offs,
+                table_row_ptr,
+                length,
+                table_width,
+                num_blocks,
+                block_stride,
+                BLOCK_SIZE,
+                KEY_BYTES,
+                SCALE_BYTES,
+                CLAMPED=WARPS > 0,
+            )
+            # [BLOCK_N, DIM / 2] each
             if WARPS:
-                q0, q1, weights = lane_query(
-                    q_row_ptr,
-                    q_row_scales_ptr,
-                    row_weights_ptr,
-                    num_heads,
-                    q_head_stride,
-                    BLOCK_H,
+                k0, k1 = lane_keys(
+                    cache_ptr + places,
+                    cache_ptr + scale_places,
+                    WARPS,
+                    ROWS,
                     DIM,
                     FP4,
+                )
+                row_offs = tl.arange(0, ROWS)[None, :]  # [1, ROWS]
+                # [BLOCK_N] each
+                key_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
+                key_mask = tl.reshape(key_mask, (BLOCK_N,)) & (key_offs < length)
+                scale_places = tl.reshape(
+                    scale_places[:, None] + row_offs * SCALE_BYTES, (BLOCK_N,)
                 )
             else:
-                q0, q1, weights = _query(
-                    q_row_ptr,
-                    q_row_scales_ptr,
-                    row_weights_ptr,
-                    first_key < length,
-                    num_heads,
-                    q_head_stride,
-                    BLOCK_H,
-                    DIM,
-                    FP4,
-                )
-            for start in range(first_key, last_key, BLOCK_N):
-                key_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-                # Of each key, or of the first of each sub-group's.
-                first_offs = start + tl.arange(0, WARPS) * ROWS if WARPS else key_offs
-                key_mask, places, scale_places = _find_keys(
-                    first_offs,
-                    table_row_ptr,
-                    length,
-                    table_width,
-                    num_blocks,
-                    block_stride,
-                    BLOCK_SIZE,
-                    KEY_BYTES,
-                    SCALE_BYTES,
-                    CLAMPED=WARPS > 0,
-                )
-                # [BLOCK_N, DIM / 2] each
-                if WARPS:
-                    k0, k1 = lane_keys(
-                        cache_ptr + places,
-                        cache_ptr + scale_places,
-                        WARPS,
-                        ROWS,
-                        DIM,
-                        FP4,
-                    )
-                    row_offs = tl.arange(0, ROWS)[None, :]  # [1, ROWS]
-                    # [BLOCK_N] each
-                    key_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
-                    key_mask = tl.reshape(key_mask, (BLOCK_N,)) & (key_offs < length)
-                    scale_places = tl.reshape(
-                        scale_places[:, None] + row_offs * SCALE_BYTES, (BLOCK_N,)
+                byte_offs = tl.arange(0, DIM // 2)[None, :]  # [1, DIM / 2]
+                # [BLOCK_N, DIM / 2]
+                code_ptrs = (cache_ptr + places)[:, None] + byte_offs
+                if FP4:
+                    words = tl.zeros([BLOCK_N], tl.int32)  # [BLOCK_N]
+                    # Byte by byte: a page may start at any address.
+                    for j in tl.static_range(SCALE_BYTES):
+                        # [BLOCK_N]
+                        exponents = tl.load(
+                            cache_ptr + scale_places + j, mask=key_mask, other=0
+                        )
+                        words |= exponents.to(tl.int32) << (8 * j)
+                    k0, k1 = _mxfp4_tile(
+                        code_ptrs, words[:, None], byte_offs, key_mask[:, None]
                     )
                 else:
-                    byte_offs = tl.arange(0, DIM // 2)[None, :]  # [1, DIM / 2]
-                    # [BLOCK_N, DIM / 2]
-                    code_ptrs = (cache_ptr + places)[:, None] + byte_offs
-                    if FP4:
-                        words = tl.zeros([BLOCK_N], tl.int32)  # [BLOCK_N]
-                        # Byte by byte: a page may start at any address.
-                        for j in tl.static_range(SCALE_BYTES):
-                            # [BLOCK_N]
-                            exponents = tl.load(
-                                cache_ptr + scale_places + j, mask=key_mask, other=0
-                            )
-                            words |= exponents.to(tl.int32) << (8 * j)
-                        k0, k1 = _mxfp4_tile(
-                            code_ptrs, words[:, None], byte_offs, key_mask[:, None]
-                        )
-                    else:
-                        k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
-                scores = _scores(q0, q1, weights, k0, k1)  # [BLOCK_N]
-                if not FP4:
-                    # [BLOCK_N]
-                    scale_ptrs = cache_ptr + scale_places
-                    scales = tl.load(
-                        scale_ptrs.to(tl.pointer_type(tl.float32)),
-                        mask=key_mask,
-                        other=0.0,
-                    )
-                    scores *= scales
-                logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
-                tl.store(
-                    out_ptr + row * out_stride + key_offs,
-                    logits,
-                    mask=key_offs < width,
+                    k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
+            scores = _scores(q0, q1, weights, k0, k1)  # [BLOCK_N]
+            if not FP4:
+                # [BLOCK_N]
+                scale_ptrs = cache_ptr + scale_places
+                scales = tl.load(
+                    scale_ptrs.to(tl.pointer_type(tl.float32)),
+                    mask=key_mask,
+                    other=0.0,
                 )
+                scores *= scales
+            logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
+            tl.store(
+                out_ptr + row * out_stride + key_offs,
+                logits,
+                mask=key_offs < width,
+            )
