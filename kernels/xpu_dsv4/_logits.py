@@ -72,7 +72,7 @@ _MOST_TILES = 4
 def tiles_a_program(tokens: int) -> int:
     """Tiles of paged keys over which a program keeps a token's queries.
 
-    With fewer tokens a tile there would be too few programs for a device.
+    With more for a few tokens there would be too few programs for a device.
     """
     return max(1, min(tokens // 4, _MOST_TILES))
 
