@@ -25,7 +25,7 @@ from e2e.v41_draft_twin import V41DraftTwin
 from e2e.v41_twin import V41Twin
 from e2e.vision import StagedVision, Vision
 from e2e.vision_twin import VisionTwin
-from xpustack.base.download import download, keep
+from xpustack.base.download import download
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
@@ -352,7 +352,7 @@ class Engines:
         grown = trees(store, self.project, pinned)
         tree = grown.tip if patched else grown.base
         version = build_version(tree, len(grown.steps))
-        return build(Runner(), self.cache, store, tree, version).installed
+        return build(Runner(), store, tree, version).installed
 
     def environment(self, release: str, own: Path) -> dict[str, str]:
         """What an engine of a patched release sees."""
@@ -418,10 +418,10 @@ def fetch(cache: Cache, version: str) -> Path:
             if package.link.filename == name
         ]
         assert links, f"none of pip's indexes and find-links has {name}"
-        with cache.lock(f"wheel-{sha256}"), cache.scratch() as directory:
-            file, actual = download(links[0], directory, client=index.client)
-            assert actual == sha256, f"the index serves another {name}"
-            found = keep(file, actual, cache)
+        with cache.lock(f"wheel-{sha256}"):
+            file, _ = download(links[0], cache, index.client, sha256)
+            assert file is not None, f"the index serves another {name}"
+            found = file
     with open(found, "rb") as opened:
         assert hashlib.file_digest(opened, "sha256").hexdigest() == sha256, found
     return found
