@@ -360,6 +360,10 @@ def prefill(
 
 SHAPES = ((16, 512), (64, 512), (128, 1024))
 """(heads, compressed keys): Flash at TP 4 and 1, Pro."""
+LAST_WAVE = (200, 128, 1024)
+"""A decode whose last wave of 64 heads has 4 programs on 132 multiprocessors."""
+FEW_HEADS = (3000, 8, 512)
+"""A prefill of Flash at TP 8."""
 
 
 def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
@@ -367,30 +371,30 @@ def cases(competitors: Competitors, device: torch.device) -> Iterator[Case]:
     dry = device.type == "cpu"
     sets = 1 if dry else 8
     shapes = ((16, 64),) if dry else SHAPES
-    for heads, topk in shapes:
-        for tokens in (2,) if dry else (1, 4, 16, 64, 128):
-            keys = topk + WINDOW
-            yield Case(
-                "decode",
-                tokens,
-                heads,
-                keys,
-                tokens * (keys * TOKEN_BYTES + heads * DIM * 4),
-                4 * tokens * heads * keys * DIM,
-                partial(decode, tokens, heads, topk, competitors, device, sets),
-            )
-    for heads, topk in shapes:
-        for tokens in (2,) if dry else (256, 2048):
-            keys = topk + WINDOW
-            rows = min(tokens * keys, 16384)
-            yield Case(
-                "prefill",
-                tokens,
-                heads,
-                keys,
-                rows * DIM * 2 + tokens * (heads * DIM * 4 + keys * 4),
-                4 * tokens * heads * keys * DIM,
-                partial(
-                    prefill, tokens, heads, keys, competitors, device, min(sets, 2)
-                ),
-            )
+    sizes = (2,) if dry else (1, 4, 16, 64, 128)
+    batches = [(tokens, *shape) for shape in shapes for tokens in sizes]
+    for tokens, heads, topk in batches + ([] if dry else [LAST_WAVE]):
+        keys = topk + WINDOW
+        yield Case(
+            "decode",
+            tokens,
+            heads,
+            keys,
+            tokens * (keys * TOKEN_BYTES + heads * DIM * 4),
+            4 * tokens * heads * keys * DIM,
+            partial(decode, tokens, heads, topk, competitors, device, sets),
+        )
+    lengths = (2,) if dry else (256, 2048)
+    chunks = [(tokens, *shape) for shape in shapes for tokens in lengths]
+    for tokens, heads, topk in chunks + ([] if dry else [FEW_HEADS]):
+        keys = topk + WINDOW
+        rows = min(tokens * keys, 16384)
+        yield Case(
+            "prefill",
+            tokens,
+            heads,
+            keys,
+            rows * DIM * 2 + tokens * (heads * DIM * 4 + keys * 4),
+            4 * tokens * heads * keys * DIM,
+            partial(prefill, tokens, heads, keys, competitors, device, min(sets, 2)),
+        )

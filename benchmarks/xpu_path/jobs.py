@@ -301,6 +301,20 @@ def beside_untouched(
     ]
 
 
+def host(patched: bool, round_of: int) -> Job:
+    """The host's time of eager decode layers, 4 requests of 300 tokens."""
+    told = {"batch": 4, "length": 300, "new": 48, "waves_of_tokens": 4}
+    return Job(
+        f"host-{'patched' if patched else 'untouched'}-{round_of}",
+        patched,
+        "benchmarks.xpu_path.host_layer",
+        {**PLAIN, "enforce_eager": True},
+        told=told,
+        suffix="json",
+        limit=120.0,
+    )
+
+
 V1 = (("VLLM_USE_V2_MODEL_RUNNER", "0"),)
 STOP = (("VLLM_XPU_GRAPH_CHECK", "stop"),)
 OFF = (("VLLM_XPU_GRAPH_CHECK", "off"),)
@@ -319,6 +333,7 @@ JOBS = {
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
         long_prompt("long-prompt", 1 << 14),
+        *(host(patched, i) for i in (1, 2) for patched in (False, True)),
         *beside_untouched("v41", {"checkpoint": "v4.1"}, V41),
         *beside_untouched(
             "v41-images",

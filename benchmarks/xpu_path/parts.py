@@ -41,8 +41,19 @@ WHOLE = {"indexer", "experts", "compressor"}
 OTHER = "other"
 
 
-def name_parts(model: torch.nn.Module) -> None:
-    """Name the ranges of a model's parts, for profiles."""
+def named(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with record_function(PART + part):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def name_parts(
+    model: torch.nn.Module,
+    named: Callable[[str, Callable[..., Any]], Callable[..., Any]] = named,
+) -> None:
+    """Name the ranges of a model's parts, by default for profiles."""
     owners: dict[str, str] = {}
     for name, module in model.named_modules():
         outer = [part for owner, part in owners.items() if name.startswith(owner + ".")]
@@ -60,14 +71,6 @@ def name_parts(model: torch.nn.Module) -> None:
 def part_of_class(name: str) -> str | None:
     found = (part for pattern, part in BY_CLASS.items() if re.search(pattern, name))
     return next(found, None)
-
-
-def named(part: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any, **kwargs: Any) -> Any:
-        with record_function(PART + part):
-            return function(*args, **kwargs)
-
-    return run
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,19 @@ def decode_config(
     )
 
 
+def tokens_of_whole_waves(num_tokens: int, num_heads: int, max_keys: int) -> int:
+    """Of a batch without splits the first tokens, whose programs fill every
+    multiprocessor again and again; all of them where splits cannot share the others."""
+    config = decode_config(num_tokens, num_heads, max_keys)
+    head_blocks = cdiv(num_heads, config.block_h)
+    programs = 264 if num_heads <= 16 else 132
+    whole = num_tokens * head_blocks // programs * programs // head_blocks
+    if config.splits > 1 or not 0 < whole < num_tokens:
+        return num_tokens
+    rest = decode_config(num_tokens - whole, num_heads, max_keys)
+    return whole if rest.splits > 1 else num_tokens
+
+
 def prefill_config(
     num_heads: int, aligned: bool = True, packed: bool = True
 ) -> PrefillConfig:

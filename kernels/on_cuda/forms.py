@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from ..xpu_dsv4._output import Fp8Output
 from ..xpu_dsv4._pages import HEAD_DIM
 from . import configs
 from ._decode_kernel import _decode_kernel
@@ -30,6 +31,54 @@ class _PackedPrefill:
         return launch
 
 
+def _in_whole_waves(decode: Callable[..., None]) -> Callable[..., None]:
+    """Decode in two calls where some tokens would be a small last wave of programs: the
+    second call shares their keys."""
+
+    def run(
+        q: torch.Tensor,
+        kv_cache: torch.Tensor | None,
+        swa_kv_cache: torch.Tensor,
+        swa_only: bool,
+        topk_indices: torch.Tensor | None,
+        topk_lens: torch.Tensor | None,
+        swa_indices: torch.Tensor,
+        swa_lens: torch.Tensor,
+        attn_sink: torch.Tensor | None,
+        softmax_scale: float,
+        head_dim: int,
+        nope_head_dim: int,
+        rope_head_dim: int,
+        out: torch.Tensor | Fp8Output,
+        *,
+        workspace: torch.Tensor | None = None,
+    ) -> None:
+        num_tokens, num_heads = q.shape[:2]
+        topk = 0 if swa_only or topk_indices is None else topk_indices.shape[-1]
+        max_keys = topk + swa_indices.shape[-1]
+        whole = configs.tokens_of_whole_waves(num_tokens, num_heads, max_keys)
+        for tokens in (slice(whole), slice(whole, None))[: 1 + (whole < num_tokens)]:
+            decode(
+                q[tokens],
+                kv_cache,
+                swa_kv_cache,
+                swa_only,
+                None if topk_indices is None else topk_indices[tokens],
+                None if topk_lens is None else topk_lens[tokens],
+                swa_indices[tokens],
+                swa_lens[tokens],
+                attn_sink,
+                softmax_scale,
+                head_dim,
+                nope_head_dim,
+                rope_head_dim,
+                out[tokens],
+                workspace=workspace,
+            )
+
+    return run
+
+
 def forms(package: str = "kernels.xpu_dsv4") -> list[tuple[ModuleType, str, Any]]:
     """Modules of `package`, a name in each, and the form for CUDA of what it names.
 
@@ -48,8 +97,10 @@ def forms(package: str = "kernels.xpu_dsv4") -> list[tuple[ModuleType, str, Any]
         import_module(f"{package}.{name}")
         for name in ("sparse_decode", "sparse_prefill", "_merge", "_decode_config")
     )
+    name = "xpu_sparse_decode_fp8"
     return [
         (decode, "_decode_kernel", _decode_kernel),
+        (decode, name, _in_whole_waves(getattr(decode, name))),
         (decode, "decode_config", configs.decode_config),
         (config, "decode_config", configs.decode_config),
         (prefill, "_prefill_kernel", _PackedPrefill()),

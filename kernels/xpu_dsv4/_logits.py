@@ -69,12 +69,12 @@ PAGED = LogitsConfig(1, 128, num_warps=8, num_stages=1, grf=256)
 _MOST_TILES = 4
 
 
-def tiles_a_program(requests: int) -> int:
+def tiles_a_program(tokens: int) -> int:
     """Tiles of paged keys over which a program keeps a token's queries.
 
-    With fewer requests a tile there would be too few programs for a device.
+    With more for a few tokens there would be too few programs for a device.
     """
-    return max(1, min(requests // 4, _MOST_TILES))
+    return max(1, min(tokens // 4, _MOST_TILES))
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -188,9 +188,10 @@ def paged_mqa_logits(
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
         config = PAGED
-        tiles = tiles_a_program(requests)
+        rows = requests * next_n
+        tiles = tiles_a_program(rows)
         keys = tiles * config.block_n
-        paged_mqa_logits_kernel[_grid(requests, max_model_len, keys)](
+        paged_mqa_logits_kernel[_grid(rows, max_model_len, keys)](
             q.view(torch.uint8),
             q_scales,
             pages,
@@ -220,7 +221,7 @@ def paged_mqa_logits(
             DIM=_dim(width, q_scales),
             ROW_LENS=row_lens,
             FP4=q_scales is not None,
-            LANES_ARE_KEYS=_lanes_are_keys(q, q_scales),
+            WARPS=_warps_that_share_pages(pages, config),
             **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )
     return logits
@@ -324,6 +325,16 @@ def _dim(width: int, q_scales: torch.Tensor | None) -> int:
 def _padded(heads: int) -> int:
     """Rows of the matrix product that hold `heads`."""
     return max(16, next_power_of_2(heads))
+
+
+def _warps_that_share_pages(pages: torch.Tensor, config: LogitsConfig) -> int:
+    """Sub-groups whose keys of a tile lie in one page each: the form for Intel; else 0.
+
+    Without a page there is none to read for a key that does not exist.
+    """
+    rows = config.block_n // config.num_warps
+    shared = pages.shape[0] > 0 and pages.shape[1] % rows == 0
+    return config.num_warps if shared and pages.device.type != "cuda" else 0
 
 
 def _lanes_are_keys(q: torch.Tensor, q_scales: torch.Tensor | None) -> bool:

@@ -15,14 +15,8 @@ stays in a sub-group.
 """
 
 from ._fp4 import MXFP4_BLOCK, mxfp4_pair
-from ._fp8 import E4M3_SHIFT, e4m3_shifted
+from ._logits_lanes import e4m3_to_bf16, lane_keys, lane_query
 from ._triton import tl, triton
-
-
-@triton.jit
-def _to_bf16(code, E4M3_SHIFT: tl.constexpr = E4M3_SHIFT):
-    """The bf16 value of a uint8 e4m3 code. Element-wise."""
-    return (e4m3_shifted(code) * 2.0**E4M3_SHIFT).to(tl.bfloat16)
 
 
 @triton.jit
@@ -76,7 +70,7 @@ def _fp8_tile(
     bf16."""
     low = tl.load(code_ptrs, mask=mask, other=0)
     high = tl.load(code_ptrs + DIM // 2, mask=mask, other=0)
-    return _to_bf16(low), _to_bf16(high)
+    return e4m3_to_bf16(low), e4m3_to_bf16(high)
 
 
 @triton.jit
@@ -122,6 +116,39 @@ def _scores(
     products = tl.dot(k0, q0)  # [BLOCK_N, BLOCK_H]
     products = tl.dot(k1, q1, products)  # [BLOCK_N, BLOCK_H]
     return tl.sum(tl.maximum(products, 0.0) * weights[None, :], axis=1)
+
+
+@triton.jit
+def _find_keys(
+    key_offs,
+    table_ptr,
+    length,
+    table_width,
+    num_blocks,
+    block_stride,
+    BLOCK_SIZE: tl.constexpr,
+    KEY_BYTES: tl.constexpr,
+    SCALE_BYTES: tl.constexpr,
+    CLAMPED: tl.constexpr,
+):
+    """Of keys by their positions: which exist, and where in the cache they and their
+    scales lie. If CLAMPED, those that do not exist have places in the first page."""
+    # Unsigned: a signed division rounds towards zero, and the addresses of a page then
+    # take twice the registers on CUDA and 1.2 to 1.6 times the time.
+    position_offs = key_offs.to(tl.uint32)
+    table_offs = (position_offs // BLOCK_SIZE).to(tl.int32)
+    table_mask = (key_offs < length) & (table_offs < table_width)
+    blocks = tl.load(table_ptr + table_offs, mask=table_mask, other=-1).to(tl.int64)
+    key_mask = table_mask & (blocks >= 0) & (blocks < num_blocks)
+    if CLAMPED:
+        blocks = tl.where(key_mask, blocks, 0)
+    page_offs = blocks * block_stride
+    token_offs = (position_offs % BLOCK_SIZE).to(tl.int32)
+    return (
+        key_mask,
+        page_offs + token_offs * KEY_BYTES,
+        page_offs + BLOCK_SIZE * KEY_BYTES + token_offs * SCALE_BYTES,
+    )
 
 
 @triton.jit(
@@ -236,46 +263,62 @@ def paged_mqa_logits_kernel(
     DIM: tl.constexpr,
     ROW_LENS: tl.constexpr,
     FP4: tl.constexpr,
-    LANES_ARE_KEYS: tl.constexpr,
+    WARPS: tl.constexpr,
     MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
     """Tokens over paged keys.
 
     A page holds the codes of its keys, then their scales: an fp32 for an e4m3 key,
-    DIM / 32 bytes of UE8M0 for an MXFP4 key.
+    DIM / 32 bytes of UE8M0 for an MXFP4 key. WARPS is that of the program where a page
+    is whole runs of `BLOCK_N / WARPS` keys and the lanes of a sub-group share each key,
+    else 0.
     """
+    ROWS: tl.constexpr = BLOCK_N // WARPS if WARPS else 0
     VALUES_PER_BYTE: tl.constexpr = 2 if FP4 else 1
     KEY_BYTES: tl.constexpr = DIM // VALUES_PER_BYTE
     SCALE_BYTES: tl.constexpr = DIM // MXFP4_BLOCK if FP4 else 4
-    request = tl.program_id(0).to(tl.int64)
+    row = tl.program_id(0).to(tl.int64)
+    request = row // NEXT_N
+    i = (row % NEXT_N).to(tl.int32)
     first_key = _tile() * (BLOCK_N * tiles)
     longest = tl.full((), 0, tl.int32)
-    for i in range(0, NEXT_N):
-        longest = tl.maximum(
-            longest, tl.load(lens_ptr + request * lens_stride + (i if ROW_LENS else 0))
-        )
+    for token in range(0, NEXT_N):
+        len_offs = request * lens_stride + (token if ROW_LENS else 0)
+        longest = tl.maximum(longest, tl.load(lens_ptr + len_offs))
     last_key = tl.minimum(first_key + BLOCK_N * tiles, longest)
     if first_key < last_key:
-        for i in range(0, NEXT_N):
-            if ROW_LENS:
-                length = tl.load(lens_ptr + request * lens_stride + i)
-            else:
-                length = tl.load(lens_ptr + request * lens_stride) - (NEXT_N - 1 - i)
-            row = request * NEXT_N + i
-            q_row_ptr = q_ptr + request * q_request_stride + i * q_token_stride
-            if FP4:
-                q_row_scales_ptr = (
-                    q_scales_ptr
-                    + request * q_scales_request_stride
-                    + i * q_scales_token_stride
-                )
-            else:
-                q_row_scales_ptr = q_ptr
-            # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
+        if ROW_LENS:
+            length = tl.load(lens_ptr + request * lens_stride + i)
+        else:
+            length = tl.load(lens_ptr + request * lens_stride) - (NEXT_N - 1 - i)
+        q_row_ptr = q_ptr + request * q_request_stride + i * q_token_stride
+        if FP4:
+            q_row_scales_ptr = (
+                q_scales_ptr
+                + request * q_scales_request_stride
+                + i * q_scales_token_stride
+            )
+        else:
+            q_row_scales_ptr = q_ptr
+        row_weights_ptr = weights_ptr + row * weights_stride
+        table_row_ptr = table_ptr + request * table_stride
+        # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
+        if WARPS:
+            q0, q1, weights = lane_query(
+                q_row_ptr,
+                q_row_scales_ptr,
+                row_weights_ptr,
+                num_heads,
+                q_head_stride,
+                BLOCK_H,
+                DIM,
+                FP4,
+            )
+        else:
             q0, q1, weights = _query(
                 q_row_ptr,
                 q_row_scales_ptr,
-                weights_ptr + row * weights_stride,
+                row_weights_ptr,
                 first_key < length,
                 num_heads,
                 q_head_stride,
@@ -283,61 +326,70 @@ def paged_mqa_logits_kernel(
                 DIM,
                 FP4,
             )
-            for start in range(first_key, last_key, BLOCK_N):
-                key_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
-                # Unsigned: a signed division rounds towards zero, and the addresses of
-                # a page then take twice the registers on CUDA and 1.2 to 1.6 times the
-                # time.
-                position_offs = key_offs.to(tl.uint32)  # [BLOCK_N]
-                table_offs = (position_offs // BLOCK_SIZE).to(tl.int32)  # [BLOCK_N]
-                # [BLOCK_N]
-                table_mask = (key_offs < length) & (table_offs < table_width)
-                # [BLOCK_N]
-                blocks = tl.load(
-                    table_ptr + request * table_stride + table_offs,
-                    mask=table_mask,
-                    other=-1,
-                ).to(tl.int64)
-                # [BLOCK_N]
-                key_mask = table_mask & (blocks >= 0) & (blocks < num_blocks)
-                page_offs = blocks * block_stride  # [BLOCK_N]
-                token_offs = (position_offs % BLOCK_SIZE).to(tl.int32)  # [BLOCK_N]
-                # [BLOCK_N]
-                key_ptrs = cache_ptr + (page_offs + token_offs * KEY_BYTES)
-                # [BLOCK_N]
-                scale_ptrs = (
-                    cache_ptr
-                    + page_offs
-                    + BLOCK_SIZE * KEY_BYTES
-                    + token_offs * SCALE_BYTES
+        for start in range(first_key, last_key, BLOCK_N):
+            key_offs = start + tl.arange(0, BLOCK_N)  # [BLOCK_N]
+            # Of each key, or of the first of each sub-group's.
+            first_offs = start + tl.arange(0, WARPS) * ROWS if WARPS else key_offs
+            key_mask, places, scale_places = _find_keys(
+                first_offs,
+                table_row_ptr,
+                length,
+                table_width,
+                num_blocks,
+                block_stride,
+                BLOCK_SIZE,
+                KEY_BYTES,
+                SCALE_BYTES,
+                CLAMPED=WARPS > 0,
+            )
+            # [BLOCK_N, DIM / 2] each
+            if WARPS:
+                k0, k1 = lane_keys(
+                    cache_ptr + places,
+                    cache_ptr + scale_places,
+                    WARPS,
+                    ROWS,
+                    DIM,
+                    FP4,
                 )
-                byte_offs = _key_bytes(DIM // 2, LANES_ARE_KEYS)  # [1, DIM / 2]
-                code_ptrs = key_ptrs[:, None] + byte_offs  # [BLOCK_N, DIM / 2]
-                # [BLOCK_N, DIM / 2] each
+                row_offs = tl.arange(0, ROWS)[None, :]  # [1, ROWS]
+                # [BLOCK_N] each
+                key_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
+                key_mask = tl.reshape(key_mask, (BLOCK_N,)) & (key_offs < length)
+                scale_places = tl.reshape(
+                    scale_places[:, None] + row_offs * SCALE_BYTES, (BLOCK_N,)
+                )
+            else:
+                byte_offs = tl.arange(0, DIM // 2)[None, :]  # [1, DIM / 2]
+                # [BLOCK_N, DIM / 2]
+                code_ptrs = (cache_ptr + places)[:, None] + byte_offs
                 if FP4:
                     words = tl.zeros([BLOCK_N], tl.int32)  # [BLOCK_N]
                     # Byte by byte: a page may start at any address.
                     for j in tl.static_range(SCALE_BYTES):
                         # [BLOCK_N]
-                        exponents = tl.load(scale_ptrs + j, mask=key_mask, other=0)
+                        exponents = tl.load(
+                            cache_ptr + scale_places + j, mask=key_mask, other=0
+                        )
                         words |= exponents.to(tl.int32) << (8 * j)
                     k0, k1 = _mxfp4_tile(
                         code_ptrs, words[:, None], byte_offs, key_mask[:, None]
                     )
                 else:
                     k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
-                scores = _scores(q0, q1, weights, k0, k1)  # [BLOCK_N]
-                if not FP4:
-                    # [BLOCK_N]
-                    scales = tl.load(
-                        scale_ptrs.to(tl.pointer_type(tl.float32)),
-                        mask=key_mask,
-                        other=0.0,
-                    )
-                    scores *= scales
-                logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
-                tl.store(
-                    out_ptr + row * out_stride + key_offs,
-                    logits,
-                    mask=key_offs < width,
+            scores = _scores(q0, q1, weights, k0, k1)  # [BLOCK_N]
+            if not FP4:
+                # [BLOCK_N]
+                scale_ptrs = cache_ptr + scale_places
+                scales = tl.load(
+                    scale_ptrs.to(tl.pointer_type(tl.float32)),
+                    mask=key_mask,
+                    other=0.0,
                 )
+                scores *= scales
+            logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
+            tl.store(
+                out_ptr + row * out_stride + key_offs,
+                logits,
+                mask=key_offs < width,
+            )

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.xpu_path import beside, page
+from benchmarks.xpu_path import beside, host_spans, page
+from benchmarks.xpu_path.host_spans import REST, Spans
 from benchmarks.xpu_path.jobs import (
     DRAFTS,
     IMAGE,
@@ -162,3 +163,22 @@ def test_a_folder_without_a_tree_is_named(tmp_path: Path) -> None:
     (tmp_path / "flash-patched.json").write_text("{}")
     with pytest.raises(SystemExit, match=f"{tmp_path} has no results of: untouched"):
         page.read(tmp_path, page.TREES)
+
+
+def test_time_of_the_host_counts_once_in_nested_parts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    moments = iter([0, 1_000, 4_000, 9_000, 10_000, 60_000])
+    monkeypatch.setattr(host_spans.time, "perf_counter_ns", lambda: next(moments))
+    spans = Spans()
+    layer = torch.nn.Linear(2, 2)
+    inner = spans.part("stand-ins", layer.forward)
+    layer.forward = spans.part("projections", inner)
+    spans.layer("window", layer)
+    layer(torch.zeros(3, 2))
+    ((name, count, parts),) = spans.layers
+    assert (name, count) == ("window", 3)
+    assert parts["stand-ins"] == 5.0
+    assert parts["projections"] == 4.0
+    assert parts[REST] == 51.0
+    assert parts["calls of stand-ins"] == 1.0

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Operands of the indexer's scores as a sub-group of an Intel GPU takes them.
+
+A key is a row of the product, and the lanes of a sub-group share its dims: what each
+loads is its part of the left operand. triton-xpu 3.3 gives a lane the bytes along the
+contiguous axis, then lanes and sub-groups to the axes in front, in their order; where
+these are the axes of the operand, nothing goes through shared local memory.
+"""
+
+from ._fp4 import MXFP4_BLOCK, mxfp4_pair
+from ._fp8 import E4M3_SHIFT, e4m3_shifted
+from ._triton import tl, triton
+
+LANES = 16
+"""Lanes of a sub-group."""
+
+
+@triton.jit
+def e4m3_to_bf16(code, E4M3_SHIFT: tl.constexpr = E4M3_SHIFT):
+    """The bf16 value of a uint8 e4m3 code. Element-wise."""
+    return (e4m3_shifted(code) * 2.0**E4M3_SHIFT).to(tl.bfloat16)
+
+
+@triton.jit
+def _lane_halves(
+    code_ptrs,  # [..., DIM / 2 / LANES]
+    exponents,  # in a shape that broadcasts to it
+    HALF: tl.constexpr,
+    FP4: tl.constexpr,
+):
+    """Both halves of the dims of vectors, in the shape of `code_ptrs`, bf16, where a
+    lane reads HALF bytes in a row for each: the same bytes of MXFP4."""
+    codes = tl.load(code_ptrs)
+    if FP4:
+        low, high = mxfp4_pair(codes, exponents)
+    else:
+        low, high = e4m3_to_bf16(codes), e4m3_to_bf16(tl.load(code_ptrs + HALF))
+    return low, high
+
+
+@triton.jit
+def lane_query(
+    q_ptr,
+    q_scales_ptr,
+    weights_ptr,
+    num_heads,
+    q_head_stride,
+    BLOCK_H: tl.constexpr,
+    DIM: tl.constexpr,
+    FP4: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
+):
+    """As `_query` of `_logits_kernels`, with the dims in the order of `lane_keys`.
+
+    Heads that do not exist are copies of the first without a weight: a load with a mask
+    is a branch.
+    """
+    HALF: tl.constexpr = DIM // 2 // LANES
+    head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    head_mask = head_offs < num_heads  # [BLOCK_H]
+    weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
+    heads = tl.where(head_mask, head_offs, 0)[:, None, None]
+    lane_offs = tl.arange(0, LANES)[None, :, None]
+    byte_offs = lane_offs * (HALF if FP4 else 2 * HALF)
+    # [BLOCK_H, LANES, HALF]
+    code_ptrs = (
+        q_ptr + heads * q_head_stride + (byte_offs + tl.arange(0, HALF)[None, None, :])
+    )
+    exponents = 0
+    if FP4:
+        words = tl.load(q_scales_ptr + heads)  # [BLOCK_H, 1, 1]
+        exponents = (words >> (8 * (lane_offs * 2 * HALF // MXFP4_BLOCK))) & 0xFF
+    low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
+    q0 = tl.reshape(tl.permute(low, (2, 1, 0)), (DIM // 2, BLOCK_H))
+    q1 = tl.reshape(tl.permute(high, (2, 1, 0)), (DIM // 2, BLOCK_H))
+    return q0, q1, weights
+
+
+@triton.jit
+def lane_keys(
+    key_ptrs,  # [WARPS]
+    scale_ptrs,  # [WARPS]
+    WARPS: tl.constexpr,
+    ROWS: tl.constexpr,
+    DIM: tl.constexpr,
+    FP4: tl.constexpr,
+    LANES: tl.constexpr = LANES,
+    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
+):
+    """Both halves of the dims of keys, `[WARPS * ROWS, DIM / 2]` bf16 each, of which
+    ROWS in a row lie at each pointer.
+
+    A lane reads some bytes of each key of its sub-group: that is the left operand of a
+    product as it is, and nothing goes through shared local memory. So dim `j * LANES +
+    lane` of a half is that of the lane's byte `j`.
+    """
+    HALF: tl.constexpr = DIM // 2 // LANES
+    KEY_BYTES: tl.constexpr = DIM // 2 if FP4 else DIM
+    lane_offs = tl.arange(0, LANES)[:, None, None, None]
+    row_offs = tl.arange(0, ROWS)[None, None, :, None]
+    byte_offs = row_offs * KEY_BYTES + lane_offs * (HALF if FP4 else 2 * HALF)
+    # [LANES, WARPS, ROWS, HALF]
+    code_ptrs = key_ptrs[None, :, None, None] + (
+        byte_offs + tl.arange(0, HALF)[None, None, None, :]
+    )
+    exponents = 0
+    if FP4:
+        block_offs = lane_offs * 2 * HALF // MXFP4_BLOCK
+        scale_offs = row_offs * (DIM // MXFP4_BLOCK) + block_offs
+        exponents = tl.load(scale_ptrs[None, :, None, None] + scale_offs).to(tl.int32)
+    low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
+    k0 = tl.reshape(tl.permute(low, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
+    k1 = tl.reshape(tl.permute(high, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
+    return k0, k1
