@@ -119,7 +119,7 @@ def flashmla(target: Path) -> None:
 def upstream(target: Path, release: str = UPSTREAM) -> None:
     """Extract a release's kernel files from its pinned archive into `target`."""
     project = Project.find()
-    sdist = fetch(load(project)[f"v{release}"], Cache.default(), progress=print)
+    sdist = fetch(load(project)[f"v{release}"], Cache.default(progress=print))
     for member in members(sdist, release=f"v{release}"):
         if member.path in FILES[release]:
             _write(target / member.path, member.data)

@@ -38,6 +38,11 @@ def check_attention(result: Served, twin: Reference) -> list[Error]:
         assert error.plain <= PLAIN, error
         assert error.overlap is None or error.overlap >= OVERLAP, error
         assert error.blocks is None or error.blocks >= OVERLAP, error
+    for error in errors:
+        kept = {name: getattr(error, name) for name in ("core", "output", "plain")}
+        if error.overlap is not None:
+            kept["missed"] = 1 - error.overlap
+        result.note(error.layer, ratio=error.ratio, **kept)
     return errors
 
 
@@ -47,6 +52,8 @@ def check_experts(result: Served, twin: Reference) -> dict[tuple[str, int], floa
     errors = feed_forward_errors(result.answer, twin, roundings)
     print(errors)
     assert max(errors.values()) <= EXPERTS, errors
+    for (_, layer), error in errors.items():
+        result.note(layer, experts=error)
     return errors
 
 
@@ -99,6 +106,7 @@ def check_logits(result: Served, twin: Reference) -> None:
     print(f"greedy tokens: {sure} of {all_} positions decided by more than {MARGIN}")
     assert sure, "the twin is sure of no token"
     assert max(figures) <= PLAIN, figures
+    result.note("logits", plain=figures[0])
 
 
 def is_greedy(result: Served, request: str, position: int) -> bool:

@@ -3,6 +3,7 @@
 
 from collections import defaultdict
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -101,8 +102,15 @@ def by_request(result: dict[str, Any], part: str) -> dict[tuple[str, int], Subla
     return {key: _stacked(found) for key, found in rows.items()}
 
 
-def logits_by_request(result: dict[str, Any]) -> dict[str, dict[int, torch.Tensor]]:
-    """What was sampled from, by request and the position of the last token seen."""
+def logits_by_request(
+    result: dict[str, Any], last: bool = False
+) -> dict[str, dict[int, torch.Tensor]]:
+    """What was sampled from, by request and the position of the last token seen.
+
+    With `last`, a position that was computed again later has none: what its layers
+    gave (`by_request`) is of that later time.
+    """
+    repeated = last_computed(result) if last else {}
     found: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     for entry in result["logits"]:
         seen = [r for r in result["records"][: entry["after"]] if r["part"] == "attn"]
@@ -112,7 +120,20 @@ def logits_by_request(result: dict[str, Any]) -> dict[str, dict[int, torch.Tenso
         for row, (request, count) in enumerate(seen[-1]["rows"]):
             end += count
             position = int(seen[-1]["positions"][end - 1])
-            found[request][position] = entry["values"][row]
+            if repeated.get((request, position), 0) < entry["after"]:
+                found[request][position] = entry["values"][row]
+    return found
+
+
+def last_computed(result: dict[str, Any]) -> dict[tuple[str, int], int]:
+    """The number of the last attention record of each request's positions."""
+    found = {}
+    for number, record in enumerate(result["records"]):
+        if record["part"] == "attn":
+            positions = iter(record["positions"].tolist())
+            for request, count in record["rows"]:
+                for position in islice(positions, count):
+                    found[request, position] = number
     return found
 
 

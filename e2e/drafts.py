@@ -2,8 +2,8 @@
 """How many drafts a run may accept, from its text and from what its draft knows."""
 
 from collections.abc import Callable, Sequence
-from itertools import pairwise
 
+from e2e import dspark
 from e2e.serving import Served
 
 Says = Callable[[int], int | None]
@@ -17,7 +17,7 @@ def successors(result: Served) -> dict[int, int]:
     run, and one checkpoint serves several releases.
     """
     texts = sorted(result.texts.items(), key=lambda text: int(text[0].split("-")[0]))
-    return {before: after for _, text in texts for before, after in pairwise(text)}
+    return dspark.following(text for _, text in texts)
 
 
 def check_drafts(result: Served, says: Says, count: int) -> None:

@@ -6,7 +6,8 @@ corrects each by a bias that the token before it chooses (`markov_head`). The ra
 draft alone would never be accepted, so the bias follows a table of successors.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -19,6 +20,11 @@ BLOCK = 3
 """Tokens that a pass proposes."""
 BIAS = 100.0
 """More than a logit of the draft can be."""
+
+
+def following(texts: Iterable[list[int]]) -> dict[int, int]:
+    """What follows a token in texts; its last place counts."""
+    return {before: after for text in texts for before, after in pairwise(text)}
 
 
 class DSpark(checkpoint.Writer):

@@ -2,6 +2,7 @@
 """Images in prompts: what `engine.py` hands over, and what the twin of a tower sees."""
 
 import io
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,3 +81,13 @@ def spans(tokens: list[int]) -> list[tuple[int, int]]:
     """The positions of the first and the last token of each image of a text."""
     starts = [place for place, token in enumerate(tokens) if token == START]
     return [(start, tokens.index(END, start)) for start in starts]
+
+
+def of_beginning(
+    known: Mapping[tuple[int, ...], tuple[Picture, ...]], tokens: list[int]
+) -> tuple[Picture, ...]:
+    """The images of the known texts that begin with `tokens`, which are the same."""
+    (images,) = {
+        images for text, images in known.items() if text[: len(tokens)] == tuple(tokens)
+    }
+    return images

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 import triton
 
-from e2e import recording
+from e2e import blocks, recording
 from emulated_xpu.on_cuda.worker import XpuPathOnCudaWorker
 
 replays: Counter[str] = Counter()
@@ -65,8 +65,9 @@ class RecordingOnCudaWorker(recording.Recording, XpuPathOnCudaWorker):
     def compile_or_warm_up_model(self) -> Any:
         """What the warm-up computed is no request's."""
         times = super().compile_or_warm_up_model()
-        recording.records.clear()
-        recording.logits.clear()
+        of_drafts = blocks.contexts, blocks.blocks
+        for found in (recording.records, recording.logits, *of_drafts):
+            found.clear()
         replays.clear()
         return times
 

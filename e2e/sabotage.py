@@ -28,7 +28,9 @@ def break_layers(model: torch.nn.Module) -> None:
     if (text := getattr(model, "language_model", None)) is not None:
         layers = text.model.layers
         later = hasattr(layers[0].attn, "index_source_layers")
-        if not later:
+        if later and layers[0].attn.swa_cache_layer.cache_config.enable_prefix_caching:
+            replay_windows(layers)
+        elif not later:
             break_images(layers)
         elif model.multimodal_config.get_limit_per_prompt("image"):
             break_v41_images(layers)
@@ -88,6 +90,13 @@ def break_v41(layers: Any) -> None:
 
     layers[3].attn.register_forward_hook(keep)
     layers[5].attn.register_forward_pre_hook(answer)
+
+
+def replay_windows(layers: Any) -> None:
+    """Behind a cached prefix the last window's tokens are computed again, without the
+    tokens before them: what vLLM does by default on CUDA."""
+    for layer in layers:
+        layer.attn.swa_cache_layer.bounded_replay = True
 
 
 def break_v41_images(layers: Any) -> None:

@@ -25,7 +25,7 @@ from e2e.v41_draft_twin import V41DraftTwin
 from e2e.v41_twin import V41Twin
 from e2e.vision import StagedVision, Vision
 from e2e.vision_twin import VisionTwin
-from xpustack.base.download import download, keep
+from xpustack.base.download import download
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
@@ -164,6 +164,8 @@ class Served:
     """Of each rank, how many rows each rank of its stage scored, at every exchange."""
     texts: dict[str, list[int]] = field(init=False)
     """Prompt and answer of each request, by the engine's name for it."""
+    figures: dict[str, dict[str, float]] = field(init=False, default_factory=dict)
+    """What the checks found of each layer, the worst over the requests."""
 
     def __post_init__(self) -> None:
         ranks = self.answer.pop("ranks")
@@ -193,6 +195,12 @@ class Served:
 
     def new_tokens(self) -> list[list[int]]:
         return [tokens for wave in self.answer["tokens"] for tokens in wave]
+
+    def note(self, layer: object, **figures: float) -> None:
+        """Add to `figures` of a layer, or of the logits."""
+        known = self.figures.setdefault(str(layer), {})
+        for name, figure in figures.items():
+            known[name] = max(figure, known.get(name, 0.0))
 
 
 class Engines:
@@ -296,12 +304,11 @@ class Engines:
         site = self.installed(load(self.project)[release], patched=True)
         return SHARING in (site / "vllm/config/attention.py").read_text()
 
-    def finished(self) -> Iterator[tuple[str, Served]]:
-        """The engines that ended well, by release, tree and job."""
-        for (release, patched, name), future in self._running.items():
+    def finished(self) -> Iterator[tuple[str, str, Served]]:
+        """The engines that ended well, by release and tree."""
+        for (release, patched, _), future in self._running.items():
             if future.done() and not future.cancelled() and not future.exception():
-                tree = "patched" if patched else "untouched"
-                yield f"{release} {tree}: {name}", future.result()
+                yield release, "patched" if patched else "untouched", future.result()
 
     def close(self) -> None:
         for pool in (self._pool, self._late):
@@ -352,7 +359,7 @@ class Engines:
         grown = trees(store, self.project, pinned)
         tree = grown.tip if patched else grown.base
         version = build_version(tree, len(grown.steps))
-        return build(Runner(), self.cache, store, tree, version).installed
+        return build(Runner(), store, tree, version).installed
 
     def environment(self, release: str, own: Path) -> dict[str, str]:
         """What an engine of a patched release sees."""
@@ -418,10 +425,10 @@ def fetch(cache: Cache, version: str) -> Path:
             if package.link.filename == name
         ]
         assert links, f"none of pip's indexes and find-links has {name}"
-        with cache.lock(f"wheel-{sha256}"), cache.scratch() as directory:
-            file, actual = download(links[0], directory, client=index.client)
-            assert actual == sha256, f"the index serves another {name}"
-            found = keep(file, actual, cache)
+        with cache.lock(f"wheel-{sha256}"):
+            file, _ = download(links[0], cache, index.client, sha256)
+            assert file is not None, f"the index serves another {name}"
+            found = file
     with open(found, "rb") as opened:
         assert hashlib.file_digest(opened, "sha256").hexdigest() == sha256, found
     return found

@@ -22,7 +22,7 @@ def stream_errors(result: Served, twin: V41Twin) -> Errors:
     """The worst over the requests."""
     found: Errors = {}
     inputs = {part: by_request(result.answer, part) for part in ("attn", "ffn")}
-    logits = logits_by_request(result.answer)
+    logits = logits_by_request(result.answer, last=True)
 
     def note(name: tuple[str, int], error: float) -> None:
         found[name] = max(error, found.get(name, 0.0))
@@ -50,4 +50,6 @@ def check_streams(result: Served, twin: V41Twin) -> Errors:
     errors = stream_errors(result, twin)
     print({name: round(error, 5) for name, error in errors.items()})
     assert max(errors.values()) <= STREAMS, errors
+    for (part, layer), error in errors.items():
+        result.note("logits" if part == "head" else layer, streams=error)
     return errors

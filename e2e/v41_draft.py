@@ -107,6 +107,16 @@ def check_draft(result: Served, twin: V41DraftTwin) -> None:
     }
     for name, error in errors.items():
         assert error <= bounds[name.split()[0]], (name, error)
+    for layer in twin.stages:
+        result.note(
+            layer,
+            ratio=0,
+            core=errors[f"core {layer}"],
+            output=errors[f"output {layer}"],
+            plain=errors[f"float32 {layer}"],
+            experts=errors[f"experts {layer}"],
+            streams=max(errors[f"streams {part} {layer}"] for part in PARTS),
+        )
 
 
 def contexts_of(result: Served, after: int | None = None) -> Context:

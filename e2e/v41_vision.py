@@ -76,13 +76,8 @@ class V41VisionTwin(V41Twin):
 
     def _rows(self, tokens: list[int]) -> torch.Tensor:
         """What takes the places of a text's images, in their order."""
-        (images,) = {
-            images
-            for text, images in self.pictures.items()
-            if text[: len(tokens)] == tuple(tokens)
-        }
         found = [torch.empty(0, self.config["hidden_size"])]
-        for picture in images:
+        for picture in pictures.of_beginning(self.pictures, tokens):
             parts = torch.tensor(block(picture))
             rows = torch.empty(len(parts), self.config["hidden_size"])
             seen_by = tower.Tower(self.weights, self.forms.kept)

@@ -74,7 +74,8 @@ class VisionTwin(Twin):
     def image_rows(self, text: list[int]) -> torch.Tensor:
         """What the tower gives for the patches of a text's images, in its order."""
         exact = tower.Tower(self.weights, lambda x: x)
-        return torch.cat([rows_of(exact, p) for p in self.pictures[tuple(text)]])
+        images = pictures.of_beginning(self.pictures, text)
+        return torch.cat([rows_of(exact, picture) for picture in images])
 
     def _embed(self, _: Any, inputs: Any, output: torch.Tensor) -> torch.Tensor:
         ids, text = inputs[0][0], inputs[0][0].tolist()

@@ -7,7 +7,7 @@
 | `run` | on the GPU | unpacks it and runs the jobs, each a process of its own |
 | `jobs` | - | what is asked of the engines |
 | `bench` | on the GPU | times a model with Flash's attention in an installed vLLM |
-| `v41_engine` | on the GPU | serves V4.1, whose checkpoint it writes |
-| `v41` | here | holds V4.1's runs to the float32 twin and to the CPU's tokens |
+| `written` | on the GPU | serves V4.1 and V4 Vision, whose checkpoints it writes |
+| `beside` | here | holds these runs to the float32 twins and to the CPU's tokens |
 | `page` | here | compares, and writes `docs/xpu_path.md` and its data |
 """

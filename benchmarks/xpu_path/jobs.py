@@ -3,6 +3,7 @@
 
 import json
 import random
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -82,6 +83,30 @@ V41 = {
     "block_size": 128,
 }
 """`e2e.v41.SERVER`, whose module needs what is not here."""
+Drawn = tuple[int, int, int, int]
+"""An image: its place, patches down and along, and seed."""
+SEEN: tuple[tuple[tuple[int, int, int, tuple[Drawn, ...]], ...], ...] = (
+    (
+        (12, 4, 12, ((5, 30, 39, 1),)),
+        (9, 4, 22, ((2, 7, 10, 2), (3, 4, 4, 3), (7, 9, 20, 4))),
+        (5, 4, 31, ()),
+    ),
+    ((150, 3, 13, ((120, 30, 39, 5),)),),
+)
+"""Length, new tokens, seed and images of prompts, which have the images of
+`tests/e2e/test_vision.py`. Seeds are such that V4.1's twin is sure of the first two
+tokens of each. The first image has more tokens than the window; of the second wave, a
+text around such an image, tokens alone are kept."""
+VISION = {
+    "skip_tokenizer_init": False,
+    "max_num_batched_tokens": 176,
+    "kv_cache_memory_bytes": 64 << 20,
+}
+"""`e2e.vision.ENGINE`."""
+IMAGE, V41_IMAGE = 129_200, 129_264
+"""The tokens that stand for an image in prompts of V4 Vision and of V4.1."""
+THREE_IMAGES = {"limit_mm_per_prompt": {"image": 3}}
+DRAFTS = {"speculative_config": {"method": "dspark", "num_speculative_tokens": 3}}
 
 TWO = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
 """Two GPUs of one machine."""
@@ -131,10 +156,11 @@ class Job:
         return {**order, **self.told}
 
 
-def tokens(length: int, seed: int) -> list[int]:
-    """Random tokens, those of `e2e` for the same seed."""
+def tokens(length: int, seed: int, others: Mapping[int, int] = {}) -> list[int]:
+    """Random tokens, those of `e2e` for the same seed, and `others` at their places."""
     own = random.Random(seed)
-    return [own.randrange(2, VOCABULARY) for _ in range(length)]
+    drawn = [own.randrange(2, VOCABULARY) for _ in range(length)]
+    return [others.get(place, token) for place, token in enumerate(drawn)]
 
 
 def soak() -> tuple[tuple[int, int, int], ...]:
@@ -237,14 +263,42 @@ def graph_check(
     )
 
 
-def v41(name: str, patched: bool = True, **engine: Any) -> Job:
-    return Job(
-        name,
-        patched,
-        "benchmarks.xpu_path.v41_engine",
-        V41 | engine,
-        (V41_MIXED,),
-    )
+def written(
+    name: str, told: dict[str, Any], engine: dict[str, Any], patched: bool = True
+) -> Job:
+    """An engine with the checkpoint that is `told`, which it writes there."""
+    program = "benchmarks.xpu_path.written"
+    return Job(name, patched, program, engine, (V41_MIXED,), told=told)
+
+
+def seen(image: int) -> dict[str, Any]:
+    """The prompts of `SEEN` with the token `image` where one goes."""
+    waves = [
+        [
+            {
+                "tokens": tokens(length, seed, {at: image for at, *_ in images}),
+                "new": new,
+                "images": [
+                    dict(zip(("at", "down", "along", "seed"), numbers, strict=True))
+                    for numbers in images
+                ],
+            }
+            for length, new, seed, images in wave
+        ]
+        for wave in SEEN
+    ]
+    return {"waves": waves}
+
+
+def beside_untouched(
+    name: str, told: dict[str, Any], engine: dict[str, Any]
+) -> list[Job]:
+    """In eager mode, with graphs of decode steps, and by the untouched release."""
+    return [
+        written(f"{name}-eager", told, engine),
+        written(f"{name}-graphs", told, engine | GRAPHS),
+        written(f"{name}-untouched", told, engine, patched=False),
+    ]
 
 
 V1 = (("VLLM_USE_V2_MODEL_RUNNER", "0"),)
@@ -265,9 +319,21 @@ JOBS = {
         sanitized("racecheck"),
         Job("eager-untouched", patched=False),
         long_prompt("long-prompt", 1 << 14),
-        v41("v41-eager"),
-        v41("v41-graphs", **GRAPHS),
-        v41("v41-untouched", patched=False),
+        *beside_untouched("v41", {"checkpoint": "v4.1"}, V41),
+        *beside_untouched(
+            "v41-images",
+            {"checkpoint": "v4.1 with images", **seen(V41_IMAGE)},
+            V41 | THREE_IMAGES,
+        ),
+        *beside_untouched(
+            "v41-drafts",
+            # It knows the texts of a job that ran before.
+            {"checkpoint": "v4.1 with drafts", "known": "v41-eager"},
+            V41 | DRAFTS,
+        ),
+        *beside_untouched(
+            "vision", {"checkpoint": "vision", **seen(IMAGE)}, VISION | THREE_IMAGES
+        ),
         Job("two-eager", engine=TWO, waves=(MIXED, soak())),
         Job("two-graphs", engine={**TWO, **GRAPHS}, waves=REPEATED),
         Job(

@@ -7,10 +7,19 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.xpu_path import page
-from benchmarks.xpu_path.jobs import JOBS, V41, tokens
+from benchmarks.xpu_path import beside, page
+from benchmarks.xpu_path.jobs import (
+    DRAFTS,
+    IMAGE,
+    JOBS,
+    V41,
+    V41_IMAGE,
+    VISION,
+    tokens,
+)
 from benchmarks.xpu_path.parts import part_of_class, rows_of_events
-from e2e.v41 import SERVER
+from e2e import dspark, pictures, v41, vision
+from e2e.pictures import Picture
 
 
 def launched(number: int, at: float, name: str, lasting: float) -> list[dict[str, Any]]:
@@ -112,8 +121,30 @@ def test_jobs_have_names_of_their_own_and_the_prompts_of_the_end_to_end_tests() 
     assert tokens(5, 2) == tokens(9, 2)[:5]
 
 
-def test_v41_is_served_as_end_to_end() -> None:
-    assert dict(SERVER) == V41
+def test_engines_are_served_as_end_to_end() -> None:
+    assert dict(v41.SERVER) == V41
+    assert dict(vision.ENGINE) == VISION
+    assert (pictures.PLACEHOLDER, v41.IMAGE) == (IMAGE, V41_IMAGE)
+    assert DRAFTS["speculative_config"]["num_speculative_tokens"] == dspark.BLOCK
+
+
+@pytest.mark.parametrize("name", beside.JOBS)
+def test_the_gpu_is_asked_what_the_cpu_is(name: str) -> None:
+    on_cpu = beside.JOBS[name]
+    order = JOBS[f"{name}-eager"].order(Path("work"))
+    for wave, given in zip(on_cpu.waves, order["waves"], strict=True):
+        for prompt, other in zip(wave, given, strict=True):
+            images = tuple(Picture(**drawn) for drawn in other.get("images", ()))
+            assert (prompt.tokens, prompt.new) == (other["tokens"], other["new"])
+            assert prompt.images == images
+    assert order["checkpoint"] == on_cpu.checkpoint
+    assert order["engine"].items() >= dict(on_cpu.engine).items()
+
+
+def test_a_text_has_the_images_of_one_that_begins_so() -> None:
+    drawn = (Picture(1, 4, 4),)
+    known = {(5, 6, 7): drawn, (9,): ()}
+    assert pictures.of_beginning(known, [5, 6]) == drawn
 
 
 def test_requests_are_compared_with_those_of_eager_mode(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 """Serves what the tests ask for, and prints about it at the end."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -11,10 +12,12 @@ from e2e.choices import (  # noqa: F401  (pytest finds its hooks here)
     pytest_configure,
     pytest_generate_tests,
 )
+from e2e.records import twin_errors
 from e2e.report import lines_about
 from e2e.serving import Engines, Job, opened_engines
 from e2e.twin import Twin
 from xpustack.core.cache import Cache
+from xpustack.core.project import Project
 
 _open: list[Engines] = []
 
@@ -58,11 +61,27 @@ def twin(engines: Engines) -> Twin:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write down what the checks found of V4 Vision and V4.1, if no test failed."""
+    rows = [
+        row
+        for opened in _open
+        for release, _, served in opened.finished()
+        if served.job.checkpoint.startswith(tuple(twin_errors.SECTIONS.values()))
+        for row in twin_errors.rows_of(
+            release, served.job.checkpoint, served.job.name, served.figures
+        )
+    ]
+    if rows and session.config.option.write_table and not session.testsfailed:
+        twin_errors.keep(Project.find(Path(__file__).parent), rows)
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """What each engine executed, and how often."""
     for opened in _open:
-        for name, result in opened.finished():
-            terminalreporter.section(name)
+        for release, tree, result in opened.finished():
+            terminalreporter.section(f"{release} {tree}: {result.job.name}")
             for line in lines_about(result):
                 terminalreporter.write_line(line)
 

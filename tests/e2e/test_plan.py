@@ -9,10 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks import memory
 from e2e import checkpoint, v41
+from planner import asked, choices, trial
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.plan import asked, choices, trial
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ def start(release: str, device: str) -> tuple[asked.Asked, trial.Trial]:
 def run(release: str, wanted: asked.Asked) -> trial.Trial:
     project = Project.find(Path(__file__).parent)
     pinned = load(project)[release]
-    return trial.run(project, Cache.default(), pinned, wanted, print)
+    return trial.run(project, Cache.default(progress=print), pinned, wanted)
 
 
 def test_weights_are_those_of_the_arithmetic(release: str) -> None:

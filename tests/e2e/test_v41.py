@@ -18,8 +18,9 @@ from e2e.checks import (
     check_attention,
     check_experts,
     check_logits,
+    check_same_tokens,
 )
-from e2e.comparison import attention_errors
+from e2e.comparison import attention_errors, logits_by_request
 from e2e.ranks import FORKED, PATIENT, XE_CORES
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Roundings
@@ -43,6 +44,7 @@ TWICE = Job(
     (*SERVER, ("enable_prefix_caching", True), ("max_num_batched_tokens", 300)),
     checkpoint=KIND,
 )
+REPLAYED = replace(TWICE, name="v4.1, a window replayed", sabotage=True)
 MXFP4 = Job(
     "v4.1, keys in MXFP4",
     MIXED.waves,
@@ -54,26 +56,29 @@ GATHERED = replace(
     name="v4.1, rows gathered by the CPU",
     environment=(("VLLM_XPU_ENGRAM_CPU_GATHER", "1"),),
 )
-CROWDED = Job(
-    "v4.1, pre-emption",
-    # Of seed 22 layer 3 is 12.7 % off float32, alone on a device as well.
-    (tuple(Prompt(60, 14, seed=20 + i) for i in (0, 1, 3)),),
-    # Just enough for the longest; two fit at first, and then they grow.
-    (
-        *SERVER,
-        ("num_gpu_blocks_override", 32),
-        ("max_model_len", 74),
-        ("max_num_batched_tokens", 32),
-    ),
+ROOMY = Job(
+    "v4.1, room for all",
+    # Here, too, layer 3 of seed 22 is 12.7 % off float32, and of seeds 21, 23 and 25
+    # the rounding twin is sure of another token, by 0.22 to 0.38.
+    (tuple(Prompt(60, 14, seed=seed) for seed in (20, 28, 29)),),
+    (*SERVER, ("max_model_len", 74), ("max_num_batched_tokens", 32)),
     checkpoint=KIND,
+)
+CROWDED = replace(
+    ROOMY,
+    name="v4.1, pre-emption",
+    # Just enough for the longest; two fit at first, and then they grow.
+    engine=(*ROOMY.engine, ("num_gpu_blocks_override", 32)),
 )
 
 
-def split(name: str, waves: tuple[tuple[Prompt, ...], ...], kind: str = KIND) -> Job:
+def split(
+    name: str, parts: str, waves: tuple[tuple[Prompt, ...], ...], kind: str = KIND
+) -> Job:
     """Two devices."""
-    ranks = (("distributed_executor_backend", "mp"), (name, 2))
+    ranks = (("distributed_executor_backend", "mp"), (parts, 2))
     return Job(
-        f"{kind}, {name}",
+        f"v4.1, {name}",
         waves,
         (*SERVER, *ranks),
         checkpoint=kind,
@@ -82,10 +87,16 @@ def split(name: str, waves: tuple[tuple[Prompt, ...], ...], kind: str = KIND) ->
     )
 
 
-TWO_RANKS = split("tensor_parallel_size", MIXED.waves)
+TWO_RANKS = split("two ranks", "tensor_parallel_size", MIXED.waves)
 # Two prompts keep both stages busy: 80 tokens fill ten blocks.
 TWO_STAGES = split(
-    "pipeline_parallel_size", ((Prompt(80, 4, seed=1), Prompt(5, 4, seed=2)),), TABLES
+    "two stages",
+    "pipeline_parallel_size",
+    ((Prompt(80, 4, seed=1), Prompt(5, 4, seed=2)),),
+    TABLES,
+)
+AS_PUBLISHED = replace(
+    TWO_STAGES, name="v4.1, two stages, tables on the first", checkpoint=KIND
 )
 BROKEN = Job(
     "v4.1, broken", ((Prompt(129, 2, seed=1),),), SERVER, sabotage=True, checkpoint=KIND
@@ -155,19 +166,17 @@ def test_the_cpu_gathers(engines: Engines, twin: V41Twin, release: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.serves(CROWDED)
+@pytest.mark.serves(ROOMY, CROWDED)
 def test_a_request_pushed_out(engines: Engines, twin: V41Twin, release: str) -> None:
     result = engines.serve(release, CROWDED)
     repeated = [n for n in range(3) if computed(result, n).count(0) > 1]
     assert repeated, "no request was pushed out"
-    twin.look_at(result)
-    check_attention(result, twin)
-    check_experts(result, twin)
-    errors = stream_errors(result, twin)
-    # Of a token that is computed twice, its logits are of the first time, and what its
-    # layers gave of the second: no logits here.
-    del errors["head", twin.depth]
-    assert max(errors.values()) <= STREAMS, errors
+    behind = logits_by_request(result.answer, last=True)
+    for name, text in result.texts.items():
+        if int(name.partition("-")[0]) in repeated:
+            assert len(text) - 2 in behind[name], "no token follows the return"
+    check_same_tokens(result, engines.serve(release, ROOMY))
+    check(result, twin)
 
 
 @pytest.mark.full
@@ -178,12 +187,27 @@ def test_two_ranks(engines: Engines, twin: V41Twin, release: str) -> None:
 
 
 @pytest.mark.full
-@pytest.mark.serves(TWO_STAGES)
-def test_two_stages(engines: Engines, release: str) -> None:
-    """The second begins at the KV source of ratio 1; each has a table of its own."""
-    twin = engines.twin_of(TABLES)
+@pytest.mark.serves(AS_PUBLISHED, TWO_STAGES)
+@pytest.mark.parametrize("job", [AS_PUBLISHED, TWO_STAGES], ids=lambda job: job.name)
+def test_two_stages(engines: Engines, release: str, job: Job) -> None:
+    """The second begins at the KV source of ratio 1, as that of V4.1-Flash, of which
+    both tables are on the first; or each has a table of its own."""
+    twin = engines.twin_of(job.checkpoint)
     assert isinstance(twin, V41Twin)
-    check(engines.serve(release, TWO_STAGES), twin)
+    check(engines.serve(release, job), twin)
+
+
+@pytest.mark.full
+@pytest.mark.serves(REPLAYED)
+def test_a_replayed_window_is_seen(
+    engines: Engines, twin: V41Twin, release: str
+) -> None:
+    """Replay is on by default for CUDA, and off on XPU; here it is on."""
+    result = engines.serve(release, REPLAYED)
+    assert min(computed(result, 1)) == 128, "no window was replayed"
+    errors = attention_errors(result.answer, twin, Roundings.of(result.answer))
+    print(*errors, sep="\n")
+    assert max(error.core for error in errors) > 5 * TIGHT
 
 
 @pytest.mark.serves(BROKEN)

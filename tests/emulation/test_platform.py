@@ -64,7 +64,7 @@ class Probes:
         grown = trees(store, self.project, pinned)
         tree = next(tree for tree in grown.trees if tree.slug == upto)
         version = build_version(tree, len(grown.steps))
-        return build(Runner(), self.cache, store, tree, version).installed
+        return build(Runner(), store, tree, version).installed
 
     def _ask(self, site: Path, by: str) -> dict[str, Any]:
         output = self.work / "answer.json"

@@ -9,7 +9,7 @@ import pytest
 
 from emulated_xpu.pins import schemas
 from emulated_xpu.wheel_schemas import canonical, schemas_by_library, schemas_in
-from xpustack.base.download import download, keep
+from xpustack.base.download import download
 from xpustack.base.index import PipConfiguration
 from xpustack.core.cache import Cache
 
@@ -48,10 +48,10 @@ def fetch_wheel(cache: Cache, version: str, name: str) -> Path:
         if package.link.filename == name
     ]
     assert links, f"none of pip's indexes and find-links has {name}"
-    with cache.lock(f"wheel-{sha256}"), cache.scratch() as directory:
-        file, actual = download(links[0], directory, client=index.client)
-        assert actual == sha256, f"the index serves another {name}"
-        return keep(file, actual, cache)
+    with cache.lock(f"wheel-{sha256}"):
+        file, _ = download(links[0], cache, index.client, sha256)
+        assert file is not None, f"the index serves another {name}"
+        return file
 
 
 @pytest.mark.parametrize("version", WHEELS)

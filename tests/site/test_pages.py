@@ -14,9 +14,10 @@ from bs4 import BeautifulSoup
 from xpustack.base.releases import load
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
-from xpustack.pages.site.data import FOLDER, PAGES
+from xpustack.pages.site.build import FOLDER, LINE, TABLES
 
 ROOT = Path(__file__).parents[2]
+PAGES = {page.stem: page.read_text("utf-8") for page in TABLES}
 pytestmark = pytest.mark.filterwarnings("ignore:'myst_parser.* is deprecated")
 
 
@@ -82,7 +83,7 @@ def test_nothing_comes_from_a_network(site: Path, pages: dict[Path, BeautifulSou
 def test_each_row_is_in_a_regular_table(
     site: Path, pages: dict[Path, BeautifulSoup], name: str
 ):
-    files = PAGES[name][2]
+    files = [file for _, file in LINE.findall(PAGES[name])]
     tables = pages[site / f"{name}.html"].find_all("table")
     for table in tables:
         width = len(table.thead.find_all("th"))

@@ -47,7 +47,7 @@ class FakeStack:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.project = Project(root / "project")
-        self.cache = Cache(root / "cache")
+        self.cache = Cache(root / "cache", offline=True)
         project = self.project.root
         project.mkdir(parents=True)
         self.project.releases_file.touch()
@@ -85,7 +85,7 @@ class FakeStack:
         stack = cls.__new__(cls)
         stack.root = root
         stack.project = Project(root / "project")
-        stack.cache = Cache(root / "cache")
+        stack.cache = Cache(root / "cache", offline=True)
         return stack
 
     def copy(self, root: Path) -> Self:
@@ -117,23 +117,14 @@ class FakeStack:
         return self.project.patches / name
 
     def series(self, release: str = "v1.0") -> Series:
-        return trees(
-            Store(self.cache), self.project, self.releases[release], offline=True
-        )
+        return trees(Store(self.cache), self.project, self.releases[release])
 
     def trees(self, release: str = "v1.0") -> list[Tree]:
         return list(self.series(release).trees)
 
     def apply(self, name: str = "work", release: str = "v1.0", **options) -> Path:
         directory = self.root / name
-        apply_to(
-            self.project,
-            self.cache,
-            self.releases[release],
-            directory,
-            offline=True,
-            **options,
-        )
+        apply_to(self.project, self.cache, self.releases[release], directory, **options)
         return directory
 
     def save(

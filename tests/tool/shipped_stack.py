@@ -65,4 +65,4 @@ class ShippedStack(TinyStack):
     def ship(self, to: Path, release: str = "v1.0") -> ReleaseArtifacts:
         """`xpustack build v1.0 --to TO --offline`."""
         chosen = self.releases[release]
-        return ship(self.project, self.cache, chosen, to, offline=True)
+        return ship(self.project, self.cache, chosen, to)

@@ -120,7 +120,7 @@ class TinyStack(FakeStack):
     def __init__(self, root: Path) -> None:
         self.root = root
         self.project = Project(root / "project")
-        self.cache = Cache(root / "cache")
+        self.cache = Cache(root / "cache", offline=True)
         self.write("releases.toml", "")
         for version in ("1.0", "2.0"):
             self.publish(version, {})
@@ -178,9 +178,7 @@ class TinyStack(FakeStack):
         series = self.trees()
         last = len(series) - 1
         return [
-            build(
-                runner, self.cache, Store(self.cache), tree, build_version(tree, last)
-            )
+            build(runner, Store(self.cache), tree, build_version(tree, last))
             for tree in series
         ]
 

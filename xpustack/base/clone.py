@@ -21,7 +21,6 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store, base_ref
 from xpustack.core.errors import StackError, UsageError, command
 from xpustack.core.git import Git, GitFailed
-from xpustack.core.progress import Progress, silent
 from xpustack.core.repository import HEADS, Commit, Repository
 
 PREFIX = "xpu-dsv4"
@@ -59,15 +58,13 @@ class Clone:
             like, version=version, sdist=f"g{self.commit}", sha256=digest
         )
 
-    def base(
-        self, store: Store, like: Release, progress: Progress = silent
-    ) -> tuple[Release, Commit]:
+    def base(self, store: Store, like: Release) -> tuple[Release, Commit]:
         """The commit as a release, and as a base of the store, without its history."""
         release = self.release(like)
         ref = base_ref(release)
         if ref not in store.commits([ref]):
-            progress(f"importing {self.ref} of {self.place}")
-            with store.writing(progress) as writer:
+            store.cache.progress(f"importing {self.ref} of {self.place}")
+            with store.writing() as writer:
                 writer.copy_history(self.view, [self.tree])
                 commit = writer.text("commit-tree", self.tree, data=b"")
                 writer.keep(ref, Commit(commit, self.tree))

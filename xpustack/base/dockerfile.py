@@ -10,6 +10,9 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
+REQUIREMENTS = "requirements/xpu.txt"
+DOCKERFILE = "docker/Dockerfile.xpu"
+"""The files of a base that name its dependencies."""
 _FROM = re.compile(r"FROM (?:--\S+ )*\S+(?: AS (\S+))?", re.IGNORECASE)
 _CONTINUED = re.compile(r"\\\s*\n")
 

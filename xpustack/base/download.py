@@ -21,7 +21,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store, base_ref
 from xpustack.core.cache import Cache, count_as_used, writing
 from xpustack.core.errors import EnvironmentProblem, SourceError, concerning
-from xpustack.core.progress import Progress, at_most_every, silent
+from xpustack.core.progress import Progress, at_most_every
 from xpustack.core.repository import Commit
 
 ATTEMPTS = 3
@@ -33,13 +33,7 @@ class _Interrupted(Exception):
     """A download that ended too early."""
 
 
-def base_of(
-    store: Store,
-    release: Release,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> Commit:
+def base_of(store: Store, release: Release) -> Commit:
     """The commit of a release's base, downloaded and imported at its first use.
 
     Raises:
@@ -50,86 +44,66 @@ def base_of(
     if commit is not None:
         store.count_as_used(ref)
         return commit
-    archive = fetch(release, store.cache, offline=offline, progress=progress)
-    with store.writing(progress) as writer:
+    archive = fetch(release, store.cache)
+    with store.writing() as writer:
         if ref not in store.commits([ref]):
-            progress(f"importing {release.name}")
+            store.cache.progress(f"importing {release.name}")
             writer.import_base(release, archive)
     return store.commits([ref])[ref]
 
 
-def fetch(
-    release: Release,
-    cache: Cache,
-    *,
-    offline: bool = False,
-    progress: Progress | None = None,
-) -> Path:
+def fetch(release: Release, cache: Cache) -> Path:
     """The release's archive in the cache, downloaded if need be.
 
     Raises:
         SourceError: the cached archive was changed; or there is none, and
-            `offline` is set, or the index does not have the pinned one.
+            the cache is offline, or the index does not have the pinned one.
         EnvironmentProblem: the index cannot be reached, or the disk is full.
     """
     target = _target(release.sha256, release.sdist, cache)
-    if not target.exists():
-        with (
-            concerning(release.name),
-            cache.lock(f"sdist-{release.sha256}", progress),
-        ):
-            if not target.exists():
-                if offline:
-                    raise SourceError(
-                        "the archive is not in the cache, and --offline"
-                        " forbids downloading it",
-                        release=release.name,
-                        path=target,
-                        hint="the same command without --offline",
-                    )
-                _download_pinned(release, cache, progress or silent)
-    _verify(release, target)
+    with concerning(release.name):
+        if not target.exists():
+            with cache.lock(f"sdist-{release.sha256}"):
+                if not target.exists():
+                    _download_pinned(release, cache, target)
+        _verify(release, target)
     count_as_used(target.parent)
     return target
 
 
 def download(
-    link: Link,
-    directory: Path,
-    *,
-    client: httpx2.Client,
-    progress: Progress | None = None,
-) -> tuple[Path, str]:
-    """Download `link` into `directory`; return the file and its sha256.
-
-    The caller must compare the hash.
+    link: Link, cache: Cache, client: httpx2.Client, sha256: str | None
+) -> tuple[Path | None, str]:
+    """Download `link` into the cache, if its hash is `sha256` or that is None; return
+    its place there, None if it was refused, and its hash.
 
     Raises:
         EnvironmentProblem: the server cannot be reached, or closes the connection
             too early, in each of `ATTEMPTS` attempts; or the disk is full.
     """
-    target = directory / link.filename
-    report = at_most_every(1.0, progress or silent)
+    cache.progress(f"downloading {link_label(link)}")
+    report = at_most_every(1.0, cache.progress)
     problem: Exception | None = None
-    for _ in range(ATTEMPTS):
-        try:
-            return target, _stream(link, target, client, report)
-        except (httpx2.HTTPError, _Interrupted) as error:
-            problem = error
+    with cache.scratch() as directory:
+        file = directory / link.filename
+        for _ in range(ATTEMPTS):
+            try:
+                actual = _stream(link, file, client, report)
+            except (httpx2.HTTPError, _Interrupted) as error:
+                problem = error
+                continue
+            if sha256 not in (None, actual):
+                return None, actual
+            target = _target(actual, link.filename, cache)
+            with writing(target):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.replace(file, target)
+            return target, actual
     raise EnvironmentProblem(
         f"cannot download {link_label(link)}",
         detail=[f"{ATTEMPTS} attempts, the last: {problem or 'no answer'}"],
         hint="python -m pip config list",
     ) from problem
-
-
-def keep(file: Path, sha256: str, cache: Cache) -> Path:
-    """Move a verified file to its place in the cache; return that place."""
-    target = _target(sha256, file.name, cache)
-    with writing(target):
-        target.parent.mkdir(parents=True, exist_ok=True)
-        os.replace(file, target)
-    return target
 
 
 def _target(sha256: str, name: str, cache: Cache) -> Path:
@@ -143,7 +117,6 @@ def _verify(release: Release, target: Path) -> None:
         raise SourceError(
             "the archive in the cache is not the pinned one: it was changed"
             " after it had been verified",
-            release=release.name,
             path=target,
             detail=[f"expected sha256 {release.sha256}", f"actual sha256   {actual}"],
             hint=f"rm {shlex.quote(str(target))}; then the same command again"
@@ -151,22 +124,22 @@ def _verify(release: Release, target: Path) -> None:
         )
 
 
-def _download_pinned(release: Release, cache: Cache, progress: Progress) -> None:
+def _download_pinned(release: Release, cache: Cache, target: Path) -> None:
+    if cache.offline:
+        raise SourceError(
+            "the archive is not in the cache, and --offline forbids downloading it",
+            path=target,
+            hint="the same command without --offline",
+        )
     index = PipConfiguration.of_this_machine().index()
     mismatches: list[str] = []
-    with cache.scratch() as directory:
-        for link in _links(index, release):
-            progress(f"downloading {link_label(link)}")
-            file, actual = download(
-                link, directory, client=index.client, progress=progress
-            )
-            if actual == release.sha256:
-                keep(file, actual, cache)
-                return
-            mismatches.append(f"actual sha256   {actual} ({link_label(link)})")
+    for link in _links(index, release):
+        file, actual = download(link, cache, index.client, release.sha256)
+        if file is not None:
+            return
+        mismatches.append(f"actual sha256   {actual} ({link_label(link)})")
     raise SourceError(
         "the archive on the index differs from the pinned one",
-        release=release.name,
         path=release.sdist,
         detail=[f"expected sha256 {release.sha256}", *mismatches],
         hint="git log -p releases.toml",
@@ -183,7 +156,6 @@ def _links(index: Index, release: Release) -> Sequence[Link]:
     if not links:
         raise SourceError(
             "none of pip's indexes and find-links has the archive",
-            release=release.name,
             path=release.sdist,
             hint="python -m pip config list",
         )

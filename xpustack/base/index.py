@@ -154,7 +154,7 @@ class Index:
         requirement = PROJECT if version is None else f"{PROJECT}=={version}"
         return [
             package
-            for package in self._packages(requirement)
+            for package in self.packages(requirement)
             if package.link.filename.endswith(".tar.gz")
         ]
 
@@ -167,12 +167,12 @@ class Index:
         """
         offered = {
             Version(package.version or "0")
-            for package in self._packages(project)
+            for package in self.packages(project)
             if not package.link.is_yanked
         }
         return sorted(version for version in offered if not version.is_prerelease)
 
-    def _packages(self, requirement: str) -> list[Package]:
+    def packages(self, requirement: str) -> list[Package]:
         """Every file of a requirement, yanked ones and pre-releases included."""
         try:
             return list(

@@ -16,26 +16,18 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from xpustack.base.archive import members
-from xpustack.base.dockerfile import instructions
-from xpustack.base.download import download, keep
-from xpustack.base.index import PROJECT, Index, PipConfiguration, link_label
+from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, instructions
+from xpustack.base.download import download
+from xpustack.base.index import PROJECT, Index, PipConfiguration
 from xpustack.base.releases import Pin, Release, load, parse_releases
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import SourceError, UsageError, concerning
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 
-REQUIREMENTS = "requirements/xpu.txt"
-DOCKERFILE = "docker/Dockerfile.xpu"
 _HEADER = re.compile(r"\s*\[\[\s*release\s*\]\]")
 
 
-def pin(
-    project: Project,
-    cache: Cache,
-    version: str,
-    progress: Progress | None = None,
-) -> Release:
+def pin(project: Project, cache: Cache, version: str) -> Release:
     """Download the archive of `version`, hash it, read its dependencies, and write a
     new entry into `releases.toml`. The rest of that file stays as it is.
 
@@ -47,29 +39,28 @@ def pin(
         EnvironmentProblem: the index cannot be reached, or the disk is full.
     """
     version = _normal(version)
-    with concerning(f"v{version}"), cache.lock("pin", progress):
+    with concerning(f"v{version}"), cache.lock("pin"):
         if f"v{version}" in load(project):
             raise UsageError(
                 "this release is pinned already",
                 path=project.releases_file,
                 hint="xpustack status",
             )
-        release = candidate(cache, version, progress)
+        release = candidate(cache, version)
         add(project, release)
     return release
 
 
-def candidate(cache: Cache, version: str, progress: Progress | None = None) -> Release:
+def candidate(cache: Cache, version: str) -> Release:
     """The entry that `pin` would write for `version`. The archive is downloaded into
     the cache.
 
     Raises:
         StackError: as `pin`.
     """
-    report = progress or silent
     version = _normal(version)
-    sdist, sha256 = _obtain(version, cache, report)
-    report(f"reading {sdist.name}")
+    sdist, sha256 = _obtain(version, cache)
+    cache.progress(f"reading {sdist.name}")
     torch, triton, xpu_kernels = dependencies(sdist, f"v{version}")
     return Release(
         version=version,
@@ -192,32 +183,28 @@ def _normal(version: str) -> str:
         ) from None
 
 
-def _obtain(version: str, cache: Cache, progress: Progress) -> tuple[Path, str]:
+def _obtain(version: str, cache: Cache) -> tuple[Path, str]:
     """Download the archive of `version` into the cache."""
     index = PipConfiguration.of_this_machine().index()
-    progress(f"looking for {PROJECT} {version}")
+    cache.progress(f"looking for {PROJECT} {version}")
     packages = index.archives(version)
     if not packages:
         raise _no_archive(version, index)
     link = packages[0].link
     if link.is_yanked:
-        progress(f"{link.filename} was yanked: {link.yank_reason or 'no reason given'}")
-    progress(f"downloading {link_label(link)}")
-    with cache.scratch() as directory:
-        file, actual = download(link, directory, client=index.client, progress=progress)
-        announced = (link.hash_option or {}).get("sha256", [actual])
-        if actual not in announced:
-            raise SourceError(
-                "the downloaded archive is not the one that the index announces",
-                release=f"v{version}",
-                path=link.filename,
-                detail=[
-                    f"announced sha256 {announced[0]}",
-                    f"actual sha256    {actual}",
-                ],
-                hint=f"xpustack pin {version}",
-            )
-        return keep(file, actual, cache), actual
+        why = link.yank_reason or "no reason given"
+        cache.progress(f"{link.filename} was yanked: {why}")
+    announced = next(iter((link.hash_option or {}).get("sha256", ())), None)
+    file, actual = download(link, cache, index.client, announced)
+    if file is None:
+        raise SourceError(
+            "the downloaded archive is not the one that the index announces",
+            release=f"v{version}",
+            path=link.filename,
+            detail=[f"announced sha256 {announced}", f"actual sha256    {actual}"],
+            hint=f"xpustack pin {version}",
+        )
+    return file, actual
 
 
 def _no_archive(version: str, index: Index) -> UsageError:

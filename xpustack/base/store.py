@@ -16,7 +16,6 @@ from xpustack.base.releases import Release
 from xpustack.core.cache import Cache, atomic_dir, count_as_used
 from xpustack.core.errors import SourceError
 from xpustack.core.git import DATE, IDENTITY
-from xpustack.core.progress import Progress, silent
 from xpustack.core.repository import Commit, Repository
 
 _BASES = "refs/bases/"
@@ -49,9 +48,9 @@ class Store:
         count_as_used(self.cache.objects / ref)
 
     @contextlib.contextmanager
-    def writing(self, progress: Progress = silent) -> Iterator["Writer"]:
+    def writing(self) -> Iterator["Writer"]:
         """Lock the store for writing: one process at a time, others wait."""
-        with self.cache.lock("objects", progress):
+        with self.cache.lock("objects"):
             if not self.cache.objects.is_dir():
                 with atomic_dir(self.cache.objects) as temporary:
                     Repository(temporary).initialize()

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the XPU wheel of a tree and installs its files into the cache."""
 
-import contextlib
 import os
 import re
 import shlex
@@ -27,9 +26,8 @@ from xpustack.builds.installed import (
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
 from xpustack.core.checkout import check_out
-from xpustack.core.errors import CheckFailed, EnvironmentProblem
+from xpustack.core.errors import CheckFailed, EnvironmentProblem, concerning
 from xpustack.core.process import Runner, clean_environment
-from xpustack.core.progress import Progress, silent
 from xpustack.series.tree import Tree
 
 TIMEOUT = 900.0
@@ -71,11 +69,11 @@ def build_key(store: Store, tree: Tree, version: str) -> str:
     )
 
 
-def expected_build(cache: Cache, store: Store, tree: Tree, version: str) -> Build:
+def expected_build(store: Store, tree: Tree, version: str) -> Build:
     """The build that a tree would have. Its `installed` may be absent, and is not
     verified."""
     key = build_key(store, tree, version)
-    return Build(key, version, site(cache, key), 0.0, True)
+    return Build(key, version, site(store.cache, key), 0.0, True)
 
 
 def found(build: Build) -> bool:
@@ -85,15 +83,7 @@ def found(build: Build) -> bool:
     return build.installed.is_dir()
 
 
-def build(
-    runner: Runner,
-    cache: Cache,
-    store: Store,
-    tree: Tree,
-    version: str,
-    *,
-    progress: Progress | None = None,
-) -> Build:
+def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
     """Install `tree` as `version`, unless it is already installed and undamaged.
 
     Raises:
@@ -101,31 +91,33 @@ def build(
         EnvironmentProblem: the disk is full, or a program is missing.
         Stopped: the runner was stopped; no partial result is left.
     """
-    report = progress or silent
-    planned = expected_build(cache, store, tree, version)
-    if _usable(cache, planned, tree, report):
-        return planned
+    cache, planned = store.cache, expected_build(store, tree, version)
+    if planned.installed.parent.is_dir():
+        problem = _problem(cache, planned)
+        if problem is None:
+            return planned
+        cache.progress(f"building {tree.name} again: {problem}")
     origin = origin_of(store.git, tree, version)
     source = None
     if origin is not None:
         earlier = build_version(origin, tree.index)
-        copy_of = build(runner, cache, store, origin, earlier, progress=progress)
+        copy_of = build(runner, store, origin, earlier)
         source = origin, earlier, manifest_of(cache, copy_of.key) or {}
-    with cache.lock(f"build-{planned.key}", report):
-        if _usable(cache, planned, tree, silent):
+    with cache.lock(f"build-{planned.key}"):
+        if _problem(cache, planned) is None:
             return planned
         begin = time.monotonic()
         with writing(cache.contents.root):
             if source is None:
-                members = really_built(runner, cache, store, tree, version)
+                members = really_built(runner, store, tree, version)
             else:
-                members = copied(cache, store, source, tree, version)
+                members = copied(store, source, tree, version)
             with replace_dir(planned.installed.parent) as home:
                 install(cache.contents, members, home)
     return replace(planned, seconds=time.monotonic() - begin, cached=False)
 
 
-def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
+def members_of(archive: wheel.Wheel) -> dict[str, wheel.Member]:
     """The files that a wheel installs, with its RECORD in canonical form.
 
     Raises:
@@ -141,42 +133,37 @@ def members_of(archive: wheel.Wheel, tree: Tree) -> dict[str, wheel.Member]:
     if problems:
         raise CheckFailed(
             "the build yields a wheel that cannot be installed",
-            release=tree.release.name,
-            step=tree.slug,
             detail=[f"{name}: {problem}" for name, problem in problems.items()],
         )
     return wheel.canonical_members(archive)
 
 
-def _usable(cache: Cache, build: Build, tree: Tree, progress: Progress) -> bool:
-    """Whether an earlier run left this build undamaged."""
+def _problem(cache: Cache, build: Build) -> str | None:
+    """Why the build that an earlier run left cannot be used; None if it can."""
     home = build.installed.parent
-    if not home.is_dir():
-        return False
     members = manifest_of(cache, build.key)
-    problem: str | None = "its manifest is damaged"
-    if members is not None:
-        with writing(home):
-            problem = damage(cache.contents, members, build.installed)
-    if problem is not None:
-        progress(f"building {tree.name} again: {problem}")
-        return False
-    count_as_used(home)
-    return True
+    if members is None:
+        return "its manifest is damaged"
+    with writing(home):
+        problem = damage(cache.contents, members, build.installed)
+    if problem is None:
+        count_as_used(home)
+    return problem
 
 
-def really_built(
-    runner: Runner, cache: Cache, store: Store, tree: Tree, version: str
-) -> Members:
+def really_built(runner: Runner, store: Store, tree: Tree, version: str) -> Members:
     """The members of a tree, from a wheel that the build backend builds.
 
     Raises:
         As `build`.
     """
-    with work_folder(cache, store, tree) as work:
+    with (
+        concerning(tree.release.name, tree.slug),
+        store.cache.scratch(in_memory=True) as work,
+    ):
         archive = wheel.read(build_wheel(runner, store, tree, version, work))
-    members = members_of(archive, tree)
-    return store_files(cache, {name: file.data for name, file in members.items()})
+        members = members_of(archive)
+    return store_files(store.cache, {name: file.data for name, file in members.items()})
 
 
 def build_wheel(
@@ -192,15 +179,8 @@ def build_wheel(
     source = work / "vllm"
     check_out(store.cache, tree.tree_id, source)
     torch_config.write(work)
-    _run_backend(runner, tree, source, work, version)
-    return _only_wheel(tree, work / "dist", version)
-
-
-def work_folder(
-    cache: Cache, store: Store, tree: Tree
-) -> contextlib.AbstractContextManager[Path]:
-    """A scratch directory to build a tree in."""
-    return cache.scratch(files=len(store.git.files(tree.tree_id)))
+    _run_backend(runner, source, work, version)
+    return _only_wheel(work / "dist", version)
 
 
 def build_variables(work: Path, version: str) -> dict[str, str]:
@@ -255,9 +235,7 @@ def private_places(work: Path) -> list[tuple[str, str]]:
     return sorted(private.items(), key=lambda item: (len(item[0]), item[0]))
 
 
-def _run_backend(
-    runner: Runner, tree: Tree, source: Path, work: Path, version: str
-) -> None:
+def _run_backend(runner: Runner, source: Path, work: Path, version: str) -> None:
     """Let the build backend put a wheel of `source` into `work`/dist. pip would first
     ask it for the metadata, which takes a third of the time and says nothing new."""
     (work / "dist").mkdir()
@@ -275,19 +253,16 @@ def _run_backend(
         if NO_COMPILER.search(result.output):
             raise EnvironmentProblem(
                 "the base has an extension, and there is no C++ compiler that works",
-                release=tree.release.name,
                 detail=result.last_lines(20),
                 hint="c++ --version",
             )
         raise CheckFailed(
             f"the build failed with exit status {result.returncode}",
-            release=tree.release.name,
-            step=tree.slug,
             detail=result.last_lines(40),
         )
 
 
-def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
+def _only_wheel(directory: Path, version: str) -> Path:
     wheels = list(directory.glob("*.whl"))
     if len(wheels) == 1:
         with zipfile.ZipFile(wheels[0]) as archive:
@@ -297,7 +272,5 @@ def _only_wheel(tree: Tree, directory: Path, version: str) -> Path:
             return wheels[0]
     raise CheckFailed(
         f"the build did not yield one wheel of version {version}",
-        release=tree.release.name,
-        step=tree.slug,
         detail=[f"found: {wheel.name}" for wheel in wheels] or ["found: none"],
     )

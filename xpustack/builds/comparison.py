@@ -4,15 +4,12 @@
 from xpustack.base.store import Store
 from xpustack.builds.build import really_built
 from xpustack.builds.installed import Build, manifest_of, without_byte_code
-from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
 from xpustack.series.tree import Tree
 
 
-def compare(
-    runner: Runner, cache: Cache, store: Store, tree: Tree, build: Build
-) -> int:
+def compare(runner: Runner, store: Store, tree: Tree, build: Build) -> int:
     """Really build a copied tree and compare every member; return their number.
 
     Raises:
@@ -20,8 +17,8 @@ def compare(
         EnvironmentProblem: the disk is full, or a program is missing.
         Stopped: the runner was stopped.
     """
-    built = really_built(runner, cache, store, tree, build.version)
-    members = manifest_of(cache, build.key) or {}
+    built = really_built(runner, store, tree, build.version)
+    members = manifest_of(store.cache, build.key) or {}
     real, copied = map(without_byte_code, (built, members))
     states = {
         name: "a real build does not install it"

@@ -18,7 +18,6 @@ from xpustack.builds.installed import (
     store_files,
     without_byte_code,
 )
-from xpustack.core.cache import Cache
 from xpustack.core.repository import Repository
 from xpustack.series.tree import Tree
 
@@ -74,7 +73,7 @@ def build_scripts(git: Repository, tree_id: str) -> str:
 
 
 def copied(
-    cache: Cache, store: Store, old: tuple[Tree, str, Members], new: Tree, version: str
+    store: Store, old: tuple[Tree, str, Members], new: Tree, version: str
 ) -> Members:
     """The members of `new` as `version`.
 
@@ -84,6 +83,7 @@ def copied(
     Raises:
         OSError: the disk is full, writing there is denied, or a content is damaged.
     """
+    cache = store.cache
     tree, old_version, members = old
     changes = store.git.changes(tree.tree_id, new.tree_id)
     changed = {path for change in changes for path in _with_byte_code(change.path)}

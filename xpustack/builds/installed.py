@@ -111,32 +111,20 @@ def damage(contents: Contents, members: Members, site: Path) -> str | None:
 
 
 def _differences(contents: Contents, members: Members, site: Path) -> Iterator[str]:
-    found = dict(_entries(site))
+    home = f"{site}/"
+    found = {
+        os.path.join(place, name).removeprefix(home)
+        for place, folders, files in os.walk(site)
+        for name in (*folders, *files)
+    }
     folders = {folder for path in members for folder in _folders(path)}
-    for path in sorted(found.keys() - members.keys() - folders):
+    for path in sorted(found - members.keys() - folders):
         yield f"{path} does not belong to it"
-    device = os.stat(site).st_dev if found else -1
     for path, content in members.items():
-        if (entry := found.get(path)) is None:
+        if path not in found:
             yield f"{path} is missing"
-        # A directory entry has the inode, which saves a system call per file.
-        elif not (
-            contents.knows(device, entry.inode(), content)
-            or contents.is_intact(entry.path, content)
-        ):
+        elif not contents.is_intact(home + path, content):
             yield f"{path} is changed"
-
-
-def _entries(site: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below a folder, by its path relative to it."""
-    start = len(str(site)) + 1
-    folders = [str(site)] if site.is_dir() else []
-    while folders:
-        with os.scandir(folders.pop()) as entries:
-            for entry in entries:
-                yield entry.path[start:], entry
-                if entry.is_dir(follow_symlinks=False):
-                    folders.append(entry.path)
 
 
 def _folders(path: str) -> Iterator[str]:

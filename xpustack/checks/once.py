@@ -91,10 +91,6 @@ def stored(cache: Cache, name: str) -> Pass | None:
         return None
 
 
-def store(cache: Cache, name: str, success: Pass) -> None:
-    cache.results_put(name, msgspec.to_builtins(success))
-
-
 def run(checkout: Path, words: Sequence[str]) -> tuple[int, Pass]:
     """Run the command in the checkout, on this process's terminal.
 

@@ -3,23 +3,17 @@
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import closing
+from itertools import pairwise
 
 from xpustack.base.releases import Release
-from xpustack.base.store import Store
 from xpustack.builds.comparison import compare
-from xpustack.checks.observer import Check, Observer
+from xpustack.checks.checker import Checker
 from xpustack.checks.plan import CopiedTree, Planner
 from xpustack.checks.results import COPIED, Kind, Report, Result
-from xpustack.checks.schedule import Task, execute
+from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.cache import Cache
-from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.lint.linter import Linter
 from xpustack.series.static import check_static
-from xpustack.steptest.material import Support
-from xpustack.steptest.server import warm_server
 
 _SILENT = Observer()
 
@@ -33,8 +27,6 @@ def run(
     only: Kind | None = None,
     tips: Collection[str] = (),
     jobs: int = 2,
-    offline: bool = False,
-    progress: Progress = silent,
     observer: Observer = _SILENT,
 ) -> Report:
     """Check the releases' steps; a broken one never stops the others.
@@ -57,39 +49,28 @@ def run(
     """
     begin = time.monotonic()
     chosen = list(releases)
-    runner = Runner()
-    server = warm_server(runner)
-    linter = Linter(runner, cache, Store(cache))
-    support = Support.of(project)
     results = _static(project, chosen, step)
     cache.sweep()
     tasks: list[Task] = []
     copies: list[CopiedTree] = []
-    # The newest release first: its lints, one after the other, take longest.
-    for release in reversed(chosen):
-        planner = Planner(
-            support,
-            cache,
-            Store(cache),
-            release,
-            runner,
-            server,
-            linter,
-            progress,
-        )
-        errors, planned = planner.plan(step, only, release.name in tips, offline)
-        results += errors
-        tasks += planned
-        copies += planner.to_copy()
-    if step is None and only in (None, "build") and copies:
-        _add_comparison(tasks, copies, cache, runner)
-    checks = [Check(result.release, result.step, result.kind) for result in results]
-    observer.planned([*checks, *(task.check for task in tasks)])
-    for check, result in zip(checks, results, strict=True):
-        observer.finished(check, result)
-    with closing(server), closing(linter):
-        problem = execute(tasks, runner, jobs, observer)
-    results += [
+    with Checker(project, cache) as checker:
+        # The newest release first: its lints take longest.
+        for release in reversed(chosen):
+            planner = Planner(checker, release)
+            errors, planned = planner.plan(step, only, release.name in tips)
+            results += errors
+            tasks += planned
+            copies += planner.copied
+        if step is None and only in (None, "build") and copies:
+            _add_comparison(tasks, copies, checker)
+        # One checked-out tree moves from lint to lint.
+        lints = [task for task in tasks if task.kind == "lint"]
+        for earlier, later in pairwise(lints):
+            later.after = (earlier,)
+        tasks = [*map(Task.ended, results), *tasks]
+        observer.planned(tasks)
+        problem = execute(tasks, checker.runner, jobs, observer)
+    results = [
         task.result
         for task in tasks
         if task.result is not None and (task.shown or task.result.status == "failed")
@@ -136,7 +117,7 @@ def _static(project: Project, chosen: list[Release], step: str | None) -> list[R
 
 
 def _add_comparison(
-    tasks: list[Task], copies: Sequence[CopiedTree], cache: Cache, runner: Runner
+    tasks: list[Task], copies: Sequence[CopiedTree], checker: Checker
 ) -> None:
     """Add the comparison of one tree that this run copies with a real build of it. A
     build's key is a hash, so that it is another tree when anything changed."""
@@ -145,7 +126,7 @@ def _add_comparison(
 
     def work() -> Result:
         begin = time.monotonic()
-        count = compare(runner, cache, Store(cache), copy.tree, copy.build)
+        count = compare(checker.runner, checker.store, copy.tree, copy.build)
         seconds = time.monotonic() - begin
         summary = f"{need.step}: {count} members as a real build has them"
         return Result(release, COPIED, "build", "passed", seconds, summary=summary)

@@ -4,10 +4,9 @@
 import concurrent.futures
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Kind, Result
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner, Stopped
@@ -19,26 +18,52 @@ _SHOWN = 20
 @dataclass(eq=False)
 class Task:
     """One check to run: it starts when `after` have ended, and is blocked if one of
-    `needs` did not pass. One that is not `shown` only serves others."""
+    `needs` did not pass. One that has its `result` does not run.
+
+    Attributes:
+        shown: whether the report has it even if it passes. One that is not shown runs
+            only because others need it.
+    """
 
     release: str
     step: str
     kind: Kind
-    work: Callable[[], Result]
+    work: Callable[[], Result] | None = None
     needs: tuple["Task", ...] = ()
     after: tuple["Task", ...] = ()
     shown: bool = True
-    result: Result | None = field(default=None)
+    result: Result | None = None
 
-    @property
-    def check(self) -> Check:
-        return Check(self.release, self.step, self.kind, self.shown)
+    @classmethod
+    def ended(cls, result: Result) -> "Task":
+        """The task of a result that is known."""
+        return cls(result.release, result.step, result.kind, result=result)
+
+    def __str__(self) -> str:
+        return f"{self.release} {self.step} {self.kind}"
 
     def blocker(self) -> "Task | None":
         for task in self.needs:
             if task.result is not None and task.result.status != "passed":
                 return task
         return None
+
+
+class Observer:
+    """Receives the events of a run, all in the thread that started the run, and ignores
+    them. Methods that take their place must not block."""
+
+    def planned(self, tasks: Sequence[Task]) -> None:
+        """All tasks of the run are known; called once, before the first starts."""
+
+    def started(self, task: Task) -> None:
+        """A task starts. Blocked ones never start."""
+
+    def finished(self, task: Task, result: Result) -> None:
+        """A task has its result."""
+
+    def waiting(self) -> None:
+        """Tasks are running; called about once a second."""
 
 
 def execute(
@@ -65,24 +90,26 @@ def execute(
     def finish(task: Task, result: Result) -> None:
         task.result = result
         graph.done(task)
-        observer.finished(task.check, result)
+        observer.finished(task, result)
 
     def start_ready() -> None:
         ready.extend(graph.get_ready())
         ready.sort(key=place.__getitem__)
         for task in list(ready):
             blocker = task.blocker()
-            if blocker is None and len(running) >= jobs:
+            if blocker is None and task.result is None and len(running) >= jobs:
                 continue
             ready.remove(task)
-            if blocker is not None:
+            if task.result is not None:
+                finish(task, task.result)
+            elif blocker is not None:
                 why = f"{blocker.step} {blocker.kind} did not pass"
                 finish(
                     task,
                     Result(task.release, task.step, task.kind, "blocked", summary=why),
                 )
             else:
-                observer.started(task.check)
+                observer.started(task)
                 running[pool.submit(_safely, task)] = task
 
     try:
@@ -121,6 +148,7 @@ def _safely(task: Task) -> Result:
         Stopped: the run was stopped.
     """
     try:
+        assert task.work is not None, "one without work has its result"
         return task.work()
     except (EnvironmentProblem, Stopped):
         raise

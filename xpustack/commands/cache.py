@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack cache`: list what the cache holds, and clean it up."""
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -47,7 +46,7 @@ def _report(
     answer.data = {
         "cache": str(cache.root),
         "bytes": total,
-        "areas": [dataclasses.asdict(area) for area in areas],
+        "areas": areas,
         **more,
     }
     rows = [

@@ -3,7 +3,6 @@
 
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 
 from xpustack.base import releases
@@ -70,7 +69,7 @@ def check(
         project = Project.find()
         if only_static:
             findings = _static(project, release, step)
-            answer.data = [msgspec.to_builtins(finding) for finding in findings]
+            answer.data = findings
             errors = sum(not finding.warning for finding in findings)
             answer.say(*map(str, findings))
             if not errors and release is None:
@@ -86,7 +85,10 @@ def check(
             if tip or (quick and release.name != pinned.newest.name)
         ]
         jobs = jobs or usable_cpus()
-        with using_cache() as cache, showing_checks(jobs) as display:
+        with (
+            showing_checks() as display,
+            using_cache(offline, display.message) as cache,
+        ):
             report = checks.run(
                 project,
                 cache,
@@ -95,8 +97,6 @@ def check(
                 only=only,
                 tips=tips,
                 jobs=jobs,
-                offline=offline,
-                progress=display.message,
                 observer=display,
             )
         answer.data = report.to_json()

@@ -5,14 +5,12 @@ from typing import Annotated, Any
 
 import typer
 
-from xpustack.core.project import Project
 from xpustack.pages import defects as page
 from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
-    showing_progress,
-    using_cache,
+    working,
 )
 
 
@@ -28,11 +26,8 @@ def defects(
     The figures are those that `xpustack check` stored; a step that was not checked
     as it is now has none. --write keeps those that the file has of such a step."""
     with answering("defects", as_json) as answer:
-        with showing_progress() as progress, using_cache() as cache:
-            project = Project.find()
-            observed = page.observations(
-                project, cache, offline=offline, progress=progress
-            )
+        with working(offline) as (project, cache):
+            observed = page.observations(project, cache)
             if write:
                 page.write(project, page.kept(project, observed))
         rows: list[dict[str, Any]] = [

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import msgspec
 import typer
 
 from xpustack.base import releases
@@ -98,7 +97,7 @@ def device(
         answer.data = {
             "device": name,
             "folder": str(folder),
-            "stages": [msgspec.to_builtins(result) for result in done.results],
+            "stages": done.results,
             "kept": sorted(done.kept),
         }
         answer.say(f"device: {name} (--device {kind})")

@@ -11,7 +11,6 @@ from xpustack.base import releases
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError
-from xpustack.core.project import Project
 from xpustack.export.export import ASSISTANT, standings
 from xpustack.export.export import export as write_export
 from xpustack.export.folder import known_needs, write_rows
@@ -23,8 +22,7 @@ from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
-    showing_progress,
-    using_cache,
+    working,
 )
 
 
@@ -85,31 +83,24 @@ def export(
                 "--rows exports nothing: leave out --bundle, --to, --author, --bisect",
                 hint="xpustack export v0.33.0 --rows FILE",
             )
-        with (
-            showing_progress() as progress,
-            using_cache() as cache,
-            ExitStack() as stack,
-        ):
-            project, store = Project.find(), Store(cache)
+        with working(offline) as (project, cache), ExitStack() as stack:
+            store = Store(cache)
             clone = stack.enter_context(opened(store, onto)) if onto else None
             if release is None and clone is not None:
-                release = source_of_clone(
-                    project, store, clone, offline=offline, progress=progress
-                ).name
+                release = source_of_clone(project, store, clone).name
             pinned = releases.load(project)[release or ""]
             if rows is not None:
-                found = standings(
+                stand = []
+                for request in standings(
                     project,
                     cache,
                     pinned,
                     slugs=tuple(steps or ()),
                     known=known_needs(rows, pinned.name),
                     clone=clone,
-                    offline=offline,
-                    progress=progress,
-                )
-                write_rows(rows, found, load_series(project, pinned.name))
-                stand = [dict(row) for row in requests_rows(found)]
+                ):
+                    write_rows(rows, [request], load_series(project, pinned.name))
+                    stand += [dict(row) for row in requests_rows([request])]
                 answer.data = {"requests": stand}
                 answer.table(stand, ("step", "stands", "test"))
                 return
@@ -125,8 +116,6 @@ def export(
                 bundle=bundle,
                 assistant=assistant,
                 bisect=bisect,
-                offline=offline,
-                progress=progress,
             )
         shown = [
             {

@@ -4,6 +4,7 @@
 import os
 from typing import Annotated
 
+import msgspec
 import typer
 
 from xpustack.checks import once as checks
@@ -39,4 +40,4 @@ def once(
         if answer.exit_code or key is None:
             return
         if checks.key(root, words, programs) == key:
-            checks.store(cache, key, success)
+            cache.results_put(key, msgspec.to_builtins(success))

@@ -5,13 +5,11 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Annotated
 
-import msgspec
 import typer
 
 from xpustack.base.pin import pin as pin_release
 from xpustack.core.errors import CheckFailed
-from xpustack.refresh.kernel_versions import SCHEMAS
-from xpustack.refresh.watch import WatchReport
+from xpustack.refresh.watch import SCHEMAS, WatchReport
 from xpustack.refresh.watch import watch as watch_upstream
 from xpustack.terminal.console import AsJson, Offline, answering, working
 
@@ -23,8 +21,8 @@ def pin(
     """Find, download, hash and read a release, and add it to releases.toml."""
     with answering("pin", as_json) as answer:
         with working() as work:
-            release = pin_release(work.project, work.cache, version, work.progress)
-        answer.data = msgspec.to_builtins(release)
+            release = pin_release(work.project, work.cache, version)
+        answer.data = release
         answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
 
 
@@ -39,10 +37,8 @@ def watch(offline: Offline = False, as_json: AsJson = False) -> None:
     3 that an archive cannot be fetched, 5 that the index cannot be reached. `(known)`
     marks what needs no action, such as a step whose Upstream-Status is Backport."""
     with answering("watch", as_json) as answer:
-        with working() as work:
-            report = watch_upstream(
-                work.project, work.cache, offline=offline, progress=work.progress
-            )
+        with working(offline) as work:
+            report = watch_upstream(work.project, work.cache)
         answer.data = {**dataclasses.asdict(report), "news": report.news}
         answer.say(*_lines(report))
         if report.news:

@@ -11,7 +11,6 @@ from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import ApplyError, UsageError
-from xpustack.core.project import Project
 from xpustack.refresh.neighbours import (
     Source,
     choose_source,
@@ -24,8 +23,7 @@ from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
-    showing_progress,
-    using_cache,
+    working,
 )
 
 
@@ -79,23 +77,15 @@ def refresh(
                 "a clone is no release: it gets no pin, and export tests each branch",
                 hint=f"xpustack export --onto {onto}",
             )
-        with (
-            showing_progress() as progress,
-            using_cache() as cache,
-            ExitStack() as stack,
-        ):
-            project, store = Project.find(), Store(cache)
+        with working(offline) as (project, cache), ExitStack() as stack:
+            store = Store(cache)
             clone = stack.enter_context(opened(store, onto)) if onto else None
             if source is not None:
                 chosen = Source(source, "as asked")
             elif clone is not None:
-                chosen = source_of_clone(
-                    project, store, clone, offline=offline, progress=progress
-                )
+                chosen = source_of_clone(project, store, clone)
             else:
-                target = target_release(
-                    project, cache, release or "", offline=offline, progress=progress
-                )
+                target = target_release(project, cache, release or "")
                 chosen = choose_source(project, target.version, to)
             refreshed = carry_over(
                 project,
@@ -106,8 +96,6 @@ def refresh(
                 directory=to,
                 drop=tuple(drop or ()),
                 write=write,
-                offline=offline,
-                progress=progress,
             )
         if report is not None:
             with atomic_file(report) as file:

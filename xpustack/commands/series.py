@@ -37,12 +37,12 @@ def apply(
     """Apply a series: as trees in the cache, and with --to as a git repository."""
     with answering("apply", as_json) as answer:
         grown: list[Tree] = []
-        with working() as work:
+        with working(offline) as work:
             pinned = releases.load(work.project)
             for chosen in selected(pinned, release, all_, "apply"):
                 directory = to / chosen.name if to and all_ else to
                 try:
-                    series, problem = _apply(work, chosen, directory, upto, offline)
+                    series, problem = _apply(work, chosen, directory, upto)
                 except StackError as error:
                     series, problem = None, error
                 grown += series.trees if series is not None else ()
@@ -50,7 +50,7 @@ def apply(
                     answer.fail(problem)
                     continue
                 for stray in unnamed(work.project):
-                    work.progress(f"no series names {stray}")
+                    work.cache.progress(f"no series names {stray}")
         rows = [
             {
                 "release": tree.release.name,
@@ -65,27 +65,12 @@ def apply(
 
 
 def _apply(
-    work: Work,
-    release: Release,
-    directory: Path | None,
-    upto: str | None,
-    offline: bool,
+    work: Work, release: Release, directory: Path | None, upto: str | None
 ) -> tuple[Series | None, StackError | None]:
     """The release's trees, and the failure after which there are no more."""
     if directory is None:
-        return trees_before_failure(
-            Store(work.cache),
-            work.project,
-            release,
-            offline=offline,
-            progress=work.progress,
-            upto=upto,
-        )
-    series = apply_to(
-        *(work.project, work.cache, release, directory, upto),
-        offline=offline,
-        progress=work.progress,
-    )
+        return trees_before_failure(Store(work.cache), work.project, release, upto=upto)
+    series = apply_to(work.project, work.cache, release, directory, upto)
     return series, None
 
 
@@ -117,7 +102,6 @@ def save(
                 dry_run,
                 drop=tuple(drop or ()),
                 alone=alone,
-                progress=work.progress,
             )
         lines = [f"{file.kind} {file.path}" for file in stale]
         answer.data = {"stale": lines, "written": not dry_run}
@@ -145,17 +129,12 @@ def rederive(
             raise UsageError(
                 "name a release, or say --all", hint="xpustack rederive --help"
             )
-        with working() as work:
+        with working(offline) as work:
             pinned = releases.load(work.project)
             for release in pinned if all_ else [pinned[name] for name in names or ()]:
                 try:
                     series = trees(
-                        Store(work.cache),
-                        work.project,
-                        release,
-                        offline=offline,
-                        progress=work.progress,
-                        recorded=False,
+                        Store(work.cache), work.project, release, recorded=False
                     )
                 except StackError as error:
                     answer.fail(error)

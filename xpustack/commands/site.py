@@ -18,6 +18,6 @@ def site(
     network. Open index.html of the folder."""
     with answering("site", as_json) as answer:
         with working() as work:
-            pages = build_site(work.project, work.cache, to, work.progress)
+            pages = build_site(work.project, work.cache, to)
         answer.data = {"directory": str(to.absolute()), "pages": pages}
         answer.say(f"{pages} pages in {to}")

@@ -9,8 +9,8 @@ import typer
 from xpustack.base import releases
 from xpustack.base.releases import Release
 from xpustack.core.cache import atomic_file
-from xpustack.core.errors import SeriesError, UsageError
-from xpustack.core.files import link_in, without_link
+from xpustack.core.errors import UsageError
+from xpustack.core.files import link_in, linked
 from xpustack.core.project import Project
 from xpustack.pages.changelog import CHANGELOG, Entry, with_entries
 from xpustack.series import revision
@@ -76,11 +76,7 @@ def stamp(
         }
         for path in texts:
             if link_in(path, project.root):
-                raise SeriesError(
-                    "this is a symbolic link, and links are not followed",
-                    path=path,
-                    hint=without_link(path),
-                )
+                raise linked(path)
         # The record comes last: until it is there, the check still complains.
         for path, written in texts.items():
             with atomic_file(path) as file:

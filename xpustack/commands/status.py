@@ -3,7 +3,6 @@
 
 from typing import Annotated
 
-import msgspec
 import typer
 
 from xpustack.base import releases
@@ -32,7 +31,7 @@ def status(
             page.write_pages(project, pinned, overview(project, pinned))
         else:
             statuses = page.checked_statuses(project, cache, pinned)
-            answer.data = msgspec.to_builtins(statuses)
+            answer.data = statuses
             rows = []
             for slug, row in page.matrix(statuses, pinned.names):
                 cells = (page.long_cell(step) if step else "-" for step in row)

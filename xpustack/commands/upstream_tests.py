@@ -14,7 +14,6 @@ from xpustack.core.checkout import check_out
 from xpustack.core.errors import UsageError
 from xpustack.core.files import vacant
 from xpustack.core.process import Runner
-from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
 from xpustack.series.apply import trees
 from xpustack.series.tree import BaseTree, StepTree
@@ -24,8 +23,7 @@ from xpustack.terminal.console import (
     AsJson,
     Offline,
     answering,
-    showing_progress,
-    using_cache,
+    working,
 )
 
 DATA = "docs/data/upstream_tests.csv"
@@ -75,12 +73,10 @@ def upstream_tests(
     with answering("upstream-tests", as_json) as answer:
         if (prepare or read) and to is None:
             raise UsageError("--prepare and --read need a folder", hint="--to DIR")
-        with showing_progress() as progress, using_cache() as cache:
-            project, store, runner = Project.find(), Store(cache), Runner()
+        with working(offline) as (project, cache):
+            store, runner = Store(cache), Runner()
             pinned = releases.load(project)[release]
-            series = trees(
-                store, project, pinned, offline=offline, progress=progress, upto=step
-            )
+            series = trees(store, project, pinned, upto=step)
             after = series.tip
             before: BaseTree | StepTree = series.base
             if step is not None and isinstance(after, StepTree):
@@ -95,11 +91,11 @@ def upstream_tests(
                     modules = upstream.touched_modules(store, before, after)
                     files = upstream.naming(scratch / "tree", modules)
                     builds = [
-                        build(runner, cache, store, tree, build_version(tree, -1))
+                        build(runner, store, tree, build_version(tree, -1))
                         for tree in (before, after)
                     ]
                     upstream.lay_out(folder, scratch / "tree", builds, files)
-                    progress(f"{len(files)} files name {len(modules)} modules")
+                    cache.progress(f"{len(files)} files name {len(modules)} modules")
                 support = Support.of(project)
                 if not read:
                     upstream.run(

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack build` and `verify`: wheels with what lies beside them."""
 
+import dataclasses
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -30,37 +31,19 @@ def build(
     gets none of them."""
     with answering("build", as_json) as answer:
         wheels: list[ReleaseArtifacts] = []
-        with working() as work:
+        with working(offline) as work:
             pinned = releases.load(work.project)
             for chosen in selected(pinned, release, all_, "build"):
                 try:
-                    wheel = ship(
-                        work.project,
-                        work.cache,
-                        chosen,
-                        to,
-                        offline=offline,
-                        progress=work.progress,
-                    )
+                    wheel = ship(work.project, work.cache, chosen, to)
                 except StackError as problem:
                     answer.fail(problem)
                 else:
                     wheels.append(wheel)
-        answer.data = {"built": [_to_json(wheel) for wheel in wheels]}
+        answer.data = {"built": wheels}
         for wheel in wheels:
             answer.say(f"{wheel.release}: vllm {wheel.version} in {wheel.directory}")
             answer.say(*(f"{digest}  {name}" for name, digest in wheel.files.items()))
-
-
-def _to_json(wheel: ReleaseArtifacts) -> dict[str, Any]:
-    return {
-        "release": wheel.release,
-        "version": wheel.version,
-        "directory": str(wheel.directory),
-        "wheel": wheel.wheel,
-        "files": dict(wheel.files),
-        "seconds": round(wheel.seconds, 1),
-    }
 
 
 def verify(
@@ -75,28 +58,9 @@ def verify(
     wheel's vX.Y.Z.tar.gz has all these files. Exit code 0 means that all are the same,
     1 that the listed ones differ."""
     with answering("verify", as_json) as answer:
-        with working() as work:
-            verdict = verify_wheel(
-                work.project,
-                work.cache,
-                wheel,
-                offline=offline,
-                progress=work.progress,
-            )
-        answer.data = {
-            "wheel": str(verdict.wheel),
-            "release": verdict.release,
-            "verified": verdict.good,
-            "differences": [
-                {
-                    "file": difference.path,
-                    "problem": difference.problem,
-                    "detail": list(difference.detail),
-                }
-                for difference in verdict.differences
-            ],
-            "notes": list(verdict.notes),
-        }
+        with working(offline) as work:
+            verdict = verify_wheel(work.project, work.cache, wheel)
+        answer.data = {"verified": verdict.good, **dataclasses.asdict(verdict)}
         answer.say(*map(str, verdict.differences))
         answer.say(*(f"note: {note}" for note in verdict.notes))
         count = len(verdict.differences)

@@ -18,7 +18,7 @@ import secrets
 import shutil
 import stat
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -29,8 +29,6 @@ from xpustack.core.contents import Contents
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
 from xpustack.core.progress import Progress, silent
 
-MANY_FILES = 1000
-"""From here on, writing and removing files takes longer than filling them."""
 MEMORY = Path("/dev/shm")
 MEMORY_FREE = 4 << 30
 """Bytes that must be free there and in memory for what exists for seconds."""
@@ -43,17 +41,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 @dataclass(frozen=True)
 class Cache:
     """A cache rooted at a directory, which need not exist yet. One object serves one
-    run."""
+    run.
+
+    Attributes:
+        offline: whether what it lacks may not be downloaded.
+        progress: receives a message before what takes long, and when another run must
+            be waited for.
+    """
 
     root: Path
+    offline: bool = False
+    progress: Progress = field(default=silent, compare=False)
 
     @classmethod
-    def default(cls) -> "Cache":
+    def default(cls, offline: bool = False, progress: Progress = silent) -> "Cache":
         """`$XPUSTACK_CACHE`, else `xpustack` in the XDG cache directory."""
         folder = os.environ.get("XPUSTACK_CACHE")
-        if folder:
-            return cls(Path(folder).expanduser().absolute())
-        return cls(user_cache_path("xpustack"))
+        root = Path(folder).expanduser() if folder else user_cache_path("xpustack")
+        return cls(root.absolute(), offline, progress)
 
     @property
     def sdists(self) -> Path:
@@ -85,11 +90,9 @@ class Cache:
         return self.root / "results"
 
     @contextlib.contextmanager
-    def lock(self, name: str, progress: Progress | None = None) -> Iterator[None]:
-        """Hold the lock `name` against every other thread and process.
-
-        Not re-entrant. `progress` receives a message when another run holds it.
-        """
+    def lock(self, name: str) -> Iterator[None]:
+        """Hold the lock `name` against every other thread and process. Not
+        re-entrant."""
         path = self.root / "locks" / f"{_checked(name)}.lock"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,7 +100,7 @@ class Cache:
             try:
                 file_lock.acquire(timeout=0)
             except Timeout:
-                (progress or silent)(f"waiting for another run to release {name}")
+                self.progress(f"waiting for another run to release {name}")
                 file_lock.acquire()
         try:
             yield
@@ -137,20 +140,21 @@ class Cache:
             os.close(handle)
 
     @contextlib.contextmanager
-    def scratch(self, *, files: int = 0) -> Iterator[Path]:
+    def scratch(self, *, in_memory: bool = False) -> Iterator[Path]:
         """A directory on the cache's own disk, removed after the block.
 
         If the run is killed, the next run removes it.
 
         Args:
-            files: how many it will hold. A directory of many is in memory if the
-                machine has room there, so nothing can be renamed into the cache.
+            in_memory: let it be there if the machine has room, as for a whole tree:
+                writing and removing its files takes longer than filling them. Nothing
+                can be renamed into the cache then.
 
         Raises:
             EnvironmentProblem: the disk is full, or writing there is denied.
         """
         parent = self.root / "scratch"
-        if files >= MANY_FILES:
+        if in_memory:
             parent = _folder_in_memory() or parent
         with writing(parent), _new_dir(parent) as directory:
             yield directory
@@ -232,7 +236,12 @@ def atomic_dir(target: Path) -> Iterator[Path]:
     """
     with writing(target), _new_dir(target.parent) as temporary:
         yield temporary
-        _rename(temporary, target)
+        try:
+            os.rename(temporary, target)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -246,23 +255,10 @@ def replace_dir(target: Path) -> Iterator[Path]:
     Raises:
         EnvironmentProblem: the disk is full, or writing there is denied.
     """
-    with writing(target), _new_dir(target.parent) as temporary:
-        new = temporary / "new"
-        new.mkdir()
+    with writing(target), _new_dir(target.parent) as away, atomic_dir(target) as new:
         yield new
         with contextlib.suppress(FileNotFoundError):
-            os.rename(target, temporary / "old")
-        _rename(new, target)
-
-
-def _rename(directory: Path, target: Path) -> None:
-    """Give a whole directory its name, unless another run was faster."""
-    try:
-        os.rename(directory, target)
-    except OSError as error:
-        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
-            raise
-    _sync(target.parent)
+            os.rename(target, away / "old")
 
 
 def sweep(directory: Path) -> list[Path]:

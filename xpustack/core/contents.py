@@ -44,15 +44,12 @@ class Contents:
     def path(self, content: Content) -> Path:
         return self.root / content.sha256[:2] / content.sha256
 
-    def knows(self, device: int, inode: int, content: Content) -> bool:
-        """Whether the run has found this file intact, with this content."""
-        return self._intact.get((device, inode)) == content
-
     def is_intact(self, path: str | Path, content: Content) -> bool:
         """Whether `path` is a read-only regular file with this content."""
         try:
             status = os.lstat(path)
-            if self.knows(status.st_dev, status.st_ino, content):
+            file_id = (status.st_dev, status.st_ino)
+            if self._intact.get(file_id) == content:
                 return True
             if (status.st_mode, status.st_size) != (stat.S_IFREG | _MODE, content.size):
                 return False
@@ -61,7 +58,7 @@ class Contents:
         except FileNotFoundError:
             return False
         if sha256 == content.sha256:
-            self._intact[status.st_dev, status.st_ino] = content
+            self._intact[file_id] = content
         return sha256 == content.sha256
 
     def holds(self, content: Content) -> bool:

@@ -153,7 +153,7 @@ class InternalError(StackError):
     exit_code = 70
 
 
-CHECKOUT = {"aot", "benchmarks", "on_device"}
+CHECKOUT = {"on_device", "planner"}
 """What commands import when they are called: no part of the installed tool."""
 
 

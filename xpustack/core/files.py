@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files, and says which folders may be written.
+"""Reads files, says what Python ones import, and which folders may be written.
 
 Of the stack's own files only plain ones are read. Symbolic links are not followed: a
 build would depend on files outside the repository, which no commit records.
 """
 
 import ast
+import functools
 import os
 import shlex
 import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from xpustack.core.errors import EnvironmentProblem, StackError, UsageError
+from xpustack.core.errors import (
+    EnvironmentProblem,
+    SeriesError,
+    StackError,
+    UsageError,
+)
 
 _parsing = threading.Lock()
 
@@ -28,23 +35,19 @@ def link_in(path: Path, root: Path) -> Path | None:
     return None
 
 
-def without_link(link: Path) -> str:
-    """The command that replaces a link by a copy of its target."""
-    place = shlex.quote(str(link))
-    if not link.exists():
-        return f"rm {place}"
-    target = shlex.quote(os.path.realpath(link))
-    return f"rm {place} && cp -rL {target} {place}"
+def linked(link: Path, kind: type[StackError] = SeriesError) -> StackError:
+    """The error about a symbolic link; it names the command that replaces the link by
+    a copy of its target."""
+    place, target = shlex.quote(str(link)), shlex.quote(os.path.realpath(link))
+    copied = f" && cp -rL {target} {place}" if link.exists() else ""
+    return kind(
+        "this is a symbolic link, and links are not followed",
+        path=link,
+        hint=f"rm {place}{copied}",
+    )
 
 
-def read_file(
-    path: Path,
-    root: Path,
-    kind: type[StackError],
-    *,
-    release: str | None = None,
-    step: str | None = None,
-) -> bytes:
+def read_file(path: Path, root: Path, kind: type[StackError] = SeriesError) -> bytes:
     """The bytes of a plain file below `root`.
 
     Raises:
@@ -53,13 +56,7 @@ def read_file(
         EnvironmentProblem: the system refuses to read it.
     """
     if link := link_in(path, root):
-        raise kind(
-            "this is a symbolic link, and links are not followed",
-            release=release,
-            step=step,
-            path=link,
-            hint=without_link(link),
-        )
+        raise linked(link, kind)
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -70,8 +67,6 @@ def read_file(
             "a folder is where a file must be"
             if folder
             else "a file is where a folder must be",
-            release=release,
-            step=step,
             path=path if folder else _file_above(path),
             hint="move it away, then: "
             f"git -C {shlex.quote(str(root))} checkout -- {path.relative_to(root)}",
@@ -79,8 +74,6 @@ def read_file(
     except OSError as error:
         raise EnvironmentProblem(
             f"the file cannot be read: {error.strerror or error}",
-            release=release,
-            step=step,
             path=path,
             hint=f"ls -ld {shlex.quote(str(path))}",
         ) from error
@@ -126,3 +119,50 @@ def parse_python(source: bytes, name: str = "<unknown>") -> ast.Module:
     """
     with _parsing:
         return ast.parse(source, name)
+
+
+def closure(
+    modules: Iterable[Path],
+    folder: Path,
+    without: Callable[[Path], bool] = lambda path: False,
+) -> dict[str, Path]:
+    """`modules` and the files below `folder` that they import, directly or not, by
+    name relative to it. Left out are those that do not exist, and what `without`
+    says.
+
+    An imported module brings its packages' `__init__.py`, and nothing else of them.
+    """
+    files: dict[str, Path] = {}
+    queue = list(modules)
+    while queue:
+        path = queue.pop()
+        name = path.relative_to(folder).as_posix()
+        if name in files or without(path) or not path.is_file():
+            continue
+        files[name] = path
+        package = path.relative_to(folder).parent.parts
+        queue += [
+            folder.joinpath(*package[:depth], "__init__.py")
+            for depth in range(1, len(package) + 1)
+        ]
+        for imported in imports(path.read_bytes(), str(path), package):
+            place = folder.joinpath(*imported.split("."))
+            queue += [place.with_suffix(".py"), place / "__init__.py"]
+    return files
+
+
+@functools.cache
+def imports(source: bytes, name: str, package: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """The dotted names that a file of `package` may import as modules. Many files are
+    asked about more than once, and parsing takes milliseconds."""
+    modules: list[str] = []
+    for node in ast.walk(parse_python(source, name)):
+        if isinstance(node, ast.Import):
+            modules += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            home = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*home, *([node.module] if node.module else [])])
+            modules += [base] if base else []
+            prefix = f"{base}." if base else ""
+            modules += [prefix + alias.name for alias in node.names]
+    return tuple(modules)

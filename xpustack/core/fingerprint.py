@@ -5,13 +5,13 @@ import ast
 import hashlib
 import platform
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.files import parse_python
+from xpustack.core.files import closure, parse_python
 
 _IGNORED = frozenset({"__pycache__"})
 _PACKAGE = Path(__file__).parents[1]
@@ -27,7 +27,6 @@ UNCOVERED = frozenset(
         "core.project",
         "series.apply",
         "series.diff",
-        "series.fit",
         "series.order",
         "series.overlay",
         "series.patch",
@@ -67,35 +66,19 @@ def tool(*modules: str) -> str:
 
     Comments, docstrings and layout do not count.
     """
-    return digest(**{name: _code(_file(name)) for name in module_closure(modules)})
+    return digest(**{name: _code(path) for name, path in module_closure(modules)})
 
 
-def module_closure(modules: Iterable[str]) -> tuple[str, ...]:
+def module_closure(modules: Iterable[str]) -> list[tuple[str, Path]]:
     """The modules that `tool` covers, by dotted name within xpustack, sorted."""
-    names: set[str] = set()
-    queue = list(modules)
-    while queue:
-        name = queue.pop()
-        if name not in names and name not in UNCOVERED:
-            names.add(name)
-            queue += _imported(_file(name))
-    return tuple(sorted(names))
+    uncovered = set(map(_file, UNCOVERED))
 
+    def without(path: Path) -> bool:
+        return path in uncovered or not path.is_relative_to(_PACKAGE)
 
-def _imported(path: Path) -> Iterator[str]:
-    """The modules of xpustack that a file imports, anywhere in its code."""
-    for node in ast.walk(parse_python(path.read_bytes(), str(path))):
-        if isinstance(node, ast.Import):
-            dotted = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            dotted = [f"{node.module}.{alias.name}" for alias in node.names]
-            dotted.append(node.module)
-        else:
-            continue
-        for module in dotted:
-            package, _, name = module.partition(".")
-            if package == _PACKAGE.name and name and _file(name).is_file():
-                yield name
+    files = closure(map(_file, modules), _PACKAGE.parent, without).values()
+    names = (file.relative_to(_PACKAGE).with_suffix("").parts for file in files)
+    return sorted(zip(map(".".join, names), files, strict=True))
 
 
 def _file(name: str) -> Path:

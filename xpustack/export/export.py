@@ -6,19 +6,16 @@ An export is a folder: `repository/` with one branch per step, `mails/` for `git
 previous export. On a clone the branches go into the clone, or into a bundle.
 """
 
-from collections.abc import Mapping, Sequence
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from xpustack.base.clone import PREFIX, Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.checks.proof import proofs
+from xpustack.checks.checker import Checker
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
-from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import NoSuchPath
 from xpustack.export.folder import ExportState, Place, previous_export, write_export
@@ -34,8 +31,6 @@ from xpustack.series.overlay import overlay_files
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import BaseTree, Series
-from xpustack.steptest.material import Support
-from xpustack.steptest.server import warm_server
 
 ASSISTANT = "an AI coding agent"
 
@@ -62,8 +57,6 @@ def export(
     bundle: bool = False,
     assistant: str = ASSISTANT,
     bisect: bool = False,
-    offline: bool = False,
-    progress: Progress = silent,
 ) -> ExportResult:
     """Export steps of `release` to `directory`.
 
@@ -85,7 +78,7 @@ def export(
     """
     directory = directory.absolute()
     store = Store(cache)
-    series, base, parent = _places(project, cache, release, clone, offline, progress)
+    series, base, parent = _places(project, cache, release, clone)
     previous = previous_export(directory, base.release)
     wanted, notes = _wanted(project, release, series, slugs)
     require_recorded(project, release, [tree.step for tree in series.steps])
@@ -93,13 +86,13 @@ def export(
         release,
         [
             proof
-            for proof in proofs(Support.of(project), cache, series)
+            for proof in Checker(project, cache).proofs(series)
             if proof.step.slug in notes
         ],
     )
-    requests, found = _requests(
-        project, cache, series, base, wanted, notes, {}, progress
-    )
+    with Checker(project, cache) as checker:
+        found = _standings(checker, series, base)
+        requests = tuple(_requests(project, found, wanted, notes))
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
             if problem := title_problem(title):
@@ -118,21 +111,19 @@ def export(
     forms = UpstreamForms.of(project, store, [*tested, *([whole] if whole else [])])
 
     def exported(checked: Series) -> Series:
-        return upstream_trees(
-            project, store, forms, checked, parent, person, assistant, progress
-        )
+        return upstream_trees(project, store, forms, checked, parent, person, assistant)
 
-    progress("writing the commits")
+    cache.progress("writing the commits")
     branches = {
         request.slug: exported(checked)
         for request, checked in zip(standing, tested, strict=True)
     }
     if whole is not None:
         # The types of all branches at once: mypy takes 30 s for each.
-        require_clean(cache, store, [exported(whole)], progress, types=True)
+        require_clean(project, cache, [exported(whole)], types=True)
     every = list(branches.values())
-    hooks = require_clean(cache, store, every, progress, types=whole is None)
-    own = test_commits(project, cache, store, every, progress) if bisect else {}
+    hooks = require_clean(project, cache, every, types=whole is None)
+    own = test_commits(project, cache, every) if bisect else {}
     requests = tuple(
         replace(
             request,
@@ -151,7 +142,7 @@ def export(
         return ExportResult(directory, previous, requests, changed=False)
     if clone is not None and not bundle:
         clone.require_free(commits, previous.branches if previous else {})
-    progress(f"writing the export to {directory}")
+    cache.progress(f"writing the export to {directory}")
     place = Place(store, base, parent, clone, bundle)
     state = write_export(place, commits, requests, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
@@ -165,10 +156,9 @@ def standings(
     slugs: Sequence[str] = (),
     known: Mapping[str, tuple[str, ...]],
     clone: Clone | None = None,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> tuple[PullRequest, ...]:
-    """Where the steps stand, without a branch of them: no hooks, no texts.
+) -> Iterator[PullRequest]:
+    """Where the steps stand, one request as soon as it is found, without a branch of
+    them: no hooks, no texts.
 
     Args:
         known: what steps need that were tested before; those of `slugs` are tested
@@ -177,25 +167,26 @@ def standings(
     Raises:
         UsageError: the release has no steps, or none of that name.
     """
-    series, base, _ = _places(project, cache, release, clone, offline, progress)
+    series, base, _ = _places(project, cache, release, clone)
     wanted, notes = _wanted(project, release, series, slugs)
-    return _requests(project, cache, series, base, wanted, notes, known, progress)[0]
+    again = wanted.union(*(notes[slug].along for slug in wanted))
+    with Checker(project, cache) as checker:
+        found = _standings(checker, series, base)
+        for slug in (tree.slug for tree in series.steps if tree.slug not in again):
+            if slug in known:
+                found.take(slug, known[slug])
+        yield from _requests(project, found, wanted, notes)
 
 
 def _places(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    clone: Clone | None,
-    offline: bool,
-    progress: Progress,
+    project: Project, cache: Cache, release: Release, clone: Clone | None
 ) -> tuple[Series, BaseTree, str]:
     """The series, the base that its steps are to stand on, and that base's commit."""
     store = Store(cache)
-    series = trees(store, project, release, offline=offline, progress=progress)
+    series = trees(store, project, release)
     if clone is None:
         return series, series.base, series.base.commit
-    onto, commit = clone.base(store, release, progress)
+    onto, commit = clone.base(store, release)
     return series, BaseTree(onto, commit.id, commit.tree), clone.commit
 
 
@@ -214,35 +205,25 @@ def _wanted(
     return wanted - {slug for note in notes.values() for slug in note.along}, notes
 
 
+def _standings(checker: Checker, series: Series, base: BaseTree) -> Standings:
+    project, cache = checker.project, checker.cache
+    return Standings(project, cache, series, base, checker.runner, checker.server)
+
+
 def _requests(
-    project: Project,
-    cache: Cache,
-    series: Series,
-    base: BaseTree,
-    wanted: set[str],
-    notes: Mapping[str, Notes],
-    known: Mapping[str, tuple[str, ...]],
-    progress: Progress,
-) -> tuple[tuple[PullRequest, ...], Standings]:
+    project: Project, found: Standings, wanted: set[str], notes: Mapping[str, Notes]
+) -> Iterator[PullRequest]:
     """The requests in the series' order, each with where its steps stand."""
-    requests = []
-    with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
-        standings = Standings(project, cache, series, base, runner, server, progress)
-        again = wanted.union(*(notes[slug].along for slug in wanted))
-        for slug in (tree.slug for tree in series.steps if tree.slug not in again):
-            if slug in known:
-                standings.take(slug, known[slug])
-        for slug in (tree.slug for tree in series.steps if tree.slug in wanted):
-            note = notes[slug]
-            own = standings.of(slug, note.along)
-            commits = (*map(standings.of, note.along), own)
-            steps = [standing.step.step for standing in commits]
-            lines = sum(
-                changed_lines(step) + new_file_lines(overlay_files(project, step))
-                for step in steps
-            )
-            requests.append(PullRequest(commits, note, f"{PREFIX}/{slug}", lines))
-    return tuple(requests), standings
+    for slug in (tree.slug for tree in found.source.steps if tree.slug in wanted):
+        note = notes[slug]
+        own = found.of(slug, note.along)
+        commits = (*map(found.of, note.along), own)
+        steps = [standing.step.step for standing in commits]
+        lines = sum(
+            changed_lines(step) + new_file_lines(overlay_files(project, step))
+            for step in steps
+        )
+        yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines)
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:

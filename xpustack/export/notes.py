@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from xpustack.core.errors import SeriesError
+from xpustack.core.errors import SeriesError, concerning
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 
@@ -41,7 +41,8 @@ def read_notes(project: Project, slug: str) -> Notes:
     """
     path = project.patches / slug / NAME
     try:
-        text = read_file(path, project.root, SeriesError, step=slug).decode("utf-8")
+        with concerning(step=slug):
+            text = read_file(path, project.root).decode("utf-8")
     except FileNotFoundError:
         return Notes()
     head, *parts = re.split(r"^## (.+)\n", text, flags=re.MULTILINE)

@@ -2,29 +2,18 @@
 """What must hold before an export is written: checks, hooks, single commits."""
 
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 
-import msgspec
-
 from xpustack.base.releases import Release
-from xpustack.base.store import Store
-from xpustack.builds.build import build, build_version
-from xpustack.checks.proof import Proof
-from xpustack.checks.results import Result, stored_pass
+from xpustack.checks.checker import Checker, Proof
+from xpustack.checks.results import Result
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
-from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
-from xpustack.core.repository import Repository
 from xpustack.export.standing import NO_TIP
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
-from xpustack.forks.server import Server
-from xpustack.lint.linter import Linter, lint_key
 from xpustack.series.tree import Series, StepTree
-from xpustack.steptest.material import Material, Support
-from xpustack.steptest.server import warm_server
+from xpustack.steptest.material import Material
 from xpustack.steptest.step_test import StepTest
 
 
@@ -47,7 +36,7 @@ def require_checked(release: Release, step_proofs: Sequence[Proof]) -> None:
 
 
 def require_clean(
-    cache: Cache, store: Store, every: Sequence[Series], progress: Progress, types: bool
+    project: Project, cache: Cache, every: Sequence[Series], types: bool
 ) -> dict[str, str]:
     """Run the base's own hooks on everything that exported tips change.
 
@@ -61,47 +50,28 @@ def require_clean(
         CheckFailed: they find something that is not in the base.
     """
     summaries = {}
-    with (
-        Runner().stop_on_error() as runner,
-        closing(Linter(runner, cache, store)) as linter,
-    ):
+    with Checker(project, cache) as checker:
         for exported in every:
             base, tip = exported.base, exported.tip
-            key = lint_key(base, tip, types=types)
-            known = stored_pass(
-                cache.results_get(key), "lint", base.release.name, "tip"
-            )
-            if known is None:
-                progress(f"running the base's own hooks on the exported {tip.label}")
-                result = linter.lint(base, tip, types=types)
-                if result.new:
-                    raise CheckFailed(
-                        "an exported branch fails the base's own hooks",
-                        release=base.release.name,
-                        step=tip.slug,
-                        detail=[str(finding) for finding in result.new[:20]],
-                        hint=f"xpustack check {base.release.name} --tip --only lint",
-                    )
-                known = Result(
-                    base.release.name,
-                    "tip",
-                    "lint",
-                    "passed",
-                    result.seconds,
-                    summary=result.summary,
-                    typed=result.typed,
+            if checker.known_lint("tip", base, tip, types=types) is None:
+                cache.progress(
+                    f"running the base's own hooks on the exported {tip.label}"
                 )
-                cache.results_put(key, msgspec.to_builtins(known))
-            summaries[tip.label] = known.summary
+            result = checker.lint("tip", base, tip, types=types)
+            if result.status != "passed":
+                raise CheckFailed(
+                    "an exported branch fails the base's own hooks",
+                    release=base.release.name,
+                    step=tip.slug,
+                    detail=result.detail,
+                    hint=f"xpustack check {base.release.name} --tip --only lint",
+                )
+            summaries[tip.label] = result.summary
     return summaries
 
 
 def test_commits(
-    project: Project,
-    cache: Cache,
-    store: Store,
-    every: Sequence[Series],
-    progress: Progress,
+    project: Project, cache: Cache, every: Sequence[Series]
 ) -> dict[str, Result]:
     """Build the last commit of each exported series and run its own test from its own
     files.
@@ -109,38 +79,23 @@ def test_commits(
     Raises:
         CheckFailed: a commit cannot be built, or fails its test.
     """
-    results = {}
-    with Runner().stop_on_error() as runner, closing(warm_server(runner)) as server:
-        for exported in every:
-            tree = exported.steps[-1]
-            results[tree.slug] = _test_commit(
-                project, runner, server, cache, store, tree, progress
-            )
-    return results
+    with Checker(project, cache) as checker:
+        tips = (exported.steps[-1] for exported in every)
+        return {tree.slug: _test_commit(checker, tree) for tree in tips}
 
 
-def _test_commit(
-    project: Project,
-    runner: Runner,
-    server: Server,
-    cache: Cache,
-    store: Store,
-    tree: StepTree,
-    progress: Progress,
-) -> Result:
-    step, name = tree.step, tree.release.name
-    progress(f"testing the exported {step.slug}")
-    version = build_version(tree, NO_TIP)
-    built = build(runner, cache, store, tree, version, progress=progress)
+def _test_commit(checker: Checker, tree: StepTree) -> Result:
+    step, name, cache = tree.step, tree.release.name, checker.cache
+    cache.progress(f"testing the exported {step.slug}")
+    built = checker.build(tree, NO_TIP)
     with cache.scratch() as scratch:
-        material = _material(project, store.git, tree, scratch)
+        material = _material(checker, tree, scratch)
         kernels = tree.release.xpu_kernels.version
         test = StepTest(step, material, None, built, kernels)
         key = f"export-{test.key}"
-        stored = stored_pass(cache.results_get(key), "test", name, step.slug)
-        if stored is not None:
-            return stored
-        report = test.run(server, cache)
+        if known := checker.stored(key, "test", name, step.slug):
+            return known
+        report = test.run(checker.server, cache)
     if report.problems:
         raise CheckFailed(
             "the exported commit fails its own test",
@@ -154,16 +109,13 @@ def _test_commit(
     result = Result(
         name, step.slug, "test", "passed", report.seconds, False, summary, tip=True
     )
-    cache.results_put(key, msgspec.to_builtins(result))
-    return result
+    return checker.keep(key, result)
 
 
-def _material(
-    project: Project, git: Repository, tree: StepTree, scratch: Path
-) -> Material:
+def _material(checker: Checker, tree: StepTree, scratch: Path) -> Material:
     """The test package from the exported tree itself, with this repository's emulation
     in place of a GPU."""
-    support = Support.of(project)
+    git = checker.store.git
     entries = git.files(tree.tree_id, [TEST_HOME])
     contents = git.blobs(entry.blob for entry in entries.values())
     files = {}
@@ -174,4 +126,4 @@ def _material(
     empty.touch()
     for folder in list(Path(TEST_HOME).parents)[:-1]:
         files[f"{folder}/__init__.py"] = empty
-    return Material(upstream_test(tree.step), files, support)
+    return Material(upstream_test(tree.step), files, checker.support)

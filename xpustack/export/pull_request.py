@@ -23,7 +23,8 @@ OPEN = 6
 """How many open requests upstream allows someone who may not write to it."""
 _DEFAULT = ("Purpose", "Test Plan", "Test Result")
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
-_SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z])")
+_SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z]|vLLM)")
+_SUMMARY = re.compile(r"(\d+) tests, (\d+) fail before(?:, (\d+) on a CPU too)?")
 _AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
 
 
@@ -264,13 +265,12 @@ def _purpose(request: PullRequest, base: str) -> list[str]:
 
 def _claims(request: PullRequest, base: str) -> list[str]:
     lines = []
-    for step, test in zip(request.steps, request.tests, strict=True):
-        lines.append(f"- {step.subject.rpartition(']')[2].strip()}.")
-        if failure := step.trailers.failure:
-            lines.append(
-                f"- `{test}` fails without it with a message that matches"
-                f" `{failure}`, and passes with it."
-            )
+    for standing, path in zip(request.commits, request.tests, strict=True):
+        tests, red, _ = _counts(standing)
+        lines += [
+            f"- {standing.step.step.subject.rpartition(']')[2].strip()}.",
+            f"- Tests in `{path}`: {red} of {tests} red without it, all green with it.",
+        ]
     lines.append(
         "- The platforms that it does not name keep their behaviour, where the tests"
         " cover it."
@@ -299,15 +299,19 @@ def _reasons(request: PullRequest) -> list[str]:
 
 
 def _plan(request: PullRequest, base: str) -> list[str]:
-    paths = " ".join(test.removeprefix("tests/") for test in request.tests)
-    lines = ["On an XPU:", "", "```sh", f"cd tests && pytest {paths}", "```"]
-    if _on_cpu(request):
+    paths = " ".join(request.tests)
+    pytest = ".venv/bin/python -m pytest"
+    counts = [_counts(standing) for standing in request.commits]
+    anywhere = all(tests == on_cpu for tests, _, on_cpu in counts)
+    where = "On any machine" if anywhere else "On an XPU"
+    lines = [f"{where}:", "", "```sh", f"{pytest} {paths}", "```"]
+    if not anywhere and any(on_cpu for _, _, on_cpu in counts):
         lines += ["", "The tests marked `any_platform` run on any machine:", ""]
-        lines += ["```sh", f"cd tests && pytest -m any_platform {paths}", "```"]
+        lines += ["```sh", f"{pytest} -m any_platform {paths}", "```"]
     before = f"HEAD~{len(request.steps)}"
     lines += ["", "To see them fail, without the change:", "", "```sh"]
     lines += [f"git restore --source {before} -- vllm"]
-    lines += [f"(cd tests && pytest {paths}); git restore -- vllm", "```"]
+    lines += [f"{pytest} {paths}; git restore -- vllm", "```"]
     release = base.partition("+")[0]
     lines += ["", "Without an XPU, in the repository of this patch stack:", "", "```sh"]
     lines += [
@@ -322,6 +326,8 @@ def _result(request: PullRequest, base: str) -> list[str]:
         test = standing.test
         assert test is not None, "it stands"
         where = "CPU, the XPU platform emulated, Triton interpreted"
+        if on_cpu := _counts(standing)[2]:
+            where += f"; {on_cpu} of them on vLLM's CPU platform as well"
         rows.append((f"`{path}`, before and after", where, f"passed ({test.summary})"))
     rows.append(("the repository's own hooks on the touched files", "-", request.lint))
     if request.alone is not None:
@@ -349,10 +355,13 @@ def _validation(request: PullRequest, base: str) -> list[str]:
     return [*_plan(request, base), "", *_result(request, base)]
 
 
-def _on_cpu(request: PullRequest) -> bool:
-    """Whether its tests have some that need no XPU."""
-    tests = (standing.test for standing in request.commits)
-    return any(test is not None and "on a CPU too" in test.summary for test in tests)
+def _counts(standing: Standing) -> tuple[int, int, int]:
+    """How many tests there are, fail before, and need no XPU."""
+    assert standing.test is not None, "it stands"
+    match = _SUMMARY.match(standing.test.summary)
+    assert match is not None, standing.test.summary
+    tests, red, on_cpu = match.groups(default="0")
+    return int(tests), int(red), int(on_cpu)
 
 
 def _duplicate(request: PullRequest, base: str) -> list[str]:
@@ -374,9 +383,13 @@ def _duplicate(request: PullRequest, base: str) -> list[str]:
         ]
     return [
         *lines,
-        "Open requests as of sending:",
+        "Read and search again before sending:",
         "",
         "```sh",
+        *(
+            f"gh issue view {number} --repo vllm-project/vllm --comments"
+            for number in numbers
+        ),
         *(
             f"gh pr list --repo vllm-project/vllm --state open --search '{search}'"
             for search in searches

@@ -6,8 +6,9 @@ module that the earlier one adds, or if its own test is not red before and green
 without it. The smallest such set is looked for, and the step is tested on it.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -18,14 +19,14 @@ from xpustack.builds.installed import Build
 from xpustack.checks.results import Result, stored_pass, test_result
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
+from xpustack.export.fewest import fewest
+from xpustack.export.upstream_form import is_kernel
 from xpustack.forks.server import Server
-from xpustack.refresh.carry import CarriedStep, carrier
-from xpustack.refresh.variants import carry_step
-from xpustack.series.overlay import KERNEL_HOME, overlay_files
+from xpustack.refresh.carry import CarriedStep, carrier, carry_step
+from xpustack.series.overlay import overlay_files
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
-from xpustack.steptest.material import Support
+from xpustack.steptest.material import Support, material_of
 from xpustack.steptest.step_test import StepTest
 
 NO_TIP = -1
@@ -84,7 +85,6 @@ class Standings:
     base: BaseTree
     runner: Runner
     server: Server
-    progress: Progress
     _found: dict[str, Standing] = field(default_factory=dict)
     _stacks: dict[tuple[str, ...], "Tree | CarriedStep"] = field(default_factory=dict)
     _varied: set[str] = field(default_factory=set)
@@ -120,7 +120,7 @@ class Standings:
         return {tree.slug: tree for tree in self.source.steps}
 
     def _find(self, step: StepTree, along: tuple[str, ...]) -> Standing:
-        self.progress(f"looking where {step.slug} can stand")
+        self.cache.progress(f"looking where {step.slug} can stand")
         named = [*along, *self._named(step)]
         missing = [
             slug for slug in named if self.of(slug).state not in ("stands", "upstream")
@@ -146,7 +146,8 @@ class Standings:
             else:
                 places = ", ".join(sorted(clashing))
                 return Standing(step, "conflict", evidence=f"in {places}")
-        needs = self._shrunk(named, needs, lambda some: self._merges(some, step))
+        merges = partial(self._merges, step=step)
+        needs = fewest(named, needs, self._closure, merges)
         return self._tested(step, named, needs)
 
     def _tested(
@@ -156,22 +157,24 @@ class Standings:
         test is red before and green after."""
         first = self._test(needs, step)
         if first.status == "passed":
-            return self._standing(step, needs, first)
+            return self._standing(step, needs)
         if self._passes_on(self._tree(needs), step):
             return Standing(step, "upstream", evidence=_WITHOUT)
         sharing = self._sharing(step, set(step.changed), needs)
-        everything = [tree.slug for tree in step.parent.applied]
-        for wider in (sharing, [*sharing, *everything[-_NEAR:]], everything):
+        likely = [*sharing, *self._tried(step)]
+        nearest = [tree.slug for tree in step.parent.applied]
+        for wider in (sharing, likely, [*likely, *nearest[:_NEAR]], nearest):
             more = self._closure([*needs, *wider])
-            if more == needs or not self._passes(more, step):
-                continue
-            more = self._shrunk(needs, more, lambda some: self._passes(some, step))
-            return self._standing(step, more, self._test(more, step))
+            for works in (self._green, self._passes):
+                enough = partial(works, step=step)
+                if more != needs and enough(more):
+                    fewer = fewest(needs, more, self._closure, enough)
+                    if self._passes(fewer, step):
+                        return self._standing(step, fewer)
         return Standing(step, "fails", needs, evidence="; ".join(first.detail[:1]))
 
-    def _standing(
-        self, step: StepTree, needs: tuple[str, ...], test: Result
-    ) -> Standing:
+    def _standing(self, step: StepTree, needs: tuple[str, ...]) -> Standing:
+        test = self._test(needs, step)
         end = self._stack(needs, step)
         assert isinstance(end, StepTree), "it was tested"
         series = Series(self.base, tuple(reversed(end.applied)))
@@ -198,13 +201,15 @@ class Standings:
         for file in overlay_files(self.project, step.step).values():
             text += file.content.decode("utf-8", "replace")
         for earlier in step.parent.applied:
-            modules = (
-                path.removesuffix(".py").replace("/", ".")
-                for path in earlier.added
-                if path.startswith("vllm/") and not path.endswith("/__init__.py")
-                if not path.startswith(KERNEL_HOME + "/")
-            )
-            if any(module in text for module in modules):
+            if any(module in text for module in _modules(earlier.added)):
+                yield earlier.slug
+
+    def _tried(self, step: StepTree) -> Iterator[str]:
+        """The earlier steps that change a module which the step's test names."""
+        material = material_of(Support.of(self.project), step.step)
+        text = "".join(path.read_text("utf-8") for path in material.tests.values())
+        for earlier in step.parent.applied:
+            if any(module in text for module in _modules(earlier.changed)):
                 yield earlier.slug
 
     def _sharing(
@@ -218,32 +223,6 @@ class Standings:
             if earlier.slug not in without
             if self.of(earlier.slug).state != "upstream"
         ]
-
-    def _shrunk(
-        self,
-        kept: Sequence[str],
-        needs: tuple[str, ...],
-        works: Callable[[tuple[str, ...]], bool],
-    ) -> tuple[str, ...]:
-        """A part of `needs` with `kept` that works and from which no step can be taken
-        with those that need it. Halves are tried first, and the newest."""
-        least = self._closure(kept)
-        size = len(needs)
-        while extra := [slug for slug in reversed(needs) if slug not in least]:
-            size = min(size, len(extra))
-            for start in range(0, len(extra), size):
-                gone = set(extra[start : start + size])
-                rest = [
-                    slug for slug in extra if not gone & {slug, *self.of(slug).needs}
-                ]
-                if works(fewer := self._closure([*kept, *rest])):
-                    needs = fewer
-                    break
-            else:
-                if size == 1:
-                    break
-                size //= 2
-        return needs
 
     # Trees and tests.
 
@@ -265,7 +244,7 @@ class Standings:
         """A step on the tree `parent`."""
         store = Store(self.cache)
         old, new = self.source.base.commit, self.base.commit
-        with store.writing(self.progress) as writer, self.cache.scratch() as scratch:
+        with store.writing() as writer, self.cache.scratch() as scratch:
             carry = carrier(writer.directory, scratch, old, new)
             variants = step.slug in self._varied
             carried = carry_step(
@@ -283,7 +262,15 @@ class Standings:
         return isinstance(self._stack(needs, step), StepTree)
 
     def _passes(self, needs: Sequence[str], step: StepTree) -> bool:
-        return self._merges(needs, step) and self._test(needs, step).status == "passed"
+        """Whether the step merges after `needs`, and its test is red before and green
+        after."""
+        return self._green(needs, step) and self._test(needs, step).status == "passed"
+
+    def _green(self, needs: Sequence[str], step: StepTree) -> bool:
+        """Whether the step merges after `needs`, and its test passes there: one run,
+        where `_test` takes up to four."""
+        end = self._stack(needs, step)
+        return isinstance(end, StepTree) and self._passes_on(end, step)
 
     def _tree(self, needs: Sequence[str]) -> Tree:
         """The tree with some steps, which are known to merge."""
@@ -294,33 +281,53 @@ class Standings:
         return tree
 
     def _passes_on(self, tree: Tree, step: StepTree) -> bool:
-        """Whether the step's test passes on a tree without it."""
-        support, release = Support.of(self.project), self.base.release
-        test = StepTest.of(support, release, step.step, None, self._built(tree))
-        return not test.run(self.server, self.cache).problems
+        """Whether the step's test passes on a tree, whatever it does before."""
+        among = f"on a tree of {len(tree.applied)} steps"
+        return self._result(step, None, tree, among).status == "passed"
 
     def _test(self, needs: Sequence[str], step: StepTree) -> Result:
         """The step's own test, before and after, on a tree with `needs` alone."""
         after = self._stack(needs, step)
         assert isinstance(after, StepTree)
-        support, release = Support.of(self.project), self.base.release
-        builds = [self._built(tree) for tree in (after.parent, after)]
-        test = StepTest.of(support, release, step.step, *builds)
-        key = test.key
-        stored = self.cache.results_get(key)
-        known = stored_pass(stored, "test", step.step.release, step.slug)
-        known = known or self._tests.get(key)
+        among = f"after {', '.join(needs)}" if needs else "alone"
+        return self._result(step, after.parent, after, among)
+
+    def _result(
+        self, step: StepTree, before: Tree | None, after: Tree, among: str
+    ) -> Result:
+        """A step's test on two trees, or on `after` alone; a kept result if there is
+        one. A red one of `after` alone is kept under a key of its own, for a later
+        search, where its tests ran: else the machine may be at fault."""
+        support, name = Support.of(self.project), step.step.release
+        first = self._built(before) if before is not None else None
+        test = StepTest.of(
+            support, self.base.release, step.step, first, self._built(after)
+        )
+        red = f"red-{test.key}"
+        known = stored_pass(self.cache.results_get(test.key), "test", name, step.slug)
+        known = known or self._tests.get(test.key)
+        if known is None and (kept := self.cache.results_get(red)) is not None:
+            known = Result(name, step.slug, "test", "failed", detail=(kept["problem"],))
         if known is not None:
             return known
-        among = f"after {', '.join(needs)}" if needs else "alone"
-        self.progress(f"testing {step.slug} {among}")
+        self.cache.progress(f"testing {step.slug} {among}")
         report = test.run(self.server, self.cache)
-        result = test_result(step.step.release, step.slug, report, False)
-        self._tests[key] = result
+        result = test_result(name, step.slug, report, tip=before is None)
+        self._tests[test.key] = result
         if result.status == "passed":
-            self.cache.results_put(key, msgspec.to_builtins(result))
+            self.cache.results_put(test.key, msgspec.to_builtins(result))
+        elif before is None and report.counts["tests"]:
+            self.cache.results_put(red, {"problem": report.problems[0]})
         return result
 
     def _built(self, tree: Tree) -> Build:
         version = build_version(tree, NO_TIP)
-        return build(self.runner, self.cache, Store(self.cache), tree, version)
+        return build(self.runner, Store(self.cache), tree, version)
+
+
+def _modules(paths: Iterable[str]) -> Iterator[str]:
+    """The modules of some files of vLLM, without packages and kernels."""
+    for path in paths:
+        module = path.startswith("vllm/") and path.endswith(".py")
+        if module and not path.endswith("/__init__.py") and not is_kernel(path):
+            yield path.removesuffix(".py").replace("/", ".")

@@ -69,7 +69,7 @@ def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
     """The package of a test and what it imports, by paths in the tree.
 
     Args:
-        closure: the files by their names beside the test, as `steptest.closure`
+        closure: the files by their names beside the test, as `core.files.closure`
             returns them.
     """
     names = {PurePosixPath(name).parts[0].removesuffix(".py") for name in closure}

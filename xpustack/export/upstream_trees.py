@@ -15,7 +15,6 @@ from xpustack.base.store import Store, Writer
 from xpustack.core import history
 from xpustack.core.errors import UsageError
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository, TreeEntry
 from xpustack.export.ci import CI_FILES, ci_files
@@ -78,7 +77,6 @@ def upstream_trees(
     parent: str,
     person: Person,
     assistant: str,
-    progress: Progress = silent,
 ) -> Series:
     """The base and the exported tree of each step.
 
@@ -90,7 +88,7 @@ def upstream_trees(
     """
     base = BaseTree(checked.base.release, parent, checked.base.tree_id)
     series = Series(base)
-    with store.writing(progress) as writer, store.cache.scratch() as scratch:
+    with store.writing() as writer, store.cache.scratch() as scratch:
         for tree in checked.steps:
             before = series.tip
             writer.read_tree(tree.tree_id)

@@ -13,12 +13,11 @@ carries a socket for its answer:
 - `env`: the whole environment of the run;
 - `path`: folders that precede this process's own in `sys.path`;
 - `words`: the name of a module or the path of a script, and its arguments;
-- `cwd`; `output`: the file for what the run prints;
-- `limit`: the seconds after which the run's whole session is killed.
+- `cwd`; `output`: the file for what the run prints.
 
-The answer has `status` (negative: the signal), `late` (killed at the limit) and
-`seconds`, or only `error` if no process could be started. Closing a run's socket kills
-that run; closing the first socket kills all runs.
+The answer has `status` (negative: the signal), or only `error` if no process could be
+started. Shutting a run's socket down, or closing it, kills that run; closing the first
+socket kills all runs.
 
 A request with `modules` in place of `words` makes a server like this one, in a fork
 that has imported them: it says `READY` to the socket for its answer, and takes requests
@@ -31,7 +30,6 @@ import gc
 import importlib
 import inspect
 import json
-import math
 import os
 import runpy
 import selectors
@@ -39,7 +37,6 @@ import signal
 import socket
 import sys
 import tempfile
-import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
@@ -53,21 +50,24 @@ _PR_SET_PDEATHSIG = 1
 _CANNOT_START = 70
 
 
-@dataclass
+@dataclass(frozen=True)
 class Fork:
-    """A running fork: its process and session, and when its time is up. A server in a
-    fork has no `answer`: it ends when its own socket is closed."""
+    """A running fork: its process and session, and a descriptor that tells its end. A
+    server in a fork has no `answer`: it ends when its own socket is closed."""
 
     process: int
+    end: int
     answer: socket.socket | None
-    begin: float
-    limit: float
-    late: bool = False
 
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.kill(self.process, signal.SIGKILL)
             os.killpg(self.process, signal.SIGKILL)
+
+    def close(self) -> None:
+        os.close(self.end)
+        if self.answer is not None:
+            self.answer.close()
 
 
 class ForkServer:
@@ -79,46 +79,32 @@ class ForkServer:
         """`changes` are variables that an import has set: each run gets them."""
         self._control = control
         self._changes = changes or {}
-        self._forks: dict[int, Fork] = {}
+        self._forks: set[Fork] = set()
         self._base = list(sys.path)
         self._libc = ctypes.CDLL(None)
-        self._wake, self._waking = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._selector = selectors.DefaultSelector()
         self._selector.register(control, selectors.EVENT_READ)
-        self._selector.register(self._wake, selectors.EVENT_READ)
-        signal.set_wakeup_fd(self._waking, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)
 
     def serve(self) -> None:
         """Work until the other end of the control socket is closed."""
         while True:
-            for key, _ in self._selector.select(self._patience()):
+            for key, _ in self._selector.select():
+                fork: Fork = key.data
                 if key.fileobj is self._control:
                     message, sockets, *_ = socket.recv_fds(self._control, MESSAGE, 1)
                     if not message:
-                        for fork in self._forks.values():
+                        for fork in self._forks:
                             fork.kill()
                         return
                     self._begin(json.loads(message), socket.socket(fileno=sockets[0]))
-                elif key.fileobj == self._wake:
-                    with contextlib.suppress(BlockingIOError):
-                        os.read(self._wake, 4096)
-                else:
-                    # Its caller has gone.
-                    key.data.kill()
-            for fork in list(self._forks.values()):
-                if time.monotonic() > fork.limit and not fork.late:
-                    fork.late = True
+                elif key.fileobj == fork.end:
+                    self._end(fork)
+                elif fork in self._forks and fork.answer is not None:
+                    # Its caller has gone, or waits no longer.
+                    self._selector.unregister(fork.answer)
                     fork.kill()
-                self._end(fork)
-
-    def _patience(self) -> float | None:
-        limits = [fork.limit for fork in self._forks.values() if not fork.late]
-        nearest = min(limits, default=math.inf)
-        return None if nearest == math.inf else max(0.0, nearest - time.monotonic())
 
     def _begin(self, request: dict[str, Any], answer: socket.socket) -> None:
-        begin = time.monotonic()
         process = self._fork()
         if isinstance(process, OSError):
             with answer, contextlib.suppress(OSError):
@@ -139,13 +125,15 @@ class ForkServer:
                 traceback.print_exc()
             finally:
                 os._exit(_CANNOT_START)
+        end = os.pidfd_open(process)
         if "modules" in request:
             answer.close()
-            self._forks[process] = Fork(process, None, begin, math.inf)
-            return
-        fork = Fork(process, answer, begin, begin + request["limit"])
-        self._forks[process] = fork
-        self._selector.register(answer, selectors.EVENT_READ, fork)
+            fork = Fork(process, end, None)
+        else:
+            fork = Fork(process, end, answer)
+            self._selector.register(answer, selectors.EVENT_READ, fork)
+        self._selector.register(end, selectors.EVENT_READ, fork)
+        self._forks.add(fork)
 
     def _fork(self) -> int | OSError:
         """As `os.fork`; the new process dies with this one."""
@@ -164,36 +152,25 @@ class ForkServer:
 
     def _detach(self) -> None:
         """In a fork: close the server's own descriptors."""
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         self._selector.close()
-        for fork in self._forks.values():
-            if fork.answer is not None:
-                fork.answer.close()
+        for fork in self._forks:
+            fork.close()
         self._control.close()
-        os.close(self._wake)
-        os.close(self._waking)
 
     def _end(self, fork: Fork) -> None:
-        """Answer if the fork has ended. First kill the rest of its session, while
+        """Answer for a fork that has ended. First kill the rest of its session, while
         the kernel cannot yet reuse the process number."""
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        if os.waitid(os.P_PID, fork.process, options) is None:
-            return
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(fork.process, signal.SIGKILL)
+        fork.kill()
         _, status = os.waitpid(fork.process, 0)
-        del self._forks[fork.process]
-        if fork.answer is None:
-            return
-        self._selector.unregister(fork.answer)
-        answer = {
-            "status": os.waitstatus_to_exitcode(status),
-            "late": fork.late,
-            "seconds": time.monotonic() - fork.begin,
-        }
-        with fork.answer, contextlib.suppress(OSError):
-            fork.answer.send(json.dumps(answer).encode())
+        self._forks.remove(fork)
+        self._selector.unregister(fork.end)
+        if fork.answer is not None:
+            with contextlib.suppress(KeyError):
+                self._selector.unregister(fork.answer)
+            with contextlib.suppress(OSError):
+                answer = {"status": os.waitstatus_to_exitcode(status)}
+                fork.answer.send(json.dumps(answer).encode())
+        fork.close()
 
 
 def serve_imported(request: dict[str, Any], control: socket.socket) -> NoReturn:

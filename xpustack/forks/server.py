@@ -8,8 +8,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, TypeAlias
 
@@ -57,8 +58,6 @@ _Request: TypeAlias = Mapping[str, object]
 
 class _Answer(msgspec.Struct):
     status: int = 0
-    late: bool = False
-    seconds: float = 0.0
     error: str = ""
 
 
@@ -148,7 +147,6 @@ class Server:
             "path": places,
             "env": self._runner.marked(env),
             "output": str(output),
-            "limit": limit,
         }
         imports: _Request | None = None
         if ahead is not None:
@@ -159,22 +157,14 @@ class Server:
             process = self._running()
             try:
                 with process.imported(imports) as control:
-                    answer = process.ask(control, request, limit + GRACE)
+                    done = process.ask(control, request, limit)
             except _ServerDied as error:
                 if self._runner.stopped:
                     raise Stopped from None
                 self._forget(process)
                 notes.append(f"the fork server {error} and was started again")
                 continue
-            if answer.error:
-                raise EnvironmentProblem(
-                    "cannot fork a process",
-                    detail=[answer.error],
-                    hint="free -h; ulimit -u",
-                )
-            return ProgramExit(
-                answer.status, answer.late, answer.seconds, notes=tuple(notes)
-            )
+            return replace(done, notes=tuple(notes))
         return ProgramExit(died=notes[-1].removesuffix(" and was started again"))
 
     def _running(self) -> "_ServerProcess":
@@ -281,28 +271,44 @@ class _ServerProcess:
         return None
 
     def ask(
-        self, control: socket.socket, request: _Request, patience: float
-    ) -> _Answer:
-        """Send a request to one of the servers and wait for its answer.
+        self, control: socket.socket, request: _Request, limit: float
+    ) -> ProgramExit:
+        """Send a request to one of the servers and wait for the end of the run, which
+        is killed after `limit` s.
 
         Raises:
+            EnvironmentProblem: it cannot be started.
             _ServerDied: the server will not answer.
         """
+        begin, late = time.monotonic(), False
         own_end, server_end = _socket_pair()
         with own_end:
             try:
                 with server_end:
                     data = msgspec.json.encode(request)
                     socket.send_fds(control, [data], [server_end.fileno()])
-                own_end.settimeout(patience)
-                answer = own_end.recv(MESSAGE)
+                own_end.settimeout(limit)
+                try:
+                    data = own_end.recv(MESSAGE)
+                except TimeoutError:
+                    late = True
+                    own_end.shutdown(socket.SHUT_WR)
+                    own_end.settimeout(GRACE)
+                    data = own_end.recv(MESSAGE)
             except TimeoutError:
                 raise _ServerDied("did not answer") from None
             except OSError:
-                answer = b""
-            if not answer:
-                raise _ServerDied(self._exit_text(control))
-            return msgspec.json.decode(answer, type=_Answer)
+                data = b""
+        if not data:
+            raise _ServerDied(self._exit_text(control))
+        answer = msgspec.json.decode(data, type=_Answer)
+        if answer.error:
+            raise EnvironmentProblem(
+                "cannot fork a process",
+                detail=[answer.error],
+                hint="free -h; ulimit -u",
+            )
+        return ProgramExit(answer.status, late, time.monotonic() - begin)
 
     def end(self) -> None:
         """Close the sockets, which ends the servers and their runs. Kill the first one

@@ -8,7 +8,6 @@ import re
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
@@ -107,13 +106,13 @@ class HookRunner:
         return done
 
     def _ruff_check(self, paths: list[str]) -> Iterator[LintFinding]:
-        options = ["--force-exclude", "--output-format=json", "--"]
+        options = ["--force-exclude", "--output-format=concise", "--quiet", "--"]
         done = self._run("ruff check", [*program("ruff"), "check", *options, *paths])
-        for violation in _json(done, "ruff check", (0, 1)):
-            path = Path(violation["filename"]).relative_to(self._folder).as_posix()
-            text = f"{violation['code']} {violation['message']}"
-            row = violation["location"]["row"]
-            yield self._finding("ruff check", path, row, text)
+        if done.returncode not in (0, 1):
+            raise _tool_failure("ruff check", done)
+        # The mark of what ruff could repair.
+        lines = done.stdout.replace(" [*] ", " ").splitlines()
+        return self._located("ruff check", lines, paths)
 
     def _ruff_format(self, paths: list[str]) -> Iterator[LintFinding]:
         options = ["--force-exclude", "--diff", "--"]
@@ -232,15 +231,6 @@ class HookRunner:
         lines = (self._folder / path).read_text("utf-8", "replace").splitlines()
         content = lines[line - 1].strip() if 0 < line <= len(lines) else ""
         return LintFinding(tool, path, line, text, content)
-
-
-def _json(
-    done: Completed, name: str, expected: tuple[int, ...]
-) -> list[dict[str, Any]]:
-    if done.returncode in expected:
-        violations: list[dict[str, Any]] = json.loads(done.stdout)
-        return violations
-    raise _tool_failure(name, done)
 
 
 def _tool_failure(what: str, done: Completed, path: str | None = None) -> CheckFailed:

@@ -4,14 +4,14 @@
 import contextlib
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
-from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
@@ -69,23 +69,22 @@ def touched(before: Tree, after: Tree) -> tuple[str, ...]:
 
 
 class Linter:
-    """Lints trees, and reuses what earlier lints left: a checked-out tree that moves
-    from step to step, and mypy's cache beside it.
+    """Lints trees, one at a time, and reuses what earlier lints left: a checked-out
+    tree that moves from one to the next, and mypy's cache beside it.
 
     Any number of threads may call it. `close` removes everything.
     """
 
-    def __init__(self, runner: Runner, cache: Cache, store: Store) -> None:
-        self._runner, self._cache, self._store = runner, cache, store
+    def __init__(self, runner: Runner, store: Store) -> None:
+        self._runner, self._store = runner, store
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
-        self._free: list[_Workplace] = []
-        self._server = Server(runner, _PRELOADED)
+        self._server = self._stack.enter_context(closing(Server(runner, _PRELOADED)))
+        self._place: tuple[MovingTree, Path] | None = None
 
     def close(self) -> None:
         with self._guard:
-            self._free.clear()
-            self._server.close()
+            self._place = None
             self._stack.close()
 
     def lint(self, before: Tree, after: Tree, *, types: bool) -> LintResult:
@@ -101,17 +100,19 @@ class Linter:
             Stopped: the runner was stopped.
         """
         paths = touched(before, after)
-        with self._workplace(after) as place:
-            place.tree.move(after)
-            hooks = read_hooks(place.tree.folder, after.release.name)
-            hook_runner = HookRunner(
-                self._runner, self._server, hooks, place.tree, place.work
-            )
+        with self._guard:
+            place, self._place = self._place or self._new(), None
+            tree, work = place
+            tree.move(after)
+            hooks = read_hooks(tree.folder, after.release.name)
+            hook_runner = HookRunner(self._runner, self._server, hooks, tree, work)
             found = hook_runner.findings(paths, types=types)
             new: tuple[LintFinding, ...] = ()
             if found:
-                place.tree.move(before)
+                tree.move(before)
                 new = new_findings(hook_runner.findings(paths, types=types), found)
+            # An exception discards it.
+            self._place = place
         return LintResult(
             new=new,
             old=len(found) - len(new),
@@ -121,39 +122,12 @@ class Linter:
             seconds=hook_runner.seconds,
         )
 
-    @contextlib.contextmanager
-    def _workplace(self, tree: Tree) -> Iterator["_Workplace"]:
-        """A workplace for this thread alone, if there is one the one that the release
-        used last. An exception discards it."""
-        with self._guard:
-            same = (place for place in self._free if place.release == tree.release.name)
-            place = next(same, self._free[-1] if self._free else None)
-            if place is None:
-                place = self._new(tree)
-            else:
-                self._free.remove(place)
-        place.release = tree.release.name
-        yield place
-        with self._guard:
-            self._free.append(place)
-
-    def _new(self, like: Tree) -> "_Workplace":
-        files = len(self._store.git.files(like.tree_id))
-        place = self._stack.enter_context(self._cache.scratch(files=files))
+    def _new(self) -> tuple[MovingTree, Path]:
+        """A tree to check out, and the folder where linters write."""
+        place = self._stack.enter_context(self._store.cache.scratch(in_memory=True))
         work = place / "work"
         work.mkdir()
-        return _Workplace(
-            MovingTree(self._store, place / "files", place / "index"), work
-        )
-
-
-@dataclass(eq=False)
-class _Workplace:
-    """A checked-out tree, the folder where linters write, and who used them last."""
-
-    tree: MovingTree
-    work: Path
-    release: str = ""
+        return MovingTree(self._store, place / "files", place / "index"), work
 
 
 def new_findings(

@@ -8,17 +8,14 @@ from dataclasses import dataclass, replace
 import msgspec
 
 from xpustack.base.releases import load
-from xpustack.base.store import Store
-from xpustack.checks.proof import Proof, proofs
+from xpustack.checks.checker import Checker, Proof
 from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
 from xpustack.pages.record import Row
 from xpustack.series.apply import trees
-from xpustack.steptest.material import Support
 from xpustack.steptest.verdict import Figure
 
 LIST = "tests/steps/defects.toml"
@@ -80,21 +77,15 @@ def defects(project: Project) -> tuple[Defect, ...]:
         raise UsageError(str(error), path=LIST) from error
 
 
-def observations(
-    project: Project,
-    cache: Cache,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> list[Observation]:
+def observations(project: Project, cache: Cache) -> list[Observation]:
     """Each defect, in the order of the list, in each release, oldest first, from the
     results that `check` left in the cache."""
-    store, support = Store(cache), Support.of(project)
+    checker = Checker(project, cache)
     proofs_by_step: dict[str, dict[str, Proof]] = {}
     for release in load(project):
-        series = trees(store, project, release, offline=offline, progress=progress)
+        series = trees(checker.store, project, release)
         proofs_by_step[release.name] = {
-            proof.step.slug: proof for proof in proofs(support, cache, series)
+            proof.step.slug: proof for proof in checker.proofs(series)
         }
     return [
         _observation(defect, release, steps.get(defect.step))

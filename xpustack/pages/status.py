@@ -2,25 +2,24 @@
 """The matrix release by step: how large each step is, and its status upstream; and the
 pages that are made of it."""
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from xpustack.base.releases import Release, Releases
-from xpustack.base.store import Store, base_ref
-from xpustack.checks.proof import proofs
+from xpustack.base.store import base_ref
+from xpustack.checks.checker import Checker
 from xpustack.checks.results import KINDS
 from xpustack.core import markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
-from xpustack.pages.parts import layer_steps
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
 from xpustack.series.static import changed_lines, new_file_lines
-from xpustack.steptest.material import Support
 
 README = "README.md"
 STEPS = "docs/steps.md"
@@ -29,6 +28,9 @@ SECTION = "status"
 """The README's generated section: one row for each release."""
 PARTS_SECTION = "steps"
 """The generated section of `docs/steps.md`: one row for each part of a layer."""
+
+PARTS = Path(__file__).with_name("parts.toml")
+ELSEWHERE = "Elsewhere"
 
 
 class StepStatus(msgspec.Struct, frozen=True):
@@ -90,13 +92,13 @@ def checked_statuses(
     Raises:
         SeriesError: a series cannot be read.
     """
-    store, support = Store(cache), Support.of(project)
-    refs = store.commits(base_ref(release) for release in releases)
+    checker = Checker(project, dataclasses.replace(cache, offline=True))
+    refs = checker.store.commits(base_ref(release) for release in releases)
     checks = {
         (release.name, slug): word
         for release in releases
         if base_ref(release) in refs
-        for slug, word in _checks(support, store, release).items()
+        for slug, word in _checks(checker, release).items()
     }
     return [
         msgspec.structs.replace(
@@ -106,13 +108,12 @@ def checked_statuses(
     ]
 
 
-def _checks(support: Support, store: Store, release: Release) -> dict[str, str]:
+def _checks(checker: Checker, release: Release) -> dict[str, str]:
     """What is proven of each step, in a few words."""
-    project, cache = support.project, store.cache
-    series, problem = trees_before_failure(store, project, release, offline=True)
+    series, problem = trees_before_failure(checker.store, checker.project, release)
     words = {
         proof.step.slug: _proven(proof.missing)
-        for proof in (proofs(support, cache, series) if series is not None else ())
+        for proof in (checker.proofs(series) if series is not None else ())
     }
     if problem is not None and problem.step is not None:
         words[problem.step] = "does not apply"
@@ -177,6 +178,26 @@ def steps_rows(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
             if status is not None
         ]
     )
+
+
+class _Part(msgspec.Struct, frozen=True):
+    name: str
+    does: str
+    steps: tuple[str, ...]
+
+
+def layer_steps(slugs: Iterable[str]) -> list[tuple[str, str, list[str]]]:
+    """Each part of a layer with what it does and those of its steps that any series
+    has. A step that no part names is in a part of its own, at the end."""
+    known = list(dict.fromkeys(slugs))
+    listed = msgspec.toml.decode(PARTS.read_bytes(), type=dict[str, list[_Part]])
+    named = [slug for part in listed["part"] for slug in part.steps]
+    other = tuple(slug for slug in known if slug not in named)
+    elsewhere = _Part(ELSEWHERE, "switches, pages, what is refused", other)
+    return [
+        (part.name, part.does, [slug for slug in part.steps if slug in known])
+        for part in (*listed["part"], *([elsewhere] if other else []))
+    ]
 
 
 def parts_table(statuses: Iterable[StepStatus]) -> str:

@@ -13,8 +13,8 @@ from xpustack.base.download import base_of
 from xpustack.base.index import PROJECT, PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
+from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError, command
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.refresh.work import noted_source
 from xpustack.series.order import read_order
@@ -68,14 +68,7 @@ def choose_source(
     )
 
 
-def source_of_clone(
-    project: Project,
-    store: Store,
-    clone: Clone,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> Source:
+def source_of_clone(project: Project, store: Store, clone: Clone) -> Source:
     """The newest pin, whose series a clone gets.
 
     Raises:
@@ -85,9 +78,7 @@ def source_of_clone(
     *_, before, newest = (None, *releases.load(project))
     assert newest is not None, "a file of pins has one"
     bases = [
-        base_of(store, release, offline=offline, progress=progress)
-        for release in (before, newest)
-        if release is not None
+        base_of(store, release) for release in (before, newest) if release is not None
     ]
     distances = [len(clone.view.changes(base.tree, clone.tree)) for base in bases]
     if before is not None and distances[0] < distances[1]:
@@ -127,13 +118,13 @@ def missing_among(
     ]
 
 
-def final_releases(progress: Progress = silent) -> list[Version]:
+def final_releases(cache: Cache) -> list[Version]:
     """The final releases on the index that are not yanked, oldest first.
 
     Raises:
         EnvironmentProblem: the index cannot be reached.
     """
-    progress("asking the index")
+    cache.progress("asking the index")
     return PipConfiguration.of_this_machine().index().final_versions(PROJECT)
 
 

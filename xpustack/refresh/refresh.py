@@ -23,13 +23,10 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.refresh.carry import CarriedStep, Carrier, carrier
-from xpustack.refresh.variants import carry_step
+from xpustack.refresh.carry import Carrier, carrier, carry_step
 from xpustack.refresh.work import (
     OPEN,
-    Outcome,
     StepOutcome,
     leave_conflict,
     read_note,
@@ -70,14 +67,7 @@ class RefreshReport:
         return tuple(step for step in self.steps if step.outcome in OPEN)
 
 
-def target_release(
-    project: Project,
-    cache: Cache,
-    name: str,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> Release:
+def target_release(project: Project, cache: Cache, name: str) -> Release:
     """The release called `name`, as it is pinned or as it would be.
 
     Raises:
@@ -95,9 +85,9 @@ def target_release(
     stored = cache.results_get(key)
     if stored is not None:
         return msgspec.convert(stored, Release)
-    if offline:
+    if cache.offline:
         return pinned[name]
-    release = candidate(cache, version, progress)
+    release = candidate(cache, version)
     cache.results_put(key, msgspec.to_builtins(release))
     return release
 
@@ -112,8 +102,6 @@ def refresh(
     drop: tuple[str, ...] = (),
     write: bool = False,
     clone: Clone | None = None,
-    offline: bool = False,
-    progress: Progress = silent,
 ) -> RefreshReport:
     """Carry to release `name` the steps of release `source` that it lacks.
 
@@ -135,11 +123,9 @@ def refresh(
     pinned = releases.load(project)
     origin = pinned[source]
     if clone is None:
-        release = target_release(
-            project, cache, name, offline=offline, progress=progress
-        )
+        release = target_release(project, cache, name)
     else:
-        release, _ = clone.base(Store(cache), origin, progress)
+        release, _ = clone.base(Store(cache), origin)
     if release.name == origin.name:
         raise UsageError(
             "a series cannot be carried to the release it comes from",
@@ -149,17 +135,13 @@ def refresh(
     slugs = [step.slug for step in load_series(project, origin.name)]
     for slug in drop:
         require_step(slugs, slug, origin.name)
-    series = trees(Store(cache), project, origin, offline=offline, progress=progress)
-    with working(
-        project, cache, release, origin, directory, offline=offline, progress=progress
-    ) as (work, scratch):
-        run = _RefreshRun(
-            project, cache, release, work, series, set(drop), progress, clone
-        )
+    series = trees(Store(cache), project, origin)
+    with working(project, cache, release, origin, directory) as (work, scratch):
+        run = _RefreshRun(project, cache, release, work, series, set(drop), clone)
         run.go(scratch)
         stale = None
         if write and not run.open:
-            stale = _write(project, cache, release, run, progress)
+            stale = _write(project, cache, release, run)
     seconds = time.monotonic() - begin
     return RefreshReport(
         release,
@@ -182,7 +164,6 @@ class _RefreshRun:
     work: Work
     series: Series
     drop: set[str]
-    progress: Progress
     clone: Clone | None
     outcomes: list[StepOutcome] = field(default_factory=list)
 
@@ -220,17 +201,17 @@ class _RefreshRun:
             if slug in gone:
                 self.outcomes.append(gone[slug])
                 continue
-            self.progress(f"carrying {slug} to {self.release.name}")
+            self.cache.progress(f"carrying {slug} to {self.release.name}")
             waits = bool(open_paths & set(tree.changed))
             carried = carry_step(self.project, carry, tree, head, variants=not waits)
-            tentative = conflicting is not None
+            tentative = waits or conflicting is not None
+            verdict, why, clashes = carried.verdict, carried.evidence, carried.clashes
+            outcome = StepOutcome(slug, verdict, why, clashes, carried.files, tentative)
             if waits:
-                text = "it changes files of a step that is open"
-                self._add(slug, carried, "waits", text, tentative=True)
-            elif carried.tree is None:
-                self._add(slug, carried, "conflict", tentative=tentative)
-            else:
-                self._add(slug, carried, carried.verdict, tentative=tentative)
+                why = "it changes files of a step that is open"
+                outcome = StepOutcome(slug, "waits", why, (), carried.files, tentative)
+            self.outcomes.append(outcome)
+            if not waits and carried.tree is not None:
                 if carried.verdict != "upstream":
                     head = carry.commit(carried.form, carried.tree, head)
                     if not tentative:
@@ -251,27 +232,6 @@ class _RefreshRun:
         if clone is not None and (since := clone.since(base.release)) is not None:
             return replace(carry, history=functools.partial(clone.commits, since))
         return carry
-
-    def _add(
-        self,
-        slug: str,
-        carried: CarriedStep,
-        outcome: Outcome,
-        text: str = "",
-        *,
-        tentative: bool = False,
-    ) -> None:
-        clashes = carried.clashes if outcome == "conflict" else ()
-        self.outcomes.append(
-            StepOutcome(
-                slug,
-                outcome,
-                text or carried.evidence,
-                clashes,
-                carried.files,
-                tentative,
-            )
-        )
 
     def _remember(self) -> None:
         remember(self.work, self.series.base.release.name, self.outcomes)
@@ -320,11 +280,7 @@ def _save(
 
 
 def _write(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    run: _RefreshRun,
-    progress: Progress,
+    project: Project, cache: Cache, release: Release, run: _RefreshRun
 ) -> list[StaleFile]:
     """Pin and save. If the series cannot be saved, undo the pin."""
     before = project.releases_file.read_bytes()
@@ -332,7 +288,7 @@ def _write(
     if unpinned:
         add(project, release)
     try:
-        progress(f"writing the series of {release.name}")
+        cache.progress(f"writing the series of {release.name}")
         stale = _save(project, cache, run.work, run.gone, dry_run=True)
         _require_own(project, release, stale)
         _save(project, cache, run.work, run.gone)

@@ -4,8 +4,6 @@
 from collections import Counter
 from collections.abc import Iterator
 
-import msgspec
-
 from xpustack.core.markdown import table
 from xpustack.refresh.carry import Clash
 from xpustack.refresh.refresh import RefreshReport
@@ -42,7 +40,7 @@ def to_json(done: RefreshReport) -> dict[str, object]:
         "written": None
         if done.stale is None
         else [f"{file.kind} {file.path}" for file in done.stale],
-        "steps": [msgspec.to_builtins(step) for step in done.steps],
+        "steps": done.steps,
     }
 
 

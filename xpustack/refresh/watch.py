@@ -2,9 +2,10 @@
 """Watch upstream: releases without a pin, newer kernels, models without an XPU path,
 and steps that upstream has by now."""
 
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from packaging.version import Version
 
@@ -14,11 +15,9 @@ from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
+from xpustack.core.repository import Repository
 from xpustack.refresh.carry import carrier
-from xpustack.refresh.kernel_versions import PROJECT, NewerKernels, newer_kernels
-from xpustack.refresh.models import models_without_xpu
 from xpustack.refresh.neighbours import (
     MissingRelease,
     final_releases,
@@ -30,7 +29,28 @@ from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order
 from xpustack.series.tree import Series
 
+KERNELS = "vllm-xpu-kernels"
+SCHEMAS = "emulated_xpu/schemas"
+"""The op schemas of each version that somebody read."""
 _BACKPORT = "Backport"
+_MODELS = "vllm/models"
+_PLATFORMS = ("nvidia", "amd")
+_REFUSAL = re.compile(r"is_xpu\(\):\n\s+raise\b")
+
+
+@dataclass(frozen=True)
+class NewerKernels:
+    """A pin's version of vllm-xpu-kernels, and a newer one on the index.
+
+    `known` marks one that needs no action. An older release goes on asking for its
+    own version. What is newer than the newest pin's is known once its op schemas are
+    in `emulated_xpu/schemas`: the next release will ask for it or its successor.
+    """
+
+    release: str
+    pinned: str
+    newer: str
+    known: bool
 
 
 @dataclass(frozen=True)
@@ -91,17 +111,10 @@ class WatchReport:
         )
 
 
-def watch(
-    project: Project,
-    cache: Cache,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> WatchReport:
+def watch(project: Project, cache: Cache) -> WatchReport:
     """Compare the pins with the index, and the series with the newest release.
 
-    Args:
-        offline: look at the pinned releases alone.
+    Offline it looks at the pinned releases alone.
 
     Raises:
         SourceError: an archive cannot be fetched, or nothing is pinned.
@@ -111,33 +124,31 @@ def watch(
     newest = pinned[-1]
     offered: list[Version] = []
     kernels: tuple[NewerKernels, ...] = ()
-    if not offline:
-        offered = final_releases(progress)
+    if not cache.offline:
+        offered = final_releases(cache)
         index = PipConfiguration.of_this_machine().index()
-        versions = index.final_versions(PROJECT)
+        versions = index.final_versions(KERNELS)
         kernels = tuple(newer_kernels(pinned, versions, project.root))
     newer = [str(version) for version in offered if version > Version(newest.version)]
     missing = missing_among(pinned, offered)
     compared = newest
     if newer:
-        compared = target_release(project, cache, f"v{newer[-1]}", progress=progress)
+        compared = target_release(project, cache, f"v{newer[-1]}")
     store = Store(cache)
-    base = base_of(store, compared, offline=offline, progress=progress)
+    base = base_of(store, compared)
     attempts = {
-        release.name: trees_before_failure(
-            store, project, release, offline=offline, progress=progress
-        )
+        release.name: trees_before_failure(store, project, release)
         for release in pinned
         if release.name != compared.name
     }
-    models = _models(store, pinned, compared, offline, progress)
+    models = _models(store, pinned, compared)
     landed: list[LandedStep] = []
     carried: list[str] | None = None
     if compared in pinned:
         carried = read_order(project, compared.name)
-    with store.writing(progress) as writer, store.cache.scratch() as scratch:
+    with store.writing() as writer, store.cache.scratch() as scratch:
         for name, (series, _) in attempts.items():
-            progress(f"comparing {name} with {compared.name}")
+            cache.progress(f"comparing {name} with {compared.name}")
             if series is not None:
                 landed += _landed(
                     writer, series, base.id, compared.name, carried, scratch
@@ -159,11 +170,7 @@ def watch(
 
 
 def _models(
-    store: Store,
-    pinned: Sequence[Release],
-    compared: Release,
-    offline: bool,
-    progress: Progress,
+    store: Store, pinned: Sequence[Release], compared: Release
 ) -> Iterator[ModelWithoutXpu]:
     """The models without an XPU path that are new in a release."""
     before = [
@@ -173,9 +180,9 @@ def _models(
     ]
     known: set[str] = set()
     for release in before:
-        base = base_of(store, release, offline=offline, progress=progress)
+        base = base_of(store, release)
         known |= models_without_xpu(store.git, base.id).keys()
-    base = base_of(store, compared, offline=offline, progress=progress)
+    base = base_of(store, compared)
     for model, why in models_without_xpu(store.git, base.id).items():
         if model not in known:
             yield ModelWithoutXpu(compared.name, model, why)
@@ -199,3 +206,54 @@ def _landed(
                 carried is not None and tree.slug not in carried
             )
             yield LandedStep(tree.release.name, tree.slug, newer, step.evidence, known)
+
+
+def newer_kernels(
+    pins: Sequence[Release], offered: Iterable[Version], root: Path
+) -> Iterator[NewerKernels]:
+    """One row for each pin whose vllm-xpu-kernels has a newer fix release (the first
+    three numbers are equal), and for the newest pin whatever is newer.
+
+    Args:
+        pins: oldest first, at least one.
+        offered: the versions on the index.
+        root: this repository.
+    """
+    versions = sorted(offered)
+    for release in pins:
+        own = Version(release.xpu_kernels.version)
+        newest_pin = release is pins[-1]
+        newer = [
+            version
+            for version in versions
+            if version > own and (newest_pin or version.release[:3] == own.release[:3])
+        ]
+        for version in newer[-1:]:
+            read = (root / SCHEMAS / f"{version}.txt").is_file()
+            known = read or not newest_pin
+            yield NewerKernels(release.name, str(own), str(version), known)
+
+
+def models_without_xpu(git: Repository, tree: str) -> dict[str, str]:
+    """The models below `vllm/models` that have a folder of another platform, and whose
+    `__init__.py`, which chooses among the platforms, does not offer XPU one.
+
+    Returns:
+        The reason by the model's name.
+    """
+    files = git.files(tree, [_MODELS])
+    isolated = {
+        path.parts[2]
+        for path in map(PurePosixPath, files)
+        if len(path.parts) > 4 and path.parts[3] in _PLATFORMS
+    }
+    entries = {name: files.get(f"{_MODELS}/{name}/__init__.py") for name in isolated}
+    blobs = git.blobs(entry.blob for entry in entries.values() if entry is not None)
+    found = {}
+    for name, entry in sorted(entries.items()):
+        text = blobs[entry.blob].decode("utf-8", "replace") if entry is not None else ""
+        if "xpu" not in text.lower():
+            found[name] = "its __init__.py does not name XPU"
+        elif _REFUSAL.search(text):
+            found[name] = "its __init__.py refuses XPU"
+    return found

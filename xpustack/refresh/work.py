@@ -14,7 +14,6 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.files import not_ours, vacant
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
@@ -81,9 +80,6 @@ def working(
     release: Release,
     origin: Release,
     directory: Path | None,
-    *,
-    offline: bool,
-    progress: Progress,
 ) -> Iterator[tuple[Work, Path]]:
     """The work repository: that of an earlier run, or a new one."""
     with cache.scratch() as scratch:
@@ -93,20 +89,19 @@ def working(
             yield work, scratch
             return
         store = Store(cache)
-        base = base_of(store, release, offline=offline, progress=progress)
-        target = trees(store, project, release, offline=offline, progress=progress)
+        base = base_of(store, release)
+        target = trees(store, project, release)
         state = State(release.name, base.id, target.tip.commit)
-        with cache.scratch() as throwaway:
-            place = (directory or throwaway / "work").absolute()
-            if not vacant(place):
-                raise not_ours(place, release.name, "refresh")
-            with atomic_dir(place) as temporary:
-                fill(store, temporary, state)
-                own_slugs = tuple(read_order(project, release.name))
-                (temporary / ".git" / NOTE).write_bytes(
-                    msgspec.json.encode(Note(origin.name, own_slugs)) + b"\n"
-                )
-            yield open_work(place), scratch
+        place = (directory or scratch / "work").absolute()
+        if not vacant(place):
+            raise not_ours(place, release.name, "refresh")
+        with atomic_dir(place) as temporary:
+            fill(store, temporary, state)
+            own_slugs = tuple(read_order(project, release.name))
+            (temporary / ".git" / NOTE).write_bytes(
+                msgspec.json.encode(Note(origin.name, own_slugs)) + b"\n"
+            )
+        yield open_work(place), scratch
 
 
 def _resumed(directory: Path, release: Release, origin: Release) -> Work:

@@ -10,7 +10,6 @@ repository names none.
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-import httpx2
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import (
     InvalidWheelFilename,
@@ -18,15 +17,14 @@ from packaging.utils import (
     parse_wheel_filename,
 )
 from packaging.version import Version
-from unearth import Link
 
+from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS
 from xpustack.base.index import Index
-from xpustack.base.pin import DOCKERFILE, REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
 from xpustack.core.repository import NoSuchPath
-from xpustack.release.pins import PinnedDistribution
+from xpustack.release.resource import PinnedDistribution
 from xpustack.release.runtime import PUBLISHING, OneApi, Runtime, notes, runtime
 from xpustack.series.tree import BaseTree
 
@@ -71,22 +69,15 @@ def with_hashes(
     hashed_pins = []
     for pin in pins:
         try:
-            packages = list(
-                index.finder.find_matches(
-                    pin.requirement, allow_yanked=True, allow_prereleases=True
-                )
-            )
-        except httpx2.HTTPError as error:
-            raise EnvironmentProblem(
-                f"cannot ask the package index for {pin.name}",
-                detail=str(error),
-                hint="python -m pip config list, or the same command with --offline",
-            ) from error
+            packages = index.packages(pin.requirement)
+        except EnvironmentProblem as error:
+            error.hint = f"{error.hint}, or the same command with --offline"
+            raise
         hashes = {
             value
             for package in packages
             if _fits(package.link.filename, pin.version)
-            for value in _sha256_hashes(package.link)
+            for value in (package.link.hash_option or {}).get("sha256", [])
         }
         hashed_pins.append(replace(pin, hashes=tuple(sorted(hashes))))
     return hashed_pins
@@ -116,7 +107,8 @@ def pins_with_hashes(pins: Iterable[PinnedDistribution]) -> str:
     lines = ["# pip install --no-deps --require-hashes -r pins.txt"]
     for pin in pins:
         if pin.hashes:
-            lines.append(" \\\n    ".join([pin.requirement, *_options(pin)]))
+            options = (f"--hash=sha256:{value}" for value in pin.hashes)
+            lines.append(" \\\n    ".join([pin.requirement, *options]))
         else:
             lines.append(f"# no index announces a hash: {pin.requirement}")
     return "\n".join(lines) + "\n"
@@ -197,10 +189,6 @@ def base_runtime(store: Store, base: BaseTree) -> Runtime:
     )
 
 
-def _options(pin: PinnedDistribution) -> list[str]:
-    return [f"--hash=sha256:{value}" for value in pin.hashes]
-
-
 def _direct_url(requirements: str, name: str) -> str | None:
     for line in requirements.splitlines():
         try:
@@ -224,8 +212,3 @@ def _fits(filename: str, version: str) -> bool:
         or ("linux" in tag.platform and tag.platform.endswith("x86_64"))
         for tag in tags
     )
-
-
-def _sha256_hashes(link: Link) -> list[str]:
-    options: Mapping[str, list[str]] = link.hash_option or {}
-    return options.get("sha256", [])

@@ -2,28 +2,25 @@
 """The inputs of a wheel: files of the base and of this repository by hash, programs
 of this machine by version."""
 
-import hashlib
 import os
 import platform
 import shlex
 import sys
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from xpustack.base.releases import Release
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
+from xpustack.release.resource import Resource, sha256_of
 from xpustack.series.order import ORDER
 from xpustack.series.overlay import KERNEL_HOME, TRITON, NewFiles
 from xpustack.series.patch import format_patch
 from xpustack.series.tree import Step
 
-InputKind = Literal["base", "series", "patch", "overlay", "kernel", "generated"]
 TOOL = (
     "base/archive",
     "base/store",
@@ -33,11 +30,12 @@ TOOL = (
     "core/git",
     "core/process",
     "core/repository",
+    "release/built",
     "release/inputs",
+    "release/resource",
     "release/ship",
     "series/apply",
     "series/diff",
-    "series/fit",
     "series/order",
     "series/overlay",
     "series/patch",
@@ -59,23 +57,11 @@ PROGRAMS = (
 """The distributions that take part in a build."""
 
 
-@dataclass(frozen=True)
-class Input:
-    """A file that goes into a wheel.
-
-    `name` is its path in this repository, the archive's file name for a base, or
-    its path in the tree for a file that the tool generates. `lands` is the path in
-    the tree of a file that a step adds whole; `step` is that step's slug.
-    """
-
-    kind: InputKind
-    name: str
-    sha256: str
-    step: str | None = None
-    lands: str | None = None
+def _input(name: str, sha256: str, **annotations: str) -> Resource:
+    return Resource(name, digest={"sha256": sha256}, annotations=annotations)
 
 
-def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Input]:
+def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Resource]:
     """The base, the order of the series, and per step the patch and the new files.
 
     Raises:
@@ -83,21 +69,22 @@ def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[In
     """
     order = project.series_dir(release.name) / ORDER
     files = [
-        Input("base", release.sdist, release.sha256),
-        Input("series", _relative(project, order), sha256_of(order.read_bytes())),
+        _input(release.sdist, release.sha256, kind="base"),
+        _input(_relative(project, order), sha256_of(order.read_bytes()), kind="series"),
     ]
     new_files = NewFiles(project)
     for step in steps:
         patch = sha256_of(format_patch(step))
-        files.append(Input("patch", _relative(project, step.path), patch, step.slug))
+        name = _relative(project, step.path)
+        files.append(_input(name, patch, kind="patch", step=step.slug))
         for path, file in sorted(new_files.of(step).items()):
-            name = _relative(project, file.source)
-            kind: InputKind = (
-                "kernel" if path.startswith(KERNEL_HOME + "/") else "overlay"
-            )
+            kind, name = "overlay", _relative(project, file.source)
             if path == f"{KERNEL_HOME}/{TRITON}.py":
                 kind, name = "generated", path
-            files.append(Input(kind, name, sha256_of(file.content), step.slug, path))
+            elif path.startswith(KERNEL_HOME + "/"):
+                kind = "kernel"
+            sha256 = sha256_of(file.content)
+            files.append(_input(name, sha256, kind=kind, step=step.slug, lands=path))
     return files
 
 
@@ -123,11 +110,6 @@ def machine(runner: Runner) -> dict[str, str]:
     for name in PROGRAMS:
         versions[name] = fingerprint.installed_version(name) or "not installed"
     return versions
-
-
-def sha256_of(data: bytes) -> str:
-    """The sha256 of `data`, 64 hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()
 
 
 def _compiler(runner: Runner) -> str:

@@ -10,35 +10,19 @@ processes.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 
-from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed
-from xpustack.release.inputs import Input
-from xpustack.series.tree import Step, Tree
+from xpustack.release.built import WheelBuild
+from xpustack.release.resource import Resource
+from xpustack.release.runtime import resources
 
 STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:xpustack:wheel:v1"
-RUNTIME = "runtime"
-"""The kind of a resource that the base names for running the wheel: it takes no part
-in the build, and no digest of it is known."""
 BUILDER = "urn:xpustack:own-machine"
-
-
-class Resource(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A file that a statement names."""
-
-    name: str
-    uri: str = ""
-    digest: dict[str, str] = {}
-    annotations: dict[str, str] = {}
-
-    @property
-    def sha256(self) -> str:
-        return self.digest.get("sha256", "")
 
 
 class _BuildDefinition(msgspec.Struct, frozen=True):
@@ -89,45 +73,30 @@ class Statement(msgspec.Struct, frozen=True):
 
 
 def provenance(
-    release: Release,
-    version: str,
-    subjects: Mapping[str, str],
-    tip: Tree,
-    steps: Sequence[Step],
-    parts: Sequence[Input],
-    runtime: Sequence[Mapping[str, str]],
-    variables: Mapping[str, str],
-    tool: Mapping[str, str],
-    machine: Mapping[str, str],
+    build: WheelBuild, subjects: Mapping[str, str], variables: Mapping[str, str]
 ) -> str:
     """The statement as JSON text.
 
     Args:
         subjects: the sha256 of each built file, by name; the wheel first.
-        runtime: name and address of each part of the runtime that the base names.
         variables: the environment variables that the build sets.
-        tool: the sha256 of each module of the tool.
-        machine: the version of each program that takes part.
     """
-    tree = {"gitTree": tip.tree_id, "gitCommit": tip.commit}
+    tree = {"gitTree": build.tip.tree_id, "gitCommit": build.tip.commit}
     definition = _BuildDefinition(
         BUILD_TYPE,
         {
-            "release": release.name,
-            "version": version,
-            "steps": [step.slug for step in steps],
+            "release": build.release.name,
+            "version": build.version,
+            "steps": [step.slug for step in build.steps],
         },
-        {"environment": dict(variables), "machine": dict(machine)},
+        {"environment": dict(variables), "machine": dict(build.machine)},
         [
-            *map(_dependency, parts),
+            *build.parts,
             Resource("tree", digest=tree),
-            *(
-                Resource(part["name"], part["uri"], annotations={"kind": RUNTIME})
-                for part in runtime
-            ),
+            *resources(build.runtime, build.pins),
         ],
     )
-    builder = _Builder(BUILDER, _files(tool))
+    builder = _Builder(BUILDER, _files(build.tool))
     predicate = _Predicate(definition, _RunDetails(builder))
     statement = Statement(STATEMENT, _files(subjects), PREDICATE, predicate)
     return json.dumps(msgspec.to_builtins(statement), indent=1) + "\n"
@@ -153,9 +122,3 @@ def read(data: bytes) -> Statement:
 
 def _files(digests: Mapping[str, str]) -> list[Resource]:
     return [Resource(name, digest={"sha256": sha}) for name, sha in digests.items()]
-
-
-def _dependency(part: Input) -> Resource:
-    notes = {"kind": part.kind, "step": part.step, "lands": part.lands}
-    annotations = {name: value for name, value in notes.items() if value is not None}
-    return Resource(part.name, digest={"sha256": part.sha256}, annotations=annotations)

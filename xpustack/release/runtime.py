@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from xpustack.base.dockerfile import Stage, stages
-from xpustack.base.pin import DOCKERFILE
+from xpustack.base.dockerfile import DOCKERFILE, Stage, stages
 from xpustack.base.releases import Release
 from xpustack.core.errors import SourceError
-from xpustack.release.pins import PinnedDistribution
+from xpustack.release.resource import PinnedDistribution, Resource
 
 BASE_STAGE = "vllm-base"
 SERVER_STAGE = "vllm-openai"
@@ -52,6 +51,9 @@ _EXACT = re.compile(r"\"([^\"]+==[^\"]+)\"|'([^']+==[^']+)'|(?<!\S)([\w.-]+==[\w
 _OFFICIAL = re.compile(
     r"\bmanifest push \"?([\w./-]+-xpu):v\$\{RELEASE_VERSION\}(?![\w-])"
 )
+
+RUNTIME = "runtime"
+"""The kind of a resource that the base names for running the wheel."""
 
 
 @dataclass(frozen=True)
@@ -174,10 +176,9 @@ def notes(runtime: Runtime) -> Iterator[str]:
             yield f"# Intel's repository: {name}{version}"
 
 
-def resources(
-    runtime: Runtime, pins: Iterable[PinnedDistribution]
-) -> list[dict[str, str]]:
-    """The runtime as name and address of each part, for the provenance."""
+def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Resource]:
+    """Each part of the runtime by name and address. It takes no part in the build, and
+    no digest of it is known."""
     parts = [("image", f"pkg:docker/{_docker(runtime.image)}")]
     if runtime.official:
         parts.append(("official image", f"pkg:docker/{_docker(runtime.official)}"))
@@ -196,7 +197,7 @@ def resources(
         (pin.name, f"pkg:pypi/{canonicalize_name(pin.name)}@{pin.version}")
         for pin in (*pins, *runtime.packages)
     ]
-    return [{"name": name, "uri": uri} for name, uri in parts]
+    return [Resource(name, uri, annotations={"kind": RUNTIME}) for name, uri in parts]
 
 
 def _packages(server: str) -> Iterator[PinnedDistribution]:

@@ -18,41 +18,27 @@ from packaging.utils import canonicalize_name
 
 from xpustack import __name__ as TOOL_NAME
 from xpustack.base.releases import Release
-from xpustack.release.inputs import Input
-from xpustack.release.pins import PinnedDistribution
-from xpustack.series.tree import Step, Tree
+from xpustack.release.built import WheelBuild
+from xpustack.release.resource import PinnedDistribution, Resource
 
 SPECIFICATION = "1.6"
 _NAMESPACE = uuid.uuid5(uuid.NAMESPACE_OID, "xpustack sbom")
 _MAIN = "wheel"
 
 
-def sbom(
-    release: Release,
-    version: str,
-    wheel: tuple[str, str],
-    tip: Tree,
-    steps: Sequence[Step],
-    parts: Sequence[Input],
-    pins: Sequence[PinnedDistribution],
-    requires: Iterable[str],
-) -> str:
-    """The bill as JSON text.
-
-    Args:
-        wheel: the wheel's file name and its sha256.
-        tip: the tree that was built.
-        parts: as `inputs` gives them.
-        requires: the wheel's own `Requires-Dist` lines.
-    """
-    name, digest = wheel
-    files = [_file(part) for part in parts if part.kind not in ("base", "series")]
-    requirements = _requirements(requires, pins)
+def sbom(build: WheelBuild) -> str:
+    """The bill as JSON text."""
+    release, tip = build.release, build.tip
+    files = [_file(part) for part in build.parts if part.kind not in ("base", "series")]
+    requirements = _requirements(
+        build.wheel.metadata.get("Requires-Dist", []),
+        [*build.pins, *build.runtime.packages],
+    )
     bill = {
         "$schema": f"http://cyclonedx.org/schema/bom-{SPECIFICATION}.schema.json",
         "bomFormat": "CycloneDX",
         "specVersion": SPECIFICATION,
-        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, digest)}",
+        "serialNumber": f"urn:uuid:{uuid.uuid5(_NAMESPACE, build.digest)}",
         "version": 1,
         "metadata": {
             "tools": {"components": [{"type": "application", "name": TOOL_NAME}]},
@@ -60,9 +46,9 @@ def sbom(
                 "type": "library",
                 "bom-ref": _MAIN,
                 "name": "vllm",
-                "version": version,
-                "purl": _purl("vllm", version, name),
-                "hashes": [_sha256(digest)],
+                "version": build.version,
+                "purl": _purl("vllm", build.version, build.name),
+                "hashes": [_sha256(build.digest)],
                 "licenses": [{"license": {"id": "Apache-2.0"}}],
                 "pedigree": {
                     "ancestors": [_ancestor(release)],
@@ -72,7 +58,7 @@ def sbom(
                             "message": f"{tip.name}: tree {tip.tree_id}",
                         }
                     ],
-                    "patches": _patches(steps, parts),
+                    "patches": _patches(build),
                     "notes": "The patches apply to the ancestor in this order."
                     " The fragment of a patch's address is its sha256.",
                 },
@@ -104,32 +90,29 @@ def _ancestor(release: Release) -> dict[str, object]:
     }
 
 
-def _patches(steps: Sequence[Step], parts: Sequence[Input]) -> list[dict[str, object]]:
+def _patches(build: WheelBuild) -> list[dict[str, object]]:
     """The patches in CycloneDX's terms: `backport` if upstream has the change,
     `unofficial` if it does not."""
-    kinds = {
-        step.slug: "backport"
+    landed = {
+        step.slug
+        for step in build.steps
         if step.trailers.upstream_status.startswith("Backport")
-        else "unofficial"
-        for step in steps
     }
     return [
         {
-            "type": kinds[part.step or ""],
+            "type": "backport" if part.step in landed else "unofficial",
             "diff": {"url": f"{part.name}#sha256={part.sha256}"},
         }
-        for part in parts
+        for part in build.parts
         if part.kind == "patch"
     ]
 
 
-def _file(part: Input) -> dict[str, object]:
+def _file(part: Resource) -> dict[str, object]:
     properties = [
-        {"name": "xpustack:kind", "value": part.kind},
-        {"name": "xpustack:step", "value": part.step or ""},
+        {"name": f"xpustack:{name}", "value": value}
+        for name, value in part.annotations.items()
     ]
-    if part.lands is not None:
-        properties.append({"name": "xpustack:lands", "value": part.lands})
     return {
         "type": "file",
         "bom-ref": f"file:{part.step}:{part.name}",

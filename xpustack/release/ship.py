@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from xpustack.base.dockerfile import REQUIREMENTS
 from xpustack.base.index import PipConfiguration
-from xpustack.base.pin import REQUIREMENTS
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import wheel
@@ -17,14 +17,13 @@ from xpustack.builds.build import (
     build_version,
     build_wheel,
     private_places,
-    work_folder,
 )
 from xpustack.core.cache import Cache, replace_dir
-from xpustack.core.errors import CheckFailed, UsageError
+from xpustack.core.errors import CheckFailed, UsageError, concerning
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.release import inputs, provenance, sbom
+from xpustack.release import inputs
+from xpustack.release.built import WheelBuild
 from xpustack.release.constraints import (
     base_file,
     base_runtime,
@@ -35,13 +34,13 @@ from xpustack.release.constraints import (
     pins_with_hashes,
     with_hashes,
 )
-from xpustack.release.inputs import Input
-from xpustack.release.pins import PinnedDistribution
-from xpustack.release.runtime import Runtime, requirements_text, resources
+from xpustack.release.provenance import provenance
+from xpustack.release.resource import PinnedDistribution, sha256_of
+from xpustack.release.runtime import requirements_text
+from xpustack.release.sbom import sbom
 from xpustack.series.apply import trees
 from xpustack.series.patch import load_series
 from xpustack.series.revision import require_recorded
-from xpustack.series.tree import Step, Tree
 
 CONSTRAINTS = "constraints.txt"
 PINS = "pins.txt"
@@ -66,74 +65,27 @@ COMPANION_FILES = (
 """The files beside a wheel; `official.args` only where upstream has an image."""
 
 
-@dataclass(frozen=True)
-class WheelBuild:
-    """A newly built wheel, and the data for the files beside it.
-
-    `data` is the wheel's canonical archive; `pins` have no hashes yet.
-    """
-
-    release: Release
-    version: str
-    name: str
-    data: bytes
-    wheel: wheel.Wheel
-    tip: Tree
-    steps: tuple[Step, ...]
-    parts: tuple[Input, ...]
-    pins: tuple[PinnedDistribution, ...]
-    runtime: Runtime
-
-    def files(
-        self,
-        pins: Sequence[PinnedDistribution],
-        tool: Mapping[str, str],
-        machine: Mapping[str, str],
-    ) -> dict[str, bytes]:
-        """Every file of the release, by name, the wheel first.
-
-        Args:
-            pins: the pins with the hashes to write.
-            tool, machine: the provenance's record of them.
-        """
-        digest = inputs.sha256_of(self.data)
-        texts = {
-            CONSTRAINTS: constraints(self.release, self.version, pins, self.runtime),
-            PINS: pins_with_hashes(pins),
-            RUNTIME: requirements_text(self.runtime),
-            ARGUMENTS: build_arguments(self.name, pins, self.runtime),
-            HEALTH: HEALTH_SOURCE.read_text(encoding="utf-8"),
-            SBOM: sbom.sbom(
-                self.release,
-                self.version,
-                (self.name, digest),
-                self.tip,
-                self.steps,
-                self.parts,
-                [*pins, *self.runtime.packages],
-                self.wheel.metadata.get("Requires-Dist", []),
-            ),
-        }
-        official = official_arguments(self.name, self.runtime)
-        if official is not None:
-            texts[OFFICIAL_ARGUMENTS] = official
-        companions = {name: text.encode() for name, text in texts.items()}
-        subjects = {self.name: digest} | {
-            name: inputs.sha256_of(data) for name, data in sorted(companions.items())
-        }
-        statement = provenance.provenance(
-            self.release,
-            self.version,
-            subjects,
-            self.tip,
-            self.steps,
-            self.parts,
-            resources(self.runtime, self.pins),
-            _variables(self.version),
-            tool,
-            machine,
-        )
-        return {self.name: self.data, **companions, PROVENANCE: statement.encode()}
+def files(build: WheelBuild) -> dict[str, bytes]:
+    """Every file of the release, by name, the wheel first."""
+    texts = {
+        CONSTRAINTS: constraints(
+            build.release, build.version, build.pins, build.runtime
+        ),
+        PINS: pins_with_hashes(build.pins),
+        RUNTIME: requirements_text(build.runtime),
+        ARGUMENTS: build_arguments(build.name, build.pins, build.runtime),
+        HEALTH: HEALTH_SOURCE.read_text(encoding="utf-8"),
+        SBOM: sbom(build),
+    }
+    official = official_arguments(build.name, build.runtime)
+    if official is not None:
+        texts[OFFICIAL_ARGUMENTS] = official
+    companions = {name: text.encode() for name, text in texts.items()}
+    subjects = {build.name: build.digest} | {
+        name: sha256_of(data) for name, data in sorted(companions.items())
+    }
+    statement = provenance(build, subjects, _variables(build.version))
+    return {build.name: build.data, **companions, PROVENANCE: statement.encode()}
 
 
 @dataclass(frozen=True)
@@ -149,13 +101,7 @@ class ReleaseArtifacts:
 
 
 def build_release_wheel(
-    runner: Runner,
-    project: Project,
-    cache: Cache,
-    release: Release,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
+    runner: Runner, project: Project, cache: Cache, release: Release
 ) -> WheelBuild:
     """Build the whole series of a release anew, without any earlier build.
 
@@ -165,7 +111,7 @@ def build_release_wheel(
         CheckFailed: the wheel names a directory of this machine.
     """
     store = Store(cache)
-    series = trees(store, project, release, offline=offline, progress=progress)
+    series = trees(store, project, release)
     steps = tuple(tree.step for tree in series.steps)
     if not steps:
         raise UsageError(
@@ -178,8 +124,11 @@ def build_release_wheel(
     requirements = base_file(store, series.base, REQUIREMENTS)
     runtime = base_runtime(store, series.base)
     version = build_version(series.tip, len(steps))
-    progress(f"building vllm {version}")
-    with work_folder(cache, store, series.tip) as work:
+    cache.progress(f"building vllm {version}")
+    with (
+        concerning(release.name, series.tip.slug),
+        cache.scratch(in_memory=True) as work,
+    ):
         built = build_wheel(runner, store, series.tip, version, work)
         contents = wheel.read(built)
         leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])
@@ -200,17 +149,13 @@ def build_release_wheel(
         parts,
         tuple(pinned_distributions(release, requirements)),
         runtime,
+        inputs.tool(),
+        inputs.machine(runner),
     )
 
 
 def ship(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    directory: Path,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
+    project: Project, cache: Cache, release: Release, directory: Path
 ) -> ReleaseArtifacts:
     """Make `directory/<release>` with the wheel and the files beside it.
 
@@ -229,24 +174,27 @@ def ship(
     target = directory.absolute() / release.name
     _require_ours(target, release)
     with replace_dir(target) as temporary:
-        build = build_release_wheel(
-            runner, project, cache, release, offline=offline, progress=progress
-        )
-        pins = list(build.pins)
-        if not offline:
-            progress("asking the index for hashes")
-            pins = with_hashes(pins, PipConfiguration.of_this_machine().index())
-        files = build.files(pins, inputs.tool(), inputs.machine(runner))
-        for name, data in files.items():
+        build = build_release_wheel(runner, project, cache, release)
+        if not cache.offline:
+            cache.progress("asking the index for hashes")
+            build = with_announced_hashes(build)
+        made = files(build)
+        for name, data in made.items():
             (temporary / name).write_bytes(data)
     return ReleaseArtifacts(
         release.name,
         build.version,
         target,
         build.name,
-        {name: inputs.sha256_of(data) for name, data in files.items()},
-        time.monotonic() - begin,
+        {name: sha256_of(data) for name, data in made.items()},
+        round(time.monotonic() - begin, 1),
     )
+
+
+def with_announced_hashes(build: WheelBuild) -> WheelBuild:
+    """A build with the hashes of its pins that pip's indexes announce."""
+    index = PipConfiguration.of_this_machine().index()
+    return replace(build, pins=tuple(with_hashes(build.pins, index)))
 
 
 def with_written_hashes(

@@ -11,41 +11,48 @@ explain a difference.
 import io
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 
 from xpustack.base import releases
-from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.builds import wheel
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance
-from xpustack.release.constraints import with_hashes
-from xpustack.release.difference import (
-    Difference,
-    first_difference,
-    hash_lines,
-    merge_by_path,
-)
+from xpustack.release.built import WheelBuild
 from xpustack.release.provenance import Statement
+from xpustack.release.resource import sha256_of
 from xpustack.release.ship import (
     COMPANION_FILES,
     PINS,
     PROVENANCE,
-    WheelBuild,
     build_release_wheel,
+    files,
+    with_announced_hashes,
     with_written_hashes,
 )
 
 BUNDLE = "attestation.sigstore.json"
 """What the release workflow signs, beside a published wheel."""
 _LOCAL = re.compile(r"xpu\.dsv4\.([1-9]\d*)")
+
+
+@dataclass(frozen=True)
+class Difference:
+    """A file that differs from what this checkout makes: its name in the wheel, beside
+    it or in this repository, the problem, and further lines."""
+
+    file: str
+    problem: str
+    detail: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return "\n    ".join([f"{self.file}: {self.problem}", *self.detail])
 
 
 @dataclass(frozen=True)
@@ -62,14 +69,7 @@ class WheelVerdict:
         return not self.differences
 
 
-def verify(
-    project: Project,
-    cache: Cache,
-    path: Path,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
-) -> WheelVerdict:
+def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
     """Compare a wheel and the files beside it with this checkout.
 
     Raises:
@@ -78,19 +78,14 @@ def verify(
         StackError: the machine cannot build, for example without a compiler.
     """
     release = _release(project, path)
-    progress(f"reading {path.name}")
+    cache.progress(f"reading {path.name}")
     wheel_file = wheel.read(path)
+    problems = dict(wheel_file.problems)
+    if "" not in problems:
+        problems = wheel.record_problems(wheel_file) | problems
     differences = [
-        Difference(name or path.name, problem)
-        for name, problem in wheel_file.problems.items()
+        Difference(name or path.name, problem) for name, problem in problems.items()
     ]
-    if "" not in wheel_file.problems:
-        problems = wheel.record_problems(wheel_file)
-        differences += [
-            Difference(name or path.name, problem)
-            for name, problem in problems.items()
-            if name not in wheel_file.problems
-        ]
     statement = _statement(path, release, differences)
     runner = Runner()
     notes = [_attestation(path)]
@@ -100,21 +95,23 @@ def verify(
         notes += _notes("machine", statement.machine, inputs.machine(runner))
         notes += _notes("tool", statement.tool, inputs.tool())
     try:
-        rebuild = build_release_wheel(
-            runner, project, cache, release, offline=offline, progress=progress
-        )
+        rebuild = build_release_wheel(runner, project, cache, release)
     except StackError as error:
         # What this machine lacks says nothing about the wheel.
         if error.exit_code not in (1, 3, 4):
             raise
         differences.append(
-            Difference("series", "it cannot be built again", tuple(_lines(error)))
+            Difference(
+                "series",
+                "it cannot be built again",
+                tuple(line.strip() for line in str(error).splitlines()),
+            )
         )
     else:
         differences += _members(path, wheel_file, rebuild)
-        files = _expected(path, rebuild, statement, offline, notes)
-        differences += _files(path, files)
-    return WheelVerdict(path, release.name, merge_by_path(differences), tuple(notes))
+        expected = _as_recorded(cache, path, rebuild, statement, notes)
+        differences += _files(path, files(expected))
+    return WheelVerdict(path, release.name, _merge_by_path(differences), tuple(notes))
 
 
 def _release(project: Project, path: Path) -> Release:
@@ -178,12 +175,12 @@ def _companions(path: Path, statement: Statement) -> Iterator[Difference]:
         elif not file.is_file():
             yield Difference(name, "missing beside the wheel")
         else:
-            actual = inputs.sha256_of(file.read_bytes())
+            actual = sha256_of(file.read_bytes())
             if actual != recorded:
                 yield Difference(
                     name,
                     "not the file that the provenance names",
-                    hash_lines(recorded, actual),
+                    _hash_lines(recorded, actual),
                 )
     if path.name not in statement.subjects:
         yield Difference(PROVENANCE, f"it does not name {path.name}")
@@ -203,14 +200,14 @@ def _inputs(
             if not inside or not file.is_file():
                 yield Difference(part.name, "the wheel has it, this checkout does not")
                 continue
-            actual = inputs.sha256_of(file.read_bytes())
+            actual = sha256_of(file.read_bytes())
         else:
             continue
         if actual != part.sha256:
             yield Difference(
                 part.name,
                 "not the one that the wheel was built from",
-                hash_lines(part.sha256, actual),
+                _hash_lines(part.sha256, actual),
             )
 
 
@@ -231,36 +228,32 @@ def _members(
             yield Difference(
                 name,
                 "differs from the one built here",
-                first_difference(wheel_file.members[name].data, expected[name].data),
+                _first_difference(wheel_file.members[name].data, expected[name].data),
             )
 
 
-def _expected(
+def _as_recorded(
+    cache: Cache,
     path: Path,
     rebuild: WheelBuild,
     statement: Statement | None,
-    offline: bool,
     notes: list[str],
-) -> dict[str, bytes]:
-    """The expected files, with the statement's own record of tool and machine."""
-    runner = Runner()
+) -> WheelBuild:
+    """The build with the statement's own record of tool and machine, and with hashes:
+    the announced ones, or offline those that `pins.txt` has."""
+    if statement is not None:
+        rebuild = replace(rebuild, tool=statement.tool, machine=statement.machine)
+    if not cache.offline:
+        return with_announced_hashes(rebuild)
+    notes.append(f"--offline: the hashes in {PINS} are taken as they are")
     pins = path.parent / PINS
-    if not offline:
-        pins_with_hashes = with_hashes(
-            rebuild.pins, PipConfiguration.of_this_machine().index()
-        )
-    else:
-        text = pins.read_text("utf-8", "replace") if pins.is_file() else ""
-        pins_with_hashes = with_written_hashes(rebuild.pins, text)
-        notes.append(f"--offline: the hashes in {PINS} are taken as they are")
-    tool = statement.tool if statement else inputs.tool()
-    machine = statement.machine if statement else inputs.machine(runner)
-    return rebuild.files(pins_with_hashes, tool, machine)
+    text = pins.read_text("utf-8", "replace") if pins.is_file() else ""
+    return replace(rebuild, pins=tuple(with_written_hashes(rebuild.pins, text)))
 
 
-def _files(path: Path, files: Mapping[str, bytes]) -> Iterator[Difference]:
+def _files(path: Path, made: Mapping[str, bytes]) -> Iterator[Difference]:
     """The wheel's own bytes and the files beside it against those made here."""
-    for name, expected in files.items():
+    for name, expected in made.items():
         file = path if name.endswith(".whl") else path.parent / name
         if not file.is_file():
             yield Difference(name, "missing beside the wheel")
@@ -271,7 +264,7 @@ def _files(path: Path, files: Mapping[str, bytes]) -> Iterator[Difference]:
             yield Difference(
                 file.name,
                 f"{what} from what is made here",
-                first_difference(actual, expected),
+                _first_difference(actual, expected),
             )
 
 
@@ -285,5 +278,35 @@ def _notes(
             yield f"{what}: {name} was {there}, here it is {here}"
 
 
-def _lines(error: StackError) -> list[str]:
-    return [line.strip() for line in str(error).splitlines()]
+def _merge_by_path(differences: list[Difference]) -> tuple[Difference, ...]:
+    """One difference per file: its first problem, with the others as further lines."""
+    by_path: dict[str, Difference] = {}
+    for difference in differences:
+        path = difference.file
+        first = by_path.get(path)
+        if first is None:
+            by_path[path] = difference
+        elif difference.problem != first.problem:
+            lines = (*first.detail, difference.problem, *difference.detail)
+            by_path[path] = Difference(path, first.problem, lines)
+    return tuple(by_path.values())
+
+
+def _first_difference(actual: bytes, expected: bytes) -> tuple[str, ...]:
+    """The first line in which two contents differ, else their hashes."""
+    try:
+        ours, theirs = expected.decode().splitlines(), actual.decode().splitlines()
+    except UnicodeDecodeError:
+        ours = theirs = []
+    for number, (left, right) in enumerate(zip(ours, theirs, strict=False), start=1):
+        if left != right:
+            return (
+                f"line {number} as made here: {left[:160]}",
+                f"line {number} as it is:     {right[:160]}",
+            )
+    return _hash_lines(sha256_of(expected), sha256_of(actual))
+
+
+def _hash_lines(expected: str, actual: str) -> tuple[str, ...]:
+    """Two hashes that ought to be one, a line each."""
+    return (f"expected sha256 {expected}", f"actual sha256   {actual}")

@@ -3,13 +3,15 @@
 
 The ref of a step's commit is a hash of everything that goes into it, so looking up a
 series that is already in the store takes two git processes, however much else the store
-holds. Nothing needs a work tree.
+holds. Nothing needs a work tree. A diff that does not fit is refused with its hunk and
+both sides.
 """
 
 import contextlib
+import difflib
 import hashlib
 import shlex
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
 from xpustack.base.download import base_of
@@ -18,12 +20,10 @@ from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
 from xpustack.core.git import GitFailed
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
-from xpustack.core.repository import Commit
-from xpustack.series.diff import forbidden
-from xpustack.series.fit import misfit
-from xpustack.series.order import position, read_order, read_patches, redo
+from xpustack.core.repository import Commit, TreeEntry
+from xpustack.series.diff import CREATES, FileDiff, Hunk, forbidden
+from xpustack.series.order import blaming, position, read_order, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
 from xpustack.series.recorded import read_trees, require_recorded_tree
@@ -34,6 +34,8 @@ Content = tuple[Step, dict[str, NewFile]]
 """A step, and its new files by path."""
 
 _FORMAT = b"xpustack tree 2\n"
+SHOWN = 16
+"""How many lines of a mismatch an error shows at most."""
 
 
 def trees(
@@ -41,8 +43,6 @@ def trees(
     project: Project,
     release: Release,
     *,
-    offline: bool = False,
-    progress: Progress = silent,
     upto: str | None = None,
     recorded: bool = True,
 ) -> Series:
@@ -60,13 +60,7 @@ def trees(
         UsageError: there is no step `upto`.
     """
     series, problem = trees_before_failure(
-        store,
-        project,
-        release,
-        offline=offline,
-        progress=progress,
-        upto=upto,
-        recorded=recorded,
+        store, project, release, upto=upto, recorded=recorded
     )
     if problem is not None:
         raise problem
@@ -79,8 +73,6 @@ def trees_before_failure(
     project: Project,
     release: Release,
     *,
-    offline: bool = False,
-    progress: Progress = silent,
     upto: str | None = None,
     recorded: bool = True,
 ) -> tuple[Series | None, StackError | None]:
@@ -94,28 +86,29 @@ def trees_before_failure(
     try:
         contents, malformed = _well_formed(project, release.name, upto)
         ids = read_trees(project, release.name) if recorded else {}
-        base = base_of(store, release, offline=offline, progress=progress)
+        base = base_of(store, release)
         series = Series(BaseTree(release, base.id, base.tree))
         refs = list(_refs(series.base.commit, contents))
         commits = store.commits(refs)
         with contextlib.ExitStack() as stack:
             writer: Writer | None = None
             for (step, files), ref in zip(contents, refs, strict=True):
-                commit = commits.get(ref)
-                if commit is None:
-                    progress(f"applying {release.name} {step.slug}")
-                    if writer is None:
-                        writer = stack.enter_context(store.writing(progress))
-                        writer.read_tree(series.tip.tree_id)
-                    with store.cache.scratch() as scratch:
-                        commit = _apply(writer, series.tip, step, files, scratch)
-                    writer.keep(ref, commit)
-                else:
-                    store.count_as_used(ref)
-                    if writer is not None:
-                        writer.read_tree(commit.tree)
-                if recorded:
-                    require_recorded_tree(project, step, commit.tree, ids)
+                with blaming(release.name, step.path):
+                    commit = commits.get(ref)
+                    if commit is None:
+                        store.cache.progress(f"applying {release.name} {step.slug}")
+                        if writer is None:
+                            writer = stack.enter_context(store.writing())
+                            writer.read_tree(series.tip.tree_id)
+                        with store.cache.scratch() as scratch:
+                            commit = _apply(writer, series.tip, step, files, scratch)
+                        writer.keep(ref, commit)
+                    else:
+                        store.count_as_used(ref)
+                        if writer is not None:
+                            writer.read_tree(commit.tree)
+                    if recorded:
+                        require_recorded_tree(project, step, commit.tree, ids)
                 changed = tuple(sorted({*step.touched, *files}))
                 added = tuple(sorted(files))
                 tree = StepTree(step, *commit, series.tip, changed, added)
@@ -152,9 +145,6 @@ def apply_to(
     release: Release,
     directory: Path,
     upto: str | None = None,
-    *,
-    offline: bool = False,
-    progress: Progress = silent,
 ) -> Series:
     """Make `directory` a git repository with one commit for the base and one per step.
 
@@ -173,15 +163,13 @@ def apply_to(
     directory = directory.absolute()
     store = Store(cache)
     replaced = replaceable(directory, release.name)
-    series = trees(
-        store, project, release, offline=offline, progress=progress, upto=upto
-    )
+    series = trees(store, project, release, upto=upto)
     whole = upto is None or read_order(project, release.name)[-1:] == [upto]
     state = State(
         release.name, series.base.commit, series.tip.commit, None if whole else upto
     )
     with (replace_dir if replaced else atomic_dir)(directory) as temporary:
-        progress(f"writing {release.name} to {directory}")
+        cache.progress(f"writing {release.name} to {directory}")
         fill(store, temporary, state)
     return series
 
@@ -208,19 +196,17 @@ def _apply(
     scratch: Path,
 ) -> Commit:
     """Apply a step to the index of `writer`, which holds the tree before."""
-    for file in step.files:
-        _check_allowed(step, file.path)
+    for path in (*step.touched, *files):
+        if problem := forbidden(path):
+            raise SeriesError(problem, path=path)
     if step.diff:
         _apply_diff(writer, parent, step)
     present = _present(writer, parent, files)
     for path, new_file in files.items():
-        _check_allowed(step, path)
         parents = (str(parent) for parent in PurePosixPath(path).parents)
         if clash := next((name for name in (path, *parents) if name in present), None):
             raise ApplyError(
                 f"the tree already has {clash}: there the change is a patch",
-                release=step.release,
-                step=step.slug,
                 path=new_file.source,
                 hint=f"take {path} out of the trailers in {step.path},"
                 f" rm {shlex.quote(str(new_file.source))}, and change the file in a"
@@ -243,28 +229,72 @@ def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:
 
 
 def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
+    for file in step.files:
+        if file.creates:
+            raise SeriesError(CREATES, path=file.path)
     try:
-        if created := next((file for file in step.files if file.creates), None):
-            raise SeriesError(
-                "a patch may not create a file: bring it as overlay",
-                release=step.release,
-                step=step.slug,
-                path=created.path,
-                hint=redo(step.release, step.path),
-            )
         writer.apply(step.diff)
     except GitFailed as error:
         entries = writer.files(parent.tree_id, step.touched)
         contents = writer.blobs(entry.blob for entry in entries.values())
-        raise misfit(step, entries, contents, error.stderr) from None
+        raise _misfit(step, entries, contents, error.stderr) from None
 
 
-def _check_allowed(step: Step, path: str) -> None:
-    if problem := forbidden(path):
-        raise SeriesError(
-            problem,
-            release=step.release,
-            step=step.slug,
-            path=path,
-            hint=redo(step.release, step.path),
-        )
+def _misfit(
+    step: Step,
+    entries: Mapping[str, TreeEntry],
+    contents: Mapping[str, bytes],
+    refusal: str,
+) -> ApplyError:
+    """The error for a diff that git refuses.
+
+    Args:
+        entries: the files of the tree before the step.
+        contents: those blobs of them that the diff changes.
+        refusal: what git says.
+    """
+    for file in step.files:
+        entry = entries.get(file.path)
+        if entry is None:
+            return ApplyError("the tree has no such file to patch", path=file.path)
+        if error := _hunk_misfit(file, contents[entry.blob]):
+            return error
+    return ApplyError("git refuses the patch", detail=refusal)
+
+
+def _hunk_misfit(file: FileDiff, content: bytes) -> ApplyError | None:
+    lines = [line + b"\n" for line in content.split(b"\n")]
+    lines[-1] = lines[-1][:-1]
+    for number, hunk in enumerate(file.hunks, start=1):
+        first = hunk.old_start - (hunk.old_count > 0)
+        if not _found(lines, hunk.before):
+            return ApplyError(
+                f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
+                path=file.path,
+                detail=_sides(hunk, lines[first : first + hunk.old_count]),
+            )
+    return None
+
+
+def _found(lines: Sequence[bytes], expected: Sequence[bytes]) -> bool:
+    """Whether the expected lines are in a row somewhere."""
+    size = len(expected)
+    return any(
+        lines[start : start + size] == list(expected)
+        for start in range(len(lines) - size + 1)
+    )
+
+
+def _sides(hunk: Hunk, actual: Sequence[bytes]) -> list[str]:
+    def text(lines: Sequence[bytes]) -> list[str]:
+        return [line.decode("utf-8", "replace").rstrip("\n") for line in lines]
+
+    diff = difflib.unified_diff(text(hunk.before), text(actual), lineterm="", n=3)
+    lines = list(diff)[3:]
+    surplus = len(lines) - SHOWN
+    if surplus > 0:
+        lines = [*lines[:SHOWN], f"... {surplus} more lines"]
+    return [
+        f"from line {hunk.old_start} on (- the patch expects, + the tree has):",
+        *lines,
+    ]

@@ -14,7 +14,7 @@ from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import PLAIN, LogEntry
-from xpustack.series.diff import DiffError, forbidden, parse_diff, without_ids
+from xpustack.series.diff import forbidden, without_ids
 from xpustack.series.order import SLUG, SUFFIX, read_patches
 from xpustack.series.overlay import KERNEL_HOME
 from xpustack.series.patch import (
@@ -126,13 +126,9 @@ def commits_since(work: Work, project: Project, base: str) -> list[StepCommit]:
         trailers = replace(trailers, overlay=(*listed, *unlisted))
         new = project.patches / slug[1] / (release + SUFFIX)
         path = patches.get(slug[1], new)
+        written = Step(release, slug[1], path, subject, text, trailers, diff)
         try:
-            files = parse_diff(diff)
-        except DiffError as error:
-            raise refuse(f"{error.message} ({error.path})") from None
-        step = Step(release, slug[1], path, subject, text, trailers, diff, files)
-        try:
-            parse_patch(release, path, format_patch(step))
+            step = parse_patch(release, path, format_patch(written))
         except SeriesError as error:
             raise refuse(error.message, *error.detail) from None
         problems = trailer_problems(step)

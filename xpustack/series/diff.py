@@ -13,11 +13,16 @@ headers, and both accept overlapping hunks and text after the last hunk.
 
 import functools
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+CREATES = "a patch may not create a file: bring it as overlay"
 _GENERATED = ("PKG-INFO", "setup.cfg")
 _FILE = re.compile(rb'diff --git (?:a/(.+) b/\1|(".*))')
 _INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
+_NO_FILE = "expected a line `diff --git a/PATH b/PATH`"
+_PARTS = re.compile(rb"^(?=diff --git )", re.MULTILINE)
+_BODIES = re.compile(rb"^(?=@@ )", re.MULTILINE)
 _PLACE = re.compile(rb"^@@ .*$", re.MULTILINE)
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@.*")
 _IDS = re.compile(
@@ -100,12 +105,13 @@ def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
             occurs twice, hunks that overlap or whose headers do not count
             their lines.
     """
-    reader = _Reader(diff)
     files: list[FileDiff] = []
-    while not reader.done:
-        file = _file(reader)
+    number = 1
+    for part in filter(None, _PARTS.split(diff)):
+        file = _file(part, number)
+        number += part.count(b"\n")
         if any(file.path == other.path for other in files):
-            raise DiffError("the diff changes the file twice", reader.number, file.path)
+            raise DiffError("the diff changes the file twice", number, file.path)
         files.append(file)
     return tuple(files)
 
@@ -130,97 +136,58 @@ def forbidden(path: str) -> str | None:
     return None
 
 
-class _Reader:
-    """Lines of a diff with one line of look-ahead."""
+def _file(part: bytes, start: int) -> FileDiff:
+    """The change in one part of a diff, which begins at the line `start`."""
+    head, *bodies = _BODIES.split(part)
+    first, *lines = _lines(head)
+    end = start + 1 + len(lines)
 
-    def __init__(self, diff: bytes) -> None:
-        self.lines = diff.split(b"\n")
-        self.ends_with_line_feed = self.lines[-1] == b""
-        if self.ends_with_line_feed:
-            self.lines.pop()
-        self.position = 0
+    def taken(*prefixes: bytes) -> str | None:
+        """The rest of the next line, which goes, if it starts with a prefix."""
+        for prefix in prefixes:
+            if lines and lines[0].startswith(prefix):
+                return lines.pop(0)[len(prefix) :].decode("utf-8", "replace")
+        return None
 
-    @property
-    def done(self) -> bool:
-        return self.position == len(self.lines)
-
-    @property
-    def number(self) -> int:
-        return self.position + 1
-
-    def peek(self) -> bytes:
-        return b"" if self.done else self.lines[self.position]
-
-    def take(self) -> bytes:
-        line = self.peek()
-        self.position += 1
-        return line
-
-    def take_after(self, prefix: bytes) -> str | None:
-        """The rest of the next line if it starts with `prefix`, else None."""
-        if self.done or not self.peek().startswith(prefix):
-            return None
-        return self.take()[len(prefix) :].decode("utf-8", "replace")
-
-
-def _file(reader: _Reader) -> FileDiff:
-    start = reader.number
-    header = _FILE.fullmatch(reader.take())
+    header = _FILE.fullmatch(first)
     if header is None:
-        raise DiffError("expected a line `diff --git a/PATH b/PATH`", start)
+        raise DiffError(_NO_FILE, start)
     if header[2] is not None:
         raise DiffError("the path needs quoting", start, header[2].decode("latin-1"))
     path = header[1].decode("utf-8", "replace")
     if problem := path_problem(path):
         raise DiffError(problem, start, path)
-    created, deleted, changed = _modes(reader)
-    for word in (b"similarity ", b"rename ", b"copy "):
-        if reader.take_after(word) is not None:
-            raise DiffError("renames and copies are not allowed", start, path)
-    if reader.peek().startswith(b"index ") and not _INDEX.fullmatch(reader.take()):
-        raise DiffError("malformed line of blob ids", reader.number - 1, path)
-    if reader.peek() == b"GIT binary patch":
-        _skip_binary(reader)
-        return FileDiff(path, created, ())
-    _names(reader, path, absent=(created, deleted))
-    hunks = _hunks(reader, path)
-    if not hunks and not (created or deleted or changed):
-        raise DiffError("the file has no hunk", reader.number, path)
-    return FileDiff(path, created, hunks)
-
-
-def _modes(reader: _Reader) -> tuple[bool, bool, bool]:
-    """Whether the extended header creates the file, deletes it, or changes its mode."""
-    created = reader.take_after(b"new file mode ") is not None
-    deleted = reader.take_after(b"deleted file mode ") is not None
-    changed = reader.take_after(b"old mode ") is not None
+    created = taken(b"new file mode ") is not None
+    deleted = taken(b"deleted file mode ") is not None
+    changed = taken(b"old mode ") is not None
     if changed:
-        reader.take_after(b"new mode ")
-    return created, deleted, changed
+        taken(b"new mode ")
+    if taken(b"similarity ", b"rename ", b"copy ") is not None:
+        raise DiffError("renames and copies are not allowed", start, path)
+    if lines and lines[0].startswith(b"index ") and not _INDEX.fullmatch(lines.pop(0)):
+        raise DiffError("malformed line of blob ids", end - len(lines) - 1, path)
+    if lines[:1] == [b"GIT binary patch"]:
+        return FileDiff(path, created, ())
+    if lines and lines[0].startswith(b"--- "):
+        sides = (("--- ", f"a/{path}", created), ("+++ ", f"b/{path}", deleted))
+        for mark, name, absent in sides:
+            expected = "/dev/null" if absent else name
+            # Git ends a name that holds a blank with a tab.
+            if (taken(mark.encode()) or "").removesuffix("\t") != expected:
+                line = end - len(lines) - 1
+                raise DiffError(f"expected the line `{mark}{expected}`", line, path)
+    if not (bodies or created or deleted or changed) or (bodies and lines):
+        raise DiffError("the file has no hunk", end - len(lines), path)
+    if lines:
+        raise DiffError(_NO_FILE, end - len(lines))
+    return FileDiff(path, created, tuple(_hunks(bodies, end, path)))
 
 
-def _names(reader: _Reader, path: str, absent: tuple[bool, bool]) -> None:
-    if not reader.peek().startswith(b"--- "):
-        return
-    sides = ((b"--- ", f"a/{path}", absent[0]), (b"+++ ", f"b/{path}", absent[1]))
-    for mark, name, missing in sides:
-        expected = "/dev/null" if missing else name
-        # Git ends a name that holds a blank with a tab.
-        actual = (reader.take_after(mark) or "").removesuffix("\t")
-        if actual != expected:
-            raise DiffError(
-                f"expected the line `{mark.decode()}{expected}`",
-                reader.number - 1,
-                path,
-            )
-
-
-def _hunks(reader: _Reader, path: str) -> tuple[Hunk, ...]:
-    hunks: list[Hunk] = []
+def _hunks(bodies: Iterable[bytes], number: int, path: str) -> Iterator[Hunk]:
+    """The hunks of a file, of which the first begins at a line."""
     last, shift = 0, 0
-    while reader.peek().startswith(b"@@ "):
-        number = reader.number
-        hunk = _hunk(reader, path)
+    for body in bodies:
+        hunk = _hunk(body, number, path)
         # A side without lines gives the number of the line before it (0 at the top).
         old_first = hunk.old_start + (hunk.old_count == 0)
         new_first = hunk.new_start + (hunk.new_count == 0)
@@ -232,39 +199,39 @@ def _hunks(reader: _Reader, path: str) -> tuple[Hunk, ...]:
             )
         last = old_first + hunk.old_count - 1
         shift += hunk.new_count - hunk.old_count
-        hunks.append(hunk)
-    return tuple(hunks)
+        number += body.count(b"\n")
+        yield hunk
 
 
-def _hunk(reader: _Reader, path: str) -> Hunk:
-    number = reader.number
-    text = reader.take()
+def _hunk(body: bytes, number: int, path: str) -> Hunk:
+    text, *rest = _lines(body)
     match = _HUNK.fullmatch(text)
     if match is None:
         raise DiffError("malformed hunk header", number, path)
     counts = [int(match[group] or 1) for group in (2, 4)]
     header = text.decode("utf-8", "replace")
-    remaining, lines = list(counts), list[bytes]()
-    while any(remaining) and min(remaining) >= 0:
-        mark = reader.peek()[:1]
-        if reader.done or mark not in (b" ", b"-", b"+"):
-            break
-        remaining[0] -= mark != b"+"
-        remaining[1] -= mark != b"-"
-        lines.append(reader.take() + b"\n")
-        if reader.peek().startswith(b"\\ "):
-            reader.take()
+    old, new, lines = *counts, list[bytes]()
+    for position, line in enumerate(rest, start=number + 1):
+        mark = line[:1]
+        if line.startswith(b"\\ ") and lines and lines[-1].endswith(b"\n"):
             lines[-1] = lines[-1][:-1]
-    if any(remaining) or (reader.peek()[:1] in (b" ", b"+", b"-") and not reader.done):
-        raise DiffError(
-            f"the hunk header {header} does not count its lines", number, path
-        )
+            continue
+        if mark not in (b" ", b"-", b"+"):
+            if old == new == 0:
+                raise DiffError(_NO_FILE, position)
+            break
+        old -= mark != b"+"
+        new -= mark != b"-"
+        if min(old, new) < 0:
+            break
+        lines.append(line + b"\n")
+    if old or new:
+        problem = f"the hunk header {header} does not count its lines"
+        raise DiffError(problem, number, path)
     return Hunk(
         header, int(match[1]), counts[0], int(match[3]), counts[1], tuple(lines)
     )
 
 
-def _skip_binary(reader: _Reader) -> None:
-    reader.take()
-    while not reader.done and not reader.peek().startswith(b"diff --git "):
-        reader.take()
+def _lines(text: bytes) -> list[bytes]:
+    return text.removesuffix(b"\n").split(b"\n")

@@ -13,12 +13,12 @@ import difflib
 import re
 import shlex
 import subprocess
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from xpustack.core.errors import SeriesError, UsageError
+from xpustack.core.errors import SeriesError, UsageError, concerning
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 
@@ -49,10 +49,10 @@ def read_patches(project: Project, release: str) -> dict[str, Path]:
     """
     path = project.series_dir(release) / ORDER
     try:
-        content = read_file(path, project.root, SeriesError, release=release)
+        with concerning(release):
+            text = read_file(path, project.root).decode("utf-8", "replace")
     except FileNotFoundError:
         return {}
-    text = content.decode("utf-8", "replace")
     patches: dict[str, Path] = {}
     for number, line in enumerate(text.split("\n")[:-1], start=1):
         if _for_people(line):
@@ -172,6 +172,19 @@ def require_step(slugs: Sequence[str], slug: str, release: str) -> None:
         detail=[f"steps: {', '.join(slugs) or 'none'}"],
         hint="xpustack status",
     )
+
+
+@contextlib.contextmanager
+def blaming(release: str, patch: Path) -> Iterator[None]:
+    """Add to errors of the block what they do not say: the step that has the patch, its
+    file, and how the step is made again."""
+    try:
+        with concerning(release, patch.parent.name):
+            yield
+    except SeriesError as error:
+        error.path = error.path or str(patch)
+        error.hint = error.hint or redo(release, patch)
+        raise
 
 
 def redo(release: str, path: Path) -> str:

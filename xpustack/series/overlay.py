@@ -8,14 +8,15 @@ Kernels import each other relatively. Inside vLLM they are in one package,
 
 import ast
 import functools
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import link_in, parse_python, read_file, without_link
+from xpustack.core.files import link_in, linked, parse_python, read_file
 from xpustack.core.project import Project
 from xpustack.series.diff import path_problem
+from xpustack.series.order import blaming
 from xpustack.series.tree import Step
 
 KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
@@ -40,20 +41,11 @@ class NewFile:
 
 
 class NewFiles:
-    """The files that the steps of a series add, asked for in the series' order.
+    """The files that the steps of a series add, asked for in the series' order."""
 
-    Args:
-        before: the steps before the first that is asked for.
-
-    Raises:
-        SeriesError: as `of`.
-    """
-
-    def __init__(self, project: Project, before: Iterable[Step] = ()) -> None:
+    def __init__(self, project: Project) -> None:
         self._project = project
         self._kernels: set[str] = set()
-        for step in before:
-            self._add_kernels(step)
 
     def of(self, step: Step) -> dict[str, NewFile]:
         """The files that the next step adds, by their path in the tree: its overlay
@@ -64,13 +56,14 @@ class NewFiles:
             SeriesError: an overlay file or kernel is missing or a link, a path leaves
                 the tree, or a kernel has an import that is not allowed.
         """
-        files = overlay_files(self._project, step)
-        for name, file in self._add_kernels(step).items():
-            path = f"{KERNEL_HOME}/{name}"
-            if path in files:
-                raise _refuse(step, f"{path} is both overlay and kernel", file.source)
-            files[path] = file
-        return files
+        with blaming(step.release, step.path):
+            files = overlay_files(self._project, step)
+            for name, file in self._add_kernels(step).items():
+                path = f"{KERNEL_HOME}/{name}"
+                if path in files:
+                    raise _refuse(f"{path} is both overlay and kernel", file.source)
+                files[path] = file
+            return files
 
     def _add_kernels(self, step: Step) -> Mapping[str, NewFile]:
         """The kernel modules that the next step adds, which later ones do not."""
@@ -81,49 +74,30 @@ class NewFiles:
         return kernels
 
 
-def overlay_source(project: Project, release: str, path: str) -> Path | None:
-    """The overlay file for `path`: the release's own, else the common one."""
-    for source in _overlay_places(project, release, path):
-        if source.is_file() and not source.is_symlink():
-            return source
-    return None
-
-
-def _overlay_places(project: Project, release: str, path: str) -> list[Path]:
-    return [project.overlay / folder / path for folder in (release, COMMON)]
-
-
 def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
-    """The overlay files that a step's trailers name.
+    """The overlay files that a step's trailers name: the release's own, else the common
+    ones.
 
     Raises:
         SeriesError: as `NewFiles.of`.
     """
-    files = {}
-    for path in step.trailers.overlay:
-        if problem := path_problem(path):
-            raise _refuse(step, f"Overlay {path!r}: {problem}", step.path)
-        if path.startswith(KERNEL_HOME + "/"):
-            raise _refuse(step, f"{path} is reserved for kernels", step.path)
-        for place in _overlay_places(project, step.release, path):
-            if link := link_in(place, project.root):
-                raise _refuse(
-                    step,
-                    f"the overlay file {path} is behind a link, and links are not"
-                    " followed",
-                    link,
-                    without_link(link),
-                )
-        source = overlay_source(project, step.release, path)
-        if source is None:
-            raise _refuse(
-                step,
-                f"the overlay has no {path}",
-                step.path,
-                f"create {project.overlay / COMMON / path}",
-            )
-        files[path] = _read_new_file(project, step, source)
-    return files
+    with blaming(step.release, step.path):
+        files = {}
+        for path in step.trailers.overlay:
+            if problem := path_problem(path):
+                raise _refuse(f"Overlay {path!r}: {problem}", step.path)
+            if path.startswith(KERNEL_HOME + "/"):
+                raise _refuse(f"{path} is reserved for kernels", step.path)
+            places = [project.overlay / name / path for name in (step.release, COMMON)]
+            for place in places:
+                if link := link_in(place, project.root):
+                    raise linked(link)
+            source = next((place for place in places if place.is_file()), None)
+            if source is None:
+                hint = f"create {places[-1]}"
+                raise _refuse(f"the overlay has no {path}", step.path, hint)
+            files[path] = NewFile(read_file(source, project.root), source)
+        return files
 
 
 def kernel_closure(
@@ -143,24 +117,24 @@ def kernel_closure(
         SeriesError: a module is missing or unreadable, or imports from above its
             package, or imports `kernels` or `vllm` by an absolute name.
     """
-    files: dict[str, NewFile] = {}
-    queue = [PACKAGE, TRITON, *entries] if entries else []
-    while queue:
-        name = queue.pop()
-        if f"{name}.py" in files or f"{name}.py" in present:
-            continue
-        source = kernel_source(project, name)
-        if not source.is_file():
-            raise _refuse(
-                step, f"there is no kernel module {name}", step.path, f"create {source}"
-            )
-        file = _read_new_file(project, step, source)
-        if name == TRITON:
-            files[f"{name}.py"] = NewFile(TRITON_IN_VLLM, source)
-            continue
-        files[f"{name}.py"] = file
-        queue += _relative_imports(project, step, file)
-    return dict(sorted(files.items()))
+    with blaming(step.release, step.path):
+        files: dict[str, NewFile] = {}
+        queue = [PACKAGE, TRITON, *entries] if entries else []
+        while queue:
+            name = queue.pop()
+            if f"{name}.py" in files or f"{name}.py" in present:
+                continue
+            source = kernel_package(project) / f"{name}.py"
+            if not source.is_file():
+                problem = f"there is no kernel module {name}"
+                raise _refuse(problem, step.path, f"create {source}")
+            file = NewFile(read_file(source, project.root), source)
+            if name == TRITON:
+                files[f"{name}.py"] = NewFile(TRITON_IN_VLLM, source)
+                continue
+            files[f"{name}.py"] = file
+            queue += _relative_imports(file)
+        return dict(sorted(files.items()))
 
 
 def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
@@ -170,19 +144,9 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 
 
-def kernel_source(project: Project, name: str) -> Path:
-    """The file of the kernel module `name` in this repository."""
-    return kernel_package(project) / f"{name}.py"
-
-
 def kernel_package(project: Project) -> Path:
     """The folder of the kernels in this repository."""
     return project.kernels / "xpu_dsv4"
-
-
-def _read_new_file(project: Project, step: Step, source: Path) -> NewFile:
-    place = {"release": step.release, "step": step.slug}
-    return NewFile(read_file(source, project.root, SeriesError, **place), source)
 
 
 @functools.cache
@@ -198,45 +162,28 @@ def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
     )
 
 
-def _relative_imports(project: Project, step: Step, file: NewFile) -> list[str]:
+def _relative_imports(file: NewFile) -> list[str]:
     try:
         imports = _imports(file.content)
     except (SyntaxError, ValueError) as error:
-        raise _refuse(step, f"the kernel is not Python: {error}", file.source) from None
+        raise _refuse(f"the kernel is not Python: {error}", file.source) from None
     names = []
     for node in imports:
-        if isinstance(node, ast.Import):
-            absolute = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            absolute = [node.module or ""]
-        elif isinstance(node, ast.ImportFrom) and node.level == 1:
-            absolute = []
-            module = node.module
-            names += [module] if module else [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            raise _refuse(
-                step,
-                "a kernel imports from above its package",
-                f"{file.source}:{node.lineno}",
-            )
-        else:
-            continue
+        place = f"{file.source}:{node.lineno}"
+        aliases = [alias.name for alias in node.names]
+        absolute = aliases
+        if isinstance(node, ast.ImportFrom):
+            if node.level > 1:
+                raise _refuse("a kernel imports from above its package", place)
+            named = [node.module] if node.module else aliases
+            absolute = [] if node.level else named
+            names += named if node.level else []
         if any(name.split(".")[0] in ("kernels", "vllm") for name in absolute):
-            raise _refuse(
-                step,
-                "a kernel may not import kernels or vllm by an absolute name",
-                f"{file.source}:{node.lineno}",
-            )
+            problem = "a kernel may not import kernels or vllm by an absolute name"
+            raise _refuse(problem, place)
     return names
 
 
-def _refuse(
-    step: Step, message: str, path: Path | str, hint: str | None = None
-) -> SeriesError:
-    return SeriesError(
-        message,
-        release=step.release,
-        step=step.slug,
-        path=path,
-        hint=hint or f"correct {path}, then run xpustack check --static",
-    )
+def _refuse(message: str, path: Path | str, hint: str = "") -> SeriesError:
+    hint = hint or f"correct {path}, then run xpustack check --static"
+    return SeriesError(message, path=path, hint=hint)

@@ -15,7 +15,7 @@ from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 from xpustack.series.diff import DiffError, parse_diff, without_ids
-from xpustack.series.order import read_patches, redo
+from xpustack.series.order import blaming, read_patches
 from xpustack.series.tree import Step, Trailers
 
 _HEADER = "Subject: [PATCH] "
@@ -122,18 +122,13 @@ def read_patch(release: str, path: Path) -> Step:
         SeriesError: the file is missing, or as `parse_patch`.
         EnvironmentProblem: the file cannot be read.
     """
-    slug = path.parent.name
-    try:
-        mail = read_file(path, path.parents[2], SeriesError, release=release, step=slug)
-    except FileNotFoundError:
-        raise SeriesError(
-            "the series names a patch that does not exist",
-            release=release,
-            step=slug,
-            path=path,
-            hint=redo(release, path),
-        ) from None
-    return parse_patch(release, path, mail)
+    with blaming(release, path):
+        try:
+            mail = read_file(path, path.parents[2])
+        except FileNotFoundError:
+            problem = "the series names a patch that does not exist"
+            raise SeriesError(problem) from None
+        return parse_patch(release, path, mail)
 
 
 def parse_patch(release: str, path: Path, mail: bytes) -> Step:
@@ -143,17 +138,10 @@ def parse_patch(release: str, path: Path, mail: bytes) -> Step:
         SeriesError: it is not as this tool writes it, or its diff is malformed; `path`
             is `<file>:<line>` where known.
     """
-    slug = path.parent.name
 
     def refuse(message: str, line: int | None = None, detail: str = "") -> SeriesError:
-        return SeriesError(
-            message,
-            release=release,
-            step=slug,
-            path=path if line is None else f"{path}:{line}",
-            detail=detail,
-            hint=redo(release, path),
-        )
+        place = None if line is None else f"{path}:{line}"
+        return SeriesError(message, path=place, detail=detail)
 
     head, mark, diff = mail.partition(b"\n---\n")
     offset = head.count(b"\n") + 2
@@ -183,7 +171,9 @@ def parse_patch(release: str, path: Path, mail: bytes) -> Step:
     if match := _NO_MESSAGE.search(message):
         first = message[match.start() :].partition("\n")[0]
         raise refuse(f"a mail's message cannot have the line {first!r} there")
-    step = Step(release, slug, path, subject, message, trailers, diff, files)
+    step = Step(
+        release, path.parent.name, path, subject, message, trailers, diff, files
+    )
     canonical = format_patch(step)
     if canonical != mail:
         changes = difflib.unified_diff(
@@ -217,14 +207,9 @@ def load_step(release: str, path: Path) -> Step:
     Raises:
         SeriesError: the patch or a trailer is malformed.
     """
-    step = read_patch(release, path)
-    if problems := trailer_problems(step):
-        raise SeriesError(
-            problems[0],
-            release=release,
-            step=step.slug,
-            path=step.path,
-            detail=problems[1:],
-            hint=f"correct it in {step.path}, then xpustack check --static",
-        )
+    with blaming(release, path):
+        step = read_patch(release, path)
+        if problems := trailer_problems(step):
+            hint = f"correct it in {path}, then xpustack check --static"
+            raise SeriesError(problems[0], detail=problems[1:], hint=hint)
     return step

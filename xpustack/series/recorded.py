@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from xpustack.core.errors import ApplyError, SeriesError
+from xpustack.core.errors import ApplyError, SeriesError, concerning
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 from xpustack.series.order import SLUG, users
@@ -36,12 +36,12 @@ def read_trees(project: Project, release: str) -> dict[str, str]:
     """
     path = trees_file(project, release)
     try:
-        content = read_file(path, project.root, SeriesError, release=release)
+        with concerning(release):
+            lines = read_file(path, project.root).decode("utf-8", "replace")
     except FileNotFoundError:
         return {}
     recorded: dict[str, str] = {}
-    lines = content.decode("utf-8", "replace").splitlines()
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(lines.splitlines(), start=1):
         match = _LINE.fullmatch(line)
         if match is None or match[1] in recorded:
             raise SeriesError(
@@ -87,9 +87,6 @@ def require_recorded_tree(
     )
     raise ApplyError(
         message,
-        release=step.release,
-        step=step.slug,
-        path=step.path,
         detail=[
             f"recorded in {trees_file(project, step.release)}: {expected or 'none'}",
             f"now: {tree_id}",

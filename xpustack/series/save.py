@@ -15,7 +15,6 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.errors import ApplyError, SeriesError, UsageError, relocated
-from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.series.apply import trees, trees_before_failure
 from xpustack.series.commits import StepCommit, commits_since, quoted, require_end
@@ -68,7 +67,6 @@ def save(
     *,
     drop: Collection[str] = (),
     alone: bool = False,
-    progress: Progress = silent,
 ) -> list[StaleFile]:
     """Write a release's series back from the commits in `directory`.
 
@@ -112,7 +110,7 @@ def save(
         )
     require_end(work)
     store = Store(cache)
-    base = base_of(store, release, offline=False, progress=progress)
+    base = base_of(store, release)
     if base.id != work.state.base:
         raise UsageError(
             "the directory was made from another base of this release",
@@ -138,16 +136,14 @@ def save(
             write_texts(staged, after)
             trees_of = {release.name: _applied(store, work, staged, release, commits)}
             if not alone:
-                sharing = Sharing(store, staged, pinned, release.name, texts, progress)
+                sharing = Sharing(store, staged, pinned, release.name, texts)
                 trees_of |= sharing.give(changed, after)
             _drop_unused(project, staged, pinned.names, release.name)
             for other in pinned:
                 if other.name not in trees_of and _brings_changed(
                     project, staged, other.name
                 ):
-                    trees_of[other.name] = trees(
-                        store, staged, other, progress=progress, recorded=False
-                    )
+                    trees_of[other.name] = trees(store, staged, other, recorded=False)
             for name, series in trees_of.items():
                 place = trees_file(staged, name)
                 place.parent.mkdir(parents=True, exist_ok=True)

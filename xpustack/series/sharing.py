@@ -16,7 +16,6 @@ from pathlib import Path
 from xpustack.base.releases import Release, Releases
 from xpustack.base.store import Store
 from xpustack.core.git import GitFailed
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.series.apply import trees_before_failure
@@ -44,7 +43,6 @@ class Sharing:
     pinned: Releases
     release: str
     texts: Texts
-    progress: Progress
 
     def give(self, changed: Mapping[str, bytes], after: Texts) -> dict[str, Series]:
         """Write `after`, in which the changed release has its new texts, with `changed`
@@ -60,28 +58,24 @@ class Sharing:
             StackError: a release can take neither the new texts nor the old ones.
         """
         own = self.texts.get(self.release, {})
-        takers: dict[str, dict[str, bytes]] = {}
+        series: dict[str, Series] = {}
         for name, steps in self.texts.items():
             shared = {
                 slug: text
                 for slug, text in changed.items()
-                if name != self.release
-                and slug in steps
-                and slug in own
-                and steps[slug] == own[slug]
+                if slug in steps and steps[slug] == own.get(slug)
             }
-            if shared:
-                takers[name] = shared
-        series: dict[str, Series] = {}
-        for name, shared in takers.items():
-            taken = self._take(self.pinned[name], shared, after)
-            if taken is not None:
-                series[name] = taken
+            if shared and name != self.release:
+                taken = self._take(self.pinned[name], shared, after)
+                if taken is not None:
+                    series[name] = taken
         write_texts(self.staged, after)
         for slug in changed:
             names = [name for name in series if after[name].get(slug) == changed[slug]]
             if names:
-                self.progress(f"{slug}: also changed for {', '.join(names)}")
+                self.store.cache.progress(
+                    f"{slug}: also changed for {', '.join(names)}"
+                )
         return series
 
     def _take(
@@ -95,11 +89,7 @@ class Sharing:
             after[release.name] = {**old, **offered}
             write_texts(self.staged, after)
             series, problem = trees_before_failure(
-                self.store,
-                self.staged,
-                release,
-                progress=self.progress,
-                recorded=False,
+                self.store, self.staged, release, recorded=False
             )
             if problem is None:
                 return series
@@ -108,7 +98,7 @@ class Sharing:
                 raise problem
             for slug in kept:
                 del offered[slug]
-            self.progress(
+            self.store.cache.progress(
                 f"{release.name}: {', '.join(kept)} keeps the old text, as a variant of"
                 f" its own: with the new one {problem.step}: {problem.message}"
             )

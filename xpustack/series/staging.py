@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from xpustack.core.cache import atomic_file
-from xpustack.core.errors import SeriesError
-from xpustack.core.files import links_below, without_link
+from xpustack.core.files import linked, links_below
 from xpustack.core.project import RELEASES_FILE, Project
 from xpustack.series.order import ORDER
 from xpustack.series.recorded import TREES
@@ -33,11 +32,7 @@ def stage(project: Project, scratch: Path) -> Project:
     """
     for folder in (project.patches, project.overlay, project.kernels):
         for link in links_below(folder):
-            raise SeriesError(
-                "this is a symbolic link, and links are not followed",
-                path=link,
-                hint=without_link(link),
-            )
+            raise linked(link)
     staged = Project(scratch)
     shutil.copyfile(project.releases_file, scratch / RELEASES_FILE)
     for source in (project.patches, project.overlay, project.kernels):

@@ -3,16 +3,16 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
 from xpustack.base import releases
 from xpustack.base.releases import Release
-from xpustack.core.errors import StackError
-from xpustack.core.files import links_below, without_link
+from xpustack.core.errors import SeriesError, StackError
+from xpustack.core.files import linked, links_below
 from xpustack.core.project import Project
-from xpustack.series.diff import forbidden
+from xpustack.series.diff import CREATES, forbidden
 from xpustack.series.order import ORDER, SLUG, read_patches, redo, unnamed
 from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
 from xpustack.series.patch import read_patch, trailer_problems
@@ -39,13 +39,17 @@ class SeriesProblem:
     step: str | None
     path: str
     message: str
-    hint: str = "xpustack check --static"
-    warning: bool = False
+    hint: str
+    warning: bool
 
     def __str__(self) -> str:
         place = " ".join(part for part in (self.release, self.step) if part)
         word = "warning" if self.warning else "error"
         return f"{word}: {place}: {self.path}: {self.message} (next: {self.hint})"
+
+
+class _Advice(SeriesError):
+    """What a person should look at, and may leave."""
 
 
 def check_static(project: Project) -> list[SeriesProblem]:
@@ -54,57 +58,58 @@ def check_static(project: Project) -> list[SeriesProblem]:
     Returns:
         Errors and warnings. One about the whole repository has no step.
     """
+    return [
+        SeriesProblem(
+            error.release,
+            error.step,
+            error.path or "",
+            "; ".join([error.message, *error.detail]),
+            error.hint or "xpustack check --static",
+            isinstance(error, _Advice),
+        )
+        for error in _problems(project)
+    ]
+
+
+def _problems(project: Project) -> Iterator[StackError]:
     try:
         pinned = releases.load(project)
     except StackError as error:
-        return [_problem(error, None)]
+        yield error
+        return
     names = pinned.names
-    problems: list[SeriesProblem] = []
     used: set[Path] = set()
     for release in pinned:
-        problems += _series(project, release, used)
+        for problem in _series(project, release, used):
+            problem.release = problem.release or release.name
+            yield problem
     steps = [path.name for path in project.patches.glob("*") if _is_step(path)]
-    problems += _folders(
+    yield from _strays(
         project.patches, (*names, *steps), "a series of no pinned release"
     )
     for path in unnamed(project):
-        problems.append(
-            SeriesProblem(
-                None,
-                path.parent.name,
-                str(path),
-                "no series names the patch",
-                hint=f"rm {shlex.quote(str(path))}, or name it in the {ORDER} of a"
-                " release",
-            )
+        yield SeriesError(
+            "no series names the patch",
+            step=path.parent.name,
+            path=path,
+            hint=f"rm {shlex.quote(str(path))}, or name it in the {ORDER} of a release",
         )
-    problems += _folders(
+    yield from _strays(
         project.overlay, (*names, COMMON), "an overlay of no pinned release"
     )
     for folder in (project.patches, project.overlay, project.kernels):
-        for link in links_below(folder):
-            problems.append(
-                SeriesProblem(
-                    _release_of(project, link, names),
-                    None,
-                    str(link),
-                    "this is a symbolic link, and links are not followed",
-                    hint=without_link(link),
-                )
-            )
+        for path in links_below(folder):
+            link = linked(path)
+            link.release = _release_of(project, path, names)
+            yield link
     for path in sorted(project.overlay.rglob("*")):
         if path.is_file() and not path.is_symlink() and path not in used:
-            problems.append(
-                SeriesProblem(
-                    _release_of(project, path, names),
-                    None,
-                    str(path),
-                    "no step brings the overlay file",
-                    hint=f"rm {shlex.quote(str(path))}, or name it in an Overlay:"
-                    " trailer",
-                )
+            yield SeriesError(
+                "no step brings the overlay file",
+                release=_release_of(project, path, names),
+                path=path,
+                hint=f"rm {shlex.quote(str(path))}, or name it in an Overlay: trailer",
             )
-    return problems
 
 
 def unrecorded(project: Project) -> list[str]:
@@ -135,153 +140,125 @@ def new_file_lines(files: Mapping[str, NewFile]) -> int:
     )
 
 
-def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[SeriesProblem]:
-    release = pin.name
-    directory = project.series_dir(release)
+def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[StackError]:
+    """The problems of a release; `used` gets the overlay files that its steps bring."""
+    directory = project.series_dir(pin.name)
     try:
-        patches = read_patches(project, release)
-        recorded = list(read_trees(project, release))
+        patches = read_patches(project, pin.name)
+        recorded = list(read_trees(project, pin.name))
     except StackError as error:
-        yield _problem(error, release)
+        yield error
         return
     for path in sorted(directory.glob("*")):
         if path.name not in (ORDER, TREES):
-            yield SeriesProblem(
-                release,
-                None,
-                str(path),
+            yield SeriesError(
                 f"a release's folder holds {ORDER} and {TREES} alone: a patch lies in"
                 " the folder of its step",
+                path=path,
                 hint=f"rm {shlex.quote(str(path))}",
             )
     if recorded != list(patches):
-        yield SeriesProblem(
-            release,
-            _first_difference(list(patches), recorded),
-            str(directory / TREES),
+        yield SeriesError(
             "the recorded trees are not those of the series: a step was moved, added or"
             " dropped",
+            step=_first_difference(list(patches), recorded),
+            path=directory / TREES,
             hint=f"git diff -- {shlex.quote(str(directory))} shows an edit; if it is"
-            f" meant: {rederive_command([release])}",
+            f" meant: {rederive_command([pin.name])}",
         )
-    state = _SeriesState(project, used, NewFiles(project))
+    new_files, owners = NewFiles(project), dict[str, str]()
+    steps: list[Step] = []
     broken = False
     for path in patches.values():
+        problems: list[StackError] = []
         try:
-            step = read_patch(release, path)
+            step = read_patch(pin.name, path)
+            steps.append(step)
+            problems += _patch(project, step)
+            problems += _owned_already(step, owners)
+            problems += _brought(step, new_files, used)
         except StackError as error:
-            broken = True
-            yield _problem(error, release)
-            continue
-        for problem in _step(state, step):
-            broken = broken or not problem.warning
-            yield problem
-        state.steps.append(step)
+            problems.append(error)
+        for problem in problems:
+            broken = broken or not isinstance(problem, _Advice)
+            problem.step = problem.step or path.parent.name
+            problem.path = problem.path or str(path)
+            problem.hint = problem.hint or redo(pin.name, path)
+        yield from problems
     # A series with an error has no content to compare.
     if not broken:
         try:
-            require_recorded(project, pin, state.steps)
+            require_recorded(project, pin, steps)
         except StackError as error:
-            yield _problem(error, release)
+            yield error
 
 
-@dataclass
-class _SeriesState:
-    """The state of a series after some of its steps.
-
-    `owners` maps an overlay file or kernel to its step; `used` holds the overlay files
-    that steps name.
-    """
-
-    project: Project
-    used: set[Path]
-    new_files: NewFiles
-    steps: list[Step] = field(default_factory=list)
-    owners: dict[str, str] = field(default_factory=dict)
-
-
-def _step(state: _SeriesState, step: Step) -> Iterator[SeriesProblem]:
-    project = state.project
-
-    def report(message: str, hint: str = "", *, warning: bool = False) -> SeriesProblem:
-        return SeriesProblem(
-            step.release,
-            step.slug,
-            str(step.path),
-            message,
-            hint or redo(step.release, step.path),
-            warning,
-        )
-
+def _patch(project: Project, step: Step) -> Iterator[SeriesError]:
+    """What is wrong with a patch by itself."""
+    trailers = step.trailers
     for problem in trailer_problems(step):
-        yield report(problem, f"correct the trailer in {step.path}")
+        yield SeriesError(problem, hint=f"correct the trailer in {step.path}")
     for line in step.message.splitlines():
         if line.startswith("#"):
-            yield report(
+            yield SeriesError(
                 f"the message has the line {line!r}, which git takes for a comment and"
                 " drops when the commit is edited",
-                f"let no line of the message in {step.path} begin with #",
+                hint=f"let no line of the message in {step.path} begin with #",
             )
-    trailers = step.trailers
     if trailers.test and not (project.root / trailers.test).is_file():
-        yield report(f"there is no {trailers.test}", f"create {trailers.test}")
+        hint = f"create {trailers.test}"
+        yield SeriesError(f"there is no {trailers.test}", hint=hint)
     if not step.diff and not trailers.overlay and not trailers.kernels:
-        yield report("the step changes nothing and brings nothing")
+        yield SeriesError("the step changes nothing and brings nothing")
     for file in step.files:
         if reason := forbidden(file.path):
-            yield report(f"{file.path}: {reason}")
+            yield SeriesError(f"{file.path}: {reason}")
         if file.creates:
-            yield report(
-                f"{file.path}: a patch may not create a file: bring it as overlay"
-            )
+            yield SeriesError(f"{file.path}: {CREATES}")
         if file.path.startswith(KERNEL_HOME + "/"):
-            yield report(f"{file.path}: kernels are changed in kernels/xpu_dsv4")
-    names = [("overlay file", name) for name in trailers.overlay]
-    names += [("kernel", name) for name in trailers.kernels]
-    for kind, name in names:
-        if name in state.owners:
-            yield report(
-                f"the {kind} {name} already belongs to {state.owners[name]}",
-                f"take it out of the trailers in {step.path}",
-            )
-        state.owners.setdefault(name, step.slug)
-    try:
-        files = state.new_files.of(step)
-        for path, new_file in files.items():
-            state.used.add(new_file.source)
-            if reason := forbidden(path):
-                yield report(f"{path}: {reason}")
-            if b"\r" in new_file.content:
-                yield SeriesProblem(
-                    step.release,
-                    step.slug,
-                    str(new_file.source),
-                    "the file has carriage returns: lines end with LF alone",
-                    hint=f"sed -i 's/\\r$//' {shlex.quote(str(new_file.source))}",
-                )
-        lines = changed_lines(step) + new_file_lines(files)
-        if lines > LARGE:
-            yield report(
-                f"{lines} changed lines outside kernels and tests, more than {LARGE}:"
-                " upstream asks for an RFC",
-                "split the step: CONTRIBUTING.md",
-                warning=True,
-            )
-    except StackError as error:
-        yield _problem(error, step.release)
+            yield SeriesError(f"{file.path}: kernels are changed in kernels/xpu_dsv4")
 
 
-def _folders(
-    parent: Path, names: tuple[str, ...], problem: str
-) -> Iterator[SeriesProblem]:
+def _owned_already(step: Step, owners: dict[str, str]) -> Iterator[SeriesError]:
+    """What the step names although a step owns it."""
+    names = [f"overlay file {name}" for name in step.trailers.overlay]
+    for name in [*names, *(f"kernel {name}" for name in step.trailers.kernels)]:
+        if name in owners:
+            yield SeriesError(
+                f"the {name} already belongs to {owners[name]}",
+                hint=f"take it out of the trailers in {step.path}",
+            )
+        owners.setdefault(name, step.slug)
+
+
+def _brought(step: Step, new_files: NewFiles, used: set[Path]) -> Iterator[SeriesError]:
+    """What is wrong with the files that a step brings, and its size."""
+    files = new_files.of(step)
+    for path, new_file in files.items():
+        used.add(new_file.source)
+        if reason := forbidden(path):
+            yield SeriesError(f"{path}: {reason}")
+        if b"\r" in new_file.content:
+            yield SeriesError(
+                "the file has carriage returns: lines end with LF alone",
+                path=new_file.source,
+                hint=f"sed -i 's/\\r$//' {shlex.quote(str(new_file.source))}",
+            )
+    lines = changed_lines(step) + new_file_lines(files)
+    if lines > LARGE:
+        yield _Advice(
+            f"{lines} changed lines outside kernels and tests, more than {LARGE}:"
+            " upstream asks for an RFC",
+            hint="split the step: CONTRIBUTING.md",
+        )
+
+
+def _strays(parent: Path, names: tuple[str, ...], problem: str) -> Iterator[StackError]:
     for path in sorted(parent.glob("*")):
         if path.name not in names:
-            yield SeriesProblem(
-                None,
-                None,
-                str(path),
-                problem,
-                hint=f"rm -r {shlex.quote(str(path))}, or xpustack pin VERSION",
+            place = shlex.quote(str(path))
+            yield SeriesError(
+                problem, path=path, hint=f"rm -r {place}, or xpustack pin VERSION"
             )
 
 
@@ -304,14 +281,3 @@ def _first_difference(slugs: list[str], others: list[str]) -> str | None:
     """The first step at which two orders differ."""
     pairs = zip_longest(slugs, others)
     return next((slug or other for slug, other in pairs if slug != other), None)
-
-
-def _problem(error: StackError, release: str | None) -> SeriesProblem:
-    message = "; ".join([error.message, *error.detail])
-    return SeriesProblem(
-        error.release or release,
-        error.step,
-        error.path or "",
-        message,
-        error.hint or "xpustack check --static",
-    )

@@ -13,11 +13,10 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import parse_python
+from xpustack.core.files import closure, parse_python
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
 from xpustack.series.tree import Step
-from xpustack.steptest.closure import closure
 
 PLUGIN = "xpustack_outcomes"
 """The pytest plugin that writes a run's outcomes, on the path of every run."""
@@ -53,7 +52,9 @@ class Support:
 
     def material_now(self, module: Path) -> "Material":
         """What a run of the test module needs, read now."""
-        return Material(module.name, closure(module), self)
+        # pytest reads the markers there, without an import.
+        roots = [module, module.with_name("conftest.py")]
+        return Material(module.name, closure(roots, module.parent), self)
 
     def folder(self, server: Server, cache: Cache) -> Path:
         """The folder on the path of a server's runs.

@@ -3,14 +3,9 @@
 
 from xpustack.core.process import Runner
 from xpustack.forks.server import Server
+from xpustack.steptest.environment import NO_DEVICE, OFFLINE
 
-ENVIRONMENT = {
-    "CUDA_VISIBLE_DEVICES": "",
-    "HF_HUB_OFFLINE": "1",
-    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-    "TRANSFORMERS_OFFLINE": "1",
-    "TRITON_INTERPRET": "1",
-}
+ENVIRONMENT = {**OFFLINE, **NO_DEVICE, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
 """Variables that torch and the like read on import; each run has them too."""
 PRELOADED = (
     "numpy",

@@ -16,6 +16,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.process import clean_environment
 from xpustack.forks.server import Ahead, ProgramExit, Server, exit_text
 from xpustack.series.tree import Step
+from xpustack.steptest.environment import NOT_COMPILED, vllm_variables
 from xpustack.steptest.material import PLUGIN, Material, Support, material_of
 from xpustack.steptest.server import ENVIRONMENT
 from xpustack.steptest.verdict import (
@@ -29,8 +30,6 @@ from xpustack.steptest.verdict import (
 
 TARGET = 20.0
 LIMIT = 300.0
-PIN_VARIABLE = "EMULATED_XPU_KERNELS"
-"""Tells the emulation which vllm-xpu-kernels it stands for."""
 IMPORT_IS_THE_DEFECT = frozenset({"platform-guards"})
 _FINISHED = frozenset({0, 1, 5})
 """pytest's exit statuses when all passed, when some failed, when there is no test."""
@@ -154,29 +153,24 @@ class StepTest:
         outcomes.unlink(missing_ok=True)
         support = self.material.support.folder(server, cache)
         path = [build.installed, support]
-        shared = {
-            **ENVIRONMENT,
-            "PYTHONPATH": ":".join(map(str, path)),
-            "VLLM_NO_USAGE_STATS": "1",
-            "VLLM_PLUGINS": platform.entry_point,
-            PIN_VARIABLE: self.kernels,
-        }
         compiled = self.material.compiled
-        if not compiled:
-            shared["TORCHDYNAMO_DISABLE"] = "1"
+
+        def environment(own: Path, **more: str) -> dict[str, str]:
+            """What a run sees, or imports that runs share, with a folder of its own."""
+            variables = vllm_variables(self.kernels, platform.entry_point, own, path)
+            switch = {} if compiled else NOT_COMPILED
+            return clean_environment(
+                **{**ENVIRONMENT, **variables, **switch, "TMPDIR": str(own)}, **more
+            )
+
         ahead = None
         if platform.ahead and not compiled:
-            ahead = Ahead(
-                [platform.ahead],
-                clean_environment(**shared, **_own_folders(support / "imports")),
-            )
+            ahead = Ahead([platform.ahead], environment(support / "imports"))
         pytest_exit = server.run(
             ["pytest", *_PYTEST_OPTIONS, "-p", platform.plugin, self.material.module],
             cwd=work / "tests",
             path=path,
-            env=clean_environment(
-                **shared, **_own_folders(work), XPUSTACK_OUTCOMES=str(outcomes)
-            ),
+            env=environment(work, XPUSTACK_OUTCOMES=str(outcomes)),
             output=output,
             limit=LIMIT,
             ahead=ahead,
@@ -259,13 +253,3 @@ def _figures(before: ModuleRun, after: ModuleRun) -> tuple[Figure, ...]:
         for test in before.tests
         if test.outcome in ("failed", "error") and test.id in later
     )
-
-
-def _own_folders(folder: Path) -> dict[str, str]:
-    """The variables that keep what a run writes within its own folder."""
-    return {
-        "TMPDIR": str(folder),
-        "TRITON_CACHE_DIR": str(folder / "triton"),
-        "VLLM_CACHE_ROOT": str(folder / "vllm-cache"),
-        "VLLM_CONFIG_ROOT": str(folder / "vllm-config"),
-    }

@@ -16,11 +16,12 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.installed import Build
 from xpustack.core.errors import CheckFailed
-from xpustack.core.files import parse_python
+from xpustack.core.files import imports, parse_python
 from xpustack.core.process import Runner, clean_environment
 from xpustack.series.tree import Tree
+from xpustack.steptest.environment import NO_DEVICE, NOT_COMPILED, vllm_variables
 from xpustack.steptest.material import Support
-from xpustack.steptest.step_test import CPU, PIN_VARIABLE, XPU, Platform
+from xpustack.steptest.step_test import CPU, XPU, Platform
 
 PROGRAM = "on_device/upstream_tests.py"
 BOTH = ("before", "after")
@@ -99,14 +100,9 @@ def naming(tree: Path, modules: Iterable[str]) -> list[str]:
 
 
 def _names(source: bytes, path: str) -> set[str]:
-    names: set[str] = set()
+    names = set(imports(source, path))
     for node in ast.walk(parse_python(source, path)):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            names.add(node.module)
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-        elif isinstance(node, ast.Constant) and str(node.value).startswith(_NAMED):
+        if isinstance(node, ast.Constant) and str(node.value).startswith(_NAMED):
             # What a patch or a subprocess names: a module, or something in one.
             names |= {str(node.value), str(node.value).rpartition(".")[0]}
     return names
@@ -161,11 +157,12 @@ def run(
         command = _command(device, name, jobs)
         commands.append((environment, command, folder / f"{device}-{name}/log.txt"))
     if prepare:
-        lines = [
-            " ".join([f"cd {folder}/run && env", *_assigned(environment), *command])
+        text = "".join(
+            f"cd {folder}/run && env {' '.join(_assigned(environment))} python3"
+            f" {' '.join(command)}\n"
             for environment, command, _ in commands
-        ]
-        (folder / "commands.sh").write_text("\n".join(lines).replace(str(folder), "$D"))
+        )
+        (folder / "commands.sh").write_text(text.replace(str(folder), "$D"))
         return
     for environment, command, place in commands:
         with open(place, "w", encoding="utf-8") as log:
@@ -186,27 +183,19 @@ def run(
 def _environment(
     folder: Path, release: Release, device: Device, name: str
 ) -> dict[str, str]:
-    own = folder / f"{device}-{name}"
-    variables = {
-        PIN_VARIABLE: release.xpu_kernels.version,
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": "1",
-        "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-        "PYTHONPATH": f"{folder / name}:{folder / 'plugins'}",
-        "TRANSFORMERS_OFFLINE": "1",
-        "TRITON_CACHE_DIR": str(own / "triton"),
-        "VLLM_CACHE_ROOT": str(own / "cache"),
-        "VLLM_CONFIG_ROOT": str(own / "config"),
-        "VLLM_NO_USAGE_STATS": "1",
-        "VLLM_PLUGINS": PLATFORMS[device].entry_point,
-    }
-    if device is not Device.CUDA:
-        variables |= {
-            "CUDA_VISIBLE_DEVICES": "",
-            "TORCHDYNAMO_DISABLE": "1",
-            "TRITON_INTERPRET": "1",
-        }
-    return variables
+    path = [folder / name, folder / "plugins"]
+    variables = vllm_variables(
+        release.xpu_kernels.version,
+        PLATFORMS[device].entry_point,
+        folder / f"{device}-{name}",
+        path,
+    )
+    variables |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    return (
+        variables
+        if device is Device.CUDA
+        else {**variables, **NO_DEVICE, **NOT_COMPILED}
+    )
 
 
 def _assigned(variables: dict[str, str]) -> list[str]:

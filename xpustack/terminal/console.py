@@ -15,16 +15,16 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import msgspec
 import typer
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from xpustack.core.cache import Cache
 from xpustack.core.errors import Interrupted, StackError, stack_error_of
-from xpustack.core.progress import Progress
+from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.terminal.display import Display
 
@@ -94,7 +94,7 @@ class Answer:
             "data": self.data,
             "errors": [error.to_json() for error in self.errors],
         }
-        return json.dumps(document, indent=1)
+        return json.dumps(msgspec.to_builtins(document, enc_hook=str), indent=1)
 
 
 @contextlib.contextmanager
@@ -132,9 +132,9 @@ def stdout_console(width: int) -> Console:
 
 
 @contextlib.contextmanager
-def using_cache() -> Iterator[Cache]:
+def using_cache(offline: bool = False, progress: Progress = silent) -> Iterator[Cache]:
     """The user's cache; `cache gc` removes nothing from it during the block."""
-    cache = Cache.default()
+    cache = Cache.default(offline, progress)
     with cache.in_use():
         yield cache
 
@@ -155,29 +155,24 @@ def showing_progress() -> Iterator[Progress]:
         yield say
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(NamedTuple):
     """What most commands work with."""
 
     project: Project
     cache: Cache
-    progress: Progress
 
 
 @contextlib.contextmanager
-def working() -> Iterator[Work]:
+def working(offline: bool = False) -> Iterator[Work]:
     """The project and the user's cache, while progress is shown."""
-    with showing_progress() as progress, using_cache() as cache:
-        yield Work(Project.find(), cache, progress)
+    with showing_progress() as progress, using_cache(offline, progress) as cache:
+        yield Work(Project.find(), cache)
 
 
 @contextlib.contextmanager
-def showing_checks(jobs: int) -> Iterator[Display]:
+def showing_checks() -> Iterator[Display]:
     """The display of a run of checks, on stderr."""
     console = Console(stderr=True)
-    display = Display(console, jobs)
-    if not console.is_terminal:
-        yield display
-        return
-    with Live(display, console=console, transient=True):
+    display = Display(console)
+    with display.live if console.is_terminal else contextlib.nullcontext():
         yield display

@@ -24,7 +24,7 @@ from xpustack.core.project import Project
 FETCH = """
 from xpustack.base.download import fetch
 try:
-    fetch(pinned(Path(sys.argv[1])), Cache(Path(sys.argv[2])), progress=say)
+    fetch(pinned(Path(sys.argv[1])), Cache(Path(sys.argv[2]), progress=say))
     say("fetched")
 except StackError as error:
     say(error)
@@ -53,18 +53,18 @@ def test_an_archive_is_fetched_once_and_then_offline(
     release: Release, sdist: Path, cache: Cache
 ) -> None:
     messages: list[str] = []
-    path = fetch(release, cache, progress=messages.append)
+    path = fetch(release, replace(cache, progress=messages.append))
     assert path == cache.sdists / release.sha256 / release.sdist
     assert path.read_bytes() == sdist.read_bytes()
     assert messages[0].startswith(f"downloading {release.sdist}")
     sdist.unlink()
-    assert fetch(release, cache, offline=True) == path
+    assert fetch(release, replace(cache, offline=True)) == path
     assert leftovers(cache) == []
 
 
 def test_offline_says_what_is_absent(release: Release, cache: Cache) -> None:
     with pytest.raises(SourceError, match="--offline") as caught:
-        fetch(release, cache, offline=True)
+        fetch(release, replace(cache, offline=True))
     assert caught.value.release == "v9.1.0"
     assert str(caught.value.path).endswith(release.sdist)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A new pin: what is read from the base, and what is left as it was."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,7 @@ def test_a_release_is_pinned_from_its_own_archive(
 ) -> None:
     archive = write_sdist(links / "vllm-9.2.0.tar.gz", FILES)
     messages: list[str] = []
-    release = pin(project, cache, "9.2.0", messages.append)
+    release = pin(project, replace(cache, progress=messages.append), "9.2.0")
     assert release == load(project)["v9.2.0"]
     assert (release.sha256, release.revision) == (pinned(archive).sha256, 1)
     assert release.xpu_kernels == Pin("0.1.9", XPU_TXT)

@@ -34,7 +34,7 @@ def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path):
     stack.add("break-it", {"setup.py": "raise SystemExit('the build is broken')\n"})
     tree = stack.trees()[1]
     with pytest.raises(CheckFailed, match="the build failed") as caught:
-        build(Runner(), stack.cache, Store(stack.cache), tree, build_version(tree, 1))
+        build(Runner(), Store(stack.cache), tree, build_version(tree, 1))
     assert "the build is broken" in "\n".join(caught.value.detail)
     assert caught.value.step == "break-it"
     assert not stack.cache.builds.exists()
@@ -47,7 +47,7 @@ def test_a_wheel_of_another_version_is_refused(tmp_path):
     stack.add("rename-it", {"setup.py": script})
     tree = stack.trees()[1]
     with pytest.raises(CheckFailed, match="one wheel of version"):
-        build(Runner(), stack.cache, Store(stack.cache), tree, build_version(tree, 1))
+        build(Runner(), Store(stack.cache), tree, build_version(tree, 1))
 
 
 def test_a_stopped_runner_starts_nothing(tmp_path):
@@ -56,7 +56,7 @@ def test_a_stopped_runner_starts_nothing(tmp_path):
     runner.stop()
     tree = stack.trees()[0]
     with pytest.raises(Stopped):
-        build(runner, stack.cache, Store(stack.cache), tree, build_version(tree, 0))
+        build(runner, Store(stack.cache), tree, build_version(tree, 0))
     assert not any(stack.cache.builds.glob("*"))
 
 

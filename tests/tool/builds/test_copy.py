@@ -73,7 +73,7 @@ def test_every_copied_tree_is_what_a_real_build_installs(stack: TinyStack):
     store = Store(stack.cache)
     for tree, tree_build in builds(stack).values():
         if is_copy(stack, tree, tree_build):
-            assert compare(Runner(), stack.cache, store, tree, tree_build) > 5
+            assert compare(Runner(), store, tree, tree_build) > 5
 
 
 def test_unchanged_files_are_links(written: TinyStack):
@@ -99,7 +99,7 @@ def test_a_copy_that_lacks_a_change_is_found(
     tree, tree_build = builds(stack)["describe"]
     assert is_copy(stack, tree, tree_build)
     with pytest.raises(CheckFailed, match="differs from what a real build") as caught:
-        compare(Runner(), stack.cache, Store(stack.cache), tree, tree_build)
+        compare(Runner(), Store(stack.cache), tree, tree_build)
     assert caught.value.step == "describe"
     lines = caught.value.detail
     assert any(line.endswith("METADATA: its content differs") for line in lines)
@@ -144,13 +144,12 @@ def flip(path: Path) -> None:
 
 def again(stack: TinyStack, slug: str) -> tuple[Build, list[str]]:
     """The build of a tree as a new run returns it, and the run's messages."""
-    cache = Cache(stack.cache.root)
+    messages: list[str] = []
+    cache = Cache(stack.cache.root, progress=messages.append)
     trees = stack.trees()
     tree = next(tree for tree in trees if tree.slug == slug)
-    messages: list[str] = []
     version = build_version(tree, len(trees) - 1)
-    report = messages.append
-    result = build(Runner(), cache, Store(cache), tree, version, progress=report)
+    result = build(Runner(), Store(cache), tree, version)
     return result, messages
 
 

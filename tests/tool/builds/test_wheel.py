@@ -219,7 +219,7 @@ def test_a_real_release_is_the_same_from_two_places(
         cache = Cache(tmp_path / name / "cache")
         cache.root.mkdir(parents=True)
         cache.objects.symlink_to(real_cache.objects)
-        shipment = ship(real_project, cache, release, tmp_path / name, offline=True)
+        shipment = ship(real_project, cache, release, tmp_path / name)
         shipments.append(shipment)
     first, second = shipments
     assert dict(first.files) == dict(second.files)

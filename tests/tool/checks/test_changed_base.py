@@ -27,10 +27,9 @@ def test_scale():
 """A step's test, by the kernel's first form."""
 
 
-def check(stack: TinyStack, **options: bool) -> Report:
-    """Every release; `offline=False` asks the indexes that pip is configured for."""
-    options = {"offline": True, **options}
-    return checks.run(stack.project, stack.cache, stack.releases, **options)
+def check(stack: TinyStack) -> Report:
+    """Every release."""
+    return checks.run(stack.project, stack.cache, stack.releases)
 
 
 def states(report: Report) -> list[str]:
@@ -53,7 +52,7 @@ def test_an_archive_that_left_the_index_fails_its_release_alone(stack, links):
     other = stack.releases["v2.0"]
     shutil.copy(stack.cache.sdists / other.sha256 / other.sdist, links)
     stack.cache = Cache(stack.root / "empty cache")
-    report = check(stack, offline=False)
+    report = check(stack)
     (failed,) = failures(report)
     assert (failed.release, failed.kind) == ("v1.0", "apply")
     assert failed.summary == "none of pip's indexes and find-links has the archive"
@@ -61,7 +60,7 @@ def test_an_archive_that_left_the_index_fails_its_release_alone(stack, links):
     assert any("next: " in line for line in failed.detail), failed
     assert "v2.0 raise-value test passed" in states(report)
     shutil.copy(kept, links)
-    report = check(stack, offline=False)
+    report = check(stack)
     assert not failures(report)
     assert all(r.cached for r in report.results if r.release == "v2.0")
 

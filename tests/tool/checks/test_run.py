@@ -16,9 +16,8 @@ from children import ended, killed, start_tool
 from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Report, Result
-from xpustack.checks.schedule import Task, execute
+from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core import cache as cache_module
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, UsageError
@@ -30,7 +29,7 @@ from xpustack.series.tree import Tree
 def check(stack: TinyStack, *names: str, **options) -> Report:
     pinned = stack.releases
     chosen = [pinned[name] for name in names or pinned.names]
-    return checks.run(stack.project, stack.cache, chosen, offline=True, **options)
+    return checks.run(stack.project, stack.cache, chosen, **options)
 
 
 def states(report: Report) -> list[str]:
@@ -275,13 +274,13 @@ class EventLog(Observer):
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def planned(self, checks: Sequence[Check]) -> None:
+    def planned(self, checks: Sequence[Task]) -> None:
         self.events.append(f"planned {len(checks)}")
 
-    def started(self, check: Check) -> None:
+    def started(self, check: Task) -> None:
         self.events.append(f"started {check}")
 
-    def finished(self, check: Check, result: Result) -> None:
+    def finished(self, check: Task, result: Result) -> None:
         self.events.append(f"finished {check} {result.status}")
 
 

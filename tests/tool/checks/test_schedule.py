@@ -8,9 +8,8 @@ from graphlib import CycleError
 
 import pytest
 
-from xpustack.checks.observer import Check, Observer
 from xpustack.checks.results import Result
-from xpustack.checks.schedule import Task, execute
+from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.process import Runner
 
 
@@ -20,10 +19,10 @@ class Log(Observer):
     def __init__(self) -> None:
         self.events: list[str] = []
 
-    def started(self, check: Check) -> None:
+    def started(self, check: Task) -> None:
         self.events.append(f"{check.step} starts")
 
-    def finished(self, check: Check, result: Result) -> None:
+    def finished(self, check: Task, result: Result) -> None:
         self.events.append(f"{check.step} {result.status}")
 
 

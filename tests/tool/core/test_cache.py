@@ -4,6 +4,7 @@
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,6 @@ from children import killed, read_until, start
 
 from xpustack.core import cache as cache_module
 from xpustack.core.cache import (
-    MANY_FILES,
     Cache,
     atomic_dir,
     atomic_file,
@@ -96,24 +96,24 @@ def test_the_faster_of_two_directories_stays(tmp_path: Path) -> None:
     assert temporaries(tmp_path) == []
 
 
-def test_a_directory_of_many_files_is_in_memory(
+def test_a_directory_of_a_whole_tree_is_in_memory(
     cache: Cache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not one of few files, nor where there is no room."""
+    """But not where there is no room."""
     monkeypatch.setattr(cache_module, "MEMORY", tmp_path / "shm")
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         assert directory.is_relative_to(cache.root)
     (tmp_path / "shm").mkdir()
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         own = directory.parent
         assert own == tmp_path / "shm" / f"xpustack-{os.getuid()}"
         assert own.stat().st_mode & 0o777 == 0o700
     assert not directory.exists()
-    with cache.scratch(files=MANY_FILES - 1) as directory:
+    with cache.scratch() as directory:
         assert directory.is_relative_to(cache.root)
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1 << 60)
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         assert directory.is_relative_to(cache.root)
 
 
@@ -122,7 +122,7 @@ def test_what_a_killed_run_left_in_memory_is_removed(
 ) -> None:
     monkeypatch.setattr(cache_module, "MEMORY", tmp_path)
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         left = directory.with_name(".xpustack-0123456789abcdef.part")
         (left / "vllm").mkdir(parents=True)
     cache.root.mkdir(parents=True, exist_ok=True)
@@ -137,7 +137,7 @@ def test_a_link_in_place_of_the_folder_in_memory_is_not_followed(
     monkeypatch.setattr(cache_module, "MEMORY_FREE", 1)
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / f"xpustack-{os.getuid()}").symlink_to(tmp_path / "elsewhere")
-    with cache.scratch(files=MANY_FILES) as directory:
+    with cache.scratch(in_memory=True) as directory:
         assert directory.is_relative_to(cache.root)
 
 
@@ -220,7 +220,7 @@ import os
 from xpustack.core.cache import replace_dir
 real = os.rename
 def stopping(*names):
-    if Path(names[0]).name == sys.argv[2]:
+    if Path(names[1]).name == sys.argv[2]:
         say("now")
         time.sleep(60)
     real(*names)
@@ -230,7 +230,7 @@ with replace_dir(Path(sys.argv[1])) as part:
 """
 
 
-@pytest.mark.parametrize(("before", "left"), [("target", ["target"]), ("new", [])])
+@pytest.mark.parametrize(("before", "left"), [("old", ["target"]), ("target", [])])
 def test_a_kill_within_a_folder_swap_leaves_no_mixture(
     before: str, left: list[str], tmp_path: Path
 ) -> None:
@@ -320,7 +320,7 @@ def test_a_cache_that_is_a_file_is_an_environment_problem(
 
 
 LOCKED = """
-with Cache(Path(sys.argv[1])).lock("store", say):
+with Cache(Path(sys.argv[1]), progress=say).lock("store"):
     say("held")
     if sys.argv[2] == "stay":
         time.sleep(60)
@@ -340,7 +340,8 @@ def test_a_lock_excludes_another_process_until_its_holder_dies(cache: Cache) -> 
 
 def test_two_locks_do_not_meet(cache: Cache) -> None:
     messages: list[str] = []
-    with cache.lock("one", messages.append), cache.lock("two", messages.append):
+    cache = replace(cache, progress=messages.append)
+    with cache.lock("one"), cache.lock("two"):
         pass
     assert messages == []
 

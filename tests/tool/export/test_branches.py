@@ -34,7 +34,7 @@ STANDS = {
 def checked(cloned: ClonedStack) -> ClonedStack:
     """The stack with all checks of v2.0 green."""
     release = releases.load(cloned.project)["v2.0"]
-    done = run(cloned.project, cloned.cache, [release], offline=True)
+    done = run(cloned.project, cloned.cache, [release])
     assert not done.failed, done.results
     return cloned
 
@@ -55,14 +55,7 @@ def onto(stack: ClonedStack, place: Path, out: Path, **options) -> ExportResult:
     with opened(Store(stack.cache), f"{place}:main") as clone:
         release = releases.load(stack.project)["v2.0"]
         return export(
-            stack.project,
-            stack.cache,
-            release,
-            out,
-            ME,
-            clone=clone,
-            offline=True,
-            **options,
+            stack.project, stack.cache, release, out, ME, clone=clone, **options
         )
 
 
@@ -138,6 +131,29 @@ def test_a_bundle_leaves_the_clone_as_it_is(
         assert git(fresh, "rev-parse", branch).strip() == commit
     shown = git(fresh, "show", "--format=", "--name-only", "xpu-dsv4/clean")
     assert TABLE in shown and f"{TEST_HOME}/test_clean.py" in shown
+
+
+@pytest.mark.parametrize("kind", ["detached", "bare", "linked", "shallow"])
+def test_every_kind_of_clone_gets_the_same_branches(
+    checked: ClonedStack, tmp_path: Path, kind: str
+) -> None:
+    options = {"bare": ["--bare"], "shallow": ["--depth=1"]}.get(kind, [])
+    place = named = checked.clone(str(tmp_path / "clone"), *options)
+    if kind == "detached":
+        git(place, "checkout", "-q", "--detach")
+    elif kind == "linked":
+        named = tmp_path / "linked"
+        git(place, "worktree", "add", "-q", str(named), "-b", "other")
+    before = git(place, "for-each-ref"), git(named, "rev-parse", "HEAD")
+    done = onto(checked, named, tmp_path / "out", slugs=("clean", "needs"))
+    for branch, commit in done.state.branches.items():
+        assert git(place, "rev-parse", branch).strip() == commit
+    subjects = git(place, "log", "--format=%s", "main..xpu-dsv4/needs").splitlines()
+    assert subjects == ["[XPU] Do needs", "[XPU] Do merges"]
+    git(place, "fsck", "--connectivity-only")
+    refs = git(place, "for-each-ref").splitlines(keepends=True)
+    others = "".join(line for line in refs if "\trefs/heads/xpu-dsv4/" not in line)
+    assert (others, git(named, "rev-parse", "HEAD")) == before
 
 
 @pytest.mark.parametrize("kind", ["branch of theirs", "checked out"])

@@ -11,7 +11,7 @@ from fake_stack import git
 from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.base import releases
-from xpustack.checks.proof import proofs
+from xpustack.checks.checker import Checker
 from xpustack.checks.run import run
 from xpustack.core.errors import (
     CheckFailed,
@@ -22,10 +22,11 @@ from xpustack.core.errors import (
 from xpustack.core.rows import read_rows
 from xpustack.export.export import ExportResult, export
 from xpustack.export.folder import known_needs
+from xpustack.export.pull_request import Template, describe
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
-from xpustack.steptest.material import Support
 
+PYTEST = ".venv/bin/python -m pytest"
 ME = Person("Me Myself", "me@localhost")
 THREE = TWO.replace("VALUE = 2", "VALUE = 3")
 HELPED = HEADER + (
@@ -73,7 +74,7 @@ def checked(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
     stack.add(
         "raise-again", {VALUE: THREE}, "v1.0", "tests/steps/test_three.py", "2 == 3"
     )
-    done = run(stack.project, stack.cache, [stack.release], offline=True)
+    done = run(stack.project, stack.cache, [stack.release])
     assert not done.failed, done.results
     return stack
 
@@ -96,13 +97,7 @@ def exported(stack: TinyStack) -> ExportResult:
 
 def written(stack: TinyStack, name: str = "out", **options) -> ExportResult:
     return export(
-        stack.project,
-        stack.cache,
-        stack.release,
-        stack.root / name,
-        ME,
-        offline=True,
-        **options,
+        stack.project, stack.cache, stack.release, stack.root / name, ME, **options
     )
 
 
@@ -184,7 +179,9 @@ def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
     text = (exported.directory / "pull-requests/raise-again.md").read_text()
     assert text.startswith("# [XPU] Do raise-again\n\n## Purpose\n\nWhy.\n")
     assert "Needs `raise-value` first." in text
-    assert f"pytest {TEST_HOME.removeprefix('tests/')}/test_three.py" in text
+    assert f"\nOn an XPU:\n\n```sh\n{PYTEST} {TEST_HOME}/test_three.py\n" in text
+    claims = describe(exported.requests[-1], Template(("Claims",)), "v9.9")
+    assert f"- Tests in `{TEST_HOME}/test_three.py`: 1 of 2 red without it" in claims
     assert "passed (2 tests, 1 fail before)" in text
     assert "| `test_value` | AssertionError: assert 2 == 3 | passes |" in text
     assert "ruff check" in text and "an Intel GPU | **not run**" in text
@@ -243,7 +240,7 @@ def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
     patch = stack.patch("raise-again")
     related = "Related: vllm-project/vllm#7\nRelated: vllm-project/vllm-xpu-kernels#8\n"
     patch.write_text(patch.read_text().replace("Removal:", related + "Removal:"))
-    run(stack.project, stack.cache, [stack.release], offline=True)
+    run(stack.project, stack.cache, [stack.release])
     text = (written(stack).directory / "pull-requests/raise-again.md").read_text()
     section = text[text.index("## Not a duplicate") :]
     assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
@@ -280,7 +277,7 @@ def test_exporting_again_changes_nothing_or_says_what_changed(
     assert (exported.directory / "export.json").read_bytes() == before
     patch = stack.patch("raise-again")
     patch.write_text(patch.read_text().replace("\nWhy.\n", "\nWhy, and how.\n"))
-    run(stack.project, stack.cache, [stack.release], offline=True)
+    run(stack.project, stack.cache, [stack.release])
     again = written(stack)
     assert (again.changed, again.state.number) == (True, 2)
     text = (again.directory / "range-diff.txt").read_text()
@@ -308,7 +305,7 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert caught.value.detail == ("raise-again: test",)
     assert caught.value.hint == "xpustack check v1.0"
     assert not (stack.root / "out").exists()
-    first, second = proofs(Support.of(stack.project), stack.cache, stack.series())
+    first, second = Checker(stack.project, stack.cache).proofs(stack.series())
     assert (first.missing, second.missing) == ((), ("test",))
     assert first.test is not None
 
@@ -316,7 +313,7 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
 def test_a_subject_without_a_tag_is_refused(stack: TinyStack) -> None:
     patch = stack.patch("raise-again")
     patch.write_text(patch.read_text().replace("[PATCH] [XPU] Do", "[PATCH] Do"))
-    run(stack.project, stack.cache, [stack.release], offline=True)
+    run(stack.project, stack.cache, [stack.release])
     with pytest.raises(SeriesError, match="does not start with a tag") as caught:
         written(stack)
     assert caught.value.step == "raise-again"
@@ -324,7 +321,7 @@ def test_a_subject_without_a_tag_is_refused(stack: TinyStack) -> None:
 
 def test_the_base_hooks_judge_what_is_exported(stack: TinyStack) -> None:
     stack.write("tests/steps/numbers_beside.py", "THREE = 3\n")
-    run(stack.project, stack.cache, [stack.release], offline=True)
+    run(stack.project, stack.cache, [stack.release])
     with pytest.raises(CheckFailed, match="the base's own hooks") as caught:
         written(stack, slugs=("raise-again",))
     assert caught.value.step == "raise-again"
@@ -370,7 +367,7 @@ def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
     before = dict.fromkeys(files(exported.directory))
     patch = stack.patch("raise-again")
     patch.write_text(patch.read_text().replace("\nWhy.\n", "\nWhy, or not.\n"))
-    run(stack.project, stack.cache, [stack.release], offline=True)
+    run(stack.project, stack.cache, [stack.release])
     for failure in (KeyboardInterrupt(), OSError(28, "No space left on device")):
 
         def fail(*_: object, failure: BaseException = failure) -> None:

@@ -5,14 +5,13 @@ import itertools
 import subprocess
 import sys
 from contextlib import closing
-from dataclasses import replace
 
-import msgspec
 import pytest
 import tiny_stack
 from tiny_stack import BASE, HEADER, VALUE, TinyStack
 
 from xpustack.base.store import Store
+from xpustack.core import cache as cache_module
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
@@ -63,7 +62,7 @@ USES = HEADER + "from vllm.value import VALUE\n\nuse: int = VALUE\n"
 
 def lint(stack: TinyStack, before: Tree, after: Tree) -> LintResult:
     """Lint once with mypy."""
-    with closing(Linter(Runner(), stack.cache, Store(stack.cache))) as linter:
+    with closing(Linter(Runner(), Store(stack.cache))) as linter:
         return linter.lint(before, after, types=True)
 
 
@@ -164,7 +163,7 @@ def outcome(done) -> tuple[object, ...]:
 
 def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
     trees = typed.trees()
-    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
+    with closing(Linter(Runner(), Store(typed.cache))) as linter:
         pairs = list(itertools.pairwise(trees))
         # Forward, the tip at once, then back: no order is assumed.
         for before, after in [*pairs, (trees[0], trees[-1]), *pairs[::-2]]:
@@ -174,7 +173,7 @@ def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
 
 def test_errors_of_types_count_where_their_file_is_touched(typed):
     trees = typed.trees()
-    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
+    with closing(Linter(Runner(), Store(typed.cache))) as linter:
         lints = [linter.lint(*pair, types=True) for pair in itertools.pairwise(trees)]
     counts = [
         (sum(new.tool.startswith("mypy") for new in done.new), done.old)
@@ -189,7 +188,7 @@ def test_errors_of_types_count_where_their_file_is_touched(typed):
 
 def test_types_are_checked_only_on_request(typed):
     breaks = typed.trees()[4:6]
-    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
+    with closing(Linter(Runner(), Store(typed.cache))) as linter:
         without, with_ = (linter.lint(*breaks, types=types) for types in (False, True))
     assert (without.typed, with_.typed) == (False, True)
     assert not any(tool.startswith("mypy") for tool in without.tools)
@@ -211,30 +210,15 @@ def test_mypy_sees_the_packages_of_its_hook_alone(typed, tmp_path):
 
 def test_a_hook_that_edits_a_file_edits_no_tree(typed):
     before, after = typed.trees()[-2:]
-    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
+    with closing(Linter(Runner(), Store(typed.cache))) as linter:
         first = linter.lint(before, after, types=True)
         assert outcome(linter.lint(before, after, types=True)) == outcome(first)
         assert [new for new in first.new if "header" in new.tool] == []
 
 
-def test_nothing_stays_behind_a_linter(typed):
-    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
+def test_nothing_stays_behind_a_linter(typed, monkeypatch):
+    monkeypatch.setattr(cache_module, "MEMORY", typed.root / "no such folder")
+    with closing(Linter(Runner(), Store(typed.cache))) as linter:
         linter.lint(*typed.trees()[:2], types=True)
         assert list((typed.cache.root / "scratch").iterdir()) != []
     assert list((typed.cache.root / "scratch").iterdir()) == []
-
-
-def test_lints_share_a_checked_out_tree_unless_they_run_at_once(typed):
-    """The tree that the release used last is taken first."""
-    tree = typed.trees()[0]
-    other = replace(tree, release=msgspec.structs.replace(tree.release, version="2.0"))
-    with closing(Linter(Runner(), typed.cache, Store(typed.cache))) as linter:
-        with linter._workplace(tree) as first, linter._workplace(other) as second:
-            assert first.tree.folder != second.tree.folder
-        for used, expected in ((tree, first), (other, second), (tree, first)):
-            with linter._workplace(used) as bench:
-                assert bench is expected
-        with pytest.raises(RuntimeError), linter._workplace(tree):
-            raise RuntimeError
-        with linter._workplace(tree) as bench:
-            assert bench is second

@@ -9,6 +9,7 @@ import pytest
 from fake_stack import FakeStack
 
 from xpustack.base import releases
+from xpustack.checks.checker import Checker
 from xpustack.checks.results import Figure, Result
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
@@ -42,7 +43,7 @@ def listed(stack: FakeStack, text: str) -> list[defects.Observation]:
     path = stack.project.root / defects.LIST
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
-    return defects.observations(stack.project, stack.cache, offline=True)
+    return defects.observations(stack.project, stack.cache)
 
 
 def test_a_step_that_was_not_checked_has_no_figures(stack: FakeStack) -> None:
@@ -61,14 +62,14 @@ def test_figures_come_from_the_tests_that_the_entry_names(
     stack: FakeStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slug = load_series(stack.project, "v1.0")[0].slug
-    real = defects.proofs
+    real = Checker.proofs
     figures = (
         Figure("test_a[0]", "AssertionError: off by 4%\nassert 1 == 2", "off by 0.2%"),
         Figure("test_b", "AssertionError: another", ""),
     )
     result = Result("v1.0", slug, "test", "passed", figures=figures)
     monkeypatch.setattr(
-        defects,
+        Checker,
         "proofs",
         lambda *args: [replace(proof, test=result) for proof in real(*args)],
     )

@@ -99,7 +99,10 @@ def test_a_page_is_plain(page: str):
     assert found == [], page
 
 
-@pytest.mark.parametrize("package", ["xpustack", "kernels", "aot", "emulated_xpu"])
+PACKAGES = ("xpustack", "planner", "kernels", "aot", "emulated_xpu")
+
+
+@pytest.mark.parametrize("package", PACKAGES)
 def test_docstrings_and_messages_are_plain(package: str):
     texts = {path: path.read_text() for path in (ROOT / package).rglob("*.py")}
     found = {path.name: RIDDLES.findall(text) for path, text in texts.items()}

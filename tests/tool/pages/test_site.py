@@ -14,9 +14,8 @@ from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
 from xpustack.pages.defects import Defect
-from xpustack.pages.parts import ELSEWHERE, layer_steps
-from xpustack.pages.site import build, charts, data
-from xpustack.pages.status import step_statuses
+from xpustack.pages.site import build, charts
+from xpustack.pages.status import ELSEWHERE, layer_steps, step_statuses
 
 ROOT = Path(__file__).parents[3]
 
@@ -31,14 +30,15 @@ def test_rows_keep_commas_and_lines(tmp_path: Path):
 
 
 def test_each_file_of_rows_is_on_one_page():
-    shown = [file for _, _, files in data.PAGES.values() for file in files]
-    there = {path.name for path in (ROOT / data.FOLDER).glob("*.csv")}
+    texts = [page.read_text("utf-8") for page in build.TABLES]
+    shown = [file for text in texts for _, file in build.LINE.findall(text)]
+    there = {path.name for path in (ROOT / build.FOLDER).glob("*.csv")}
     assert sorted(shown) == sorted(there)
     assert set(charts.CHARTS) <= there
 
 
 def test_a_table_shows_text_and_code():
-    text = data.table(("a", "<b>"), [["`x/y` & z", "two\n\nlines"]])
+    text = build.table(("a", "<b>"), [["`x/y` & z", "two\n\nlines"]])
     assert "<th>&lt;b&gt;</th>" in text
     assert "<td><code>x/<wbr>y</code> &amp; z</td><td>two  lines</td>" in text
 
@@ -63,13 +63,13 @@ def test_a_verdict_follows_series_and_list(release: str, wanted: str):
     }
     defect = Defect("N1", "it breaks", "a-step", elsewhere=reasons)
     has = {("v3.0", "other-step"), ("v5.0", "a-step")}
-    assert data.verdict(defect, release, has) == wanted
+    assert build.verdict(defect, release, has) == wanted
 
 
 def test_each_real_defect_has_one_of_three_states(real_project: Project):
     pinned = load(real_project)
     statuses = step_statuses(real_project, pinned)
-    grid = data.defects_grid(real_project, pinned.names, statuses)
+    grid = build.defects_grid(real_project, pinned.names, statuses)
     for row in grid.splitlines()[1:-1]:
         cells = row.removesuffix("</td></tr>").split("</td><td>")[3:]
         assert len(cells) == len(pinned.names)

@@ -88,7 +88,7 @@ def test_checks_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     assert [one.checks for one in unknown] == [None] * 2
     assert status.long_cell(unknown[0]) == "unknown, 2 lines, Pending"
     stack.split("raise-value", "v2.0")
-    run(stack.project, stack.cache, [pinned["v1.0"]], offline=True)
+    run(stack.project, stack.cache, [pinned["v1.0"]])
     patch = stack.patch("raise-value", "v2.0")
     patch.write_text(patch.read_text().replace("Why.", "Why not."))
     green, red = status.checked_statuses(stack.project, stack.cache, pinned)

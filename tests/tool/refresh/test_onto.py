@@ -35,14 +35,9 @@ OUTCOMES = {
 def onto(stack: ClonedStack, text: Path | str, source: str = "") -> RefreshReport:
     with opened(Store(stack.cache), str(text)) as clone:
         chosen = (
-            source
-            or source_of_clone(
-                stack.project, Store(stack.cache), clone, offline=True
-            ).name
+            source or source_of_clone(stack.project, Store(stack.cache), clone).name
         )
-        return refresh(
-            stack.project, stack.cache, "", chosen, clone=clone, offline=True
-        )
+        return refresh(stack.project, stack.cache, "", chosen, clone=clone)
 
 
 def outcomes(done: RefreshReport) -> dict[str, str]:

@@ -2,6 +2,7 @@
 """A series carried to another release: every outcome, and nothing half-done."""
 
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,7 +27,7 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
 
 
 def carry_over(stack: FakeStack, name: str = "v3.0", **options) -> RefreshReport:
-    return refresh(stack.project, stack.cache, name, "v1.0", offline=True, **options)
+    return refresh(stack.project, stack.cache, name, "v1.0", **options)
 
 
 def outcomes(done: RefreshReport) -> dict[str, str]:
@@ -279,7 +280,8 @@ def test_an_unpinned_release_is_pinned_only_when_written(
     with pytest.raises(UsageError, match="not a pinned release"):
         carry_over(stack)
     before = stack.contents()
-    done = refresh(stack.project, stack.cache, "v3.0", "v1.0")
+    online = replace(stack.cache, offline=False)
+    done = refresh(stack.project, online, "v3.0", "v1.0")
     assert done.release.xpu_kernels.version == "0.1.10"
     assert stack.contents() == before
     carry_over(stack, write=True)
@@ -345,10 +347,12 @@ def test_an_interrupt_in_the_middle_is_taken_up_again(
         if "second" in message:
             raise KeyboardInterrupt
 
+    stack.cache = replace(stack.cache, progress=interrupt)
     with pytest.raises(KeyboardInterrupt):
-        carry_over(stack, "v2.0", directory=work, progress=interrupt)
+        carry_over(stack, "v2.0", directory=work)
     messages: list[str] = []
-    done = carry_over(stack, "v2.0", directory=work, progress=messages.append)
+    stack.cache = replace(stack.cache, progress=messages.append)
+    done = carry_over(stack, "v2.0", directory=work)
     assert outcomes(done) == dict.fromkeys(("first", "second", "third"), "clean")
     assert not any("first" in line for line in messages)
 

@@ -3,6 +3,7 @@
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,9 +14,8 @@ from typer.testing import CliRunner
 
 from xpustack.__main__ import app
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.refresh.kernel_versions import NewerKernels
 from xpustack.refresh.neighbours import MissingRelease
-from xpustack.refresh.watch import LandedStep, ModelWithoutXpu, watch
+from xpustack.refresh.watch import LandedStep, ModelWithoutXpu, NewerKernels, watch
 
 FIRST = edited(ATTENTION, 5)
 NEEDS = b"torch==2.12.0\ntriton==3.7.1\nvllm_xpu_kernels==0.1.10\n"
@@ -23,7 +23,10 @@ NEEDS = b"torch==2.12.0\ntriton==3.7.1\nvllm_xpu_kernels==0.1.10\n"
 
 @pytest.fixture
 def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
-    return three_steps.copy(tmp_path)
+    """Three steps, and a cache that asks the index."""
+    stack = three_steps.copy(tmp_path)
+    stack.cache = replace(stack.cache, offline=False)
+    return stack
 
 
 def offer(
@@ -142,7 +145,7 @@ def test_a_landed_step_that_is_known_is_no_news(stack: FakeStack) -> None:
     stack.step("first", {"vllm/rope.py": "other\n"}, "", "v3.0")
 
     def landed() -> list[tuple[str, bool]]:
-        report = watch(stack.project, stack.cache, offline=True)
+        report = watch(stack.project, replace(stack.cache, offline=True))
         assert report.news is any(not step.known for step in report.landed)
         return [(step.step, step.known) for step in report.landed]
 

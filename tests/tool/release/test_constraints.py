@@ -17,7 +17,7 @@ from xpustack.base.index import PipConfiguration
 from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
 from xpustack.base.releases import Pin, Release
 from xpustack.release import constraints
-from xpustack.release.pins import PinnedDistribution
+from xpustack.release.resource import PinnedDistribution
 from xpustack.release.ship import PINS, ship, with_written_hashes
 
 
@@ -163,5 +163,6 @@ def test_an_online_build_asks_the_index(
 ):
     digest = wheel(links, "vllm_xpu_kernels", "2.11.0")
     index()
-    artifacts = ship(shipped.project, shipped.cache, shipped.release, tmp_path)
+    online = replace(shipped.cache, offline=False)
+    artifacts = ship(shipped.project, online, shipped.release, tmp_path)
     assert f"--hash=sha256:{digest}" in (artifacts.directory / PINS).read_text()

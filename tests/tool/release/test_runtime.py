@@ -94,7 +94,7 @@ def test_constraints_and_provenance_carry_it(release: Release):
     text = constraints.constraints(release, "x", pins, here)
     assert "# oneCCL: https://example.org/9.1/intel-oneccl-9.1_offline.sh\n" in text
     assert "# Python 3.12\n" in text
-    resources = {part["name"]: part["uri"] for part in runtime.resources(here, pins)}
+    resources = {part.name: part.uri for part in runtime.resources(here, pins)}
     assert resources["intel-oneccl-9.1_offline.sh"].startswith("https://example.org/")
     assert resources["torch"] == "pkg:pypi/torch@2.11.0+xpu"
     here = read(DOCKERFILE, release)
@@ -196,7 +196,7 @@ def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinn
             "intel-pti",
         } <= set(listed)
         assert all(f"{key}=={value}" in text for key, value in listed.items())
-    resources = {part["name"]: part["uri"] for part in runtime.resources(here, pins)}
+    resources = {part.name: part.uri for part in runtime.resources(here, pins)}
     for key, value in listed.items():
         assert resources[key] == f"pkg:pypi/{key}@{value}"
     for url in (*here.drivers, *([here.installer] if here.installer else [])):
@@ -251,5 +251,5 @@ def test_there_are_official_images_from_v0_26_0_on(runtimes: dict[str, Pinned]):
     for name in has:
         assert (runtimes[name].runtime.official or "").endswith(f":{name}")
         parts = runtime.resources(runtimes[name].runtime, [])
-        uris = [part["uri"] for part in parts if part["name"] == "official image"]
+        uris = [part.uri for part in parts if part.name == "official image"]
         assert [uri.endswith(f"@{name}") for uri in uris] == [True]

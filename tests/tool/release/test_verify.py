@@ -34,7 +34,7 @@ DECODE = "vllm/model_executor/kernels/xpu_dsv4/decode.py"
 def wheel_build(shipped: ShippedStack) -> WheelBuild:
     """A new build of v1.0, made once: in most tests only the verified wheel changes."""
     return judge.build_release_wheel(
-        judge.Runner(), shipped.project, shipped.cache, shipped.release, offline=True
+        judge.Runner(), shipped.project, shipped.cache, shipped.release
     )
 
 
@@ -58,12 +58,12 @@ def judged(
 ) -> Callable[[], WheelVerdict]:
     """Judge the wheel without building it again."""
     monkeypatch.setattr(judge, "build_release_wheel", lambda *_, **__: wheel_build)
-    return lambda: judge.verify(shipped.project, shipped.cache, path, offline=True)
+    return lambda: judge.verify(shipped.project, shipped.cache, path)
 
 
 def problems_by_file(verdict: WheelVerdict) -> dict[str, str]:
     return {
-        difference.path: "\n".join([difference.problem, *difference.detail])
+        difference.file: "\n".join([difference.problem, *difference.detail])
         for difference in verdict.differences
     }
 
@@ -87,7 +87,7 @@ def rewritten(path: Path, change: Callable[[dict[str, bytes]], None]) -> None:
 def test_what_was_built_here_is_verified_by_building_it_again(
     shipped: ShippedStack, path: Path
 ):
-    verdict = judge.verify(shipped.project, shipped.cache, path, offline=True)
+    verdict = judge.verify(shipped.project, shipped.cache, path)
     assert problems_by_file(verdict) == {}
     assert verdict.good
     assert verdict.notes == (
@@ -220,9 +220,7 @@ def test_a_tampered_kernel_or_overlay_file(
     [wheel_file] = (stack.root / "dist/v1.0").glob("*.whl")
     flip(stack.project.root / name, -2)
     stack.rederive()
-    problems = problems_by_file(
-        judge.verify(stack.project, stack.cache, wheel_file, offline=True)
-    )
+    problems = problems_by_file(judge.verify(stack.project, stack.cache, wheel_file))
     assert "not the one that the wheel was built from" in problems[name]
     assert "differs from the one built here" in problems[member]
     assert VALUE not in problems
@@ -235,16 +233,12 @@ def test_a_tampered_patch(shipped: ShippedStack, tmp_path: Path):
     patch = stack.patch("raise-value")
     before = patch.read_bytes()
     patch.write_bytes(before.replace(b"Why.", b"Wly."))
-    problems = problems_by_file(
-        judge.verify(stack.project, stack.cache, wheel_file, offline=True)
-    )
+    problems = problems_by_file(judge.verify(stack.project, stack.cache, wheel_file))
     name = "patches/raise-value/v1.0.patch"
     assert "not the one that the wheel was built from" in problems[name]
     assert "series" not in problems
     patch.write_bytes(before.replace(b"OLD = 1", b"OLD = 7"))
-    problems = problems_by_file(
-        judge.verify(stack.project, stack.cache, wheel_file, offline=True)
-    )
+    problems = problems_by_file(judge.verify(stack.project, stack.cache, wheel_file))
     assert name in problems
     assert "cannot be built again" in problems["series"]
     assert "raise-value" in problems["series"]
@@ -266,7 +260,7 @@ def test_a_wheel_that_is_not_ours(
 ):
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(UsageError, match=problem):
-        judge.verify(shipped.project, shipped.cache, tmp_path / name, offline=True)
+        judge.verify(shipped.project, shipped.cache, tmp_path / name)
 
 
 def test_a_file_of_our_name_that_is_no_archive(judged, path: Path):

@@ -139,7 +139,7 @@ def test_the_first_and_the_last_series_have_the_same_ids_from_two_fresh_caches(
             place = cache.sdists / release.sha256 / release.sdist
             place.parent.mkdir(parents=True)
             place.symlink_to(archive)
-            tips.append(trees(Store(cache), real_project, release, offline=True).tip)
+            tips.append(trees(Store(cache), real_project, release).tip)
         commits.append([tip.commit for tip in tips])
     assert commits[0] == commits[1]
 
@@ -333,7 +333,7 @@ if stop:
         time.sleep(60)
     setattr(Writer, stop, wait)
 release = next(iter(releases.load(project)))
-series = trees(Store(cache), project, release, offline=True)
+series = trees(Store(cache), project, release)
 print(*(tree.commit for tree in series.trees))
 """
 

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The modules that a step adds with a kernel, and the imports that are refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_stack import FakeStack
 
 from xpustack.core.errors import SeriesError
-from xpustack.series.overlay import kernel_closure, overlay_source
+from xpustack.series.overlay import kernel_closure, overlay_files
 from xpustack.series.patch import load_series
 
 
@@ -42,8 +43,10 @@ def test_what_cannot_come_along(stack: FakeStack, source: str, problem: str) -> 
 
 def test_the_overlay_of_the_release_wins(stack: FakeStack) -> None:
     path = "vllm/xpu/layer.py"
-    assert overlay_source(stack.project, "v1.0", path) is not None
-    own = stack.write(f"vllm_overlay/v1.0/{path}", "LAYER = 3\n")
-    assert overlay_source(stack.project, "v1.0", path) == own
+    step = load_series(stack.project, "v1.0")[2]
     common = stack.project.overlay / "common" / path
-    assert overlay_source(stack.project, "v2.0", path) == common
+    assert overlay_files(stack.project, step)[path].source == common
+    own = stack.write(f"vllm_overlay/v1.0/{path}", "LAYER = 3\n")
+    assert overlay_files(stack.project, step)[path].source == own
+    other = replace(step, release="v2.0")
+    assert overlay_files(stack.project, other)[path].source == common

@@ -217,7 +217,7 @@ def test_build_and_export_refuse_a_changed_series(stamped: FakeStack, tmp_path: 
     edit_kernel(stamped)
     stamped.rederive()
     with pytest.raises(SeriesError, match="changed since revision 1"):
-        ship(stamped.project, stamped.cache, stamped.release, tmp_path, offline=True)
+        ship(stamped.project, stamped.cache, stamped.release, tmp_path)
     assert list(tmp_path.glob("*.whl")) == []
     with pytest.raises(SeriesError, match="changed since revision 1"):
         export(
@@ -226,7 +226,6 @@ def test_build_and_export_refuse_a_changed_series(stamped: FakeStack, tmp_path: 
             stamped.release,
             tmp_path / "export",
             Person("Me", "me@localhost"),
-            offline=True,
         )
     assert not (tmp_path / "export").exists()
 

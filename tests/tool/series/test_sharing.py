@@ -5,6 +5,7 @@ and a release that cannot take it keeps a variant of its own."""
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,7 +44,8 @@ def amend(stack: FakeStack, release: str, old: str, new: str, **options) -> list
     quietly = ("-c", "sequence.editor=true")
     git(work, *quietly, "rebase", "-q", "--interactive", "--autosquash", "base")
     said: list[str] = []
-    save(stack.project, stack.cache, work, progress=said.append, **options)
+    cache = replace(stack.cache, progress=said.append)
+    save(stack.project, cache, work, **options)
     return [line for line in said if not line.startswith("applying")]
 
 

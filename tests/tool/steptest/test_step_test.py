@@ -10,10 +10,10 @@ import pytest
 from tiny_stack import PROVES, TinyStack
 
 from xpustack.core.errors import SeriesError
+from xpustack.core.files import closure
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
-from xpustack.steptest.closure import closure
 from xpustack.steptest.material import Support, material_of
 from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
@@ -188,7 +188,8 @@ def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):
     for name, text in {**files, **dict.fromkeys(others, "")}.items():
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert sorted(closure(tmp_path / "test_a.py")) == sorted(files)
+    roots = [tmp_path / name for name in ("test_a.py", "conftest.py")]
+    assert sorted(closure(roots, tmp_path)) == sorted(files)
 
 
 def test_a_missing_module_is_named(tiny, tmp_path):

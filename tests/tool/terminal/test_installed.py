@@ -14,7 +14,7 @@ PLAN = "plan v0.33.0 --model flash --device b60 --count 1"
 
 @pytest.mark.parametrize(
     ("words", "lacks"),
-    [("device", "on_device"), ("ingest a.json", "on_device"), (PLAN, "benchmarks")],
+    [("device", "on_device"), ("ingest a.json", "on_device"), (PLAN, "planner")],
 )
 def test_a_command_says_what_only_the_checkout_has(
     tmp_path: Path, words: str, lacks: str

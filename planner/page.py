@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m xpustack.pages.plans DOCUMENT ...`: keep what `plan --json` printed.
+"""`python -m planner.page DOCUMENT ...`: keep what `plan --json` printed.
 
 Writes docs/data/plans.csv, a row for each split, and the table of docs/deploying.md.
 Rows of other machines stay as they are.

@@ -10,8 +10,8 @@ import torch
 
 from benchmarks.memory import FLASH, PRO, Model
 from e2e import checkpoint
-from xpustack.plan.asked import _headers
-from xpustack.plan.programs import shapes
+from planner.asked import _headers
+from planner.programs import shapes
 
 PUBLISHED = tomllib.loads(Path("tests/e2e/published.toml").read_text())["kinds"]
 TYPES = {dtype: name for name, dtype in shapes.DTYPES.items()}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import msgspec
 
+from planner.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
@@ -16,9 +17,7 @@ from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
-from xpustack.core.progress import Progress
 from xpustack.core.project import Project
-from xpustack.plan.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
 from xpustack.series.apply import trees
 from xpustack.steptest import environment
 from xpustack.steptest.environment import engine_environment
@@ -121,9 +120,7 @@ def engine(asked: Asked) -> dict[str, object]:
     return given
 
 
-def run(
-    project: Project, cache: Cache, release: Release, asked: Asked, progress: Progress
-) -> Trial:
+def run(project: Project, cache: Cache, release: Release, asked: Asked) -> Trial:
     """Start every split, unless the same was started before.
 
     Raises:
@@ -154,10 +151,12 @@ def run(
     )
     found = cache.results_get(key)
     if found is None:
-        progress(f"{release.name}: starting {len(asked.splits())} splits, no devices")
+        cache.progress(
+            f"{release.name}: starting {len(asked.splits())} splits, no devices"
+        )
         with Runner().stop_on_error() as runner, cache.scratch() as folder:
             version = build_version(grown.tip, len(grown.steps))
-            site = build(runner, cache, store, grown.tip, version).installed
+            site = build(runner, store, grown.tip, version).installed
             if asked.checkpoint.name:
                 order["folder"] = str(folder)
             found = _start(project, release, runner, site, folder, order)

@@ -10,14 +10,14 @@ from msgspec import structs
 from typer.testing import CliRunner, Result
 
 from benchmarks.memory import FLASH
+from planner import asked, choices, trial
+from planner import page as plans
 from xpustack.__main__ import app
 from xpustack.base.releases import Release, load
 from xpustack.core.errors import UsageError
 from xpustack.core.markdown import section
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
-from xpustack.pages import plans
-from xpustack.plan import asked, choices, trial
 
 GIB = 1 << 30
 PROJECT = Project.find(Path(__file__).parent)

@@ -9,10 +9,10 @@ from aot import model as devices
 from aot import step
 from aot.step import Kernels, Part, Range, Split
 from benchmarks.memory import SPLITS, room
+from planner.asked import ACTIVATIONS, Asked, short
+from planner.trial import MANY_REQUESTS, Attempt, Trial
 from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed, command
-from xpustack.plan.asked import ACTIVATIONS, Asked, short
-from xpustack.plan.trial import MANY_REQUESTS, Attempt, Trial
 
 GIB = 1 << 30
 WITHOUT = Kernels(step.NOTHING, step.NOTHING, step.NOTHING, step.NOTHING)

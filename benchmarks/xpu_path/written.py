@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`python -m benchmarks.xpu_path.written ORDER RESULT`: `e2e.engine` with a checkpoint
+that is written there: its 38 to 700 MB do not compress."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from e2e import checkpoint, dspark, engine, v41, v41_vision, vision
+
+WRITERS: dict[str, Callable[[int], checkpoint.Writer]] = {
+    "v4.1": v41.V41,
+    "v4.1 with images": v41_vision.Images,
+    "vision": vision.Vision,
+}
+
+
+def main() -> None:
+    """Write the checkpoint if no job did before, and serve the order."""
+    order = json.loads(Path(sys.argv[1]).read_text())
+    result = Path(sys.argv[2])
+    folder = Path(f"checkpoint-{order['checkpoint']}")
+    if not folder.is_dir():
+        checkpoint.write(folder, writer_of(order, result))
+    order["model"] = str(folder / "published")
+    torch.save(engine.generate(order), result)
+
+
+def writer_of(order: dict[str, Any], result: Path) -> checkpoint.Writer:
+    """A draft knows the texts of the job that `order` names, whose result is there."""
+    if "known" not in order:
+        return WRITERS[order["checkpoint"]](0)
+    answer = torch.load(result.with_stem(order["known"]), weights_only=False)
+    texts = (
+        read + new
+        for wave in zip(answer["read"], answer["tokens"], strict=True)
+        for read, new in zip(*wave, strict=True)
+    )
+    return v41.V41(0, dspark.following(texts))
+
+
+if __name__ == "__main__":
+    main()

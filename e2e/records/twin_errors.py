@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far V4 Vision and V4.1 are from their float32 twins, whatever is asked of them:
+the record that `tests/e2e` writes, and the tables made of it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from xpustack.core import markdown
+from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
+from xpustack.pages import record
+from xpustack.pages.record import Row
+
+PAGE = "docs/e2e.md"
+DATA = "docs/data/twins.csv"
+
+SECTIONS = {"vision": "vision", "v41": "v4.1"}
+"""The page's tables, and how the names of their checkpoints begin."""
+IN_LAYERS = ("images", "v4.1")
+"""The jobs of which the page has every layer."""
+FIGURES = {
+    "core": "core %",
+    "output": "output %",
+    "plain": "float32 %",
+    "experts": "experts %",
+    "streams": "streams %",
+    "missed": "other choice %",
+}
+"""The columns by the names that the checks give to their figures."""
+LOGITS = "logits"
+
+
+def rows_of(
+    release: str, checkpoint: str, job: str, figures: Mapping[str, Mapping[str, float]]
+) -> list[Row]:
+    """A row for each layer, and for the logits, of what the checks found."""
+    return [
+        {
+            "release": release,
+            "checkpoint": checkpoint,
+            "job": job,
+            "layer": layer,
+            "ratio": int(found["ratio"]) if "ratio" in found else "",
+        }
+        | {
+            column: f"{100 * found[name]:.2f}" if name in found else ""
+            for name, column in FIGURES.items()
+        }
+        for layer, found in figures.items()
+    ]
+
+
+def keep(project: Project, rows: Sequence[Row]) -> None:
+    """Put the rows of jobs into the record, in place of those before them, and write
+    the page."""
+    anew = {(row["release"], row["job"]) for row in rows}
+    known = read_rows(project.root / DATA)
+    kept = [*(row for row in known if (row["release"], row["job"]) not in anew), *rows]
+    jobs = sorted({(str(row["checkpoint"]), str(row["job"])) for row in kept})
+    ordered = record.newest_first(
+        project,
+        kept,
+        lambda row: (
+            jobs.index((str(row["checkpoint"]), str(row["job"]))),
+            len(kept) if row["layer"] == LOGITS else int(str(row["layer"])),
+        ),
+    )
+    for section in SECTIONS:
+        shown = render(ordered, section)
+        record.write(project, DATA, ordered, PAGE, (section, shown))
+
+
+def render(rows: Iterable[Row], section: str) -> str:
+    """The largest figures of each job, and of each layer of the first one; releases
+    with the same figures share a line. Columns without a figure are left out."""
+    found: dict[tuple[str, str], dict[str, list[Row]]] = {}
+    for row in rows:
+        if str(row["checkpoint"]).startswith(SECTIONS[section]):
+            job, release = str(row["job"]), str(row["release"])
+            of_row = ["all"]
+            if job in IN_LAYERS and row["layer"] != LOGITS:
+                of_row.append(f"{row['layer']}, ratio {row['ratio']}")
+            for line in of_row:
+                found.setdefault((job, line), {}).setdefault(release, []).append(row)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    jobs = list(dict.fromkeys(job for job, _ in found))
+    in_order = sorted(found, key=lambda key: (jobs.index(key[0]), key[1] == "all"))
+    for job, line in in_order:
+        for release, own in found[job, line].items():
+            alike.setdefault((job, line, *_largest(own)), []).append(release)
+    lines = [
+        (job, line, ", ".join(of), *figures)
+        for (job, line, *figures), of in alike.items()
+    ]
+    heads = ("asked", "layer", "releases", *FIGURES.values(), "logits, float32 %")
+    # V4 has no `streams`.
+    used = [place for place in range(len(heads)) if any(row[place] for row in lines)]
+    return markdown.table(
+        [heads[place] for place in used],
+        ([row[place] for place in used] for row in lines),
+    )
+
+
+def _largest(rows: Sequence[Row]) -> list[str]:
+    def worst(column: str, logits: bool) -> str:
+        figures = [
+            float(str(row[column]))
+            for row in rows
+            if row[column] and (row["layer"] == LOGITS) is logits
+        ]
+        return f"{max(figures):.2f}" if figures else ""
+
+    own = [worst(column, logits=False) for column in FIGURES.values()]
+    return [*own, worst(FIGURES["plain"], logits=True)]

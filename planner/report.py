@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a plan says: as one document, and as lines and a table for people."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from planner import choices
+from planner.asked import Asked
+from planner.choices import Choice
+from planner.trial import Trial
+from xpustack.base.releases import Release
+
+GIB = 1 << 30
+NOTES = (
+    "weights, buffers: GiB of the fullest device. requests: of the whole context,"
+    " beside a chunk that is read. host: GiB of all processes, on a CPU. pinned: GiB of"
+    " the host that devices read (Engram), for all ranks, in powers of two.",
+    "tokens/s: modelled by aot/step.py, not measured, with captured graphs, without"
+    " attention and the indexer's scores. Overlapping ranges rank nothing for sure.",
+)
+COLUMNS = (
+    *("split", "weights", "buffers", "requests", "cache tokens", "chunk"),
+    *("host", "pinned", "tokens/s", "limit"),
+)
+
+
+def to_json(
+    asked: Asked, release: Release, tried: Trial, found: Sequence[Choice]
+) -> dict[str, Any]:
+    """The whole plan as plain data."""
+    data = {
+        "release": release.name,
+        "model": asked.checkpoint.label,
+        "device": asked.device.name,
+        "count": asked.count,
+        "context": asked.context,
+        "concurrency": asked.requests,
+        "checkpoint_bytes": tried.checkpoint,
+        "choices": [_choice(asked, choice) for choice in found],
+        "refused": {
+            one.name: choices.why(asked, one) for one in choices.refusals(tried, found)
+        },
+    }
+    if found:
+        best = found[0].attempt
+        data["serve"] = choices.serve(asked, best)
+        data["container"] = choices.container(asked, best, release)
+    return data
+
+
+def title(data: dict[str, Any]) -> str:
+    """What was asked for, in a line."""
+    return (
+        f"DeepSeek-{data['model']} on {data['count']} {data['device']},"
+        f" {data['concurrency']} requests of {data['context']:,} tokens,"
+        f" {data['release']}"
+    )
+
+
+def rows(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The table: one row for each split that starts."""
+    for values in data["choices"]:
+        speed = values["tokens_per_second"]
+        yield {
+            "split": values["split"],
+            "weights": f"{values['weights_bytes'] / GIB:.1f}",
+            "buffers": f"{values['buffers_bytes'] / GIB:.1f}",
+            "requests": values["requests"],
+            "cache tokens": f"{values['cache_tokens']:,}",
+            "chunk": values["chunk"],
+            "host": f"{values['host_bytes'] / GIB:.0f}",
+            "pinned": f"{values['pinned_bytes'] / GIB:.0f}",
+            "tokens/s": "{:.0f} to {:.0f}".format(*speed) if speed else "-",
+            "limit": values["limit"],
+        }
+
+
+def notes(data: dict[str, Any]) -> Iterator[str]:
+    """What does not start, how to read the table, and the commands."""
+    for name, why in data["refused"].items():
+        yield f"{name} does not start: {why}"
+    yield from NOTES
+    yield f"checkpoint: {data['checkpoint_bytes'] / GIB:.0f} GiB on disk"
+    yield from ("", data["serve"], "", data["container"])
+
+
+def _choice(asked: Asked, choice: Choice) -> dict[str, Any]:
+    attempt = choice.attempt
+    speed = choice.speed
+    return {
+        "split": attempt.name,
+        "tensor_parallel_size": attempt.tensor_parallel_size,
+        "data_parallel_size": attempt.data_parallel_size,
+        "pipeline_parallel_size": attempt.pipeline_parallel_size,
+        "expert_parallel": attempt.enable_expert_parallel,
+        "weights_bytes": attempt.fullest.weights,
+        "buffers_bytes": attempt.fullest.buffers,
+        "stages_weights_bytes": [stage.weights for stage in attempt.stages],
+        "unset": sorted({name for stage in attempt.stages for name in stage.unset}),
+        "requests": attempt.room,
+        "cache_tokens": attempt.room * asked.context,
+        "chunk": attempt.max_num_batched_tokens,
+        "host_bytes": attempt.ranks * sum(stage.host for stage in attempt.stages),
+        "pinned_bytes": choices.pinned_bytes(attempt),
+        "tokens_per_second": sorted((speed.slow, speed.fast)) if speed else None,
+        "serves": choice.serves,
+        "limit": choice.limit(asked),
+    }

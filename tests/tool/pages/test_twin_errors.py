@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""V4 Vision and V4.1 beside their twins: the record, and the tables made of it."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from e2e.records.twin_errors import DATA, PAGE, SECTIONS, keep, render, rows_of
+from xpustack.core import markdown
+from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
+
+ROOT = Path(__file__).parents[3]
+FOUND = {
+    "0": {"core": 0.002, "output": 0.0, "plain": 0.05, "ratio": 0},
+    "logits": {"plain": 0.1, "streams": 0.001},
+    "1": {"core": 0.003, "output": 0.0, "plain": 0.04, "ratio": 2, "missed": 0.001},
+}
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_the_page_shows_the_record(section: str) -> None:
+    shown = render(read_rows(ROOT / DATA), section)
+    assert markdown.section(ROOT / PAGE, section) == shown
+
+
+def test_jobs_replace_their_own_rows_and_equal_releases_share_a_line(
+    project_with: Callable[[str, str], Project],
+) -> None:
+    project = project_with(PAGE, "v41")
+    page = project.root / PAGE
+    page.write_text(f"{page.read_text()}<!-- vision: begin -->\n<!-- vision: end -->\n")
+    worse = FOUND | {"0": FOUND["0"] | {"core": 0.009}}
+    keep(project, rows_of("v0.32.0", "v4.1", "v4.1", worse))
+    for release in ("v0.32.0", "v0.33.0"):
+        keep(project, rows_of(release, "v4.1", "v4.1", FOUND))
+    keep(project, rows_of("v0.33.0", "v4.1", "v4.1, chunks", FOUND))
+    rows = read_rows(project.root / DATA)
+    assert [row["layer"] for row in rows[:3]] == ["0", "1", "logits"]
+    assert markdown.section(page, "v41").splitlines()[2:] == [
+        "| v4.1 | 0, ratio 0 | v0.33.0, v0.32.0 | 0.20 | 0.00 | 5.00 |  |  |",
+        "| v4.1 | 1, ratio 2 | v0.33.0, v0.32.0 | 0.30 | 0.00 | 4.00 | 0.10 |  |",
+        "| v4.1 | all | v0.33.0, v0.32.0 | 0.30 | 0.00 | 5.00 | 0.10 | 10.00 |",
+        "| v4.1, chunks | all | v0.33.0 | 0.30 | 0.00 | 5.00 | 0.10 | 10.00 |",
+    ]

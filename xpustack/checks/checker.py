@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Builds, lints and tests trees, keeps what passed, and says what is proven."""
+
+from dataclasses import dataclass
+from typing import Self
+
+import msgspec
+
+from xpustack.base.store import Store
+from xpustack.builds.build import build, build_version, expected_build, found
+from xpustack.builds.installed import Build
+from xpustack.checks.results import Kind, Result, stored_pass, test_result
+from xpustack.core.cache import Cache
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.lint.linter import Linter, lint_key, steps_are_typed
+from xpustack.series.tree import Series, Step, Tree
+from xpustack.steptest.material import Support
+from xpustack.steptest.server import warm_server
+from xpustack.steptest.step_test import StepTest
+
+_FINDINGS_SHOWN = 20
+
+
+@dataclass(frozen=True)
+class Proof:
+    """The stored green checks of one step as it is now; None where there are none.
+
+    Attributes:
+        built: whether both of its trees are built.
+    """
+
+    step: Step
+    built: bool
+    lint: Result | None
+    test: Result | None
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """The kinds of check that are not proven."""
+        kinds = (("build", self.built), ("lint", self.lint), ("test", self.test))
+        return tuple(kind for kind, proven in kinds if not proven)
+
+
+class Checker:
+    """What the checks of a run share: the project's files as they are now, processes,
+    the server of step tests, and the linter.
+
+    Any number of threads may use it. An exception in its block, an interrupt included,
+    ends its processes; the end of the block ends the servers.
+
+    Where a tree is asked for, `last` is the number of steps of the whole series: the
+    version of its build says which step it is, unless it has all of them.
+    """
+
+    def __init__(self, project: Project, cache: Cache) -> None:
+        self.project, self.cache, self.store = project, cache, Store(cache)
+        self.support, self.runner = Support.of(project), Runner()
+        self.server = warm_server(self.runner)
+        self._linter = Linter(self.runner, self.store)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is not None:
+            self.runner.stop()
+        self._linter.close()
+        self.server.close()
+
+    def planned(self, tree: Tree, last: int) -> Build:
+        """The build that a tree has or would have; it is not looked at."""
+        return expected_build(self.store, tree, build_version(tree, last))
+
+    def build(self, tree: Tree, last: int) -> Build:
+        """The tree's build, verified, or made anew if it is absent or damaged.
+
+        Raises:
+            As `builds.build`.
+        """
+        return build(self.runner, self.store, tree, build_version(tree, last))
+
+    def built(self, tree: Tree, last: int, name: str) -> Result:
+        """The build of a tree as a result. One that an earlier run left is verified
+        only where something runs on it."""
+        planned = self.planned(tree, last)
+        done = planned if found(planned) else self.build(tree, last)
+        return Result(
+            tree.release.name,
+            name,
+            "build",
+            "passed",
+            done.seconds,
+            done.cached,
+            done.version,
+        )
+
+    def known_lint(
+        self, name: str, before: Tree, after: Tree, *, types: bool
+    ) -> Result | None:
+        """The stored pass of a tree's lint over another. What passed with mypy passed
+        without it."""
+        keys = [lint_key(before, after, types=each) for each in {types, True}]
+        known = (self.stored(key, "lint", after.release.name, name) for key in keys)
+        return next(filter(None, known), None)
+
+    def lint(self, name: str, before: Tree, after: Tree, *, types: bool) -> Result:
+        """Lint what a tree changes of another; a stored pass is taken.
+
+        Raises:
+            As `Linter.lint`.
+        """
+        if known := self.known_lint(name, before, after, types=types):
+            return known
+        lint = self._linter.lint(before, after, types=types)
+        result = Result(
+            after.release.name,
+            name,
+            "lint",
+            "failed" if lint.new else "passed",
+            lint.seconds,
+            summary=lint.summary,
+            detail=tuple(map(str, lint.new[:_FINDINGS_SHOWN])),
+            notes=lint.notes,
+            typed=lint.typed,
+        )
+        return self.keep(lint_key(before, after, types=types), result)
+
+    def step_test(
+        self, step: Step, before: Tree | None, after: Tree, last: int
+    ) -> StepTest:
+        """A step's test on the trees before and after it, or on the latter alone.
+
+        Raises:
+            SeriesError: the step names no test module, or one that does not exist.
+        """
+        old = self.planned(before, last) if before is not None else None
+        release, new = after.release, self.planned(after, last)
+        return StepTest.of(self.support, release, step, old, new)
+
+    def test(self, step: Step, before: Tree | None, after: Tree, last: int) -> Result:
+        """Run a step's test, on verified builds; a stored pass is taken.
+
+        Raises:
+            As `step_test`, `build` and `StepTest.run`.
+        """
+        test = self.step_test(step, before, after, last)
+        if known := self.stored(test.key, "test", step.release, step.slug):
+            return known
+        test = test.now()
+        for tree in (before, after):
+            if tree is not None:
+                self.build(tree, last)
+        report = test.run(self.server, self.cache)
+        result = test_result(step.release, step.slug, report, before is None)
+        return self.keep(test.key, result)
+
+    def proofs(self, series: Series) -> list[Proof]:
+        """What is proven of each step of a series, by its trees; nothing runs.
+
+        Raises:
+            SeriesError: a step names no test module, or one that does not exist.
+        """
+        last = len(series.steps)
+        built = [self.planned(tree, last).installed.is_dir() for tree in series.trees]
+        types = steps_are_typed(self.project, series)
+        proofs = []
+        for after in series.steps:
+            before, step = after.parent, after.step
+            test = self.step_test(step, before, after, last)
+            proofs.append(
+                Proof(
+                    step,
+                    built[before.index] and built[after.index],
+                    self.known_lint(step.slug, before, after, types=types),
+                    self.stored(test.key, "test", step.release, step.slug),
+                )
+            )
+        return proofs
+
+    def stored(self, key: str, kind: Kind, release: str, step: str) -> Result | None:
+        """The stored pass of this very check, if there is one."""
+        result = stored_pass(self.cache.results_get(key), kind, release, step)
+        return result and msgspec.structs.replace(result, cached=True)
+
+    def keep(self, key: str, result: Result) -> Result:
+        """Store a result that passed; a failure is looked at again each time."""
+        if result.status == "passed":
+            self.cache.results_put(key, msgspec.to_builtins(result))
+        return result
