@@ -6,10 +6,6 @@ place may lie above the integer there; `coarse_log2` stands for such a device un
 interpreter.
 """
 
-import inspect
-import sys
-from collections.abc import Iterator
-from types import FunctionType
 from typing import Any
 
 import pytest
@@ -21,6 +17,7 @@ from helpers.coarse_log2 import (
     at_powers,
     blocks,
     check,
+    choose_on_another_platform,
     coarse_log2,  # noqa: F401
     from_bytes,
     plain_rope,
@@ -97,14 +94,9 @@ def mxfp4_query_scales(amax: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture
-def another_platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The kernels are launched by a platform that is not XPU."""
-    for name in (layout.COMPRESSOR, f"{layout.OPS}.fused_compress_quant_cache"):
-        module = layout.module(name)
-        if hasattr(module, "current_platform"):
-            other = layout.another_platform(module.current_platform)
-            monkeypatch.setattr(module, "current_platform", other)
-    yield
+def another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernels are those of a platform that is not XPU."""
+    choose_on_another_platform(monkeypatch, f"{layout.OPS}.fused_compress_quant_cache")
 
 
 @pytest.mark.usefixtures("coarse_log2")
@@ -156,26 +148,3 @@ def test_an_exact_log2_and_the_bits_agree(
     amax = torch.cat((mantissas, powers * (1 - 1 / 128), powers, powers * (1 + 1 / 64)))
     amax = amax.to(torch.bfloat16).float()
     check(compressed_scales(options, amax, entry), least_exponent(amax, largest))
-
-
-@pytest.mark.unchanged
-@pytest.mark.any_platform
-def test_kernels_need_no_argument_more() -> None:
-    """vLLM's own tests launch them on CUDA with the arguments that upstream's have."""
-    values = [
-        value
-        for name, module in list(sys.modules.items())
-        if name.startswith("vllm.")
-        for value in vars(module).values()
-    ]
-    # Others, such as torch's namespaces of ops, find any name that they are asked for.
-    functions = [getattr(value, "__dict__", {}).get("fn") for value in values]
-    kernels = {one for one in functions if isinstance(one, FunctionType)}
-    assert kernels
-    added = [
-        (kernel.__name__, parameter)
-        for kernel in kernels
-        if (parameter := inspect.signature(kernel).parameters.get("UE8M0_FROM_BITS"))
-    ]
-    lacking = [name for name, one in added if one.default is inspect.Parameter.empty]
-    assert not lacking, f"launched by vLLM's own tests without it: {lacking}"

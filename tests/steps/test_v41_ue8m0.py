@@ -10,6 +10,7 @@ from helpers.coarse_log2 import (
     at_powers,
     blocks,
     check,
+    choose_on_another_platform,
     coarse_log2,  # noqa: F401
     from_bytes,
     plain_rope,
@@ -53,11 +54,9 @@ def index_scales(amax: torch.Tensor, fp4: bool) -> torch.Tensor:
 
 @pytest.fixture
 def another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels are launched by a platform that is not XPU."""
-    for name in ("fused_compress_quant_cache", "indexer_k_store"):
-        module = layout.module(f"{OPS}.{name}")
-        other = layout.another_platform(module.current_platform)
-        monkeypatch.setattr(module, "current_platform", other)
+    """The kernels are those of a platform that is not XPU."""
+    names = ("fused_compress_quant_cache", "indexer_k_store")
+    choose_on_another_platform(monkeypatch, *(f"{OPS}.{name}" for name in names))
 
 
 @pytest.mark.usefixtures("coarse_log2")

@@ -2,6 +2,7 @@
 """Exponents of UE8M0 scales, and a device whose log2 is off by one unit in the last
 place, which at a power of two may lie above the integer."""
 
+import importlib.util
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from . import layout
 
 E4M3, E2M1 = 448.0, 6.0
+SHARED = "vllm.v1.attention.ops.ue8m0"
 
 
 @pytest.fixture
@@ -23,6 +25,24 @@ def coarse_log2(monkeypatch: pytest.MonkeyPatch) -> None:
         return interpreter.TensorHandle(above, x.dtype.scalar)
 
     monkeypatch.setattr(interpreter.InterpreterBuilder, "create_log2", create_log2)
+
+
+def choose_on_another_platform(monkeypatch: pytest.MonkeyPatch, *names: str) -> None:
+    """The kernels of these modules take what `SHARED` has where it is not imported on
+    XPU. Nothing changes on a tree that lacks it."""
+    if not (spec := importlib.util.find_spec(SHARED)):
+        return
+    platforms = layout.module("vllm.platforms")
+    other = importlib.util.module_from_spec(spec)
+    with monkeypatch.context() as patch:
+        another = layout.another_platform(platforms.current_platform)
+        patch.setattr(platforms, "current_platform", another)
+        assert spec.loader
+        spec.loader.exec_module(other)
+    for module in map(layout.module, names):
+        for chosen in ("ue8m0_exponent", "ue8m0_scale"):
+            if hasattr(module, chosen):
+                monkeypatch.setattr(module, chosen, getattr(other, chosen))
 
 
 def at_powers(exponents: torch.Tensor, largest: float = E4M3) -> torch.Tensor:
