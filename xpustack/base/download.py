@@ -40,16 +40,17 @@ def base_of(store: Store, release: Release) -> Commit:
         SourceError: the archive is unavailable or is not the pinned one.
     """
     ref = base_ref(release)
-    commit = store.commits([ref]).get(ref)
-    if commit is not None:
-        store.count_as_used(ref)
-        return commit
-    archive = fetch(release, store.cache)
-    with store.writing() as writer:
-        if ref not in store.commits([ref]):
-            store.cache.progress(f"importing {release.name}")
-            writer.import_base(release, archive)
-    return store.commits([ref])[ref]
+    with concerning(release.name):
+        commit = store.commits([ref]).get(ref)
+        if commit is not None:
+            store.count_as_used(ref)
+            return commit
+        archive = fetch(release, store.cache)
+        with store.writing() as writer:
+            if ref not in store.commits([ref]):
+                store.cache.progress(f"importing {release.name}")
+                writer.import_base(release, archive)
+        return store.commits([ref])[ref]
 
 
 def fetch(release: Release, cache: Cache) -> Path:

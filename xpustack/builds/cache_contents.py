@@ -35,7 +35,7 @@ class Area:
 
 def info(cache: Cache) -> list[Area]:
     """The areas of the cache; a file with several names counts in the first."""
-    if not cache.root.is_dir():
+    if not cache.root.exists():
         return []
     seen: set[tuple[int, int]] = set()
     areas = []
@@ -56,7 +56,7 @@ def gc(cache: Cache, *, days: float = 7) -> None:
     Raises:
         EnvironmentProblem: another run uses the cache, or writing there is denied.
     """
-    if not cache.root.is_dir():
+    if not cache.root.exists():
         return
     oldest = time.time() - days * _DAY
     with cache.alone(), writing(cache.root):

@@ -11,8 +11,8 @@ from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
 from xpustack.core.cache import atomic_file
 from xpustack.core.checkout import check_out
-from xpustack.core.errors import UsageError
-from xpustack.core.files import vacant
+from xpustack.core.errors import UsageError, concerning
+from xpustack.core.files import not_ours, vacant
 from xpustack.core.process import Runner
 from xpustack.core.rows import csv_text, read_rows
 from xpustack.series.apply import trees
@@ -85,7 +85,7 @@ def upstream_tests(
                 folder = (to or scratch / "run").absolute()
                 if not read:
                     if not vacant(folder):
-                        raise UsageError("the folder is not empty", path=folder)
+                        raise not_ours(folder, pinned.name, "upstream-tests")
                     folder.mkdir(parents=True, exist_ok=True)
                     check_out(cache, before.tree_id, scratch / "tree")
                     modules = upstream.touched_modules(store, before, after)
@@ -101,10 +101,13 @@ def upstream_tests(
                     upstream.run(
                         runner, support, pinned, folder, device, jobs, packages, prepare
                     )
-                found = [] if prepare else upstream.compared(folder, device)
+                found = []
+                if not prepare:
+                    with concerning(pinned.name):
+                        found = upstream.compared(folder, device)
         rows = [
             {
-                "release": release,
+                "release": pinned.name,
                 "step": step or "all",
                 "platform": device.value,
                 "file": one.file,

@@ -170,12 +170,15 @@ def known_needs(file: Path, release: str) -> dict[str, tuple[str, ...]]:
     step's test was green.
 
     Raises:
-        UsageError: the file has other columns.
+        UsageError: the file has other columns, is no text or is a folder.
     """
-    rows = read_rows(file)
-    if any(not row.keys() >= _HEADS for row in rows):
+    try:
+        rows = read_rows(file)
+    except UnicodeDecodeError:
+        rows = [{}]
+    if file.is_dir() or any(not row.keys() >= _HEADS for row in rows):
         raise UsageError(
-            f"the file lacks one of the columns {', '.join(sorted(_HEADS))}",
+            f"these are not rows with the columns {', '.join(sorted(_HEADS))}",
             release=release,
             path=file,
             hint="--rows takes what an earlier run wrote, or a new file",

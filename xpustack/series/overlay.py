@@ -165,7 +165,10 @@ def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
 def _relative_imports(file: NewFile) -> list[str]:
     try:
         imports = _imports(file.content)
-    except (SyntaxError, ValueError) as error:
+    except SyntaxError as error:
+        place = f"{file.source}:{error.lineno}"
+        raise _refuse(f"the kernel is not Python: {error.msg}", place) from None
+    except ValueError as error:
         raise _refuse(f"the kernel is not Python: {error}", file.source) from None
     names = []
     for node in imports:

@@ -15,7 +15,7 @@ import msgspec
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.installed import Build
-from xpustack.core.errors import CheckFailed
+from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.files import imports, parse_python
 from xpustack.core.process import Runner, clean_environment
 from xpustack.series.tree import Tree
@@ -215,12 +215,22 @@ def _command(device: Device, name: str, jobs: int) -> list[str]:
 
 
 def compared(folder: Path, device: str) -> list[Compared]:
-    """The outcomes by file. A run that was ended early lacks the last files."""
-    before, after = (
-        msgspec.json.decode(
-            (folder / f"{device}-{name}.json").read_bytes(), type=dict[str, FileRun]
-        )
-        for name in BOTH
-    )
+    """The outcomes by file. A run that was ended early lacks the last files.
+
+    Raises:
+        UsageError: no run, or one that was killed while it wrote, left its results.
+    """
+    before, after = (_read(folder / f"{device}-{name}.json") for name in BOTH)
     both = sorted(before.keys() & after.keys())
     return [Compared(file, before[file], after[file]) for file in both]
+
+
+def _read(file: Path) -> dict[str, FileRun]:
+    try:
+        return msgspec.json.decode(file.read_bytes(), type=dict[str, FileRun])
+    except (FileNotFoundError, msgspec.DecodeError):
+        raise UsageError(
+            "no run on that platform left its results here",
+            path=file,
+            hint="run the commands.sh that --prepare wrote to the folder",
+        ) from None

@@ -268,6 +268,15 @@ def test_rows_with_other_columns_are_refused(tmp_path: Path) -> None:
     assert caught.value.path == str(rows)
 
 
+def test_what_is_no_text_or_a_folder_is_refused(tmp_path: Path) -> None:
+    other = tmp_path / "rows.csv"
+    other.write_bytes(b"\xff\xfe\n")
+    for place in (tmp_path, other):
+        with pytest.raises(UsageError, match="release, stands, step, test") as caught:
+            known_needs(place, "v2.0")
+        assert caught.value.path == str(place)
+
+
 def test_exporting_again_changes_nothing_or_says_what_changed(
     stack: TinyStack, exported: ExportResult
 ) -> None:

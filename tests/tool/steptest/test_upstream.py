@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from xpustack.core.errors import UsageError
 from xpustack.steptest.upstream import BOTH, Compared, FileRun, compared, naming
 
 PROGRAM = Path(__file__).parents[3] / "on_device/upstream_tests.py"
@@ -128,3 +129,11 @@ def test_files_that_a_run_did_not_reach_are_left_out(tmp_path: Path) -> None:
     (tmp_path / "cuda-before.json").write_text(json.dumps({"f": run, "g": run}))
     (tmp_path / "cuda-after.json").write_text(json.dumps({"f": run}))
     assert [found.file for found in compared(tmp_path, "cuda")] == ["f"]
+
+
+def test_a_run_that_left_nothing_or_half_is_named(tmp_path: Path) -> None:
+    (tmp_path / "cuda-before.json").write_text('{"f": {"tests"')
+    for platform in ("cuda", "cpu"):
+        with pytest.raises(UsageError) as caught:
+            compared(tmp_path, platform)
+        assert caught.value.path == str(tmp_path / f"{platform}-before.json")
