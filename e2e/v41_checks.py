@@ -49,6 +49,7 @@ def check_streams(result: Served, twin: V41Twin) -> Errors:
     """Hold the inputs of all sublayers and the logits to their bound."""
     errors = stream_errors(result, twin)
     print({name: round(error, 5) for name, error in errors.items()})
+    assert ("head", twin.depth) in errors, "no logits were compared"
     assert max(errors.values()) <= STREAMS, errors
     for (part, layer), error in errors.items():
         result.note("logits" if part == "head" else layer, streams=error)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What takes the place of what in the modules of `xpu_dsv4`."""
 
+import sys
 from collections.abc import Callable, Sequence
 from importlib import import_module
 from types import ModuleType
@@ -117,4 +118,9 @@ def use(package: str = "kernels.xpu_dsv4") -> None:
 
     """
     for module, name, form in forms(package):
+        original = getattr(module, name)
         setattr(module, name, form)
+        # vLLM's modules that were imported before have the name, too.
+        for path, caller in list(sys.modules.items()):
+            if path.startswith("vllm.") and getattr(caller, name, None) is original:
+                setattr(caller, name, form)

@@ -4,14 +4,14 @@
 
 e4m3 values, and e2m1 values times the power of two of their block, are exact in bf16:
 the products run on bf16 matrix units and accumulate in fp32. A program scores one tile
-of gathered keys against several queries, or one query after the other against several
-tiles of paged keys: what it keeps is unpacked once.
+of gathered keys against several queries, or one token's query against several tiles of
+paged keys: what it keeps is unpacked once.
 
 The dims are two halves, each a product of 64 dims into the same sums. Of MXFP4 they are
 the even and the odd dims: a byte of e2m1 codes is read once and gives one of each. Of
-e4m3 they are the first and the last. Keys are the rows of these products. Of two
-products in a row triton-xpu gives each sub-group whole rows, so the sum over heads
-stays in a sub-group.
+e4m3 they are the first and the last; `_logits_lanes` has its own order. Keys are the
+rows of these products. Of two products in a row triton-xpu gives each sub-group whole
+rows, so the sum over heads stays in a sub-group.
 """
 
 from ._fp4 import MXFP4_BLOCK, mxfp4_pair

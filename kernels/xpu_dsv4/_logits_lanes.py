@@ -54,8 +54,8 @@ def lane_query(
 ):
     """As `_query` of `_logits_kernels`, with the dims in the order of `lane_keys`.
 
-    Heads that do not exist are copies of the first without a weight: a load with a mask
-    is a branch.
+    Heads that do not exist are the codes of the first, without a scale and without a
+    weight: a load with a mask is a branch, and no product overflows.
     """
     HALF: tl.constexpr = DIM // 2 // LANES
     head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
@@ -71,6 +71,7 @@ def lane_query(
     exponents = 0
     if FP4:
         words = tl.load(q_scales_ptr + heads)  # [BLOCK_H, 1, 1]
+        words = tl.where(head_mask[:, None, None], words, 0)
         exponents = (words >> (8 * (lane_offs * 2 * HALF // MXFP4_BLOCK))) & 0xFF
     low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
     q0 = tl.reshape(tl.permute(low, (2, 1, 0)), (DIM // 2, BLOCK_H))

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA's decode of a batch whose last wave of programs would be small."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 import pytest
 import torch
 from decode_calls import batch, check, decode
 from fp8_operands import check_operands, of_call, poisoned
 
-from kernels.on_cuda import configs, forms
+from kernels.on_cuda import configs, forms, use
 from kernels.xpu_dsv4._decode_config import sparse_decode_workspace_size
 
 
@@ -24,6 +28,18 @@ from kernels.xpu_dsv4._decode_config import sparse_decode_workspace_size
 )
 def test_the_first_tokens_fill_whole_waves(tokens, heads, keys, whole):
     assert configs.tokens_of_whole_waves(tokens, heads, keys) == whole
+
+
+def test_callers_that_were_imported_before_run_the_form(monkeypatch):
+    kernels: Any = ModuleType("kernels.one")
+    caller: Any = ModuleType("vllm.caller")
+    kernels.decode = caller.decode = object()
+    form = object()
+    monkeypatch.setitem(sys.modules, "vllm.caller", caller)
+    chosen = [(kernels, "decode", form)]
+    monkeypatch.setattr(sys.modules[use.__module__], "forms", lambda package: chosen)
+    use()
+    assert kernels.decode is form and caller.decode is form
 
 
 @pytest.mark.parametrize("topk", [0, 40])

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 import torch
 from compare import assert_close
+from loads import recording_loads
 
 from kernels.reference import mqa_logits as reference
 from kernels.xpu_dsv4 import _logits, mqa_logits
@@ -206,12 +207,30 @@ def test_paged_reads_each_row_by_its_own_length(device):
     assert mine.isfinite().sum(1).tolist() == [16, 16, 16, 17]
 
 
-def test_paged_pages_outside_the_cache_score_nothing(device):
+@pytest.mark.parametrize("block_size", [10, 16, 48])
+def test_paged_pages_outside_the_cache_score_nothing(block_size, device):
     torch.manual_seed(4)
-    case = list(paged_case([100, 100], 1, 8, 10, 128))
+    length = 6 * block_size
+    case = list(paged_case([length, length], 1, 8, block_size, length))
     case[4][0, 2], case[4][0, 5], case[4][1, 0] = -1, 10_000_000, case[1].shape[0]
     mine = paged_both(case, device)
-    assert mine[0].isfinite().sum() == 80 and mine[1].isfinite().sum() == 90
+    assert mine.isfinite().sum(1).tolist() == [4 * block_size, 5 * block_size]
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 10])
+def test_paged_loads_stay_in_their_tensors(block_size, device):
+    if device.type != "cpu":
+        pytest.skip("the interpreter alone records loads")
+    lens = [[0, 0], [block_size, 1], [64, 33]]
+    case = list(paged_case(lens, 2, 5, block_size, 4 * block_size))
+    case[4] = torch.tensor(
+        [[0, -1, 2, 1], [3, case[1].shape[0], -1, 7], [-5, 0, 1, 10**6]]
+    ).int()
+    with recording_loads() as loads:
+        paged_both(case, device)
+    tensors = [x for x in case if isinstance(x, torch.Tensor)]
+    inside = sum(sum(loads.within(tensor).values()) for tensor in tensors)
+    assert inside == loads.touched.total() > 0
 
 
 def test_paged_lengths_beyond_table_and_result(device):

@@ -4,6 +4,7 @@
 import pytest
 import torch
 from compare import assert_close
+from loads import recording_loads
 
 from kernels.reference import mqa_logits_mxfp4 as reference
 from kernels.reference._quant import E2M1_VALUES
@@ -240,6 +241,42 @@ def test_paged_ignores_pages_outside_the_cache(device):
     arguments[5][0, 1] = -1
     arguments[5][1, 2] = arguments[2].shape[0]
     both("mxfp4_paged_mqa_logits", arguments, device)
+
+
+@pytest.mark.parametrize("block_size", [16, 48, 10])
+def test_paged_loads_stay_in_their_tensors(block_size, device):
+    if device.type != "cpu":
+        pytest.skip("the interpreter alone records loads")
+    torch.manual_seed(5)
+    arguments = paged_case(3, 2, 5, block_size, 4 * block_size)
+    arguments[4] = torch.tensor([[0, 0], [block_size, 1], [64, 33]]).int()
+    blocks = arguments[2].shape[0]
+    arguments[5] = torch.tensor(
+        [[0, -1, 2, 1], [3, blocks, -1, 7], [-5, 0, 1, 10**6]]
+    ).int()
+    with recording_loads() as loads:
+        both("mxfp4_paged_mqa_logits", arguments, device)
+    tensors = [x for x in arguments if isinstance(x, torch.Tensor)]
+    inside = sum(sum(loads.within(tensor).values()) for tensor in tensors)
+    assert inside == loads.touched.total() > 0
+
+
+@pytest.mark.parametrize(("queries", "keys"), [(254, 127), (200, 200)])
+def test_paged_heads_that_do_not_exist_add_nothing(queries, keys, device):
+    """Five heads are padded; scores that overflow are infinite, never NaN."""
+    torch.manual_seed(6)
+    arguments = paged_case(1, 1, 5, 16, 16)
+    arguments[0].fill_(0x77)
+    arguments[1] = words(1, 1, 5, low=queries, high=queries + 1)
+    cache = arguments[2].as_strided((2, 16 * 132), (16 * 132, 1))
+    cache[:, : 16 * PACKED] = 0x77
+    cache[:, 16 * PACKED : 16 * (PACKED + SCALES)] = keys
+    arguments[3].fill_(1.0)
+    arguments[4].fill_(16)
+    out = torch.full((1, 16), 5.0, device=device)
+    moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
+    mqa_logits_mxfp4.mxfp4_paged_mqa_logits(*moved, out=out)
+    assert out.isposinf().all(), out
 
 
 def test_paged_beyond_two_gigabytes(device):

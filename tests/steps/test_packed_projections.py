@@ -68,12 +68,14 @@ def test_projections_in_bf16_keep_fp32_results() -> None:
 @pytest.mark.unchanged
 @pytest.mark.usefixtures("bf16")
 def test_other_platforms_keep_them_in_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = model_configs.vllm_config(quantized=True)
+    config = model_configs.vllm_config()
+    SERVED_BEFORE["mxfp4"].take(config, [])
     layer = model_layers.attention_layer(config, 4)
     module = sys.modules[type(layer_parts.projecting(layer).compressor).__module__]
     other = layout.another_platform(module.current_platform)
     monkeypatch.setattr(module, "current_platform", other)
-    config = model_configs.vllm_config(quantized=True)
+    config = model_configs.vllm_config()
+    SERVED_BEFORE["mxfp4"].take(config, [])
     built = layer_parts.projecting(model_layers.attention_layer(config, 4))
     for linear in (built.compressor.fused_wkv_wgate, built.indexer.weights_proj):
         assert linear.weight.dtype == torch.bfloat16
