@@ -110,7 +110,12 @@ def test_communicators_of_other_platforms_are_asked_as_before(
     summed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[torch.Tensor] = []
-    other = SimpleNamespace(all_reduce=lambda x: asked.append(x) or 2 * x)
+
+    def all_reduce(x: torch.Tensor) -> torch.Tensor:
+        asked.append(x)
+        return 2 * x
+
+    other = SimpleNamespace(all_reduce=all_reduce)
     group = parallel_state.get_tp_group()
     monkeypatch.setattr(group, "device_communicator", other)
     states = torch.randn(ROWS, WIDTH)

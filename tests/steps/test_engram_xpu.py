@@ -74,7 +74,7 @@ def test_a_worker_can_import_it(config: Any) -> None:
 
 
 def test_a_table_made_by_hand_is_read_by_the_device() -> None:
-    """vLLM's own tests of CUDA make one without `__init__`."""
+    """As the tests of CUDA make one, without `__init__`."""
     table = tables().ParallelEngramEmbedding
     assert table.__new__(table).cpu_gather is False
 
@@ -155,11 +155,12 @@ def test_both_paths_give_the_same_bytes(
     monkeypatch.setenv(CPU_GATHER, "1")
     asked = []
     other = table()
-    monkeypatch.setattr(
-        tables(),
-        "get_accelerator_view_from_cpu_tensor",
-        lambda tensor: asked.append(tensor) or tensor,
-    )
+
+    def mapped(tensor: torch.Tensor) -> torch.Tensor:
+        asked.append(tensor)
+        return tensor
+
+    monkeypatch.setattr(tables(), "get_accelerator_view_from_cpu_tensor", mapped)
     assert torch.equal(looked_up(other, ids), by_device)
     assert not asked, "host memory was mapped into the device"
 
@@ -381,7 +382,7 @@ def reference_hash(
 def hashes(config: Any, tmp_path: Path) -> Any:
     """The hash state over a tokenizer of eight words, two of which are one."""
     vocab = {word: n for n, word in enumerate(["a", "b", "c", "d", "e", "f", "g", "A"])}
-    tokenizer = {
+    tokenizer: dict[str, Any] = {
         "version": "1.0",
         "truncation": None,
         "padding": None,

@@ -77,7 +77,7 @@ class Steps:
         self.captured: dict[int, Any] = {}
         self.replays = self.steps = 0
         self.known: dict[str, Any] = {}
-        self.execute_model_state = None
+        self.execute_model_state: Any = None
         self.max_model_len, self.max_num_tokens = 128, 64
         self.speculator = None
         self.model_config = SimpleNamespace(
@@ -140,7 +140,7 @@ class Steps:
             runtime_mode=str(CUDAGraphMode.FULL if size else CUDAGraphMode.NONE),
             num_padded_tokens=size or len(rows),
         )
-        self.execute_model_state: Any = SimpleNamespace(
+        self.execute_model_state = SimpleNamespace(
             hidden_states=self.model_under_test.run(state, rows), cudagraph_stats=stats
         )
 

@@ -113,7 +113,7 @@ def test_it_is_traced_as_it_runs() -> None:
     }
     for name, arguments in checked.items():
         moved = [
-            value.to(layout.device()) if torch.is_tensor(value) else value
+            value.to(layout.device()) if isinstance(value, torch.Tensor) else value
             for value in arguments
         ]
         torch.library.opcheck(

@@ -65,8 +65,8 @@ def test_without_a_norm(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rows_that_pad_a_batch_have_no_slot() -> None:
     insert = Insert()
-    kv, cache, slots, *others = insert.args
-    insert.args = (kv, cache, slots[:1], *others)
+    kv, cache, slots = insert.args[:3]
+    insert.args = (kv, cache, slots[:1], *insert.args[3:])
     insert.run(False)
     written = [
         s for s in range(96) if reference.read(cache.cpu(), *divmod(s, 32)).any()

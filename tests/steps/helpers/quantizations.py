@@ -21,7 +21,7 @@ BY_GROUP = {
 }
 BY_TOKEN = BY_GROUP | {"strategy": "token", "group_size": None}
 FP4_BY_32 = BY_GROUP | {"num_bits": 4, "group_size": 32}
-MODELOPT = {
+MODELOPT: dict[str, Any] = {
     "quant_algo": "NVFP4",
     "kv_cache_quant_algo": None,
     "group_size": 16,
