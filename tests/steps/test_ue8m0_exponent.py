@@ -95,7 +95,11 @@ def mxfp4_query_scales(amax: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture
 def another_platform(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernels are those of a platform that is not XPU."""
+    """The kernels are those of a platform that is not XPU, and so is who calls them."""
+    compressor = layout.module(layout.COMPRESSOR)
+    if hasattr(compressor, "current_platform"):
+        other = layout.another_platform(compressor.current_platform)
+        monkeypatch.setattr(compressor, "current_platform", other)
     choose_on_another_platform(monkeypatch, f"{layout.OPS}.fused_compress_quant_cache")
 
 
