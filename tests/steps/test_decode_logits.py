@@ -118,7 +118,11 @@ def test_other_platforms_score_all_rows_at_once(
         global_seq_lens=None,
     )
     metadata = object.__new__(module.DeepseekV32IndexerMetadata)
-    told = {"num_decodes": rows, "num_prefills": 0, "num_decode_tokens": rows}
+    told: dict[str, Any] = {
+        "num_decodes": rows,
+        "num_prefills": 0,
+        "num_decode_tokens": rows,
+    }
     slots = torch.zeros(rows, dtype=torch.int64)
     told |= {"slot_mapping": slots, "max_seq_len": max(LENS), "decode": decode}
     vars(metadata).update(told)
