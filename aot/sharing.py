@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from benchmarks.memory import HEAD, HYPER, INDEX_HEAD, INDEX_HEADS, Group, Model
+from benchmarks.memory import HEAD, HYPER, INDEX_HEAD, INDEX_HEADS, Group, Model, Shapes
 
 from .model import ends
 from .step import (
@@ -159,10 +159,11 @@ def prefill(model: Model, split: Split, tokens: int, kernels: Kernels) -> list[S
 
 
 def with_rows_shared(
-    parts: Iterable[Part], model: Model, split: Split, tokens: int
+    parts: Iterable[Part], model: Shapes, split: Split, tokens: int
 ) -> list[Part]:
-    """The parts of a chunk whose rows the ranks share, as step `indexer-rows` lets them
-    where a user sets `LEAST_ROWS`; as given where there is nothing to share."""
+    """The parts of a chunk whose rows the ranks share, as steps `indexer-rows` and
+    `candidate-row-shares` let them where a user sets `LEAST_ROWS`; as given where there
+    is nothing to share. V4.1's ranks project the queries of all rows."""
     if split.ranks == 1 or tokens < LEAST_ROWS:
         return list(parts)
     others = 1 - 1 / split.ranks
@@ -179,7 +180,7 @@ def with_rows_shared(
     return [*shared, Part("exchange of the indexer's rows", cost, "link")]
 
 
-def _exchange(model: Model, split: Split, tokens: int) -> Range:
+def _exchange(model: Shapes, split: Split, tokens: int) -> Range:
     """Milliseconds in which ranks exchange the entries that their rows chose.
 
     Ranks have different numbers of rows, of which XCCL makes a broadcast of each rank:
@@ -189,10 +190,10 @@ def _exchange(model: Model, split: Split, tokens: int) -> Range:
     one = all_gather(tokens * model.topk * INT32, split.ranks, split, known)
     start = all_gather(0, split.ranks, split, known)
     slow = one.slow + (split.ranks - 1) * start.slow
-    return Range(one.fast, slow).times(model.by4 * 1e-3)
+    return in_layers(model, dict.fromkeys(model.scored(0), Range(one.fast, slow)))
 
 
-def _replicated(model: Model, part: str, dense: bool) -> list[Group]:
+def _replicated(model: Shapes, part: str, dense: bool) -> list[Group]:
     return [
         group
         for group in model.stored()
@@ -210,7 +211,7 @@ def _read(model: Model, split: Split, part: str, dense: bool = False) -> Range:
 
 
 def _product(
-    model: Model, split: Split, tokens: int, part: str, dense: bool = False
+    model: Shapes, split: Split, tokens: int, part: str, dense: bool = False
 ) -> Range:
     """Milliseconds in which a rank multiplies a chunk by what every rank has."""
     count = sum(group.count for group in _replicated(model, part, dense))

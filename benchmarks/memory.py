@@ -53,6 +53,7 @@ class Shapes(ABC):
         width: columns of an expert.
         active: experts per token.
         index_heads: of an indexer.
+        topk: entries that it chooses for a token.
     """
 
     family: ClassVar[str]
@@ -63,6 +64,7 @@ class Shapes(ABC):
     width: int
     active: int
     index_heads: int
+    topk: int
 
     @property
     def parts(self) -> dict[str, int]:
@@ -116,7 +118,6 @@ class Model(Shapes):
         by4: layers with one compressed key for 4 tokens, and an indexer.
         by128: layers with one compressed key for 128 tokens.
         hashed: layers whose router looks tokens up in a table.
-        topk: compressed entries that an indexer chooses for a token.
     """
 
     name: str

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+NO_BLOCKS = -2
+"""Where a rank has no candidate blocks of an indexer: it did not score the row."""
 Rows = list[tuple[str, int]]
 """Each request's name and how many tokens it has in a step."""
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from e2e.blocks import NO_BLOCKS
 from e2e.twin import Given, Reference, Roundings
 
 
@@ -50,17 +51,31 @@ class Error:
 def of_all_ranks(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     """One engine's records from those of its tensor-parallel ranks.
 
-    Each rank attends with its own heads; everything else must be the same on all.
+    Each rank attends with its own heads, and may have candidate blocks of its own rows
+    alone; everything else must be the same on all.
     """
     whole = []
     for records in zip(*ranks, strict=True):
         for name, value in records[0].items():
-            if isinstance(value, torch.Tensor) and name != "core":
+            if isinstance(value, torch.Tensor) and name not in ("core", "blocks"):
                 for other in records[1:]:
                     assert value.equal(other[name]), (name, records[0]["layer"])
         cores = [record["core"] for record in records if "core" in record]
         joined = {"core": torch.cat(cores, dim=1)} if cores else {}
+        if "blocks" in records[0]:
+            joined["blocks"] = blocks_of_all([record["blocks"] for record in records])
         whole.append(records[0] | joined)
+    return whole
+
+
+def blocks_of_all(ranks: list[torch.Tensor]) -> torch.Tensor:
+    """Candidate blocks of all rows, each of which some rank must have; those that have
+    it must agree."""
+    whole = torch.stack(ranks).amax(0)
+    for blocks in ranks:
+        own = blocks[:, 0] != NO_BLOCKS
+        assert blocks[own].equal(whole[own]), "ranks have other candidate blocks"
+    assert (whole != NO_BLOCKS).all(), "rows without candidate blocks"
     return whole
 
 

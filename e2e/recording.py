@@ -342,7 +342,10 @@ def record_attention(runner: Any, layer: int) -> Any:
         if ratio == 4 or (ratio and hasattr(module, "index_source_layers")):
             buffer = owner_of("topk_indices_buffer", module).topk_indices_buffer
             entry["topk"] = buffer[: len(entry["positions"])].clone()
-        if 0 <= getattr(module, "candidate_source_layer", -1) <= layer:
+        source = getattr(module, "candidate_source_layer", -1)
+        if 0 <= layer < source:
+            module.candidate_block_buffer.fill_(blocks.NO_BLOCKS)
+        elif source >= 0:
             buffer = module.candidate_block_buffer
             entry["blocks"] = buffer[: len(entry["positions"])].clone()
         keep(entry)

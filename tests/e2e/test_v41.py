@@ -22,9 +22,9 @@ from e2e.checks import (
 )
 from e2e.comparison import attention_errors, logits_by_request
 from e2e.ranks import FORKED, PATIENT, XE_CORES
-from e2e.serving import Engines, Job, Prompt, Served
+from e2e.serving import SHARING, Engines, Job, Prompt, Served
 from e2e.twin import Roundings
-from e2e.v41 import SERVER
+from e2e.v41 import INDEX_SOURCES, SERVER
 from e2e.v41_checks import STREAMS, check_streams, stream_errors
 from e2e.v41_twin import V41Twin
 
@@ -90,6 +90,11 @@ def split(
 
 TWO_RANKS = split("two ranks", "tensor_parallel_size", MIXED.waves)
 # Two prompts keep both stages busy: 80 tokens fill ten blocks.
+SHARED_ROWS = replace(
+    TWO_RANKS,
+    name="v4.1, two ranks that share rows",
+    engine=(*TWO_RANKS.engine, ("attention_config", {SHARING: 2})),
+)
 TWO_STAGES = split(
     "two stages",
     "pipeline_parallel_size",
@@ -185,6 +190,21 @@ def test_a_request_pushed_out(engines: Engines, twin: V41Twin, release: str) -> 
 def test_two_ranks(engines: Engines, twin: V41Twin, release: str) -> None:
     """Half the heads, experts and rows of Engram's tables on each."""
     check(engines.serve(release, TWO_RANKS), twin)
+
+
+@pytest.mark.full
+@pytest.mark.serves(SHARED_ROWS)
+def test_two_ranks_share_rows(engines: Engines, twin: V41Twin, release: str) -> None:
+    """Every indexer's rows of prefill, whether it keeps to candidate blocks or not."""
+    if not engines.shares_rows(release):
+        pytest.skip(f"{release} has no setting for the indexer's rows of prefill")
+    result = engines.serve(release, SHARED_ROWS)
+    check(result, twin)
+    plain = engines.serve(release, TWO_RANKS)
+    check_same_tokens(result, plain)
+    for rank in result.shared:
+        print(rank)
+        assert len(rank) % len(INDEX_SOURCES) == 0 < len(rank)
 
 
 @pytest.mark.full
