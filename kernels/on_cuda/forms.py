@@ -3,31 +3,79 @@
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from importlib import import_module
 from types import ModuleType
 from typing import Any
 
 import torch
 
+from ..xpu_dsv4._launch import has_packed_rows
 from ..xpu_dsv4._output import Fp8Output
 from ..xpu_dsv4._pages import HEAD_DIM
 from . import configs
 from ._decode_kernel import _decode_kernel
-from ._prefill_kernel import _prefill_kernel
+from ._hopper_decode import hopper_decode_kernel
+from ._hopper_few_heads import few_heads_kernel
+from ._hopper_prefill import hopper_prefill_kernel
+from ._prefill_kernel import WGMMA_ROWS, _prefill_kernel
 
 FP8_CAPABILITY = (8, 9)
 """Least compute capability of NVIDIA GPUs that convert e4m3."""
+HOPPER = (9, 0)
+"""Compute capability of the GPUs that run the forms in Gluon."""
 _KV_STRIDE = 11
 """Place of `kv_stride` among the arguments of the prefill kernel."""
+_PREFILL_SCALES, _DECODE_SCALES = 16, 25
+"""Places of `scales_ptr`, which is None where attention ends in bf16."""
 
 
-class _PackedPrefill:
-    """The prefill kernel, told whether its keys lie without gaps."""
+@cache
+def _hopper_programs(device: torch.device) -> int:
+    """Multiprocessors of a Hopper GPU, each of which holds one program; 0 elsewhere."""
+    if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
+        return 0
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+def _chosen(options: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: options[name] for name in (*names, "BLOCK_H", "BLOCK_N", "num_warps")}
+
+
+class _Prefill:
+    """The prefill kernel: in Gluon to bf16 on Hopper, where keys lie without gaps."""
 
     def __getitem__(self, grid: Sequence[int]) -> Callable[..., Any]:
         def launch(*arguments: Any, **options: Any) -> Any:
+            q, kv = arguments[:2]
+            programs = _hopper_programs(q.device)
+            to_bf16 = arguments[_PREFILL_SCALES] is None
+            if programs and to_bf16 and has_packed_rows(kv):
+                given = (grid[0], *arguments[:_PREFILL_SCALES])
+                chosen = _chosen(options, "HAS_LENS", "HAS_SINK")
+                if options["BLOCK_H"] >= WGMMA_ROWS:
+                    return hopper_prefill_kernel[grid](*given, **chosen)
+                return few_heads_kernel[(min(grid[0], programs),)](*given, **chosen)
             packed = arguments[_KV_STRIDE] == HEAD_DIM
             return _prefill_kernel[grid](*arguments, **options, PACKED_KEYS=packed)
+
+        return launch
+
+
+class _Decode:
+    """The decode kernel: in Gluon to bf16 or partials of 64 heads on Hopper."""
+
+    def __getitem__(self, grid: Sequence[int]) -> Callable[..., Any]:
+        def launch(*arguments: Any, **options: Any) -> Any:
+            programs = _hopper_programs(arguments[0].device)
+            to_bf16 = arguments[_DECODE_SCALES] is None
+            if programs and to_bf16 and options["BLOCK_H"] >= WGMMA_ROWS:
+                names = ("KV_BLOCK_SIZE", "SWA_BLOCK_SIZE", "HAS_TOPK", "HAS_SINK")
+                return hopper_decode_kernel[grid](
+                    *arguments[:_DECODE_SCALES],
+                    **_chosen(options, *names, "SPLIT"),
+                )
+            return _decode_kernel[grid](*arguments, **options)
 
         return launch
 
@@ -100,11 +148,11 @@ def forms(package: str = "kernels.xpu_dsv4") -> list[tuple[ModuleType, str, Any]
     )
     name = "xpu_sparse_decode_fp8"
     return [
-        (decode, "_decode_kernel", _decode_kernel),
+        (decode, "_decode_kernel", _Decode()),
         (decode, name, _in_whole_waves(getattr(decode, name))),
         (decode, "decode_config", configs.decode_config),
         (config, "decode_config", configs.decode_config),
-        (prefill, "_prefill_kernel", _PackedPrefill()),
+        (prefill, "_prefill_kernel", _Prefill()),
         (prefill, "prefill_config", configs.prefill_config),
         (merge, "merge_tile", configs.merge_tile),
     ]
