@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor-parallel ranks share rows of prefill whose indexers keep to candidate blocks."""
+"""Tensor-parallel ranks share rows of prefill that keep to candidate blocks."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -44,7 +44,7 @@ class Rank:
         self._count(patch)
 
     def run(self) -> list[torch.Tensor]:
-        """What the writing layer chose, and what the reading one chose, for all rows."""
+        """What the writing layer chose, and the reading one, for all rows."""
         chosen = []
         for writes in (True, False):
             self.batch.indexer.indexer_op.candidate_write = writes
