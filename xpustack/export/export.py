@@ -18,7 +18,13 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.project import Project
 from xpustack.core.repository import NoSuchPath
-from xpustack.export.folder import ExportState, Place, previous_export, write_export
+from xpustack.export.folder import (
+    ExportState,
+    Place,
+    previous_export,
+    texts,
+    write_export,
+)
 from xpustack.export.labels import RULES, labels
 from xpustack.export.notes import Notes, read_notes
 from xpustack.export.preconditions import require_checked, require_clean, test_commits
@@ -138,12 +144,14 @@ def export(
     commits = {
         request.branch: branches[request.slug].tip.commit for request in standing
     }
-    if previous is not None and previous.same(parent, commits):
-        return ExportResult(directory, previous, requests, changed=False)
+    place = Place(store, base, parent, clone, bundle)
+    if previous is not None:
+        said = texts(place, requests, person, previous.number)
+        if previous.same(parent, commits, said):
+            return ExportResult(directory, previous, requests, changed=False)
     if clone is not None and not bundle:
         clone.require_free(commits, previous.branches if previous else {})
     cache.progress(f"writing the export to {directory}")
-    place = Place(store, base, parent, clone, bundle)
     state = write_export(place, commits, requests, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
 
@@ -214,8 +222,11 @@ def _requests(
     project: Project, found: Standings, wanted: set[str], notes: Mapping[str, Notes]
 ) -> Iterator[PullRequest]:
     """The requests in the series' order, each with where its steps stand."""
-    for slug in (tree.slug for tree in found.source.steps if tree.slug in wanted):
+    subjects = {tree.slug: tree.step.subject for tree in found.source.steps}
+    for slug in (slug for slug in subjects if slug in wanted):
         note = notes[slug]
+        for each in note.after:
+            require_step(list(subjects), each, found.source.base.release.name)
         own = found.of(slug, note.along)
         commits = (*map(found.of, note.along), own)
         steps = [standing.step.step for standing in commits]
@@ -223,7 +234,8 @@ def _requests(
             changed_lines(step) + new_file_lines(overlay_files(project, step))
             for step in steps
         )
-        yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines)
+        also = tuple(subjects[each] for each in note.after if each not in own.needs)
+        yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines, also=also)
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:

@@ -24,11 +24,11 @@ from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.repository import HEADS, NoSuchPath
 from xpustack.core.rows import csv_text, read_rows
+from xpustack.export.cover import cover
 from xpustack.export.pull_request import (
     TEMPLATE,
     PullRequest,
     Template,
-    cover,
     describe,
     requests_rows,
 )
@@ -60,9 +60,18 @@ class ExportState(msgspec.Struct, frozen=True):
     branches: dict[str, str]
     files: dict[str, str]
 
-    def same(self, base: str, branches: Mapping[str, str]) -> bool:
-        """Whether an export of these commits would be this one."""
-        return (self.base, self.branches) == (base, dict(branches))
+    def same(
+        self, base: str, branches: Mapping[str, str], texts: Mapping[str, str]
+    ) -> bool:
+        """Whether an export of these commits and texts would be this one."""
+        hashes = {name: _sha256(text.encode()) for name, text in texts.items()}
+        written = {
+            name: value
+            for name, value in self.files.items()
+            if name in hashes or name.startswith(f"{TEXTS}/")
+        }
+        own = self.base, self.branches, written
+        return own == (base, dict(branches), hashes)
 
 
 @dataclass(frozen=True)
@@ -138,7 +147,9 @@ def write_export(
         if previous is not None:
             _range_diff(git, place, directory, temporary, previous, branches)
         _mails(git, place, temporary / MAILS, branches)
-        _texts(place, requests, person, temporary, number)
+        (temporary / TEXTS).mkdir()
+        for file, text in texts(place, requests, person, number).items():
+            (temporary / file).write_text(text, encoding="utf-8")
         if place.clone is not None and place.bundle:
             place.clone.bundle(branches, temporary / BUNDLE)
         state = ExportState(
@@ -256,13 +267,10 @@ def _mails(
         git.set_head(head)
 
 
-def _texts(
-    place: Place,
-    requests: Sequence[PullRequest],
-    person: Person,
-    directory: Path,
-    number: int,
-) -> None:
+def texts(
+    place: Place, requests: Sequence[PullRequest], person: Person, number: int
+) -> dict[str, str]:
+    """What the files say that people read, by their names in the folder."""
     try:
         text = place.store.git.file(place.base.tree_id, TEMPLATE).decode(
             "utf-8", "replace"
@@ -270,16 +278,14 @@ def _texts(
     except NoSuchPath:
         text = ""
     template = Template.read(text)
-    (directory / TEXTS).mkdir()
     name = place.base.release.name
-    for request in requests:
-        if request.for_upstream and request.standing.state == "stands":
-            path = directory / TEXTS / f"{request.slug}.md"
-            path.write_text(describe(request, template, name), encoding="utf-8")
-    (directory / COVER).write_text(
-        cover(requests, name, number, str(person)), encoding="utf-8"
-    )
-    (directory / ROWS).write_text(csv_text(requests_rows(requests)), encoding="utf-8")
+    written = {
+        f"{TEXTS}/{request.slug}.md": describe(request, template, name)
+        for request in requests
+        if request.for_upstream and request.standing.state == "stands"
+    }
+    letter = cover(requests, name, number, str(person))
+    return {**written, COVER: letter, ROWS: csv_text(requests_rows(requests))}
 
 
 def _hashes(directory: Path) -> Iterator[tuple[str, str]]:
@@ -287,7 +293,11 @@ def _hashes(directory: Path) -> Iterator[tuple[str, str]]:
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
         if path.is_file() and name.parts[0] not in (REPOSITORY, _STATE):
-            yield name.as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()
+            yield name.as_posix(), _sha256(path.read_bytes())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _changes(directory: Path, state: ExportState) -> Iterator[str]:

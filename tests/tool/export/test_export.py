@@ -178,16 +178,17 @@ def test_mails_apply_to_a_clean_archive_with_plain_git_am(
 def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
     text = (exported.directory / "pull-requests/raise-again.md").read_text()
     assert text.startswith("# [XPU] Do raise-again\n\n## Purpose\n\nWhy.\n")
-    assert "Needs `raise-value` first." in text
+    assert "Needs 1 earlier change first; of this branch only the last commit" in text
+    assert "\n- [XPU] Do raise-value\n" in text
     assert f"\nOn an XPU:\n\n```sh\n{PYTEST} {TEST_HOME}/test_three.py\n" in text
     claims = describe(exported.requests[-1], Template(("Claims",)), "v9.9")
     assert f"- Tests in `{TEST_HOME}/test_three.py`: 1 of 2 red without it" in claims
-    assert "passed (2 tests, 1 fail before)" in text
+    assert "2 passed, 1 of them failed before" in text
     assert "| `test_value` | AssertionError: assert 2 == 3 | passes |" in text
     assert "ruff check" in text and "an Intel GPU | **not run**" in text
     assert "CUDA, ROCm | not run" in text and "AI assistance was used" in text
     cover = (exported.directory / "cover.md").read_text()
-    row = "| 2 | [XPU] Do raise-again | `xpu-dsv4/raise-again` | after `raise-value` |"
+    row = "| 2 | [XPU] Do raise-again | `xpu-dsv4/raise-again` | after 1 other step |"
     assert row in cover
     assert "### Ready\n\n- `raise-value`\n" in cover
     assert "### Wait for another request\n\n- `raise-again`: after `raise-v" in cover
@@ -219,13 +220,43 @@ def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
     assert "On an abacus." in content and "CUDA, ROCm" not in content
     assert "Needs" not in content
     assert "### First commit: [XPU] Do raise-value\n\nWhy.\n" in content
-    assert "test_value.py`, before and after" in content
+    assert "### Second commit: [XPU] Do raise-again\n\nWhy.\n" in content
+    assert "/test_value.py` | CPU, the XPU platform emulated |" in content
     rows = read_rows(place / "requests.csv")
     assert [row["request"] for row in rows] == ["raise-again", "raise-again"]
     assert list(files(place / "mails")) == [
         "raise-again/0001-XPU-Do-raise-value.patch",
         "raise-again/0002-XPU-Do-raise-again.patch",
     ]
+
+
+def test_notes_alone_change_an_export(stack: TinyStack, exported: ExportResult) -> None:
+    stack.write("patches/raise-value/request.md", "## Overview\n\nMore.\n")
+    again = written(stack)
+    assert (again.changed, again.state.number) == (True, 2)
+    assert "More." in (again.directory / "pull-requests/raise-value.md").read_text()
+    assert not written(stack).changed
+
+
+def test_a_request_lacks_no_title_that_a_step_taken_along_has(stack: TinyStack) -> None:
+    stack.write(
+        "patches/raise-value/request.md", "Title: [XPU] One\n\n## Limits\n\nNone."
+    )
+    stack.write("patches/raise-again/request.md", "With: raise-value\n")
+    place = written(stack, slugs=("raise-again",)).directory
+    text = (place / "pull-requests/raise-again.md").read_text()
+    assert text.startswith("# [XPU] One\n") and "### Limits\n\nNone." in text
+
+
+def test_what_serving_needs_is_said_though_no_test_does(stack: TinyStack) -> None:
+    stack.write("patches/raise-value/request.md", "After: raise-again\n")
+    place = written(stack).directory
+    text = (place / "pull-requests/raise-value.md").read_text()
+    assert "Serving needs these as well" in text and "- [XPU] Do raise-again\n" in text
+    assert "- `raise-value`: after `raise-again`" in (place / "cover.md").read_text()
+    stack.write("patches/raise-value/request.md", "After: raise-agian\n")
+    with pytest.raises(UsageError, match="raise-again"):
+        written(stack)
 
 
 @pytest.mark.parametrize("text", ["Headline: x\n", "## Reasons\n\nx\n"])
@@ -244,7 +275,9 @@ def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
     text = (written(stack).directory / "pull-requests/raise-again.md").read_text()
     section = text[text.index("## Not a duplicate") :]
     assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
-    assert "--search '7 in:body'" in section and "--search 'raise again'" in section
+    visible, _, hidden = section.partition("<!--")
+    assert "gh " not in visible
+    assert "--search '7 in:body'" in hidden and "--search 'XPU raise again'" in hidden
 
 
 def test_rows_of_green_tests_of_the_release_are_known(tmp_path: Path) -> None:
@@ -382,7 +415,7 @@ def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
         def fail(*_: object, failure: BaseException = failure) -> None:
             raise failure
 
-        monkeypatch.setattr("xpustack.export.folder._texts", fail)
+        monkeypatch.setattr("xpustack.export.folder._mails", fail)
         with pytest.raises((KeyboardInterrupt, EnvironmentProblem)):
             written(stack)
     assert dict.fromkeys(files(exported.directory)) == before
