@@ -14,6 +14,7 @@ from xpustack.base.clone import PREFIX, Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.checks.checker import Checker
+from xpustack.checks.results import Result
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.project import Project
@@ -30,6 +31,7 @@ from xpustack.export.notes import Notes, read_notes
 from xpustack.export.preconditions import require_checked, require_clean, test_commits
 from xpustack.export.pull_request import PullRequest, title_problem
 from xpustack.export.standing import Standings
+from xpustack.export.upstream_form import is_kernel
 from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
 from xpustack.series.order import require_step
@@ -131,14 +133,9 @@ def export(
     hooks = require_clean(project, cache, every, types=whole is None)
     own = test_commits(project, cache, every) if bisect else {}
     requests = tuple(
-        replace(
-            request,
-            lint=hooks.get(request.slug, ""),
-            alone=own.get(request.slug),
-            labels=_labels(store, request, branches[request.slug])
-            if request.slug in branches
-            else (),
-        )
+        _exported(store, request, branches[request.slug], hooks, own)
+        if request.slug in branches
+        else request
         for request in requests
     )
     commits = {
@@ -236,6 +233,36 @@ def _requests(
         )
         also = tuple(subjects[each] for each in note.after if each not in own.needs)
         yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines, also=also)
+
+
+def _exported(
+    store: Store,
+    request: PullRequest,
+    branch: Series,
+    hooks: Mapping[str, str],
+    tests: Mapping[str, Result],
+) -> PullRequest:
+    """A request with what its branch shows."""
+    return replace(
+        request,
+        lint=hooks.get(request.slug, ""),
+        alone=tests.get(request.slug),
+        labels=_labels(store, request, branch),
+        kernels=_kernel_lines(store, request, branch),
+    )
+
+
+def _kernel_lines(store: Store, request: PullRequest, branch: Series) -> int:
+    """How many lines of kernels the request's own commits add."""
+    own = branch.steps[-len(request.commits) :]
+    blobs = (
+        entry.blob
+        for tree in own
+        for entry in store.git.files(
+            tree.tree_id, filter(is_kernel, tree.added)
+        ).values()
+    )
+    return sum(text.count(b"\n") for text in store.git.blobs(blobs).values())
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:

@@ -41,6 +41,7 @@ class PullRequest:
         commits: where its own steps stand, oldest first; the last names it.
         notes: what a person wrote for its reviewers.
         lines: the changed lines outside kernels and tests.
+        kernels: the lines of kernels that it brings.
         lint: what the base's own hooks say of the branch.
         labels: those that the base's rules give it.
         also: the subjects of steps that must be merged first although its tests pass
@@ -53,6 +54,7 @@ class PullRequest:
     notes: Notes
     branch: str
     lines: int
+    kernels: int = 0
     lint: str = ""
     labels: tuple[str, ...] = ()
     also: tuple[str, ...] = ()
@@ -243,7 +245,8 @@ def _reasons(request: PullRequest) -> list[str]:
     for heading, text in request.notes.sections.items():
         if heading not in ("Overview", "Ran elsewhere"):
             lines += [f"### {heading}", "", text, ""]
-    size = f"{request.lines} changed lines outside kernels and tests."
+    size = f"{request.lines} changed lines outside kernels and tests"
+    size += f", {request.kernels:,} in new kernels." if request.kernels else "."
     if request.labels:
         size += f" Labels by the repository's rules: {', '.join(request.labels)}."
     return [*lines, size]
