@@ -24,15 +24,18 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         if first and request.standing.state == "stands":
             count = len(first)
             stands = f"after {count} other step{'s' * (count > 1)}"
-        rows.append((place, title, f"`{request.branch}`", stands, request.lines))
-    lines = [
+        kernels = f" + {request.kernels:,}" if request.kernels else ""
+        lines = f"{request.lines}{kernels}"
+        rows.append((place, title, f"`{request.branch}`", stands, lines))
+    text = [
         f"# {base} as pull requests, export {number}",
         "",
         table(("#", "title", "branch", "stands", "lines"), rows),
         "",
         "A branch holds the commits that its step needs, and no others; its test is red"
         " before and green after its last commit. Lines are those outside kernels and"
-        f" tests; above {RFC} upstream asks for an RFC first. Each branch also brings"
+        " tests, and after the plus those of new kernels; above"
+        f" {RFC} of the former upstream asks for an RFC first. Each branch also brings"
         f" what its test needs of the package `{TEST_HOME}`, and the CI jobs that run"
         " it, which name the files that it changes. Once a request is merged, export"
         " the others again onto the new commit: they then add to package and jobs.",
@@ -65,8 +68,8 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         "- `range-diff.txt`, if it exists, says what changed since the last export.",
     ]
     if "+g" not in base:
-        lines.insert(-1, "- Export again with `--onto CLONE`: this is on a release.")
-    return "\n".join(lines) + "\n"
+        text.insert(-1, "- Export again with `--onto CLONE`: this is on a release.")
+    return "\n".join(text) + "\n"
 
 
 def _order(requests: Sequence[PullRequest]) -> list[str]:
@@ -89,7 +92,8 @@ def _order(requests: Sequence[PullRequest]) -> list[str]:
         elif not request.for_upstream:
             ours.append(f"{line}: {request.steps[-1].trailers.upstream_status}")
         elif request.needs or request.also:
-            wait.append(f"{line}: {_nearest(request, requests)}")
+            beside = f"; {', '.join(request.related)}" if request.related else ""
+            wait.append(f"{line}: {_nearest(request, requests)}{beside}")
         elif request.related or request.lines > RFC:
             size = [f"{request.lines} lines"] if request.lines > RFC else []
             ask.append(f"{line}: {', '.join([*request.related, *size])}")

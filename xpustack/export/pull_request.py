@@ -28,7 +28,6 @@ _WORD = re.compile(
     r"\b(?!(?:each|from|have|into|only|other|over|than|that|their|them|they|what|where|with"
     r"|without|would)\b)\w{4,}"
 )
-_ORDINALS = ("First", "Second", "Third", "Fourth")
 _COLLAPSE = 4
 """From so many earlier commits on, a text folds their list."""
 
@@ -234,8 +233,8 @@ def _messages(request: PullRequest) -> list[str]:
     if len(request.steps) == 1:
         return [request.steps[0].message]
     lines: list[str] = []
-    for ordinal, step in zip(_ORDINALS, request.steps, strict=False):
-        lines += ["", f"### {ordinal} commit: {step.subject}", "", step.message]
+    for number, step in enumerate(request.steps, start=1):
+        lines += ["", f"### Commit {number}: {step.subject}", "", step.message]
     return lines[1:]
 
 

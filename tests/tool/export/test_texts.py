@@ -67,8 +67,8 @@ def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
     assert "### Motivation\n\nTwice is better.\n" in content
     assert "On an abacus." in content and "CUDA, ROCm" not in content
     assert "Needs" not in content
-    assert "### First commit: [XPU] Do raise-value\n\nWhy.\n" in content
-    assert "### Second commit: [XPU] Do raise-again\n\nWhy.\n" in content
+    assert "### Commit 1: [XPU] Do raise-value\n\nWhy.\n" in content
+    assert "### Commit 2: [XPU] Do raise-again\n\nWhy.\n" in content
     assert "/test_value.py` | CPU, the XPU platform emulated |" in content
     rows = read_rows(place / "requests.csv")
     assert [row["request"] for row in rows] == ["raise-again", "raise-again"]
