@@ -1,16 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cover letter of an export: its requests, their order, and what is left to do."""
+"""The texts of an export, and its cover letter: the order, and what is left to do."""
 
 from collections.abc import Sequence
 
 from xpustack.core.markdown import table
-from xpustack.export.pull_request import PullRequest
+from xpustack.core.rows import csv_text
+from xpustack.export.pull_request import (
+    TEXTS,
+    PullRequest,
+    Template,
+    describe,
+    requests_rows,
+)
 from xpustack.export.upstream_form import TEST_HOME
 
 RFC = 500
 """Above so many changed lines outside kernels and tests upstream asks for an RFC."""
 OPEN = 6
 """How many open requests upstream allows someone who may not write to it."""
+
+
+def texts(
+    template: Template,
+    requests: Sequence[PullRequest],
+    base: str,
+    person: str,
+    number: int,
+) -> dict[str, str]:
+    """What people read of an export, by its place in the folder."""
+    described = {
+        f"{TEXTS}/{request.slug}.md": describe(request, template, base)
+        for request in requests
+        if request.for_upstream and request.standing.state == "stands"
+    }
+    return {
+        **described,
+        "cover.md": cover(requests, base, number, person),
+        "requests.csv": csv_text(requests_rows(requests)),
+    }
 
 
 def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:

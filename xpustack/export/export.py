@@ -8,6 +8,7 @@ previous export. On a clone the branches go into the clone, or into a bundle.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from xpustack.base.clone import PREFIX, Clone
@@ -19,17 +20,17 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.project import Project
 from xpustack.core.repository import NoSuchPath
-from xpustack.export.folder import (
-    ExportState,
-    Place,
-    previous_export,
-    texts,
-    write_export,
-)
+from xpustack.export.cover import texts
+from xpustack.export.folder import ExportState, Place, previous_export, write_export
 from xpustack.export.labels import RULES, labels
 from xpustack.export.notes import Notes, read_notes
 from xpustack.export.preconditions import require_checked, require_clean, test_commits
-from xpustack.export.pull_request import PullRequest, title_problem
+from xpustack.export.pull_request import (
+    TEMPLATE,
+    PullRequest,
+    Template,
+    title_problem,
+)
 from xpustack.export.standing import Standings
 from xpustack.export.upstream_form import is_kernel
 from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
@@ -142,14 +143,15 @@ def export(
         request.branch: branches[request.slug].tip.commit for request in standing
     }
     place = Place(store, base, parent, clone, bundle)
-    if previous is not None:
-        said = texts(place, requests, person, previous.number)
-        if previous.same(parent, commits, said):
-            return ExportResult(directory, previous, requests, changed=False)
+    said = partial(
+        texts, _template(store, base), requests, base.release.name, str(person)
+    )
+    if previous and previous.same(parent, commits, said(previous.number)):
+        return ExportResult(directory, previous, requests, changed=False)
     if clone is not None and not bundle:
         clone.require_free(commits, previous.branches if previous else {})
     cache.progress(f"writing the export to {directory}")
-    state = write_export(place, commits, requests, person, directory, previous)
+    state = write_export(place, commits, said, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
 
 
@@ -263,6 +265,15 @@ def _kernel_lines(store: Store, request: PullRequest, branch: Series) -> int:
         ).values()
     )
     return sum(text.count(b"\n") for text in store.git.blobs(blobs).values())
+
+
+def _template(store: Store, base: BaseTree) -> Template:
+    """The base's own template of a description; without one, the default's."""
+    try:
+        text = store.git.file(base.tree_id, TEMPLATE)
+    except NoSuchPath:
+        text = b""
+    return Template.read(text.decode("utf-8", "replace"))
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ the clone last, when everything else is written.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,25 +22,15 @@ from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
 from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
-from xpustack.core.repository import HEADS, NoSuchPath
+from xpustack.core.repository import HEADS
 from xpustack.core.rows import csv_text, read_rows
-from xpustack.export.cover import cover
-from xpustack.export.pull_request import (
-    TEMPLATE,
-    PullRequest,
-    Template,
-    describe,
-    requests_rows,
-)
+from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
 from xpustack.export.upstream_trees import Person
 from xpustack.series.tree import BaseTree, Step
 from xpustack.series.worktree import BASE
 
 REPOSITORY = "repository"
 MAILS = "mails"
-TEXTS = "pull-requests"
-COVER = "cover.md"
-ROWS = "requests.csv"
 BUNDLE = "branches.bundle"
 RANGE_DIFF = "range-diff.txt"
 _STATE = "export.json"
@@ -123,7 +113,7 @@ def previous_export(directory: Path, release: Release) -> ExportState | None:
 def write_export(
     place: Place,
     branches: Mapping[str, str],
-    requests: Sequence[PullRequest],
+    texts: Callable[[int], Mapping[str, str]],
     person: Person,
     directory: Path,
     previous: ExportState | None,
@@ -132,6 +122,7 @@ def write_export(
 
     Args:
         branches: the commits by branch.
+        texts: what people read, by its place in the folder, for the export's number.
 
     Raises:
         EnvironmentProblem: the disk is full, or writing there is denied; nothing
@@ -147,8 +138,8 @@ def write_export(
         if previous is not None:
             _range_diff(git, place, directory, temporary, previous, branches)
         _mails(git, place, temporary / MAILS, branches)
-        (temporary / TEXTS).mkdir()
-        for file, text in texts(place, requests, person, number).items():
+        for file, text in texts(number).items():
+            (temporary / file).parent.mkdir(exist_ok=True)
             (temporary / file).write_text(text, encoding="utf-8")
         if place.clone is not None and place.bundle:
             place.clone.bundle(branches, temporary / BUNDLE)
@@ -265,27 +256,6 @@ def _mails(
         git.format_patches(place.parent, folder)
     if head is not None:
         git.set_head(head)
-
-
-def texts(
-    place: Place, requests: Sequence[PullRequest], person: Person, number: int
-) -> dict[str, str]:
-    """What the files say that people read, by their names in the folder."""
-    try:
-        text = place.store.git.file(place.base.tree_id, TEMPLATE).decode(
-            "utf-8", "replace"
-        )
-    except NoSuchPath:
-        text = ""
-    template = Template.read(text)
-    name = place.base.release.name
-    written = {
-        f"{TEXTS}/{request.slug}.md": describe(request, template, name)
-        for request in requests
-        if request.for_upstream and request.standing.state == "stands"
-    }
-    letter = cover(requests, name, number, str(person))
-    return {**written, COVER: letter, ROWS: csv_text(requests_rows(requests))}
 
 
 def _hashes(directory: Path) -> Iterator[tuple[str, str]]:

@@ -17,6 +17,8 @@ from xpustack.export.upstream_form import upstream_test
 from xpustack.series.tree import Step
 from xpustack.steptest.verdict import Figure
 
+TEXTS = "pull-requests"
+"""The folder of the descriptions."""
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 _DEFAULT = ("Purpose", "Test Plan", "Test Result")
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
