@@ -8,22 +8,31 @@ previous export. On a clone the branches go into the clone, or into a bundle.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from xpustack.base.clone import PREFIX, Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.checks.checker import Checker
+from xpustack.checks.results import Result
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.project import Project
 from xpustack.core.repository import NoSuchPath
+from xpustack.export.cover import texts
 from xpustack.export.folder import ExportState, Place, previous_export, write_export
 from xpustack.export.labels import RULES, labels
 from xpustack.export.notes import Notes, read_notes
 from xpustack.export.preconditions import require_checked, require_clean, test_commits
-from xpustack.export.pull_request import PullRequest, title_problem
+from xpustack.export.pull_request import (
+    TEMPLATE,
+    PullRequest,
+    Template,
+    title_problem,
+)
 from xpustack.export.standing import Standings
+from xpustack.export.upstream_form import is_kernel
 from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
 from xpustack.series.order import require_step
@@ -125,26 +134,24 @@ def export(
     hooks = require_clean(project, cache, every, types=whole is None)
     own = test_commits(project, cache, every) if bisect else {}
     requests = tuple(
-        replace(
-            request,
-            lint=hooks.get(request.slug, ""),
-            alone=own.get(request.slug),
-            labels=_labels(store, request, branches[request.slug])
-            if request.slug in branches
-            else (),
-        )
+        _exported(store, request, branches[request.slug], hooks, own)
+        if request.slug in branches
+        else request
         for request in requests
     )
     commits = {
         request.branch: branches[request.slug].tip.commit for request in standing
     }
-    if previous is not None and previous.same(parent, commits):
+    place = Place(store, base, parent, clone, bundle)
+    said = partial(
+        texts, _template(store, base), requests, base.release.name, str(person)
+    )
+    if previous and previous.same(parent, commits, said(previous.number)):
         return ExportResult(directory, previous, requests, changed=False)
     if clone is not None and not bundle:
         clone.require_free(commits, previous.branches if previous else {})
     cache.progress(f"writing the export to {directory}")
-    place = Place(store, base, parent, clone, bundle)
-    state = write_export(place, commits, requests, person, directory, previous)
+    state = write_export(place, commits, said, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
 
 
@@ -214,8 +221,11 @@ def _requests(
     project: Project, found: Standings, wanted: set[str], notes: Mapping[str, Notes]
 ) -> Iterator[PullRequest]:
     """The requests in the series' order, each with where its steps stand."""
-    for slug in (tree.slug for tree in found.source.steps if tree.slug in wanted):
+    subjects = {tree.slug: tree.step.subject for tree in found.source.steps}
+    for slug in (slug for slug in subjects if slug in wanted):
         note = notes[slug]
+        for each in note.after:
+            require_step(list(subjects), each, found.source.base.release.name)
         own = found.of(slug, note.along)
         commits = (*map(found.of, note.along), own)
         steps = [standing.step.step for standing in commits]
@@ -223,7 +233,47 @@ def _requests(
             changed_lines(step) + new_file_lines(overlay_files(project, step))
             for step in steps
         )
-        yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines)
+        also = tuple(subjects[each] for each in note.after if each not in own.needs)
+        yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines, also=also)
+
+
+def _exported(
+    store: Store,
+    request: PullRequest,
+    branch: Series,
+    hooks: Mapping[str, str],
+    tests: Mapping[str, Result],
+) -> PullRequest:
+    """A request with what its branch shows."""
+    return replace(
+        request,
+        lint=hooks.get(request.slug, ""),
+        alone=tests.get(request.slug),
+        labels=_labels(store, request, branch),
+        kernels=_kernel_lines(store, request, branch),
+    )
+
+
+def _kernel_lines(store: Store, request: PullRequest, branch: Series) -> int:
+    """How many lines of kernels the request's own commits add."""
+    own = branch.steps[-len(request.commits) :]
+    blobs = (
+        entry.blob
+        for tree in own
+        for entry in store.git.files(
+            tree.tree_id, filter(is_kernel, tree.added)
+        ).values()
+    )
+    return sum(text.count(b"\n") for text in store.git.blobs(blobs).values())
+
+
+def _template(store: Store, base: BaseTree) -> Template:
+    """The base's own template of a description; without one, the default's."""
+    try:
+        text = store.git.file(base.tree_id, TEMPLATE)
+    except NoSuchPath:
+        text = b""
+    return Template.read(text.decode("utf-8", "replace"))
 
 
 def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:

@@ -8,7 +8,7 @@ the clone last, when everything else is written.
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,25 +22,15 @@ from xpustack.core.checkout import Checkout
 from xpustack.core.errors import UsageError
 from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
-from xpustack.core.repository import HEADS, NoSuchPath
+from xpustack.core.repository import HEADS
 from xpustack.core.rows import csv_text, read_rows
-from xpustack.export.pull_request import (
-    TEMPLATE,
-    PullRequest,
-    Template,
-    cover,
-    describe,
-    requests_rows,
-)
+from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
 from xpustack.export.upstream_trees import Person
 from xpustack.series.tree import BaseTree, Step
 from xpustack.series.worktree import BASE
 
 REPOSITORY = "repository"
 MAILS = "mails"
-TEXTS = "pull-requests"
-COVER = "cover.md"
-ROWS = "requests.csv"
 BUNDLE = "branches.bundle"
 RANGE_DIFF = "range-diff.txt"
 _STATE = "export.json"
@@ -60,9 +50,18 @@ class ExportState(msgspec.Struct, frozen=True):
     branches: dict[str, str]
     files: dict[str, str]
 
-    def same(self, base: str, branches: Mapping[str, str]) -> bool:
-        """Whether an export of these commits would be this one."""
-        return (self.base, self.branches) == (base, dict(branches))
+    def same(
+        self, base: str, branches: Mapping[str, str], texts: Mapping[str, str]
+    ) -> bool:
+        """Whether an export of these commits and texts would be this one."""
+        hashes = {name: _sha256(text.encode()) for name, text in texts.items()}
+        written = {
+            name: value
+            for name, value in self.files.items()
+            if name in hashes or name.startswith(f"{TEXTS}/")
+        }
+        own = self.base, self.branches, written
+        return own == (base, dict(branches), hashes)
 
 
 @dataclass(frozen=True)
@@ -114,7 +113,7 @@ def previous_export(directory: Path, release: Release) -> ExportState | None:
 def write_export(
     place: Place,
     branches: Mapping[str, str],
-    requests: Sequence[PullRequest],
+    texts: Callable[[int], Mapping[str, str]],
     person: Person,
     directory: Path,
     previous: ExportState | None,
@@ -123,6 +122,7 @@ def write_export(
 
     Args:
         branches: the commits by branch.
+        texts: what people read, by its place in the folder, for the export's number.
 
     Raises:
         EnvironmentProblem: the disk is full, or writing there is denied; nothing
@@ -138,7 +138,9 @@ def write_export(
         if previous is not None:
             _range_diff(git, place, directory, temporary, previous, branches)
         _mails(git, place, temporary / MAILS, branches)
-        _texts(place, requests, person, temporary, number)
+        for file, text in texts(number).items():
+            (temporary / file).parent.mkdir(exist_ok=True)
+            (temporary / file).write_text(text, encoding="utf-8")
         if place.clone is not None and place.bundle:
             place.clone.bundle(branches, temporary / BUNDLE)
         state = ExportState(
@@ -256,38 +258,16 @@ def _mails(
         git.set_head(head)
 
 
-def _texts(
-    place: Place,
-    requests: Sequence[PullRequest],
-    person: Person,
-    directory: Path,
-    number: int,
-) -> None:
-    try:
-        text = place.store.git.file(place.base.tree_id, TEMPLATE).decode(
-            "utf-8", "replace"
-        )
-    except NoSuchPath:
-        text = ""
-    template = Template.read(text)
-    (directory / TEXTS).mkdir()
-    name = place.base.release.name
-    for request in requests:
-        if request.for_upstream and request.standing.state == "stands":
-            path = directory / TEXTS / f"{request.slug}.md"
-            path.write_text(describe(request, template, name), encoding="utf-8")
-    (directory / COVER).write_text(
-        cover(requests, name, number, str(person)), encoding="utf-8"
-    )
-    (directory / ROWS).write_text(csv_text(requests_rows(requests)), encoding="utf-8")
-
-
 def _hashes(directory: Path) -> Iterator[tuple[str, str]]:
     """The sha256 of each written file, without the repository and the state."""
     for path in sorted(directory.rglob("*")):
         name = path.relative_to(directory)
         if path.is_file() and name.parts[0] not in (REPOSITORY, _STATE):
-            yield name.as_posix(), hashlib.sha256(path.read_bytes()).hexdigest()
+            yield name.as_posix(), _sha256(path.read_bytes())
+
+
+def _sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _changes(directory: Path, state: ExportState) -> Iterator[str]:

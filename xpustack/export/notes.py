@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a person wrote for reviewers beside a step's message.
 
-`patches/<step>/request.md` starts with lines `Title:` and `With:`, both optional, and
-has sections of the names in `SECTIONS`. Each says only what somebody ran or read.
+`patches/<step>/request.md` starts with lines `Title:`, `With:` and `After:`, all
+optional, and has sections of the names in `SECTIONS`. Each says only what somebody ran
+or read.
 """
 
 import re
@@ -14,8 +15,11 @@ from xpustack.core.files import read_file
 from xpustack.core.project import Project
 
 NAME = "request.md"
-SECTIONS = ("Motivation", "Root cause", "Alternatives", "Limits", "Ran elsewhere")
-_LINE = re.compile(r"(Title|With): (.+)")
+SECTIONS = (
+    *("Overview", "Motivation", "Root cause", "Alternatives", "Limits"),
+    "Ran elsewhere",
+)
+_LINE = re.compile(r"(Title|With|After): (.+)")
 
 
 @dataclass(frozen=True)
@@ -25,16 +29,19 @@ class Notes:
     Attributes:
         title: of the request, where the step's subject does not say enough.
         along: the earlier steps that are commits of the same request.
+        after: the steps that must be merged first although its tests pass without them.
         sections: the texts by their headings.
     """
 
     title: str = ""
     along: tuple[str, ...] = ()
+    after: tuple[str, ...] = ()
     sections: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_notes(project: Project, slug: str) -> Notes:
-    """The notes of a step; empty where nobody wrote any.
+    """The notes of a step; empty where nobody wrote any. Title and sections that it
+    lacks are those of the steps that it takes along.
 
     Raises:
         SeriesError: a line or a heading is none of those that are known.
@@ -50,7 +57,9 @@ def read_notes(project: Project, slug: str) -> Notes:
     for line in head.split("\n"):
         match = _LINE.fullmatch(line)
         if line and match is None:
-            raise _refuse(slug, path, f"{line!r} is neither `Title: ` nor `With: `")
+            raise _refuse(
+                slug, path, f"{line!r} is neither `Title: `, `With: ` nor `After: `"
+            )
         if match is not None:
             known[match[1]] = match[2]
     sections = dict(zip(parts[::2], map(str.strip, parts[1::2]), strict=True))
@@ -58,7 +67,10 @@ def read_notes(project: Project, slug: str) -> Notes:
         if heading not in SECTIONS:
             raise _refuse(slug, path, f"there is no section {heading!r}")
     along = tuple(known.get("With", "").split())
-    return Notes(known.get("Title", ""), along, sections)
+    title = known.get("Title", "")
+    for notes in (read_notes(project, step) for step in along):
+        title, sections = title or notes.title, {**notes.sections, **sections}
+    return Notes(title, along, tuple(known.get("After", "").split()), sections)
 
 
 def _refuse(slug: str, path: object, message: str) -> SeriesError:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of an export: one description per pull request, and a cover letter.
+"""The description of each pull request.
 
 A description has the sections that the base's own template asks for, and its
 checklist. It claims nothing that a check of this stack did not show.
@@ -13,19 +13,25 @@ from xpustack.checks.results import Result
 from xpustack.core.markdown import table
 from xpustack.export.notes import Notes
 from xpustack.export.standing import Standing
-from xpustack.export.upstream_form import TEST_HOME, upstream_test
+from xpustack.export.upstream_form import upstream_test
 from xpustack.series.tree import Step
+from xpustack.steptest.verdict import Figure
 
+TEXTS = "pull-requests"
+"""The folder of the descriptions."""
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
-RFC = 500
-"""Above so many changed lines outside kernels and tests upstream asks for an RFC."""
-OPEN = 6
-"""How many open requests upstream allows someone who may not write to it."""
 _DEFAULT = ("Purpose", "Test Plan", "Test Result")
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
 _SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z]|vLLM)")
 _SUMMARY = re.compile(r"(\d+) tests, (\d+) fail before(?:, (\d+) on a CPU too)?")
 _AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
+_PLATFORM = re.compile(r"\[(CPU|CUDA|ROCm|XPU)\]")
+_WORD = re.compile(
+    r"\b(?!(?:each|from|have|into|only|other|over|than|that|their|them|they|what|where|with"
+    r"|without|would)\b)\w{4,}"
+)
+_COLLAPSE = 4
+"""From so many earlier commits on, a text folds their list."""
 
 
 @dataclass(frozen=True)
@@ -36,8 +42,11 @@ class PullRequest:
         commits: where its own steps stand, oldest first; the last names it.
         notes: what a person wrote for its reviewers.
         lines: the changed lines outside kernels and tests.
+        kernels: the lines of kernels that it brings.
         lint: what the base's own hooks say of the branch.
         labels: those that the base's rules give it.
+        also: the subjects of steps that must be merged first although its tests pass
+            without them.
         alone: the result of the exported commit's own test run, None if that was not
             asked for.
     """
@@ -46,8 +55,10 @@ class PullRequest:
     notes: Notes
     branch: str
     lines: int
+    kernels: int = 0
     lint: str = ""
     labels: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
     alone: Result | None = None
 
     @property
@@ -90,6 +101,13 @@ class PullRequest:
             return f"{self.standing.state}: {self.standing.evidence}"
         names = ", ".join(f"`{slug}`" for slug in self.needs)
         return f"after {names}" if names else "alone"
+
+    @property
+    def below(self) -> list[str]:
+        """The subjects of the commits that its branch has below its own."""
+        series = self.standing.series
+        own = len(self.commits)
+        return [tree.step.subject for tree in series.steps[:-own]] if series else []
 
     @property
     def tests(self) -> list[str]:
@@ -152,97 +170,14 @@ def requests_rows(requests: Sequence[PullRequest]) -> list[Mapping[str, object]]
     ]
 
 
-def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:
-    """The cover letter: the pull requests, their order, and what is left to do."""
-    rows = []
-    for place, request in enumerate(requests, start=1):
-        status = request.steps[-1].trailers.upstream_status
-        note = "" if request.for_upstream else f" ({status})"
-        title = f"{request.title}{note}"
-        rows.append(
-            (place, title, f"`{request.branch}`", request.stands, request.lines)
-        )
-    lines = [
-        f"# {base} as pull requests, export {number}",
-        "",
-        table(("#", "title", "branch", "stands", "lines"), rows),
-        "",
-        "A branch holds the commits that its step needs, and no others; its test is red"
-        " before and green after its last commit. Lines are those outside kernels and"
-        f" tests; above {RFC} upstream asks for an RFC first. Each branch also brings"
-        f" what its test needs of the package `{TEST_HOME}`, and the CI jobs that run"
-        " it, which name the files that it changes. Once a request is merged, export"
-        " the others again onto the new commit: they then add to package and jobs.",
-        "",
-        "## Order",
-        "",
-        *_order(requests),
-        "## Apply",
-        "",
-        "The mails of a branch, on a clone at the same commit:",
-        "",
-        "```sh",
-        "git am --keep-non-patch --keep-cr mails/STEP/*.patch",
-        "```",
-        "",
-        "Without `--keep-non-patch` git drops the tags from the titles; without"
-        " `--keep-cr` it refuses a change of a file that has CRLF.",
-        "",
-        "## Before sending",
-        "",
-        f"- Who may not write to upstream has at most {OPEN} open requests.",
-        f"- Every commit is signed off by {person}, who certifies its origin (DCO).",
-        "- Read every changed line; upstream refuses what no person answers for.",
-        "- Look at the open requests under Related, and search for others (the text of"
-        " each request has the command).",
-        "- Run the tests, and an accuracy evaluation, on an Intel GPU. Nothing here"
-        " was run on one.",
-        "- `range-diff.txt`, if it exists, says what changed since the last export.",
-    ]
-    if "+g" not in base:
-        lines.insert(-1, "- Export again with `--onto CLONE`: this is on a release.")
-    return "\n".join(lines) + "\n"
-
-
-def _order(requests: Sequence[PullRequest]) -> list[str]:
-    """The requests by what can be done with them now."""
-    groups: dict[str, list[str]] = {
-        "Ready": [],
-        "Ask first: an RFC, or an open request that is related": [],
-        "Wait for another request": [],
-        "Upstream has it: drop the step": [],
-        "Not for upstream": [],
-        "Open: resolve the conflict or the test first": [],
-    }
-    ready, ask, wait, has, ours, open_ = groups.values()
-    for request in requests:
-        state, line = request.standing.state, f"- `{request.slug}`"
-        if state == "upstream":
-            has.append(f"{line}: {request.standing.evidence}")
-        elif state != "stands":
-            open_.append(f"{line}: {request.stands}")
-        elif not request.for_upstream:
-            ours.append(f"{line}: {request.steps[-1].trailers.upstream_status}")
-        elif request.needs:
-            wait.append(f"{line}: {request.stands}")
-        elif request.related or request.lines > RFC:
-            size = [f"{request.lines} lines"] if request.lines > RFC else []
-            ask.append(f"{line}: {', '.join([*request.related, *size])}")
-        else:
-            ready.append(line)
-    lines = []
-    for heading, group in groups.items():
-        if group:
-            lines += [f"### {heading}", "", *group, ""]
-    return lines
-
-
 def _summary(request: PullRequest, base: str) -> list[str]:
     return [_short(request), *_context(request)]
 
 
 def _short(request: PullRequest) -> str:
-    """The first two sentences of the message."""
+    """A person's overview, or the first two sentences of the message."""
+    if text := request.notes.sections.get("Overview"):
+        return text
     first = request.steps[-1].message.partition("\n\n")[0]
     return " ".join(_SENTENCE.split(first.replace("\n", " "))[:2])
 
@@ -252,15 +187,27 @@ def _context(request: PullRequest) -> list[str]:
     lines = []
     if request.related:
         lines += ["", f"Related: {', '.join(request.related)}."]
-    if request.needs:
-        names = ", ".join(f"`{slug}`" for slug in request.needs)
-        lines += ["", f"Needs {names} first."]
+    if subjects := request.below:
+        count = f"{len(subjects)} earlier change{'s' * (len(subjects) > 1)}"
+        own = len(request.steps)
+        last = "the last commit is" if own == 1 else f"the last {own} commits are"
+        said = f"Needs {count} first; of this branch only {last} this request."
+        listed = [f"- {subject}" for subject in subjects]
+        if len(subjects) >= _COLLAPSE:
+            heading = "<summary>The earlier changes</summary>"
+            listed = ["<details>", heading, "", *listed, "", "</details>"]
+        lines += ["", said, "", *listed]
+    if request.also:
+        lines += ["", "Serving needs these as well, though the tests do not:", ""]
+        lines += [f"- {subject}" for subject in request.also]
     return lines
 
 
 def _purpose(request: PullRequest, base: str) -> list[str]:
-    message = request.steps[-1].message
-    return [message, *_context(request), "", *_reasons(request)]
+    overview = request.notes.sections.get("Overview")
+    opening = [overview, ""] if overview else []
+    messages = _messages(request)
+    return [*opening, *messages, *_context(request), "", *_reasons(request)]
 
 
 def _claims(request: PullRequest, base: str) -> list[str]:
@@ -271,28 +218,36 @@ def _claims(request: PullRequest, base: str) -> list[str]:
             f"- {standing.step.step.subject.rpartition(']')[2].strip()}.",
             f"- Tests in `{path}`: {red} of {tests} red without it, all green with it.",
         ]
-    lines.append(
-        "- The platforms that it does not name keep their behaviour, where the tests"
-        " cover it."
-    )
+    if _PLATFORM.search(request.title):
+        lines.append("- Other platforms stay as they are, as far as its tests show.")
     return lines
 
 
 def _details(request: PullRequest, base: str) -> list[str]:
-    message = request.steps[-1].message
-    own = [] if message.replace("\n", " ") == _short(request) else [message, ""]
-    return [*own, *_reasons(request)]
+    messages = _messages(request)
+    if " ".join(messages).replace("\n", " ") == _short(request):
+        return _reasons(request)
+    return [*messages, "", *_reasons(request)]
+
+
+def _messages(request: PullRequest) -> list[str]:
+    """The messages of the request's commits; of several, each under its subject."""
+    if len(request.steps) == 1:
+        return [request.steps[0].message]
+    lines: list[str] = []
+    for number, step in enumerate(request.steps, start=1):
+        lines += ["", f"### Commit {number}: {step.subject}", "", step.message]
+    return lines[1:]
 
 
 def _reasons(request: PullRequest) -> list[str]:
-    """The messages of the commits before the last, a person's words, and the size."""
+    """A person's words, and the size."""
     lines: list[str] = []
-    for step in reversed(request.steps[:-1]):
-        lines += [f"### First commit: {step.subject}", "", step.message, ""]
     for heading, text in request.notes.sections.items():
-        if heading != "Ran elsewhere":
+        if heading not in ("Overview", "Ran elsewhere"):
             lines += [f"### {heading}", "", text, ""]
-    size = f"{request.lines} changed lines outside kernels and tests."
+    size = f"{request.lines} changed lines outside kernels and tests"
+    size += f", {request.kernels:,} in new kernels." if request.kernels else "."
     if request.labels:
         size += f" Labels by the repository's rules: {', '.join(request.labels)}."
     return [*lines, size]
@@ -313,7 +268,7 @@ def _plan(request: PullRequest, base: str) -> list[str]:
     lines += [f"git restore --source {before} -- vllm"]
     lines += [f"{pytest} {paths}; git restore -- vllm", "```"]
     release = base.partition("+")[0]
-    lines += ["", "Without an XPU, in the repository of this patch stack:", "", "```sh"]
+    lines += ["", _WITHOUT, "", "```sh"]
     lines += [
         f"tox -e apply-and-test -- {release} {step.slug}" for step in request.steps
     ]
@@ -323,12 +278,12 @@ def _plan(request: PullRequest, base: str) -> list[str]:
 def _result(request: PullRequest, base: str) -> list[str]:
     rows = []
     for standing, path in zip(request.commits, request.tests, strict=True):
-        test = standing.test
-        assert test is not None, "it stands"
-        where = "CPU, the XPU platform emulated, Triton interpreted"
-        if on_cpu := _counts(standing)[2]:
+        where = "CPU, the XPU platform emulated"
+        tests, red, on_cpu = _counts(standing)
+        if on_cpu:
             where += f"; {on_cpu} of them on vLLM's CPU platform as well"
-        rows.append((f"`{path}`, before and after", where, f"passed ({test.summary})"))
+        said = f"{tests} passed, {red} of them failed before"
+        rows.append((f"`{path}`", where, said))
     rows.append(("the repository's own hooks on the touched files", "-", request.lint))
     if request.alone is not None:
         what = "the branch, its test run from `tests/`"
@@ -337,18 +292,29 @@ def _result(request: PullRequest, base: str) -> list[str]:
     if "Ran elsewhere" not in request.notes.sections:
         rows.append(("any of it", "CUDA, ROCm", "not run"))
     rows.append(("an accuracy evaluation of a full model", "-", "**not run**"))
-    lines = [f"On {base}:", "", table(("what", "where", "result"), rows)]
+    lines = [f"On {base}. {_EMULATED}", ""]
+    lines.append(table(("what", "where", "result"), rows))
     if text := request.notes.sections.get("Ran elsewhere"):
         lines += ["", text]
-    figures = [
-        (f"`{figure.test}`", figure.before, figure.after or "passes")
-        for standing in request.commits
-        for figure in (standing.test.figures if standing.test else ())
-    ]
-    if figures:
+    if figures := _figures(request):
         lines += ["", "Red before, green after:", ""]
         lines.append(table(("test", "before", "after"), figures))
     return lines
+
+
+def _figures(request: PullRequest) -> list[tuple[str, str, str]]:
+    """Of each test function that failed before, its first case."""
+    cases: dict[str, list[Figure]] = {}
+    for standing in request.commits:
+        for figure in standing.test.figures if standing.test else ():
+            cases.setdefault(figure.test.partition("[")[0], []).append(figure)
+    rows = []
+    for first, *others in cases.values():
+        more = f" and {len(others)} more case{'s' * (len(others) > 1)}"
+        name = f"`{first.test}`{more if others else ''}"
+        before = first.before.strip().removesuffix(":")
+        rows.append((name, before, first.after or "passes"))
+    return rows
 
 
 def _validation(request: PullRequest, base: str) -> list[str]:
@@ -366,26 +332,18 @@ def _counts(standing: Standing) -> tuple[int, int, int]:
 
 def _duplicate(request: PullRequest, base: str) -> list[str]:
     status = request.steps[-1].trailers.upstream_status
-    subject = request.title.rpartition("]")[2]
-    words = " ".join(re.findall(r"[A-Za-z0-9_]{4,}", subject)[:6])
     numbers = [name.rpartition("#")[2] for name in request.related]
-    searches = [*(f"{number} in:body" for number in numbers), words]
-    lines = [f"{base} lacks it: see the test result."]
+    searches = [*(f"{number} in:body" for number in numbers), _search(request.title)]
+    lines = [f"{base} lacks it: its tests fail there."]
     if status.startswith("Submitted"):
         lines = [f"This is {status.removeprefix('Submitted ').strip('[]')}."]
     if request.related:
-        lines += [
-            "",
-            "Related; compare with these before sending:",
-            "",
-            *(f"- {reference}" for reference in request.related),
-            "",
-        ]
+        related = (f"- {reference}" for reference in request.related)
+        lines += ["", "Related:", "", *related]
     return [
         *lines,
-        "Read and search again before sending:",
         "",
-        "```sh",
+        "<!-- Before sending, run these and say here what they found:",
         *(
             f"gh issue view {number} --repo vllm-project/vllm --comments"
             for number in numbers
@@ -394,10 +352,26 @@ def _duplicate(request: PullRequest, base: str) -> list[str]:
             f"gh pr list --repo vllm-project/vllm --state open --search '{search}'"
             for search in searches
         ),
-        "```",
+        "-->",
     ]
 
 
+def _search(title: str) -> str:
+    """Words to search for: the platform, and the title's words without its verb."""
+    platform = _PLATFORM.search(title)
+    _, _, words = title.rpartition("]")[2].strip().partition(" ")
+    about = _WORD.findall(words)
+    return " ".join([*(platform.groups() if platform else ()), *about[:4]])
+
+
+_WITHOUT = (
+    "Without an XPU, in the repository that keeps these changes as patches and emulates"
+    " the platform:"
+)
+_EMULATED = (
+    "Emulated: vLLM's XPU code path runs on a CPU; PyTorch stands in for the ops of"
+    " vllm-xpu-kernels, and Triton's interpreter for its compiler."
+)
 _DISCLOSURE = (
     "AI assistance was used to write this change, its tests and this text.",
     "",

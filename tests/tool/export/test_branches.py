@@ -96,7 +96,7 @@ def test_each_step_gets_a_branch_with_what_it_needs(
     assert "- `there-by-test`: its test passes without it" in cover
     assert f"- `conflicts`: conflict: in {TABLE}" in cover
     text = (out / "pull-requests/needs-by-test.md").read_text()
-    assert "passed (1 tests, 1 fail before)" in text
+    assert "1 passed, 1 of them failed before" in text
     assert not (out / "pull-requests/conflicts.md").exists()
     push_and_mail(checked, place, out, tmp_path)
     assert not onto(checked, place, out).changed

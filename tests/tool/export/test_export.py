@@ -3,12 +3,12 @@
 
 import shutil
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from exports import ME, files, written
 from fake_stack import git
-from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
+from tiny_stack import HEADER, VALUE, TinyStack
 
 from xpustack.base import releases
 from xpustack.checks.checker import Checker
@@ -19,93 +19,10 @@ from xpustack.core.errors import (
     SeriesError,
     UsageError,
 )
-from xpustack.core.rows import read_rows
 from xpustack.export.export import ExportResult, export
 from xpustack.export.folder import known_needs
-from xpustack.export.pull_request import Template, describe
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.export.upstream_trees import Person
-
-PYTEST = ".venv/bin/python -m pytest"
-ME = Person("Me Myself", "me@localhost")
-THREE = TWO.replace("VALUE = 2", "VALUE = 3")
-HELPED = HEADER + (
-    "import numbers_beside as beside\nimport pytest\nfrom vllm import value\n\n\n"
-    "def test_value():\n    assert value.VALUE == beside.THREE\n\n\n"
-    "@pytest.mark.unchanged\ndef test_old():\n    assert value.OLD == 1\n"
-)
-JOBS = """\
-group: Kernels Intel
-steps:
-- label: ":intel: (BMG) vLLM IR Tests"
-  key: vllm-ir-tests
-  source_file_dependencies:
-    - vllm/ir
-  commands:
-    - >-
-      bash run.sh
-      'cd tests &&
-      pytest -v -s kernels/ir'
-"""
-TEMPLATE = """\
-## Purpose
-
-## Test Plan
-
-## Test Result
-
----
-<details>
-<summary>Checklist</summary>
-
-- [ ] AI assistance was used during the creation of this PR.
-</details>
-"""
-
-
-@pytest.fixture(scope="module")
-def checked(tmp_path_factory: pytest.TempPathFactory) -> TinyStack:
-    """A stack with two steps, all checks green; take a copy to change it."""
-    stack = TinyStack(tmp_path_factory.mktemp("export"))
-    stack.write("tests/steps/test_value.py", HEADER + PROVES)
-    stack.write("tests/steps/numbers_beside.py", HEADER + "THREE = 3\n")
-    stack.write("tests/steps/test_three.py", HELPED)
-    stack.add("raise-value", {VALUE: TWO})
-    stack.add(
-        "raise-again", {VALUE: THREE}, "v1.0", "tests/steps/test_three.py", "2 == 3"
-    )
-    done = run(stack.project, stack.cache, [stack.release])
-    assert not done.failed, done.results
-    return stack
-
-
-@pytest.fixture
-def stack(tmp_path: Path, checked: TinyStack) -> TinyStack:
-    """The checked stack, its project copied and its cache shared."""
-    other = object.__new__(TinyStack)
-    other.root = tmp_path
-    shutil.copytree(checked.project.root, tmp_path / "project")
-    other.project = type(checked.project)(tmp_path / "project")
-    other.cache = checked.cache
-    return other
-
-
-@pytest.fixture
-def exported(stack: TinyStack) -> ExportResult:
-    return written(stack)
-
-
-def written(stack: TinyStack, name: str = "out", **options) -> ExportResult:
-    return export(
-        stack.project, stack.cache, stack.release, stack.root / name, ME, **options
-    )
-
-
-def files(directory: Path) -> Iterator[str]:
-    for path in sorted(directory.rglob("*")):
-        name = path.relative_to(directory)
-        if path.is_file() and name.parts[0] != "repository":
-            yield name.as_posix()
 
 
 def test_an_export_has_branches_mails_and_texts(exported: ExportResult) -> None:
@@ -173,78 +90,6 @@ def test_mails_apply_to_a_clean_archive_with_plain_git_am(
     git(clean, "am", "-q", "--keep-non-patch", "--keep-cr", *map(str, mails))
     messages = "log", "-2", "--format=%an%B"
     assert git(clean, *messages) == git(ours, *messages)
-
-
-def test_a_description_says_what_was_shown(exported: ExportResult) -> None:
-    text = (exported.directory / "pull-requests/raise-again.md").read_text()
-    assert text.startswith("# [XPU] Do raise-again\n\n## Purpose\n\nWhy.\n")
-    assert "Needs `raise-value` first." in text
-    assert f"\nOn an XPU:\n\n```sh\n{PYTEST} {TEST_HOME}/test_three.py\n" in text
-    claims = describe(exported.requests[-1], Template(("Claims",)), "v9.9")
-    assert f"- Tests in `{TEST_HOME}/test_three.py`: 1 of 2 red without it" in claims
-    assert "passed (2 tests, 1 fail before)" in text
-    assert "| `test_value` | AssertionError: assert 2 == 3 | passes |" in text
-    assert "ruff check" in text and "an Intel GPU | **not run**" in text
-    assert "CUDA, ROCm | not run" in text and "AI assistance was used" in text
-    cover = (exported.directory / "cover.md").read_text()
-    row = "| 2 | [XPU] Do raise-again | `xpu-dsv4/raise-again` | after `raise-value` |"
-    assert row in cover
-    assert "### Ready\n\n- `raise-value`\n" in cover
-    assert "### Wait for another request\n\n- `raise-again`: after `raise-v" in cover
-    rows = read_rows(exported.directory / "requests.csv")
-    assert [row["stands"] for row in rows] == ["alone", "after raise-value"]
-
-
-NOTES = """\
-Title: [Bugfix][XPU] Raise it twice
-With: raise-value
-
-## Motivation
-
-Twice is better.
-
-## Ran elsewhere
-
-On an abacus.
-"""
-
-
-def test_notes_put_two_steps_into_one_request(stack: TinyStack) -> None:
-    stack.write("patches/raise-again/request.md", NOTES)
-    place = written(stack, slugs=("raise-again",)).directory
-    (text,) = (place / "pull-requests").iterdir()
-    content = text.read_text()
-    assert content.startswith("# [Bugfix][XPU] Raise it twice\n")
-    assert "### Motivation\n\nTwice is better.\n" in content
-    assert "On an abacus." in content and "CUDA, ROCm" not in content
-    assert "Needs" not in content
-    assert "### First commit: [XPU] Do raise-value\n\nWhy.\n" in content
-    assert "test_value.py`, before and after" in content
-    rows = read_rows(place / "requests.csv")
-    assert [row["request"] for row in rows] == ["raise-again", "raise-again"]
-    assert list(files(place / "mails")) == [
-        "raise-again/0001-XPU-Do-raise-value.patch",
-        "raise-again/0002-XPU-Do-raise-again.patch",
-    ]
-
-
-@pytest.mark.parametrize("text", ["Headline: x\n", "## Reasons\n\nx\n"])
-def test_notes_that_nobody_reads_are_refused(stack: TinyStack, text: str) -> None:
-    stack.write("patches/raise-again/request.md", text)
-    with pytest.raises(SeriesError, match=r"neither|no section") as caught:
-        written(stack)
-    assert "Motivation" in (caught.value.hint or "")
-
-
-def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
-    patch = stack.patch("raise-again")
-    related = "Related: vllm-project/vllm#7\nRelated: vllm-project/vllm-xpu-kernels#8\n"
-    patch.write_text(patch.read_text().replace("Removal:", related + "Removal:"))
-    run(stack.project, stack.cache, [stack.release])
-    text = (written(stack).directory / "pull-requests/raise-again.md").read_text()
-    section = text[text.index("## Not a duplicate") :]
-    assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
-    assert "--search '7 in:body'" in section and "--search 'raise again'" in section
 
 
 def test_rows_of_green_tests_of_the_release_are_known(tmp_path: Path) -> None:
@@ -382,7 +227,7 @@ def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
         def fail(*_: object, failure: BaseException = failure) -> None:
             raise failure
 
-        monkeypatch.setattr("xpustack.export.folder._texts", fail)
+        monkeypatch.setattr("xpustack.export.folder._mails", fail)
         with pytest.raises((KeyboardInterrupt, EnvironmentProblem)):
             written(stack)
     assert dict.fromkeys(files(exported.directory)) == before

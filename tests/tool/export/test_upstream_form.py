@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import yaml
-from test_export import JOBS, TEMPLATE
+from exports import JOBS, TEMPLATE
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner
