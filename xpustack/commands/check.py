@@ -8,12 +8,12 @@ from cyclopts.types import PositiveInt
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.core.errors import CheckFailed, SeriesError
+from xpustack.core.errors import CheckFailed, SeriesError, StackError
 from xpustack.core.process import usable_cpus
 from xpustack.core.project import Project
 from xpustack.series import static
 from xpustack.series.order import read_order, require_step
-from xpustack.series.static import SeriesProblem
+from xpustack.series.static import Advice
 from xpustack.terminal.console import (
     Offline,
     Reply,
@@ -59,12 +59,13 @@ def check(
     project = Project.find()
     if only_static:
         findings = _static(project, release, step)
-        answer.data = findings
-        errors = sum(not finding.warning for finding in findings)
-        answer.say(*map(str, findings))
+        answer.data = [finding.to_json() for finding in findings]
+        errors = [each for each in findings if not isinstance(each, Advice)]
+        for finding in findings:
+            answer.say(f"{'error' if finding in errors else 'warning'}: {finding}")
         if not errors and release is None:
             answer.say(*(f"note: {note}" for note in static.unrecorded(project)))
-        answer.say(f"static: {errors} errors")
+        answer.say(f"static: {len(errors)} errors")
         answer.exit_code = SeriesError.exit_code if errors else 0
         return
     pinned = releases.load(project)
@@ -100,7 +101,7 @@ def check(
 
 def _static(
     project: Project, release: str | None, step: str | None
-) -> list[SeriesProblem]:
+) -> list[StackError]:
     """The findings about one release or all, and of those about one step or all.
 
     Raises:
