@@ -227,7 +227,8 @@ def test_it():
     mark = pathlib.Path("../killed")
     if not mark.exists() or {always}:
         mark.touch()
-        os.kill(os.getppid(), signal.SIGKILL)
+        status = pathlib.Path(f"/proc/{{os.getppid()}}/stat").read_text()
+        os.kill(int(status.rpartition(")")[2].split()[1]), signal.SIGKILL)
         time.sleep(60)
 """
 
