@@ -11,23 +11,14 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Literal
 
-import msgspec
-
-from xpustack.base.store import Store
-from xpustack.builds.build import build, build_version
-from xpustack.builds.installed import Build
-from xpustack.checks.results import Result, stored_pass, test_result
-from xpustack.core.cache import Cache
-from xpustack.core.process import Runner
-from xpustack.core.project import Project
+from xpustack.checks.checker import Checker
+from xpustack.checks.results import Result
 from xpustack.export.fewest import fewest
 from xpustack.export.upstream_form import is_kernel
-from xpustack.forks.server import Server
 from xpustack.refresh.carry import CarriedStep, carrier, carry_step
 from xpustack.series.overlay import overlay_files
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
-from xpustack.steptest.material import Support, material_of
-from xpustack.steptest.step_test import StepTest
+from xpustack.steptest.material import material_of
 
 NO_TIP = -1
 """The number of steps of a tip: no branch is one."""
@@ -79,12 +70,9 @@ class Standings:
         base: where the steps are to stand.
     """
 
-    project: Project
-    cache: Cache
+    checker: Checker
     source: Series
     base: BaseTree
-    runner: Runner
-    server: Server
     _found: dict[str, Standing] = field(default_factory=dict)
     _stacks: dict[tuple[str, ...], "Tree | CarriedStep"] = field(default_factory=dict)
     _varied: set[str] = field(default_factory=set)
@@ -120,7 +108,7 @@ class Standings:
         return {tree.slug: tree for tree in self.source.steps}
 
     def _find(self, step: StepTree, along: tuple[str, ...]) -> Standing:
-        self.cache.progress(f"looking where {step.slug} can stand")
+        self.checker.cache.progress(f"looking where {step.slug} can stand")
         named = [*along, *self._named(step)]
         missing = [
             slug for slug in named if self.of(slug).state not in ("stands", "upstream")
@@ -199,7 +187,7 @@ class Standings:
         kernel is brought by every step that needs it."""
         lines = step.step.diff.decode("utf-8", "replace").splitlines()
         text = "\n".join(line for line in lines if line.startswith("+"))
-        for file in overlay_files(self.project, step.step).values():
+        for file in overlay_files(self.checker.project, step.step).values():
             text += file.content.decode("utf-8", "replace")
         for earlier in step.parent.applied:
             if any(module in text for module in _modules(earlier.added)):
@@ -207,7 +195,7 @@ class Standings:
 
     def _tried(self, step: StepTree) -> Iterator[str]:
         """The earlier steps that change a module which the step's test names."""
-        material = material_of(Support.of(self.project), step.step)
+        material = material_of(self.checker.support, step.step)
         text = "".join(path.read_text("utf-8") for path in material.tests.values())
         for earlier in step.parent.applied:
             if any(module in text for module in _modules(earlier.changed)):
@@ -243,13 +231,13 @@ class Standings:
 
     def _put(self, step: StepTree, parent: Tree) -> "Tree | CarriedStep":
         """A step on the tree `parent`."""
-        store = Store(self.cache)
+        store = self.checker.store
         old, new = self.source.base.commit, self.base.commit
-        with store.writing() as writer, self.cache.scratch() as scratch:
+        with store.writing() as writer, self.checker.cache.scratch() as scratch:
             carry = carrier(writer.directory, scratch, old, new)
             variants = step.slug in self._varied
             carried = carry_step(
-                self.project, carry, step, parent.commit, variants=variants
+                self.checker.project, carry, step, parent.commit, variants=variants
             )
             if carried.tree is None or carried.verdict == "upstream":
                 return carried
@@ -299,31 +287,22 @@ class Standings:
         """A step's test on two trees, or on `after` alone; a kept result if there is
         one. A red one of `after` alone is kept under a key of its own, for a later
         search, where its tests ran: else the machine may be at fault."""
-        support, name = Support.of(self.project), step.step.release
-        first = self._built(before) if before is not None else None
-        test = StepTest.of(
-            support, self.base.release, step.step, first, self._built(after)
-        )
+        name, cache = step.step.release, self.checker.cache
+        test = self.checker.step_test(step.step, before, after, NO_TIP)
         red = f"red-{test.key}"
-        known = stored_pass(self.cache.results_get(test.key), "test", name, step.slug)
+        known = self.checker.stored(test.key, "test", name, step.slug)
         known = known or self._tests.get(test.key)
-        if known is None and (kept := self.cache.results_get(red)) is not None:
+        if known is None and (kept := cache.results_get(red)) is not None:
             known = Result(name, step.slug, "test", "failed", detail=(kept["problem"],))
         if known is not None:
             return known
-        self.cache.progress(f"testing {step.slug} {among}")
-        report = test.run(self.server, self.cache)
-        result = test_result(name, step.slug, report, tip=before is None)
+        cache.progress(f"testing {step.slug} {among}")
+        result = self.checker.test(step.step, before, after, NO_TIP)
         self._tests[test.key] = result
-        if result.status == "passed":
-            self.cache.results_put(test.key, msgspec.to_builtins(result))
-        elif before is None and report.counts["tests"]:
-            self.cache.results_put(red, {"problem": report.problems[0]})
+        ran = not result.summary.startswith("0 tests")
+        if result.status != "passed" and before is None and ran:
+            cache.results_put(red, {"problem": result.detail[0]})
         return result
-
-    def _built(self, tree: Tree) -> Build:
-        version = build_version(tree, NO_TIP)
-        return build(self.runner, Store(self.cache), tree, version)
 
 
 def _modules(paths: Iterable[str]) -> Iterator[str]:
