@@ -8,13 +8,13 @@ checklist. It claims nothing that a check of this stack did not show.
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from xpustack.checks.results import Result
 from xpustack.core.markdown import table
 from xpustack.export.notes import Notes
-from xpustack.export.standing import Standing
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
-from xpustack.series.tree import Step
+from xpustack.series.tree import Series, Step, StepTree
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 RFC = 500
@@ -26,6 +26,40 @@ _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
 _SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z]|vLLM)")
 _SUMMARY = re.compile(r"(\d+) tests, (\d+) fail before(?:, (\d+) on a CPU too)?")
 _AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
+State = Literal["stands", "upstream", "conflict", "waits", "fails"]
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Where a step stands.
+
+    Attributes:
+        state: `stands` with a tested tree; `upstream` has the change; `conflict` with
+            the base; `waits` for a step that does not stand; `fails` its own test
+            wherever it was put.
+        needs: the earlier steps that it needs, oldest first.
+        series: the base, those steps and the step; None if it does not stand.
+        test: its own test, red on the tree before and green on its tree.
+        evidence: why it does not stand, or why upstream has it.
+    """
+
+    step: StepTree
+    state: State
+    needs: tuple[str, ...] = ()
+    series: Series | None = None
+    test: Result | None = None
+    evidence: str = ""
+
+    @property
+    def slug(self) -> str:
+        return self.step.slug
+
+    @property
+    def text(self) -> str:
+        """Such as `alone`, or `after merge-once`."""
+        if self.state == "stands":
+            return f"after {', '.join(self.needs)}" if self.needs else "alone"
+        return self.state
 
 
 @dataclass(frozen=True)

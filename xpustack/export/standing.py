@@ -9,11 +9,11 @@ without it. The smallest such set is looked for, and the step is tested on it.
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Literal
 
 from xpustack.checks.checker import Checker
 from xpustack.checks.results import Result
 from xpustack.export.fewest import fewest
+from xpustack.export.pull_request import Standing
 from xpustack.export.upstream_form import is_kernel
 from xpustack.refresh.carry import CarriedStep, carrier, carry_step
 from xpustack.series.overlay import overlay_files
@@ -25,40 +25,6 @@ NO_TIP = -1
 _NEAR = 8
 """The nearest earlier steps that a test may need before all of them are tried."""
 _WITHOUT = "its test passes without it"
-State = Literal["stands", "upstream", "conflict", "waits", "fails"]
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Where a step stands.
-
-    Attributes:
-        state: `stands` with a tested tree; `upstream` has the change; `conflict` with
-            the base; `waits` for a step that does not stand; `fails` its own test
-            wherever it was put.
-        needs: the earlier steps that it needs, oldest first.
-        series: the base, those steps and the step; None if it does not stand.
-        test: its own test, red on the tree before and green on its tree.
-        evidence: why it does not stand, or why upstream has it.
-    """
-
-    step: StepTree
-    state: State
-    needs: tuple[str, ...] = ()
-    series: Series | None = None
-    test: Result | None = None
-    evidence: str = ""
-
-    @property
-    def slug(self) -> str:
-        return self.step.slug
-
-    @property
-    def text(self) -> str:
-        """Such as `alone`, or `after merge-once`."""
-        if self.state == "stands":
-            return f"after {', '.join(self.needs)}" if self.needs else "alone"
-        return self.state
 
 
 @dataclass
