@@ -245,6 +245,15 @@ def test_a_server_that_dies_is_started_again_once(server, tmp_path):
     assert run(server, tmp_path / "next", "def test_it(): pass\n")[0].status == 0
 
 
+def test_a_server_that_dies_leaves_no_child_of_a_run(server, tmp_path):
+    child = (
+        "import subprocess; mark.write_text(str(subprocess.Popen(['sleep', '60']).pid))"
+    )
+    source = KILLS.format(always=False).replace("mark.touch()", child)
+    assert run(server, tmp_path / "a", source)[0].status == 0
+    assert ended(int((tmp_path / "a/killed").read_text()))
+
+
 def test_a_server_with_a_second_thread_does_not_fork(tmp_path):
     (tmp_path / "threading_at_import.py").write_text(
         "import threading, time\n"
