@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: which commands there are, and the options before them."""
 
-import functools
 import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
-import typer
-from typer.core import TyperGroup
+from cyclopts import App, CycloptsError, Group, Parameter
 
 from xpustack.commands import (
     cache,
@@ -32,105 +30,11 @@ from xpustack.commands import (
 )
 from xpustack.core.errors import UsageError
 from xpustack.core.history import version
-from xpustack.terminal.console import EXIT_CODES, Answer
-
-DEPLOYER = "For the deployer"
-CONTRIBUTOR = "For the upstream contributor"
-MAINTAINER = "For the maintainer"
-
-
-class Commands(TyperGroup):
-    """The group of all commands; under `--json` it reports wrong usage as JSON, too."""
-
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
-        """Run the command that `args` name (default: the process's own) and exit."""
-        words = list(sys.argv[1:] if args is None else args)
-        run = functools.partial(
-            super().main,
-            words,
-            prog_name,
-            complete_var,
-            windows_expand_args=windows_expand_args,
-            **extra,
-        )
-        if "--json" not in words or not standalone_mode:
-            return run(standalone_mode=standalone_mode)
-        try:
-            code = run(standalone_mode=False)
-        except typer.TyperException as error:
-            answer = Answer(_command(self, words), as_json=True)
-            answer.fail(UsageError(error.format_message(), hint="xpustack --help"))
-            print(answer.envelope())
-            code = answer.exit_code
-        sys.exit(code)
-
-
-def _command(group: TyperGroup, words: Sequence[str]) -> str:
-    """The name of the command in `words`; empty if there is none."""
-    for position, word in enumerate(words):
-        if word in group.commands:
-            inner = group.commands[word]
-            if isinstance(inner, TyperGroup):
-                return f"{word} {_command(inner, words[position + 1 :])}".rstrip()
-            return word
-    return ""
-
-
-app = typer.Typer(
-    cls=Commands,
-    help="DeepSeek-V4 on Intel XPU: an ordered patch stack on pinned vLLM releases.",
-    epilog=EXIT_CODES,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-
-
-def _print_version(requested: bool) -> None:
-    if requested:
-        print(version())
-        raise typer.Exit
-
-
-@app.callback()
-def _global_options(
-    directory: Annotated[
-        Path | None,
-        typer.Option(
-            "-C",
-            metavar="DIR",
-            exists=True,
-            file_okay=False,
-            help="Run as if started in DIR.",
-        ),
-    ] = None,
-    _: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version, with its commit in a checkout, and exit.",
-        ),
-    ] = False,
-) -> None:
-    if directory is not None:
-        os.chdir(directory)
-
+from xpustack.terminal.console import EXIT_CODES, answering
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
-    DEPLOYER: (wheels.build, wheels.verify, plan.plan, device.device),
-    CONTRIBUTOR: (
+    "For the deployer": (wheels.build, wheels.verify, plan.plan, device.device),
+    "For the upstream contributor": (
         series.apply,
         series.save,
         series.rederive,
@@ -138,7 +42,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         export.export,
         upstream_tests.upstream_tests,
     ),
-    MAINTAINER: (
+    "For the maintainer": (
         status.status,
         stamp.stamp,
         pins.pin,
@@ -150,16 +54,62 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         once.once,
     ),
 }
-for panel, commands in PANELS.items():
-    for command in commands:
-        app.command(epilog=EXIT_CODES, rich_help_panel=panel)(command)
-
-caches = typer.Typer(
-    help="Show the cache, or clean it up.", epilog=EXIT_CODES, no_args_is_help=True
+app = App(
+    name="xpustack",
+    help="DeepSeek-V4 on Intel XPU: an ordered patch stack on pinned vLLM releases.",
+    help_epilogue=EXIT_CODES,
+    help_format="markdown",
+    version=version,
+    # No `--no-` beside a switch, and no default beside an option that has none.
+    default_parameter=Parameter(negative=(), show_default=lambda value: value or None),
 )
-caches.command(epilog=EXIT_CODES)(cache.info)
-caches.command(epilog=EXIT_CODES)(cache.gc)
-app.add_typer(caches, name="cache", rich_help_panel=MAINTAINER)
+for place, (panel, commands) in enumerate(PANELS.items()):
+    group = Group(panel, sort_key=place)
+    for each in commands:
+        app.command(each, group=group)
+caches = App(name="cache", help="Show the cache, or clean it up.", group=group)
+caches.command(cache.info)
+caches.command(cache.gc)
+app.command(caches)
+
+
+@app.meta.default
+def run(
+    *words: Annotated[str, Parameter(show=False, allow_leading_hyphen=True)],
+    directory: Annotated[
+        Path | None, Parameter("-C", help="Run as if started in this folder.")
+    ] = None,
+    as_json: Annotated[
+        bool,
+        Parameter(
+            "--json",
+            help="Print one JSON document instead:"
+            " schema, command, ok, exit_code, data, errors.",
+        ),
+    ] = False,
+) -> None:
+    """Run the command that the words name, and print its answer."""
+    name = " ".join(app.parse_commands(words)[0])
+    with answering(name, as_json) as answer:
+        called, bound, ignored = app.parse_args(
+            words, exit_on_error=False, print_error=False
+        )
+        if directory is not None:
+            if not directory.is_dir():
+                raise UsageError("-C: there is no such folder", path=directory)
+            os.chdir(directory)
+        given = {"answer": answer} if "answer" in ignored else {}
+        called(*bound.args, **bound.kwargs, **given)
+
+
+def call(words: Sequence[str]) -> None:
+    """Run a command; exit unless all is well."""
+    try:
+        app.meta(words, exit_on_error=False, print_error=False)
+    except CycloptsError:
+        # The options before the command are wrong.
+        with answering("", as_json="--json" in words):
+            raise
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -172,7 +122,7 @@ def main() -> None:
     # Under nohup the command goes on.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
-    app()
+    call(sys.argv[1:])
 
 
 if __name__ == "__main__":

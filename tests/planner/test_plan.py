@@ -6,13 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import Result, invoke
 from msgspec import structs
-from typer.testing import CliRunner, Result
 
 from benchmarks.memory import FLASH
 from planner import asked, choices, trial
 from planner import page as plans
-from xpustack.__main__ import app
 from xpustack.base.releases import Release, load
 from xpustack.core.errors import UsageError
 from xpustack.core.markdown import section
@@ -43,7 +42,7 @@ def attempt(
 
 
 def run(*words: str) -> Result:
-    return CliRunner().invoke(app, ["-C", str(PROJECT.root), "plan", *words])
+    return invoke("-C", PROJECT.root, "plan", *words)
 
 
 def test_every_split_uses_every_device():

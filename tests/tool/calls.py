@@ -4,10 +4,8 @@
 from collections.abc import Callable
 
 import pytest
+from command_line import Result, invoke
 from fake_stack import FakeStack
-from typer.testing import CliRunner, Result
-
-from xpustack.__main__ import app
 
 Call = Callable[..., Result]
 """Runs `xpustack` with the words that it gets."""
@@ -17,4 +15,4 @@ def calling(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> Call:
     """A function that runs the command line in a stack, with the stack's cache."""
     monkeypatch.chdir(stack.project.root)
     monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
-    return lambda *words: CliRunner().invoke(app, list(map(str, words)))
+    return invoke

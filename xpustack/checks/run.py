@@ -13,7 +13,7 @@ from xpustack.checks.results import COPIED, Kind, Report, Result
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.series.static import check_static
+from xpustack.series.static import Advice, check_static
 
 _SILENT = Observer()
 
@@ -108,9 +108,10 @@ def _static(project: Project, chosen: list[Release], step: str | None) -> list[R
             "static",
             "failed",
             summary=f"{finding.path}: {finding.message}",
+            detail=finding.detail,
         )
         for finding in check_static(project)
-        if not finding.warning
+        if not isinstance(finding, Advice)
         and (finding.release is None or finding.release in names)
         and step in (None, finding.step)
     ]

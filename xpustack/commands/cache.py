@@ -2,41 +2,37 @@
 """`xpustack cache`: list what the cache holds, and clean it up."""
 
 from collections.abc import Sequence
-from typing import Annotated
 
-import typer
+from cyclopts.types import NonNegativeFloat
 from rich.filesize import decimal
 
 from xpustack.builds import cache_contents
 from xpustack.builds.cache_contents import Area
 from xpustack.core.cache import Cache
-from xpustack.terminal.console import Answer, AsJson, answering
+from xpustack.terminal.console import Answer, Reply
 
 
-def info(as_json: AsJson = False) -> None:
+def info(*, answer: Reply) -> None:
     """Show where the cache lies and what it holds."""
-    with answering("cache info", as_json) as answer:
-        cache = Cache.default()
-        _report(answer, cache, cache_contents.info(cache))
+    cache = Cache.default()
+    _report(answer, cache, cache_contents.info(cache))
 
 
-def gc(
-    days: Annotated[
-        float, typer.Option(min=0, help="Keep what was made or used since then.")
-    ] = 7,
-    as_json: AsJson = False,
-) -> None:
+def gc(*, days: NonNegativeFloat = 7, answer: Reply) -> None:
     """Remove what nobody used lately, and what killed runs left.
 
     Everything removed can be made or downloaded again; `--days 0` removes all. Refused
-    while another command uses the cache (exit code 5)."""
-    with answering("cache gc", as_json) as answer:
-        cache = Cache.default()
-        before = _bytes(cache_contents.info(cache))
-        cache_contents.gc(cache, days=days)
-        areas = cache_contents.info(cache)
-        _report(answer, cache, areas, before=before)
-        answer.say(f"freed {decimal(before - _bytes(areas))}")
+    while another command uses the cache (exit code 5).
+
+    Args:
+        days: Keep what was made or used since then.
+    """
+    cache = Cache.default()
+    before = _bytes(cache_contents.info(cache))
+    cache_contents.gc(cache, days=days)
+    areas = cache_contents.info(cache)
+    _report(answer, cache, areas, before=before)
+    answer.say(f"freed {decimal(before - _bytes(areas))}")
 
 
 def _report(

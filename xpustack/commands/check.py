@@ -3,114 +3,105 @@
 
 from typing import Annotated, Literal
 
-import typer
+from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.core.errors import CheckFailed, SeriesError
+from xpustack.core.errors import CheckFailed, SeriesError, StackError
 from xpustack.core.process import usable_cpus
 from xpustack.core.project import Project
 from xpustack.series import static
 from xpustack.series.order import read_order, require_step
-from xpustack.series.static import SeriesProblem
+from xpustack.series.static import Advice
 from xpustack.terminal.console import (
-    AsJson,
     Offline,
-    answering,
+    Reply,
     showing_checks,
     stdout_console,
     using_cache,
 )
 from xpustack.terminal.report import show
-from xpustack.terminal.selection import ReleaseName
 
 Only = Literal["build", "lint", "test"]
 """The kinds of check that can be asked for alone."""
 
 
 def check(
-    release: ReleaseName = None,
-    step: Annotated[str | None, typer.Argument(help="A step's slug.")] = None,
-    jobs: Annotated[
-        int | None,
-        typer.Option(
-            "-j",
-            "--jobs",
-            min=1,
-            show_default="the CPUs that this process may use",
-            help="How many checks run at the same time.",
-        ),
-    ] = None,
-    only: Annotated[Only | None, typer.Option(help="One kind of check.")] = None,
-    only_static: Annotated[
-        bool, typer.Option("--static", help="Check the stack's own files alone.")
-    ] = False,
-    tip: Annotated[
-        bool, typer.Option("--tip", help="Check whole series, not each step.")
-    ] = False,
-    quick: Annotated[
-        bool,
-        typer.Option(
-            "--quick",
-            help="Check whole series, but each step of the newest release.",
-        ),
-    ] = False,
-    verbose: Annotated[
-        bool, typer.Option("-v", "--verbose", help="Show a row for each step.")
-    ] = False,
+    release: str | None = None,
+    step: str | None = None,
+    *,
+    jobs: Annotated[PositiveInt | None, Parameter(("--jobs", "-j"))] = None,
+    only: Only | None = None,
+    only_static: Annotated[bool, Parameter("--static")] = False,
+    tip: bool = False,
+    quick: bool = False,
+    verbose: Annotated[bool, Parameter(("--verbose", "-v"))] = False,
     offline: Offline = False,
-    as_json: AsJson = False,
+    answer: Reply,
 ) -> None:
     """Rebuild, lint and test every step of every release, or what is named.
 
     The last line is `N passed, N failed`. If the machine fails (a full disk, a
-    cache that cannot be written), the run ends early with exit code 5."""
-    with answering("check", as_json) as answer:
-        project = Project.find()
-        if only_static:
-            findings = _static(project, release, step)
-            answer.data = findings
-            errors = sum(not finding.warning for finding in findings)
-            answer.say(*map(str, findings))
-            if not errors and release is None:
-                answer.say(*(f"note: {note}" for note in static.unrecorded(project)))
-            answer.say(f"static: {errors} errors")
-            answer.exit_code = SeriesError.exit_code if errors else 0
-            return
-        pinned = releases.load(project)
-        chosen = list(pinned) if release is None else [pinned[release]]
-        tips = [
-            release.name
-            for release in chosen
-            if tip or (quick and release.name != pinned.newest.name)
-        ]
-        jobs = jobs or usable_cpus()
-        with (
-            showing_checks() as display,
-            using_cache(offline, display.message) as cache,
-        ):
-            report = checks.run(
-                project,
-                cache,
-                chosen,
-                step=step,
-                only=only,
-                tips=tips,
-                jobs=jobs,
-                observer=display,
-            )
-        answer.data = report.to_json()
-        if report.problem is not None:
-            answer.fail(report.problem)
-        elif report.failed:
-            answer.exit_code = CheckFailed.exit_code
-        if not as_json:
-            show(report, stdout_console(100), verbose)
+    cache that cannot be written), the run ends early with exit code 5.
+
+    Args:
+        release: Such as v0.22.1.
+        step: A step's slug.
+        jobs: How many checks run at the same time; by default as many as there are
+            CPUs that this process may use.
+        only: One kind of check.
+        only_static: Check the stack's own files alone.
+        tip: Check whole series, not each step.
+        quick: Check whole series, but each step of the newest release.
+        verbose: Show a row for each step.
+    """
+    project = Project.find()
+    if only_static:
+        findings = _static(project, release, step)
+        answer.data = [finding.to_json() for finding in findings]
+        errors = [each for each in findings if not isinstance(each, Advice)]
+        for finding in findings:
+            answer.say(f"{'error' if finding in errors else 'warning'}: {finding}")
+        if not errors and release is None:
+            answer.say(*(f"note: {note}" for note in static.unrecorded(project)))
+        answer.say(f"static: {len(errors)} errors")
+        answer.exit_code = SeriesError.exit_code if errors else 0
+        return
+    pinned = releases.load(project)
+    chosen = list(pinned) if release is None else [pinned[release]]
+    tips = [
+        release.name
+        for release in chosen
+        if tip or (quick and release.name != pinned.newest.name)
+    ]
+    jobs = jobs or usable_cpus()
+    with (
+        showing_checks() as display,
+        using_cache(offline, display.message) as cache,
+    ):
+        report = checks.run(
+            project,
+            cache,
+            chosen,
+            step=step,
+            only=only,
+            tips=tips,
+            jobs=jobs,
+            observer=display,
+        )
+    answer.data = report.to_json()
+    if report.problem is not None:
+        answer.fail(report.problem)
+    elif report.failed:
+        answer.exit_code = CheckFailed.exit_code
+    if not answer.as_json:
+        show(report, stdout_console(100), verbose)
 
 
 def _static(
     project: Project, release: str | None, step: str | None
-) -> list[SeriesProblem]:
+) -> list[StackError]:
     """The findings about one release or all, and of those about one step or all.
 
     Raises:

@@ -1,43 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack defects`: what the tests observe of upstream's defects."""
 
-from typing import Annotated, Any
-
-import typer
+from typing import Any
 
 from xpustack.pages import defects as page
 from xpustack.terminal.console import (
-    AsJson,
     Offline,
-    answering,
+    Reply,
     working,
 )
 
 
-def defects(
-    write: Annotated[
-        bool, typer.Option("--write", help=f"Refresh {page.DATA} and {page.PAGE}.")
-    ] = False,
-    offline: Offline = False,
-    as_json: AsJson = False,
-) -> None:
+def defects(*, write: bool = False, offline: Offline = False, answer: Reply) -> None:
     """Show each defect of upstream: what the tests found before a step and after it.
 
     The figures are those that `xpustack check` stored; a step that was not checked
-    as it is now has none. --write keeps those that the file has of such a step."""
-    with answering("defects", as_json) as answer:
-        with working(offline) as (project, cache):
-            observed = page.observations(project, cache)
-            if write:
-                page.write(project, page.kept(project, observed))
-        rows: list[dict[str, Any]] = [
-            {
-                "defect": row.defect.id,
-                "release": row.release,
-                "before": row.before,
-                "after": row.after,
-            }
-            for row in observed
-        ]
-        answer.data = {"defects": rows}
-        answer.table(rows, ("defect", "release", "before", "after"))
+    as it is now has none. --write keeps those that the file has of such a step.
+
+    Args:
+        write: Refresh docs/defects.md and docs/data/defects.csv.
+    """
+    with working(offline) as (project, cache):
+        observed = page.observations(project, cache)
+        if write:
+            page.write(project, page.kept(project, observed))
+    rows: list[dict[str, Any]] = [
+        {
+            "defect": row.defect.id,
+            "release": row.release,
+            "before": row.before,
+            "after": row.after,
+        }
+        for row in observed
+    ]
+    answer.data = {"defects": rows}
+    answer.table(rows, ("defect", "release", "before", "after"))

@@ -7,137 +7,114 @@ import sys
 from pathlib import Path
 from typing import Annotated, Literal
 
-import typer
+from cyclopts import Parameter
+from cyclopts.validators import Number
 
 from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
-from xpustack.terminal.console import AsJson, answering, showing_progress
+from xpustack.terminal.console import Reply, showing_progress
 
 FOLDER = ".device"
 
 
 def device(
-    stage: Annotated[
-        list[str] | None,
-        typer.Argument(
-            help="doctor, prove, compare, tune, serve, report; all if none is named."
-        ),
-    ] = None,
-    kind: Annotated[
-        Literal["xpu", "cuda"],
-        typer.Option("--device", help="Where kernels run; nothing else is tried."),
-    ] = "xpu",
-    python: Annotated[
-        str,
-        typer.Option(
-            help="The Python that has torch and Triton for the device.",
-            show_default="the one that runs this",
-        ),
-    ] = sys.executable,
-    release: Annotated[
-        str | None,
-        typer.Option(
-            help="The release whose pins the machine is compared with.",
-            show_default="the newest",
-        ),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            file_okay=False, help="Where results go.", show_default=f"{FOLDER}/KIND"
-        ),
-    ] = None,
-    minutes: Annotated[
-        float,
-        typer.Option(min=1, help="About how long a stage may take at most."),
-    ] = 25,
-    again: Annotated[
-        bool, typer.Option("--again", help="Run finished stages again.")
-    ] = False,
-    as_json: AsJson = False,
+    *stage: str,
+    kind: Annotated[Literal["xpu", "cuda"], Parameter("--device")] = "xpu",
+    python: str = sys.executable,
+    release: str | None = None,
+    out: Path | None = None,
+    minutes: Annotated[float, Number(gte=1)] = 25,
+    again: bool = False,
+    answer: Reply,
 ) -> None:
     """Run kernels, benchmarks and vLLM's engine on a GPU, and write a report to send.
 
     Stages that passed are kept: a run that was interrupted goes on where it was. A
     stage that fails or hangs does not stop the others. Nothing is installed, and no
-    network is used."""
-    with answering("device", as_json) as answer:
-        from on_device.stages import archive, doctor, session
-        from on_device.stages.records import STAGES
-        from on_device.stages.setup import Setup
+    network is used.
 
-        project = Project.find()
-        unknown = [name for name in stage or () if name not in STAGES]
-        if unknown:
-            raise UsageError(
-                f"{unknown[0]!r} is no stage",
-                detail=[f"stages: {', '.join(STAGES)}"],
-                hint="python -m xpustack device --help",
-            )
-        program = shutil.which(python)
-        if program is None:
-            raise UsageError("there is no such Python", path=python)
-        pinned = releases.load(project)
-        folder = (out or project.root / FOLDER / kind).absolute()
-        with showing_progress() as progress, Runner().stop_on_error() as runner:
-            setup = Setup(
-                project,
-                kind,
-                pinned[release or pinned.names[-1]],
-                program,
-                folder,
-                minutes,
-                runner,
-                progress,
-            )
-            done = session.run(setup, stage or STAGES, again=again)
-        name = doctor.facts(setup)[0].found
-        answer.data = {
-            "device": name,
-            "folder": str(folder),
-            "stages": done.results,
-            "kept": sorted(done.kept),
-        }
-        answer.say(f"device: {name} (--device {kind})")
-        answer.table(
-            (
-                {
-                    "stage": result.stage,
-                    "verdict": result.status,
-                    "seconds": f"{result.seconds:.0f}"
-                    + (" *" if result.stage in done.kept else ""),
-                    "result": result.summary,
-                }
-                for result in done.results
-            ),
-            ("stage", "verdict", "seconds", "result"),
+    Args:
+        stage: doctor, prove, compare, tune, serve, report; all if none is named.
+        kind: Where kernels run; nothing else is tried.
+        python: The Python that has torch and Triton for the device.
+        release: The release whose pins the machine is compared with; by default the
+            newest.
+        out: Where results go; by default .device/KIND.
+        minutes: About how long a stage may take at most.
+        again: Run finished stages again.
+    """
+    from on_device.stages import archive, doctor, session
+    from on_device.stages.records import STAGES
+    from on_device.stages.setup import Setup
+
+    project = Project.find()
+    unknown = [name for name in stage if name not in STAGES]
+    if unknown:
+        raise UsageError(
+            f"{unknown[0]!r} is no stage",
+            detail=[f"stages: {', '.join(STAGES)}"],
+            hint="python -m xpustack device --help",
         )
-        for result in done.results:
-            answer.say(*(f"{result.stage}: {finding}" for finding in result.findings))
-        if done.kept:
-            answer.say("* from an earlier run")
-        if done.report is not None:
-            answer.say(f"to send: {folder / 'report' / archive.NAME}")
-        answer.say(f"device: {name} (--device {kind})")
-        if done.failed:
-            answer.exit_code = CheckFailed.exit_code
+    program = shutil.which(python)
+    if program is None:
+        raise UsageError("there is no such Python", path=python)
+    pinned = releases.load(project)
+    folder = (out or project.root / FOLDER / kind).absolute()
+    with showing_progress() as progress, Runner().stop_on_error() as runner:
+        setup = Setup(
+            project,
+            kind,
+            pinned[release or pinned.names[-1]],
+            program,
+            folder,
+            minutes,
+            runner,
+            progress,
+        )
+        done = session.run(setup, stage or STAGES, again=again)
+    name = doctor.facts(setup)[0].found
+    answer.data = {
+        "device": name,
+        "folder": str(folder),
+        "stages": done.results,
+        "kept": sorted(done.kept),
+    }
+    answer.say(f"device: {name} (--device {kind})")
+    answer.table(
+        (
+            {
+                "stage": result.stage,
+                "verdict": result.status,
+                "seconds": f"{result.seconds:.0f}"
+                + (" *" if result.stage in done.kept else ""),
+                "result": result.summary,
+            }
+            for result in done.results
+        ),
+        ("stage", "verdict", "seconds", "result"),
+    )
+    for result in done.results:
+        answer.say(*(f"{result.stage}: {finding}" for finding in result.findings))
+    if done.kept:
+        answer.say("* from an earlier run")
+    if done.report is not None:
+        answer.say(f"to send: {folder / 'report' / archive.NAME}")
+    answer.say(f"device: {name} (--device {kind})")
+    if done.failed:
+        answer.exit_code = CheckFailed.exit_code
 
 
-def ingest(
-    report: Annotated[
-        Path, typer.Argument(metavar="FILE", help="What `xpustack device` wrote.")
-    ],
-    as_json: AsJson = False,
-) -> None:
+def ingest(report: Path, *, answer: Reply) -> None:
     """Read a device's report into docs/devices.md, the cost model and the wheels.
 
-    FILE is the archive to send, or its report.json."""
-    with answering("ingest", as_json) as answer:
-        from on_device.stages import archive
-        from on_device.stages.ingest import ingest as take_in
+    Args:
+        report: What `xpustack device` wrote: the archive to send, or its report.json.
+    """
+    from on_device.stages import archive
+    from on_device.stages.ingest import ingest as take_in
 
-        said = take_in(Project.find(), archive.read(report))
-        answer.data = {"ingested": said}
-        answer.say(*said)
+    said = take_in(Project.find(), archive.read(report))
+    answer.data = {"ingested": said}
+    answer.say(*said)

@@ -3,9 +3,6 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from xpustack.base import releases
 from xpustack.base.clone import opened
@@ -19,126 +16,111 @@ from xpustack.export.upstream_trees import Person
 from xpustack.refresh.neighbours import source_of_clone
 from xpustack.series.patch import load_series
 from xpustack.terminal.console import (
-    AsJson,
     Offline,
-    answering,
+    Reply,
     working,
 )
 
 
 def export(
-    release: Annotated[
-        str | None, typer.Argument(help="Such as v0.33.0; with --onto the newest pin.")
-    ] = None,
-    steps: Annotated[
-        list[str] | None, typer.Argument(help="Steps; default: the whole series.")
-    ] = None,
-    onto: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLONE[:REF]",
-            help="Put the branches on a commit of a git clone of vLLM, into the clone.",
-        ),
-    ] = None,
-    bundle: Annotated[
-        bool, typer.Option("--bundle", help="Write a bundle instead; the clone stays.")
-    ] = False,
-    rows: Annotated[
-        Path | None,
-        typer.Option(
-            help="Only find where the steps stand, and write that to this file; its"
-            " rows of other steps stay, and are taken as known."
-        ),
-    ] = None,
-    to: Annotated[
-        Path | None, typer.Option(help="The folder; default: export/RELEASE.")
-    ] = None,
-    author: Annotated[
-        str | None,
-        typer.Option(help="`Name <address>`; default: git's user.name, user.email."),
-    ] = None,
-    assistant: Annotated[
-        str, typer.Option(help="The AI tool that commits name as co-author.")
-    ] = ASSISTANT,
-    bisect: Annotated[
-        bool, typer.Option("--bisect", help="Build and test each exported branch.")
-    ] = False,
+    release: str | None = None,
+    *steps: str,
+    onto: str | None = None,
+    bundle: bool = False,
+    rows: Path | None = None,
+    to: Path | None = None,
+    author: str | None = None,
+    assistant: str = ASSISTANT,
+    bisect: bool = False,
     offline: Offline = False,
-    as_json: AsJson = False,
+    answer: Reply,
 ) -> None:
     """Write steps as pull requests: branches, mails, descriptions, cover.
 
     Each branch holds the commits that its step needs, and no others; the step's test is
     run there, before and after. Refused (exit code 1) unless every step's checks are
     green as it is now; with --rows nothing is exported, and the tests on the branches
-    alone decide."""
-    with answering("export", as_json) as answer:
-        if onto is None and (release is None or bundle):
-            raise UsageError(
-                "name the release to export, or --onto a clone",
-                hint="xpustack export v0.33.0, or --onto CLONE:main --bundle",
-            )
-        if rows is not None and (bundle or to or author or bisect):
-            raise UsageError(
-                "--rows exports nothing: leave out --bundle, --to, --author, --bisect",
-                hint="xpustack export v0.33.0 --rows FILE",
-            )
-        with working(offline) as (project, cache), ExitStack() as stack:
-            store = Store(cache)
-            clone = stack.enter_context(opened(store, onto)) if onto else None
-            if release is None and clone is not None:
-                release = source_of_clone(project, store, clone).name
-            pinned = releases.load(project)[release or ""]
-            if rows is not None:
-                stand = []
-                for request in standings(
-                    project,
-                    cache,
-                    pinned,
-                    slugs=tuple(steps or ()),
-                    known=known_needs(rows, pinned.name),
-                    clone=clone,
-                ):
-                    write_rows(rows, [request], load_series(project, pinned.name))
-                    stand += [dict(row) for row in requests_rows([request])]
-                answer.data = {"requests": stand}
-                answer.table(stand, ("step", "stands", "test"))
-                return
-            folder = "onto" if clone is not None else pinned.name
-            exported = write_export(
+    alone decide.
+
+    Args:
+        release: Such as v0.33.0; with --onto the newest pin.
+        steps: Steps; default: the whole series.
+        onto: `CLONE[:REF]`: put the branches on a commit of a git clone of vLLM, into
+            the clone.
+        bundle: Write a bundle instead; the clone stays.
+        rows: Only find where the steps stand, and write that to this file; its rows of
+            other steps stay, and are taken as known.
+        to: The folder; default: export/RELEASE.
+        author: `Name <address>`; default: git's user.name, user.email.
+        assistant: The AI tool that commits name as co-author.
+        bisect: Build and test each exported branch.
+    """
+    if onto is None and (release is None or bundle):
+        raise UsageError(
+            "name the release to export, or --onto a clone",
+            hint="xpustack export v0.33.0, or --onto CLONE:main --bundle",
+        )
+    if rows is not None and (bundle or to or author or bisect):
+        raise UsageError(
+            "--rows exports nothing: leave out --bundle, --to, --author, --bisect",
+            hint="xpustack export v0.33.0 --rows FILE",
+        )
+    with working(offline) as (project, cache), ExitStack() as stack:
+        store = Store(cache)
+        clone = stack.enter_context(opened(store, onto)) if onto else None
+        if release is None and clone is not None:
+            release = source_of_clone(project, store, clone).name
+        pinned = releases.load(project)[release or ""]
+        if rows is not None:
+            stand = []
+            for request in standings(
                 project,
                 cache,
                 pinned,
-                to or project.root / "export" / folder,
-                Person.find(project, author),
-                slugs=tuple(steps or ()),
+                slugs=steps,
+                known=known_needs(rows, pinned.name),
                 clone=clone,
-                bundle=bundle,
-                assistant=assistant,
-                bisect=bisect,
-            )
-        shown = [
-            {
-                "step": request.slug,
-                "branch": request.branch if request.standing.series else "-",
-                "stands": request.stands.replace("`", ""),
-                "lines": request.lines,
-            }
-            for request in exported.requests
-        ]
-        answer.data = {
-            "release": exported.state.release,
-            "directory": str(exported.directory),
-            "number": exported.state.number,
-            "changed": exported.changed,
-            "requests": shown,
+            ):
+                write_rows(rows, [request], load_series(project, pinned.name))
+                stand += [dict(row) for row in requests_rows([request])]
+            answer.data = {"requests": stand}
+            answer.table(stand, ("step", "stands", "test"))
+            return
+        folder = "onto" if clone is not None else pinned.name
+        exported = write_export(
+            project,
+            cache,
+            pinned,
+            to or project.root / "export" / folder,
+            Person.find(project, author),
+            slugs=steps,
+            clone=clone,
+            bundle=bundle,
+            assistant=assistant,
+            bisect=bisect,
+        )
+    shown = [
+        {
+            "step": request.slug,
+            "branch": request.branch if request.standing.series else "-",
+            "stands": request.stands.replace("`", ""),
+            "lines": request.lines,
         }
-        answer.table(shown, ("step", "branch", "stands", "lines"))
-        word = "written to" if exported.changed else "unchanged in"
-        answer.say(f"export {exported.state.number} {word} {exported.directory}")
-        if clone is not None and not bundle and exported.state.branches:
-            branch = next(iter(exported.state.branches))
-            answer.say(
-                f"next: git -C {clone.place} log -p {branch}, then read"
-                f" {exported.directory}/cover.md"
-            )
+        for request in exported.requests
+    ]
+    answer.data = {
+        "release": exported.state.release,
+        "directory": str(exported.directory),
+        "number": exported.state.number,
+        "changed": exported.changed,
+        "requests": shown,
+    }
+    answer.table(shown, ("step", "branch", "stands", "lines"))
+    word = "written to" if exported.changed else "unchanged in"
+    answer.say(f"export {exported.state.number} {word} {exported.directory}")
+    if clone is not None and not bundle and exported.state.branches:
+        branch = next(iter(exported.state.branches))
+        answer.say(
+            f"next: git -C {clone.place} log -p {branch}, then read"
+            f" {exported.directory}/cover.md"
+        )

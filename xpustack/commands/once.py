@@ -5,26 +5,28 @@ import os
 from typing import Annotated
 
 import msgspec
-import typer
+from cyclopts import Parameter
 
 from xpustack.checks import once as checks
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release.inputs import machine
-from xpustack.terminal.console import answering, using_cache
+from xpustack.terminal.console import Reply, using_cache
 
 
 def once(
-    words: Annotated[
-        list[str], typer.Argument(metavar="-- COMMAND...", help="The command's words.")
-    ],
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True)], answer: Reply
 ) -> None:
     """Run a command unless it passed on this very checkout.
 
     `tox` runs its tests so: with the same files, packages, programs and variables a
     second run says when the first one passed. XPUSTACK_AGAIN=1 runs it again. Exits as
-    the command does."""
-    with answering("once", as_json=False) as answer, using_cache() as cache:
+    the command does.
+
+    Args:
+        words: The command's words, after `--`.
+    """
+    with using_cache() as cache:
         root = Project.find().root
         programs = machine(Runner())
         key = checks.key(root, words, programs)

@@ -3,30 +3,27 @@
 
 import dataclasses
 from collections.abc import Iterator
-from typing import Annotated
-
-import typer
 
 from xpustack.base.pin import pin as pin_release
 from xpustack.core.errors import CheckFailed
 from xpustack.refresh.watch import SCHEMAS, WatchReport
 from xpustack.refresh.watch import watch as watch_upstream
-from xpustack.terminal.console import AsJson, Offline, answering, working
+from xpustack.terminal.console import Offline, Reply, working
 
 
-def pin(
-    version: Annotated[str, typer.Argument(help="Such as 0.24.0.")],
-    as_json: AsJson = False,
-) -> None:
-    """Find, download, hash and read a release, and add it to releases.toml."""
-    with answering("pin", as_json) as answer:
-        with working() as work:
-            release = pin_release(work.project, work.cache, version)
-        answer.data = release
-        answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
+def pin(version: str, *, answer: Reply) -> None:
+    """Find, download, hash and read a release, and add it to releases.toml.
+
+    Args:
+        version: Such as 0.24.0.
+    """
+    with working() as work:
+        release = pin_release(work.project, work.cache, version)
+    answer.data = release
+    answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
 
 
-def watch(offline: Offline = False, as_json: AsJson = False) -> None:
+def watch(*, offline: Offline = False, answer: Reply) -> None:
     """Compare the pins with the package index, and the series with the newest release.
 
     Lists releases without a pin (newer ones, gaps, newer patch releases), newer
@@ -36,13 +33,12 @@ def watch(offline: Offline = False, as_json: AsJson = False) -> None:
     For a scheduled job: exit code 0 means that there is nothing to do, 1 that there is,
     3 that an archive cannot be fetched, 5 that the index cannot be reached. `(known)`
     marks what needs no action, such as a step whose Upstream-Status is Backport."""
-    with answering("watch", as_json) as answer:
-        with working(offline) as work:
-            report = watch_upstream(work.project, work.cache)
-        answer.data = {**dataclasses.asdict(report), "news": report.news}
-        answer.say(*_lines(report))
-        if report.news:
-            answer.exit_code = CheckFailed.exit_code
+    with working(offline) as work:
+        report = watch_upstream(work.project, work.cache)
+    answer.data = {**dataclasses.asdict(report), "news": report.news}
+    answer.say(*_lines(report))
+    if report.news:
+        answer.exit_code = CheckFailed.exit_code
 
 
 def _lines(report: WatchReport) -> Iterator[str]:

@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
@@ -20,99 +20,84 @@ from xpustack.refresh.refresh import RefreshReport, target_release
 from xpustack.refresh.refresh import refresh as carry_over
 from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
 from xpustack.terminal.console import (
-    AsJson,
     Offline,
-    answering,
+    Reply,
     working,
 )
 
 
 def refresh(
-    release: Annotated[
-        str | None, typer.Argument(help="Where to, such as v0.24.0.")
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="Where from, such as v0.23.0. Without it, the pinned neighbour.",
-        ),
-    ] = None,
-    onto: Annotated[
-        str | None,
-        typer.Option(
-            metavar="CLONE[:REF]",
-            help="Carry to a commit of a git clone of vLLM instead; read only.",
-        ),
-    ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(help="The work repository: new, or that of an earlier run."),
-    ] = None,
-    drop: Annotated[
-        list[str] | None, typer.Option(help="A step to leave behind; repeatable.")
-    ] = None,
-    write: Annotated[
-        bool, typer.Option("--write", help="Pin the release, write its series.")
-    ] = False,
-    report: Annotated[
-        Path | None, typer.Option(help="Write the report there as Markdown.")
-    ] = None,
+    release: str | None = None,
+    *,
+    source: Annotated[str | None, Parameter("--from")] = None,
+    onto: str | None = None,
+    to: Path | None = None,
+    drop: tuple[str, ...] = (),
+    write: bool = False,
+    report: Path | None = None,
     offline: Offline = False,
-    as_json: AsJson = False,
+    answer: Reply,
 ) -> None:
     """Carry a series over to another release, and report step by step.
 
     A step that conflicts is left in the work repository as a cherry-pick in
     progress (exit code 4): resolve it, continue the cherry-pick, and run the same
-    command again. Nothing else is written until every step is carried or dropped."""
-    with answering("refresh", as_json) as answer:
-        if (release is None) == (onto is None):
-            raise UsageError(
-                "name the release to carry the series to, or --onto a clone",
-                hint="xpustack watch, which names those without a pin",
-            )
-        if onto is not None and write:
-            raise UsageError(
-                "a clone is no release: it gets no pin, and export tests each branch",
-                hint=f"xpustack export --onto {onto}",
-            )
-        with working(offline) as (project, cache), ExitStack() as stack:
-            store = Store(cache)
-            clone = stack.enter_context(opened(store, onto)) if onto else None
-            if source is not None:
-                chosen = Source(source, "as asked")
-            elif clone is not None:
-                chosen = source_of_clone(project, store, clone)
-            else:
-                target = target_release(project, cache, release or "")
-                chosen = choose_source(project, target.version, to)
-            refreshed = carry_over(
-                project,
-                cache,
-                release or "",
-                chosen.name,
-                clone=clone,
-                directory=to,
-                drop=tuple(drop or ()),
-                write=write,
-            )
-        if report is not None:
-            with atomic_file(report) as file:
-                file.write(markdown(refreshed).encode())
-        answer.data = {**to_json(refreshed), "why": chosen.why}
-        if source is None:
-            answer.say(f"from {chosen.name}: {chosen.why}")
-        answer.table(rows(refreshed), ("step", "outcome", "why"))
-        answer.say(*conflicts(refreshed), summary(refreshed))
-        answer.say(*(f"{stale.kind} {stale.path}" for stale in refreshed.stale or ()))
-        if refreshed.stale is not None:
-            answer.say(
-                f"next: xpustack status --write-readme; xpustack check {release}"
-            )
-        if refreshed.open:
-            answer.say(f"next: {_advice(refreshed)}")
-            answer.exit_code = ApplyError.exit_code
+    command again. Nothing else is written until every step is carried or dropped.
+
+    Args:
+        release: Where to, such as v0.24.0.
+        source: Where from, such as v0.23.0. Without it, the pinned neighbour.
+        onto: `CLONE[:REF]`: carry to a commit of a git clone of vLLM instead; read
+            only.
+        to: The work repository: new, or that of an earlier run.
+        drop: A step to leave behind; repeatable.
+        write: Pin the release, write its series.
+        report: Write the report there as Markdown.
+    """
+    if (release is None) == (onto is None):
+        raise UsageError(
+            "name the release to carry the series to, or --onto a clone",
+            hint="xpustack watch, which names those without a pin",
+        )
+    if onto is not None and write:
+        raise UsageError(
+            "a clone is no release: it gets no pin, and export tests each branch",
+            hint=f"xpustack export --onto {onto}",
+        )
+    with working(offline) as (project, cache), ExitStack() as stack:
+        store = Store(cache)
+        clone = stack.enter_context(opened(store, onto)) if onto else None
+        if source is not None:
+            chosen = Source(source, "as asked")
+        elif clone is not None:
+            chosen = source_of_clone(project, store, clone)
+        else:
+            target = target_release(project, cache, release or "")
+            chosen = choose_source(project, target.version, to)
+        refreshed = carry_over(
+            project,
+            cache,
+            release or "",
+            chosen.name,
+            clone=clone,
+            directory=to,
+            drop=drop,
+            write=write,
+        )
+    if report is not None:
+        with atomic_file(report) as file:
+            file.write(markdown(refreshed).encode())
+    answer.data = {**to_json(refreshed), "why": chosen.why}
+    if source is None:
+        answer.say(f"from {chosen.name}: {chosen.why}")
+    answer.table(rows(refreshed), ("step", "outcome", "why"))
+    answer.say(*conflicts(refreshed), summary(refreshed))
+    answer.say(*(f"{stale.kind} {stale.path}" for stale in refreshed.stale or ()))
+    if refreshed.stale is not None:
+        answer.say(f"next: xpustack status --write-readme; xpustack check {release}")
+    if refreshed.open:
+        answer.say(f"next: {_advice(refreshed)}")
+        answer.exit_code = ApplyError.exit_code
 
 
 def _advice(refreshed: RefreshReport) -> str:

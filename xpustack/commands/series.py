@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from xpustack.base import releases
 from xpustack.base.releases import Release
@@ -17,51 +17,51 @@ from xpustack.series.order import unnamed
 from xpustack.series.recorded import format_trees, read_trees, trees_file
 from xpustack.series.save import save as save_series
 from xpustack.series.tree import Series, Tree
-from xpustack.terminal.console import AsJson, Offline, Work, answering, working
+from xpustack.terminal.console import Offline, Reply, Work, working
 from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
 
 def apply(
     release: ReleaseName = None,
+    *,
     all_: AllReleases = False,
-    upto: Annotated[
-        str | None, typer.Option(help="The last step's slug, or base.")
-    ] = None,
-    to: Annotated[
-        Path | None,
-        typer.Option(help="The repository to make; with --all one folder in it each."),
-    ] = None,
+    upto: str | None = None,
+    to: Path | None = None,
     offline: Offline = False,
-    as_json: AsJson = False,
+    answer: Reply,
 ) -> None:
-    """Apply a series: as trees in the cache, and with --to as a git repository."""
-    with answering("apply", as_json) as answer:
-        grown: list[Tree] = []
-        with working(offline) as work:
-            pinned = releases.load(work.project)
-            for chosen in selected(pinned, release, all_, "apply"):
-                directory = to / chosen.name if to and all_ else to
-                try:
-                    series, problem = _apply(work, chosen, directory, upto)
-                except StackError as error:
-                    series, problem = None, error
-                grown += series.trees if series is not None else ()
-                if problem is not None:
-                    answer.fail(problem)
-                    continue
-                for stray in unnamed(work.project):
-                    work.cache.progress(f"no series names {stray}")
-        rows = [
-            {
-                "release": tree.release.name,
-                "step": tree.label,
-                "commit": tree.commit,
-                "tree": tree.tree_id,
-            }
-            for tree in grown
-        ]
-        answer.data = {"trees": rows}
-        answer.table(rows, ("release", "step", "commit", "tree"))
+    """Apply a series: as trees in the cache, and with --to as a git repository.
+
+    Args:
+        upto: The last step's slug, or base.
+        to: The repository to make; with --all one folder in it each.
+    """
+    grown: list[Tree] = []
+    with working(offline) as work:
+        pinned = releases.load(work.project)
+        for chosen in selected(pinned, release, all_, "apply"):
+            directory = to / chosen.name if to and all_ else to
+            try:
+                series, problem = _apply(work, chosen, directory, upto)
+            except StackError as error:
+                series, problem = None, error
+            grown += series.trees if series is not None else ()
+            if problem is not None:
+                answer.fail(problem)
+                continue
+            for stray in unnamed(work.project):
+                work.cache.progress(f"no series names {stray}")
+    rows = [
+        {
+            "release": tree.release.name,
+            "step": tree.label,
+            "commit": tree.commit,
+            "tree": tree.tree_id,
+        }
+        for tree in grown
+    ]
+    answer.data = {"trees": rows}
+    answer.table(rows, ("release", "step", "commit", "tree"))
 
 
 def _apply(
@@ -75,78 +75,75 @@ def _apply(
 
 
 def save(
-    directory: Annotated[Path, typer.Argument(help="What `apply --to` made.")],
-    dry_run: Annotated[
-        bool, typer.Option(help="List stale files, write none.")
-    ] = False,
-    drop: Annotated[
-        list[str] | None,
-        typer.Option(help="A step that is to leave the series; repeatable."),
-    ] = None,
-    alone: Annotated[
-        bool,
-        typer.Option(help="Change this release's steps alone, none of another."),
-    ] = False,
-    as_json: AsJson = False,
+    directory: Path,
+    *,
+    dry_run: bool = False,
+    drop: tuple[str, ...] = (),
+    alone: bool = False,
+    answer: Reply,
 ) -> None:
     """Write patches, overlay and trailers back from the commits in DIRECTORY, for all
     releases that share the patches.
 
-    A dry run that finds stale files ends with exit code 1."""
-    with answering("save", as_json) as answer:
-        with working() as work:
-            stale = save_series(
-                work.project,
-                work.cache,
-                directory,
-                dry_run,
-                drop=tuple(drop or ()),
-                alone=alone,
-            )
-        lines = [f"{file.kind} {file.path}" for file in stale]
-        answer.data = {"stale": lines, "written": not dry_run}
-        answer.say(*(lines or ["nothing to save"]))
-        if stale and dry_run:
-            answer.exit_code = CheckFailed.exit_code
+    A dry run that finds stale files ends with exit code 1.
+
+    Args:
+        directory: What `apply --to` made.
+        dry_run: List stale files, write none.
+        drop: A step that is to leave the series; repeatable.
+        alone: Change this release's steps alone, none of another.
+    """
+    with working() as work:
+        stale = save_series(
+            work.project,
+            work.cache,
+            directory,
+            dry_run,
+            drop=drop,
+            alone=alone,
+        )
+    lines = [f"{file.kind} {file.path}" for file in stale]
+    answer.data = {"stale": lines, "written": not dry_run}
+    answer.say(*(lines or ["nothing to save"]))
+    if stale and dry_run:
+        answer.exit_code = CheckFailed.exit_code
 
 
 def rederive(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(help="Such as v0.22.1.", metavar="[RELEASE]..."),
-    ] = None,
+    *names: Annotated[str, Parameter("RELEASE")],
     all_: AllReleases = False,
     offline: Offline = False,
-    as_json: AsJson = False,
+    answer: Reply,
 ) -> None:
     """Apply a series anew, and record the tree of each step.
 
     For an edit of a patch, an overlay file, a kernel or the order that was not made by
-    `save`. A release whose series does not apply keeps its record."""
-    with answering("rederive", as_json) as answer:
-        changed: dict[str, list[str]] = {}
-        if bool(names) is all_:
-            raise UsageError(
-                "name a release, or say --all", hint="xpustack rederive --help"
-            )
-        with working(offline) as work:
-            pinned = releases.load(work.project)
-            for release in pinned if all_ else [pinned[name] for name in names or ()]:
-                try:
-                    series = trees(
-                        Store(work.cache), work.project, release, recorded=False
-                    )
-                except StackError as error:
-                    answer.fail(error)
-                else:
-                    slugs = _record(work.project, series)
-                    changed |= {} if slugs is None else {release.name: slugs}
-        answer.data = {"changed": changed}
-        for name, slugs in changed.items():
-            first = f"from {slugs[0]} on: {len(slugs)}" if slugs else "in another order"
-            answer.say(f"{name}: trees recorded {first}")
-        if not changed and not answer.errors:
-            answer.say("every recorded tree is right")
+    `save`. A release whose series does not apply keeps its record.
+
+    Args:
+        names: Such as v0.22.1.
+    """
+    changed: dict[str, list[str]] = {}
+    if bool(names) is all_:
+        raise UsageError(
+            "name a release, or say --all", hint="xpustack rederive --help"
+        )
+    with working(offline) as work:
+        pinned = releases.load(work.project)
+        for release in pinned if all_ else [pinned[name] for name in names]:
+            try:
+                series = trees(Store(work.cache), work.project, release, recorded=False)
+            except StackError as error:
+                answer.fail(error)
+            else:
+                slugs = _record(work.project, series)
+                changed |= {} if slugs is None else {release.name: slugs}
+    answer.data = {"changed": changed}
+    for name, slugs in changed.items():
+        first = f"from {slugs[0]} on: {len(slugs)}" if slugs else "in another order"
+        answer.say(f"{name}: trees recorded {first}")
+    if not changed and not answer.errors:
+        answer.say("every recorded tree is right")
 
 
 def _record(project: Project, series: Series) -> list[str] | None:

@@ -1,30 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack status`: the matrix of releases and steps, and the pages that show it."""
 
-from typing import Annotated
-
-import typer
-
 from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.pages import status as page
 from xpustack.pages.overview import overview
-from xpustack.terminal.console import AsJson, answering, using_cache
+from xpustack.terminal.console import Reply, using_cache
 
 
-def status(
-    as_json: AsJson = False,
-    write_readme: Annotated[
-        bool,
-        typer.Option(help=f"Refresh README.md, {page.STEPS} and {page.DATA}."),
-    ] = False,
-) -> None:
+def status(*, write_readme: bool = False, answer: Reply) -> None:
     """Show release by step: lines changed, upstream's status, and cached checks of the
     step as it is now.
 
     docs/data/steps.csv leaves out what depends on machine and day; the README has one
-    row for each release."""
-    with answering("status", as_json) as answer, using_cache() as cache:
+    row for each release.
+
+    Args:
+        write_readme: Refresh README.md, docs/steps.md and docs/data/steps.csv.
+    """
+    with using_cache() as cache:
         project = Project.find()
         pinned = releases.load(project)
         if write_readme:

@@ -4,7 +4,7 @@
 from pathlib import Path
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from xpustack.base import releases
 from xpustack.base.store import Store
@@ -20,9 +20,8 @@ from xpustack.series.tree import BaseTree, StepTree
 from xpustack.steptest import upstream
 from xpustack.steptest.material import Support
 from xpustack.terminal.console import (
-    AsJson,
     Offline,
-    answering,
+    Reply,
     working,
 )
 
@@ -31,111 +30,100 @@ _KEY = ("release", "step", "platform", "file")
 
 
 def upstream_tests(
-    release: Annotated[str, typer.Argument(help="Such as v0.33.0.")],
-    step: Annotated[
-        str | None, typer.Argument(help="One step; default: all of the series.")
-    ] = None,
-    device: Annotated[
-        upstream.Device, typer.Option(help="The platform.")
-    ] = upstream.Device.EMULATED,
-    to: Annotated[
-        Path | None,
-        typer.Option(help="The folder of the run; default: a temporary one."),
-    ] = None,
-    packages: Annotated[
-        Path | None,
-        typer.Option(
-            help="A folder with what vLLM's tests import: `pip install --target DIR"
-            " --no-deps anthropic docstring_parser pytest-asyncio tblib`."
-        ),
-    ] = None,
-    prepare: Annotated[
-        bool,
-        typer.Option("--prepare", help="Only write the folder, for another machine."),
-    ] = False,
-    read: Annotated[
-        bool, typer.Option("--read", help="Only read what a run left in the folder.")
-    ] = False,
-    write: Annotated[
-        bool,
-        typer.Option(
-            "--write", help=f"Write the rows to {DATA}; those of other files stay."
-        ),
-    ] = False,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Files at a time.")] = 1,
+    release: str,
+    step: str | None = None,
+    *,
+    device: upstream.Device = upstream.Device.EMULATED,
+    to: Path | None = None,
+    packages: Path | None = None,
+    prepare: bool = False,
+    read: bool = False,
+    write: bool = False,
+    jobs: Annotated[int, Parameter(("--jobs", "-j"))] = 1,
     offline: Offline = False,
-    as_json: AsJson = False,
+    answer: Reply,
 ) -> None:
     """Run the files of vLLM's tests that import or name what the steps change.
 
     Each runs before the steps and after them. A test whose outcome differs is listed,
-    with exit code 1."""
-    with answering("upstream-tests", as_json) as answer:
-        if (prepare or read) and to is None:
-            raise UsageError("--prepare and --read need a folder", hint="--to DIR")
-        with working(offline) as (project, cache):
-            store, runner = Store(cache), Runner()
-            pinned = releases.load(project)[release]
-            series = trees(store, project, pinned, upto=step)
-            after = series.tip
-            before: BaseTree | StepTree = series.base
-            if step is not None and isinstance(after, StepTree):
-                before = after.parent
-            with cache.scratch() as scratch:
-                folder = (to or scratch / "run").absolute()
-                if not read:
-                    if not vacant(folder):
-                        raise not_ours(folder, pinned.name, "upstream-tests")
-                    folder.mkdir(parents=True, exist_ok=True)
-                    check_out(cache, before.tree_id, scratch / "tree")
-                    modules = upstream.touched_modules(store, before, after)
-                    files = upstream.naming(scratch / "tree", modules)
-                    builds = [
-                        build(runner, store, tree, build_version(tree, -1))
-                        for tree in (before, after)
-                    ]
-                    upstream.lay_out(folder, scratch / "tree", builds, files)
-                    cache.progress(f"{len(files)} files name {len(modules)} modules")
-                support = Support.of(project)
-                if not read:
-                    upstream.run(
-                        runner, support, pinned, folder, device, jobs, packages, prepare
-                    )
-                found = []
-                if not prepare:
-                    with concerning(pinned.name):
-                        found = upstream.compared(folder, device)
-        rows = [
-            {
-                "release": pinned.name,
-                "step": step or "all",
-                "platform": device.value,
-                "file": one.file,
-                "passed_before": one.count("before", "passed"),
-                "passed_after": one.count("after", "passed"),
-                "failed_before": one.count("before", "failed", "error"),
-                "failed_after": one.count("after", "failed", "error"),
-                "skipped_after": one.count("after", "skipped"),
-                "changed": "; ".join(one.changed),
-                "not_run": one.after.problem or one.before.problem,
-            }
-            for one in found
+    with exit code 1.
+
+    Args:
+        release: Such as v0.33.0.
+        step: One step; default: all of the series.
+        device: The platform.
+        to: The folder of the run; default: a temporary one.
+        packages: A folder with what vLLM's tests import: `pip install --target DIR
+            --no-deps anthropic docstring_parser pytest-asyncio tblib`.
+        prepare: Only write the folder, for another machine.
+        read: Only read what a run left in the folder.
+        write: Write the rows to docs/data/upstream_tests.csv; those of other files
+            stay.
+        jobs: Files at a time.
+    """
+    if (prepare or read) and to is None:
+        raise UsageError("--prepare and --read need a folder", hint="--to DIR")
+    with working(offline) as (project, cache):
+        store, runner = Store(cache), Runner()
+        pinned = releases.load(project)[release]
+        series = trees(store, project, pinned, upto=step)
+        after = series.tip
+        before: BaseTree | StepTree = series.base
+        if step is not None and isinstance(after, StepTree):
+            before = after.parent
+        with cache.scratch() as scratch:
+            folder = (to or scratch / "run").absolute()
+            if not read:
+                if not vacant(folder):
+                    raise not_ours(folder, pinned.name, "upstream-tests")
+                folder.mkdir(parents=True, exist_ok=True)
+                check_out(cache, before.tree_id, scratch / "tree")
+                modules = upstream.touched_modules(store, before, after)
+                files = upstream.naming(scratch / "tree", modules)
+                builds = [
+                    build(runner, store, tree, build_version(tree, -1))
+                    for tree in (before, after)
+                ]
+                upstream.lay_out(folder, scratch / "tree", builds, files)
+                cache.progress(f"{len(files)} files name {len(modules)} modules")
+            support = Support.of(project)
+            if not read:
+                upstream.run(
+                    runner, support, pinned, folder, device, jobs, packages, prepare
+                )
+            found = []
+            if not prepare:
+                with concerning(pinned.name):
+                    found = upstream.compared(folder, device)
+    rows = [
+        {
+            "release": pinned.name,
+            "step": step or "all",
+            "platform": device.value,
+            "file": one.file,
+            "passed_before": one.count("before", "passed"),
+            "passed_after": one.count("after", "passed"),
+            "failed_before": one.count("before", "failed", "error"),
+            "failed_after": one.count("after", "failed", "error"),
+            "skipped_after": one.count("after", "skipped"),
+            "changed": "; ".join(one.changed),
+            "not_run": one.after.problem or one.before.problem,
+        }
+        for one in found
+    ]
+    if write:
+        new = {tuple(row[key] for key in _KEY) for row in rows}
+        kept = [
+            row
+            for row in read_rows(project.root / DATA)
+            if tuple(row[key] for key in _KEY) not in new
         ]
-        if write:
-            new = {tuple(row[key] for key in _KEY) for row in rows}
-            kept = [
-                row
-                for row in read_rows(project.root / DATA)
-                if tuple(row[key] for key in _KEY) not in new
-            ]
-            with atomic_file(project.root / DATA) as file:
-                file.write(csv_text([*kept, *rows]).encode())
-        answer.data = {"files": rows}
-        shown = ("file", "passed_before", "passed_after", "changed", "not_run")
-        answer.table(rows, shown)
-        changed = sum(bool(one.changed) for one in found)
-        answer.say(
-            f"{len(found)} files on {device.value}, {changed} with other outcomes"
-        )
-        if changed:
-            answer.exit_code = 1
+        with atomic_file(project.root / DATA) as file:
+            file.write(csv_text([*kept, *rows]).encode())
+    answer.data = {"files": rows}
+    shown = ("file", "passed_before", "passed_after", "changed", "not_run")
+    answer.table(rows, shown)
+    changed = sum(bool(one.changed) for one in found)
+    answer.say(f"{len(found)} files on {device.value}, {changed} with other outcomes")
+    if changed:
+        answer.exit_code = 1

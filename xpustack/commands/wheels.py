@@ -3,67 +3,65 @@
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
-
-import typer
 
 from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, StackError
 from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.release.verify import verify as verify_wheel
-from xpustack.terminal.console import AsJson, Offline, answering, working
+from xpustack.terminal.console import Offline, Reply, working
 from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
 
 def build(
     release: ReleaseName = None,
+    *,
     all_: AllReleases = False,
-    to: Annotated[
-        Path, typer.Option(help="Where a folder for each release is made.")
-    ] = Path("dist"),
+    to: Path = Path("dist"),
     offline: Offline = False,
-    as_json: AsJson = False,
+    answer: Reply,
 ) -> None:
     """Build the wheel of a whole series, the same bytes each time.
 
     DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), runtime.txt,
     sbom.cdx.json, provenance.json, and the arguments of the images. After a failure it
-    gets none of them."""
-    with answering("build", as_json) as answer:
-        wheels: list[ReleaseArtifacts] = []
-        with working(offline) as work:
-            pinned = releases.load(work.project)
-            for chosen in selected(pinned, release, all_, "build"):
-                try:
-                    wheel = ship(work.project, work.cache, chosen, to)
-                except StackError as problem:
-                    answer.fail(problem)
-                else:
-                    wheels.append(wheel)
-        answer.data = {"built": wheels}
-        for wheel in wheels:
-            answer.say(f"{wheel.release}: vllm {wheel.version} in {wheel.directory}")
-            answer.say(*(f"{digest}  {name}" for name, digest in wheel.files.items()))
+    gets none of them.
+
+    Args:
+        to: Where a folder for each release is made.
+    """
+    wheels: list[ReleaseArtifacts] = []
+    with working(offline) as work:
+        pinned = releases.load(work.project)
+        for chosen in selected(pinned, release, all_, "build"):
+            try:
+                wheel = ship(work.project, work.cache, chosen, to)
+            except StackError as problem:
+                answer.fail(problem)
+            else:
+                wheels.append(wheel)
+    answer.data = {"built": wheels}
+    for wheel in wheels:
+        answer.say(f"{wheel.release}: vllm {wheel.version} in {wheel.directory}")
+        answer.say(*(f"{digest}  {name}" for name, digest in wheel.files.items()))
 
 
-def verify(
-    wheel: Annotated[Path, typer.Argument(help="A wheel that xpustack build made.")],
-    offline: Offline = False,
-    as_json: AsJson = False,
-) -> None:
+def verify(wheel: Path, *, offline: Offline = False, answer: Reply) -> None:
     """Build the wheel again and say, file by file, what differs.
 
     This compares the wheel's members and its own bytes, the files beside it, and
     the base, patches, overlay and kernels that its provenance names. A published
     wheel's vX.Y.Z.tar.gz has all these files. Exit code 0 means that all are the same,
-    1 that the listed ones differ."""
-    with answering("verify", as_json) as answer:
-        with working(offline) as work:
-            verdict = verify_wheel(work.project, work.cache, wheel)
-        answer.data = {"verified": verdict.good, **dataclasses.asdict(verdict)}
-        answer.say(*map(str, verdict.differences))
-        answer.say(*(f"note: {note}" for note in verdict.notes))
-        count = len(verdict.differences)
-        answer.say(f"{wheel.name}: {f'{count} files differ' if count else 'verified'}")
-        if not verdict.good:
-            answer.exit_code = CheckFailed.exit_code
+    1 that the listed ones differ.
+
+    Args:
+        wheel: A wheel that xpustack build made.
+    """
+    with working(offline) as work:
+        verdict = verify_wheel(work.project, work.cache, wheel)
+    answer.data = {"verified": verdict.good, **dataclasses.asdict(verdict)}
+    answer.say(*map(str, verdict.differences))
+    answer.say(*(f"note: {note}" for note in verdict.notes))
+    count = len(verdict.differences)
+    answer.say(f"{wheel.name}: {f'{count} files differ' if count else 'verified'}")
+    if not verdict.good:
+        answer.exit_code = CheckFailed.exit_code

@@ -158,9 +158,11 @@ CHECKOUT = {"on_device", "planner"}
 
 
 def stack_error_of(error: Exception) -> StackError:
-    """The error to report for any other exception: an `OSError` is a problem of the
-    machine, what only a checkout has is missing by the way the tool was called, and
-    everything else is a fault of the tool itself."""
+    """The error to report for an exception: itself if it is one of ours; an `OSError`
+    is a problem of the machine, what only a checkout has is missing by the way the tool
+    was called, and everything else is a fault of the tool itself."""
+    if isinstance(error, StackError):
+        return error
     frames = traceback.extract_tb(error.__traceback__)
     place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     if isinstance(error, OSError):

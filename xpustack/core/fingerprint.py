@@ -69,14 +69,17 @@ def tool(*modules: str) -> str:
     return digest(**{name: _code(path) for name, path in module_closure(modules)})
 
 
-def module_closure(modules: Iterable[str]) -> list[tuple[str, Path]]:
-    """The modules that `tool` covers, by dotted name within xpustack, sorted."""
-    uncovered = set(map(_file, UNCOVERED))
+def module_closure(
+    modules: Iterable[str], without: Iterable[str] = UNCOVERED
+) -> list[tuple[str, Path]]:
+    """The named modules and all that they import, by dotted name within xpustack,
+    sorted; `without` some."""
+    left_out = set(map(_file, without))
 
-    def without(path: Path) -> bool:
-        return path in uncovered or not path.is_relative_to(_PACKAGE)
+    def foreign(path: Path) -> bool:
+        return path in left_out or not path.is_relative_to(_PACKAGE)
 
-    files = closure(map(_file, modules), _PACKAGE.parent, without).values()
+    files = closure(map(_file, modules), _PACKAGE.parent, foreign).values()
     names = (file.relative_to(_PACKAGE).with_suffix("").parts for file in files)
     return sorted(zip(map(".".join, names), files, strict=True))
 

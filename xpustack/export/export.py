@@ -31,7 +31,7 @@ from xpustack.export.pull_request import (
     Template,
     title_problem,
 )
-from xpustack.export.standing import Standings
+from xpustack.export.search import Standings
 from xpustack.export.upstream_form import is_kernel
 from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
@@ -100,7 +100,7 @@ def export(
         ],
     )
     with Checker(project, cache) as checker:
-        found = _standings(checker, series, base)
+        found = Standings(checker, series, base)
         requests = tuple(_requests(project, found, wanted, notes))
     for request in requests:
         for title in (request.title, *(step.subject for step in request.steps)):
@@ -178,7 +178,7 @@ def standings(
     wanted, notes = _wanted(project, release, series, slugs)
     again = wanted.union(*(notes[slug].along for slug in wanted))
     with Checker(project, cache) as checker:
-        found = _standings(checker, series, base)
+        found = Standings(checker, series, base)
         for slug in (tree.slug for tree in series.steps if tree.slug not in again):
             if slug in known:
                 found.take(slug, known[slug])
@@ -210,11 +210,6 @@ def _wanted(
     wanted = set(slugs or (tree.slug for tree in series.steps))
     notes = {slug: read_notes(project, slug) for slug in wanted}
     return wanted - {slug for note in notes.values() for slug in note.along}, notes
-
-
-def _standings(checker: Checker, series: Series, base: BaseTree) -> Standings:
-    project, cache = checker.project, checker.cache
-    return Standings(project, cache, series, base, checker.runner, checker.server)
 
 
 def _requests(

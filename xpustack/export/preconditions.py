@@ -10,7 +10,7 @@ from xpustack.checks.results import Result
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.project import Project
-from xpustack.export.standing import NO_TIP
+from xpustack.export.search import NO_TIP
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.material import Material

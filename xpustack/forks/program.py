@@ -32,13 +32,12 @@ import inspect
 import json
 import os
 import runpy
-import selectors
+import select
 import signal
 import socket
 import sys
 import tempfile
 import traceback
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -50,127 +49,98 @@ _PR_SET_PDEATHSIG = 1
 _CANNOT_START = 70
 
 
-@dataclass(frozen=True)
-class Fork:
-    """A running fork: its process and session, and a descriptor that tells its end. A
-    server in a fork has no `answer`: it ends when its own socket is closed."""
-
-    process: int
-    end: int
-    answer: socket.socket | None
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.process, signal.SIGKILL)
-            os.killpg(self.process, signal.SIGKILL)
-
-    def close(self) -> None:
-        os.close(self.end)
-        if self.answer is not None:
-            self.answer.close()
-
-
-class ForkServer:
-    """Takes requests, forks, and answers when a fork has ended."""
-
-    def __init__(
-        self, control: socket.socket, changes: dict[str, str] | None = None
-    ) -> None:
-        """`changes` are variables that an import has set: each run gets them."""
-        self._control = control
-        self._changes = changes or {}
-        self._forks: set[Fork] = set()
-        self._base = list(sys.path)
-        self._libc = ctypes.CDLL(None)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(control, selectors.EVENT_READ)
-
-    def serve(self) -> None:
-        """Work until the other end of the control socket is closed."""
-        while True:
-            for key, _ in self._selector.select():
-                fork: Fork = key.data
-                if key.fileobj is self._control:
-                    message, sockets, *_ = socket.recv_fds(self._control, MESSAGE, 1)
-                    if not message:
-                        for fork in self._forks:
-                            fork.kill()
-                        return
-                    self._begin(json.loads(message), socket.socket(fileno=sockets[0]))
-                elif key.fileobj == fork.end:
-                    self._end(fork)
-                elif fork in self._forks and fork.answer is not None:
-                    # Its caller has gone, or waits no longer.
-                    self._selector.unregister(fork.answer)
-                    fork.kill()
-
-    def _begin(self, request: dict[str, Any], answer: socket.socket) -> None:
-        process = self._fork()
-        if isinstance(process, OSError):
-            with answer, contextlib.suppress(OSError):
-                answer.send(json.dumps({"error": str(process)}).encode())
-            return
-        if process == 0:
+def serve(control: socket.socket, changes: dict[str, str] | None = None) -> None:
+    """Fork for each request, until the other end of the control socket is closed and
+    every fork has ended. `changes` are variables that an import has set: each run gets
+    them."""
+    # The kernel forgets forks that have ended: nobody else asks for them.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    base, own = list(sys.path), os.getpid()
+    while True:
+        message, sockets, *_ = socket.recv_fds(control, MESSAGE, 1)
+        if not message:
+            break
+        request = json.loads(message)
+        with socket.socket(fileno=sockets[0]) as answer:
+            process = fork(answer)
+            if process != 0:
+                continue
             try:
-                os.setsid()
-                self._detach()
                 if "modules" in request:
+                    die_with(own)
+                    control.close()
                     serve_imported(request, answer)
-                answer.close()
-                # If memory runs out, the kernel kills the run rather than the tool.
-                with contextlib.suppress(OSError):
-                    Path("/proc/self/oom_score_adj").write_text("900")
-                run_program(request, self._base, self._changes)
+                guard(request, control, answer, base, changes or {})
             except BaseException:
                 traceback.print_exc()
             finally:
                 os._exit(_CANNOT_START)
-        end = os.pidfd_open(process)
-        if "modules" in request:
-            answer.close()
-            fork = Fork(process, end, None)
-        else:
-            fork = Fork(process, end, answer)
-            self._selector.register(answer, selectors.EVENT_READ, fork)
-        self._selector.register(end, selectors.EVENT_READ, fork)
-        self._forks.add(fork)
+    with contextlib.suppress(ChildProcessError):
+        os.wait()
 
-    def _fork(self) -> int | OSError:
-        """As `os.fork`; the new process dies with this one."""
-        sys.stdout.flush()
-        sys.stderr.flush()
-        parent = os.getpid()
-        try:
-            process = os.fork()
-        except OSError as error:
-            return error
-        if process == 0:
-            self._libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-            if os.getppid() != parent:
-                os._exit(_CANNOT_START)
-        return process
 
-    def _detach(self) -> None:
-        """In a fork: close the server's own descriptors."""
-        self._selector.close()
-        for fork in self._forks:
-            fork.close()
-        self._control.close()
+def fork(answer: socket.socket) -> int:
+    """As `os.fork`; -1 if no process could be started, which the answer then says."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        return os.fork()
+    except OSError as error:
+        say(answer, error=str(error))
+        return -1
 
-    def _end(self, fork: Fork) -> None:
-        """Answer for a fork that has ended. First kill the rest of its session, while
-        the kernel cannot yet reuse the process number."""
-        fork.kill()
-        _, status = os.waitpid(fork.process, 0)
-        self._forks.remove(fork)
-        self._selector.unregister(fork.end)
-        if fork.answer is not None:
-            with contextlib.suppress(KeyError):
-                self._selector.unregister(fork.answer)
-            with contextlib.suppress(OSError):
-                answer = {"status": os.waitstatus_to_exitcode(status)}
-                fork.answer.send(json.dumps(answer).encode())
-        fork.close()
+
+def say(answer: socket.socket, **words: object) -> None:
+    """Answer, unless nobody listens."""
+    with contextlib.suppress(OSError):
+        answer.send(json.dumps(words).encode())
+
+
+def guard(
+    request: dict[str, Any],
+    control: socket.socket,
+    answer: socket.socket,
+    base: list[str],
+    changes: dict[str, str],
+) -> NoReturn:
+    """Run a program in a fork of this process, and answer when it has ended. Kill it
+    before that if its caller waits no longer, or if the server ends."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    own, server = os.getpid(), os.pidfd_open(os.getppid())
+    process = fork(answer)
+    if process == 0:
+        die_with(own)
+        os.setsid()
+        for each in (control, answer):
+            each.close()
+        os.close(server)
+        # If memory runs out, the kernel kills the run rather than the tool.
+        with contextlib.suppress(OSError):
+            Path("/proc/self/oom_score_adj").write_text("900")
+        run_program(request, base, changes)
+    if process > 0:
+        ends = select.poll()
+        for descriptor in (os.pidfd_open(process), server):
+            ends.register(descriptor, select.POLLIN)
+        for each in (control, answer):
+            ends.register(each, select.POLLRDHUP)
+        ended = {descriptor for descriptor, _ in ends.poll()}
+        # The rest of its session, too, while the kernel cannot reuse the number.
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(process, signal.SIGKILL)
+            os.killpg(process, signal.SIGKILL)
+        _, status = os.waitpid(process, 0)
+        # A run whose server died proves nothing.
+        if server not in ended:
+            say(answer, status=os.waitstatus_to_exitcode(status))
+    os._exit(0)
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(_CANNOT_START)
 
 
 def serve_imported(request: dict[str, Any], control: socket.socket) -> NoReturn:
@@ -191,7 +161,7 @@ def serve_imported(request: dict[str, Any], control: socket.socket) -> NoReturn:
         if environment.get(name) != value
     }
     control.send(READY)
-    ForkServer(control, changes).serve()
+    serve(control, changes)
     os._exit(0)
 
 
@@ -268,7 +238,7 @@ def main() -> None:
     del sys.path[0]
     threads = preload(json.loads(control.recv(MESSAGE)))
     control.send(json.dumps(threads).encode())
-    ForkServer(control).serve()
+    serve(control)
     os._exit(0)
 
 

@@ -28,11 +28,8 @@ from xpustack.refresh.carry import Carrier, carrier, carry_step
 from xpustack.refresh.work import (
     OPEN,
     StepOutcome,
+    commits_of,
     leave_conflict,
-    read_note,
-    remember,
-    settled_outcome,
-    slugs_of,
     working,
 )
 from xpustack.series.apply import trees
@@ -178,28 +175,23 @@ class _RefreshRun:
         return tuple(step.step for step in self.outcomes if step.outcome in reasons)
 
     def go(self, scratch: Path) -> None:
-        note = read_note(self.work)
-        gone = {
-            outcome.step: outcome
-            for outcome in note.done
-            if outcome.outcome == "dropped"
-        }
         state = self.work.state
         carry = self._carrier(scratch, state.base)
+        own = commits_of(self.work, state.tip)
+        commits = commits_of(self.work)
         head = self.work.git.commit_of(BRANCH)
-        carried_slugs = slugs_of(self.work)
         conflicting: StepTree | None = None
         open_paths: set[str] = set()
         for tree in self.series.steps:
             slug = tree.slug
-            if slug in carried_slugs:
-                self.outcomes.append(settled_outcome(note, slug))
+            if slug in own:
+                self.outcomes.append(StepOutcome(slug, "present"))
+                continue
+            if slug in commits:
+                self.outcomes.append(self._settled(carry, tree, commits[slug]))
                 continue
             if slug in self.drop:
                 self.outcomes.append(StepOutcome(slug, "dropped", "as asked"))
-                continue
-            if slug in gone:
-                self.outcomes.append(gone[slug])
                 continue
             self.cache.progress(f"carrying {slug} to {self.release.name}")
             waits = bool(open_paths & set(tree.changed))
@@ -216,11 +208,9 @@ class _RefreshRun:
                     head = carry.commit(carried.form, carried.tree, head)
                     if not tentative:
                         self.work.git.reset(head)
-                        self._remember()
                 continue
             open_paths |= set(tree.changed)
             conflicting = conflicting or tree
-        self._remember()
         if conflicting is not None:
             kernels = needed_kernels(self.project, conflicting.step)
             leave_conflict(self.work, conflicting, kernels)
@@ -233,8 +223,15 @@ class _RefreshRun:
             return replace(carry, history=functools.partial(clone.commits, since))
         return carry
 
-    def _remember(self) -> None:
-        remember(self.work, self.series.base.release.name, self.outcomes)
+    def _settled(self, carry: Carrier, tree: StepTree, commit: str) -> StepOutcome:
+        """The outcome of a step whose commit an earlier run, or a person, made."""
+        done = carry_step(self.project, carry, tree, f"{commit}^")
+        # A variant that is called after the release is what a person made of it.
+        own = done.form.path.stem == self.release.name
+        if done.tree == self.work.git.tree_of(commit) and not own:
+            text, verdict = done.evidence, done.verdict
+            return StepOutcome(tree.slug, verdict, text, done.clashes, done.files)
+        return StepOutcome(tree.slug, "resolved", "by hand", done.clashes, done.files)
 
 
 def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> None:
@@ -274,7 +271,7 @@ def _save(
     dry_run: bool = False,
 ) -> list[StaleFile]:
     """Save the series, and remove those steps of `gone` that an earlier run wrote."""
-    unwanted = set(read_order(project, work.state.release)) - set(slugs_of(work))
+    unwanted = set(read_order(project, work.state.release)) - commits_of(work).keys()
     drop = [slug for slug in gone if slug in unwanted]
     return save(project, cache, work.git.work_tree, dry_run, drop=drop, alone=True)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The work repository of a refresh, and the note that the refresh keeps in it."""
+"""The work repository of a refresh."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
@@ -11,18 +11,18 @@ import msgspec
 from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.cache import Cache, atomic_dir, atomic_file
+from xpustack.core.cache import Cache, atomic_dir
 from xpustack.core.errors import UsageError
 from xpustack.core.files import not_ours, vacant
 from xpustack.core.project import Project
 from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
 from xpustack.series.commits import STEP_LINE, quoted
-from xpustack.series.order import read_order
 from xpustack.series.tree import StepTree
 from xpustack.series.worktree import (
     BASE,
     BRANCH,
+    STATE,
     State,
     Work,
     fill,
@@ -30,8 +30,6 @@ from xpustack.series.worktree import (
     open_work,
     pending,
 )
-
-NOTE = "xpustack-refresh.json"
 
 Outcome = Literal[
     "present",
@@ -63,16 +61,6 @@ class StepOutcome(msgspec.Struct, frozen=True):
     tentative: bool = False
 
 
-class Note(msgspec.Struct, frozen=True):
-    """A work repository's note on its refresh: the release that steps come from, the
-    steps that the new release had before, and the outcomes, done and open."""
-
-    source: str
-    own: tuple[str, ...] = ()
-    done: tuple[StepOutcome, ...] = ()
-    open: tuple[StepOutcome, ...] = ()
-
-
 @contextmanager
 def working(
     project: Project,
@@ -83,7 +71,7 @@ def working(
 ) -> Iterator[tuple[Work, Path]]:
     """The work repository: that of an earlier run, or a new one."""
     with cache.scratch() as scratch:
-        if directory is not None and (directory / ".git" / NOTE).is_file():
+        if directory is not None and noted_source(directory) is not None:
             work = _resumed(directory, release, origin)
             link_objects(Store(cache), work.git)
             yield work, scratch
@@ -91,28 +79,24 @@ def working(
         store = Store(cache)
         base = base_of(store, release)
         target = trees(store, project, release)
-        state = State(release.name, base.id, target.tip.commit)
+        state = State(release.name, base.id, target.tip.commit, source=origin.name)
         place = (directory or scratch / "work").absolute()
         if not vacant(place):
             raise not_ours(place, release.name, "refresh")
         with atomic_dir(place) as temporary:
             fill(store, temporary, state)
-            own_slugs = tuple(read_order(project, release.name))
-            (temporary / ".git" / NOTE).write_bytes(
-                msgspec.json.encode(Note(origin.name, own_slugs)) + b"\n"
-            )
         yield open_work(place), scratch
 
 
 def _resumed(directory: Path, release: Release, origin: Release) -> Work:
     work = open_work(directory)
-    note = read_note(work)
-    if (work.state.release, note.source) != (release.name, origin.name):
+    state = work.state
+    if (state.release, state.source) != (release.name, origin.name):
         raise UsageError(
             "the directory belongs to another refresh",
             release=release.name,
             path=directory,
-            detail=[f"it carries {note.source} to {work.state.release}"],
+            detail=[f"it carries {state.source} to {state.release}"],
             hint="choose a new directory",
         )
     if changes := pending(work):
@@ -138,71 +122,18 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
 def noted_source(directory: Path) -> str | None:
     """The release that an earlier run in `directory` carries from; None if that is no
     work repository of a refresh."""
-    if not (directory / ".git" / NOTE).is_file():
+    if not (directory / ".git" / STATE).is_file():
         return None
-    return read_note(open_work(directory)).source
+    return open_work(directory).state.source
 
 
-def settled_outcome(note: Note, slug: str) -> StepOutcome:
-    """The outcome of a step whose commit is there."""
-    for outcome in note.done:
-        if outcome.step == slug:
-            return outcome
-    if slug in note.own:
-        return StepOutcome(slug, "present")
-    before = next(
-        (outcome for outcome in note.open if outcome.step == slug),
-        StepOutcome(slug, "waits"),
-    )
-    return StepOutcome(slug, "resolved", "by hand", before.clashes, before.files)
-
-
-def remember(work: Work, source: str, outcomes: Sequence[StepOutcome]) -> None:
-    """Note the outcomes that a later run must not judge again."""
-    judged_again = (*OPEN, "upstream", "present")
-    done = tuple(
-        outcome
-        for outcome in outcomes
-        if not outcome.tentative and outcome.outcome not in judged_again
-    )
-    open_ = tuple(outcome for outcome in outcomes if outcome.outcome in OPEN)
-    note = Note(source, read_note(work).own, done, open_)
-    with atomic_file(work.git.directory / NOTE) as file:
-        file.write(msgspec.json.encode(note) + b"\n")
-
-
-def read_note(work: Work) -> Note:
-    """The note that `remember` wrote last.
-
-    Raises:
-        UsageError: the note is damaged.
-    """
-    path = work.git.directory / NOTE
-    try:
-        return msgspec.json.decode(path.read_bytes(), type=Note)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(
-            "the note of xpustack refresh in the directory is damaged",
-            release=work.state.release,
-            path=path,
-            detail=[str(error)],
-            hint="the same command with a new --to DIR",
-        ) from None
-
-
-def commits_of(work: Work) -> list[tuple[str, str]]:
-    """The commits since the base, oldest first, each with its slug; a commit
-    without one has an empty slug."""
-    commits = []
-    for commit in work.git.log(BASE, BRANCH):
-        match = STEP_LINE.search(commit.message)
-        commits.append((commit.id, match[1] if match else ""))
+def commits_of(work: Work, last: str = BRANCH) -> dict[str, str]:
+    """The commits since the base up to `last` by their slugs, oldest first."""
+    commits = {}
+    for commit in work.git.log(BASE, last):
+        if match := STEP_LINE.search(commit.message):
+            commits[match[1]] = commit.id
     return commits
-
-
-def slugs_of(work: Work) -> list[str]:
-    """The slugs of the commits since the base, oldest first."""
-    return [slug for _, slug in commits_of(work) if slug]
 
 
 def leave_conflict(work: Work, tree: StepTree, kernels: Mapping[str, bytes]) -> None:

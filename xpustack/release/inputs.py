@@ -21,28 +21,6 @@ from xpustack.series.overlay import KERNEL_HOME, TRITON, NewFiles
 from xpustack.series.patch import format_patch
 from xpustack.series.tree import Step
 
-TOOL = (
-    "base/archive",
-    "base/store",
-    "builds/build",
-    "builds/wheel",
-    "core/checkout",
-    "core/git",
-    "core/process",
-    "core/repository",
-    "release/built",
-    "release/inputs",
-    "release/resource",
-    "release/ship",
-    "series/apply",
-    "series/diff",
-    "series/order",
-    "series/overlay",
-    "series/patch",
-    "series/recorded",
-    "series/tree",
-)
-"""The modules that decide what a wheel holds."""
 PROGRAMS = (
     "cmake",
     "jinja2",
@@ -90,10 +68,9 @@ def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Re
 
 def tool() -> dict[str, str]:
     """The sha256 of each module of this tool that takes part in a build."""
-    here = Path(__file__).parents[1]
     return {
-        f"xpustack/{name}.py": sha256_of((here / f"{name}.py").read_bytes())
-        for name in TOOL
+        f"xpustack/{name.replace('.', '/')}.py": sha256_of(path.read_bytes())
+        for name, path in fingerprint.module_closure(["release.ship"], without=())
     }
 
 

@@ -28,7 +28,6 @@ from xpustack.release.built import WheelBuild
 from xpustack.release.provenance import Statement
 from xpustack.release.resource import sha256_of
 from xpustack.release.ship import (
-    COMPANION_FILES,
     PINS,
     PROVENANCE,
     build_release_wheel,
@@ -90,7 +89,6 @@ def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
     runner = Runner()
     notes = [_attestation(path)]
     if statement is not None:
-        differences += _companions(path, statement)
         differences += _inputs(project, release, statement)
         notes += _notes("machine", statement.machine, inputs.machine(runner))
         notes += _notes("tool", statement.tool, inputs.tool())
@@ -164,26 +162,6 @@ def _statement(
     except CheckFailed as error:
         differences.append(Difference(PROVENANCE, error.message, error.detail))
     return None
-
-
-def _companions(path: Path, statement: Statement) -> Iterator[Difference]:
-    """The provenance's hashes against the files beside the wheel."""
-    for name, recorded in statement.subjects.items():
-        file = path.parent / name
-        if name not in (path.name, *COMPANION_FILES):
-            yield Difference(PROVENANCE, f"it is the provenance of {name}")
-        elif not file.is_file():
-            yield Difference(name, "missing beside the wheel")
-        else:
-            actual = sha256_of(file.read_bytes())
-            if actual != recorded:
-                yield Difference(
-                    name,
-                    "not the file that the provenance names",
-                    _hash_lines(recorded, actual),
-                )
-    if path.name not in statement.subjects:
-        yield Difference(PROVENANCE, f"it does not name {path.name}")
 
 
 def _inputs(

@@ -3,7 +3,6 @@
 
 import shlex
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from itertools import zip_longest
 from pathlib import Path
 
@@ -25,50 +24,14 @@ LARGE = 500
 RFC."""
 
 
-@dataclass(frozen=True)
-class SeriesProblem:
-    """An error or a warning about a series.
-
-    Attributes:
-        path: the file to look at, `<file>:<line>` where known.
-        hint: the next command to run.
-        warning: the check passes nevertheless.
-    """
-
-    release: str | None
-    step: str | None
-    path: str
-    message: str
-    hint: str
-    warning: bool
-
-    def __str__(self) -> str:
-        place = " ".join(part for part in (self.release, self.step) if part)
-        word = "warning" if self.warning else "error"
-        return f"{word}: {place}: {self.path}: {self.message} (next: {self.hint})"
-
-
-class _Advice(SeriesError):
+class Advice(SeriesError):
     """What a person should look at, and may leave."""
 
 
-def check_static(project: Project) -> list[SeriesProblem]:
-    """Check every series of a project.
-
-    Returns:
-        Errors and warnings. One about the whole repository has no step.
-    """
-    return [
-        SeriesProblem(
-            error.release,
-            error.step,
-            error.path or "",
-            "; ".join([error.message, *error.detail]),
-            error.hint or "xpustack check --static",
-            isinstance(error, _Advice),
-        )
-        for error in _problems(project)
-    ]
+def check_static(project: Project) -> list[StackError]:
+    """What is wrong in the series of a project, and `Advice`. What concerns the whole
+    repository has no step."""
+    return list(_problems(project))
 
 
 def _problems(project: Project) -> Iterator[StackError]:
@@ -180,7 +143,7 @@ def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[StackEr
         except StackError as error:
             problems.append(error)
         for problem in problems:
-            broken = broken or not isinstance(problem, _Advice)
+            broken = broken or not isinstance(problem, Advice)
             problem.step = problem.step or path.parent.name
             problem.path = problem.path or str(path)
             problem.hint = problem.hint or redo(pin.name, path)
@@ -246,7 +209,7 @@ def _brought(step: Step, new_files: NewFiles, used: set[Path]) -> Iterator[Serie
             )
     lines = changed_lines(step) + new_file_lines(files)
     if lines > LARGE:
-        yield _Advice(
+        yield Advice(
             f"{lines} changed lines outside kernels and tests, more than {LARGE}:"
             " upstream asks for an RFC",
             hint="split the step: CONTRIBUTING.md",

@@ -19,7 +19,7 @@ from xpustack.series.order import SLUG
 
 BRANCH = HEADS + "series"
 BASE = "refs/tags/base"
-_STATE = "xpustack.json"
+STATE = "xpustack.json"
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^v[0-9][A-Za-z0-9.+!_-]*$")]
 _Commit = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
@@ -30,13 +30,15 @@ class State(msgspec.Struct, frozen=True):
     """The content of `.git/xpustack.json`, which `apply_to` writes.
 
     `base` and `tip` are commit ids. `upto` is None if the whole series was applied,
-    else the slug of the last applied step, or `base` for none.
+    else the slug of the last applied step, or `base` for none. `source` is the release
+    from which a refresh carries steps there.
     """
 
     release: _Name
     base: _Commit
     tip: _Commit
     upto: _Slug | None = None
+    source: _Name | None = None
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ def open_work(directory: Path) -> Work:
     """
     git_dir = directory / ".git"
     try:
-        state = msgspec.json.decode((git_dir / _STATE).read_bytes(), type=State)
+        state = msgspec.json.decode((git_dir / STATE).read_bytes(), type=State)
     except OSError:
         raise UsageError(
             "the directory was not made by xpustack apply",
@@ -65,7 +67,7 @@ def open_work(directory: Path) -> Work:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UsageError(
             "what xpustack apply noted about the directory is damaged",
-            path=git_dir / _STATE,
+            path=git_dir / STATE,
             detail=[str(error)],
             hint=start_over("RELEASE", directory),
         ) from None
@@ -91,7 +93,7 @@ def fill(store: Store, directory: Path, state: State) -> None:
     git.set_ref(BASE, state.base)
     git.set_ref(BRANCH, state.tip)
     git.check_out(state.tip)
-    (git.directory / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
+    (git.directory / STATE).write_bytes(msgspec.json.encode(state) + b"\n")
 
 
 def link_objects(store: Store, git: Checkout) -> None:
@@ -124,7 +126,7 @@ def replaceable(directory: Path, release: str) -> bool:
     """
     if vacant(directory):
         return False
-    if not (directory / ".git" / _STATE).is_file():
+    if not (directory / ".git" / STATE).is_file():
         raise not_ours(directory, release, "apply")
     work = open_work(directory)
     changes = pending(work, ignored=True)

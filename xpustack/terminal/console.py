@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-import typer
+from cyclopts import CycloptsError, Parameter
 from rich.console import Console
 from rich.table import Table
 
 from xpustack.core.cache import Cache
-from xpustack.core.errors import Interrupted, StackError, stack_error_of
+from xpustack.core.errors import Interrupted, StackError, UsageError, stack_error_of
 from xpustack.core.progress import Progress, silent
 from xpustack.core.project import Project
 from xpustack.terminal.display import Display
@@ -36,15 +36,7 @@ EXIT_CODES = (
     " 130 interrupted."
 )
 
-AsJson = Annotated[
-    bool,
-    typer.Option(
-        "--json",
-        help="Print one JSON document instead:"
-        " schema, command, ok, exit_code, data, errors.",
-    ),
-]
-Offline = Annotated[bool, typer.Option(help="Use the cache alone, no network.")]
+Offline = Annotated[bool, Parameter(help="Use the cache alone, no network.")]
 
 
 @dataclass
@@ -84,6 +76,11 @@ class Answer:
         self.errors.append(problem)
         self.exit_code = self.exit_code or problem.exit_code
 
+    def end(self, problem: StackError) -> None:
+        """Add the error that ends the command, and decides the exit code."""
+        self.errors.append(problem)
+        self.exit_code = problem.exit_code
+
     def envelope(self) -> str:
         """The document of `--json`."""
         document = {
@@ -97,6 +94,10 @@ class Answer:
         return json.dumps(msgspec.to_builtins(document, enc_hook=str), indent=1)
 
 
+Reply = Annotated[Answer, Parameter(parse=False)]
+"""The answer as a command gets it, from no word of the command line."""
+
+
 @contextlib.contextmanager
 def answering(command: str, as_json: bool) -> Iterator[Answer]:
     """Run a command in the block. At its end print the envelope, or the errors as
@@ -104,26 +105,22 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
     answer = Answer(command, as_json)
     try:
         yield answer
-    except (typer.Exit, typer.Abort, BrokenPipeError):
+    except BrokenPipeError:
         raise
-    except StackError as error:
-        answer.exit_code = error.exit_code
-        answer.errors.append(error)
+    except CycloptsError as error:
+        hint = " ".join(filter(None, ("xpustack", command, "--help")))
+        answer.end(UsageError(str(error).rstrip("."), hint=hint))
     except KeyboardInterrupt:
-        interrupted = Interrupted("interrupted: nothing half-done is left")
-        answer.exit_code = interrupted.exit_code
-        answer.errors.append(interrupted)
+        answer.end(Interrupted("interrupted: nothing half-done is left"))
     except Exception as error:
-        problem = stack_error_of(error)
-        answer.exit_code = problem.exit_code
-        answer.errors.append(problem)
+        answer.end(stack_error_of(error))
     if as_json:
         print(answer.envelope())
     else:
         for failure in answer.errors:
             print(f"error: {failure}", file=sys.stderr)
     if answer.exit_code:
-        raise typer.Exit(answer.exit_code)
+        sys.exit(answer.exit_code)
 
 
 def stdout_console(width: int) -> Console:

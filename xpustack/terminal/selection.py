@@ -3,13 +3,13 @@
 
 from typing import Annotated
 
-import typer
+from cyclopts import Parameter
 
 from xpustack.base.releases import Release, Releases
 from xpustack.core.errors import UsageError
 
-ReleaseName = Annotated[str | None, typer.Argument(help="Such as v0.22.1.")]
-AllReleases = Annotated[bool, typer.Option("--all", help="Every release.")]
+ReleaseName = Annotated[str | None, Parameter(help="Such as v0.22.1.")]
+AllReleases = Annotated[bool, Parameter("--all", help="Every release.")]
 
 
 def selected(

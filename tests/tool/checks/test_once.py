@@ -7,9 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
-
-from xpustack.__main__ import app
+from command_line import Result, invoke
 
 Once = Callable[..., Result]
 COUNTED = """\
@@ -42,9 +40,10 @@ def once(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Onc
 
     def run(*words: str, **variables: str) -> Result:
         variables["XPUSTACK_CACHE"] = str(tmp_path / "cache")
-        return CliRunner().invoke(
-            app, ["once", "--", *(words or counted)], env=variables
-        )
+        with monkeypatch.context() as patch:
+            for name, value in variables.items():
+                patch.setenv(name, value)
+            return invoke("once", "--", *(words or counted))
 
     return run
 

@@ -227,7 +227,8 @@ def test_it():
     mark = pathlib.Path("../killed")
     if not mark.exists() or {always}:
         mark.touch()
-        os.kill(os.getppid(), signal.SIGKILL)
+        status = pathlib.Path(f"/proc/{{os.getppid()}}/stat").read_text()
+        os.kill(int(status.rpartition(")")[2].split()[1]), signal.SIGKILL)
         time.sleep(60)
 """
 
@@ -242,6 +243,15 @@ def test_a_server_that_dies_is_started_again_once(server, tmp_path):
     done, _ = run(server, tmp_path / "always", KILLS.format(always=True))
     assert done.died == "the fork server was killed by signal 9 (SIGKILL)"
     assert run(server, tmp_path / "next", "def test_it(): pass\n")[0].status == 0
+
+
+def test_a_server_that_dies_leaves_no_child_of_a_run(server, tmp_path):
+    child = (
+        "import subprocess; mark.write_text(str(subprocess.Popen(['sleep', '60']).pid))"
+    )
+    source = KILLS.format(always=False).replace("mark.touch()", child)
+    assert run(server, tmp_path / "a", source)[0].status == 0
+    assert ended(int((tmp_path / "a/killed").read_text()))
 
 
 def test_a_server_with_a_second_thread_does_not_fork(tmp_path):

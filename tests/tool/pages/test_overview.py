@@ -5,7 +5,6 @@ import re
 from pathlib import Path
 
 import pytest
-import typer
 from tiny_stack import TinyStack
 
 from xpustack.__main__ import app
@@ -80,4 +79,4 @@ def test_every_environment_that_it_names_exists(readme: str):
 def test_every_command_that_it_names_exists(readme: str):
     names = set(re.findall(r"`xpustack ([a-z]+)", readme))
     assert {"refresh", "verify"} <= names
-    assert names <= set(typer.main.get_group(app).commands)
+    assert names <= set(app)

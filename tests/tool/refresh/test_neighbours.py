@@ -5,11 +5,10 @@ import json
 from pathlib import Path
 
 import pytest
+from command_line import invoke
 from fake_stack import ATTENTION, BASE, FakeStack, edited
 from sdists import XPU_TXT, write_sdist
-from typer.testing import CliRunner
 
-from xpustack.__main__ import app
 from xpustack.base.releases import load
 from xpustack.core.errors import UsageError
 from xpustack.refresh.neighbours import (
@@ -92,11 +91,10 @@ def test_the_command(
 ) -> None:
     monkeypatch.chdir(stack.project.root)
     monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
-    call = CliRunner().invoke
-    done = call(app, ["refresh", "v2.0", "--offline"])
+    done = invoke("refresh", "v2.0", "--offline")
     assert done.exit_code == 0, done.output
     assert "from v1.0: the pinned neighbour" in done.stdout
-    done = call(app, ["refresh", "v2.0", "--offline", "--json"])
+    done = invoke("refresh", "v2.0", "--offline", "--json")
     data = json.loads(done.stdout)["data"]
     assert (data["from"], "neighbour" in data["why"]) == ("v1.0", True)
-    assert call(app, ["refresh"]).exit_code == UsageError.exit_code
+    assert invoke("refresh").exit_code == UsageError.exit_code

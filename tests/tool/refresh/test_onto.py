@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 from clones import TABLE, ClonedStack
+from command_line import invoke
 from fake_stack import git
-from typer.testing import CliRunner
 
-from xpustack.__main__ import app
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.core.errors import StackError, UsageError
@@ -184,9 +183,9 @@ def test_the_command(
     monkeypatch.setenv("XPUSTACK_CACHE", str(cloned.cache.root))
     page = tmp_path / "page.md"
     words = ["refresh", "--onto", f"{place}:main", "--report", str(page), "--offline"]
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     assert done.exit_code == 4, done.output
     assert "from v2.0: the newest pin" in done.output
     assert "Give line 12 another value" in page.read_text()
     for wrong in (["refresh", "v2.0", *words[1:3]], [*words, "--write"]):
-        assert CliRunner().invoke(app, wrong).exit_code == UsageError.exit_code
+        assert invoke(*wrong).exit_code == UsageError.exit_code

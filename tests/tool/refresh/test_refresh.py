@@ -6,11 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from command_line import invoke
 from fake_stack import ATTENTION, BASE, FakeStack, edited, git
 from sdists import XPU_TXT, write_sdist
-from typer.testing import CliRunner
 
-from xpustack.__main__ import app
 from xpustack.base.releases import load
 from xpustack.core.errors import EnvironmentProblem, SourceError, UsageError
 from xpustack.refresh import report as refresh_report
@@ -376,12 +375,12 @@ def test_the_command(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 7, "otherwise")})
     page = stack.root / "page.md"
     words = ["refresh", "v3.0", "--from", "v1.0", "--offline"]
-    done = CliRunner().invoke(app, [*words, "--report", str(page)])
+    done = invoke(*words, "--report", str(page))
     assert done.exit_code == 4, done.output
     assert "+attention line 7 otherwise" in done.output
     assert "v1.0 to v3.0: 1 merged, 1 conflict, 1 clean" in done.output
     assert page.read_text().startswith("# v1.0 to v3.0\n")
-    done = CliRunner().invoke(app, ["refresh", "v2.0", "--from", "v1.0", "--json"])
+    done = invoke("refresh", "v2.0", "--from", "v1.0", "--json")
     assert done.exit_code == 0 and '"open": 0' in done.stdout, done.output
 
 

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from command_line import invoke
 from fake_stack import ATTENTION, BASE, FakeStack, edited
 from sdists import XPU_TXT, write_sdist
-from typer.testing import CliRunner
 
-from xpustack.__main__ import app
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.refresh.neighbours import MissingRelease
 from xpustack.refresh.watch import LandedStep, ModelWithoutXpu, NewerKernels, watch
@@ -166,14 +165,13 @@ def test_the_command_is_for_a_scheduled_job(
 ) -> None:
     monkeypatch.chdir(stack.project.root)
     monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
-    call = CliRunner().invoke
-    done = call(app, ["watch", "--offline"])
+    done = invoke("watch", "--offline")
     assert done.exit_code == 0, done.output
     assert "no step of a pinned release is in v2.0" in done.stdout
     offer(links, "3.0", FIRST, model("new", ""))
     offer(links, "1.0.4")
     offer_kernels(links, "2.1")
-    done = call(app, ["watch"])
+    done = invoke("watch")
     assert done.exit_code == 1, done.output
     for line in (
         "newer releases: 3.0",
@@ -186,7 +184,7 @@ def test_the_command_is_for_a_scheduled_job(
         "next: record the ops in emulated_xpu/schemas/2.1.txt",
     ):
         assert line in done.stdout.splitlines()
-    data = json.loads(call(app, ["watch", "--json"]).stdout)["data"]
+    data = json.loads(invoke("watch", "--json").stdout)["data"]
     assert data["news"] is True and data["landed"][0]["step"] == "first"
     assert data["kernels"][0]["newer"] == "2.1"
     assert data["patches"] == [{"version": "v1.0.4", "pinned": "v1.0"}]

@@ -9,10 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from command_line import invoke
 from shipped_stack import ShippedStack
-from typer.testing import CliRunner
 
-from xpustack.__main__ import app
 from xpustack.builds import wheel
 from xpustack.core.errors import UsageError
 from xpustack.release import verify as judge
@@ -278,18 +277,18 @@ def test_the_command_line_tells_the_outcome(
     monkeypatch.chdir(shipped.project.root)
     monkeypatch.setenv("XPUSTACK_CACHE", str(shipped.cache.root))
     words = ["verify", str(path), "--offline"]
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     assert (done.exit_code, done.stdout.splitlines()[-1]) == (
         0,
         f"{path.name}: verified",
     )
     (folder / CONSTRAINTS).write_text("torch\n")
-    done = CliRunner().invoke(app, words)
+    done = invoke(*words)
     assert (done.exit_code, "1 files differ" in done.stdout) == (1, True), done.output
-    data = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)["data"]
+    data = json.loads(invoke(*words, "--json").stdout)["data"]
     assert (data["verified"], data["release"]) == (False, "v1.0")
     assert [difference["file"] for difference in data["differences"]] == [CONSTRAINTS]
-    done = CliRunner().invoke(app, ["verify", str(folder / "none.whl")])
+    done = invoke("verify", str(folder / "none.whl"))
     assert (done.exit_code, "no such wheel" in done.output) == (2, True)
 
 

@@ -5,10 +5,9 @@ import os
 from pathlib import Path
 
 import pytest
+from command_line import invoke
 from fake_stack import ATTENTION, FakeStack, edited, git
-from typer.testing import CliRunner
 
-from xpustack.__main__ import app
 from xpustack.core.errors import SeriesError
 from xpustack.export.export import export
 from xpustack.export.upstream_trees import Person
@@ -22,9 +21,9 @@ def run(stack: FakeStack, *words: str, code: int = 0) -> str:
     words = ("-C", str(stack.project.root), *words)
     here = Path.cwd()
     try:
-        done = CliRunner().invoke(
-            app, words, env={"XPUSTACK_CACHE": str(stack.cache.root)}
-        )
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
+            done = invoke(*words)
     finally:
         os.chdir(here)
     assert done.exit_code == code, done.output

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fake_stack import ATTENTION, FakeStack, edited
 
-from xpustack.series.static import check_static
+from xpustack.series.static import Advice, check_static
 
 
 @pytest.fixture
@@ -158,7 +158,8 @@ def test_a_fault_is_found(
     problems = check_static(stack.project)
     matches = [fault for fault in problems if problem in fault.message]
     assert matches, [str(fault) for fault in problems]
-    assert matches[0].path and matches[0].hint and not matches[0].warning
+    assert matches[0].path and matches[0].hint
+    assert not isinstance(matches[0], Advice)
 
 
 def test_two_owners_are_found(stack: FakeStack) -> None:
@@ -200,5 +201,5 @@ def test_a_large_step_is_a_warning_with_its_figure(stack: FakeStack) -> None:
     stack.step("large", {"vllm/xpu/large.py": "x = 1\n" * 501})
     stack.step("tests", {"tests/xpu/test_large.py": "x = 1\n" * 501})
     (problem,) = check_static(stack.project)
-    assert problem.warning and problem.step == "large"
+    assert isinstance(problem, Advice) and problem.step == "large"
     assert problem.message.startswith("501 changed lines")

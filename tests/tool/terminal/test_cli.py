@@ -10,10 +10,9 @@ from pathlib import Path
 
 import pytest
 from calls import Call, calling
+from command_line import invoke
 from tiny_stack import TinyStack
-from typer.testing import CliRunner
 
-from xpustack.__main__ import app
 from xpustack.base import releases
 from xpustack.checks import run as checks
 from xpustack.checks.results import Report
@@ -76,7 +75,7 @@ def test_which_series_are_checked_and_which_of_them_whole(
 
     monkeypatch.setattr(checks, "run", run)
     monkeypatch.chdir(real_project.root)
-    done = CliRunner().invoke(app, ["check", *words])
+    done = invoke("check", *words)
     assert done.exit_code == 0, done.output
     assert (asked["chosen"], list(asked["tips"])) == (checked, whole)
 
@@ -119,11 +118,11 @@ def test_static_with_a_step_judges_that_step(three_steps, tmp_path, monkeypatch)
     patch.write_text(patch.read_text().replace("Removal: when upstream has it\n", ""))
     monkeypatch.chdir(stack.project.root)
     words = ["check", "v1.0"]
-    done = CliRunner().invoke(app, [*words, "second", "--static"])
+    done = invoke(*words, "second", "--static")
     assert (done.exit_code, "Removal is missing" in done.stdout) == (4, True)
-    done = CliRunner().invoke(app, [*words, "first", "--static"])
+    done = invoke(*words, "first", "--static")
     assert (done.exit_code, done.stdout) == (0, "static: 0 errors\n"), done.stdout
-    done = CliRunner().invoke(app, [*words, "fist", "--static"])
+    done = invoke(*words, "fist", "--static")
     assert (done.exit_code, "did you mean first?" in done.stderr) == (2, True)
 
 
@@ -262,7 +261,7 @@ def test_the_tool_starts_without_torch(tiny: TinyStack):
     assert printed(program, tiny) == "False\n"
 
 
-def test_the_core_imports_neither_typer_nor_rich(tiny: TinyStack):
+def test_the_core_imports_neither_cyclopts_nor_rich(tiny: TinyStack):
     program = """
 import importlib, pkgutil, sys
 import xpustack
@@ -272,6 +271,6 @@ for package in pkgutil.iter_modules(xpustack.__path__, "xpustack."):
         for module in pkgutil.iter_modules(home.__path__, package.name + "."):
             if not module.name.endswith("_program"):
                 importlib.import_module(module.name)
-print({"typer", "rich"} & set(sys.modules))
+print({"cyclopts", "rich"} & set(sys.modules))
 """
     assert printed(program, tiny) == "set()\n"

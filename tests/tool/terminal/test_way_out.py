@@ -159,7 +159,8 @@ def test_a_damaged_state_is_named_and_its_commits_can_be_saved(
     path = work / ".git/xpustack.json"
     path.write_bytes(state.replace(b"%b", b"0" * 40))
     before = stack.contents()
-    for words in (("save", work), ("apply", "v1.0", "--to", work, "--offline")):
+    to = ("v1.0", "--to", work, "--offline")
+    for words in (("save", work), ("apply", *to), ("refresh", *to)):
         done = call(*words)
         assert done.exit_code == 2, done.output
         assert str(path) in done.output and "is damaged" in done.output
@@ -202,15 +203,3 @@ def test_a_message_in_another_encoding_is_named(stack: FakeStack, call: Call) ->
     done = call("save", work)
     assert done.exit_code == 4, done.output
     assert "UTF-8" in done.output
-
-
-def test_a_damaged_note_of_a_refresh_is_named(stack: FakeStack, call: Call) -> None:
-    work = stack.root / "work"
-    words = ("refresh", "v2.0", "--from", "v1.0", "--to", work, "--offline")
-    done = call(*words)
-    assert done.exit_code == 0, done.output
-    path = work / ".git/xpustack-refresh.json"
-    path.write_bytes(path.read_bytes()[:-20])
-    done = call(*words)
-    assert done.exit_code == 2, done.output
-    assert str(path) in done.output and "a new --to DIR" in done.output
