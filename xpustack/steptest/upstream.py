@@ -210,7 +210,7 @@ def _command(device: Device, name: str, jobs: int) -> list[str]:
         *("../program.py", "../files.json", f"../{device}-{name}.json"),
         *("--jobs", str(jobs)),
         *(word for module in ahead for word in ("--ahead", module)),
-        *("--", "-p", plugin, "-p", "pytest_asyncio"),
+        *("--", "-p", plugin, "-p", "pytest_asyncio.plugin"),
     ]
 
 
