@@ -13,6 +13,7 @@ from functools import partial
 
 from benchmarks.memory import INDEX_HEAD, INDEX_HEADS, WINDOW, Model
 from kernels.xpu_dsv4._logits import tiles_a_program
+from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from xpustack.core.cache import Cache
 
 from . import cases_indexer
@@ -52,8 +53,14 @@ class Load:
             "ratio4": min(self.context // 4, topk),
             "ratio128": self.context // 128,
         }
+        ranges = self.op == "prefill" and self.heads <= MOST_HEADS
         return {
-            kind: Shape(self.op, self.tokens, self.heads, keys + WINDOW)
+            kind: Shape(
+                "range prefill" if ranges and kind != "ratio4" else self.op,
+                self.tokens,
+                self.heads,
+                keys + WINDOW,
+            )
             for kind, keys in chosen.items()
         }
 

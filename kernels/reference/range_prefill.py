@@ -15,7 +15,6 @@ def xpu_range_prefill(
     window_row: int,
     window_size: int,
     compress_ratio: int,
-    most_compressed: int,
     sm_scale: float,
     attn_sink: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
@@ -33,8 +32,8 @@ def xpu_range_prefill(
         first, last = starts[request : request + 2]
         for token in range(first, last):
             position = length - last + token
-            compressed = min((position + 1) // compress_ratio, most_compressed)
-            oldest = max(position - window_size + 1, 0)
+            compressed = min((position + 1) // max(compress_ratio, 1), window_row)
+            oldest = max(position - window_size + 1, length - gathered)
             window = torch.arange(oldest, position + 1) - (length - gathered)
             chosen = torch.cat((torch.arange(compressed), window_row + window))
             one = slice(token, token + 1)

@@ -153,7 +153,6 @@ def _store_fp8_block(
         "window_row",
         "window",
         "ratio",
-        "most_compressed",
         "group_tokens",
         "max_position",
     ],
@@ -178,7 +177,6 @@ def _range_prefill_kernel(
     window_row,
     window,
     ratio,
-    most_compressed,
     out_token_stride,
     out_head_stride,
     qk_scale,
@@ -209,7 +207,7 @@ def _range_prefill_kernel(
     position = seq_len - (end - begin)
     first_position = position + first_row // num_heads
     last_position = position + last_row // num_heads
-    num_compressed = tl.minimum((last_position + 1) // ratio, most_compressed)
+    num_compressed = tl.minimum((last_position + 1) // ratio, window_row)
     window_first = tl.maximum(first_position - (window - 1) - window_position, 0)
     window_end = last_position + 1 - window_position
     compressed_tiles = tl.cdiv(num_compressed, BLOCK_N)
@@ -219,7 +217,7 @@ def _range_prefill_kernel(
     row_offs = first_row + tl.arange(0, BLOCK_M)  # [BLOCK_M]
     positions = position + row_offs // num_heads  # [BLOCK_M]
     # [BLOCK_M]
-    row_compressed = tl.minimum((positions + 1) // ratio, most_compressed)
+    row_compressed = tl.minimum((positions + 1) // ratio, window_row)
     row_window_end = positions + 1 - window_position  # [BLOCK_M]
     # [64, BLOCK_M]
     q_ptrs = tl.make_block_ptr(

@@ -29,12 +29,13 @@ MOST_HEADS = 16
 BLOCK_M, BLOCK_N, NUM_WARPS = 16, 64, 4
 
 
-def takes_ranges(q: torch.Tensor) -> bool:
-    """Whether `xpu_range_prefill` takes these queries, `[num_tokens, num_heads, 512]`:
-    few heads, which lie behind each other in rows that 2-dim block loads can read."""
+def takes_ranges(q: torch.Tensor, kv: torch.Tensor) -> bool:
+    """Whether `xpu_range_prefill` takes these queries and rows: few heads, and no gaps
+    in what 2-dim block loads read."""
     num_heads = q.shape[1]
-    strides = (num_heads * HEAD_DIM, HEAD_DIM, 1)
-    return num_heads <= MOST_HEADS and q.stride() == strides and has_aligned_rows(q)
+    return num_heads <= MOST_HEADS and all(
+        tensor.is_contiguous() and has_aligned_rows(tensor) for tensor in (q, kv)
+    )
 
 
 def xpu_range_prefill(
@@ -46,7 +47,6 @@ def xpu_range_prefill(
     window_row: int,
     window_size: int,
     compress_ratio: int,
-    most_compressed: int,
     sm_scale: float,
     attn_sink: torch.Tensor | None = None,
     out: torch.Tensor | Fp8Output | None = None,
@@ -55,18 +55,18 @@ def xpu_range_prefill(
 
     It is what `combine_topk_swa_indices` and `xpu_sparse_prefill` give together where
     no indexer chooses: the query at position p sees the first
-    min((p + 1) // compress_ratio, most_compressed) rows of its request, and the rows of
-    the last `window_size` positions up to p. Neighbours share them, so no list of
-    indices is read. One launch. A key of NaN or infinity reaches the queries of its
-    request that share a tile, also those that do not see it.
+    min((p + 1) // compress_ratio, window_row) rows of its request, and the rows of the
+    last `window_size` positions up to p. Neighbours share them, so no list of indices
+    is read. One launch. A key of NaN or infinity reaches the queries of its request
+    that share a tile, also those that do not see it.
 
     Args:
         q (torch.Tensor):
-            Queries that `takes_ranges`, request after request, of shape `[num_tokens,
-            num_heads, 512]`, bf16.
+            Queries, request after request, of shape `[num_tokens, num_heads, 512]`,
+            bf16; see `takes_ranges`.
         kv (torch.Tensor):
-            Rows of each request, without gaps, of shape `[num_requests, rows, 512]`,
-            bf16: compressed keys, then from `window_row` on the last positions.
+            Rows of each request, of shape `[num_requests, rows, 512]`, bf16: compressed
+            keys, then from `window_row` on the last positions.
         query_start_loc (torch.Tensor):
             First query of each request, and the one behind the last, of shape
             `[num_requests + 1]`, int32. Its first value counts as 0.
@@ -76,13 +76,11 @@ def xpu_range_prefill(
             Positions that each request has from `window_row` on, the last ones, of
             shape `[num_requests]`, int32.
         window_row (int):
-            Row of a request at which its positions begin.
+            Row of a request at which its positions begin; 0 without compressed keys.
         window_size (int):
             Positions that a query sees, its own included.
         compress_ratio (int):
-            Positions for each compressed key.
-        most_compressed (int):
-            Compressed keys that a query sees at most; 0 in layers without any.
+            Positions for each compressed key; without such keys, any.
         sm_scale (float):
             Factor of q.k.
         attn_sink (torch.Tensor | None):
@@ -108,7 +106,6 @@ def xpu_range_prefill(
         window_row,
         window_size,
         compress_ratio,
-        most_compressed,
         attn_sink,
         *tensors_of(out),
     )
@@ -135,8 +132,7 @@ def xpu_range_prefill(
         kv.shape[1],
         window_row,
         window_size,
-        compress_ratio,
-        most_compressed,
+        max(compress_ratio, 1),
         *output.strides,
         sm_scale * LOG2E,
         *output.operands,
@@ -158,7 +154,6 @@ def _check(
     window_row: int,
     window_size: int,
     compress_ratio: int,
-    most_compressed: int,
     attn_sink: torch.Tensor | None,
     out: torch.Tensor | None,
     scales: torch.Tensor | None,
@@ -168,15 +163,16 @@ def _check(
     """Raise unless the arguments of `xpu_range_prefill` fit together."""
     check_dtype("q", q, torch.bfloat16)
     check_shape("q", q, None, None, HEAD_DIM)
-    num_tokens, num_heads, _ = q.shape
-    if num_tokens and not takes_ranges(q):
-        layout = f"{list(q.shape)} with strides {q.stride()}"
-        fail("q", layout, f"at most {MOST_HEADS} heads, without gaps, at 64 bytes")
     check_dtype("kv", kv, torch.bfloat16)
     check_shape("kv", kv, None, None, HEAD_DIM)
-    if not kv.is_contiguous() or kv.data_ptr() % 64:
-        fail("kv.stride()", kv.stride(), "rows without gaps, from 64 bytes on")
+    num_tokens, num_heads, _ = q.shape
     num_requests, rows, _ = kv.shape
+    if num_tokens and not takes_ranges(q, kv):
+        fail(
+            "q, kv",
+            f"{list(q.shape)}, {list(kv.shape)}, strides {q.stride()}, {kv.stride()}",
+            f"at most {MOST_HEADS} heads, no gaps, and a start at 64 bytes",
+        )
     for name, tensor, size in (
         ("query_start_loc", query_start_loc, num_requests + 1),
         ("seq_lens", seq_lens, num_requests),
@@ -187,13 +183,12 @@ def _check(
         check_inner_contiguous(name, tensor)
     for name, value, least in (
         ("window_size", window_size, 1),
-        ("compress_ratio", compress_ratio, 1),
-        ("most_compressed", most_compressed, 0),
+        ("compress_ratio", compress_ratio, 0),
     ):
         if value < least:
             fail(name, value, f"{least} or more")
-    if not most_compressed <= window_row <= rows:
-        fail("window_row", window_row, f"from {most_compressed} to {rows}")
+    if not 0 <= window_row <= rows:
+        fail("window_row", window_row, f"from 0 to {rows}")
     check_sink(attn_sink, num_heads)
     if out is not None:
         check_output(num_tokens, num_heads, out, scales, positions, cos_sin_cache)

@@ -20,7 +20,7 @@ ERROR = 2.0**-8
 interface = prefill.xpu_range_prefill
 
 
-def batch(device, requests, heads=8, ratio=128, window=128, most=None, first=0):
+def batch(device, requests, heads=8, ratio=128, window=128, window_row=None, first=0):
     """Queries of `requests`, (tokens before, tokens now) each, and their rows.
 
     The rows that no query may see are NaN.
@@ -28,13 +28,12 @@ def batch(device, requests, heads=8, ratio=128, window=128, most=None, first=0):
     torch.manual_seed(heads + ratio + window)
     lens = [before + now for before, now in requests]
     gathered = [now + min(before, window - 1) for before, now in requests]
-    if most is None:
-        most = max(lens) // ratio
-    window_row = most + 3
+    if window_row is None:
+        window_row = max(lens) // ratio + 3
     rows = window_row + max(gathered) + 2
     kv = torch.full((len(requests), rows, 512), float("nan"), dtype=torch.bfloat16)
     for request, (length, count) in enumerate(zip(lens, gathered, strict=True)):
-        compressed = min(length // ratio, most)
+        compressed = min(length // max(ratio, 1), window_row)
         kv[request, :compressed] = torch.randn(compressed, 512)
         kv[request, window_row : window_row + count] = torch.randn(count, 512)
     starts = torch.tensor([0] + [now for _, now in requests]).cumsum(0) + first
@@ -48,7 +47,6 @@ def batch(device, requests, heads=8, ratio=128, window=128, most=None, first=0):
         "window_row": window_row,
         "window_size": window,
         "compress_ratio": ratio,
-        "most_compressed": most,
         "sm_scale": SCALE,
         "attn_sink": (torch.randn(heads) * 2).to(device),
     }
@@ -67,33 +65,24 @@ def check(arguments):
     return actual.cpu()
 
 
+CASES = {
+    "start of a prompt": ([(0, 5)], {}),
+    "compressed key of later queries": ([(126, 4)], {}),
+    "compressed key of later queries, 16 heads": ([(126, 3)], {"heads": 16}),
+    "other ratio and window": ([(1021, 5)], {"ratio": 4, "window": 16}),
+    "many keys": ([(9000, 3)], {}),
+    "ends inside a tile": ([(300, 3), (77, 0), (0, 1), (131, 4)], {"first": 7}),
+    "no query": ([(300, 0), (5, 0)], {}),
+    "5 heads": ([(200, 7)], {"heads": 5, "ratio": 8, "window": 9}),
+    "1 head": ([(40, 35)], {"heads": 1, "ratio": 8, "window": 9}),
+    "window alone": ([(400, 3), (0, 2)], {"window_row": 0, "ratio": 0}),
+    "fewer compressed keys": ([(400, 3)], {"window_row": 2}),
+    "window of one": ([(4, 3)], {"window": 1, "ratio": 2}),
+}
+
+
 @pytest.mark.parametrize(
-    ("requests", "form"),
-    [
-        pytest.param(*case, id=f"{number}")
-        for number, case in enumerate(
-            [
-                # A prompt's start, where neither window nor compressed keys are full.
-                ([(0, 5)], {}),
-                # A compressed key that only the later queries of a tile see.
-                ([(126, 4)], {}),
-                ([(126, 3)], {"heads": 16}),
-                ([(1021, 5)], {"ratio": 4, "window": 16}),
-                # More keys than a tile has, both compressed and in the window.
-                ([(9000, 3)], {}),
-                # Of several requests some end inside a tile, and one has no query.
-                ([(300, 3), (77, 0), (0, 1), (131, 4)], {"first": 7}),
-                ([(300, 0), (5, 0)], {}),
-                # Tiles that begin and end between the heads of a query.
-                ([(200, 7)], {"heads": 5, "ratio": 8, "window": 9}),
-                ([(40, 35)], {"heads": 1, "ratio": 8, "window": 9}),
-                # Without compressed keys, and with fewer than there are.
-                ([(400, 3), (0, 2)], {"most": 0, "ratio": 1}),
-                ([(400, 3)], {"most": 2}),
-                ([(4, 3)], {"window": 1, "ratio": 2}),
-            ]
-        )
-    ],
+    ("requests", "form"), [pytest.param(*case, id=name) for name, case in CASES.items()]
 )
 def test_shapes(requests, form, device):
     check(batch(device, requests, **form))
@@ -102,11 +91,11 @@ def test_shapes(requests, form, device):
 @pytest.mark.parametrize("ratio", [1, 128])
 def test_equals_what_lists_of_indices_give(ratio, device):
     arguments = batch(
-        device, [(500, 3), (126, 4)], ratio=ratio, most=0 if ratio == 1 else None
+        device, [(500, 3), (126, 4)], ratio=ratio, window_row=0 if ratio == 1 else None
     )
     ranges = check(arguments)
-    most, rows = arguments["most_compressed"], arguments["kv"].shape[1]
-    chosen = torch.arange(max(most, 1), dtype=torch.int32, device=device)
+    window_row, rows = arguments["window_row"], arguments["kv"].shape[1]
+    chosen = torch.arange(max(window_row, 1), dtype=torch.int32, device=device)
     indices, lens = combine_topk_swa_indices(
         chosen.expand(len(ranges), -1).contiguous(),
         arguments["query_start_loc"],
@@ -114,9 +103,9 @@ def test_equals_what_lists_of_indices_give(ratio, device):
         arguments["gather_lens"],
         arguments["window_size"],
         ratio,
-        most,
+        window_row,
         rows,
-        arguments["window_row"],
+        window_row,
     )
     by_index = xpu_sparse_prefill(
         arguments["q"],
@@ -129,6 +118,14 @@ def test_equals_what_lists_of_indices_give(ratio, device):
     assert bool(by_index.isfinite().all())
     bound = ERROR * (ranges.abs() + arguments["kv"].nan_to_num().abs().max().cpu())
     assert_within(by_index, ranges.double(), bound.double())
+
+
+def test_no_window_begins_before_the_gathered_rows(device):
+    arguments = batch(device, [(300, 4)])
+    arguments["kv"][0, 5:26] = float("nan")
+    arguments["gather_lens"] -= 21
+    arguments["kv"][0, 5:115] = arguments["kv"][0, 26:136].clone()
+    check(arguments)
 
 
 def test_sinks_of_every_size(device):
@@ -238,7 +235,9 @@ def test_no_tokens(device):
 )
 def test_which_queries_are_taken(heads, change, taken, device):
     q = torch.empty(3, heads, 512, dtype=torch.bfloat16, device=device)
-    assert prefill.takes_ranges(change(q)) is taken
+    kv = torch.empty(2, 9, 512, dtype=torch.bfloat16, device=device)
+    assert prefill.takes_ranges(change(q), kv) is taken
+    assert not prefill.takes_ranges(change(q), kv[:, 1:])
 
 
 def _change(name, change):
@@ -250,19 +249,18 @@ def _change(name, change):
     [
         ("q.dtype", _change("q", lambda x: x.float())),
         ("q.shape", _change("q", lambda x: x[..., :448])),
-        ("q =", _change("q", lambda x: x[:, :4])),
-        ("q =", _change("q", lambda x: x.repeat(1, 3, 1))),
+        ("q, kv", _change("q", lambda x: x[:, :4])),
+        ("q, kv", _change("q", lambda x: x.repeat(1, 3, 1))),
         ("kv.dtype", _change("kv", lambda x: x.half())),
         ("kv.shape", _change("kv", lambda x: x[0])),
-        ("kv.stride", _change("kv", lambda x: x[:, 1:])),
+        ("q, kv", _change("kv", lambda x: x[:, 1:])),
         ("query_start_loc.shape", _change("query_start_loc", lambda x: x[1:])),
         ("seq_lens.dtype", _change("seq_lens", lambda x: x.long())),
         ("gather_lens.shape", _change("gather_lens", lambda x: x[:1])),
         ("window_row", _change("window_row", lambda x: 10**6)),
-        ("window_row", _change("window_row", lambda x: 0)),
+        ("window_row", _change("window_row", lambda x: -1)),
         ("window_size", _change("window_size", lambda x: 0)),
-        ("compress_ratio", _change("compress_ratio", lambda x: 0)),
-        ("most_compressed", _change("most_compressed", lambda x: -1)),
+        ("compress_ratio", _change("compress_ratio", lambda x: -1)),
         ("attn_sink.shape", _change("attn_sink", lambda x: x[:2])),
         ("out.shape", _change("out", lambda _: torch.empty(2, 3, 448).bfloat16())),
         ("kv.device", _change("kv", lambda x: x.to("meta"))),
