@@ -316,10 +316,8 @@ def _range_prefill_kernel(
     row_mask = out_rows < num_rows
     heads = out_rows % num_heads
     tokens = (begin + out_rows // num_heads).to(tl.int64)
-    # [BLOCK_M, 1]
-    factor = softmax_factor(
-        row_max, tl.sum(sums, 0), sink_ptr, heads, None, HAS_SINK
-    )[:, None]
+    factor = softmax_factor(row_max, tl.sum(sums, 0), sink_ptr, heads, None, HAS_SINK)
+    factor = factor[:, None]  # [BLOCK_M, 1]
     if HEADS_PER_GROUP:
         # [BLOCK_M]
         block_offs = first_blocks(heads, tokens, group_tokens, HEADS_PER_GROUP)
