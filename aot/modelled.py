@@ -28,8 +28,9 @@ ROWS = "data/cost_model.csv"
 """The file of rows beside the page."""
 KEY_BYTES, ROW_BYTES, PARTIAL_BYTES = 584, 2 * HEAD_DIM, 4 * (HEAD_DIM + 2)
 """Of a key in a page, of a row in bf16, and of a row's partial result."""
-LANE_BYTES = {"_few_heads_prefill_kernel": 16}
-"""What a lane loads at a time, where each lane has a key of its own."""
+LANE_BYTES = {"_few_heads_prefill_kernel": 16, "_range_prefill_kernel": 32}
+"""What is loaded of a cache line at least: by a lane, where each has a key of its own,
+or by a 2-dim block load, of a row."""
 PREFILL_ROWS = 16384
 """Rows of the gathered buffer that a prefill chunk reads."""
 
@@ -39,7 +40,7 @@ class Shape:
     """One call of attention.
 
     Attributes:
-        op: "decode" or "prefill".
+        op: "decode", "prefill", or "range prefill", whose queries share their keys.
         tokens: queries.
         heads: of a rank.
         keys: per query.
@@ -77,6 +78,12 @@ SHAPES = (
     Shape("prefill", 2048, 64, 640),
     Shape("prefill", 2048, 8, 640),
     Shape("prefill", 2048, 128, 1152),
+    *(
+        Shape(op, 2048, heads, keys)
+        for op in ("prefill", "range prefill")
+        for heads in (8, 16)
+        for keys in (128, 256, 1152)
+    ),
 )
 
 
@@ -112,6 +119,9 @@ def _launches(call: Callable[[], None]) -> list[Launch]:
 def _ours(shape: Shape) -> None:
     if shape.op == "prefill":
         cases_attention.prefill(shape.heads, shape.tokens, shape.keys)
+    elif shape.op == "range prefill":
+        compressed = shape.keys - WINDOW
+        cases_attention.range_prefill(shape.heads, shape.tokens, compressed)
     else:
         cases_attention.decode(shape.heads, shape.tokens, shape.keys - WINDOW, 64)
 
@@ -160,6 +170,12 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float, float]:
             return tiles, traffic + rows * ROW_BYTES, 0
         return math.ceil(tiles / splits), traffic, rows * splits * PARTIAL_BYTES
     if launch.name in ("_prefill_kernel", "_few_heads_prefill_kernel"):
+        return tiles, shape.least_traffic(), 0
+    if launch.name == "_range_prefill_kernel":
+        # Of the queries of a tile each has a window of its own.
+        window = WINDOW + math.ceil(constants["BLOCK_M"] / heads) - 1
+        tiles = math.ceil((keys - WINDOW) / constants["BLOCK_N"])
+        tiles += math.ceil(window / constants["BLOCK_N"])
         return tiles, shape.least_traffic(), 0
     if launch.name == "_bf16_mla_sparse_kernel":
         gathered = tokens * keys if shape.op == "decode" else PREFILL_ROWS

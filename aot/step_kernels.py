@@ -13,6 +13,7 @@ from functools import partial
 
 from benchmarks.memory import INDEX_HEAD, WINDOW, Shapes
 from kernels.xpu_dsv4._logits import tiles_a_program
+from kernels.xpu_dsv4.range_prefill import MOST_HEADS
 from xpustack.core.cache import Cache
 
 from . import cases_indexer
@@ -23,6 +24,9 @@ from .record import Launch, recording
 from .step import INDEX_KEY_BYTES, Kernels, Range, operations_per_microsecond
 
 Compile = Callable[[Sequence[Launch]], Sequence[CompileResult]]
+
+UNCHOSEN = ("window", "ratio128")
+"""Kinds of layers whose keys no indexer chooses."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +49,14 @@ class Load:
     def shapes(self) -> dict[str, Shape]:
         """Calls of attention, by the kind of layer."""
         return {
-            kind: Shape(self.op, self.tokens, self.heads, keys + WINDOW)
+            kind: Shape(self._op(kind), self.tokens, self.heads, keys + WINDOW)
             for kind, keys in self.model.chosen(self.context).items()
         }
+
+    def _op(self, kind: str) -> str:
+        if self.op == "prefill" and kind in UNCHOSEN and self.heads <= MOST_HEADS:
+            return "range prefill"
+        return self.op
 
     def scores(self) -> dict[str, "Scores"]:
         """Calls of indexers, by the kind of layer."""

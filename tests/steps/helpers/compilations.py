@@ -22,10 +22,12 @@ def specialization(kernel: Any, values: dict[str, Any]) -> tuple[Any, ...]:
     """The properties for which Triton compiles a kernel again: constants and options,
     dtypes and alignment of tensors, and whether a number is 1 or a multiple of 16."""
     alike = kernel.kwargs.get("do_not_specialize") or ()
+    anywhere = kernel.kwargs.get("do_not_specialize_on_alignment") or ()
     found = []
     for name, value in sorted(values.items()):
         if isinstance(value, torch.Tensor):
-            found.append((name, value.dtype, value.data_ptr() % 16 == 0))
+            aligned = name not in anywhere and value.data_ptr() % 16 == 0
+            found.append((name, value.dtype, aligned))
         elif name.islower() and name in kernel.arg_names and isinstance(value, int):
             kind = "any" if name in alike else 16 if value % 16 == 0 else value == 1
             found.append((name, kind, value >= 2**31))
