@@ -10,14 +10,14 @@ from rich.filesize import decimal
 from xpustack.builds import cache_contents
 from xpustack.builds.cache_contents import Area
 from xpustack.core.cache import Cache
-from xpustack.terminal.console import Answer, AsJson, answering
+from xpustack.terminal.console import Answer, AsJson, answering, showing_progress
 
 
 def info(as_json: AsJson = False) -> None:
     """Show where the cache lies and what it holds."""
-    with answering("cache info", as_json) as answer:
+    with answering("cache info", as_json) as answer, showing_progress() as progress:
         cache = Cache.default()
-        _report(answer, cache, cache_contents.info(cache))
+        _report(answer, cache, cache_contents.info(cache, progress))
 
 
 def gc(
@@ -30,11 +30,11 @@ def gc(
 
     Everything removed can be made or downloaded again; `--days 0` removes all. Refused
     while another command uses the cache (exit code 5)."""
-    with answering("cache gc", as_json) as answer:
+    with answering("cache gc", as_json) as answer, showing_progress() as progress:
         cache = Cache.default()
-        before = _bytes(cache_contents.info(cache))
+        before = _bytes(cache_contents.info(cache, progress))
         cache_contents.gc(cache, days=days)
-        areas = cache_contents.info(cache)
+        areas = cache_contents.info(cache, progress)
         _report(answer, cache, areas, before=before)
         answer.say(f"freed {decimal(before - _bytes(areas))}")
 
