@@ -367,8 +367,8 @@ def paged_mqa_logits_kernel(
                 )
                 row_offs = tl.arange(0, ROWS)[None, :]  # [1, ROWS]
                 # [BLOCK_N] each
-                page_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
-                page_mask = tl.reshape(page_mask, (BLOCK_N,))
+                key_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
+                key_mask = tl.reshape(key_mask, (BLOCK_N,))
                 scale_places = tl.reshape(
                     scale_places[:, None] + row_offs * SCALE_BYTES, (BLOCK_N,)
                 )
@@ -390,7 +390,7 @@ def paged_mqa_logits_kernel(
                     )
                 else:
                     k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
-            # [BLOCK_N] each
+            # [BLOCK_N]
             if WARPS:
                 scores = lane_scores(
                     q0,
@@ -402,27 +402,25 @@ def paged_mqa_logits_kernel(
                     k0,
                     k1,
                 )
-                scale_mask = page_mask
             else:
                 scores = _scores(q0, q1, weights, k0, k1)
-                scale_mask = key_mask
             if not FP4:
                 # [BLOCK_N]
                 scale_ptrs = cache_ptr + scale_places
                 scales = tl.load(
                     scale_ptrs.to(tl.pointer_type(tl.float32)),
-                    mask=scale_mask,
+                    mask=key_mask,
                     other=0.0,
                 )
                 scores *= scales
+            logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
+            out_mask = key_offs < width  # [BLOCK_N]
             out_ptrs = out_ptr + row * out_stride + key_offs  # [BLOCK_N]
             if WARPS:
-                # Two stores: the length is compared once a key, not in all lanes that
-                # have the sum of its heads.
-                scores = tl.where(page_mask, scores, -float("inf"))
-                mask = key_offs < width
-                tl.store(out_ptrs, scores, mask=mask & (key_offs < length))
-                tl.store(out_ptrs, -float("inf"), mask=mask & (key_offs >= length))
+                # Two stores: their masks are one key a lane, while each lane has the
+                # scores of all keys of its sub-group.
+                tl.store(out_ptrs, logits, mask=out_mask & (key_offs < length))
+                behind_mask = out_mask & (key_offs >= length)  # [BLOCK_N]
+                tl.store(out_ptrs, -float("inf"), mask=behind_mask)
             else:
-                logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
-                tl.store(out_ptrs, logits, mask=key_offs < width)
+                tl.store(out_ptrs, logits, mask=out_mask)

@@ -53,8 +53,8 @@ def lane_query(
     LANES: tl.constexpr = LANES,
     MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
-    """As `_query` of `_logits_kernels`, from `first_head` on, with the dims in the order
-    of `lane_keys`.
+    """As `_query` of `_logits_kernels`, from `first_head` on, with the dims in the
+    order of `lane_keys`.
 
     Heads that do not exist are the codes of the first, without a scale and without a
     weight: a load with a mask is a branch, and no product overflows.
