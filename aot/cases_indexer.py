@@ -71,14 +71,14 @@ def query_cases(sizes: Sizes) -> Iterator[Case]:
             )
 
 
-def logits(tokens: int, keys: int, first: int = 0) -> None:
+def logits(tokens: int, keys: int, first: int = 0, heads: int = INDEX_HEADS) -> None:
     """Indexer logits of a prefill chunk over gathered FP8 keys; the chunk begins at row
     `first` of its batch."""
     op("mqa_logits", "fp8_mqa_logits")(
-        meta(tokens, INDEX_HEADS, INDEX_DIM, dtype=fp8),
+        meta(tokens, heads, INDEX_DIM, dtype=fp8),
         meta(keys, INDEX_DIM, dtype=fp8),
         meta(keys, dtype=f32),
-        meta(tokens, INDEX_HEADS, dtype=f32),
+        meta(tokens, heads, dtype=f32),
         meta(first + tokens, dtype=i32)[first:],
         meta(first + tokens, dtype=i32)[first:],
     )
@@ -90,12 +90,13 @@ def paged_logits(
     last: bool = False,
     blocks: int = BLOCKS,
     table_width: int = BLOCKS,
+    heads: int = INDEX_HEADS,
 ) -> None:
     """Indexer logits of a decode batch over the paged FP8 keys."""
     op("mqa_logits", "fp8_paged_mqa_logits")(
-        meta(requests, next_n, INDEX_HEADS, INDEX_DIM, dtype=fp8),
+        meta(requests, next_n, heads, INDEX_DIM, dtype=fp8),
         index_pages(blocks),
-        meta(requests * next_n, INDEX_HEADS, dtype=f32),
+        meta(requests * next_n, heads, dtype=f32),
         context_lens(requests, next_n, last),
         meta(requests, table_width, dtype=i32),
         None,

@@ -11,10 +11,9 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from benchmarks.memory import HEAD, HYPER, INDEX_HEAD, INDEX_HEADS, Group, Model, groups
+from benchmarks.memory import HEAD, HYPER, INDEX_HEAD, INDEX_HEADS, Group, Model
 
 from .model import ends
-from .shapes import MODELS
 from .step import (
     NOTHING,
     Kernels,
@@ -24,6 +23,7 @@ from .step import (
     all_gather,
     all_reduce,
     constants,
+    in_layers,
     operations_per_microsecond,
 )
 
@@ -79,7 +79,7 @@ def decode(
     in_one += gathered(latents + by128).times(model.by128)
     in_one += gathered(latents).times(model.plain)
     mixes = (2 + HYPER) * HYPER * FP32
-    scores = kernels.scores.times(model.by4 * 1e-3)
+    scores = in_layers(model, kernels.scores)
     scored = all_reduce(tokens * context // 4 * FP32, split.ranks, split, known)
     # No rank has less than one whole row.
     own = math.ceil(tokens / split.ranks) / tokens
@@ -113,7 +113,7 @@ def decode(
         Shared(
             "indexer scores by rows",
             scores.times(1 - own),
-            gathered(_topk(model) * INT32).times(model.by4 * 1e-3),
+            gathered(model.topk * INT32).times(model.by4 * 1e-3),
         ),
         Shared(
             "hyper-connections by columns, sums",
@@ -133,7 +133,7 @@ def prefill(model: Model, split: Split, tokens: int, kernels: Kernels) -> list[S
         return all_gather(tokens * width, split.ranks, split, known)
 
     compressors = gathered(by4).times(model.by4) + gathered(by128).times(model.by128)
-    scores = kernels.scores.times(model.by4 * 1e-3)
+    scores = in_layers(model, kernels.scores)
     return [
         Shared(
             "compressors by columns",
@@ -156,10 +156,6 @@ def prefill(model: Model, split: Split, tokens: int, kernels: Kernels) -> list[S
             NOTHING,
         ),
     ]
-
-
-def _topk(model: Model) -> int:
-    return next(known.topk for known in MODELS if known.name == model.name)
 
 
 def with_rows_shared(
@@ -190,7 +186,7 @@ def _exchange(model: Model, split: Split, tokens: int) -> Range:
     at worst each takes as long as the smallest sum.
     """
     known = constants()
-    one = all_gather(tokens * _topk(model) * INT32, split.ranks, split, known)
+    one = all_gather(tokens * model.topk * INT32, split.ranks, split, known)
     start = all_gather(0, split.ranks, split, known)
     slow = one.slow + (split.ranks - 1) * start.slow
     return Range(one.fast, slow).times(model.by4 * 1e-3)
@@ -199,7 +195,7 @@ def _exchange(model: Model, split: Split, tokens: int) -> Range:
 def _replicated(model: Model, part: str, dense: bool) -> list[Group]:
     return [
         group
-        for group in groups(model)
+        for group in model.stored()
         if group.part == part and not group.sharded and (group.dense or not dense)
     ]
 

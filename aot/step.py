@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Model a decode step and a prefill chunk of DeepSeek-V4 on a split: an estimate.
+"""Model a decode step and a prefill chunk of a DeepSeek-V4 on a split: an estimate.
 
 A step is the sum of its parts: bytes of weights that a rank reads, attention and
 indexer as `step_kernels` models them from machine code, collectives, and launches.
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import HEAD, HYPER, WINDOW, Model, groups
+from benchmarks.memory import HEAD, HYPER, WINDOW, Shapes
 
 from .model import Device, ends
 
@@ -78,13 +78,11 @@ class Split:
 
 @dataclass(frozen=True)
 class Kernels:
-    """Modelled microseconds of a layer's attention, by the kind of layer, and of the
-    indexer's scores in one ratio-4 layer."""
+    """Modelled microseconds of a layer's attention, and of its indexer's scores, by the
+    kind of layer."""
 
-    window: Range
-    ratio4: Range
-    ratio128: Range
-    scores: Range
+    attention: Mapping[str, Range]
+    scores: Mapping[str, Range]
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ def distinct(experts: int, active: int, tokens: int) -> float:
     return experts * (1 - (1 - active / experts) ** tokens)
 
 
-def decode(model: Model, split: Split, requests: int, kernels: Kernels) -> list[Part]:
+def decode(model: Shapes, split: Split, requests: int, kernels: Kernels) -> list[Part]:
     """The parts of one step in which each of `requests` requests gets one token.
 
     Args:
@@ -141,7 +139,7 @@ def decode(model: Model, split: Split, requests: int, kernels: Kernels) -> list[
     return parts
 
 
-def host(model: Model) -> Range:
+def host(model: Shapes) -> Range:
     """Milliseconds in which the host launches an eager decode step."""
     one = _range(constants()["host_launch"]["microseconds"])
     count = launches(model)
@@ -153,23 +151,18 @@ def eager(device: Range, of_host: Range) -> Range:
     return Range(max(device.fast, of_host.fast), device.slow + of_host.slow)
 
 
-def launches(model: Model) -> Range:
+def launches(model: Shapes) -> Range:
     """Kernels that a rank launches in a decode step."""
     known = constants()["launches"]
     of_kinds = [
-        _range(known[kind]).times(count)
-        for kind, count in (
-            ("window", model.plain),
-            ("ratio4", model.by4),
-            ("ratio128", model.by128),
-            ("experts", model.layers),
-        )
+        _range(known[model.family][kind]).times(count)
+        for kind, count in (model.kinds | model.parts).items()
     ]
-    return sum(of_kinds, NOTHING)
+    return sum(of_kinds, _range(known["experts"]).times(model.layers))
 
 
 def prefill(
-    model: Model, split: Split, tokens: int, context: int, kernels: Kernels
+    model: Shapes, split: Split, tokens: int, context: int, kernels: Kernels
 ) -> list[Part]:
     """The parts of one chunk of `tokens` tokens behind `context` others, eager.
 
@@ -196,7 +189,7 @@ def operations_per_microsecond(device: Device) -> float:
     return engines * DPAS_OPERATIONS / device.dpas_clocks * device.gigahertz * 1e3
 
 
-def tokens_per_second(model: Model, split: Split, requests: int, step: Range) -> Range:
+def tokens_per_second(model: Shapes, split: Split, requests: int, step: Range) -> Range:
     """Of a server that has `requests` requests, over all its replicas.
 
     Stages work on different requests at the same time, at best as many parts of the
@@ -235,19 +228,21 @@ class _Stored:
     size: Range
 
 
-def _stored(model: Model, split: Split, tokens: int) -> list[_Stored]:
+def _stored(model: Shapes, split: Split, tokens: int) -> list[_Stored]:
     """What a rank reads once in a step, by part of the model.
 
     Not read: the embedding and the table of hashed routes, of which a step needs a few
     rows, and experts that no token chooses.
     """
     found = [_experts(model, split, tokens)]
-    for group in groups(model):
+    for group in model.stored():
         if group.part in ("embedding", "route table", "experts"):
             continue
         small = group.part in ("norms", "sinks", "router")
         name = "small weights" if small else group.part
         count = group.count / (split.ranks if group.sharded else 1)
+        if group.part == "shared expert":
+            count *= model.padded(split.ranks)
         size = count * group.size
         found.append(
             _Stored(
@@ -260,7 +255,7 @@ def _stored(model: Model, split: Split, tokens: int) -> list[_Stored]:
     return found
 
 
-def _weights(model: Model, split: Split, tokens: int) -> list[Part]:
+def _weights(model: Shapes, split: Split, tokens: int) -> list[Part]:
     """Reading the weights: DRAM binds."""
     times: dict[str, Range] = {}
     for stored in _stored(model, split, tokens):
@@ -269,49 +264,55 @@ def _weights(model: Model, split: Split, tokens: int) -> list[Part]:
     return [Part(name, time, "DRAM") for name, time in times.items()]
 
 
-def _experts(model: Model, split: Split, tokens: int) -> _Stored:
+def _experts(model: Shapes, split: Split, tokens: int) -> _Stored:
     """The chosen experts; with whole experts on a rank, the fullest rank ends last."""
     everyone = split.ranks * split.replicas
-    stored = next(group for group in groups(model) if group.part == "experts")
+    stored = next(group for group in model.stored() if group.part == "experts")
     one = stored.count * stored.size / model.experts
     tokens *= split.replicas
     mean = distinct(model.experts, model.active, tokens) / everyone
     most = mean
     if split.replicas > 1 or split.expert_parallel:
         most = min(mean + 2 * math.sqrt(mean), model.experts / everyone)
+    else:
+        one *= model.padded(split.ranks)
     count = stored.count * model.active / model.experts / everyone * split.replicas
     return _Stored("experts", count, Range(mean * one, most * one))
 
 
-def _attention(model: Model, kernels: Kernels) -> list[Part]:
-    layers = (
-        kernels.window.times(model.plain)
-        + kernels.ratio4.times(model.by4)
-        + kernels.ratio128.times(model.by128)
-    )
+def _attention(model: Shapes, kernels: Kernels) -> list[Part]:
     return [
-        Part("attention", layers.times(1e-3), "kernel"),
-        Part("indexer scores", kernels.scores.times(model.by4 * 1e-3), "kernel"),
+        Part(name, in_layers(model, of_kinds), "kernel")
+        for name, of_kinds in (
+            ("attention", kernels.attention),
+            ("indexer scores", kernels.scores),
+        )
     ]
 
 
-def _gather(model: Model, split: Split, tokens: int, context: int) -> Part:
+def in_layers(model: Shapes, of_kinds: Mapping[str, Range]) -> Range:
+    """Milliseconds of all layers, from microseconds of one of each kind."""
+    times = [time.times(model.kinds[kind]) for kind, time in of_kinds.items()]
+    return sum(times, NOTHING).times(1e-3)
+
+
+def _gather(model: Shapes, split: Split, tokens: int, context: int) -> Part:
     """A chunk's attention reads keys that were copied from their pages into bf16."""
-    end = context + tokens
-    compressed = model.by4 * (end // 4) + model.by128 * (end // 128)
+    entries = model.entries(context + tokens)
+    compressed = sum(model.kinds[kind] * count for kind, count in entries.items())
     rows = compressed + model.layers * (min(WINDOW, context) + tokens)
     size = rows * (PAGED_KEY_BYTES + 2 * HEAD)
     return Part("gather", _moved(Range(size, size), split.device), "DRAM")
 
 
-def _hyper(model: Model, split: Split, tokens: int) -> Part:
+def _hyper(model: Shapes, split: Split, tokens: int) -> Part:
     """Each sublayer reads and writes the streams of its tokens, in bf16."""
     size = 2 * model.layers * tokens * HYPER * model.hidden * 2 * 2
     return Part("hyper-connections", _moved(Range(size, size), split.device), "DRAM")
 
 
 def _collectives(
-    model: Model, split: Split, tokens: int, known: Mapping[str, Any]
+    model: Shapes, split: Split, tokens: int, known: Mapping[str, Any]
 ) -> Part:
     """Two sums a layer over the ranks, or with replicas the exchange with the experts'
     ranks; and the streams that go to the next stage."""
@@ -320,6 +321,9 @@ def _collectives(
     if split.ranks > 1:
         sums = model.layers * (2 if split.replicas == 1 else 1)
         time += all_reduce(tokens * width, split.ranks, split, known).times(sums)
+        for count, values in model.gathers:
+            one = all_gather(2 * tokens * values, split.ranks, split, known)
+            time += one.times(count)
     if split.replicas > 1:
         everyone = split.ranks * split.replicas
         size = tokens * split.replicas * width
@@ -371,7 +375,7 @@ def _time(points: list[list[float]], size: float, byte_above: float) -> float:
 
 
 def _multiplied(
-    model: Model, split: Split, tokens: int, share: Range
+    model: Shapes, split: Split, tokens: int, share: Range
 ) -> dict[str, Range]:
     """Milliseconds of the products of a chunk, by part: the matrix engines bind."""
     peak = operations_per_microsecond(split.device) * 1e3

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from benchmarks.memory import INDEX_HEAD, INDEX_HEADS, WINDOW, Model
+from benchmarks.memory import INDEX_HEAD, WINDOW, Shapes
 from kernels.xpu_dsv4._logits import tiles_a_program
 from xpustack.core.cache import Cache
 
@@ -20,7 +20,6 @@ from .compile import CompileResult
 from .model import Device, Estimate, ends, estimate, launched
 from .modelled import Shape, modelled, record
 from .record import Launch, recording
-from .shapes import MODELS
 from .step import INDEX_KEY_BYTES, Kernels, Range, operations_per_microsecond
 
 Compile = Callable[[Sequence[Launch]], Sequence[CompileResult]]
@@ -32,40 +31,46 @@ class Load:
 
     Attributes:
         op: "decode" or "prefill".
-        model: "Flash" or "Pro".
         heads: of the rank.
         tokens: of the step.
         context: tokens before them, of each request.
     """
 
     op: str
-    model: str
+    model: Shapes
     heads: int
     tokens: int
     context: int
 
     def shapes(self) -> dict[str, Shape]:
         """Calls of attention, by the kind of layer."""
-        topk = next(model.topk for model in MODELS if model.name == self.model)
-        chosen = {
-            "window": 0,
-            "ratio4": min(self.context // 4, topk),
-            "ratio128": self.context // 128,
-        }
         return {
             kind: Shape(self.op, self.tokens, self.heads, keys + WINDOW)
-            for kind, keys in chosen.items()
+            for kind, keys in self.model.chosen(self.context).items()
         }
 
-    @property
-    def scored(self) -> int:
-        """Keys that a token's indexer scores."""
-        return self.context // 4
+    def scores(self) -> dict[str, "Scores"]:
+        """Calls of indexers, by the kind of layer."""
+        return {
+            kind: Scores(self.op, self.tokens, self.model.index_heads, keys)
+            for kind, keys in self.model.scored(self.context).items()
+        }
 
 
-def load(op: str, model: Model, ranks: int, tokens: int, context: int) -> Load:
+@dataclass(frozen=True)
+class Scores:
+    """One call of an indexer: its `heads`, and the `keys` that each of `tokens` tokens
+    scores, in "decode" or "prefill"."""
+
+    op: str
+    tokens: int
+    heads: int
+    keys: int
+
+
+def load(op: str, model: Shapes, ranks: int, tokens: int, context: int) -> Load:
     """The load of one of `ranks` tensor-parallel ranks."""
-    return Load(op, model.name, model.heads // ranks, tokens, context)
+    return Load(op, model, model.heads // ranks, tokens, context)
 
 
 class Modelled:
@@ -75,7 +80,8 @@ class Modelled:
         self, loads: Sequence[Load], cache: Cache, compile_all: Compile
     ) -> None:
         shapes = dict.fromkeys(s for one in loads for s in one.shapes().values())
-        scores = {one: _scores_launch(one) for one in loads}
+        calls = dict.fromkeys(s for one in loads for s in one.scores().values())
+        scores = {one: _scores_launch(one) for one in calls}
         recorded = record(cache, tuple(shapes))
         launches = [
             launch
@@ -99,19 +105,24 @@ class Modelled:
 
     def kernels(self, one: Load, device: Device, side: str) -> Kernels:
         """Of this stack ("ours") or of untouched vLLM ("upstream")."""
-        of_kinds = {
-            kind: _range(device, partial(self._attention, shape, side))
-            for kind, shape in one.shapes().items()
-        }
-        return Kernels(**of_kinds, scores=self._scores_of(one, device))
+        return Kernels(
+            {
+                kind: _range(device, partial(self._attention, shape, side))
+                for kind, shape in one.shapes().items()
+            },
+            {
+                kind: self._scores_of(scores, device)
+                for kind, scores in one.scores().items()
+            },
+        )
 
     def _attention(self, shape: Shape, side: str, device: Device) -> Estimate:
         return modelled(shape, self._codes[shape][side], device)
 
-    def _scores_of(self, one: Load, device: Device) -> Range:
+    def _scores_of(self, one: Scores, device: Device) -> Range:
         launch, code = self._scores[one]
         constants = launch.constexprs()
-        tiles = math.ceil(one.scored / constants["BLOCK_N"])
+        tiles = math.ceil(one.keys / constants["BLOCK_N"])
         rows, turns = one.tokens, 1
         if one.op == "prefill":
             turns = constants["BLOCK_M"]
@@ -119,10 +130,10 @@ class Modelled:
         else:
             turns = tiles_a_program(rows)
             tiles = math.ceil(tiles / turns)
-        written = 4 * one.tokens * one.scored
-        keys = one.scored * (one.tokens if one.op == "decode" else 1)
+        written = 4 * one.tokens * one.keys
+        keys = one.keys * (one.tokens if one.op == "decode" else 1)
         traffic = keys * INDEX_KEY_BYTES + written
-        operations = 2 * one.tokens * one.scored * INDEX_HEADS * INDEX_HEAD
+        operations = 2 * one.tokens * one.keys * one.heads * INDEX_HEAD
         fast, slow = ends(device)
         best = max(
             traffic / fast.gigabytes_per_second / 1e3,
@@ -141,12 +152,12 @@ class Modelled:
         return Range(best, max(best, ours.microseconds))
 
 
-def _scores_launch(one: Load) -> Launch:
+def _scores_launch(one: Scores) -> Launch:
     with recording() as launches:
         if one.op == "decode":
-            cases_indexer.paged_logits(one.tokens, 1)
+            cases_indexer.paged_logits(one.tokens, 1, heads=one.heads)
         else:
-            cases_indexer.logits(one.tokens, max(one.scored, 1))
+            cases_indexer.logits(one.tokens, max(one.keys, 1), heads=one.heads)
     (launch,) = launches
     return launch
 

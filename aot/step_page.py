@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.memory import FLASH, PRO, Model
+from benchmarks.memory import FLASH, PRO, Model, Shapes
+from benchmarks.memory_v41 import FLASH_V41
 from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError
 from xpustack.core.markdown import table, with_section
@@ -43,7 +44,7 @@ class Bought:
     """
 
     name: str
-    model: Model
+    model: Shapes
     split: Split
 
 
@@ -58,6 +59,8 @@ def bought() -> list[Bought]:
         Bought("8 B70", FLASH, Split(b70, 8)),
         Bought("4 Max 1550", FLASH, Split(stack, 8)),
         Bought("8 Max 1550", PRO, Split(stack, 16)),
+        Bought("16 B70", FLASH_V41, Split(b70, 8, 2)),
+        Bought("4 Max 1550", FLASH_V41, Split(stack, 8)),
     ]
 
 
@@ -82,6 +85,12 @@ class Case:
         ranks = self.of.split.ranks
         return load(op, self.of.model, ranks, self.together, self.context)
 
+    @property
+    def sides(self) -> dict[str, str]:
+        """V4.1 does not run untouched."""
+        untouched = isinstance(self.of.model, Model)
+        return {s: k for s, k in SIDES.items() if untouched or s != "untouched"}
+
     def parts(self, modelled: Modelled, side: str) -> list[Part]:
         model, split = self.of.model, self.of.split
         kernels = modelled.kernels(self.load(), split.device, side)
@@ -89,12 +98,14 @@ class Case:
             return step.decode(model, split, self.together, kernels)
         count = self.together
         parts = step.prefill(model, split, count, self.context, kernels)
-        if side == SIDES["patched"]:
+        if side == SIDES["patched"] and isinstance(model, Model):
             return sharing.with_rows_shared(parts, model, split, count)
         return parts
 
     def shared(self, modelled: Modelled) -> list[sharing.Shared]:
         model, split, count = self.of.model, self.of.split, self.together
+        if not isinstance(model, Model):
+            return []
         kernels = modelled.kernels(self.load(), split.device, SIDES["patched"])
         if self.requests:
             return sharing.decode(model, split, count, self.context, kernels)
@@ -114,7 +125,7 @@ def part_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
     """Each part of each step, patched, and untouched where that differs."""
     for case in cases():
         patched = case.parts(modelled, SIDES["patched"])
-        for side, kernels in SIDES.items():
+        for side, kernels in case.sides.items():
             for part in case.parts(modelled, kernels):
                 if side == "untouched" and part in patched:
                     continue
@@ -130,7 +141,7 @@ def part_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
 def speed_rows(modelled: Modelled) -> Iterator[dict[str, object]]:
     """Tokens per second of a server, with captured graphs and without."""
     for case in cases():
-        for side, kernels in SIDES.items():
+        for side, kernels in case.sides.items():
             device = step.total(case.parts(modelled, kernels))
             waits = step.eager(device, step.host(case.of.model))
             if case.requests:
@@ -181,7 +192,9 @@ def summary(
     lines = [
         [
             *key,
-            _span(of["untouched"], "tokens/s with graphs"),
+            _span(of["untouched"], "tokens/s with graphs")
+            if "untouched" in of
+            else "refused",
             _span(of["patched"], "tokens/s with graphs"),
             _gain(of, "tokens/s with graphs"),
             _span(of["patched"], "tokens/s eager"),
@@ -275,6 +288,8 @@ def _span(row: dict[str, object], name: str) -> str:
 
 def _gain(of: dict[object, dict[str, object]], name: str) -> str:
     """Patched over untouched, at the same end of all constants."""
+    if "untouched" not in of:
+        return ""
     ratios = sorted(
         float(str(of["patched"][f"{name} {end}"]))
         / float(str(of["untouched"][f"{name} {end}"]))

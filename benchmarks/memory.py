@@ -7,7 +7,10 @@ KV cache, because there is one key-value head. `xpustack plan` starts the releas
 instead, and a test compares the two.
 """
 
+import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import ClassVar
 
 HEAD = 512
 INDEX_HEADS, INDEX_HEAD = 64, 128
@@ -19,18 +22,101 @@ MXFP4 = 0.5 + 1 / 32
 """Bytes per weight: four bits, and one byte of scale for 32 weights."""
 BLOCK_FP8 = 1 + 1 / (128 * 128)
 BF16, FP32 = 2.0, 4.0
+EXPERT_COLUMNS = 64
+"""Columns of an expert on a rank of an XPU are padded to a multiple of so many."""
 
 
 @dataclass(frozen=True)
-class Model:
-    """The shapes of a DeepSeek-V4 model.
+class Group:
+    """Weights that are stored and sharded in the same way.
+
+    Attributes:
+        part: of the model, as `aot.step` sums them up.
+        count: how many.
+        size: bytes of one.
+        sharded: whether each rank holds only its part.
+        dense: linear layers in block FP8, which a release may widen to bf16.
+    """
+
+    part: str
+    count: int
+    size: float
+    sharded: bool
+    dense: bool = False
+
+
+class Shapes(ABC):
+    """What the model of a step asks of a DeepSeek-V4 or V4.1.
+
+    Attributes:
+        family: of `aot/step.toml`, whose launches its layers have.
+        width: columns of an expert.
+        active: experts per token.
+        index_heads: of an indexer.
+    """
+
+    family: ClassVar[str]
+    name: str
+    hidden: int
+    heads: int
+    experts: int
+    width: int
+    active: int
+    index_heads: int
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """What some layers have beside attention and experts, and how many."""
+        return {}
+
+    @property
+    def gathers(self) -> tuple[tuple[int, int], ...]:
+        """What ranks gather beside the sums of each layer: how often in a step, and
+        values of a token."""
+        return ()
+
+    @property
+    @abstractmethod
+    def kinds(self) -> dict[str, int]:
+        """Its layers, counted by their kind."""
+
+    @property
+    def layers(self) -> int:
+        return sum(self.kinds.values())
+
+    @abstractmethod
+    def entries(self, context: int) -> dict[str, int]:
+        """Compressed entries of so many tokens, by the kinds of layers with any."""
+
+    @abstractmethod
+    def chosen(self, context: int) -> dict[str, int]:
+        """Those that a query attends to, by the kind of layer."""
+
+    @abstractmethod
+    def scored(self, context: int) -> dict[str, int]:
+        """Those that an indexer scores for a query, by the kinds that have one."""
+
+    def padded(self, ranks: int) -> float:
+        """How many times the columns that it needs of an expert each of `ranks` ranks
+        has."""
+        own = self.width / ranks
+        return math.ceil(own / EXPERT_COLUMNS) * EXPERT_COLUMNS / own
+
+    @abstractmethod
+    def stored(self) -> list[Group]:
+        """Every weight but the drafts', in its stored form."""
+
+
+@dataclass(frozen=True)
+class Model(Shapes):
+    """The shapes of a DeepSeek-V4.
 
     Attributes:
         plain: layers without compressed keys.
         by4: layers with one compressed key for 4 tokens, and an indexer.
         by128: layers with one compressed key for 128 tokens.
-        active: experts per token.
         hashed: layers whose router looks tokens up in a table.
+        topk: compressed entries that an indexer chooses for a token.
     """
 
     name: str
@@ -47,14 +133,30 @@ class Model:
     active: int = 6
     vocabulary: int = 129_280
     hashed: int = 3
+    topk: int = 512
+    index_heads: int = INDEX_HEADS
+    family: ClassVar[str] = "V4"
 
     @property
-    def layers(self) -> int:
-        return self.plain + self.by4 + self.by128
+    def kinds(self) -> dict[str, int]:
+        return {"window": self.plain, "ratio4": self.by4, "ratio128": self.by128}
+
+    def entries(self, context: int) -> dict[str, int]:
+        return {"ratio4": context // 4, "ratio128": context // 128}
+
+    def chosen(self, context: int) -> dict[str, int]:
+        by4 = min(context // 4, self.topk)
+        return {"window": 0, "ratio4": by4, "ratio128": context // 128}
+
+    def scored(self, context: int) -> dict[str, int]:
+        return {"ratio4": context // 4}
+
+    def stored(self) -> list[Group]:
+        return _stored(self)
 
 
 FLASH = Model("Flash", 4096, 64, 1024, 8, 1024, 256, 2048, 2, 21, 20)
-PRO = Model("Pro", 7168, 128, 1536, 16, 1024, 384, 3072, 0, 30, 31)
+PRO = Model("Pro", 7168, 128, 1536, 16, 1024, 384, 3072, 0, 30, 31, topk=1024)
 
 
 @dataclass(frozen=True)
@@ -77,81 +179,9 @@ SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (16, 1), (8, 4), (16, 2))
 """Tensor-parallel ranks and pipeline stages; ranks must divide the output groups."""
 
 
-@dataclass(frozen=True)
-class Group:
-    """Weights that are stored and sharded in the same way.
-
-    Attributes:
-        part: of the model, as `aot.step` sums them up.
-        count: how many.
-        size: bytes of one.
-        sharded: whether each rank holds only its part.
-        dense: linear layers in block FP8, which a release may widen to bf16.
-    """
-
-    part: str
-    count: int
-    size: float
-    sharded: bool
-    dense: bool = False
-
-
-def groups(model: Model) -> list[Group]:
-    """Every weight of the model but the draft layer's, in its stored form."""
-    hidden, layers = model.hidden, model.layers
-    compressed = model.by4 + model.by128
-    inner = HEAD * (2 * model.by4 + model.by128)
-    index = INDEX_HEADS * INDEX_HEAD
-    route_table = model.vocabulary * model.active * model.hashed
-    return [
-        Group(
-            "experts",
-            3 * hidden * model.width * model.experts * layers,
-            MXFP4,
-            True,
-        ),
-        Group(
-            "shared expert", 3 * hidden * model.width * layers, BLOCK_FP8, True, True
-        ),
-        *(
-            Group("projections", count * layers, BLOCK_FP8, sharded, True)
-            for count, sharded in (
-                (hidden * (model.q_lora + HEAD), False),
-                (model.q_lora * model.heads * HEAD, True),
-                (model.heads * HEAD * model.o_lora, True),
-                (model.groups * model.o_lora * hidden, True),
-            )
-        ),
-        Group("compressor", 2 * hidden * inner, BF16, False),
-        Group(
-            "compressor", HEAD * (4 * 2 * model.by4 + 128 * model.by128), FP32, False
-        ),
-        Group("compressor", HEAD * compressed, BF16, False),
-        Group("indexer", model.q_lora * index * model.by4, BLOCK_FP8, False, True),
-        Group(
-            "indexer", hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * model.by4, BF16, False
-        ),
-        Group("indexer", (4 * 2 + 1) * INDEX_HEAD * model.by4, FP32, False),
-        Group("router", hidden * model.experts * layers, BF16, False),
-        Group("router", model.experts * (layers - model.hashed), FP32, False),
-        Group("route table", route_table, FP32, False),
-        Group("hyper-connections", 2 * _mixing(hidden) * layers, FP32, False),
-        Group("hyper-connections", HYPER * HYPER * hidden + HYPER + 1, FP32, False),
-        Group(
-            "norms",
-            (2 * hidden + model.q_lora + HEAD) * layers + hidden,
-            BF16,
-            False,
-        ),
-        Group("sinks", model.heads * layers, FP32, True),
-        Group("embedding", model.vocabulary * hidden, BF16, True),
-        Group("head", model.vocabulary * hidden, BF16, True),
-    ]
-
-
 def parameters(model: Model) -> int:
     """How many weights the model has; the table of hashed routes does not count."""
-    return sum(group.count for group in groups(model) if group.part != "route table")
+    return sum(group.count for group in model.stored() if group.part != "route table")
 
 
 def weights(
@@ -169,7 +199,7 @@ def weights(
         group.count
         * (BF16 if widened and group.dense else group.size)
         / (ranks if group.sharded else 1)
-        for group in groups(model)
+        for group in model.stored()
     )
     return whole * _part(model, stages)
 
@@ -224,7 +254,59 @@ def _part(model: Model, stages: int) -> float:
     return -(-model.layers // stages) / model.layers
 
 
-def _mixing(hidden: int) -> int:
+def _stored(model: Model) -> list[Group]:
+    hidden, layers = model.hidden, model.layers
+    compressed = model.by4 + model.by128
+    inner = HEAD * (2 * model.by4 + model.by128)
+    index = INDEX_HEADS * INDEX_HEAD
+    route_table = model.vocabulary * model.active * model.hashed
+    return [
+        Group(
+            "experts",
+            3 * hidden * model.width * model.experts * layers,
+            MXFP4,
+            True,
+        ),
+        Group(
+            "shared expert", 3 * hidden * model.width * layers, BLOCK_FP8, True, True
+        ),
+        *(
+            Group("projections", count * layers, BLOCK_FP8, sharded, True)
+            for count, sharded in (
+                (hidden * (model.q_lora + HEAD), False),
+                (model.q_lora * model.heads * HEAD, True),
+                (model.heads * HEAD * model.o_lora, True),
+                (model.groups * model.o_lora * hidden, True),
+            )
+        ),
+        Group("compressor", 2 * hidden * inner, BF16, False),
+        Group(
+            "compressor", HEAD * (4 * 2 * model.by4 + 128 * model.by128), FP32, False
+        ),
+        Group("compressor", HEAD * compressed, BF16, False),
+        Group("indexer", model.q_lora * index * model.by4, BLOCK_FP8, False, True),
+        Group(
+            "indexer", hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * model.by4, BF16, False
+        ),
+        Group("indexer", (4 * 2 + 1) * INDEX_HEAD * model.by4, FP32, False),
+        Group("router", hidden * model.experts * layers, BF16, False),
+        Group("router", model.experts * (layers - model.hashed), FP32, False),
+        Group("route table", route_table, FP32, False),
+        Group("hyper-connections", 2 * mixing(hidden) * layers, FP32, False),
+        Group("hyper-connections", HYPER * HYPER * hidden + HYPER + 1, FP32, False),
+        Group(
+            "norms",
+            (2 * hidden + model.q_lora + HEAD) * layers + hidden,
+            BF16,
+            False,
+        ),
+        Group("sinks", model.heads * layers, FP32, True),
+        Group("embedding", model.vocabulary * hidden, BF16, True),
+        Group("head", model.vocabulary * hidden, BF16, True),
+    ]
+
+
+def mixing(hidden: int) -> int:
     """Weights of one hyper-connection: the map, its base and its scale."""
     rows = (2 + HYPER) * HYPER
     return rows * HYPER * hidden + rows + 3

@@ -18,6 +18,7 @@ from triton.runtime import interpreter as triton_interpreter
 from vllm.forward_context import get_forward_context
 
 from e2e import blocks, sabotage
+from e2e import launches as layer_launches
 from emulated_xpu import registry
 from emulated_xpu.worker import EmulatedXpuWorker
 from kernels import interpreter, interpreter_speed
@@ -38,6 +39,8 @@ stopped = False
 """Whether nothing more is written down."""
 idle = False
 """Whether the runner computes for no request."""
+counting = False
+"""Whether the launches of layers are noted, and nothing else."""
 broken = False
 """Whether `sabotage.py` shall break the model's layers."""
 shared: list[list[int]] = []
@@ -63,6 +66,9 @@ class Recording:
         note_shared_rows()
         super().load_model(*args, **kwargs)  # type: ignore[misc]
         runner = self.model_runner
+        if counting:
+            layer_launches.watch(runner.model)
+            return
         if broken:
             sabotage.break_layers(runner.model)
         keep_batch(runner)
@@ -104,6 +110,7 @@ class Recording:
             "outputs": dict(outputs),
             "ops": dict(registry.calls),
             "launches": dict(launches),
+            "layer_launches": layer_launches.found,
             "programs": dict(programs),
             "seconds": dict(seconds),
         }

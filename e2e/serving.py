@@ -125,6 +125,8 @@ class Job:
     waves: tuple[tuple[Prompt, ...], ...]
     engine: tuple[tuple[str, Any], ...] = ()
     sabotage: bool = False
+    counting: bool = False
+    """Whether the launches of each layer are noted, and nothing else."""
     checkpoint: str = ""
     """Which checkpoint is served: of `WRITERS`, or as given to `Engines.add_checkpoint`
     and `add_damaged`; DeepSeek's own if none."""
@@ -328,6 +330,7 @@ class Engines:
                     "model": str(model),
                     "engine": dict(job.engine),
                     "sabotage": job.sabotage,
+                    "counting": job.counting,
                     "xe_cores": job.xe_cores,
                     "environment": dict(job.environment),
                     "waves": [[p.order() for p in wave] for wave in job.waves],

@@ -49,6 +49,11 @@ def define_ops(version: str | None = None) -> None:
     _defined["version"] = version
 
 
+def namespaces() -> frozenset[str]:
+    """Those of the defined ops."""
+    return frozenset(_libraries)
+
+
 def _stand_in(name: str, schema: str) -> Implementation:
     implementation = IMPLEMENTATIONS.get(name)
     tensors = [

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.memory import DEVICES, FLASH, PRO, Device, Model
+from benchmarks.memory import DEVICES, FLASH, PRO, Device, Model, Shapes
+from benchmarks.memory_v41 import FLASH_V41, V41
 from xpustack.core.errors import UsageError
 
 
@@ -29,14 +30,13 @@ class Architecture:
 
 
 V4 = Architecture(256, "deepseek_v4")
-V41 = Architecture(128, "deepseek_v41", images=True, needs_tokenizer=True)
-NAMED: dict[str, tuple[str, Architecture, Model | None]] = {
+OF_V41 = Architecture(128, "deepseek_v41", images=True, needs_tokenizer=True)
+NAMED: dict[str, tuple[str, Architecture, Shapes]] = {
     "flash": ("V4-Flash", V4, FLASH),
     "pro": ("V4-Pro", V4, PRO),
-    "v4.1": ("V4.1-Flash", V41, None),
+    "v4.1": ("V4.1-Flash", OF_V41, FLASH_V41),
 }
-"""What a published model is called after "DeepSeek-", and its shapes where the model of
-speed knows them."""
+"""What a published model is called after "DeepSeek-", and its shapes."""
 SHARE = 0.9
 """Of a device's memory, what vLLM may use."""
 ACTIVATIONS = 3 << 30
@@ -62,7 +62,6 @@ class Checkpoint:
         name: of `NAMED`; empty for a folder.
         label: what people call it.
         folder: where it lies; for a published one, where it could.
-        model: its shapes; None where nobody models its speed.
         tensors: name, type and shape of each tensor of a folder.
     """
 
@@ -70,7 +69,7 @@ class Checkpoint:
     label: str
     folder: Path
     architecture: Architecture
-    model: Model | None
+    model: Shapes
     tensors: tuple[tuple[str, str, list[int]], ...] = ()
 
 
@@ -185,12 +184,12 @@ def _reason(error: Exception) -> str:
     return str(error)
 
 
-def _known(name: str, config: dict[str, Any]) -> tuple[Architecture, Model | None]:
+def _known(name: str, config: dict[str, Any]) -> tuple[Architecture, Shapes]:
     if config["model_type"] == "deepseek_v41":
         text = config["text_config"]
         for key in V41_KEYS:
             text[key]
-        return V41, None
+        return OF_V41, _v41(name, text)
     if config["model_type"] != "deepseek_v4":
         raise ValueError(f"its model_type is {config['model_type']}")
     ratios = config["compress_ratios"][: config["num_hidden_layers"]]
@@ -209,6 +208,32 @@ def _known(name: str, config: dict[str, Any]) -> tuple[Architecture, Model | Non
         active=config["num_experts_per_tok"],
         vocabulary=config["vocab_size"],
         hashed=config["num_hash_layers"],
+    )
+
+
+def _v41(name: str, text: dict[str, Any]) -> V41:
+    ratios = text["compress_ratios"][: text["num_hidden_layers"]]
+    sources = [ratios[layer] for layer in text["kv_source_layer_ids"]]
+    indexers = [ratios[layer] for layer in text["index_source_layer_ids"]]
+    return V41(
+        name=name,
+        hidden=text["hidden_size"],
+        heads=text["num_attention_heads"],
+        q_lora=text["q_lora_rank"],
+        o_lora=text["o_lora_rank"],
+        output_groups=text["o_groups"],
+        experts=text["n_routed_experts"],
+        width=text["moe_intermediate_size"],
+        active=text["num_experts_per_tok"],
+        vocabulary=text["vocab_size"],
+        plain=ratios.count(0),
+        ratio2=ratios.count(2),
+        sources2=sources.count(2),
+        ratio1=ratios.count(1),
+        sources1=sources.count(1),
+        indexing1=indexers.count(1) - sources.count(1),
+        engrams=len(text["engram_layer_ids"]),
+        row=text["engram_head_dim"],
     )
 
 

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from aot import model as devices
 from aot import step
 from aot.step import Kernels, Part, Range, Split
-from benchmarks.memory import SPLITS, room
+from benchmarks.memory import SPLITS, Model, room
 from planner.asked import ACTIVATIONS, Asked, short
 from planner.trial import MANY_REQUESTS, Attempt, Trial
 from xpustack.base.releases import Release
 from xpustack.core.errors import CheckFailed, command
 
 GIB = 1 << 30
-WITHOUT = Kernels(step.NOTHING, step.NOTHING, step.NOTHING, step.NOTHING)
+WITHOUT = Kernels({}, {})
 """Attention and the indexer's scores are left out: nobody compiles them for a plan."""
 OFFICIAL_SINCE = (0, 26)
 """The first release with an image of upstream's; deploy/official.Containerfile."""
@@ -29,44 +29,37 @@ class Choice:
     Attributes:
         attempt: with the largest chunk of a prompt that leaves room for all requests,
             or else the most room.
-        speed: modelled tokens per second of all requests; None where nobody models it.
+        speed: modelled tokens per second of all requests.
         slowest: the part of a modelled step that takes longest.
     """
 
     attempt: Attempt
     serves: bool
-    speed: Range | None = None
-    slowest: Part | None = None
+    speed: Range
+    slowest: Part
 
     def limit(self, asked: Asked) -> str:
         """What there is too little of, or what takes longest."""
         if not self.serves:
             return f"cache: {self.attempt.room} of {asked.requests} requests fit"
-        if self.slowest is None:
-            return "not modelled"
         return f"{self.slowest.bound}: {self.slowest.name}"
 
 
 def choices(asked: Asked, trial: Trial) -> list[Choice]:
     """Those that start: first those that serve all requests, then the fastest by the
-    middle of the modelled range, or the roomiest where nobody models a speed."""
+    middle of the modelled range."""
     best: dict[str, Attempt] = {}
     for attempt in trial.attempts:
         known = best.get(attempt.name)
         if attempt.room and (known is None or attempt.room > known.room):
             best[attempt.name] = attempt
     found = [_choice(asked, attempt) for attempt in best.values()]
-    return sorted(found, key=lambda one: (not one.serves, -_merit(one)))
-
-
-def _merit(one: Choice) -> float:
-    return one.speed.slow * one.speed.fast if one.speed else one.attempt.room
+    found.sort(key=lambda one: one.speed.slow * one.speed.fast, reverse=True)
+    return sorted(found, key=lambda one: not one.serves)
 
 
 def _choice(asked: Asked, attempt: Attempt) -> Choice:
     model, serves = asked.checkpoint.model, attempt.room >= asked.requests
-    if model is None:
-        return Choice(attempt, serves)
     split = Split(
         next(one for one in devices.devices() if one.name == asked.device.name),
         attempt.tensor_parallel_size,
@@ -138,9 +131,9 @@ def nothing_fits(asked: Asked, release: Release, refused: list[Attempt]) -> Chec
 
 
 def _enough(asked: Asked) -> int:
-    """The fewest devices of `SPLITS` on which the model fits; 0 if none is known."""
+    """The fewest devices of `SPLITS` on which a V4 fits; 0 if none is known."""
     model = asked.checkpoint.model
-    if model is None:
+    if not isinstance(model, Model):
         return 0
     counts = [
         ranks * stages

@@ -34,7 +34,7 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
     machine = {name: str(data[name]) for name in MACHINE}
     rows = []
     for one in data["choices"]:
-        slow, fast = one["tokens_per_second"] or ("", "")
+        slow, fast = one["tokens_per_second"]
         row = {
             "split": one["split"],
             "weights_gib": f"{one['weights_bytes'] / GIB:.1f}",
@@ -43,8 +43,8 @@ def rows_of(data: Mapping[str, Any]) -> list[Row]:
             "chunk": one["chunk"],
             "host_gib": f"{one['host_bytes'] / GIB:.0f}",
             "pinned_gib": f"{one['pinned_bytes'] / GIB:.0f}",
-            "tokens_per_second_slow": slow and f"{slow:.0f}",
-            "tokens_per_second_fast": fast and f"{fast:.0f}",
+            "tokens_per_second_slow": f"{slow:.0f}",
+            "tokens_per_second_fast": f"{fast:.0f}",
             "limit": one["limit"],
         }
         rows.append(machine | {name: str(value) for name, value in row.items()})

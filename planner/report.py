@@ -70,7 +70,7 @@ def rows(data: dict[str, Any]) -> Iterator[dict[str, Any]]:
             "chunk": values["chunk"],
             "host": f"{values['host_bytes'] / GIB:.0f}",
             "pinned": f"{values['pinned_bytes'] / GIB:.0f}",
-            "tokens/s": "{:.0f} to {:.0f}".format(*speed) if speed else "-",
+            "tokens/s": "{:.0f} to {:.0f}".format(*speed),
             "limit": values["limit"],
         }
 
@@ -102,7 +102,7 @@ def _choice(asked: Asked, choice: Choice) -> dict[str, Any]:
         "chunk": attempt.max_num_batched_tokens,
         "host_bytes": attempt.ranks * sum(stage.host for stage in attempt.stages),
         "pinned_bytes": choices.pinned_bytes(attempt),
-        "tokens_per_second": sorted((speed.slow, speed.fast)) if speed else None,
+        "tokens_per_second": sorted((speed.slow, speed.fast)),
         "serves": choice.serves,
         "limit": choice.limit(asked),
     }

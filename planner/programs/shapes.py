@@ -14,7 +14,6 @@ from benchmarks.memory import FLASH, PRO, Model
 from e2e import checkpoint, v41
 
 MODELS = {"flash": FLASH, "pro": PRO}
-TOPK = {"flash": 512, "pro": 1024}
 LENGTH = 1 << 20
 """Tokens of context that both models are trained for."""
 DTYPES = {
@@ -53,7 +52,7 @@ def size(name: str) -> checkpoint.Size:
         o_lora=model.o_lora,
         intermediate=model.width,
         experts=model.experts,
-        index_topk=TOPK[name],
+        index_topk=model.topk,
         chosen=model.active,
         vocabulary=model.vocabulary,
         length=LENGTH,

@@ -13,7 +13,10 @@ from benchmarks.memory import FLASH
 
 KNOWN = {device.name: device for device in devices()}
 B60 = Split(KNOWN["Arc Pro B60"], 8, 2)
-BUSY = Kernels(Range(1, 2), Range(3, 4), Range(5, 6), Range(700, 800))
+BUSY = Kernels(
+    {"window": Range(1, 2), "ratio4": Range(3, 4), "ratio128": Range(5, 6)},
+    {"ratio4": Range(700, 800)},
+)
 
 
 def form(forms: list[Shared], name: str) -> Shared:

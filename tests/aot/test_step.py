@@ -8,12 +8,19 @@ import pytest
 from aot import step
 from aot.model import devices, ends
 from aot.step import Kernels, Range, Split
-from benchmarks.memory import FLASH, PRO, Model, groups
+from benchmarks.memory import FLASH, PRO, Shapes
+from benchmarks.memory_v41 import FLASH_V41
+from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
 
+PROJECT = Project.find()
 KNOWN = {device.name: device for device in devices()}
 B60 = Split(KNOWN["Arc Pro B60"], 8, 2)
-IDLE = Kernels(*[Range(0, 0)] * 4)
-BUSY = Kernels(Range(1, 2), Range(3, 4), Range(5, 6), Range(7, 8))
+IDLE = Kernels({}, {})
+BUSY = Kernels(
+    {"window": Range(1, 2), "ratio4": Range(3, 4), "ratio128": Range(5, 6)},
+    {"ratio4": Range(7, 8)},
+)
 
 
 def part(parts: list[step.Part], name: str) -> Range:
@@ -33,8 +40,8 @@ def test_experts_take_what_their_bytes_take(tokens: int, by_hand: float) -> None
     assert experts.fast < by_hand < experts.slow
 
 
-@pytest.mark.parametrize("model", [FLASH, PRO], ids=lambda model: model.name)
-def test_a_rank_reads_every_weight_but_rows_of_tables(model: Model) -> None:
+@pytest.mark.parametrize("model", [FLASH, PRO, FLASH_V41], ids=lambda model: model.name)
+def test_a_rank_reads_every_weight_but_rows_of_tables(model: Shapes) -> None:
     """With one rank and all experts chosen, the parts are all bytes of the model."""
     one = Split(KNOWN["Max 1100"], 1)
     parts = step.decode(model, one, 10**6, IDLE)
@@ -47,14 +54,49 @@ def test_a_rank_reads_every_weight_but_rows_of_tables(model: Model) -> None:
         "projections",
         *(f"{name}, on every rank" for name in ("projections", "compressor")),
         *(f"{name}, on every rank" for name in ("indexer", "hyper-connections")),
+        *("Engram", "Engram, on every rank"),
     }
     read = sum(p.milliseconds.fast for p in parts if p.name in stored) * fast * 1e6
     all_bytes = sum(
         group.count * group.size
-        for group in groups(model)
+        for group in model.stored()
         if group.part not in ("embedding", "route table")
     )
     assert read == pytest.approx(all_bytes, rel=1e-9)
+
+
+def test_v41_has_the_weights_that_its_plan_holds() -> None:
+    """The engine's own tensors, of the published shapes, for one rank of eight."""
+    (row,) = (
+        row
+        for row in read_rows(PROJECT.root / "docs/data/plans.csv")
+        if (row["model"], row["split"]) == ("V4.1-Flash", "TP 8")
+        and (row["device"], row["weights_gib"] > "") == ("Max 1100", True)
+    )
+    held = sum(
+        group.count
+        * group.size
+        * (FLASH_V41.padded(8) if "expert" in group.part else 1)
+        / (8 if group.sharded else 1)
+        for group in FLASH_V41.stored()
+    )
+    assert held / 2**30 == pytest.approx(float(row["weights_gib"]), abs=0.05)
+
+
+def test_columns_of_an_expert_are_padded() -> None:
+    """288 are padded to 320 on each of eight ranks, 576 on each of four are not."""
+    assert FLASH_V41.padded(8) == pytest.approx(320 / 288)
+    assert FLASH_V41.padded(4) == FLASH.padded(8) == PRO.padded(16) == 1
+
+
+def test_v41_is_gathered_and_launched_as_it_is_layered() -> None:
+    assert FLASH_V41.layers == 40
+    fast = 2 * 15 + 30 * 16 + 3 * 27 + 29 + 4 * 24 + 2 * 4 + 40 * 12
+    assert step.launches(FLASH_V41).fast == fast
+    entries = FLASH_V41.entries(1024)
+    assert (entries["source2"], entries["shared1"]) == (512, 1024)
+    assert FLASH_V41.chosen(1024)["shared2"] == 512
+    assert FLASH_V41.scored(1024) == {"source2": 512, "source1": 1024, "index1": 1024}
 
 
 def test_ranks_share_what_is_sharded_alone() -> None:
@@ -144,10 +186,12 @@ def test_the_peak_is_the_published_one() -> None:
 
 
 def test_every_range_has_its_fast_end_first() -> None:
-    for model in (FLASH, PRO):
+    for model in (FLASH, PRO, FLASH_V41):
+        one = Range(1, 2)
+        busy = Kernels(dict.fromkeys(model.kinds, one), {})
         for parts in (
-            step.decode(model, B60, 16, BUSY),
-            step.prefill(model, B60, 2048, 16_384, BUSY),
+            step.decode(model, B60, 16, busy),
+            step.prefill(model, B60, 2048, 16_384, busy),
         ):
             for one in parts:
                 assert 0 <= one.milliseconds.fast <= one.milliseconds.slow, one
