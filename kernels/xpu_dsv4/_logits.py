@@ -191,6 +191,7 @@ def paged_mqa_logits(
         rows = requests * next_n
         tiles = tiles_a_program(rows)
         keys = tiles * config.block_n
+        warps = _warps_that_share_pages(pages, config)
         paged_mqa_logits_kernel[_grid(rows, max_model_len, keys)](
             q.view(torch.uint8),
             q_scales,
@@ -217,11 +218,11 @@ def paged_mqa_logits(
             NEXT_N=next_n,
             BLOCK_SIZE=pages.shape[1],
             BLOCK_N=config.block_n,
-            BLOCK_H=_padded(heads),
+            BLOCK_H=_padded(heads, groups=2 if warps else 1),
             DIM=_dim(width, q_scales),
             ROW_LENS=row_lens,
             FP4=q_scales is not None,
-            WARPS=_warps_that_share_pages(pages, config),
+            WARPS=warps,
             **launch_options(q.device, config.num_warps, config.num_stages, config.grf),
         )
     return logits
@@ -322,9 +323,9 @@ def _dim(width: int, q_scales: torch.Tensor | None) -> int:
     return width if q_scales is None else 2 * width
 
 
-def _padded(heads: int) -> int:
-    """Rows of the matrix product that hold `heads`."""
-    return max(16, next_power_of_2(heads))
+def _padded(heads: int, groups: int = 1) -> int:
+    """Columns of the matrix products that hold `heads`, in `groups` products."""
+    return max(16 * groups, next_power_of_2(heads))
 
 
 def _warps_that_share_pages(pages: torch.Tensor, config: LogitsConfig) -> int:

@@ -15,7 +15,7 @@ rows, so the sum over heads stays in a sub-group.
 """
 
 from ._fp4 import MXFP4_BLOCK, mxfp4_pair
-from ._logits_lanes import e4m3_to_bf16, lane_keys, lane_query
+from ._logits_lanes import e4m3_to_bf16, lane_keys, lane_query, lane_scores
 from ._triton import tl, triton
 
 
@@ -302,19 +302,32 @@ def paged_mqa_logits_kernel(
             q_row_scales_ptr = q_ptr
         row_weights_ptr = weights_ptr + row * weights_stride
         table_row_ptr = table_ptr + request * table_stride
-        # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
         if WARPS:
+            # [DIM / 2, BLOCK_H / 2] each, and [BLOCK_H / 2]
             q0, q1, weights = lane_query(
                 q_row_ptr,
                 q_row_scales_ptr,
                 row_weights_ptr,
+                0,
                 num_heads,
                 q_head_stride,
-                BLOCK_H,
+                BLOCK_H // 2,
+                DIM,
+                FP4,
+            )
+            other_q0, other_q1, other_weights = lane_query(
+                q_row_ptr,
+                q_row_scales_ptr,
+                row_weights_ptr,
+                BLOCK_H // 2,
+                num_heads,
+                q_head_stride,
+                BLOCK_H // 2,
                 DIM,
                 FP4,
             )
         else:
+            # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
             q0, q1, weights = _query(
                 q_row_ptr,
                 q_row_scales_ptr,
@@ -355,7 +368,7 @@ def paged_mqa_logits_kernel(
                 row_offs = tl.arange(0, ROWS)[None, :]  # [1, ROWS]
                 # [BLOCK_N] each
                 key_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
-                key_mask = tl.reshape(key_mask, (BLOCK_N,)) & (key_offs < length)
+                key_mask = tl.reshape(key_mask, (BLOCK_N,))
                 scale_places = tl.reshape(
                     scale_places[:, None] + row_offs * SCALE_BYTES, (BLOCK_N,)
                 )
@@ -377,7 +390,20 @@ def paged_mqa_logits_kernel(
                     )
                 else:
                     k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
-            scores = _scores(q0, q1, weights, k0, k1)  # [BLOCK_N]
+            # [BLOCK_N]
+            if WARPS:
+                scores = lane_scores(
+                    q0,
+                    q1,
+                    weights,
+                    other_q0,
+                    other_q1,
+                    other_weights,
+                    k0,
+                    k1,
+                )
+            else:
+                scores = _scores(q0, q1, weights, k0, k1)
             if not FP4:
                 # [BLOCK_N]
                 scale_ptrs = cache_ptr + scale_places
@@ -388,8 +414,13 @@ def paged_mqa_logits_kernel(
                 )
                 scores *= scales
             logits = tl.where(key_mask, scores, -float("inf"))  # [BLOCK_N]
-            tl.store(
-                out_ptr + row * out_stride + key_offs,
-                logits,
-                mask=key_offs < width,
-            )
+            out_mask = key_offs < width  # [BLOCK_N]
+            out_ptrs = out_ptr + row * out_stride + key_offs  # [BLOCK_N]
+            if WARPS:
+                # Two stores: their masks are one key a lane, while each lane has the
+                # scores of all keys of its sub-group.
+                tl.store(out_ptrs, logits, mask=out_mask & (key_offs < length))
+                behind_mask = out_mask & (key_offs >= length)  # [BLOCK_N]
+                tl.store(out_ptrs, -float("inf"), mask=behind_mask)
+            else:
+                tl.store(out_ptrs, logits, mask=out_mask)

@@ -44,6 +44,7 @@ def lane_query(
     q_ptr,
     q_scales_ptr,
     weights_ptr,
+    first_head,
     num_heads,
     q_head_stride,
     BLOCK_H: tl.constexpr,
@@ -52,13 +53,14 @@ def lane_query(
     LANES: tl.constexpr = LANES,
     MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
-    """As `_query` of `_logits_kernels`, with the dims in the order of `lane_keys`.
+    """As `_query` of `_logits_kernels`, from `first_head` on, with the dims in the
+    order of `lane_keys`.
 
     Heads that do not exist are the codes of the first, without a scale and without a
     weight: a load with a mask is a branch, and no product overflows.
     """
     HALF: tl.constexpr = DIM // 2 // LANES
-    head_offs = tl.arange(0, BLOCK_H)  # [BLOCK_H]
+    head_offs = first_head + tl.arange(0, BLOCK_H)  # [BLOCK_H]
     head_mask = head_offs < num_heads  # [BLOCK_H]
     weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
     heads = tl.where(head_mask, head_offs, 0)[:, None, None]
@@ -101,17 +103,39 @@ def lane_keys(
     KEY_BYTES: tl.constexpr = DIM // 2 if FP4 else DIM
     lane_offs = tl.arange(0, LANES)[:, None, None, None]
     row_offs = tl.arange(0, ROWS)[None, None, :, None]
-    byte_offs = row_offs * KEY_BYTES + lane_offs * (HALF if FP4 else 2 * HALF)
-    # [LANES, WARPS, ROWS, HALF]
-    code_ptrs = key_ptrs[None, :, None, None] + (
-        byte_offs + tl.arange(0, HALF)[None, None, None, :]
-    )
+    # What is the same for all lanes comes last: it is then part of the load.
+    lane_ptrs = key_ptrs[None, :, None, None] + lane_offs * (HALF if FP4 else 2 * HALF)
+    byte_offs = row_offs * KEY_BYTES + tl.arange(0, HALF)[None, None, None, :]
+    code_ptrs = lane_ptrs + byte_offs  # [LANES, WARPS, ROWS, HALF]
     exponents = 0
     if FP4:
         block_offs = lane_offs * 2 * HALF // MXFP4_BLOCK
-        scale_offs = row_offs * (DIM // MXFP4_BLOCK) + block_offs
-        exponents = tl.load(scale_ptrs[None, :, None, None] + scale_offs).to(tl.int32)
+        block_ptrs = scale_ptrs[None, :, None, None] + block_offs
+        exponents = tl.load(block_ptrs + row_offs * (DIM // MXFP4_BLOCK)).to(tl.int32)
     low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
     k0 = tl.reshape(tl.permute(low, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
     k1 = tl.reshape(tl.permute(high, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
     return k0, k1
+
+
+@triton.jit
+def lane_scores(
+    q0,  # [DIM / 2, BLOCK_H] bf16, as all that begin with q
+    q1,
+    weights,  # [BLOCK_H]
+    other_q0,
+    other_q1,
+    other_weights,  # [BLOCK_H]
+    k0,  # [BLOCK_N, DIM / 2] bf16
+    k1,  # [BLOCK_N, DIM / 2] bf16
+):
+    """As `_scores` of `_logits_kernels`, over two groups of heads, `[BLOCK_N]`.
+
+    The second group's weighted products are added as they are multiplied.
+    """
+    products = tl.dot(k1, q1, tl.dot(k0, q0))  # [BLOCK_N, BLOCK_H]
+    sums = tl.maximum(products, 0.0) * weights[None, :]  # [BLOCK_N, BLOCK_H]
+    products = tl.dot(k1, other_q1, tl.dot(k0, other_q0))  # [BLOCK_N, BLOCK_H]
+    factors = tl.broadcast_to(other_weights[None, :], products.shape)
+    sums = tl.fma(tl.maximum(products, 0.0), factors, sums)  # [BLOCK_N, BLOCK_H]
+    return tl.sum(sums, axis=1)

@@ -16,12 +16,15 @@ from pathlib import Path
 from xpustack.base.store import Store
 from xpustack.builds.installed import manifest_of
 from xpustack.core.cache import Cache, writing
+from xpustack.core.progress import Progress, at_most_every, silent
 
 _DAY = 86_400
 _FORMER = ("wheels", "mypy")
 """What earlier versions of the tool kept."""
 _CONTENTS = "files"
 _BLOCK = 512
+_SECONDS = 2.0
+"""Between two messages on how far a listing is."""
 
 
 @dataclass(frozen=True)
@@ -33,15 +36,17 @@ class Area:
     bytes: int
 
 
-def info(cache: Cache) -> list[Area]:
+def info(cache: Cache, progress: Progress = silent) -> list[Area]:
     """The areas of the cache; a file with several names counts in the first."""
+    say = at_most_every(_SECONDS, progress)
     if not cache.root.exists():
         return []
     seen: set[tuple[int, int]] = set()
     areas = []
     for folder in sorted(path for path in cache.root.iterdir() if path.is_dir()):
         size = 0
-        for status in _statuses(folder):
+        for count, status in enumerate(_statuses(folder)):
+            say(f"reading {folder.name}: {count:,} files")
             inode = (status.st_dev, status.st_ino)
             if inode not in seen:
                 seen.add(inode)

@@ -11,7 +11,7 @@ from xpustack.builds.installed import Build
 from xpustack.checks.checker import Checker
 from xpustack.checks.results import Kind, Result
 from xpustack.checks.schedule import Task
-from xpustack.core.errors import EnvironmentProblem, StackError
+from xpustack.core.errors import EnvironmentProblem, SourceError, StackError
 from xpustack.lint.linter import steps_are_typed
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
@@ -100,6 +100,7 @@ class Planner:
                 "failed",
                 summary=problem.message,
                 detail=tuple(str(problem).splitlines()[1:]),
+                sourceless=isinstance(problem, SourceError),
             )
         ]
         for slug in blocked:

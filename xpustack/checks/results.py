@@ -7,7 +7,12 @@ from typing import Any, Literal
 
 import msgspec
 
-from xpustack.core.errors import EnvironmentProblem, command
+from xpustack.core.errors import (
+    CheckFailed,
+    EnvironmentProblem,
+    SourceError,
+    command,
+)
 from xpustack.steptest.verdict import Figure, StepTestReport
 
 Kind = Literal["static", "apply", "build", "lint", "test"]
@@ -30,6 +35,7 @@ class Result(msgspec.Struct, frozen=True):
         tip: whether a test ran on the tip alone.
         typed: whether a lint ran mypy.
         figures: what a test measured.
+        sourceless: whether the release's archive cannot be had.
     """
 
     release: str
@@ -44,6 +50,7 @@ class Result(msgspec.Struct, frozen=True):
     tip: bool = False
     typed: bool = False
     figures: tuple[Figure, ...] = ()
+    sourceless: bool = False
 
     @property
     def command(self) -> str:
@@ -127,6 +134,16 @@ class Report:
     def failed(self) -> int:
         """Failed and blocked checks."""
         return len(self.results) - self.passed
+
+    @property
+    def exit_code(self) -> int:
+        """0, the code of a failed check, or that of an archive which cannot be had, if
+        that alone failed."""
+        failed = [result for result in self.results if result.status != "passed"]
+        if not failed:
+            return 0
+        sourceless = all(result.sourceless for result in failed)
+        return SourceError.exit_code if sourceless else CheckFailed.exit_code
 
     def to_json(self) -> dict[str, object]:
         return {

@@ -9,13 +9,15 @@ from rich.filesize import decimal
 from xpustack.builds import cache_contents
 from xpustack.builds.cache_contents import Area
 from xpustack.core.cache import Cache
-from xpustack.terminal.console import Answer, Reply
+from xpustack.terminal.console import Answer, Reply, showing_progress
 
 
 def info(*, answer: Reply) -> None:
     """Show where the cache lies and what it holds."""
     cache = Cache.default()
-    _report(answer, cache, cache_contents.info(cache))
+    with showing_progress() as progress:
+        areas = cache_contents.info(cache, progress)
+    _report(answer, cache, areas)
 
 
 def gc(*, days: NonNegativeFloat = 7, answer: Reply) -> None:
@@ -28,9 +30,10 @@ def gc(*, days: NonNegativeFloat = 7, answer: Reply) -> None:
         days: Keep what was made or used since then.
     """
     cache = Cache.default()
-    before = _bytes(cache_contents.info(cache))
-    cache_contents.gc(cache, days=days)
-    areas = cache_contents.info(cache)
+    with showing_progress() as progress:
+        before = _bytes(cache_contents.info(cache, progress))
+        cache_contents.gc(cache, days=days)
+        areas = cache_contents.info(cache, progress)
     _report(answer, cache, areas, before=before)
     answer.say(f"freed {decimal(before - _bytes(areas))}")
 

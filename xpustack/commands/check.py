@@ -8,7 +8,7 @@ from cyclopts.types import PositiveInt
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.core.errors import CheckFailed, SeriesError, StackError
+from xpustack.core.errors import SeriesError, StackError
 from xpustack.core.process import usable_cpus
 from xpustack.core.project import Project
 from xpustack.series import static
@@ -93,8 +93,8 @@ def check(
     answer.data = report.to_json()
     if report.problem is not None:
         answer.fail(report.problem)
-    elif report.failed:
-        answer.exit_code = CheckFailed.exit_code
+    else:
+        answer.exit_code = report.exit_code
     if not answer.as_json:
         show(report, stdout_console(100), verbose)
 

@@ -26,6 +26,8 @@ SECTION = "defects"
 UNPROVEN = "not checked on this machine"
 _LONGEST = 160
 """Characters of a failure that the page shows."""
+_BY_STEP = re.compile(r"\bby `([a-z0-9-]+)`$")
+"""Another step of the series, in the reason why a series lacks a step."""
 
 
 class Defect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -75,6 +77,25 @@ def defects(project: Project) -> tuple[Defect, ...]:
         return msgspec.toml.decode(path.read_bytes(), type=_List).defect
     except msgspec.DecodeError as error:
         raise UsageError(str(error), path=LIST) from error
+
+
+def verdict(defect: Defect, release: str, has: set[tuple[str, str]]) -> str:
+    """Whether a patched release has a defect, from the pairs of release and step."""
+    reason = defect.elsewhere.get(release)
+    if reason is None:
+        return "fixed" if (release, defect.step) in has else "broken, without a reason"
+    if reason.startswith("not fixed"):
+        return "broken"
+    other = _BY_STEP.search(reason)
+    return "fixed" if other and (release, other[1]) in has else "absent"
+
+
+def fixed(
+    listed: Iterable[Defect], release: str, has: set[tuple[str, str]]
+) -> set[str]:
+    """The numbers of the defects that a patched release no longer has. A defect with
+    several steps has several entries and one number."""
+    return {one.id for one in listed if verdict(one, release, has) == "fixed"}
 
 
 def observations(project: Project, cache: Cache) -> list[Observation]:

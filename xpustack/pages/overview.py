@@ -13,7 +13,7 @@ from xpustack.base.releases import Release, Releases
 from xpustack.core import markdown
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
-from xpustack.pages.defects import LIST, Defect, defects
+from xpustack.pages.defects import LIST, Defect, defects, fixed
 from xpustack.pages.status import StepStatus, step_statuses
 
 HEADS = ("release", "untouched", "defects fixed", "patched", "MTP draft", "wheel")
@@ -68,15 +68,11 @@ def _row(
     patched: str,
 ) -> tuple[str, ...]:
     slugs = {status.step for status in steps}
-    fixed = {
-        defect.id
-        for defect in listed
-        if defect.step in slugs and release.name not in defect.elsewhere
-    }
+    has = {(release.name, slug) for slug in slugs}
     return (
         release.name,
         _first(_UNTOUCHED, slugs) or "untested",
-        str(len(fixed)),
+        str(len(fixed(listed, release.name, has))),
         patched,
         _first(_DRAFT, slugs) or "untested",
         f"`{release.version}+xpu.dsv4.{release.revision}`",

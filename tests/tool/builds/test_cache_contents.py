@@ -10,6 +10,7 @@ from calls import calling
 from fake_stack import FakeStack
 
 from xpustack.base.store import Store
+from xpustack.builds import cache_contents
 from xpustack.builds.cache_contents import Area, gc, info
 from xpustack.builds.installed import install, store_files
 from xpustack.core.cache import Cache
@@ -45,6 +46,15 @@ def test_linked_files_count_once(cache: Cache):
     assert areas["files"] == Area("files", 1, 0)
     assert areas["results"].entries == 1
     assert info(Cache(cache.root / "none")) == []
+
+
+def test_a_long_listing_says_how_far_it_is(cache: Cache, monkeypatch):
+    for name in ("one", "two"):
+        write(cache.builds / name / "site/a.py")
+    heard: list[str] = []
+    monkeypatch.setattr(cache_contents, "_SECONDS", 0.0)
+    info(cache, heard.append)
+    assert heard == ["reading builds: 0 files", "reading builds: 1 files"]
 
 
 def test_what_was_used_lately_stays(cache: Cache):

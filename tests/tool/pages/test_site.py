@@ -13,7 +13,8 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
-from xpustack.pages.defects import Defect
+from xpustack.pages.defects import Defect, verdict
+from xpustack.pages.overview import overview
 from xpustack.pages.site import build, charts
 from xpustack.pages.status import ELSEWHERE, layer_steps, step_statuses
 
@@ -63,17 +64,22 @@ def test_a_verdict_follows_series_and_list(release: str, wanted: str):
     }
     defect = Defect("N1", "it breaks", "a-step", elsewhere=reasons)
     has = {("v3.0", "other-step"), ("v5.0", "a-step")}
-    assert build.verdict(defect, release, has) == wanted
+    assert verdict(defect, release, has) == wanted
 
 
 def test_each_real_defect_has_one_of_three_states(real_project: Project):
     pinned = load(real_project)
     statuses = step_statuses(real_project, pinned)
     grid = build.defects_grid(real_project, pinned.names, statuses)
-    for row in grid.splitlines()[1:-1]:
-        cells = row.removesuffix("</td></tr>").split("</td><td>")[3:]
+    *rows, last = (
+        row.removesuffix("</td></tr>").split("</td><td>")[3:]
+        for row in grid.splitlines()[1:-1]
+    )
+    for cells in rows:
         assert len(cells) == len(pinned.names)
         assert set(cells) <= {"broken", "fixed", "absent"}
+    readme = overview(real_project, pinned).splitlines()[2:]
+    assert [row.split(" | ")[2] for row in readme] == last[::-1]
 
 
 def test_every_step_stands_in_one_part_of_the_layer(real_project: Project):

@@ -53,6 +53,13 @@ def test_check_prints_its_report_last(call):
     assert (data["passed"], data["failed"]) == (4, 0)
 
 
+@pytest.mark.parametrize("words", [("apply", "v1.0"), ("check", "v1.0"), ("check",)])
+def test_a_missing_archive_has_one_exit_code(call, tmp_path, monkeypatch, words):
+    monkeypatch.setenv("XPUSTACK_CACHE", str(tmp_path / "empty"))
+    done = call(*words, "--offline")
+    assert done.exit_code == 3, done.output
+
+
 @pytest.mark.parametrize(
     ("words", "checked", "whole"),
     [

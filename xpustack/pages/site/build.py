@@ -15,7 +15,7 @@ from xpustack.core.cache import Cache, replace_dir
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
-from xpustack.pages.defects import LIST, Defect, defects
+from xpustack.pages.defects import LIST, defects, fixed, verdict
 from xpustack.pages.status import StepStatus, checked_statuses, long_cell, matrix
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ GRID = "<!-- grid -->"
 """Stands in a page for the grid of that name."""
 LINE = re.compile(rf"^(All rows: \[(.+\.csv)\]\({FOLDER}/\2\)\.)$", re.MULTILINE)
 """The line behind which a page has a file's rows, and before which its charts."""
-_BY_STEP = re.compile(r"\bby `([a-z0-9-]+)`$")
-"""Another step of the series, in the reason why a series lacks a step."""
 
 
 def build_site(project: Project, cache: Cache, to: Path) -> int:
@@ -155,27 +153,17 @@ def steps_grid(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
 def defects_grid(
     project: Project, names: Sequence[str], statuses: Sequence[StepStatus]
 ) -> str:
-    """Defects by release: broken, fixed by a step, or absent."""
+    """Defects by release: broken, fixed by a step, or absent; then how many are fixed,
+    as in the README."""
     listed = defects(project) if (project.root / LIST).is_file() else ()
     has = {(status.release, status.step) for status in statuses}
-    return table(
-        ("id", "defect", "step", *names),
-        (
-            (one.id, one.what, f"`{one.step}`", *(verdict(one, n, has) for n in names))
-            for one in listed
-        ),
-    )
-
-
-def verdict(defect: Defect, release: str, has: set[tuple[str, str]]) -> str:
-    """Whether a patched release has a defect, from the pairs of release and step."""
-    reason = defect.elsewhere.get(release)
-    if reason is None:
-        return "fixed" if (release, defect.step) in has else "broken, without a reason"
-    if reason.startswith("not fixed"):
-        return "broken"
-    other = _BY_STEP.search(reason)
-    return "fixed" if other and (release, other[1]) in has else "absent"
+    rows = [
+        (one.id, one.what, f"`{one.step}`", *(verdict(one, n, has) for n in names))
+        for one in listed
+    ]
+    counts = (str(len(fixed(listed, name, has))) for name in names)
+    rows.append(("", "defects fixed; one id is one defect", "", *counts))
+    return table(("id", "defect", "step", *names), rows)
 
 
 def _inline(text: str) -> str:
