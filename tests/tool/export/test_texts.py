@@ -103,7 +103,7 @@ def test_what_serving_needs_is_said_though_no_test_does(stack: TinyStack) -> Non
     assert "Serving needs these as well" in text and "- [XPU] Do raise-again\n" in text
     assert "- `raise-value`: after `raise-again`" in (place / "cover.md").read_text()
     stack.write("patches/raise-value/request.md", "After: raise\n")
-    with pytest.raises(UsageError, match="no step .raise."):
+    with pytest.raises(UsageError, match=r"no step .raise."):
         written(stack)
 
 
