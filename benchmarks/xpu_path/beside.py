@@ -131,13 +131,10 @@ def compare(engines: Engines, release: str, results: Path) -> Iterator[dict[str,
             yield from attention_rows(where, served, twin)
             check_around(served, twin)
             print(near_ties([served], one, twin))
-    for (where, plain), (_, served) in zip(
-        from_gpu(results, "v41", TEXT),
-        from_gpu(results, "v41-drafts", DRAFTED),
-        strict=True,
-    ):
+    plain = dict(from_gpu(results, "v41", TEXT))
+    for where, served in from_gpu(results, "v41-drafts", DRAFTED):
         print(f"v41-drafts: {where}", served.new_tokens())
-        yield from drafted_rows(engines, where, served, plain)
+        yield from drafted_rows(engines, where, served, plain[where])
 
 
 def drafted_rows(

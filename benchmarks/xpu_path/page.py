@@ -196,7 +196,8 @@ def engine_table(folder: Path) -> list[str]:
             if not (folder / f"{name}.pt").is_file():
                 continue
             answer = torch.load(folder / f"{name}.pt", weights_only=False)
-            answer["tokens"] = answer["tokens"][:1]
+            for part in ("read", "tokens"):
+                answer[part] = answer[part][:1]
             served = Served(job, answer, "", 0.0)
             for error in checks.check_attention(served, twin):
                 overlap = "" if error.overlap is None else f"{error.overlap:.3f}"
