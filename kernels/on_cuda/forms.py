@@ -33,7 +33,9 @@ _PREFILL_SCALES, _DECODE_SCALES = 16, 25
 @cache
 def _hopper_programs(device: torch.device) -> int:
     """Multiprocessors of a Hopper GPU, each of which holds one program; 0 elsewhere."""
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) != HOPPER:
+    if device.type != "cuda" or torch.version.cuda is None:
+        return 0
+    if torch.cuda.get_device_capability(device) != HOPPER:
         return 0
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
 

@@ -9,23 +9,29 @@ from helpers import reference_attention as reference
 from helpers.attention_batch import NO_SINKS, Batch
 
 TOLERANCE = 4e-3
-COMBINE = "combine_topk_swa_indices"
+COMBINE, RANGES = "combine_topk_swa_indices", "xpu_range_prefill"
+"""Each round calls one of them; the second where a release has it."""
 
 
 def rounds_of(batch: Batch, monkeypatch: pytest.MonkeyPatch) -> int:
     """How many rounds the batch takes, after a check of their results."""
+    module = layout.prefill_module(batch.layer)
     # An attribute of the layer where a release has layers with other functions.
-    owner: Any = batch.layer
-    if not hasattr(owner, COMBINE):
-        owner = layout.prefill_module(batch.layer)
-    combine = getattr(owner, COMBINE)
+    owner: Any = batch.layer if hasattr(batch.layer, COMBINE) else module
     rounds = []
 
-    def counted(*args: Any, **kwargs: Any) -> Any:
-        rounds.append(args)
-        return combine(*args, **kwargs)
+    def count(owner: Any, name: str) -> None:
+        call = getattr(owner, name)
 
-    monkeypatch.setattr(owner, COMBINE, counted)
+        def counted(*args: Any, **kwargs: Any) -> Any:
+            rounds.append(name)
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, counted)
+
+    count(owner, COMBINE)
+    if hasattr(module, RANGES):
+        count(module, RANGES)
     output = batch.forward()
     assert reference.relative(output, batch.expected(NO_SINKS)) < TOLERANCE
     return len(rounds)
