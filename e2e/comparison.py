@@ -69,13 +69,14 @@ def of_all_ranks(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
 
 
 def blocks_of_all(ranks: list[torch.Tensor]) -> torch.Tensor:
-    """Candidate blocks of all rows, each of which some rank must have; those that have
-    it must agree."""
+    """Candidate blocks of all rows, each of which some rank must have, and those that
+    have it alike. No rank has any of a step whose requests are too short to choose."""
     whole = torch.stack(ranks).amax(0)
     for blocks in ranks:
         own = blocks[:, 0] != NO_BLOCKS
         assert blocks[own].equal(whole[own]), "ranks have other candidate blocks"
-    assert (whole != NO_BLOCKS).all(), "rows without candidate blocks"
+    written = (whole != NO_BLOCKS).any(1)
+    assert written.all() or not written.any(), "rows without candidate blocks"
     return whole
 
 
