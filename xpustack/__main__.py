@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line: which commands there are, and the options before them."""
 
+import io
 import os
 import signal
 import sys
@@ -28,7 +29,7 @@ from xpustack.commands import (
     upstream_tests,
     wheels,
 )
-from xpustack.core.errors import UsageError
+from xpustack.core.errors import UsageError, stack_error_of
 from xpustack.core.history import version
 from xpustack.terminal.console import EXIT_CODES, answering
 
@@ -122,7 +123,22 @@ def main() -> None:
     # Under nohup the command goes on.
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         signal.signal(signal.SIGHUP, _interrupt)
-    call(sys.argv[1:])
+    # Whoever started the command may have closed them.
+    sys.stdout = sys.stdout or io.StringIO()
+    sys.stderr = sys.stderr or io.StringIO()
+    try:
+        try:
+            call(sys.argv[1:])
+        finally:
+            sys.stdout.flush()
+    except OSError as error:
+        # What is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if isinstance(error, BrokenPipeError):
+            sys.exit(1)
+        problem = stack_error_of(error)
+        print(f"error: {problem}", file=sys.stderr)
+        sys.exit(problem.exit_code)
 
 
 if __name__ == "__main__":

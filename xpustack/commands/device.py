@@ -25,7 +25,7 @@ def device(
     python: str = sys.executable,
     release: str | None = None,
     out: Path | None = None,
-    minutes: Annotated[float, Number(gte=1)] = 25,
+    minutes: Annotated[float, Parameter(validator=Number(gte=1))] = 25,
     again: bool = False,
     answer: Reply,
 ) -> None:

@@ -8,6 +8,7 @@ import msgspec
 from cyclopts import Parameter
 
 from xpustack.checks import once as checks
+from xpustack.core.errors import UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release.inputs import machine
@@ -26,6 +27,8 @@ def once(
     Args:
         words: The command's words, after `--`.
     """
+    if not words:
+        raise UsageError("no command is named", hint="xpustack once --help")
     with using_cache() as cache:
         root = Project.find().root
         programs = machine(Runner())

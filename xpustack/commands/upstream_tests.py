@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
+from cyclopts.types import PositiveInt
 
 from xpustack.base import releases
 from xpustack.base.store import Store
@@ -39,7 +40,7 @@ def upstream_tests(
     prepare: bool = False,
     read: bool = False,
     write: bool = False,
-    jobs: Annotated[int, Parameter(("--jobs", "-j"))] = 1,
+    jobs: Annotated[PositiveInt, Parameter(("--jobs", "-j"))] = 1,
     offline: Offline = False,
     answer: Reply,
 ) -> None:

@@ -109,7 +109,9 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
         raise
     except CycloptsError as error:
         hint = " ".join(filter(None, ("xpustack", command, "--help")))
-        answer.end(UsageError(str(error).rstrip("."), hint=hint))
+        said = str(error)
+        cut = said.endswith("...")
+        answer.end(UsageError(said if cut else said.removesuffix("."), hint=hint))
     except KeyboardInterrupt:
         answer.end(Interrupted("interrupted: nothing half-done is left"))
     except Exception as error:

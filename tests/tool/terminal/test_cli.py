@@ -112,11 +112,38 @@ def test_static_and_status(call):
         (("apply",), 2, "name one RELEASE"),
         (("check", "--only", "nothing"), 2, "nothing"),
         (("save", "nowhere"), 2, "was not made by xpustack apply"),
+        (("once",), 2, "no command is named"),
+        (("device", "--minutes", "0"), 2, "Must be >= 1"),
+        (("nothing",), 2, "Available commands: "),
     ],
 )
 def test_a_wrong_word_is_explained(call, words, code, text):
     done = call(*words)
     assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+def run(output: int | None) -> subprocess.CompletedProcess[str]:
+    """The command line's help, written to a file descriptor."""
+    words = [sys.executable, "-m", "xpustack", "--help"]
+    errors = subprocess.PIPE
+    return subprocess.run(words, stdout=output, stderr=errors, text=True, check=False)
+
+
+def test_nobody_reads_the_output():
+    reads, writes = os.pipe()
+    os.close(reads)
+    done = run(writes)
+    os.close(writes)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_the_output_cannot_be_written():
+    full = os.open("/dev/full", os.O_WRONLY)
+    done = run(full)
+    os.close(full)
+    assert done.returncode == 5
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_static_with_a_step_judges_that_step(three_steps, tmp_path, monkeypatch):
