@@ -8,7 +8,7 @@ from cyclopts.types import PositiveInt
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.core.errors import StackError
+from xpustack.core.errors import SeriesError, StackError
 from xpustack.core.process import usable_cpus
 from xpustack.core.project import Project
 from xpustack.series import static
@@ -66,7 +66,7 @@ def check(
         if not errors and release is None:
             answer.say(*(f"note: {note}" for note in static.unrecorded(project)))
         answer.say(f"static: {len(errors)} errors")
-        answer.exit_code = errors[0].exit_code if errors else 0
+        answer.exit_code = SeriesError.exit_code if errors else 0
         return
     pinned = releases.load(project)
     chosen = list(pinned) if release is None else [pinned[release]]
