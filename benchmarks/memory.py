@@ -153,7 +153,58 @@ class Model(Shapes):
         return {"ratio4": context // 4}
 
     def stored(self) -> list[Group]:
-        return _stored(self)
+        hidden, layers = self.hidden, self.layers
+        compressed = self.by4 + self.by128
+        inner = HEAD * (2 * self.by4 + self.by128)
+        index = INDEX_HEADS * INDEX_HEAD
+        route_table = self.vocabulary * self.active * self.hashed
+        return [
+            Group(
+                "experts",
+                3 * hidden * self.width * self.experts * layers,
+                MXFP4,
+                True,
+            ),
+            Group(
+                "shared expert", 3 * hidden * self.width * layers, BLOCK_FP8, True, True
+            ),
+            *(
+                Group("projections", count * layers, BLOCK_FP8, sharded, True)
+                for count, sharded in (
+                    (hidden * (self.q_lora + HEAD), False),
+                    (self.q_lora * self.heads * HEAD, True),
+                    (self.heads * HEAD * self.o_lora, True),
+                    (self.groups * self.o_lora * hidden, True),
+                )
+            ),
+            Group("compressor", 2 * hidden * inner, BF16, False),
+            Group(
+                "compressor", HEAD * (4 * 2 * self.by4 + 128 * self.by128), FP32, False
+            ),
+            Group("compressor", HEAD * compressed, BF16, False),
+            Group("indexer", self.q_lora * index * self.by4, BLOCK_FP8, False, True),
+            Group(
+                "indexer",
+                hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * self.by4,
+                BF16,
+                False,
+            ),
+            Group("indexer", (4 * 2 + 1) * INDEX_HEAD * self.by4, FP32, False),
+            Group("router", hidden * self.experts * layers, BF16, False),
+            Group("router", self.experts * (layers - self.hashed), FP32, False),
+            Group("route table", route_table, FP32, False),
+            Group("hyper-connections", 2 * mixing(hidden) * layers, FP32, False),
+            Group("hyper-connections", HYPER * HYPER * hidden + HYPER + 1, FP32, False),
+            Group(
+                "norms",
+                (2 * hidden + self.q_lora + HEAD) * layers + hidden,
+                BF16,
+                False,
+            ),
+            Group("sinks", self.heads * layers, FP32, True),
+            Group("embedding", self.vocabulary * hidden, BF16, True),
+            Group("head", self.vocabulary * hidden, BF16, True),
+        ]
 
 
 FLASH = Model("Flash", 4096, 64, 1024, 8, 1024, 256, 2048, 2, 21, 20)
@@ -253,58 +304,6 @@ def room(
 def _part(model: Model, stages: int) -> float:
     """The share of the layers that the fullest stage has."""
     return -(-model.layers // stages) / model.layers
-
-
-def _stored(model: Model) -> list[Group]:
-    hidden, layers = model.hidden, model.layers
-    compressed = model.by4 + model.by128
-    inner = HEAD * (2 * model.by4 + model.by128)
-    index = INDEX_HEADS * INDEX_HEAD
-    route_table = model.vocabulary * model.active * model.hashed
-    return [
-        Group(
-            "experts",
-            3 * hidden * model.width * model.experts * layers,
-            MXFP4,
-            True,
-        ),
-        Group(
-            "shared expert", 3 * hidden * model.width * layers, BLOCK_FP8, True, True
-        ),
-        *(
-            Group("projections", count * layers, BLOCK_FP8, sharded, True)
-            for count, sharded in (
-                (hidden * (model.q_lora + HEAD), False),
-                (model.q_lora * model.heads * HEAD, True),
-                (model.heads * HEAD * model.o_lora, True),
-                (model.groups * model.o_lora * hidden, True),
-            )
-        ),
-        Group("compressor", 2 * hidden * inner, BF16, False),
-        Group(
-            "compressor", HEAD * (4 * 2 * model.by4 + 128 * model.by128), FP32, False
-        ),
-        Group("compressor", HEAD * compressed, BF16, False),
-        Group("indexer", model.q_lora * index * model.by4, BLOCK_FP8, False, True),
-        Group(
-            "indexer", hidden * (INDEX_HEADS + 4 * INDEX_HEAD) * model.by4, BF16, False
-        ),
-        Group("indexer", (4 * 2 + 1) * INDEX_HEAD * model.by4, FP32, False),
-        Group("router", hidden * model.experts * layers, BF16, False),
-        Group("router", model.experts * (layers - model.hashed), FP32, False),
-        Group("route table", route_table, FP32, False),
-        Group("hyper-connections", 2 * mixing(hidden) * layers, FP32, False),
-        Group("hyper-connections", HYPER * HYPER * hidden + HYPER + 1, FP32, False),
-        Group(
-            "norms",
-            (2 * hidden + model.q_lora + HEAD) * layers + hidden,
-            BF16,
-            False,
-        ),
-        Group("sinks", model.heads * layers, FP32, True),
-        Group("embedding", model.vocabulary * hidden, BF16, True),
-        Group("head", model.vocabulary * hidden, BF16, True),
-    ]
 
 
 def mixing(hidden: int) -> int:

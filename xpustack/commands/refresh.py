@@ -40,8 +40,8 @@ def refresh(
 ) -> None:
     """Carry a series over to another release, and report step by step.
 
-    A step that conflicts is left in the work repository as a cherry-pick in
-    progress (exit code 4): resolve it, continue the cherry-pick, and run the same
+    With `--to`, a step that conflicts is left in that repository as a cherry-pick
+    in progress (exit code 4): resolve it, continue the cherry-pick, and run the same
     command again. Nothing else is written until every step is carried or dropped.
 
     Args:

@@ -20,7 +20,6 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.project import Project
 from xpustack.core.repository import NoSuchPath
-from xpustack.export.cover import texts
 from xpustack.export.folder import ExportState, Place, previous_export, write_export
 from xpustack.export.labels import RULES, labels
 from xpustack.export.notes import Notes, read_notes
@@ -32,6 +31,7 @@ from xpustack.export.pull_request import (
     title_problem,
 )
 from xpustack.export.search import Standings
+from xpustack.export.texts import texts
 from xpustack.export.upstream_form import is_kernel
 from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
