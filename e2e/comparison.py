@@ -48,21 +48,24 @@ class Error:
     blocks: float | None = None
 
 
-def of_all_ranks(ranks: list[list[dict[str, Any]]]) -> list[dict[str, Any]]:
+def of_all_ranks(
+    ranks: list[list[dict[str, Any]]], share_rows: bool = False
+) -> list[dict[str, Any]]:
     """One engine's records from those of its tensor-parallel ranks.
 
-    Each rank attends with its own heads, and may have candidate blocks of its own rows
-    alone; everything else must be the same on all.
+    Each rank attends with its own heads. Where they `share_rows` of an indexer, each
+    has candidate blocks of its own; everything else must be the same on all.
     """
+    own = {"core", "blocks"} if share_rows else {"core"}
     whole = []
     for records in zip(*ranks, strict=True):
         for name, value in records[0].items():
-            if isinstance(value, torch.Tensor) and name not in ("core", "blocks"):
+            if isinstance(value, torch.Tensor) and name not in own:
                 for other in records[1:]:
                     assert value.equal(other[name]), (name, records[0]["layer"])
         cores = [record["core"] for record in records if "core" in record]
         joined = {"core": torch.cat(cores, dim=1)} if cores else {}
-        if "blocks" in records[0]:
+        if share_rows and "blocks" in records[0]:
             joined["blocks"] = blocks_of_all([record["blocks"] for record in records])
         whole.append(records[0] | joined)
     return whole

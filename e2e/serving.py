@@ -178,7 +178,7 @@ class Served:
         for first in range(0, len(ranks), size):
             before = len(self.answer["records"])
             stage = [rank["records"] for rank in ranks[first : first + size]]
-            self.answer["records"] += of_all_ranks(stage)
+            self.answer["records"] += of_all_ranks(stage, any(self.shared))
             # The last stage has the logits.
             self.answer["logits"] = [
                 entry | {"after": before + entry["after"]}
