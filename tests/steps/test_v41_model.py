@@ -42,7 +42,7 @@ def test_its_layers(tmp_path: Path) -> None:
 
 
 def test_replay_is_off(tmp_path: Path) -> None:
-    """Prefill would read padding in place of the window that a prefix hit skips."""
+    """Tokens that it computes again would see none before them in the window."""
     model = end_of_start(tmp_path, enable_prefix_caching=True).language_model.model
     assert model.vllm_config.cache_config.swa_bounded_replay, "nobody asks for it"
     if hasattr(layout.module(NVIDIA), "DecoderReplayLayers"):
