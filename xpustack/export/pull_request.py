@@ -332,8 +332,8 @@ def _counts(standing: Standing) -> tuple[int, int, int]:
 
 def _duplicate(request: PullRequest, base: str) -> list[str]:
     status = request.steps[-1].trailers.upstream_status
-    numbers = [name.rpartition("#")[2] for name in request.related]
-    searches = [*(f"{number} in:body" for number in numbers), _search(request.title)]
+    named = [name.partition("#")[::2] for name in request.related]
+    searches = [*(f"{number} in:body" for _, number in named), _search(request.title)]
     lines = [f"{base} lacks it: its tests fail there."]
     if status.startswith("Submitted"):
         lines = [f"This is {status.removeprefix('Submitted ').strip('[]')}."]
@@ -345,8 +345,8 @@ def _duplicate(request: PullRequest, base: str) -> list[str]:
         "",
         "<!-- Before sending, run these and say here what they found:",
         *(
-            f"gh issue view {number} --repo vllm-project/vllm --comments"
-            for number in numbers
+            f"gh issue view {number} --repo {repository} --comments"
+            for repository, number in named
         ),
         *(
             f"gh pr list --repo vllm-project/vllm --state open --search '{search}'"

@@ -144,4 +144,5 @@ def test_a_description_names_the_related_requests(stack: TinyStack) -> None:
     assert "- vllm-project/vllm#7\n- vllm-project/vllm-xpu-kernels#8\n" in section
     visible, _, hidden = section.partition("<!--")
     assert "gh " not in visible
+    assert "gh issue view 8 --repo vllm-project/vllm-xpu-kernels" in hidden
     assert "--search '7 in:body'" in hidden and "--search 'XPU raise again'" in hidden
