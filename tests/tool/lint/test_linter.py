@@ -15,8 +15,8 @@ from xpustack.core import cache as cache_module
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
-from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_environment import make_hook_environment
+from xpustack.lint.hook_runner import LintFinding
 from xpustack.lint.linter import Linter, LintResult, lint_key, new_findings
 from xpustack.series.tree import Tree
 
