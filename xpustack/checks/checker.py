@@ -9,11 +9,12 @@ import msgspec
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version, expected_build, found
 from xpustack.builds.installed import Build
-from xpustack.checks.results import Kind, Result, stored_pass, test_result
+from xpustack.checks.results import stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.lint.linter import Linter, lint_key, steps_are_typed
+from xpustack.series.result import Kind, Result
 from xpustack.series.tree import Series, Step, Tree
 from xpustack.steptest.material import Support
 from xpustack.steptest.server import warm_server
@@ -151,9 +152,7 @@ class Checker:
         for tree in (before, after):
             if tree is not None:
                 self.build(tree, last)
-        report = test.run(self.server, self.cache)
-        result = test_result(step.release, step.slug, report, before is None)
-        return self.keep(test.key, result)
+        return self.keep(test.key, test.run(self.server, self.cache))
 
     def proofs(self, series: Series) -> list[Proof]:
         """What is proven of each step of a series, by its trees; nothing runs.

@@ -1,71 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of checks: one `Result` per check, one `Report` per run."""
+"""The results of a run of checks as one `Report`, and those that are stored."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
-from xpustack.core.errors import (
-    CheckFailed,
-    EnvironmentProblem,
-    SourceError,
-    command,
-)
-from xpustack.steptest.verdict import Figure, StepTestReport
-
-Kind = Literal["static", "apply", "build", "lint", "test"]
-Status = Literal["passed", "failed", "blocked"]
-KINDS: tuple[Kind, ...] = ("build", "lint", "test")
-COPIED = "copied"
-"""The `step` of the comparison of a copied tree with a real build."""
-
-
-class Result(msgspec.Struct, frozen=True):
-    """One check of one step.
-
-    Attributes:
-        step: a slug, or `base`, `tip`, `copied` or `-` (the whole release).
-        status: `blocked` if it did not run because what it needs failed.
-        seconds: wall time of the work, when it was done.
-        cached: whether the result was stored before.
-        summary: what a row or a failure's first line says.
-        detail: the last lines of the output.
-        tip: whether a test ran on the tip alone.
-        typed: whether a lint ran mypy.
-        figures: what a test measured.
-        sourceless: whether the release's archive cannot be had.
-    """
-
-    release: str
-    step: str
-    kind: Kind
-    status: Status
-    seconds: float = 0.0
-    cached: bool = False
-    summary: str = ""
-    detail: tuple[str, ...] = ()
-    notes: tuple[str, ...] = ()
-    tip: bool = False
-    typed: bool = False
-    figures: tuple[Figure, ...] = ()
-    sourceless: bool = False
-
-    @property
-    def command(self) -> str:
-        """The command that runs this one check by hand."""
-        words = ["python", "-m", "xpustack"]
-        if self.kind == "static":
-            return command(*words, "check", "--static")
-        if self.kind == "apply":
-            return command(*words, "apply", self.release, "--to", "DIR")
-        words += ["check", self.release]
-        if self.step not in ("base", "tip", COPIED, "-"):
-            words.append(self.step)
-        if self.tip or self.step == "tip":
-            words.append("--tip")
-        return command(*words, "--only", self.kind)
+from xpustack.core.errors import CheckFailed, EnvironmentProblem, SourceError
+from xpustack.series.result import Kind, Result
 
 
 def stored_pass(
@@ -83,33 +26,6 @@ def stored_pass(
         return None
     stored = (result.kind, result.release, result.step, result.status)
     return result if stored == (kind, release, step, "passed") else None
-
-
-def test_result(release: str, step: str, report: StepTestReport, tip: bool) -> Result:
-    """The judged test of a step as the result of a check."""
-    counts = report.counts
-    summary = f"{counts['tests']} tests"
-    if not tip:
-        summary += f", {counts['failed_before']} fail before"
-    if counts["on_cpu"]:
-        summary += f", {counts['on_cpu']} on a CPU too"
-    if counts["skipped"]:
-        summary += f", {counts['skipped']} skipped"
-    detail: tuple[str, ...] = ()
-    if report.problems:
-        detail = (*report.problems, "", *report.output)
-    return Result(
-        release,
-        step,
-        "test",
-        "failed" if report.problems else "passed",
-        report.seconds,
-        summary=summary,
-        detail=detail,
-        notes=(*report.warnings, *(f"skipped: {skip}" for skip in report.skips)),
-        tip=tip,
-        figures=report.figures,
-    )
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from xpustack.checks.checker import Checker
-from xpustack.checks.results import Result
 from xpustack.export.fewest import fewest
 from xpustack.export.standing import Standing
 from xpustack.export.upstream_form import is_kernel
 from xpustack.refresh.carry import CarriedStep, carrier, carry_step
 from xpustack.series.overlay import overlay_files
+from xpustack.series.result import Result
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.steptest.material import material_of
 

@@ -11,7 +11,6 @@ import msgspec
 from xpustack.base.releases import Release, Releases
 from xpustack.base.store import base_ref
 from xpustack.checks.checker import Checker
-from xpustack.checks.results import KINDS
 from xpustack.core import markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.project import Project
@@ -19,6 +18,7 @@ from xpustack.core.rows import csv_text
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
+from xpustack.series.result import KINDS
 from xpustack.series.static import changed_lines, new_file_lines
 
 README = "README.md"
