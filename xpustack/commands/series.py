@@ -61,7 +61,8 @@ def apply(
         for tree in grown
     ]
     answer.data = {"trees": rows}
-    answer.table(rows, ("release", "step", "commit", "tree"))
+    if rows:
+        answer.table(rows, ("release", "step", "commit", "tree"))
 
 
 def _apply(

@@ -13,11 +13,11 @@ from xpustack.base import releases
 from xpustack.base.download import base_of
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
-from xpustack.base.store import Store, Writer
+from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
-from xpustack.refresh.carry import carrier
+from xpustack.refresh.carry import Carrier
 from xpustack.refresh.neighbours import (
     MissingRelease,
     final_releases,
@@ -150,9 +150,9 @@ def watch(project: Project, cache: Cache) -> WatchReport:
         for name, (series, _) in attempts.items():
             cache.progress(f"comparing {name} with {compared.name}")
             if series is not None:
-                landed += _landed(
-                    writer, series, base.id, compared.name, carried, scratch
-                )
+                old, new = series.base.commit, base.id
+                carry = Carrier(project, writer.directory, scratch, old, new)
+                landed += _landed(carry, series, compared.name, carried)
     return WatchReport(
         newest_pin=newest.name,
         newer=tuple(newer),
@@ -189,18 +189,12 @@ def _models(
 
 
 def _landed(
-    writer: Writer,
-    series: Series,
-    onto: str,
-    newer: str,
-    carried: list[str] | None,
-    scratch: Path,
+    carry: Carrier, series: Series, newer: str, carried: list[str] | None
 ) -> Iterator[LandedStep]:
-    """The steps of a series that the base `onto` has. `carried` are the steps that this
-    stack has for it, None if it is not pinned."""
-    carry = carrier(writer.directory, scratch, series.base.commit, onto)
+    """The steps of a series that the base of `newer` has. `carried` are the steps that
+    this stack has for it, None if it is not pinned."""
     for tree in series.steps:
-        step = carry.carry(tree, onto)
+        step = carry.merge(tree, carry.new_base)
         if step.verdict == "upstream":
             known = tree.step.trailers.upstream_status.startswith(_BACKPORT) or (
                 carried is not None and tree.slug not in carried

@@ -122,6 +122,10 @@ def test_a_wrong_word_is_explained(call, words, code, text):
     assert (done.exit_code, text in done.output) == (code, True), done.output
 
 
+def test_a_table_without_rows_is_not_printed(call):
+    assert call("apply", "v1.0", "--upto", "nosuch").stdout == ""
+
+
 def run(output: int | None) -> subprocess.CompletedProcess[str]:
     """The command line's help, written to a file descriptor."""
     words = [sys.executable, "-m", "xpustack", "--help"]
