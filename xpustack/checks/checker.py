@@ -9,14 +9,13 @@ import msgspec
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version, expected_build, found
 from xpustack.builds.installed import Build
-from xpustack.checks.results import stored_pass
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.lint.linter import Linter, lint_key, steps_are_typed
 from xpustack.series.result import Kind, Result
 from xpustack.series.tree import Series, Step, Tree
-from xpustack.steptest.material import Support
+from xpustack.steptest.material import Support, material_of
 from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
@@ -130,14 +129,16 @@ class Checker:
     def step_test(
         self, step: Step, before: Tree | None, after: Tree, last: int
     ) -> StepTest:
-        """A step's test on the trees before and after it, or on the latter alone.
+        """A step's test, as its files are now, on the trees before and after it, or on
+        the latter alone.
 
         Raises:
             SeriesError: the step names no test module, or one that does not exist.
         """
+        material = material_of(self.support, step)
         old = self.planned(before, last) if before is not None else None
-        release, new = after.release, self.planned(after, last)
-        return StepTest.of(self.support, release, step, old, new)
+        kernels = after.release.xpu_kernels.version
+        return StepTest(step, material, old, self.planned(after, last), kernels)
 
     def test(self, step: Step, before: Tree | None, after: Tree, last: int) -> Result:
         """Run a step's test, on verified builds; a stored pass is taken.
@@ -178,9 +179,16 @@ class Checker:
         return proofs
 
     def stored(self, key: str, kind: Kind, release: str, step: str) -> Result | None:
-        """The stored pass of this very check, if there is one."""
-        result = stored_pass(self.cache.results_get(key), kind, release, step)
-        return result and msgspec.structs.replace(result, cached=True)
+        """The stored pass of this very check; None if there is none, if it is damaged,
+        or if it belongs to another check."""
+        try:
+            result = msgspec.convert(self.cache.results_get(key), Result)
+        except msgspec.ValidationError:
+            return None
+        stored = (result.kind, result.release, result.step, result.status)
+        if stored != (kind, release, step, "passed"):
+            return None
+        return msgspec.structs.replace(result, cached=True)
 
     def keep(self, key: str, result: Result) -> Result:
         """Store a result that passed; a failure is looked at again each time."""

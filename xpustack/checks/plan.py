@@ -10,7 +10,7 @@ from xpustack.builds.copy import origin_of
 from xpustack.builds.installed import Build
 from xpustack.checks.checker import Checker
 from xpustack.checks.schedule import Task
-from xpustack.core.errors import SourceError, StackError
+from xpustack.core.errors import SeriesError, SourceError, StackError
 from xpustack.lint.linter import steps_are_typed
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
@@ -54,15 +54,16 @@ class Planner:
         if step is not None:
             slugs = read_order(project, self._release.name)
             require_step(slugs, step, self._release.name)
-        series, problem = trees_before_failure(store, project, self._release)
-        if series is None:
-            self._broken([], problem)
+        try:
+            series = trees_before_failure(store, project, self._release)
+        except (SourceError, SeriesError) as error:
+            self._broken([], error)
             return
         self._slugs = read_order(project, self._release.name)
         applied = [tree.slug for tree in series.steps]
         # A step before the broken one is not affected.
         if step not in applied:
-            self._broken(self._slugs[len(applied) :], problem)
+            self._broken(self._slugs[len(applied) :], series.problem)
         whole = len(applied) == len(self._slugs)
         if tip and whole:
             self._tip(series, step)

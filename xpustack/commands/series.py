@@ -42,12 +42,13 @@ def apply(
         for chosen in selected(pinned, release, all_, "apply"):
             directory = to / chosen.name if to and all_ else to
             try:
-                series, problem = _apply(work, chosen, directory, upto)
+                series = _applied(work, chosen, directory, upto)
             except StackError as error:
-                series, problem = None, error
-            grown += series.trees if series is not None else ()
-            if problem is not None:
-                answer.fail(problem)
+                answer.fail(error)
+                continue
+            grown += series.trees
+            if series.problem is not None:
+                answer.fail(series.problem)
                 continue
             for stray in unnamed(work.project):
                 work.cache.progress(f"no series names {stray}")
@@ -65,14 +66,13 @@ def apply(
         answer.table(rows, ("release", "step", "commit", "tree"))
 
 
-def _apply(
+def _applied(
     work: Work, release: Release, directory: Path | None, upto: str | None
-) -> tuple[Series | None, StackError | None]:
-    """The release's trees, and the failure after which there are no more."""
+) -> Series:
+    """The release's trees, in a repository if it has a place."""
     if directory is None:
         return trees_before_failure(Store(work.cache), work.project, release, upto=upto)
-    series = apply_to(work.project, work.cache, release, directory, upto)
-    return series, None
+    return apply_to(work.project, work.cache, release, directory, upto)
 
 
 def save(

@@ -110,13 +110,11 @@ def checked_statuses(
 
 def _checks(checker: Checker, release: Release) -> dict[str, str]:
     """What is proven of each step, in a few words."""
-    series, problem = trees_before_failure(checker.store, checker.project, release)
-    words = {
-        proof.step.slug: _proven(proof.missing)
-        for proof in (checker.proofs(series) if series is not None else ())
-    }
-    if problem is not None and problem.step is not None:
-        words[problem.step] = "does not apply"
+    series = trees_before_failure(checker.store, checker.project, release)
+    proofs = checker.proofs(series)
+    words = {proof.step.slug: _proven(proof.missing) for proof in proofs}
+    if series.problem is not None and series.problem.step is not None:
+        words[series.problem.step] = "does not apply"
     return words
 
 

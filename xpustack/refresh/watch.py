@@ -2,6 +2,7 @@
 """Watch upstream: releases without a pin, newer kernels, models without an XPU path,
 and steps that upstream has by now."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
+from xpustack.core.errors import SeriesError, SourceError
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.refresh.carry import Carrier
@@ -136,23 +138,22 @@ def watch(project: Project, cache: Cache) -> WatchReport:
         compared = target_release(project, cache, f"v{newer[-1]}")
     store = Store(cache)
     base = base_of(store, compared)
-    attempts = {
-        release.name: trees_before_failure(store, project, release)
-        for release in pinned
-        if release.name != compared.name
-    }
+    older: list[Series] = []
+    for release in pinned:
+        with contextlib.suppress(SourceError, SeriesError):
+            if release.name != compared.name:
+                older.append(trees_before_failure(store, project, release))
     models = _models(store, pinned, compared)
     landed: list[LandedStep] = []
     carried: list[str] | None = None
     if compared in pinned:
         carried = read_order(project, compared.name)
     with store.writing() as writer, store.cache.scratch() as scratch:
-        for name, (series, _) in attempts.items():
-            cache.progress(f"comparing {name} with {compared.name}")
-            if series is not None:
-                old, new = series.base.commit, base.id
-                carry = Carrier(project, writer.directory, scratch, old, new)
-                landed += _landed(carry, series, compared.name, carried)
+        for series in older:
+            old = series.base
+            cache.progress(f"comparing {old.release.name} with {compared.name}")
+            carry = Carrier(project, writer.directory, scratch, old.commit, base.id)
+            landed += _landed(carry, series, compared.name, carried)
     return WatchReport(
         newest_pin=newest.name,
         newer=tuple(newer),

@@ -12,13 +12,14 @@ import difflib
 import hashlib
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
 from xpustack.core.cache import Cache, atomic_dir, replace_dir
-from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
+from xpustack.core.errors import ApplyError, SeriesError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit, TreeEntry
@@ -59,12 +60,9 @@ def trees(
         ApplyError: a step does not fit the tree before it.
         UsageError: there is no step `upto`.
     """
-    series, problem = trees_before_failure(
-        store, project, release, upto=upto, recorded=recorded
-    )
-    if problem is not None:
-        raise problem
-    assert series is not None, "without a base there is a problem"
+    series = trees_before_failure(store, project, release, upto=upto, recorded=recorded)
+    if series.problem is not None:
+        raise series.problem
     return series
 
 
@@ -75,24 +73,26 @@ def trees_before_failure(
     *,
     upto: str | None = None,
     recorded: bool = True,
-) -> tuple[Series | None, StackError | None]:
-    """As `trees`, but returns the trees before the first failure, and the failure;
-    the series is None if not even the base is available.
+) -> Series:
+    """As `trees`, but a step that is malformed or does not fit is the `problem` of the
+    series, which ends before it.
 
     Raises:
+        SourceError: the base is unavailable.
+        SeriesError: the order of the steps, or the record of their trees, is malformed.
         EnvironmentProblem: the machine, not a step, is the cause.
+        UsageError: there is no step `upto`.
     """
-    series: Series | None = None
-    try:
-        contents, malformed = _well_formed(project, release.name, upto)
-        ids = read_trees(project, release.name) if recorded else {}
-        base = base_of(store, release)
-        series = Series(BaseTree(release, base.id, base.tree))
-        refs = list(_refs(series.base.commit, contents))
-        commits = store.commits(refs)
-        with contextlib.ExitStack() as stack:
-            writer: Writer | None = None
-            for (step, files), ref in zip(contents, refs, strict=True):
+    contents, problem = _well_formed(project, release.name, upto)
+    ids = read_trees(project, release.name) if recorded else {}
+    base = base_of(store, release)
+    series = Series(BaseTree(release, base.id, base.tree), problem=problem)
+    refs = list(_refs(series.base.commit, contents))
+    commits = store.commits(refs)
+    with contextlib.ExitStack() as stack:
+        writer: Writer | None = None
+        for (step, files), ref in zip(contents, refs, strict=True):
+            try:
                 with blaming(release.name, step.path):
                     commit = commits.get(ref)
                     if commit is None:
@@ -109,20 +109,18 @@ def trees_before_failure(
                             writer.read_tree(commit.tree)
                     if recorded:
                         require_recorded_tree(project, step, commit.tree, ids)
-                changed = tuple(sorted({*step.touched, *files}))
-                added = tuple(sorted(files))
-                tree = StepTree(step, *commit, series.tip, changed, added)
-                series = series.followed_by(tree)
-    except EnvironmentProblem:
-        raise
-    except StackError as error:
-        return series, error
-    return series, malformed
+            except SeriesError as error:
+                return replace(series, problem=error)
+            changed = tuple(sorted({*step.touched, *files}))
+            added = tuple(sorted(files))
+            tree = StepTree(step, *commit, series.tip, changed, added)
+            series = series.followed_by(tree)
+    return series
 
 
 def _well_formed(
     project: Project, release: str, upto: str | None
-) -> tuple[list[Content], StackError | None]:
+) -> tuple[list[Content], SeriesError | None]:
     """The steps of a series before the first malformed one, and its error."""
     patches = read_patches(project, release)
     slugs = list(patches)

@@ -162,11 +162,10 @@ def _applied(
         ApplyError: a later step does not fit.
         SeriesError: a tree is not that of its commit.
     """
-    series, problem = trees_before_failure(store, staged, release, recorded=False)
-    if series is not None:
-        _require_same(store, work, commits, series)
-    later = series is not None and len(series.steps) >= len(commits)
-    if later and isinstance(problem, ApplyError):
+    series = trees_before_failure(store, staged, release, recorded=False)
+    _require_same(store, work, commits, series)
+    problem = series.problem
+    if isinstance(problem, ApplyError) and len(series.steps) >= len(commits):
         problem.message = "the step does not fit the changed steps before it: " + (
             problem.message
         )
@@ -176,7 +175,6 @@ def _applied(
         )
     if problem is not None:
         raise problem
-    assert series is not None, "without a base there is a problem"
     return series
 
 

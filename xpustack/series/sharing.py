@@ -59,11 +59,10 @@ def share(
         while offered and other.name != release:
             after[other.name] = {**own, **{slug: new[slug] for slug in offered}}
             write_texts(staged, after)
-            taken, problem = trees_before_failure(store, staged, other, recorded=False)
-            if taken is not None and problem is None:
+            taken = trees_before_failure(store, staged, other, recorded=False)
+            if (problem := taken.problem) is None:
                 series[other.name] = taken
                 break
-            assert problem is not None, "there is no tree"
             kept = [slug for slug in offered if slug == problem.step] or offered
             if problem.step is None or not all(own[slug] for slug in kept):
                 raise problem

@@ -5,7 +5,6 @@ test needs beside it."""
 import ast
 import functools
 import shutil
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,12 +19,14 @@ from xpustack.series.tree import Step
 
 PLUGIN = "xpustack_outcomes"
 """The pytest plugin that writes a run's outcomes, on the path of every run."""
-_ENTRY_POINTS = "vllm.platform_plugins"
-_OWN_ENTRY_POINTS = (
-    "plain_cpu = emulated_xpu.plugin:register_cpu\n"
-    "plain_cuda = emulated_xpu.plugin:register_cuda\n"
-)
-"""Known to these runs alone: vLLM refuses to choose between two installed platforms."""
+ENTRY_POINTS = """\
+[vllm.platform_plugins]
+emulated_xpu = emulated_xpu.plugin:register
+plain_cpu = emulated_xpu.plugin:register_cpu
+plain_cuda = emulated_xpu.plugin:register_cuda
+"""
+"""The last two are known to these runs alone: vLLM refuses to choose between two
+installed platforms."""
 _COMPILED = "pytest.mark.compiled"
 _ANY_PLATFORM = "pytest.mark.any_platform"
 
@@ -38,7 +39,6 @@ class Support:
     project: Project
     files: Mapping[str, Path]
     digest: str
-    entry_points: str
     _materials: dict[Path, "Material"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -62,8 +62,7 @@ class Support:
         Raises:
             EnvironmentProblem: the disk is full, or writing there is denied.
         """
-        name = fingerprint.digest(files=self.digest, entry_points=self.entry_points)
-        return server.folder(cache, name, self.lay_out)
+        return server.folder(cache, self.digest, self.lay_out)
 
     def lay_out(self, folder: Path) -> None:
         """Write the files, the plugins' metadata, and a folder for what imports that
@@ -76,8 +75,7 @@ class Support:
         (distribution / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
         )
-        points = self.entry_points + _OWN_ENTRY_POINTS
-        (distribution / "entry_points.txt").write_text(points)
+        (distribution / "entry_points.txt").write_text(ENTRY_POINTS)
 
     @classmethod
     def of(cls, project: Project) -> "Support":
@@ -87,8 +85,7 @@ class Support:
             for folder in (project.emulation, project.kernels)
             for name, file in fingerprint.folder_files(folder).items()
         }
-        digest = fingerprint.files_digest(files)
-        return cls(project, files, digest, _entry_points(project))
+        return cls(project, files, fingerprint.files_digest(files))
 
 
 @dataclass(frozen=True)
@@ -123,7 +120,6 @@ class Material:
             module=self.module,
             tests=fingerprint.files_digest(self.tests),
             support=self.support.digest,
-            entry_points=self.support.entry_points,
         )
 
 
@@ -158,12 +154,3 @@ def _copy(sources: Mapping[Path, Path]) -> None:
     for target, path in sources.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-
-
-def _entry_points(project: Project) -> str:
-    """The project's vLLM plugins, in the form of installed metadata."""
-    path = project.root / "pyproject.toml"
-    configuration = tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
-    groups = configuration.get("project", {}).get("entry-points", {})
-    lines = [f"{key} = {value}" for key, value in groups.get(_ENTRY_POINTS, {}).items()]
-    return "\n".join([f"[{_ENTRY_POINTS}]", *lines, ""])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import msgspec
 
-from xpustack.base.releases import Release
 from xpustack.builds.installed import Build
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
@@ -18,7 +17,7 @@ from xpustack.forks.server import Ahead, ProgramExit, Server, exit_text
 from xpustack.series.result import Figure, Result
 from xpustack.series.tree import Step
 from xpustack.steptest.environment import NOT_COMPILED, vllm_variables
-from xpustack.steptest.material import PLUGIN, Material, Support, material_of
+from xpustack.steptest.material import PLUGIN, Material
 from xpustack.steptest.server import ENVIRONMENT
 from xpustack.steptest.verdict import ModuleRun, judge, judge_alone, judge_on_cpu
 
@@ -65,23 +64,6 @@ class StepTest:
     before: Build | None
     after: Build
     kernels: str
-
-    @classmethod
-    def of(
-        cls,
-        support: Support,
-        release: Release,
-        step: Step,
-        before: Build | None,
-        after: Build,
-    ) -> "StepTest":
-        """The test from the project's current files.
-
-        Raises:
-            SeriesError: the step names no test module, or one that does not exist.
-        """
-        kernels = release.xpu_kernels.version
-        return cls(step, material_of(support, step), before, after, kernels)
 
     def now(self) -> "StepTest":
         """The test with its module and what that imports read again: people edit them

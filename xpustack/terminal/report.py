@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xpustack.checks.results import Report
+from xpustack.checks.run import Report
 from xpustack.series.result import KINDS, Result
 
 STYLE = {"passed": "green", "failed": "bold red", "blocked": "yellow"}

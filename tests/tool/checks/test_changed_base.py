@@ -9,7 +9,7 @@ import pytest
 from tiny_stack import BASE, HEADER, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.results import Report
+from xpustack.checks.run import Report
 from xpustack.core.cache import Cache
 from xpustack.core.errors import ApplyError
 from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM

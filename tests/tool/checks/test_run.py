@@ -16,7 +16,7 @@ from children import ended, killed, start_tool
 from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.results import Report
+from xpustack.checks.run import Report
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core import cache as cache_module
 from xpustack.core.cache import Cache

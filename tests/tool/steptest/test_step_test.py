@@ -2,6 +2,7 @@
 """A step's test in real runs of pytest, on two wheels of a small release."""
 
 import os
+import tomllib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from xpustack.core.files import closure
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
-from xpustack.steptest.material import Support, material_of
+from xpustack.steptest.material import ENTRY_POINTS, Support, material_of
 from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
@@ -40,6 +41,13 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
     material = material_of(Support.of(Project(root)), step)
     with closing(warm_server(runner)) as server:
         return StepTest(step, material, before, after, KERNELS).run(server, tiny.cache)
+
+
+def test_the_runs_know_the_plugin_that_is_installed():
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    points = tomllib.loads(text)["project"]["entry-points"]["vllm.platform_plugins"]
+    lines = ENTRY_POINTS.splitlines()
+    assert [f"{name} = {place}" for name, place in points.items()] == lines[1:2]
 
 
 def test_red_before_and_green_after_proves_the_step(tiny, tmp_path):

@@ -15,7 +15,7 @@ from tiny_stack import TinyStack
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.checks.results import Report
+from xpustack.checks.run import Report
 from xpustack.core import process
 from xpustack.core.project import Project
 

@@ -5,7 +5,7 @@ import io
 
 from rich.console import Console
 
-from xpustack.checks.results import Report
+from xpustack.checks.run import Report
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.series.result import Result
 from xpustack.terminal.report import show
