@@ -23,7 +23,7 @@ from xpustack.core.errors import ApplyError, SeriesError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit, TreeEntry
-from xpustack.series.diff import CREATES, FileDiff, Hunk, forbidden
+from xpustack.series.diff import FileDiff, Hunk
 from xpustack.series.order import blaming, position, read_order, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
@@ -194,9 +194,6 @@ def _apply(
     scratch: Path,
 ) -> Commit:
     """Apply a step to the index of `writer`, which holds the tree before."""
-    for path in (*step.touched, *files):
-        if problem := forbidden(path):
-            raise SeriesError(problem, path=path)
     if step.diff:
         _apply_diff(writer, parent, step)
     present = _present(writer, parent, files)
@@ -227,9 +224,6 @@ def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:
 
 
 def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
-    for file in step.files:
-        if file.creates:
-            raise SeriesError(CREATES, path=file.path)
     try:
         writer.apply(step.diff)
     except GitFailed as error:

@@ -24,14 +24,14 @@ from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import HEADS, PLAIN, LogEntry
-from xpustack.series.diff import forbidden, without_ids
+from xpustack.series.diff import without_ids
 from xpustack.series.order import SLUG, SUFFIX, read_patches
 from xpustack.series.overlay import KERNEL_HOME, TRITON, TRITON_IN_VLLM
 from xpustack.series.patch import (
     format_patch,
     parse_patch,
     split_text,
-    trailer_problems,
+    step_problems,
 )
 from xpustack.series.tree import Step
 
@@ -240,13 +240,7 @@ class Work:
             raise ValueError(error.message, *error.detail) from None
         blobs = git.blobs(file.blob for file in added.values()) if added else {}
         contents = {name: blobs[file.blob] for name, file in added.items()}
-        problems = trailer_problems(step)
-        problems += [f"{name}: {why}" for name in patched if (why := forbidden(name))]
-        problems += [
-            f"{name} is a kernel: change it in the commit that adds it"
-            for name in patched
-            if name.startswith(KERNEL_HOME + "/")
-        ]
+        problems = step_problems(step)
         problems += [
             f"{name}: this kernel file is generated, or is no module: take it out"
             for name, content in contents.items()
