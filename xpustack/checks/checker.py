@@ -19,8 +19,6 @@ from xpustack.steptest.material import Support, material_of
 from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
-_FINDINGS_SHOWN = 20
-
 
 @dataclass(frozen=True)
 class Proof:
@@ -112,18 +110,7 @@ class Checker:
         """
         if known := self.known_lint(name, before, after, types=types):
             return known
-        lint = self._linter.lint(before, after, types=types)
-        result = Result(
-            after.release.name,
-            name,
-            "lint",
-            "failed" if lint.new else "passed",
-            lint.seconds,
-            summary=lint.summary,
-            detail=tuple(map(str, lint.new[:_FINDINGS_SHOWN])),
-            notes=lint.notes,
-            typed=lint.typed,
-        )
+        result = self._linter.lint(name, before, after, types=types)
         return self.keep(lint_key(before, after, types=types), result)
 
     def step_test(

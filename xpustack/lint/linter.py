@@ -6,7 +6,6 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base import releases
@@ -18,28 +17,13 @@ from xpustack.core.project import Project
 from xpustack.forks.server import Server
 from xpustack.lint.hook_configuration import read_hooks
 from xpustack.lint.hook_runner import HookRunner, LintFinding
+from xpustack.series.result import Result
 from xpustack.series.tree import Series, Tree
 
 _PRELOADED = ("argparse", "ast", "dataclasses", "pathlib", "regex", "subprocess")
 """What the bases' hooks have in common."""
-
-
-@dataclass(frozen=True)
-class LintResult:
-    """New findings of a step, how many others its files have, what was run, whether
-    that includes mypy, and notes on tools that could not run or differ in version."""
-
-    new: tuple[LintFinding, ...]
-    old: int
-    tools: tuple[str, ...]
-    typed: bool
-    notes: tuple[str, ...]
-    seconds: float
-
-    @property
-    def summary(self) -> str:
-        tools = ", ".join(self.tools) or "no file to lint"
-        return f"{len(self.new)} new, {self.old} of the base; {tools}"
+_SHOWN = 20
+"""The most findings that a result names."""
 
 
 def lint_key(before: Tree, after: Tree, *, types: bool) -> str:
@@ -87,11 +71,12 @@ class Linter:
             self._place = None
             self._stack.close()
 
-    def lint(self, before: Tree, after: Tree, *, types: bool) -> LintResult:
+    def lint(self, name: str, before: Tree, after: Tree, *, types: bool) -> Result:
         """Lint the files in which the trees differ, and compare: where `after` is
         clean, nothing can be new, and `before` is not looked at.
 
         Args:
+            name: what the result is called.
             types: whether mypy runs, too.
 
         Raises:
@@ -114,13 +99,17 @@ class Linter:
                 new = new_findings(runner.findings(before.tree_id, paths, types), found)
             # An exception discards it.
             self._place = place
-        return LintResult(
-            new=new,
-            old=len(found) - len(new),
-            tools=tuple(runner.tools),
-            typed=types and hooks.mypy is not None,
+        tools = ", ".join(runner.tools) or "no file to lint"
+        return Result(
+            after.release.name,
+            name,
+            "lint",
+            "failed" if new else "passed",
+            runner.seconds,
+            summary=f"{len(new)} new, {len(found) - len(new)} of the base; {tools}",
+            detail=tuple(map(str, new[:_SHOWN])),
             notes=hooks.notes,
-            seconds=runner.seconds,
+            typed=types and hooks.mypy is not None,
         )
 
     def _new(self) -> Path:
