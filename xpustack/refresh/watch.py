@@ -24,7 +24,6 @@ from xpustack.refresh.neighbours import (
     MissingRelease,
     final_releases,
     missing_among,
-    neighbours,
 )
 from xpustack.refresh.refresh import target_release
 from xpustack.series.apply import trees_before_failure
@@ -174,13 +173,10 @@ def _models(
     store: Store, pinned: Sequence[Release], compared: Release
 ) -> Iterator[ModelWithoutXpu]:
     """The models without an XPU path that are new in a release."""
-    before = [
-        release
-        for release in neighbours(pinned, compared.version)
-        if Version(release.version) < Version(compared.version)
-    ]
+    newest = Version(compared.version)
+    older = [release for release in pinned if Version(release.version) < newest]
     known: set[str] = set()
-    for release in before:
+    for release in older[-1:]:
         base = base_of(store, release)
         known |= models_without_xpu(store.git, base.id).keys()
     base = base_of(store, compared)

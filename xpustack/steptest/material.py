@@ -2,7 +2,6 @@
 """The files of a step test's run: the module with what it imports, and what every step
 test needs beside it."""
 
-import ast
 import functools
 import shutil
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import closure, parse_python
+from xpustack.core.files import closure
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
 from xpustack.series.tree import Step
@@ -43,18 +42,15 @@ class Support:
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def material(self, module: Path) -> "Material":
-        """What a run of the test module needs, as it was when somebody first asked:
-        releases share their modules."""
-        if module not in self._materials:
-            self._materials[module] = self.material_now(module)
+    def material(self, module: Path, *, now: bool = False) -> "Material":
+        """What a run of the test module needs, as it was when somebody last asked for
+        it as it is `now`, or first: releases share their modules."""
+        if now or module not in self._materials:
+            # pytest reads the markers there, without an import.
+            roots = [module, module.with_name("conftest.py")]
+            files = closure(roots, module.parent)
+            self._materials[module] = Material(module.name, files, self)
         return self._materials[module]
-
-    def material_now(self, module: Path) -> "Material":
-        """What a run of the test module needs, read now."""
-        # pytest reads the markers there, without an import.
-        roots = [module, module.with_name("conftest.py")]
-        return Material(module.name, closure(roots, module.parent), self)
 
     def folder(self, server: Server, cache: Cache) -> Path:
         """The folder on the path of a server's runs.
@@ -106,13 +102,15 @@ class Material:
     def compiled(self) -> bool:
         """Whether the module has the marker `compiled`: it tests what torch.compile
         makes. Other modules run without compilation, in a fraction of the time."""
-        return _mentions(self.tests[self.module], _COMPILED)
+        return _COMPILED in self.tests[self.module].read_text("utf-8")
 
     @property
     def any_platform(self) -> bool:
         """Whether the module, or a file that it imports tests from, has a test that
         needs no XPU."""
-        return any(_mentions(path, _ANY_PLATFORM) for path in self.tests.values())
+        return any(
+            _ANY_PLATFORM in path.read_text("utf-8") for path in self.tests.values()
+        )
 
     @functools.cached_property
     def digest(self) -> str:
@@ -121,14 +119,6 @@ class Material:
             tests=fingerprint.files_digest(self.tests),
             support=self.support.digest,
         )
-
-
-def _mentions(path: Path, name: str) -> bool:
-    """Whether a Python file has the dotted name."""
-    return any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == name
-        for node in ast.walk(parse_python(path.read_bytes(), str(path)))
-    )
 
 
 def material_of(support: Support, step: Step) -> Material:

@@ -68,8 +68,9 @@ class StepTest:
     def now(self) -> "StepTest":
         """The test with its module and what that imports read again: people edit them
         while a run of checks goes on."""
-        module = self.material.tests[self.material.module]
-        return replace(self, material=self.material.support.material_now(module))
+        module, support = self.material.module, self.material.support
+        path = self.material.tests[module]
+        return replace(self, material=support.material(path, now=True))
 
     @property
     def key(self) -> str:
