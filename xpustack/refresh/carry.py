@@ -261,17 +261,13 @@ def _variants(project: Project, step: Step) -> Iterator[Step]:
 def _contains(other: Hunk, hunk: Hunk) -> bool:
     """Whether a change contains another one: all its lines in a row, on both sides.
     Like a patch id, this ignores white space."""
-    for mark in (b"-", b"+"):
-        part, whole = _lines(hunk, mark), _lines(other, mark)
-        size = len(part)
-        starts = range(len(whole) - size + 1)
-        if all(whole[start : start + size] != part for start in starts):
-            return False
-    return True
+    return all(_side(hunk, mark) in _side(other, mark) for mark in (b"-", b"+"))
 
 
-def _lines(hunk: Hunk, mark: bytes) -> list[bytes]:
-    return [b"".join(line[1:].split()) for line in hunk.lines if line.startswith(mark)]
+def _side(hunk: Hunk, mark: bytes) -> bytes:
+    """The lines with a mark, without white space, between line feeds."""
+    lines = (line[1:].split() for line in hunk.lines if line.startswith(mark))
+    return b"\n" + b"".join(b"".join(words) + b"\n" for words in lines)
 
 
 def _collide(hunk: Hunk, other: Hunk) -> bool:

@@ -23,7 +23,7 @@ from xpustack.core.errors import ApplyError, SeriesError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit, TreeEntry
-from xpustack.series.diff import FileDiff, Hunk
+from xpustack.series.diff import Hunk
 from xpustack.series.order import blaming, position, read_order, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
@@ -249,32 +249,20 @@ def _misfit(
         entry = entries.get(file.path)
         if entry is None:
             return ApplyError("the tree has no such file to patch", path=file.path)
-        if error := _hunk_misfit(file, contents[entry.blob]):
-            return error
+        content = contents[entry.blob]
+        for number, hunk in enumerate(file.hunks, start=1):
+            expected = b"\n" + b"".join(hunk.before)
+            # Only the last line of a file can lack its line feed.
+            expected += b"" if expected.endswith(b"\n") else b"\0"
+            if expected not in b"\n" + content + b"\0":
+                first = hunk.old_start - (hunk.old_count > 0)
+                actual = content.split(b"\n")[first : first + hunk.old_count]
+                return ApplyError(
+                    f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
+                    path=file.path,
+                    detail=_sides(hunk, actual),
+                )
     return ApplyError("git refuses the patch", detail=refusal)
-
-
-def _hunk_misfit(file: FileDiff, content: bytes) -> ApplyError | None:
-    lines = [line + b"\n" for line in content.split(b"\n")]
-    lines[-1] = lines[-1][:-1]
-    for number, hunk in enumerate(file.hunks, start=1):
-        first = hunk.old_start - (hunk.old_count > 0)
-        if not _found(lines, hunk.before):
-            return ApplyError(
-                f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
-                path=file.path,
-                detail=_sides(hunk, lines[first : first + hunk.old_count]),
-            )
-    return None
-
-
-def _found(lines: Sequence[bytes], expected: Sequence[bytes]) -> bool:
-    """Whether the expected lines are in a row somewhere."""
-    size = len(expected)
-    return any(
-        lines[start : start + size] == list(expected)
-        for start in range(len(lines) - size + 1)
-    )
 
 
 def _sides(hunk: Hunk, actual: Sequence[bytes]) -> list[str]:
