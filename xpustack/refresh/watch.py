@@ -12,7 +12,7 @@ from packaging.version import Version
 
 from xpustack.base import releases
 from xpustack.base.download import base_of
-from xpustack.base.index import PipConfiguration
+from xpustack.base.index import PROJECT, PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
@@ -22,7 +22,6 @@ from xpustack.core.repository import Repository
 from xpustack.refresh.carry import Carrier
 from xpustack.refresh.neighbours import (
     MissingRelease,
-    final_releases,
     missing_among,
 )
 from xpustack.refresh.refresh import target_release
@@ -126,8 +125,9 @@ def watch(project: Project, cache: Cache) -> WatchReport:
     offered: list[Version] = []
     kernels: tuple[NewerKernels, ...] = ()
     if not cache.offline:
-        offered = final_releases(cache)
+        cache.progress("asking the index")
         index = PipConfiguration.of_this_machine().index()
+        offered = index.final_versions(PROJECT)
         versions = index.final_versions(KERNELS)
         kernels = tuple(newer_kernels(pinned, versions, project.root))
     newer = [str(version) for version in offered if version > Version(newest.version)]
