@@ -112,9 +112,6 @@ def missing_among(
     return [
         MissingRelease(f"v{version}", by_minor.get(minor))
         for minor, version in sorted(newest.items())
-        if minor >= first and not any(pin >= version for pin in _of(pinned, minor))
+        if minor >= first
+        and not any(pin >= version for pin in pinned if pin.release[:2] == minor)
     ]
-
-
-def _of(pinned: Iterable[Version], minor: tuple[int, ...]) -> list[Version]:
-    return [version for version in pinned if version.release[:2] == minor]
