@@ -11,7 +11,7 @@ import contextlib
 import difflib
 import hashlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
@@ -22,7 +22,7 @@ from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.errors import ApplyError, SeriesError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
-from xpustack.core.repository import Commit, TreeEntry
+from xpustack.core.repository import Commit
 from xpustack.series.diff import Hunk
 from xpustack.series.order import blaming, position, read_order, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
@@ -194,9 +194,12 @@ def _apply(
     scratch: Path,
 ) -> Commit:
     """Apply a step to the index of `writer`, which holds the tree before."""
+    present = writer.files(parent.tree_id).keys() if files else ()
     if step.diff:
-        _apply_diff(writer, parent, step)
-    present = _present(writer, parent, files)
+        try:
+            writer.apply(step.diff)
+        except GitFailed as error:
+            raise _misfit(writer, parent, step, error.stderr) from None
     for path, new_file in files.items():
         parents = (str(parent) for parent in PurePosixPath(path).parents)
         if clash := next((name for name in (path, *parents) if name in present), None):
@@ -212,39 +215,14 @@ def _apply(
     return writer.commit(parent.commit, step.commit_message)
 
 
-def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:
-    """Those of `paths`, and of the paths above them, that are files of a tree."""
-    names = {
-        str(name)
-        for path in paths
-        for name in (PurePosixPath(path), *PurePosixPath(path).parents)
-        if name.name
-    }
-    return names & writer.listed(parent.tree_id, sorted(names))
-
-
-def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
-    try:
-        writer.apply(step.diff)
-    except GitFailed as error:
-        entries = writer.files(parent.tree_id, step.touched)
-        contents = writer.blobs(entry.blob for entry in entries.values())
-        raise _misfit(step, entries, contents, error.stderr) from None
-
-
-def _misfit(
-    step: Step,
-    entries: Mapping[str, TreeEntry],
-    contents: Mapping[str, bytes],
-    refusal: str,
-) -> ApplyError:
-    """The error for a diff that git refuses.
+def _misfit(writer: Writer, parent: Tree, step: Step, refusal: str) -> ApplyError:
+    """The error for a step whose diff git refuses on the tree `parent`.
 
     Args:
-        entries: the files of the tree before the step.
-        contents: those blobs of them that the diff changes.
         refusal: what git says.
     """
+    entries = writer.files(parent.tree_id, step.touched)
+    contents = writer.blobs(entry.blob for entry in entries.values())
     for file in step.files:
         entry = entries.get(file.path)
         if entry is None:

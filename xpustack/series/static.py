@@ -45,7 +45,8 @@ def _problems(project: Project) -> Iterator[StackError]:
         for problem in _series(project, release, used):
             problem.release = problem.release or release.name
             yield problem
-    steps = [path.name for path in project.patches.glob("*") if _is_step(path)]
+    folders = [path for path in project.patches.glob("*") if path.is_dir()]
+    steps = [path.name for path in folders if SLUG.fullmatch(path.name)]
     yield from _strays(
         project.patches, (*names, *steps), "a series of no pinned release"
     )
@@ -213,11 +214,6 @@ def _strays(parent: Path, names: tuple[str, ...], problem: str) -> Iterator[Stac
             yield SeriesError(
                 problem, path=path, hint=f"rm -r {place}, or xpustack pin VERSION"
             )
-
-
-def _is_step(folder: Path) -> bool:
-    """Whether a folder of `patches/` is that of a step."""
-    return bool(SLUG.fullmatch(folder.name)) and folder.is_dir()
 
 
 def _release_of(project: Project, path: Path, names: tuple[str, ...]) -> str | None:
