@@ -3,10 +3,7 @@
 
 import time
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
-
-import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.builds.comparison import compare
@@ -14,58 +11,11 @@ from xpustack.checks.checker import Checker
 from xpustack.checks.plan import CopiedTree, Planner
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.cache import Cache
-from xpustack.core.errors import CheckFailed, EnvironmentProblem, SourceError
 from xpustack.core.project import Project
-from xpustack.series.result import COPIED, KINDS, Kind, Result
+from xpustack.series.result import COPIED, KINDS, Kind, Report, Result
 from xpustack.series.static import Advice, check_static
 
 _SILENT = Observer()
-
-
-@dataclass(frozen=True)
-class Report:
-    """All results of a run, in the order of releases and steps.
-
-    Attributes:
-        problem: the machine's failure that ended the run early.
-        not_run: how many checks the run left out because of it.
-    """
-
-    results: tuple[Result, ...]
-    seconds: float
-    problem: EnvironmentProblem | None = None
-    not_run: int = 0
-
-    @property
-    def passed(self) -> int:
-        return sum(result.status == "passed" for result in self.results)
-
-    @property
-    def failed(self) -> int:
-        """Failed and blocked checks."""
-        return len(self.results) - self.passed
-
-    @property
-    def exit_code(self) -> int:
-        """0, the code of a failed check, or that of an archive which cannot be had, if
-        that alone failed."""
-        failed = [result for result in self.results if result.status != "passed"]
-        if not failed:
-            return 0
-        sourceless = all(result.sourceless for result in failed)
-        return SourceError.exit_code if sourceless else CheckFailed.exit_code
-
-    def to_json(self) -> dict[str, object]:
-        return {
-            "passed": self.passed,
-            "failed": self.failed,
-            "not_run": self.not_run,
-            "seconds": round(self.seconds, 3),
-            "results": [
-                {**msgspec.to_builtins(result), "command": result.command}
-                for result in self.results
-            ],
-        }
 
 
 def run(

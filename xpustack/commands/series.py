@@ -12,11 +12,12 @@ from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.project import Project
-from xpustack.series.apply import apply_to, trees, trees_before_failure
+from xpustack.series.apply import trees, trees_before_failure
 from xpustack.series.order import unnamed
 from xpustack.series.recorded import format_trees, read_trees, trees_file
 from xpustack.series.save import save as save_series
 from xpustack.series.tree import Series, Tree
+from xpustack.series.worktree import apply_to
 from xpustack.terminal.console import Offline, Reply, Work, working
 from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 

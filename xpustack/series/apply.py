@@ -18,18 +18,16 @@ from pathlib import Path, PurePosixPath
 from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
-from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.errors import ApplyError, SeriesError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import Commit
 from xpustack.series.diff import Hunk
-from xpustack.series.order import blaming, position, read_order, read_patches
+from xpustack.series.order import blaming, position, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
 from xpustack.series.recorded import read_trees, require_recorded_tree
 from xpustack.series.tree import BaseTree, Series, Step, StepTree, Tree
-from xpustack.series.worktree import State, fill, replaceable
 
 Content = tuple[Step, dict[str, NewFile]]
 """A step, and its new files by path."""
@@ -135,41 +133,6 @@ def _well_formed(
         except SeriesError as error:
             return contents, error
     return contents, None
-
-
-def apply_to(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    directory: Path,
-    upto: str | None = None,
-) -> Series:
-    """Make `directory` a git repository with one commit for the base and one per step.
-
-    It does not depend on the cache: objects are linked or copied. Branch `series` is
-    checked out, tag `base` names the base.
-
-    Args:
-        directory: new or empty, or an unchanged result of this function.
-        upto: the last step to apply, by its slug, or `base` for none; None for the
-            whole series.
-
-    Raises:
-        UsageError: `directory` holds something else, or there is no step `upto`.
-        StackError: as `trees`. `directory` is then as it was.
-    """
-    directory = directory.absolute()
-    store = Store(cache)
-    replaced = replaceable(directory, release.name)
-    series = trees(store, project, release, upto=upto)
-    whole = upto is None or read_order(project, release.name)[-1:] == [upto]
-    state = State(
-        release.name, series.base.commit, series.tip.commit, None if whole else upto
-    )
-    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
-        cache.progress(f"writing {release.name} to {directory}")
-        fill(store, temporary, state)
-    return series
 
 
 def _refs(base: str, contents: Iterable[Content]) -> Iterator[str]:

@@ -17,9 +17,8 @@ from xpustack.core.files import link_in, linked, parse_python, read_file
 from xpustack.core.project import Project
 from xpustack.series.diff import forbidden, path_problem
 from xpustack.series.order import blaming
-from xpustack.series.tree import Step
+from xpustack.series.tree import KERNEL_HOME, Step
 
-KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 COMMON = "common"
 PACKAGE = "__init__"
 TRITON = "_triton"

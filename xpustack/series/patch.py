@@ -16,8 +16,7 @@ from xpustack.core.files import read_file
 from xpustack.core.project import Project
 from xpustack.series.diff import DiffError, forbidden, parse_diff, without_ids
 from xpustack.series.order import blaming, read_patches
-from xpustack.series.overlay import KERNEL_HOME
-from xpustack.series.tree import Step, Trailers
+from xpustack.series.tree import KERNEL_HOME, Step, Trailers
 
 _HEADER = "Subject: [PATCH] "
 _NO_MESSAGE = re.compile(r"\A(?i:From|Subject|Date):|^(?:diff -|Index: |--- )", re.M)

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a check found of one step, or of one tree."""
+"""What checks found: one `Result` per check, one `Report` per run."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
 
-from xpustack.core.errors import command
+from xpustack.core.errors import CheckFailed, EnvironmentProblem, SourceError, command
 
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
@@ -66,3 +67,49 @@ class Result(msgspec.Struct, frozen=True):
         if self.tip or self.step == "tip":
             words.append("--tip")
         return command(*words, "--only", self.kind)
+
+
+@dataclass(frozen=True)
+class Report:
+    """All results of a run, in the order of releases and steps.
+
+    Attributes:
+        problem: the machine's failure that ended the run early.
+        not_run: how many checks the run left out because of it.
+    """
+
+    results: tuple[Result, ...]
+    seconds: float
+    problem: EnvironmentProblem | None = None
+    not_run: int = 0
+
+    @property
+    def passed(self) -> int:
+        return sum(result.status == "passed" for result in self.results)
+
+    @property
+    def failed(self) -> int:
+        """Failed and blocked checks."""
+        return len(self.results) - self.passed
+
+    @property
+    def exit_code(self) -> int:
+        """0, the code of a failed check, or that of an archive which cannot be had, if
+        that alone failed."""
+        failed = [result for result in self.results if result.status != "passed"]
+        if not failed:
+            return 0
+        sourceless = all(result.sourceless for result in failed)
+        return SourceError.exit_code if sourceless else CheckFailed.exit_code
+
+    def to_json(self) -> dict[str, object]:
+        return {
+            "passed": self.passed,
+            "failed": self.failed,
+            "not_run": self.not_run,
+            "seconds": round(self.seconds, 3),
+            "results": [
+                {**msgspec.to_builtins(result), "command": result.command}
+                for result in self.results
+            ],
+        }

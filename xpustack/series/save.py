@@ -28,13 +28,13 @@ from xpustack.series.order import (
     read_order,
     require_step,
 )
-from xpustack.series.overlay import COMMON, KERNEL_HOME, TRITON, kernel_package
+from xpustack.series.overlay import COMMON, TRITON, kernel_package
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import format_trees, trees_file
 from xpustack.series.revision import step_digests
 from xpustack.series.sharing import chosen_texts, read_texts, share, write_texts
 from xpustack.series.staging import StaleFile, compare, stage, write
-from xpustack.series.tree import Series
+from xpustack.series.tree import KERNEL_HOME, Series
 from xpustack.series.worktree import StepCommit, Work, link_objects, start_over
 
 _LEGEND = (
@@ -102,7 +102,8 @@ def save(
             for commit in commits:
                 _put_added(staged, pinned.names, commit)
             before = texts.get(release.name, {})
-            own = chosen_texts(work.git, scratch, commits, texts, release.name)
+            steps = {commit.commit: commit.step for commit in commits}
+            own = chosen_texts(work.git, scratch, steps, texts, release.name)
             own |= {slug: before[slug] for slug in later}
             after = {**texts, release.name: own}
             write_texts(staged, after)

@@ -9,7 +9,7 @@ A step has one file for each text, `patches/<slug>/<release>.patch`, called afte
 first release that uses it.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from xpustack.base.releases import Releases
@@ -20,8 +20,7 @@ from xpustack.core.repository import Repository
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import ORDER, SUFFIX, format_order, read_patches
 from xpustack.series.patch import format_patch
-from xpustack.series.tree import Series
-from xpustack.series.worktree import StepCommit
+from xpustack.series.tree import Series, Step
 
 Texts = dict[str, dict[str, bytes]]
 """The text of each step's patch by release and slug; releases from oldest to newest,
@@ -82,7 +81,7 @@ def share(
 def chosen_texts(
     git: Repository,
     scratch: Path,
-    commits: Sequence[StepCommit],
+    commits: Mapping[str, Step],
     texts: Texts,
     release: str,
 ) -> dict[str, bytes]:
@@ -90,8 +89,8 @@ def chosen_texts(
     and gives its tree, that of the release itself first; else the commit's own."""
     index = Repository(git.directory, index=scratch / "variant-index")
     chosen: dict[str, bytes] = {}
-    for commit in commits:
-        own, slug = format_patch(commit.step), commit.step.slug
+    for commit, step in commits.items():
+        own, slug = format_patch(step), step.slug
         names = [release, *(name for name in texts if name != release)]
         offered = dict.fromkeys(
             texts[name][slug] for name in names if slug in texts.get(name, {})
@@ -101,7 +100,7 @@ def chosen_texts(
     return chosen
 
 
-def _gives(git: Repository, text: bytes, own: bytes, commit: StepCommit) -> bool:
+def _gives(git: Repository, text: bytes, own: bytes, commit: str) -> bool:
     """Whether a patch says what a commit's own patch says, and changes its tree so."""
     if text == own:
         return True
@@ -112,7 +111,7 @@ def _gives(git: Repository, text: bytes, own: bytes, commit: StepCommit) -> bool
         return False
     results = []
     for change in (own_diff, diff):
-        git.read_tree(f"{commit.commit}^")
+        git.read_tree(f"{commit}^")
         try:
             git.apply(change)
         except GitFailed:

@@ -12,11 +12,11 @@ from xpustack.core.errors import SeriesError, StackError
 from xpustack.core.files import linked, links_below
 from xpustack.core.project import Project
 from xpustack.series.order import ORDER, SLUG, read_patches, redo, unnamed
-from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
+from xpustack.series.overlay import COMMON, NewFile, NewFiles
 from xpustack.series.patch import read_patch, step_problems
 from xpustack.series.recorded import TREES, read_trees, rederive_command
 from xpustack.series.revision import require_recorded
-from xpustack.series.tree import Step
+from xpustack.series.tree import KERNEL_HOME, Step
 
 LARGE = 500
 """Above this many changed lines outside kernels and tests, upstream asks for an

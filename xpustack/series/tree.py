@@ -15,6 +15,8 @@ from xpustack.core.errors import StackError
 from xpustack.series.diff import FileDiff
 from xpustack.series.order import BASE_ALONE
 
+KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
+"""Where kernels lie in vLLM."""
 _NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
 
 

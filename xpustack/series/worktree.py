@@ -17,23 +17,26 @@ from typing import Annotated
 
 import msgspec
 
+from xpustack.base.releases import Release
 from xpustack.base.store import Store
+from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import SeriesError, StackError, UsageError, command
 from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import HEADS, PLAIN, LogEntry
+from xpustack.series.apply import trees
 from xpustack.series.diff import without_ids
-from xpustack.series.order import SLUG, SUFFIX, read_patches
-from xpustack.series.overlay import KERNEL_HOME, TRITON, TRITON_IN_VLLM
+from xpustack.series.order import SLUG, SUFFIX, read_order, read_patches
+from xpustack.series.overlay import TRITON, TRITON_IN_VLLM
 from xpustack.series.patch import (
     format_patch,
     parse_patch,
     split_text,
     step_problems,
 )
-from xpustack.series.tree import Step
+from xpustack.series.tree import KERNEL_HOME, Series, Step
 
 BRANCH = HEADS + "series"
 BASE = "refs/tags/base"
@@ -259,6 +262,41 @@ def _is_kernel(path: str, content: bytes) -> bool:
     if name == f"{TRITON}.py":
         return content == TRITON_IN_VLLM
     return "/" not in name and name.endswith(".py")
+
+
+def apply_to(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    directory: Path,
+    upto: str | None = None,
+) -> Series:
+    """Make `directory` a git repository with one commit for the base and one per step.
+
+    It does not depend on the cache: objects are linked or copied. Branch `series` is
+    checked out, tag `base` names the base.
+
+    Args:
+        directory: new or empty, or an unchanged result of this function.
+        upto: the last step to apply, by its slug, or `base` for none; None for the
+            whole series.
+
+    Raises:
+        UsageError: `directory` holds something else, or there is no step `upto`.
+        StackError: as `trees`. `directory` is then as it was.
+    """
+    directory = directory.absolute()
+    store = Store(cache)
+    replaced = replaceable(directory, release.name)
+    series = trees(store, project, release, upto=upto)
+    whole = upto is None or read_order(project, release.name)[-1:] == [upto]
+    state = State(
+        release.name, series.base.commit, series.tip.commit, None if whole else upto
+    )
+    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
+        cache.progress(f"writing {release.name} to {directory}")
+        fill(store, temporary, state)
+    return series
 
 
 def start_over(release: str, directory: Path) -> str:

@@ -16,14 +16,13 @@ from children import ended, killed, start_tool
 from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.run import Report
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core import cache as cache_module
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, UsageError
 from xpustack.core.process import Runner
 from xpustack.lint.linter import Linter
-from xpustack.series.result import Result
+from xpustack.series.result import Report, Result
 from xpustack.series.tree import Tree
 
 

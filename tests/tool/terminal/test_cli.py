@@ -15,9 +15,9 @@ from tiny_stack import TinyStack
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.checks.run import Report
 from xpustack.core import process
 from xpustack.core.project import Project
+from xpustack.series.result import Report
 
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
 PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)

@@ -5,9 +5,8 @@ import io
 
 from rich.console import Console
 
-from xpustack.checks.run import Report
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.series.result import Result
+from xpustack.series.result import Report, Result
 from xpustack.terminal.report import show
 
 REPORT = Report(
