@@ -14,12 +14,13 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.series.apply import apply_to, trees
-from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM
+from xpustack.series.apply import trees
+from xpustack.series.overlay import TRITON_IN_VLLM
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import format_trees, trees_file
 from xpustack.series.save import save
-from xpustack.series.tree import Series, Tree
+from xpustack.series.tree import KERNEL_HOME, Series, Tree
+from xpustack.series.worktree import apply_to
 
 ATTENTION = "".join(f"attention line {number}\n" for number in range(1, 41))
 BASE = {

@@ -7,7 +7,8 @@ from pathlib import Path
 from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
 from xpustack.release.ship import ReleaseArtifacts, ship
-from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM
+from xpustack.series.overlay import TRITON_IN_VLLM
+from xpustack.series.tree import KERNEL_HOME
 
 LAYER = "vllm/xpu/layer.py"
 DECODE = HEADER + "from ._launch import OPTIONS\nfrom ._triton import triton\n"

@@ -9,17 +9,15 @@ import msgspec
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version, expected_build, found
 from xpustack.builds.installed import Build
-from xpustack.checks.results import Kind, Result, stored_pass, test_result
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.lint.linter import Linter, lint_key, steps_are_typed
+from xpustack.series.result import Kind, Result
 from xpustack.series.tree import Series, Step, Tree
-from xpustack.steptest.material import Support
+from xpustack.steptest.material import Support, material_of
 from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
-
-_FINDINGS_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -112,31 +110,22 @@ class Checker:
         """
         if known := self.known_lint(name, before, after, types=types):
             return known
-        lint = self._linter.lint(before, after, types=types)
-        result = Result(
-            after.release.name,
-            name,
-            "lint",
-            "failed" if lint.new else "passed",
-            lint.seconds,
-            summary=lint.summary,
-            detail=tuple(map(str, lint.new[:_FINDINGS_SHOWN])),
-            notes=lint.notes,
-            typed=lint.typed,
-        )
+        result = self._linter.lint(name, before, after, types=types)
         return self.keep(lint_key(before, after, types=types), result)
 
     def step_test(
         self, step: Step, before: Tree | None, after: Tree, last: int
     ) -> StepTest:
-        """A step's test on the trees before and after it, or on the latter alone.
+        """A step's test, as its files are now, on the trees before and after it, or on
+        the latter alone.
 
         Raises:
             SeriesError: the step names no test module, or one that does not exist.
         """
+        material = material_of(self.support, step)
         old = self.planned(before, last) if before is not None else None
-        release, new = after.release, self.planned(after, last)
-        return StepTest.of(self.support, release, step, old, new)
+        kernels = after.release.xpu_kernels.version
+        return StepTest(step, material, old, self.planned(after, last), kernels)
 
     def test(self, step: Step, before: Tree | None, after: Tree, last: int) -> Result:
         """Run a step's test, on verified builds; a stored pass is taken.
@@ -151,9 +140,7 @@ class Checker:
         for tree in (before, after):
             if tree is not None:
                 self.build(tree, last)
-        report = test.run(self.server, self.cache)
-        result = test_result(step.release, step.slug, report, before is None)
-        return self.keep(test.key, result)
+        return self.keep(test.key, test.run(self.server, self.cache))
 
     def proofs(self, series: Series) -> list[Proof]:
         """What is proven of each step of a series, by its trees; nothing runs.
@@ -179,9 +166,16 @@ class Checker:
         return proofs
 
     def stored(self, key: str, kind: Kind, release: str, step: str) -> Result | None:
-        """The stored pass of this very check, if there is one."""
-        result = stored_pass(self.cache.results_get(key), kind, release, step)
-        return result and msgspec.structs.replace(result, cached=True)
+        """The stored pass of this very check; None if there is none, if it is damaged,
+        or if it belongs to another check."""
+        try:
+            result = msgspec.convert(self.cache.results_get(key), Result)
+        except msgspec.ValidationError:
+            return None
+        stored = (result.kind, result.release, result.step, result.status)
+        if stored != (kind, release, step, "passed"):
+            return None
+        return msgspec.structs.replace(result, cached=True)
 
     def keep(self, key: str, result: Result) -> Result:
         """Store a result that passed; a failure is looked at again each time."""

@@ -9,10 +9,10 @@ from xpustack.base.releases import Release
 from xpustack.builds.comparison import compare
 from xpustack.checks.checker import Checker
 from xpustack.checks.plan import CopiedTree, Planner
-from xpustack.checks.results import COPIED, Kind, Report, Result
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
+from xpustack.series.result import COPIED, KINDS, Kind, Report, Result
 from xpustack.series.static import Advice, check_static
 
 _SILENT = Observer()
@@ -49,25 +49,23 @@ def run(
     """
     begin = time.monotonic()
     chosen = list(releases)
-    results = _static(project, chosen, step)
+    kinds = {only} if only else set(KINDS)
+    tasks = [Task.ended(result) for result in _static(project, chosen, step)]
     cache.sweep()
-    tasks: list[Task] = []
     copies: list[CopiedTree] = []
     with Checker(project, cache) as checker:
         # The newest release first: its lints take longest.
         for release in reversed(chosen):
-            planner = Planner(checker, release)
-            errors, planned = planner.plan(step, only, release.name in tips)
-            results += errors
-            tasks += planned
+            planner = Planner(checker, release, kinds)
+            planner.plan(step, release.name in tips)
+            tasks += planner.tasks
             copies += planner.copied
-        if step is None and only in (None, "build") and copies:
+        if step is None and "build" in kinds and copies:
             _add_comparison(tasks, copies, checker)
         # One checked-out tree moves from lint to lint.
         lints = [task for task in tasks if task.kind == "lint"]
         for earlier, later in pairwise(lints):
             later.after = (earlier,)
-        tasks = [*map(Task.ended, results), *tasks]
         observer.planned(tasks)
         problem = execute(tasks, checker.runner, jobs, observer)
     results = [

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from graphlib import TopologicalSorter
 
-from xpustack.checks.results import Kind, Result
 from xpustack.core.errors import EnvironmentProblem, StackError
 from xpustack.core.process import Runner, Stopped
+from xpustack.series.result import Kind, Result
 
 _TICK = 1.0
 _SHOWN = 20

@@ -50,7 +50,8 @@ def refresh(
         onto: `CLONE[:REF]`: carry to a commit of a git clone of vLLM instead; read
             only.
         to: The work repository: new, or that of an earlier run.
-        drop: A step to leave behind; repeatable.
+        drop: A step to leave behind, now and in later runs with the same `--to`;
+            repeatable.
         write: Pin the release, write its series.
         report: Write the report there as Markdown.
     """

@@ -12,11 +12,12 @@ from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.project import Project
-from xpustack.series.apply import apply_to, trees, trees_before_failure
+from xpustack.series.apply import trees, trees_before_failure
 from xpustack.series.order import unnamed
 from xpustack.series.recorded import format_trees, read_trees, trees_file
 from xpustack.series.save import save as save_series
 from xpustack.series.tree import Series, Tree
+from xpustack.series.worktree import apply_to
 from xpustack.terminal.console import Offline, Reply, Work, working
 from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
@@ -42,12 +43,13 @@ def apply(
         for chosen in selected(pinned, release, all_, "apply"):
             directory = to / chosen.name if to and all_ else to
             try:
-                series, problem = _apply(work, chosen, directory, upto)
+                series = _applied(work, chosen, directory, upto)
             except StackError as error:
-                series, problem = None, error
-            grown += series.trees if series is not None else ()
-            if problem is not None:
-                answer.fail(problem)
+                answer.fail(error)
+                continue
+            grown += series.trees
+            if series.problem is not None:
+                answer.fail(series.problem)
                 continue
             for stray in unnamed(work.project):
                 work.cache.progress(f"no series names {stray}")
@@ -61,17 +63,17 @@ def apply(
         for tree in grown
     ]
     answer.data = {"trees": rows}
-    answer.table(rows, ("release", "step", "commit", "tree"))
+    if rows:
+        answer.table(rows, ("release", "step", "commit", "tree"))
 
 
-def _apply(
+def _applied(
     work: Work, release: Release, directory: Path | None, upto: str | None
-) -> tuple[Series | None, StackError | None]:
-    """The release's trees, and the failure after which there are no more."""
+) -> Series:
+    """The release's trees, in a repository if it has a place."""
     if directory is None:
         return trees_before_failure(Store(work.cache), work.project, release, upto=upto)
-    series = apply_to(work.project, work.cache, release, directory, upto)
-    return series, None
+    return apply_to(work.project, work.cache, release, directory, upto)
 
 
 def save(

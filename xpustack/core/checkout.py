@@ -41,24 +41,13 @@ class Checkout(Repository):
     # Files.
 
     def check_out(self, tree: str) -> None:
-        """Set the index to a tree, and write its files to the empty work tree."""
-        self.read_tree(tree)
-        self.run("checkout-index", "--all", "--quiet", "--index")
+        """Make the index and its files those of a tree, whatever they were. Files that
+        are the same are not written, those that git does not know stay."""
+        self.run("read-tree", "--reset", "-u", tree)
 
-    def switch(self, old: str, new: str) -> None:
-        """Change index and files from the tree `old` to the tree `new`. Files that
-        are the same in both trees are not written."""
-        self.run("read-tree", "-m", "-u", old, new)
-
-    def restore(self) -> None:
-        """Make the files match the index: write those that differ, and remove those
-        that it lacks."""
-        differing = self.run("diff-files", "-z", "--name-only")
-        if differing:
-            options = ("--quiet", "--force", "--index", "-z", "--stdin")
-            self.run("checkout-index", *options, data=differing)
-        for name in self.run("ls-files", "-z", "--others").split(b"\0")[:-1]:
-            (self.work_tree / os.fsdecode(name)).unlink()
+    def clean(self) -> None:
+        """Remove the files that git does not know, ignored ones, too."""
+        self.run("clean", "-ffdxq")
 
     def status(self, *, ignored: bool = False) -> list[str]:
         """The uncommitted changes in the words of `git status`, one line per path."""

@@ -5,7 +5,7 @@ Paths are literal: no method takes a pattern.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -166,14 +166,6 @@ class Repository(Git):
             mode, _, blob = properties.split(" ")
             entries[path] = TreeEntry(mode, blob)
         return entries
-
-    def listed(self, tree: str, paths: Sequence[str]) -> set[str]:
-        """Those of `paths` that are files of a tree; folders are not."""
-        if not paths:
-            return set()
-        rows = _fields(self.run("ls-tree", "-z", tree, "--", *paths))
-        pairs = (row.split("\t", 1) for row in rows)
-        return {path for properties, path in pairs if " blob " in properties}
 
     def changes(self, old: str, new: str) -> list[Change]:
         """The paths at which two trees differ, in git's order. A rename is a deletion

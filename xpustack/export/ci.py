@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from xpustack.export.upstream_form import TEST_HOME
-from xpustack.series.overlay import KERNEL_HOME
+from xpustack.series.tree import KERNEL_HOME
 
 XPU_JOBS = ".buildkite/intel_jobs/kernels_intel.yaml"
 CPU_JOBS = ".buildkite/hardware_tests/cpu.yaml"

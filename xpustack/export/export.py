@@ -15,7 +15,6 @@ from xpustack.base.clone import PREFIX, Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.checks.checker import Checker
-from xpustack.checks.results import Result
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.project import Project
@@ -37,6 +36,7 @@ from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
 from xpustack.series.order import require_step
 from xpustack.series.overlay import overlay_files
+from xpustack.series.result import Result
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import BaseTree, Series

@@ -4,14 +4,16 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
+
 from xpustack.base.releases import Release
 from xpustack.checks.checker import Checker, Proof
-from xpustack.checks.results import Result
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.project import Project
 from xpustack.export.search import NO_TIP
 from xpustack.export.upstream_form import TEST_HOME, upstream_test
+from xpustack.series.result import Result
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.material import Material
 from xpustack.steptest.step_test import StepTest
@@ -95,21 +97,18 @@ def _test_commit(checker: Checker, tree: StepTree) -> Result:
         key = f"export-{test.key}"
         if known := checker.stored(key, "test", name, step.slug):
             return known
-        report = test.run(checker.server, cache)
-    if report.problems:
+        result = test.run(checker.server, cache)
+    if result.status != "passed":
         raise CheckFailed(
             "the exported commit fails its own test",
             release=name,
             step=step.slug,
             path=material.module,
-            detail=[*report.problems, "", *report.output],
+            detail=result.detail,
             hint=f"xpustack check {name} {step.slug}",
         )
-    summary = f"{report.counts['tests']} tests passed"
-    result = Result(
-        name, step.slug, "test", "passed", report.seconds, False, summary, tip=True
-    )
-    return checker.keep(key, result)
+    summary = f"{result.summary.partition(',')[0]} passed"
+    return checker.keep(key, msgspec.structs.replace(result, summary=summary))
 
 
 def _material(checker: Checker, tree: StepTree, scratch: Path) -> Material:

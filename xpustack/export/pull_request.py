@@ -9,13 +9,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from xpustack.checks.results import Result
 from xpustack.core.markdown import table
 from xpustack.export.notes import Notes
 from xpustack.export.standing import Standing
 from xpustack.export.upstream_form import upstream_test
+from xpustack.series.result import Figure, Result
 from xpustack.series.tree import Step
-from xpustack.steptest.verdict import Figure
 
 TEXTS = "pull-requests"
 """The folder of the descriptions."""

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from xpustack.checks.checker import Checker
-from xpustack.checks.results import Result
 from xpustack.export.fewest import fewest
 from xpustack.export.standing import Standing
 from xpustack.export.upstream_form import is_kernel
-from xpustack.refresh.carry import CarriedStep, carrier, carry_step
+from xpustack.refresh.carry import CarriedStep, Carrier
 from xpustack.series.overlay import overlay_files
+from xpustack.series.result import Result
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.steptest.material import material_of
 
@@ -200,11 +200,10 @@ class Standings:
         store = self.checker.store
         old, new = self.source.base.commit, self.base.commit
         with store.writing() as writer, self.checker.cache.scratch() as scratch:
-            carry = carrier(writer.directory, scratch, old, new)
+            project, directory = self.checker.project, writer.directory
+            carry = Carrier(project, directory, scratch, old, new)
             variants = step.slug in self._varied
-            carried = carry_step(
-                self.checker.project, carry, step, parent.commit, variants=variants
-            )
+            carried = carry.carry(step, parent.commit, variants=variants)
             if carried.tree is None or carried.verdict == "upstream":
                 return carried
             commit = carry.commit(carried.form, carried.tree, parent.commit)

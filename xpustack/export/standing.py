@@ -4,7 +4,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from xpustack.checks.results import Result
+from xpustack.series.result import Result
 from xpustack.series.tree import Series, StepTree
 
 State = Literal["stands", "upstream", "conflict", "waits", "fails"]

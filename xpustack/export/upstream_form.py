@@ -17,8 +17,8 @@ from pathlib import Path, PurePosixPath
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import parse_python
 from xpustack.core.process import Runner, clean_environment
-from xpustack.series.overlay import KERNEL_HOME, TRITON
-from xpustack.series.tree import Step
+from xpustack.series.overlay import TRITON
+from xpustack.series.tree import KERNEL_HOME, Step
 
 TEST_HOME = "tests/models/deepseek_v4/xpu"
 SPDX = b"# SPDX-License-Identifier: Apache-2.0\n"

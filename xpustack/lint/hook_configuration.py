@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -15,7 +15,7 @@ from xpustack.core import fingerprint
 from xpustack.core.errors import SourceError
 
 PRE_COMMIT_FILE = ".pre-commit-config.yaml"
-_SCRIPT = re.compile(r"python (tools/pre_commit/\S+\.py)\b")
+_SCRIPT = re.compile(r"python tools/pre_commit/\S+\.py\b")
 _MYPY_SCRIPT = "tools/pre_commit/mypy.py"
 # mypy runs without these: type stubs and optional packages.
 _OPTIONAL = re.compile(r"types-|pydantic$")
@@ -27,22 +27,41 @@ _SUFFIXES = {
 }
 
 
-class _Hook(msgspec.Struct):
+class Hook(msgspec.Struct, frozen=True):
+    """A hook as pre-commit's configuration has it."""
+
     id: str
     entry: str = ""
     language: str = ""
     files: str = ""
     exclude: str = "^$"
-    types: list[str] = []
-    types_or: list[str] = []
-    stages: list[str] = []
+    types: tuple[str, ...] = ()
+    types_or: tuple[str, ...] = ()
+    stages: tuple[str, ...] = ()
     pass_filenames: bool = True
-    additional_dependencies: list[str] = []
+    additional_dependencies: tuple[str, ...] = ()
+
+    @property
+    def script(self) -> list[str]:
+        """The base's Python script that takes file names, and its own arguments; empty
+        if the hook is something else."""
+        python = self.language == "python" and _SCRIPT.match(self.entry)
+        return shlex.split(self.entry)[1:] if python and self.pass_filenames else []
+
+    def wanted(self, path: str) -> bool:
+        """Whether pre-commit would hand this file to the hook."""
+        types = self.types + self.types_or
+        suffixes = tuple(each for name in types for each in _SUFFIXES.get(name, ()))
+        return (
+            re.search(self.files, path) is not None
+            and re.search(self.exclude, path) is None
+            and (not suffixes or path.endswith(suffixes))
+        )
 
 
 class _Repo(msgspec.Struct):
     repo: str
-    hooks: list[_Hook]
+    hooks: list[Hook]
     rev: str = ""
 
 
@@ -52,41 +71,21 @@ class _Document(msgspec.Struct):
 
 
 @dataclass(frozen=True)
-class Script:
-    """A hook that is a Python script of the base and takes file names."""
-
-    name: str
-    arguments: tuple[str, ...]
-    files: str
-    exclude: str
-    suffixes: tuple[str, ...]
-    packages: tuple[str, ...] = ()
-    """The requirements of the hook's own environment."""
-
-    def wanted(self, path: str) -> bool:
-        """Whether pre-commit would hand this file to the hook."""
-        return (
-            re.search(self.files, path) is not None
-            and re.search(self.exclude, path) is None
-            and (not self.suffixes or path.endswith(self.suffixes))
-        )
-
-
-@dataclass(frozen=True)
 class Hooks:
     """The hooks of a base that can run here.
 
     `ruff` and `typos` are the versions that the base pins (None: not used),
-    `exclude` is its pattern of files that no hook sees, `notes` says which hooks do
-    not run here, or run with another version, and why.
+    `exclude` is its pattern of files that no hook sees, `scripts` and `mypy` are
+    scripts of the base, `notes` says which hooks do not run here, or run with another
+    version, and why.
     """
 
     ruff: str | None
     typos: str | None
     exclude: str
-    scripts: tuple[Script, ...]
-    mypy: Script | None
-    notes: tuple[str, ...] = field(default=())
+    scripts: tuple[Hook, ...]
+    mypy: Hook | None
+    notes: tuple[str, ...]
 
     def visible(self, paths: Iterable[str]) -> list[str]:
         return [path for path in paths if re.search(self.exclude, path) is None]
@@ -109,66 +108,37 @@ def read_hooks(tree: Path, release: str) -> Hooks:
             detail=[str(error)],
             hint=f"xpustack apply {release} --to DIR, then read DIR/{PRE_COMMIT_FILE}",
         ) from error
-    notes: list[str] = []
+    hooks = [(repo, hook) for repo in document.repos for hook in repo.hooks]
     pinned = {
         hook.id: repo.rev.removeprefix("v")
-        for repo in document.repos
-        for hook in repo.hooks
+        for repo, hook in hooks
         if repo.repo != "local"
     }
-    typos = pinned.get("typos")
-    if typos and fingerprint.installed_version("typos") != typos:
-        notes.append(
-            f"typos {fingerprint.installed_version('typos')} for the base's {typos}"
-        )
-    mypy_scripts: list[tuple[bool, bool, Script]] = []
-    scripts: list[Script] = []
-    for hook in (h for r in document.repos if r.repo == "local" for h in r.hooks):
-        script = _script(hook)
-        if script is None:
-            continue
-        missing = _missing(hook, notes)
-        if missing:
-            notes.append(f"{hook.id} not run: {', '.join(missing)} not installed")
-        elif script.arguments[0] == _MYPY_SCRIPT:
-            python = f"{sys.version_info.major}.{sys.version_info.minor}"
-            mypy_scripts.append(
-                (python == script.arguments[-1], hook.stages == ["manual"], script)
-            )
-        else:
-            scripts.append(script)
+    notes: list[str] = []
+    typos, installed = pinned.get("typos"), fingerprint.installed_version("typos")
+    if typos and installed != typos:
+        notes.append(f"typos {installed} for the base's {typos}")
+    local = [hook for repo, hook in hooks if repo.repo == "local" and hook.script]
+    runnable = [hook for hook in local if _can_run(hook, notes)]
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
     return Hooks(
         ruff=pinned.get("ruff-check"),
         typos=typos,
         exclude=document.exclude,
-        scripts=tuple(scripts),
+        scripts=tuple(hook for hook in runnable if hook.script[0] != _MYPY_SCRIPT),
         # Prefer the hook for this interpreter, then CI's (`manual`) to the local one.
-        mypy=(
-            max(mypy_scripts, key=lambda candidate: candidate[:2])[2]
-            if mypy_scripts
-            else None
+        mypy=max(
+            (hook for hook in runnable if hook.script[0] == _MYPY_SCRIPT),
+            key=lambda hook: (hook.script[-1] == python, hook.stages == ("manual",)),
+            default=None,
         ),
         notes=tuple(dict.fromkeys(notes)),
     )
 
 
-def _script(hook: _Hook) -> Script | None:
-    match = _SCRIPT.match(hook.entry)
-    if hook.language != "python" or match is None or not hook.pass_filenames:
-        return None
-    types = hook.types + hook.types_or
-    return Script(
-        name=hook.id,
-        arguments=tuple(shlex.split(hook.entry)[1:]),
-        files=hook.files,
-        exclude=hook.exclude,
-        suffixes=tuple(suffix for name in types for suffix in _SUFFIXES.get(name, ())),
-        packages=tuple(hook.additional_dependencies),
-    )
-
-
-def _missing(hook: _Hook, notes: list[str]) -> list[str]:
-    """The hook's dependencies that are absent. A note names another version."""
+def _can_run(hook: Hook, notes: list[str]) -> bool:
+    """Whether all that a hook needs is installed. A note says what is not, or is of
+    another version."""
     missing = []
     for text in hook.additional_dependencies:
         wanted = Requirement(text)
@@ -179,4 +149,6 @@ def _missing(hook: _Hook, notes: list[str]) -> list[str]:
             missing.append(wanted.name)
         elif not wanted.specifier.contains(installed, prereleases=True):
             notes.append(f"{wanted.name} {installed} for the base's {wanted.specifier}")
-    return missing
+    if missing:
+        notes.append(f"{hook.id} not run: {', '.join(missing)} not installed")
+    return not missing

@@ -6,40 +6,24 @@ import threading
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.core import fingerprint
+from xpustack.core.checkout import Checkout
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
-from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_configuration import read_hooks
-from xpustack.lint.hook_runner import HookRunner, MovingTree
+from xpustack.lint.hook_runner import HookRunner, LintFinding
+from xpustack.series.result import Result
 from xpustack.series.tree import Series, Tree
 
 _PRELOADED = ("argparse", "ast", "dataclasses", "pathlib", "regex", "subprocess")
 """What the bases' hooks have in common."""
-
-
-@dataclass(frozen=True)
-class LintResult:
-    """New findings of a step, how many others its files have, what was run, whether
-    that includes mypy, and notes on tools that could not run or differ in version."""
-
-    new: tuple[LintFinding, ...]
-    old: int
-    tools: tuple[str, ...]
-    typed: bool
-    notes: tuple[str, ...]
-    seconds: float
-
-    @property
-    def summary(self) -> str:
-        tools = ", ".join(self.tools) or "no file to lint"
-        return f"{len(self.new)} new, {self.old} of the base; {tools}"
+_SHOWN = 20
+"""The most findings that a result names."""
 
 
 def lint_key(before: Tree, after: Tree, *, types: bool) -> str:
@@ -80,18 +64,19 @@ class Linter:
         self._guard = threading.Lock()
         self._stack = contextlib.ExitStack()
         self._server = self._stack.enter_context(closing(Server(runner, _PRELOADED)))
-        self._place: tuple[MovingTree, Path] | None = None
+        self._place: Path | None = None
 
     def close(self) -> None:
         with self._guard:
             self._place = None
             self._stack.close()
 
-    def lint(self, before: Tree, after: Tree, *, types: bool) -> LintResult:
+    def lint(self, name: str, before: Tree, after: Tree, *, types: bool) -> Result:
         """Lint the files in which the trees differ, and compare: where `after` is
         clean, nothing can be new, and `before` is not looked at.
 
         Args:
+            name: what the result is called.
             types: whether mypy runs, too.
 
         Raises:
@@ -102,32 +87,37 @@ class Linter:
         paths = touched(before, after)
         with self._guard:
             place, self._place = self._place or self._new(), None
-            tree, work = place
-            tree.move(after)
-            hooks = read_hooks(tree.folder, after.release.name)
-            hook_runner = HookRunner(self._runner, self._server, hooks, tree, work)
-            found = hook_runner.findings(paths, types=types)
+            files, objects = place / "files", self._store.cache.objects
+            checkout = Checkout(objects, work_tree=files, index=place / "index")
+            checkout.check_out(after.tree_id)
+            hooks = read_hooks(files, after.release.name)
+            work = place / "work"
+            runner = HookRunner(self._runner, self._server, hooks, checkout, work)
+            found = runner.findings(after.tree_id, paths, types)
             new: tuple[LintFinding, ...] = ()
             if found:
-                tree.move(before)
-                new = new_findings(hook_runner.findings(paths, types=types), found)
+                new = new_findings(runner.findings(before.tree_id, paths, types), found)
             # An exception discards it.
             self._place = place
-        return LintResult(
-            new=new,
-            old=len(found) - len(new),
-            tools=tuple(hook_runner.tools),
-            typed=types and hooks.mypy is not None,
+        tools = ", ".join(runner.tools) or "no file to lint"
+        return Result(
+            after.release.name,
+            name,
+            "lint",
+            "failed" if new else "passed",
+            runner.seconds,
+            summary=f"{len(new)} new, {len(found) - len(new)} of the base; {tools}",
+            detail=tuple(map(str, new[:_SHOWN])),
             notes=hooks.notes,
-            seconds=hook_runner.seconds,
+            typed=types and hooks.mypy is not None,
         )
 
-    def _new(self) -> tuple[MovingTree, Path]:
-        """A tree to check out, and the folder where linters write."""
+    def _new(self) -> Path:
+        """A place for a checkout, and for what linters write."""
         place = self._stack.enter_context(self._store.cache.scratch(in_memory=True))
-        work = place / "work"
-        work.mkdir()
-        return MovingTree(self._store, place / "files", place / "index"), work
+        for name in ("files", "work"):
+            (place / name).mkdir()
+        return place
 
 
 def new_findings(
@@ -138,16 +128,14 @@ def new_findings(
     A complaint that moved with its line is not new. Nor is a complaint on an edited
     line, if one of the same kind vanished from the same file.
     """
-    unmatched = Counter(finding.key for finding in before)
+    unmatched = Counter((finding.kind, finding.content) for finding in before)
     candidates = []
     for finding in after:
-        if unmatched[finding.key]:
-            unmatched[finding.key] -= 1
+        if unmatched[finding.kind, finding.content]:
+            unmatched[finding.kind, finding.content] -= 1
         else:
             candidates.append(finding)
-    vanished: Counter[tuple[str, str, str]] = Counter()
-    for key, count in unmatched.items():
-        vanished[key[:3]] += count
+    vanished = Counter(kind for kind, _ in unmatched.elements())
     new = []
     for finding in candidates:
         if vanished[finding.kind]:

@@ -16,7 +16,7 @@ from xpustack.core.rows import read_rows
 from xpustack.pages import record
 from xpustack.pages.record import Row
 from xpustack.series.apply import trees
-from xpustack.steptest.verdict import Figure
+from xpustack.series.result import Figure
 
 LIST = "tests/steps/defects.toml"
 PAGE = "docs/defects.md"

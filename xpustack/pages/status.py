@@ -11,7 +11,6 @@ import msgspec
 from xpustack.base.releases import Release, Releases
 from xpustack.base.store import base_ref
 from xpustack.checks.checker import Checker
-from xpustack.checks.results import KINDS
 from xpustack.core import markdown
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.project import Project
@@ -19,6 +18,7 @@ from xpustack.core.rows import csv_text
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.overlay import overlay_files
 from xpustack.series.patch import load_series
+from xpustack.series.result import KINDS
 from xpustack.series.static import changed_lines, new_file_lines
 
 README = "README.md"
@@ -110,13 +110,11 @@ def checked_statuses(
 
 def _checks(checker: Checker, release: Release) -> dict[str, str]:
     """What is proven of each step, in a few words."""
-    series, problem = trees_before_failure(checker.store, checker.project, release)
-    words = {
-        proof.step.slug: _proven(proof.missing)
-        for proof in (checker.proofs(series) if series is not None else ())
-    }
-    if problem is not None and problem.step is not None:
-        words[problem.step] = "does not apply"
+    series = trees_before_failure(checker.store, checker.project, release)
+    proofs = checker.proofs(series)
+    words = {proof.step.slug: _proven(proof.missing) for proof in proofs}
+    if series.problem is not None and series.problem.step is not None:
+        words[series.problem.step] = "does not apply"
     return words
 
 

@@ -81,24 +81,52 @@ class Carrier:
     """Carries steps in a repository that holds both releases.
 
     Args:
-        git: the repository, with a private index.
+        directory: the repository's git directory.
         scratch: a folder to write in.
         old_base, new_base: the two releases' bases, as commits.
         history: what a clone knows of the way from one to the other.
     """
 
-    git: Repository
+    project: Project
+    directory: Path
     scratch: Path
     old_base: str
     new_base: str
     history: History = field(default=lambda path, lines: ())
 
-    def carry(self, source: StepTree, onto: str) -> CarriedStep:
-        """Merge the step of `source` onto the commit `onto`; no branch moves."""
+    @property
+    def git(self) -> Repository:
+        """The repository, with a private index."""
+        return Repository(self.directory, index=self.scratch / "carry-index")
+
+    def carry(
+        self, source: StepTree, onto: str, *, variants: bool = True
+    ) -> CarriedStep:
+        """Carry a step, with the kernels that it needs, onto the commit `onto`; no
+        branch moves.
+
+        Args:
+            variants: where it conflicts, try its other forms, the newest first.
+        """
+        carried = self.merge(source, onto)
+        if carried.verdict == "upstream":
+            return carried
+        if carried.tree is not None:
+            kernels = needed_kernels(self.project, source.step)
+            return replace(carried, tree=self._with_files(carried.tree, kernels))
+        for step in _variants(self.project, source.step) if variants else ():
+            if (fitting := self._fitting(step, onto)) is not None:
+                text = f"the patch of {step.path.stem} fits as it is"
+                return CarriedStep("variant", fitting, step, text, files=carried.files)
+        return carried
+
+    def merge(self, source: StepTree, onto: str) -> CarriedStep:
+        """Merge the step of `source` onto the commit `onto`."""
         step, before = source.step, source.parent
         files = self._upstream_changes(step.touched)
         here = self.git.tree_of(onto)
-        merged, conflicts = self._merge(before.commit, source.commit, here)
+        ours = self.git.commit_tree(here, before.commit, b"upstream\n")
+        merged, conflicts = self.git.merge(ours, source.commit)
         if merged == here and source.changed:
             text = "nothing is left of it after the merge"
             return CarriedStep("upstream", here, step, text, (), files)
@@ -107,33 +135,33 @@ class Carrier:
                 return CarriedStep("upstream", here, step, evidence, (), files)
             clashes = tuple(self._clashes(source, here, conflicts))
             return CarriedStep("conflict", None, step, "", clashes, files)
-        if self._applies(step.diff, here, reverse=False):
+        if self._applies(step.diff, here):
             return CarriedStep("clean", merged, step, "", (), files)
         text = "its context changed: merged with the upstream changes around it"
         return CarriedStep("merged", merged, step, text, (), files)
 
-    def fits(self, step: Step, files: Mapping[str, bytes], onto: str) -> str | None:
+    def _fitting(self, step: Step, onto: str) -> str | None:
         """The tree with another form of a step on the commit `onto`, where its diff
-        applies with its full context; None where it does not.
-
-        Args:
-            files: what that form adds.
-        """
+        applies with its full context; None where it does not."""
         here = self.git.tree_of(onto)
-        if not self._applies(step.diff, here, reverse=False):
+        if not self._applies(step.diff, here) or self.git.files(
+            here, step.trailers.overlay
+        ):
             return None
-        if self.git.files(here, step.trailers.overlay):
-            return None
-        self.git.read_tree(here)
         if step.diff:
             self.git.apply(step.diff)
-        return self.with_files(self.git.write_tree(), files)
+            here = self.git.write_tree()
+        files = {
+            path: file.content
+            for path, file in overlay_files(self.project, step).items()
+        }
+        return self._with_files(here, files | needed_kernels(self.project, step))
 
     def commit(self, step: Step, tree: str, parent: str) -> str:
         """The carried step as a commit, with the step's own message."""
         return self.git.commit_tree(tree, parent, step.commit_message.encode())
 
-    def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
+    def _with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """`tree` with those of `files` that it lacks."""
         lacking = files.keys() - self.git.files(tree, files).keys()
         if not lacking:
@@ -142,14 +170,7 @@ class Carrier:
         self.git.add({path: files[path] for path in lacking}, self.scratch)
         return self.git.write_tree()
 
-    def _merge(
-        self, ancestor: str, step: str, here: str
-    ) -> tuple[str | None, list[Conflict]]:
-        """The merged tree, or None and the conflicts."""
-        ours = self.git.commit_tree(here, ancestor, b"upstream\n")
-        return self.git.merge(ours, step)
-
-    def _applies(self, diff: bytes, tree: str, *, reverse: bool) -> bool:
+    def _applies(self, diff: bytes, tree: str, *, reverse: bool = False) -> bool:
         """Whether a diff applies with its full context, moved lines allowed."""
         if not diff:
             return True
@@ -226,42 +247,6 @@ class Carrier:
         )
 
 
-def carrier(directory: Path, scratch: Path, old_base: str, new_base: str) -> Carrier:
-    """A carrier in the git directory `directory`; `scratch` holds its index."""
-    git = Repository(directory, index=scratch / "carry-index")
-    return Carrier(git, scratch, old_base, new_base)
-
-
-def carry_step(
-    project: Project,
-    carry: Carrier,
-    source: StepTree,
-    onto: str,
-    *,
-    variants: bool = True,
-) -> CarriedStep:
-    """Carry a step, with the kernels that it needs, onto the commit `onto`.
-
-    Args:
-        variants: where it conflicts, try its other forms, the newest first.
-    """
-    carried = carry.carry(source, onto)
-    if carried.verdict == "upstream":
-        return carried
-    if carried.tree is not None:
-        tree = carry.with_files(carried.tree, needed_kernels(project, source.step))
-        return replace(carried, tree=tree)
-    for step in _variants(project, source.step) if variants else ():
-        files = {
-            path: file.content for path, file in overlay_files(project, step).items()
-        }
-        files |= needed_kernels(project, step)
-        if (fitting := carry.fits(step, files, onto)) is not None:
-            text = f"the patch of {step.path.stem} fits as it is"
-            return CarriedStep("variant", fitting, step, text, files=carried.files)
-    return carried
-
-
 def _variants(project: Project, step: Step) -> Iterator[Step]:
     """The other forms of a step, the newest first."""
     users: dict[Path, str] = {}
@@ -276,17 +261,13 @@ def _variants(project: Project, step: Step) -> Iterator[Step]:
 def _contains(other: Hunk, hunk: Hunk) -> bool:
     """Whether a change contains another one: all its lines in a row, on both sides.
     Like a patch id, this ignores white space."""
-    for mark in (b"-", b"+"):
-        part, whole = _lines(hunk, mark), _lines(other, mark)
-        size = len(part)
-        starts = range(len(whole) - size + 1)
-        if all(whole[start : start + size] != part for start in starts):
-            return False
-    return True
+    return all(_side(hunk, mark) in _side(other, mark) for mark in (b"-", b"+"))
 
 
-def _lines(hunk: Hunk, mark: bytes) -> list[bytes]:
-    return [b"".join(line[1:].split()) for line in hunk.lines if line.startswith(mark)]
+def _side(hunk: Hunk, mark: bytes) -> bytes:
+    """The lines with a mark, without white space, between line feeds."""
+    lines = (line[1:].split() for line in hunk.lines if line.startswith(mark))
+    return b"\n" + b"".join(b"".join(words) + b"\n" for words in lines)
 
 
 def _collide(hunk: Hunk, other: Hunk) -> bool:

@@ -10,10 +10,8 @@ from packaging.version import Version
 from xpustack.base import releases
 from xpustack.base.clone import UPSTREAM, Clone
 from xpustack.base.download import base_of
-from xpustack.base.index import PROJECT, PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError, command
 from xpustack.core.project import Project
 from xpustack.refresh.work import noted_source
@@ -114,19 +112,6 @@ def missing_among(
     return [
         MissingRelease(f"v{version}", by_minor.get(minor))
         for minor, version in sorted(newest.items())
-        if minor >= first and not any(pin >= version for pin in _of(pinned, minor))
+        if minor >= first
+        and not any(pin >= version for pin in pinned if pin.release[:2] == minor)
     ]
-
-
-def final_releases(cache: Cache) -> list[Version]:
-    """The final releases on the index that are not yanked, oldest first.
-
-    Raises:
-        EnvironmentProblem: the index cannot be reached.
-    """
-    cache.progress("asking the index")
-    return PipConfiguration.of_this_machine().index().final_versions(PROJECT)
-
-
-def _of(pinned: Iterable[Version], minor: tuple[int, ...]) -> list[Version]:
-    return [version for version in pinned if version.release[:2] == minor]

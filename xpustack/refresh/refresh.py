@@ -10,8 +10,8 @@ left out, and then only with `write`.
 
 import functools
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.refresh.carry import Carrier, carrier, carry_step
+from xpustack.refresh.carry import Carrier
 from xpustack.refresh.work import (
     OPEN,
     StepOutcome,
@@ -36,7 +36,7 @@ from xpustack.series.apply import trees
 from xpustack.series.order import read_order, require_step
 from xpustack.series.overlay import needed_kernels
 from xpustack.series.patch import load_series
-from xpustack.series.recorded import TREES, trees_file
+from xpustack.series.recorded import TREES
 from xpustack.series.save import save
 from xpustack.series.staging import StaleFile
 from xpustack.series.tree import Series, StepTree
@@ -134,124 +134,100 @@ def refresh(
         require_step(slugs, slug, origin.name)
     series = trees(Store(cache), project, origin)
     with working(project, cache, release, origin, directory) as (work, scratch):
-        run = _RefreshRun(project, cache, release, work, series, set(drop), clone)
-        run.go(scratch)
-        stale = None
-        if write and not run.open:
-            stale = _write(project, cache, release, run)
-    seconds = time.monotonic() - begin
-    return RefreshReport(
-        release,
-        origin.name,
-        tuple(run.outcomes),
-        seconds,
-        stale,
-        directory,
-        clone.ref if clone else "",
-    )
+        left = {slug: "as asked before" for slug in work.state.dropped}
+        left |= dict.fromkeys(drop, "as asked")
+        work.note(msgspec.structs.replace(work.state, dropped=tuple(left)))
+        git = work.git.directory
+        carry = Carrier(project, git, scratch, series.base.commit, work.state.base)
+        if clone is not None and (since := clone.since(origin)) is not None:
+            carry = replace(carry, history=functools.partial(clone.commits, since))
+        steps = tuple(_carry_all(cache, work, carry, series, left))
+        done = RefreshReport(
+            release,
+            origin.name,
+            steps,
+            0.0,
+            None,
+            directory,
+            clone.ref if clone else "",
+        )
+        if write and not done.open:
+            done = replace(done, stale=_write(project, cache, release, work, done))
+    return replace(done, seconds=time.monotonic() - begin)
 
 
-@dataclass
-class _RefreshRun:
-    """One pass over the source's steps."""
+def _carry_all(
+    cache: Cache, work: Work, carry: Carrier, series: Series, left: Mapping[str, str]
+) -> Iterator[StepOutcome]:
+    """The outcome of each of the source's steps. The work repository's branch gets
+    those before the first conflict, which is left there.
 
-    project: Project
-    cache: Cache
-    release: Release
-    work: Work
-    series: Series
-    drop: set[str]
-    clone: Clone | None
-    outcomes: list[StepOutcome] = field(default_factory=list)
-
-    @property
-    def open(self) -> bool:
-        return any(step.outcome in OPEN for step in self.outcomes)
-
-    @property
-    def gone(self) -> tuple[str, ...]:
-        """The steps that the new release does without."""
-        reasons = ("dropped", "upstream")
-        return tuple(step.step for step in self.outcomes if step.outcome in reasons)
-
-    def go(self, scratch: Path) -> None:
-        state = self.work.state
-        carry = self._carrier(scratch, state.base)
-        own = commits_of(self.work, state.tip)
-        commits = commits_of(self.work)
-        head = self.work.git.commit_of(BRANCH)
-        conflicting: StepTree | None = None
-        open_paths: set[str] = set()
-        for tree in self.series.steps:
-            slug = tree.slug
-            if slug in own:
-                self.outcomes.append(StepOutcome(slug, "present"))
-                continue
-            if slug in commits:
-                self.outcomes.append(self._settled(carry, tree, commits[slug]))
-                continue
-            if slug in self.drop:
-                self.outcomes.append(StepOutcome(slug, "dropped", "as asked"))
-                continue
-            self.cache.progress(f"carrying {slug} to {self.release.name}")
-            waits = bool(open_paths & set(tree.changed))
-            carried = carry_step(self.project, carry, tree, head, variants=not waits)
-            tentative = waits or conflicting is not None
-            verdict, why, clashes = carried.verdict, carried.evidence, carried.clashes
-            outcome = StepOutcome(slug, verdict, why, clashes, carried.files, tentative)
-            if waits:
-                why = "it changes files of a step that is open"
-                outcome = StepOutcome(slug, "waits", why, (), carried.files, tentative)
-            self.outcomes.append(outcome)
-            if not waits and carried.tree is not None:
-                if carried.verdict != "upstream":
-                    head = carry.commit(carried.form, carried.tree, head)
-                    if not tentative:
-                        self.work.git.reset(head)
-                continue
+    Args:
+        left: why steps are left behind, by slug.
+    """
+    own, commits = commits_of(work, work.state.tip), commits_of(work)
+    head = work.git.commit_of(BRANCH)
+    conflicting: StepTree | None = None
+    open_paths: set[str] = set()
+    for tree in series.steps:
+        slug = tree.slug
+        if slug in own:
+            yield StepOutcome(slug, "present")
+            continue
+        if slug in commits:
+            yield _settled(work, carry, tree, commits[slug])
+            continue
+        if slug in left:
+            yield StepOutcome(slug, "dropped", left[slug])
+            continue
+        cache.progress(f"carrying {slug} to {work.state.release}")
+        waits = bool(open_paths & set(tree.changed))
+        carried = carry.carry(tree, head, variants=not waits)
+        outcome = StepOutcome(
+            slug,
+            "waits" if waits else carried.verdict,
+            "it changes files of a step that is open" if waits else carried.evidence,
+            () if waits else carried.clashes,
+            carried.files,
+            tentative=waits or conflicting is not None,
+        )
+        yield outcome
+        if outcome.outcome in OPEN:
             open_paths |= set(tree.changed)
             conflicting = conflicting or tree
-        if conflicting is not None:
-            kernels = needed_kernels(self.project, conflicting.step)
-            leave_conflict(self.work, conflicting, kernels)
+        elif carried.tree is not None and carried.verdict != "upstream":
+            head = carry.commit(carried.form, carried.tree, head)
+            if not outcome.tentative:
+                work.git.reset(head)
+    if conflicting is not None:
+        leave_conflict(
+            work, conflicting, needed_kernels(carry.project, conflicting.step)
+        )
 
-    def _carrier(self, scratch: Path, onto: str) -> Carrier:
-        """Carries to the commit `onto`, with what a clone knows of the way there."""
-        base, clone = self.series.base, self.clone
-        carry = carrier(self.work.git.directory, scratch, base.commit, onto)
-        if clone is not None and (since := clone.since(base.release)) is not None:
-            return replace(carry, history=functools.partial(clone.commits, since))
-        return carry
 
-    def _settled(self, carry: Carrier, tree: StepTree, commit: str) -> StepOutcome:
-        """The outcome of a step whose commit an earlier run, or a person, made."""
-        done = carry_step(self.project, carry, tree, f"{commit}^")
-        # A variant that is called after the release is what a person made of it.
-        own = done.form.path.stem == self.release.name
-        if done.tree == self.work.git.tree_of(commit) and not own:
-            text, verdict = done.evidence, done.verdict
-            return StepOutcome(tree.slug, verdict, text, done.clashes, done.files)
+def _settled(work: Work, carry: Carrier, tree: StepTree, commit: str) -> StepOutcome:
+    """The outcome of a step whose commit an earlier run, or a person, made."""
+    done = carry.carry(tree, f"{commit}^")
+    # A variant that is called after the release is what a person made of it.
+    own = done.form.path.stem == work.state.release
+    verdict, text = done.verdict, done.evidence
+    if done.tree != work.git.tree_of(commit) or own:
         return StepOutcome(tree.slug, "resolved", "by hand", done.clashes, done.files)
+    return StepOutcome(tree.slug, verdict, text, done.clashes, done.files)
 
 
 def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> None:
-    """Require that a refresh writes only files of its own release.
+    """Require that a refresh writes only files of its own release, and patches.
 
     Raises:
         UsageError: the work repository holds older kernels or overlay files.
     """
-    own = trees_file(project, release.name), project.overlay / release.name
-    shared = (project.overlay, project.kernels)
+    own = (project.series_dir(release.name), project.overlay / release.name)
     others = [
         str(file.path)
         for file in stale
         if not any((project.root / file.path).is_relative_to(place) for place in own)
-        and (
-            file.path.name == TREES
-            or any(
-                (project.root / file.path).is_relative_to(folder) for folder in shared
-            )
-        )
+        if file.path.name == TREES or file.path.parts[0] != project.patches.name
     ]
     if others:
         raise UsageError(
@@ -263,34 +239,28 @@ def _require_own(project: Project, release: Release, stale: list[StaleFile]) -> 
         )
 
 
-def _save(
-    project: Project,
-    cache: Cache,
-    work: Work,
-    gone: Iterable[str],
-    dry_run: bool = False,
-) -> list[StaleFile]:
-    """Save the series, and remove those steps of `gone` that an earlier run wrote."""
-    unwanted = set(read_order(project, work.state.release)) - commits_of(work).keys()
-    drop = [slug for slug in gone if slug in unwanted]
-    return save(project, cache, work.git.work_tree, dry_run, drop=drop, alone=True)
-
-
 def _write(
-    project: Project, cache: Cache, release: Release, run: _RefreshRun
+    project: Project, cache: Cache, release: Release, work: Work, done: RefreshReport
 ) -> list[StaleFile]:
-    """Pin and save. If the series cannot be saved, undo the pin."""
+    """Pin and save, without those steps that an earlier run wrote and that are left
+    behind now. If the series cannot be saved, undo the pin."""
     before = project.releases_file.read_bytes()
-    unpinned = release.name not in releases.load(project)
-    if unpinned:
+    if release.name not in releases.load(project):
         add(project, release)
+    gone = {step.step for step in done.steps if step.outcome in ("dropped", "upstream")}
+    kept = commits_of(work)
+    drop = [slug for slug in read_order(project, release.name) if slug not in kept]
     try:
         cache.progress(f"writing the series of {release.name}")
-        stale = _save(project, cache, run.work, run.gone, dry_run=True)
-        _require_own(project, release, stale)
-        _save(project, cache, run.work, run.gone)
+        return save(
+            project,
+            cache,
+            work.git.work_tree,
+            drop=[slug for slug in drop if slug in gone],
+            alone=True,
+            check=functools.partial(_require_own, project, release),
+        )
     except BaseException:
         with atomic_file(project.releases_file) as file:
             file.write(before)
         raise
-    return stale

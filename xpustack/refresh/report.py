@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from xpustack.core.markdown import table
 from xpustack.refresh.carry import Clash
 from xpustack.refresh.refresh import RefreshReport
-from xpustack.refresh.work import StepOutcome
 
 
 def summary(done: RefreshReport) -> str:
@@ -22,8 +21,10 @@ def rows(done: RefreshReport) -> list[dict[str, str]]:
     return [
         {
             "step": step.step,
-            "outcome": _outcome(step),
-            "why": _why(step),
+            "outcome": f"{step.outcome} (tentative)"
+            if step.tentative
+            else step.outcome,
+            "why": step.text or ", ".join(dict.fromkeys(c.path for c in step.clashes)),
         }
         for step in done.steps
     ]
@@ -103,11 +104,3 @@ def _sides(done: RefreshReport, clash: Clash) -> Iterator[str]:
     yield f"# upstream, up to {done.release.name}: {clash.upstream_hunk}"
     yield from (f"# by {commit}" for commit in clash.commits)
     yield from clash.theirs
-
-
-def _outcome(step: StepOutcome) -> str:
-    return f"{step.outcome} (tentative)" if step.tentative else step.outcome
-
-
-def _why(step: StepOutcome) -> str:
-    return step.text or ", ".join(dict.fromkeys(c.path for c in step.clashes))

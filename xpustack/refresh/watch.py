@@ -2,6 +2,7 @@
 """Watch upstream: releases without a pin, newer kernels, models without an XPU path,
 and steps that upstream has by now."""
 
+import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,18 +12,17 @@ from packaging.version import Version
 
 from xpustack.base import releases
 from xpustack.base.download import base_of
-from xpustack.base.index import PipConfiguration
+from xpustack.base.index import PROJECT, PipConfiguration
 from xpustack.base.releases import Release
-from xpustack.base.store import Store, Writer
+from xpustack.base.store import Store
 from xpustack.core.cache import Cache
+from xpustack.core.errors import SeriesError, SourceError
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
-from xpustack.refresh.carry import carrier
+from xpustack.refresh.carry import Carrier
 from xpustack.refresh.neighbours import (
     MissingRelease,
-    final_releases,
     missing_among,
-    neighbours,
 )
 from xpustack.refresh.refresh import target_release
 from xpustack.series.apply import trees_before_failure
@@ -125,8 +125,9 @@ def watch(project: Project, cache: Cache) -> WatchReport:
     offered: list[Version] = []
     kernels: tuple[NewerKernels, ...] = ()
     if not cache.offline:
-        offered = final_releases(cache)
+        cache.progress("asking the index")
         index = PipConfiguration.of_this_machine().index()
+        offered = index.final_versions(PROJECT)
         versions = index.final_versions(KERNELS)
         kernels = tuple(newer_kernels(pinned, versions, project.root))
     newer = [str(version) for version in offered if version > Version(newest.version)]
@@ -136,23 +137,22 @@ def watch(project: Project, cache: Cache) -> WatchReport:
         compared = target_release(project, cache, f"v{newer[-1]}")
     store = Store(cache)
     base = base_of(store, compared)
-    attempts = {
-        release.name: trees_before_failure(store, project, release)
-        for release in pinned
-        if release.name != compared.name
-    }
+    older: list[Series] = []
+    for release in pinned:
+        with contextlib.suppress(SourceError, SeriesError):
+            if release.name != compared.name:
+                older.append(trees_before_failure(store, project, release))
     models = _models(store, pinned, compared)
     landed: list[LandedStep] = []
     carried: list[str] | None = None
     if compared in pinned:
         carried = read_order(project, compared.name)
     with store.writing() as writer, store.cache.scratch() as scratch:
-        for name, (series, _) in attempts.items():
-            cache.progress(f"comparing {name} with {compared.name}")
-            if series is not None:
-                landed += _landed(
-                    writer, series, base.id, compared.name, carried, scratch
-                )
+        for series in older:
+            old = series.base
+            cache.progress(f"comparing {old.release.name} with {compared.name}")
+            carry = Carrier(project, writer.directory, scratch, old.commit, base.id)
+            landed += _landed(carry, series, compared.name, carried)
     return WatchReport(
         newest_pin=newest.name,
         newer=tuple(newer),
@@ -173,13 +173,10 @@ def _models(
     store: Store, pinned: Sequence[Release], compared: Release
 ) -> Iterator[ModelWithoutXpu]:
     """The models without an XPU path that are new in a release."""
-    before = [
-        release
-        for release in neighbours(pinned, compared.version)
-        if Version(release.version) < Version(compared.version)
-    ]
+    newest = Version(compared.version)
+    older = [release for release in pinned if Version(release.version) < newest]
     known: set[str] = set()
-    for release in before:
+    for release in older[-1:]:
         base = base_of(store, release)
         known |= models_without_xpu(store.git, base.id).keys()
     base = base_of(store, compared)
@@ -189,18 +186,12 @@ def _models(
 
 
 def _landed(
-    writer: Writer,
-    series: Series,
-    onto: str,
-    newer: str,
-    carried: list[str] | None,
-    scratch: Path,
+    carry: Carrier, series: Series, newer: str, carried: list[str] | None
 ) -> Iterator[LandedStep]:
-    """The steps of a series that the base `onto` has. `carried` are the steps that this
-    stack has for it, None if it is not pinned."""
-    carry = carrier(writer.directory, scratch, series.base.commit, onto)
+    """The steps of a series that the base of `newer` has. `carried` are the steps that
+    this stack has for it, None if it is not pinned."""
     for tree in series.steps:
-        step = carry.carry(tree, onto)
+        step = carry.merge(tree, carry.new_base)
         if step.verdict == "upstream":
             known = tree.step.trailers.upstream_status.startswith(_BACKPORT) or (
                 carried is not None and tree.slug not in carried

@@ -17,18 +17,16 @@ from xpustack.core.files import not_ours, vacant
 from xpustack.core.project import Project
 from xpustack.refresh.carry import Clash, TouchedFile
 from xpustack.series.apply import trees
-from xpustack.series.commits import STEP_LINE, quoted
 from xpustack.series.tree import StepTree
 from xpustack.series.worktree import (
     BASE,
     BRANCH,
     STATE,
+    STEP_LINE,
     State,
     Work,
     fill,
     link_objects,
-    open_work,
-    pending,
 )
 
 Outcome = Literal[
@@ -85,11 +83,11 @@ def working(
             raise not_ours(place, release.name, "refresh")
         with atomic_dir(place) as temporary:
             fill(store, temporary, state)
-        yield open_work(place), scratch
+        yield Work.at(place), scratch
 
 
 def _resumed(directory: Path, release: Release, origin: Release) -> Work:
-    work = open_work(directory)
+    work = Work.at(directory)
     state = work.state
     if (state.release, state.source) != (release.name, origin.name):
         raise UsageError(
@@ -99,22 +97,18 @@ def _resumed(directory: Path, release: Release, origin: Release) -> Work:
             detail=[f"it carries {state.source} to {state.release}"],
             hint="choose a new directory",
         )
-    if changes := pending(work):
-        raise UsageError(
+    if changes := work.pending():
+        raise work.refusal(
             "the directory has changes that are not committed: resolve them first",
-            release=release.name,
-            path=directory,
-            detail=changes[:10],
-            hint=f"git -C {quoted(work)} status; then git add, and git cherry-pick"
+            *changes[:10],
+            hint=f"{work.command('status')}; then git add, and git cherry-pick"
             " --continue (or --abort, and --drop STEP here)",
         )
     if marked := work.git.conflict_markers(BASE, BRANCH):
-        raise UsageError(
+        raise work.refusal(
             "a commit in the directory holds conflict markers",
-            release=release.name,
-            path=directory,
-            detail=marked[:10],
-            hint=f"git -C {quoted(work)} rebase -i base, and resolve it there",
+            *marked[:10],
+            hint=f"{work.command('rebase', '-i', 'base')}, and resolve it there",
         )
     return work
 
@@ -124,7 +118,7 @@ def noted_source(directory: Path) -> str | None:
     work repository of a refresh."""
     if not (directory / ".git" / STATE).is_file():
         return None
-    return open_work(directory).state.source
+    return Work.at(directory).state.source
 
 
 def commits_of(work: Work, last: str = BRANCH) -> dict[str, str]:

@@ -17,9 +17,9 @@ from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
 from xpustack.release.resource import Resource, sha256_of
 from xpustack.series.order import ORDER
-from xpustack.series.overlay import KERNEL_HOME, TRITON, NewFiles
+from xpustack.series.overlay import TRITON, NewFiles
 from xpustack.series.patch import format_patch
-from xpustack.series.tree import Step
+from xpustack.series.tree import KERNEL_HOME, Step
 
 PROGRAMS = (
     "cmake",

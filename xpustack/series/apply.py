@@ -11,24 +11,23 @@ import contextlib
 import difflib
 import hashlib
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, Writer
-from xpustack.core.cache import Cache, atomic_dir, replace_dir
-from xpustack.core.errors import ApplyError, EnvironmentProblem, SeriesError, StackError
+from xpustack.core.errors import ApplyError, SeriesError
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
-from xpustack.core.repository import Commit, TreeEntry
-from xpustack.series.diff import CREATES, FileDiff, Hunk, forbidden
-from xpustack.series.order import blaming, position, read_order, read_patches
+from xpustack.core.repository import Commit
+from xpustack.series.diff import Hunk
+from xpustack.series.order import blaming, position, read_patches
 from xpustack.series.overlay import NewFile, NewFiles
 from xpustack.series.patch import format_patch, load_step
 from xpustack.series.recorded import read_trees, require_recorded_tree
 from xpustack.series.tree import BaseTree, Series, Step, StepTree, Tree
-from xpustack.series.worktree import State, fill, replaceable
 
 Content = tuple[Step, dict[str, NewFile]]
 """A step, and its new files by path."""
@@ -59,12 +58,9 @@ def trees(
         ApplyError: a step does not fit the tree before it.
         UsageError: there is no step `upto`.
     """
-    series, problem = trees_before_failure(
-        store, project, release, upto=upto, recorded=recorded
-    )
-    if problem is not None:
-        raise problem
-    assert series is not None, "without a base there is a problem"
+    series = trees_before_failure(store, project, release, upto=upto, recorded=recorded)
+    if series.problem is not None:
+        raise series.problem
     return series
 
 
@@ -75,24 +71,26 @@ def trees_before_failure(
     *,
     upto: str | None = None,
     recorded: bool = True,
-) -> tuple[Series | None, StackError | None]:
-    """As `trees`, but returns the trees before the first failure, and the failure;
-    the series is None if not even the base is available.
+) -> Series:
+    """As `trees`, but a step that is malformed or does not fit is the `problem` of the
+    series, which ends before it.
 
     Raises:
+        SourceError: the base is unavailable.
+        SeriesError: the order of the steps, or the record of their trees, is malformed.
         EnvironmentProblem: the machine, not a step, is the cause.
+        UsageError: there is no step `upto`.
     """
-    series: Series | None = None
-    try:
-        contents, malformed = _well_formed(project, release.name, upto)
-        ids = read_trees(project, release.name) if recorded else {}
-        base = base_of(store, release)
-        series = Series(BaseTree(release, base.id, base.tree))
-        refs = list(_refs(series.base.commit, contents))
-        commits = store.commits(refs)
-        with contextlib.ExitStack() as stack:
-            writer: Writer | None = None
-            for (step, files), ref in zip(contents, refs, strict=True):
+    contents, problem = _well_formed(project, release.name, upto)
+    ids = read_trees(project, release.name) if recorded else {}
+    base = base_of(store, release)
+    series = Series(BaseTree(release, base.id, base.tree), problem=problem)
+    refs = list(_refs(series.base.commit, contents))
+    commits = store.commits(refs)
+    with contextlib.ExitStack() as stack:
+        writer: Writer | None = None
+        for (step, files), ref in zip(contents, refs, strict=True):
+            try:
                 with blaming(release.name, step.path):
                     commit = commits.get(ref)
                     if commit is None:
@@ -109,20 +107,18 @@ def trees_before_failure(
                             writer.read_tree(commit.tree)
                     if recorded:
                         require_recorded_tree(project, step, commit.tree, ids)
-                changed = tuple(sorted({*step.touched, *files}))
-                added = tuple(sorted(files))
-                tree = StepTree(step, *commit, series.tip, changed, added)
-                series = series.followed_by(tree)
-    except EnvironmentProblem:
-        raise
-    except StackError as error:
-        return series, error
-    return series, malformed
+            except SeriesError as error:
+                return replace(series, problem=error)
+            changed = tuple(sorted({*step.touched, *files}))
+            added = tuple(sorted(files))
+            tree = StepTree(step, *commit, series.tip, changed, added)
+            series = series.followed_by(tree)
+    return series
 
 
 def _well_formed(
     project: Project, release: str, upto: str | None
-) -> tuple[list[Content], StackError | None]:
+) -> tuple[list[Content], SeriesError | None]:
     """The steps of a series before the first malformed one, and its error."""
     patches = read_patches(project, release)
     slugs = list(patches)
@@ -137,41 +133,6 @@ def _well_formed(
         except SeriesError as error:
             return contents, error
     return contents, None
-
-
-def apply_to(
-    project: Project,
-    cache: Cache,
-    release: Release,
-    directory: Path,
-    upto: str | None = None,
-) -> Series:
-    """Make `directory` a git repository with one commit for the base and one per step.
-
-    It does not depend on the cache: objects are linked or copied. Branch `series` is
-    checked out, tag `base` names the base.
-
-    Args:
-        directory: new or empty, or an unchanged result of this function.
-        upto: the last step to apply, by its slug, or `base` for none; None for the
-            whole series.
-
-    Raises:
-        UsageError: `directory` holds something else, or there is no step `upto`.
-        StackError: as `trees`. `directory` is then as it was.
-    """
-    directory = directory.absolute()
-    store = Store(cache)
-    replaced = replaceable(directory, release.name)
-    series = trees(store, project, release, upto=upto)
-    whole = upto is None or read_order(project, release.name)[-1:] == [upto]
-    state = State(
-        release.name, series.base.commit, series.tip.commit, None if whole else upto
-    )
-    with (replace_dir if replaced else atomic_dir)(directory) as temporary:
-        cache.progress(f"writing {release.name} to {directory}")
-        fill(store, temporary, state)
-    return series
 
 
 def _refs(base: str, contents: Iterable[Content]) -> Iterator[str]:
@@ -196,12 +157,12 @@ def _apply(
     scratch: Path,
 ) -> Commit:
     """Apply a step to the index of `writer`, which holds the tree before."""
-    for path in (*step.touched, *files):
-        if problem := forbidden(path):
-            raise SeriesError(problem, path=path)
+    present = writer.files(parent.tree_id).keys() if files else ()
     if step.diff:
-        _apply_diff(writer, parent, step)
-    present = _present(writer, parent, files)
+        try:
+            writer.apply(step.diff)
+        except GitFailed as error:
+            raise _misfit(writer, parent, step, error.stderr) from None
     for path, new_file in files.items():
         parents = (str(parent) for parent in PurePosixPath(path).parents)
         if clash := next((name for name in (path, *parents) if name in present), None):
@@ -217,72 +178,32 @@ def _apply(
     return writer.commit(parent.commit, step.commit_message)
 
 
-def _present(writer: Writer, parent: Tree, paths: Iterable[str]) -> set[str]:
-    """Those of `paths`, and of the paths above them, that are files of a tree."""
-    names = {
-        str(name)
-        for path in paths
-        for name in (PurePosixPath(path), *PurePosixPath(path).parents)
-        if name.name
-    }
-    return names & writer.listed(parent.tree_id, sorted(names))
-
-
-def _apply_diff(writer: Writer, parent: Tree, step: Step) -> None:
-    for file in step.files:
-        if file.creates:
-            raise SeriesError(CREATES, path=file.path)
-    try:
-        writer.apply(step.diff)
-    except GitFailed as error:
-        entries = writer.files(parent.tree_id, step.touched)
-        contents = writer.blobs(entry.blob for entry in entries.values())
-        raise _misfit(step, entries, contents, error.stderr) from None
-
-
-def _misfit(
-    step: Step,
-    entries: Mapping[str, TreeEntry],
-    contents: Mapping[str, bytes],
-    refusal: str,
-) -> ApplyError:
-    """The error for a diff that git refuses.
+def _misfit(writer: Writer, parent: Tree, step: Step, refusal: str) -> ApplyError:
+    """The error for a step whose diff git refuses on the tree `parent`.
 
     Args:
-        entries: the files of the tree before the step.
-        contents: those blobs of them that the diff changes.
         refusal: what git says.
     """
+    entries = writer.files(parent.tree_id, step.touched)
+    contents = writer.blobs(entry.blob for entry in entries.values())
     for file in step.files:
         entry = entries.get(file.path)
         if entry is None:
             return ApplyError("the tree has no such file to patch", path=file.path)
-        if error := _hunk_misfit(file, contents[entry.blob]):
-            return error
+        content = contents[entry.blob]
+        for number, hunk in enumerate(file.hunks, start=1):
+            expected = b"\n" + b"".join(hunk.before)
+            # Only the last line of a file can lack its line feed.
+            expected += b"" if expected.endswith(b"\n") else b"\0"
+            if expected not in b"\n" + content + b"\0":
+                first = hunk.old_start - (hunk.old_count > 0)
+                actual = content.split(b"\n")[first : first + hunk.old_count]
+                return ApplyError(
+                    f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
+                    path=file.path,
+                    detail=_sides(hunk, actual),
+                )
     return ApplyError("git refuses the patch", detail=refusal)
-
-
-def _hunk_misfit(file: FileDiff, content: bytes) -> ApplyError | None:
-    lines = [line + b"\n" for line in content.split(b"\n")]
-    lines[-1] = lines[-1][:-1]
-    for number, hunk in enumerate(file.hunks, start=1):
-        first = hunk.old_start - (hunk.old_count > 0)
-        if not _found(lines, hunk.before):
-            return ApplyError(
-                f"hunk {number} of {len(file.hunks)} ({hunk.header}) does not fit",
-                path=file.path,
-                detail=_sides(hunk, lines[first : first + hunk.old_count]),
-            )
-    return None
-
-
-def _found(lines: Sequence[bytes], expected: Sequence[bytes]) -> bool:
-    """Whether the expected lines are in a row somewhere."""
-    size = len(expected)
-    return any(
-        lines[start : start + size] == list(expected)
-        for start in range(len(lines) - size + 1)
-    )
 
 
 def _sides(hunk: Hunk, actual: Sequence[bytes]) -> list[str]:

@@ -16,7 +16,6 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-CREATES = "a patch may not create a file: bring it as overlay"
 _GENERATED = ("PKG-INFO", "setup.cfg")
 _FILE = re.compile(rb'diff --git (?:a/(.+) b/\1|(".*))')
 _INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")

@@ -8,18 +8,17 @@ Kernels import each other relatively. Inside vLLM they are in one package,
 
 import ast
 import functools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import link_in, linked, parse_python, read_file
 from xpustack.core.project import Project
-from xpustack.series.diff import path_problem
+from xpustack.series.diff import forbidden, path_problem
 from xpustack.series.order import blaming
-from xpustack.series.tree import Step
+from xpustack.series.tree import KERNEL_HOME, Step
 
-KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 COMMON = "common"
 PACKAGE = "__init__"
 TRITON = "_triton"
@@ -58,20 +57,9 @@ class NewFiles:
         """
         with blaming(step.release, step.path):
             files = overlay_files(self._project, step)
-            for name, file in self._add_kernels(step).items():
-                path = f"{KERNEL_HOME}/{name}"
-                if path in files:
-                    raise _refuse(f"{path} is both overlay and kernel", file.source)
-                files[path] = file
-            return files
-
-    def _add_kernels(self, step: Step) -> Mapping[str, NewFile]:
-        """The kernel modules that the next step adds, which later ones do not."""
-        kernels = kernel_closure(
-            self._project, step, step.trailers.kernels, self._kernels
-        )
-        self._kernels.update(kernels)
-        return kernels
+            kernels = kernel_closure(self._project, step, self._kernels)
+            self._kernels |= kernels.keys()
+            return files | {f"{KERNEL_HOME}/{name}": kernels[name] for name in kernels}
 
 
 def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
@@ -84,7 +72,7 @@ def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
     with blaming(step.release, step.path):
         files = {}
         for path in step.trailers.overlay:
-            if problem := path_problem(path):
+            if problem := path_problem(path) or forbidden(path):
                 raise _refuse(f"Overlay {path!r}: {problem}", step.path)
             if path.startswith(KERNEL_HOME + "/"):
                 raise _refuse(f"{path} is reserved for kernels", step.path)
@@ -101,12 +89,9 @@ def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:
 
 
 def kernel_closure(
-    project: Project,
-    step: Step,
-    entries: Collection[str],
-    present: Collection[str] = (),
-) -> Mapping[str, NewFile]:
-    """The files of the given kernels and of the modules that they need (the package's
+    project: Project, step: Step, present: Collection[str] = ()
+) -> dict[str, NewFile]:
+    """The files of a step's kernels and of the modules that they need (the package's
     `__init__`, `_triton`, relative imports), by their path in the package, sorted; none
     if there are no kernels.
 
@@ -119,6 +104,7 @@ def kernel_closure(
     """
     with blaming(step.release, step.path):
         files: dict[str, NewFile] = {}
+        entries = step.trailers.kernels
         queue = [PACKAGE, TRITON, *entries] if entries else []
         while queue:
             name = queue.pop()
@@ -140,7 +126,7 @@ def kernel_closure(
 def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
     """The kernels that a step needs, at their paths in the tree. The step brings those
     that the tree before it lacks, even if an earlier step brought them."""
-    files = kernel_closure(project, step, step.trailers.kernels)
+    files = kernel_closure(project, step)
     return {f"{KERNEL_HOME}/{name}": file.content for name, file in files.items()}
 
 

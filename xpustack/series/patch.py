@@ -14,9 +14,9 @@ from pathlib import Path
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
-from xpustack.series.diff import DiffError, parse_diff, without_ids
+from xpustack.series.diff import DiffError, forbidden, parse_diff, without_ids
 from xpustack.series.order import blaming, read_patches
-from xpustack.series.tree import Step, Trailers
+from xpustack.series.tree import KERNEL_HOME, Step, Trailers
 
 _HEADER = "Subject: [PATCH] "
 _NO_MESSAGE = re.compile(r"\A(?i:From|Subject|Date):|^(?:diff -|Index: |--- )", re.M)
@@ -74,8 +74,9 @@ def split_text(text: str) -> tuple[str, str, Trailers]:
     return subject, "\n\n".join(paragraphs[:-1]), trailers
 
 
-def trailer_problems(step: Step) -> list[str]:
-    """The problems of a step's trailers, one sentence per problem."""
+def step_problems(step: Step) -> list[str]:
+    """What is wrong with a step's trailers, and with what its diff touches; one
+    sentence per problem."""
     trailers = step.trailers
     problems = []
     if not trailers.upstream_status:
@@ -112,11 +113,23 @@ def trailer_problems(step: Step) -> list[str]:
     for name in trailers.kernels:
         if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
             problems.append(f"Kernels {name!r} is not one module name")
+    for file in step.files:
+        if reason := forbidden(file.path):
+            problems.append(f"{file.path}: {reason}")
+        if file.creates:
+            problems.append(
+                f"{file.path}: a patch may not create a file: bring it as overlay"
+            )
+        if file.path.startswith(KERNEL_HOME + "/"):
+            problems.append(
+                f"{file.path} is a kernel: change it in kernels/xpu_dsv4, or in the"
+                " commit that adds it"
+            )
     return problems
 
 
 def read_patch(release: str, path: Path) -> Step:
-    """Read a step's patch, without checking its trailers.
+    """Read a step's patch; `step_problems` are not looked for.
 
     Raises:
         SeriesError: the file is missing, or as `parse_patch`.
@@ -132,7 +145,7 @@ def read_patch(release: str, path: Path) -> Step:
 
 
 def parse_patch(release: str, path: Path, mail: bytes) -> Step:
-    """The step of a patch with the content `mail`; its trailers are not checked.
+    """The step of a patch with the content `mail`; `step_problems` are not looked for.
 
     Raises:
         SeriesError: it is not as this tool writes it, or its diff is malformed; `path`
@@ -202,14 +215,14 @@ def load_series(project: Project, release: str) -> list[Step]:
 
 
 def load_step(release: str, path: Path) -> Step:
-    """The step of a release that has the patch `path`, with its trailers checked.
+    """The step of a release that has the patch `path`.
 
     Raises:
-        SeriesError: the patch or a trailer is malformed.
+        SeriesError: the patch is malformed, or the step has a problem.
     """
     with blaming(release, path):
         step = read_patch(release, path)
-        if problems := trailer_problems(step):
+        if problems := step_problems(step):
             hint = f"correct it in {path}, then xpustack check --static"
             raise SeriesError(problems[0], detail=problems[1:], hint=hint)
     return step

@@ -5,8 +5,7 @@ Before anything is written, the result is applied again and must give the same t
 as the commits.
 """
 
-import re
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 
 from xpustack.base import releases
@@ -14,45 +13,30 @@ from xpustack.base.download import base_of
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
-from xpustack.core.errors import ApplyError, SeriesError, UsageError, relocated
+from xpustack.core.errors import (
+    ApplyError,
+    SeriesError,
+    UsageError,
+    command,
+    relocated,
+)
 from xpustack.core.project import Project
 from xpustack.series.apply import trees, trees_before_failure
-from xpustack.series.commits import StepCommit, commits_since, quoted, require_end
 from xpustack.series.order import (
     ORDER,
     position,
     read_order,
-    read_patches,
     require_step,
 )
-from xpustack.series.overlay import (
-    COMMON,
-    KERNEL_HOME,
-    TRITON,
-    TRITON_IN_VLLM,
-    kernel_package,
-)
+from xpustack.series.overlay import COMMON, TRITON, kernel_package
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import format_trees, trees_file
 from xpustack.series.revision import step_digests
-from xpustack.series.sharing import (
-    Sharing,
-    chosen_texts,
-    head,
-    read_texts,
-    write_texts,
-)
-from xpustack.series.staging import StaleFile, compare, files_below, stage, write
-from xpustack.series.tree import Series
-from xpustack.series.worktree import (
-    Work,
-    link_objects,
-    open_work,
-    pending,
-    start_over,
-)
+from xpustack.series.sharing import chosen_texts, read_texts, share, write_texts
+from xpustack.series.staging import StaleFile, compare, stage, write
+from xpustack.series.tree import KERNEL_HOME, Series
+from xpustack.series.worktree import StepCommit, Work, link_objects, start_over
 
-_KERNEL_FILE = re.compile(r"[^/]+\.py")
 _LEGEND = (
     "D: the commit has it, no Kernels: trailer reaches it;"
     " A: the trailers bring it, the commit lacks it; M: they differ"
@@ -67,6 +51,7 @@ def save(
     *,
     drop: Collection[str] = (),
     alone: bool = False,
+    check: Callable[[list[StaleFile]], None] = lambda stale: None,
 ) -> list[StaleFile]:
     """Write a release's series back from the commits in `directory`.
 
@@ -77,6 +62,7 @@ def save(
     Args:
         drop: the slugs of the steps to remove from the series.
         alone: change no other release's steps.
+        check: raises an error if what would be written must not be.
 
     Returns:
         The files that were stale, sorted; `dry_run` writes none of them.
@@ -89,36 +75,23 @@ def save(
         ApplyError: a step after the last commit no longer fits.
         SourceError: the base of a release that shares a changed step is unavailable.
     """
-    work = open_work(directory)
+    work = Work.at(directory)
     pinned = releases.load(project)
     if work.state.release not in pinned:
-        raise UsageError(
+        raise work.refusal(
             "the directory was made for a release that is not pinned any more",
-            release=work.state.release,
-            path=directory,
-            detail=[f"pinned: {', '.join(pinned.names)}"],
+            f"pinned: {', '.join(pinned.names)}",
             hint="git log -p releases.toml, then put the pin back",
         )
     release = pinned[work.state.release]
-    if changes := pending(work):
-        raise UsageError(
-            "the directory has changes that are not committed",
-            release=release.name,
-            path=directory,
-            detail=changes[:10],
-            hint=f"git -C {quoted(work)} status",
-        )
-    require_end(work)
+    work.require_end()
     store = Store(cache)
-    base = base_of(store, release)
-    if base.id != work.state.base:
-        raise UsageError(
+    if base_of(store, release).id != work.state.base:
+        raise work.refusal(
             "the directory was made from another base of this release",
-            release=release.name,
-            path=directory,
             hint=start_over(release.name, directory),
         )
-    commits = commits_since(work, project, base.id)
+    commits = work.steps(project)
     texts = read_texts(project, pinned.names)
     with cache.scratch() as scratch:
         staged = stage(project, scratch)
@@ -129,19 +102,19 @@ def save(
             for commit in commits:
                 _put_added(staged, pinned.names, commit)
             before = texts.get(release.name, {})
-            own = chosen_texts(work.git, scratch, commits, texts, release.name)
+            steps = {commit.commit: commit.step for commit in commits}
+            own = chosen_texts(work.git, scratch, steps, texts, release.name)
             own |= {slug: before[slug] for slug in later}
-            changed = {slug: own[slug] for slug in own if own[slug] != before.get(slug)}
             after = {**texts, release.name: own}
             write_texts(staged, after)
             trees_of = {release.name: _applied(store, work, staged, release, commits)}
             if not alone:
-                sharing = Sharing(store, staged, pinned, release.name, texts)
-                trees_of |= sharing.give(changed, after)
+                trees_of |= share(store, staged, pinned, release.name, texts, after)
             _drop_unused(project, staged, pinned.names, release.name)
+            changes = compare(project, staged)
             for other in pinned:
-                if other.name not in trees_of and _brings_changed(
-                    project, staged, other.name
+                if other.name not in trees_of and _brings_others(
+                    project, staged, changes, other.name
                 ):
                     trees_of[other.name] = trees(store, staged, other, recorded=False)
             for name, series in trees_of.items():
@@ -149,6 +122,7 @@ def save(
                 place.parent.mkdir(parents=True, exist_ok=True)
                 place.write_bytes(format_trees(series.steps))
         stale = compare(project, staged)
+        check(stale)
         if not dry_run:
             write(project, staged, stale)
     return stale
@@ -167,10 +141,9 @@ def _later(project: Project, work: Work, commits: list[StepCommit]) -> list[str]
     try:
         begin = position(order, upto, release)
     except UsageError:
-        raise UsageError(
+        raise work.refusal(
             f"the series lost the step {upto} since the directory was made",
-            release=release,
-            path=project.series_dir(release) / ORDER,
+            f"see {project.series_dir(release) / ORDER}",
             hint=start_over(release, work.git.work_tree),
         ) from None
     present = {commit.step.slug for commit in commits}
@@ -190,11 +163,10 @@ def _applied(
         ApplyError: a later step does not fit.
         SeriesError: a tree is not that of its commit.
     """
-    series, problem = trees_before_failure(store, staged, release, recorded=False)
-    if series is not None:
-        _require_same(store, work, commits, series)
-    later = series is not None and len(series.steps) >= len(commits)
-    if later and isinstance(problem, ApplyError):
+    series = trees_before_failure(store, staged, release, recorded=False)
+    _require_same(store, work, commits, series)
+    problem = series.problem
+    if isinstance(problem, ApplyError) and len(series.steps) >= len(commits):
         problem.message = "the step does not fit the changed steps before it: " + (
             problem.message
         )
@@ -204,7 +176,6 @@ def _applied(
         )
     if problem is not None:
         raise problem
-    assert series is not None, "without a base there is a problem"
     return series
 
 
@@ -217,50 +188,38 @@ def _require_dropped(
     Raises:
         UsageError: another step disappears, or a step in `drop` does not.
     """
-    release, place = work.state.release, quoted(work)
-    before = read_order(project, release)
+    before = read_order(project, work.state.release)
     for slug in drop:
         if slug in after:
-            raise UsageError(
+            raise work.refusal(
                 f"the step {slug} is to be dropped, and its commit is still there",
-                release=release,
+                hint=f"{work.command('rebase', '-i', 'base')}, and delete the step's"
+                " line",
                 step=slug,
-                path=work.git.work_tree,
-                hint=f"git -C {place} rebase -i base, and delete the step's line",
             )
-        require_step(before, slug, release)
+        require_step(before, slug, work.state.release)
     if missing := [slug for slug in before if slug not in after and slug not in drop]:
-        options = " ".join(f"--drop {slug}" for slug in (*drop, *missing))
-        raise UsageError(
+        options = [word for slug in (*drop, *missing) for word in ("--drop", slug)]
+        save_so = command("xpustack", "save", work.git.work_tree, *options)
+        raise work.refusal(
             "steps of the series have no commit in the directory and would be lost:"
             f" {', '.join(missing)}",
-            release=release,
+            hint=f"{save_so} if they are to go; {work.command('reflog')} shows the"
+            " commits that were there",
             step=missing[0],
-            path=work.git.work_tree,
-            hint=f"xpustack save {place} {options} if they are to go;"
-            f" git -C {place} reflog shows the commits that were there",
         )
 
 
 def _put_added(staged: Project, names: Iterable[str], commit: StepCommit) -> None:
     """Write a commit's new files to the staged overlay and kernels."""
     for path, content in commit.added.items():
-        if not path.startswith(KERNEL_HOME + "/"):
+        kernel = path.removeprefix(KERNEL_HOME + "/")
+        if kernel == path:
             target = _overlay_target(staged, names, commit.step.release, path, content)
+        elif kernel == f"{TRITON}.py":
+            continue
         else:
-            name = path.removeprefix(KERNEL_HOME + "/")
-            target = kernel_package(staged) / name
-            if name == f"{TRITON}.py" and content == TRITON_IN_VLLM:
-                continue
-            if name == f"{TRITON}.py" or not _KERNEL_FILE.fullmatch(name):
-                raise SeriesError(
-                    "this kernel file is generated, or is no module",
-                    release=commit.step.release,
-                    step=commit.step.slug,
-                    path=path,
-                    hint="git rebase -i base in the directory, and take the file out"
-                    " of the commit",
-                )
+            target = kernel_package(staged) / kernel
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(content)
 
@@ -294,27 +253,26 @@ def _drop_unused(
 
 def _overlaid(project: Project, release: str) -> set[str]:
     """The overlay paths in the patches of a release, which may be malformed."""
-    paths: set[str] = set()
-    for patch in read_patches(project, release).values():
-        text = head(patch.read_bytes() if patch.is_file() else b"")
-        lines = text.decode("utf-8", "replace")
-        paths.update(re.findall(r"^Overlay: (.+)$", lines, re.MULTILINE))
-    return paths
+    return {
+        line.removeprefix("Overlay: ")
+        for text in read_texts(project, [release])[release].values()
+        for line in text.partition(b"\n---\n")[0].decode("utf-8", "replace").split("\n")
+        if line.startswith("Overlay: ")
+    }
 
 
-def _brings_changed(project: Project, staged: Project, release: str) -> bool:
-    """Whether the staged kernels or overlay files change what a release brings."""
-    folders = [Path(project.kernels.name)]
-    folders += [Path(project.overlay.name) / name for name in (COMMON, release)]
-    if all(
-        files_below(project.root, folder) == files_below(staged.root, folder)
-        for folder in folders
-    ):
+def _brings_others(
+    project: Project, staged: Project, changes: list[StaleFile], release: str
+) -> bool:
+    """Whether changed kernels or overlay files change what a release brings."""
+    places = (staged.kernels, staged.overlay / COMMON, staged.overlay / release)
+    changed = [staged.root / file.path for file in changes]
+    if not any(path.is_relative_to(place) for path in changed for place in places):
         return False
-    brought = [
-        step_digests(place, load_series(place, release)) for place in (project, staged)
-    ]
-    return brought[0] != brought[1]
+    old, new = (
+        step_digests(each, load_series(each, release)) for each in (project, staged)
+    )
+    return old != new
 
 
 def _require_same(
@@ -326,12 +284,11 @@ def _require_same(
             continue
         link_objects(store, work.git)
         changes = work.git.changes(commit.commit, tree.tree_id)
-        raise SeriesError(
+        raise work.refusal(
             "applying the saved step would not give the commit's tree",
-            release=commit.step.release,
+            _LEGEND,
+            *(f"{change.status}\t{change.path}" for change in changes[:10]),
+            hint=work.command("show", "--stat", commit.commit[:12]),
             step=commit.step.slug,
-            path=work.git.work_tree,
-            detail=[_LEGEND]
-            + [f"{change.status}\t{change.path}" for change in changes[:10]],
-            hint=f"git -C {quoted(work)} show --stat {commit.commit[:12]}",
+            kind=SeriesError,
         )

@@ -9,107 +9,79 @@ A step has one file for each text, `patches/<slug>/<release>.patch`, called afte
 first release that uses it.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from xpustack.base.releases import Release, Releases
+from xpustack.base.releases import Releases
 from xpustack.base.store import Store
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.series.apply import trees_before_failure
-from xpustack.series.commits import StepCommit
 from xpustack.series.order import ORDER, SUFFIX, format_order, read_patches
 from xpustack.series.patch import format_patch
-from xpustack.series.tree import Series
+from xpustack.series.tree import Series, Step
 
 Texts = dict[str, dict[str, bytes]]
 """The text of each step's patch by release and slug; releases from oldest to newest,
 slugs in the order of the series. It is empty where the file is missing."""
 
 
-@dataclass(frozen=True)
-class Sharing:
-    """Gives a change to other releases, in a copy of the project that may be written.
+def share(
+    store: Store,
+    staged: Project,
+    pinned: Releases,
+    release: str,
+    before: Texts,
+    after: Texts,
+) -> dict[str, Series]:
+    """Write `after`, in which a release has new texts, also with these where another
+    release shared the old text.
 
     Args:
-        release: the changed release.
-        texts: the patches of all releases before the change.
+        staged: a copy of the project that may be written.
+        before: the texts of all releases before the change.
+
+    Returns:
+        The trees of the other releases that took a new text.
+
+    Raises:
+        StackError: a release can take neither the new texts nor the old ones.
     """
-
-    store: Store
-    staged: Project
-    pinned: Releases
-    release: str
-    texts: Texts
-
-    def give(self, changed: Mapping[str, bytes], after: Texts) -> dict[str, Series]:
-        """Write `after`, in which the changed release has its new texts, with `changed`
-        also where another release shared the old text.
-
-        Args:
-            changed: the new texts by slug.
-
-        Returns:
-            The trees of the other releases that took a new text.
-
-        Raises:
-            StackError: a release can take neither the new texts nor the old ones.
-        """
-        own = self.texts.get(self.release, {})
-        series: dict[str, Series] = {}
-        for name, steps in self.texts.items():
-            shared = {
-                slug: text
-                for slug, text in changed.items()
-                if slug in steps and steps[slug] == own.get(slug)
-            }
-            if shared and name != self.release:
-                taken = self._take(self.pinned[name], shared, after)
-                if taken is not None:
-                    series[name] = taken
-        write_texts(self.staged, after)
-        for slug in changed:
-            names = [name for name in series if after[name].get(slug) == changed[slug]]
-            if names:
-                self.store.cache.progress(
-                    f"{slug}: also changed for {', '.join(names)}"
-                )
-        return series
-
-    def _take(
-        self, release: Release, shared: dict[str, bytes], after: Texts
-    ) -> Series | None:
-        """The trees of a release with those of the texts in `shared` that it can take,
-        which go into `after`; None if it takes none."""
-        old = self.texts[release.name]
-        offered = dict(shared)
-        while offered:
-            after[release.name] = {**old, **offered}
-            write_texts(self.staged, after)
-            series, problem = trees_before_failure(
-                self.store, self.staged, release, recorded=False
-            )
-            if problem is None:
-                return series
-            kept = [slug for slug in offered if slug == problem.step] or list(offered)
-            if problem.step is None or not all(old[slug] for slug in kept):
+    old, new = before.get(release, {}), after[release]
+    changed = [slug for slug in new if new[slug] != old.get(slug)]
+    series: dict[str, Series] = {}
+    for other in pinned:
+        own = before[other.name]
+        offered = [slug for slug in changed if slug in own]
+        offered = [slug for slug in offered if own[slug] == old.get(slug)]
+        while offered and other.name != release:
+            after[other.name] = {**own, **{slug: new[slug] for slug in offered}}
+            write_texts(staged, after)
+            taken = trees_before_failure(store, staged, other, recorded=False)
+            if (problem := taken.problem) is None:
+                series[other.name] = taken
+                break
+            kept = [slug for slug in offered if slug == problem.step] or offered
+            if problem.step is None or not all(own[slug] for slug in kept):
                 raise problem
-            for slug in kept:
-                del offered[slug]
-            self.store.cache.progress(
-                f"{release.name}: {', '.join(kept)} keeps the old text, as a variant of"
+            store.cache.progress(
+                f"{other.name}: {', '.join(kept)} keeps the old text, as a variant of"
                 f" its own: with the new one {problem.step}: {problem.message}"
             )
-        after[release.name] = dict(old)
-        return None
+            offered = [slug for slug in offered if slug not in kept]
+            after[other.name] = own
+    write_texts(staged, after)
+    for slug in changed:
+        if names := [name for name in series if after[name].get(slug) == new[slug]]:
+            store.cache.progress(f"{slug}: also changed for {', '.join(names)}")
+    return series
 
 
 def chosen_texts(
     git: Repository,
     scratch: Path,
-    commits: Sequence[StepCommit],
+    commits: Mapping[str, Step],
     texts: Texts,
     release: str,
 ) -> dict[str, bytes]:
@@ -117,8 +89,8 @@ def chosen_texts(
     and gives its tree, that of the release itself first; else the commit's own."""
     index = Repository(git.directory, index=scratch / "variant-index")
     chosen: dict[str, bytes] = {}
-    for commit in commits:
-        own, slug = format_patch(commit.step), commit.step.slug
+    for commit, step in commits.items():
+        own, slug = format_patch(step), step.slug
         names = [release, *(name for name in texts if name != release)]
         offered = dict.fromkeys(
             texts[name][slug] for name in names if slug in texts.get(name, {})
@@ -128,7 +100,7 @@ def chosen_texts(
     return chosen
 
 
-def _gives(git: Repository, text: bytes, own: bytes, commit: StepCommit) -> bool:
+def _gives(git: Repository, text: bytes, own: bytes, commit: str) -> bool:
     """Whether a patch says what a commit's own patch says, and changes its tree so."""
     if text == own:
         return True
@@ -139,7 +111,7 @@ def _gives(git: Repository, text: bytes, own: bytes, commit: StepCommit) -> bool
         return False
     results = []
     for change in (own_diff, diff):
-        git.read_tree(f"{commit.commit}^")
+        git.read_tree(f"{commit}^")
         try:
             git.apply(change)
         except GitFailed:
@@ -191,8 +163,3 @@ def write_texts(project: Project, texts: Texts) -> None:
         noted = order.read_bytes() if order.exists() else b""
         paths = (names[slug, text] for slug, text in steps.items())
         order.write_bytes(format_order(paths, noted))
-
-
-def head(text: bytes) -> bytes:
-    """The message and the trailers of a patch."""
-    return text.partition(b"\n---\n")[0]

@@ -49,11 +49,8 @@ def compare(project: Project, staged: Project) -> list[StaleFile]:
     """The files of a project that differ from those of its changed copy, sorted."""
     stale = []
     for folder in (project.patches, project.overlay, project.kernels):
-        relative = folder.relative_to(project.root)
-        before, after = (
-            files_below(project.root, relative),
-            files_below(staged.root, relative),
-        )
+        name = folder.relative_to(project.root)
+        before, after = (_files(each.root, name) for each in (project, staged))
         for path in sorted(before.keys() | after.keys()):
             if path not in after:
                 stale.append(StaleFile(path, "removed"))
@@ -64,11 +61,11 @@ def compare(project: Project, staged: Project) -> list[StaleFile]:
     return stale
 
 
-def files_below(root: Path, relative: Path) -> dict[Path, bytes]:
+def _files(root: Path, folder: Path) -> dict[Path, bytes]:
     """The files of a folder below `root`, by their paths below `root`."""
     return {
         path.relative_to(root): path.read_bytes()
-        for path in (root / relative).rglob("*")
+        for path in (root / folder).rglob("*")
         if path.is_file() and "__pycache__" not in path.parts
     }
 

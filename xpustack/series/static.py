@@ -11,13 +11,12 @@ from xpustack.base.releases import Release
 from xpustack.core.errors import SeriesError, StackError
 from xpustack.core.files import linked, links_below
 from xpustack.core.project import Project
-from xpustack.series.diff import CREATES, forbidden
 from xpustack.series.order import ORDER, SLUG, read_patches, redo, unnamed
-from xpustack.series.overlay import COMMON, KERNEL_HOME, NewFile, NewFiles
-from xpustack.series.patch import read_patch, trailer_problems
+from xpustack.series.overlay import COMMON, NewFile, NewFiles
+from xpustack.series.patch import read_patch, step_problems
 from xpustack.series.recorded import TREES, read_trees, rederive_command
 from xpustack.series.revision import require_recorded
-from xpustack.series.tree import Step
+from xpustack.series.tree import KERNEL_HOME, Step
 
 LARGE = 500
 """Above this many changed lines outside kernels and tests, upstream asks for an
@@ -46,7 +45,8 @@ def _problems(project: Project) -> Iterator[StackError]:
         for problem in _series(project, release, used):
             problem.release = problem.release or release.name
             yield problem
-    steps = [path.name for path in project.patches.glob("*") if _is_step(path)]
+    folders = [path for path in project.patches.glob("*") if path.is_dir()]
+    steps = [path.name for path in folders if SLUG.fullmatch(path.name)]
     yield from _strays(
         project.patches, (*names, *steps), "a series of no pinned release"
     )
@@ -159,8 +159,8 @@ def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[StackEr
 def _patch(project: Project, step: Step) -> Iterator[SeriesError]:
     """What is wrong with a patch by itself."""
     trailers = step.trailers
-    for problem in trailer_problems(step):
-        yield SeriesError(problem, hint=f"correct the trailer in {step.path}")
+    for problem in step_problems(step):
+        yield SeriesError(problem, hint=f"correct it in {step.path}")
     for line in step.message.splitlines():
         if line.startswith("#"):
             yield SeriesError(
@@ -173,13 +173,6 @@ def _patch(project: Project, step: Step) -> Iterator[SeriesError]:
         yield SeriesError(f"there is no {trailers.test}", hint=hint)
     if not step.diff and not trailers.overlay and not trailers.kernels:
         yield SeriesError("the step changes nothing and brings nothing")
-    for file in step.files:
-        if reason := forbidden(file.path):
-            yield SeriesError(f"{file.path}: {reason}")
-        if file.creates:
-            yield SeriesError(f"{file.path}: {CREATES}")
-        if file.path.startswith(KERNEL_HOME + "/"):
-            yield SeriesError(f"{file.path}: kernels are changed in kernels/xpu_dsv4")
 
 
 def _owned_already(step: Step, owners: dict[str, str]) -> Iterator[SeriesError]:
@@ -197,10 +190,8 @@ def _owned_already(step: Step, owners: dict[str, str]) -> Iterator[SeriesError]:
 def _brought(step: Step, new_files: NewFiles, used: set[Path]) -> Iterator[SeriesError]:
     """What is wrong with the files that a step brings, and its size."""
     files = new_files.of(step)
-    for path, new_file in files.items():
+    for new_file in files.values():
         used.add(new_file.source)
-        if reason := forbidden(path):
-            yield SeriesError(f"{path}: {reason}")
         if b"\r" in new_file.content:
             yield SeriesError(
                 "the file has carriage returns: lines end with LF alone",
@@ -223,11 +214,6 @@ def _strays(parent: Path, names: tuple[str, ...], problem: str) -> Iterator[Stac
             yield SeriesError(
                 problem, path=path, hint=f"rm -r {place}, or xpustack pin VERSION"
             )
-
-
-def _is_step(folder: Path) -> bool:
-    """Whether a folder of `patches/` is that of a step."""
-    return bool(SLUG.fullmatch(folder.name)) and folder.is_dir()
 
 
 def _release_of(project: Project, path: Path, names: tuple[str, ...]) -> str | None:

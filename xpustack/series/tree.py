@@ -6,14 +6,17 @@ Each tree is a commit of the store.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
 from xpustack.base.releases import Release
+from xpustack.core.errors import StackError
 from xpustack.series.diff import FileDiff
 from xpustack.series.order import BASE_ALONE
 
+KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
+"""Where kernels lie in vLLM."""
 _NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
 
 
@@ -168,10 +171,11 @@ Tree = BaseTree | StepTree
 @dataclass(frozen=True)
 class Series:
     """The trees of a release's series, or of its first steps: one per step, oldest
-    first."""
+    first. `problem` says why there are no more, if a step does not apply."""
 
     base: BaseTree
     steps: tuple[StepTree, ...] = ()
+    problem: StackError | None = None
 
     @property
     def tip(self) -> Tree:
@@ -185,4 +189,4 @@ class Series:
 
     def followed_by(self, tree: StepTree) -> "Series":
         """The series with one more tree, whose parent is the tip."""
-        return Series(self.base, (*self.steps, tree))
+        return replace(self, steps=(*self.steps, tree))

@@ -2,10 +2,8 @@
 """The files of a step test's run: the module with what it imports, and what every step
 test needs beside it."""
 
-import ast
 import functools
 import shutil
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,19 +11,21 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import closure, parse_python
+from xpustack.core.files import closure
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
 from xpustack.series.tree import Step
 
 PLUGIN = "xpustack_outcomes"
 """The pytest plugin that writes a run's outcomes, on the path of every run."""
-_ENTRY_POINTS = "vllm.platform_plugins"
-_OWN_ENTRY_POINTS = (
-    "plain_cpu = emulated_xpu.plugin:register_cpu\n"
-    "plain_cuda = emulated_xpu.plugin:register_cuda\n"
-)
-"""Known to these runs alone: vLLM refuses to choose between two installed platforms."""
+ENTRY_POINTS = """\
+[vllm.platform_plugins]
+emulated_xpu = emulated_xpu.plugin:register
+plain_cpu = emulated_xpu.plugin:register_cpu
+plain_cuda = emulated_xpu.plugin:register_cuda
+"""
+"""The last two are known to these runs alone: vLLM refuses to choose between two
+installed platforms."""
 _COMPILED = "pytest.mark.compiled"
 _ANY_PLATFORM = "pytest.mark.any_platform"
 
@@ -38,23 +38,19 @@ class Support:
     project: Project
     files: Mapping[str, Path]
     digest: str
-    entry_points: str
     _materials: dict[Path, "Material"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
-    def material(self, module: Path) -> "Material":
-        """What a run of the test module needs, as it was when somebody first asked:
-        releases share their modules."""
-        if module not in self._materials:
-            self._materials[module] = self.material_now(module)
+    def material(self, module: Path, *, now: bool = False) -> "Material":
+        """What a run of the test module needs, as it was when somebody last asked for
+        it as it is `now`, or first: releases share their modules."""
+        if now or module not in self._materials:
+            # pytest reads the markers there, without an import.
+            roots = [module, module.with_name("conftest.py")]
+            files = closure(roots, module.parent)
+            self._materials[module] = Material(module.name, files, self)
         return self._materials[module]
-
-    def material_now(self, module: Path) -> "Material":
-        """What a run of the test module needs, read now."""
-        # pytest reads the markers there, without an import.
-        roots = [module, module.with_name("conftest.py")]
-        return Material(module.name, closure(roots, module.parent), self)
 
     def folder(self, server: Server, cache: Cache) -> Path:
         """The folder on the path of a server's runs.
@@ -62,8 +58,7 @@ class Support:
         Raises:
             EnvironmentProblem: the disk is full, or writing there is denied.
         """
-        name = fingerprint.digest(files=self.digest, entry_points=self.entry_points)
-        return server.folder(cache, name, self.lay_out)
+        return server.folder(cache, self.digest, self.lay_out)
 
     def lay_out(self, folder: Path) -> None:
         """Write the files, the plugins' metadata, and a folder for what imports that
@@ -76,8 +71,7 @@ class Support:
         (distribution / "METADATA").write_text(
             "Metadata-Version: 2.1\nName: emulated-xpu\nVersion: 0\n"
         )
-        points = self.entry_points + _OWN_ENTRY_POINTS
-        (distribution / "entry_points.txt").write_text(points)
+        (distribution / "entry_points.txt").write_text(ENTRY_POINTS)
 
     @classmethod
     def of(cls, project: Project) -> "Support":
@@ -87,8 +81,7 @@ class Support:
             for folder in (project.emulation, project.kernels)
             for name, file in fingerprint.folder_files(folder).items()
         }
-        digest = fingerprint.files_digest(files)
-        return cls(project, files, digest, _entry_points(project))
+        return cls(project, files, fingerprint.files_digest(files))
 
 
 @dataclass(frozen=True)
@@ -109,13 +102,15 @@ class Material:
     def compiled(self) -> bool:
         """Whether the module has the marker `compiled`: it tests what torch.compile
         makes. Other modules run without compilation, in a fraction of the time."""
-        return _mentions(self.tests[self.module], _COMPILED)
+        return _COMPILED in self.tests[self.module].read_text("utf-8")
 
     @property
     def any_platform(self) -> bool:
         """Whether the module, or a file that it imports tests from, has a test that
         needs no XPU."""
-        return any(_mentions(path, _ANY_PLATFORM) for path in self.tests.values())
+        return any(
+            _ANY_PLATFORM in path.read_text("utf-8") for path in self.tests.values()
+        )
 
     @functools.cached_property
     def digest(self) -> str:
@@ -123,16 +118,7 @@ class Material:
             module=self.module,
             tests=fingerprint.files_digest(self.tests),
             support=self.support.digest,
-            entry_points=self.support.entry_points,
         )
-
-
-def _mentions(path: Path, name: str) -> bool:
-    """Whether a Python file has the dotted name."""
-    return any(
-        isinstance(node, ast.Attribute) and ast.unparse(node) == name
-        for node in ast.walk(parse_python(path.read_bytes(), str(path)))
-    )
 
 
 def material_of(support: Support, step: Step) -> Material:
@@ -158,12 +144,3 @@ def _copy(sources: Mapping[Path, Path]) -> None:
     for target, path in sources.items():
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target)
-
-
-def _entry_points(project: Project) -> str:
-    """The project's vLLM plugins, in the form of installed metadata."""
-    path = project.root / "pyproject.toml"
-    configuration = tomllib.loads(path.read_text("utf-8")) if path.is_file() else {}
-    groups = configuration.get("project", {}).get("entry-points", {})
-    lines = [f"{key} = {value}" for key, value in groups.get(_ENTRY_POINTS, {}).items()]
-    return "\n".join([f"[{_ENTRY_POINTS}]", *lines, ""])

@@ -9,24 +9,17 @@ from pathlib import Path
 
 import msgspec
 
-from xpustack.base.releases import Release
 from xpustack.builds.installed import Build
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.process import clean_environment
 from xpustack.forks.server import Ahead, ProgramExit, Server, exit_text
+from xpustack.series.result import Figure, Result
 from xpustack.series.tree import Step
 from xpustack.steptest.environment import NOT_COMPILED, vllm_variables
-from xpustack.steptest.material import PLUGIN, Material, Support, material_of
+from xpustack.steptest.material import PLUGIN, Material
 from xpustack.steptest.server import ENVIRONMENT
-from xpustack.steptest.verdict import (
-    Figure,
-    ModuleRun,
-    StepTestReport,
-    judge,
-    judge_alone,
-    judge_on_cpu,
-)
+from xpustack.steptest.verdict import ModuleRun, judge, judge_alone, judge_on_cpu
 
 TARGET = 20.0
 LIMIT = 300.0
@@ -72,28 +65,12 @@ class StepTest:
     after: Build
     kernels: str
 
-    @classmethod
-    def of(
-        cls,
-        support: Support,
-        release: Release,
-        step: Step,
-        before: Build | None,
-        after: Build,
-    ) -> "StepTest":
-        """The test from the project's current files.
-
-        Raises:
-            SeriesError: the step names no test module, or one that does not exist.
-        """
-        kernels = release.xpu_kernels.version
-        return cls(step, material_of(support, step), before, after, kernels)
-
     def now(self) -> "StepTest":
         """The test with its module and what that imports read again: people edit them
         while a run of checks goes on."""
-        module = self.material.tests[self.material.module]
-        return replace(self, material=self.material.support.material_now(module))
+        module, support = self.material.module, self.material.support
+        path = self.material.tests[module]
+        return replace(self, material=support.material(path, now=True))
 
     @property
     def key(self) -> str:
@@ -111,7 +88,7 @@ class StepTest:
         )
         return f"test-{key}"
 
-    def run(self, server: Server, cache: Cache) -> StepTestReport:
+    def run(self, server: Server, cache: Cache) -> Result:
         """Run the module on both trees, or on `after` alone, and judge.
 
         On both trees its tests marked `any_platform` also run on vLLM's CPU platform,
@@ -125,7 +102,7 @@ class StepTest:
             self.material.lay_out(work / "tests")
             if self.before is None:
                 second = self._run_module(server, cache, work, self.after, XPU)
-                return _report(judge_alone(second), None, second, ())
+                return self._result(judge_alone(second), None, second, ())
             first = self._run_module(server, cache, work, self.before, XPU)
             second = self._run_module(server, cache, work, self.after, XPU)
             on_cpu = tuple(
@@ -142,7 +119,7 @@ class StepTest:
         if on_cpu:
             collected = not (first.crash or first.collection)
             problems += judge_on_cpu(on_cpu[0] if collected else None, on_cpu[1])
-        return _report(problems, first, second, on_cpu)
+        return self._result(problems, first, second, on_cpu)
 
     def _run_module(
         self, server: Server, cache: Cache, work: Path, build: Build, platform: Platform
@@ -189,6 +166,48 @@ class StepTest:
             notes=pytest_exit.notes,
         )
 
+    def _result(
+        self,
+        problems: tuple[str, ...],
+        first: ModuleRun | None,
+        second: ModuleRun,
+        on_cpu: Sequence[ModuleRun],
+    ) -> Result:
+        runs = [("before the step", first), ("after the step", second)]
+        names = ("before the step on a CPU", "after the step on a CPU")
+        runs += zip(names, on_cpu, strict=False)
+        notes = [
+            f"{run.seconds:.0f} s {when}: a run should take at most {TARGET:.0f} s"
+            for when, run in runs
+            if run is not None and run.seconds > TARGET
+        ]
+        notes += [note for _, run in runs if run is not None for note in run.notes]
+        skipped = [test for test in second.tests if test.outcome == "skipped"]
+        notes += [f"skipped: {test.name}: {test.text}" for test in skipped]
+        summary = f"{len(second.tests)} tests"
+        if first is not None:
+            summary += f", {sum(test.red for test in first.tests)} fail before"
+        if elsewhere := [t for run in on_cpu[1:] for t in run.tests if t.any_platform]:
+            summary += f", {len(elsewhere)} on a CPU too"
+        if skipped:
+            summary += f", {len(skipped)} skipped"
+        shown = [run for run in on_cpu if judge_on_cpu(None, run)]
+        if not shown:
+            before_matters = first is not None and not judge_alone(second)
+            shown = [first if first is not None and before_matters else second]
+        return Result(
+            self.step.release,
+            self.step.slug,
+            "test",
+            "failed" if problems else "passed",
+            sum(run.seconds for _, run in runs if run is not None),
+            summary=summary,
+            detail=(*problems, "", *shown[-1].output) if problems else (),
+            notes=tuple(notes),
+            tip=self.before is None,
+            figures=_figures(first, second) if first is not None else (),
+        )
+
 
 def _crash(pytest_exit: ProgramExit, run: ModuleRun | None) -> str:
     """Why the outcomes of a run do not count, empty if they do."""
@@ -205,51 +224,11 @@ def _crash(pytest_exit: ProgramExit, run: ModuleRun | None) -> str:
     return "" if run is not None and finished else f"it {exit_text(pytest_exit.status)}"
 
 
-def _report(
-    problems: tuple[str, ...],
-    first: ModuleRun | None,
-    second: ModuleRun,
-    on_cpu: Sequence[ModuleRun],
-) -> StepTestReport:
-    runs = [("before the step", first), ("after the step", second)]
-    names = ("before the step on a CPU", "after the step on a CPU")
-    runs += zip(names, on_cpu, strict=False)
-    skipped = [test for test in second.tests if test.outcome == "skipped"]
-    before_matters = problems and first is not None and not judge_alone(second)
-    slow = tuple(
-        f"{run.seconds:.0f} s {when}: a run should take at most {TARGET:.0f} s"
-        for when, run in runs
-        if run is not None and run.seconds > TARGET
-    )
-    shown = [run for run in on_cpu if judge_on_cpu(None, run)]
-    if not shown:
-        shown = [first if first is not None and before_matters else second]
-    return StepTestReport(
-        problems=problems,
-        counts={
-            "tests": len(second.tests),
-            "failed_before": sum(
-                test.outcome in ("failed", "error")
-                for test in (first.tests if first else ())
-            ),
-            "skipped": len(skipped),
-            "on_cpu": sum(
-                test.any_platform for run in on_cpu[1:] for test in run.tests
-            ),
-        },
-        warnings=(*slow, *(note for _, run in runs if run for note in run.notes)),
-        skips=tuple(f"{test.name}: {test.text}" for test in skipped),
-        output=shown[-1].output,
-        seconds=sum(run.seconds for _, run in runs if run is not None),
-        figures=_figures(first, second) if first is not None else (),
-    )
-
-
 def _figures(before: ModuleRun, after: ModuleRun) -> tuple[Figure, ...]:
     """The figures, before and after the step, of each test that failed before."""
     later = {test.id: test for test in after.tests}
     return tuple(
         Figure(test.name, test.text.partition("\n")[0], later[test.id].figure)
         for test in before.tests
-        if test.outcome in ("failed", "error") and test.id in later
+        if test.red and test.id in later
     )

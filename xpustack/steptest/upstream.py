@@ -157,12 +157,13 @@ def run(
         command = _command(device, name, jobs)
         commands.append((environment, command, folder / f"{device}-{name}/log.txt"))
     if prepare:
-        text = "".join(
-            f"cd {folder}/run && env {' '.join(_assigned(environment))} python3"
-            f" {' '.join(command)}\n"
-            for environment, command, _ in commands
-        )
-        (folder / "commands.sh").write_text(text.replace(str(folder), "$D"))
+        lines = []
+        for environment, command, _ in commands:
+            words = [f"{name}={value}" for name, value in environment.items()]
+            words += ["python3", *command]
+            lines.append(f"cd {folder}/run && env {' '.join(words)}\n")
+        script = "".join(lines).replace(str(folder), "$D")
+        (folder / "commands.sh").write_text(script)
         return
     for environment, command, place in commands:
         with open(place, "w", encoding="utf-8") as log:
@@ -196,10 +197,6 @@ def _environment(
         if device is Device.CUDA
         else {**variables, **NO_DEVICE, **NOT_COMPILED}
     )
-
-
-def _assigned(variables: dict[str, str]) -> list[str]:
-    return [f"{name}={value}" for name, value in variables.items()]
 
 
 def _command(device: Device, name: str, jobs: int) -> list[str]:

@@ -2,13 +2,10 @@
 """The rules by which two runs of a step's test prove the step."""
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import msgspec
-
-_RED = frozenset({"failed", "error"})
 
 
 class Test(msgspec.Struct, frozen=True):
@@ -32,13 +29,9 @@ class Test(msgspec.Struct, frozen=True):
     def name(self) -> str:
         return self.id.partition("::")[2] or self.id
 
-
-class Figure(msgspec.Struct, frozen=True):
-    """A test's failure on the tree before a step, and its figure on the tree after."""
-
-    test: str
-    before: str
-    after: str
+    @property
+    def red(self) -> bool:
+        return self.outcome in ("failed", "error")
 
 
 class CollectionProblem(msgspec.Struct, frozen=True):
@@ -59,25 +52,6 @@ class ModuleRun(msgspec.Struct, frozen=True):
     output: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class StepTestReport:
-    """The verdict on a step's test.
-
-    `problems` is empty if the step is proven; `counts` has `tests`, `failed_before`,
-    `skipped` and `on_cpu`, the tests that ran on a CPU as well; `warnings` and
-    `skips` are for people to read; `output` is the end of the run to look at; `seconds`
-    adds up all runs; `figures` compare the tests that failed before.
-    """
-
-    problems: tuple[str, ...]
-    counts: Mapping[str, int]
-    warnings: tuple[str, ...]
-    skips: tuple[str, ...]
-    output: tuple[str, ...]
-    seconds: float
-    figures: tuple[Figure, ...] = ()
 
 
 def judge(
@@ -129,7 +103,7 @@ def _elsewhere(run: ModuleRun, when: str, *, red: bool) -> Iterator[str]:
             if red and not test.unchanged:
                 if test.outcome == "passed":
                     yield f"{test.name} passes {when} the step: it proves nothing there"
-            elif test.outcome in _RED:
+            elif test.red:
                 yield f"{test.name} fails {when} the step: {_first(test.text)}"
             yield from _skips(test, when)
 
@@ -139,7 +113,7 @@ def _after(run: ModuleRun) -> Iterator[str]:
     if not run.tests and not run.crash and not run.collection:
         yield "the module holds no test"
     for test in run.tests:
-        if test.outcome in _RED:
+        if test.red:
             yield f"{test.name} fails after the step: {_first(test.text)}"
         yield from _skips(test, "after")
 
@@ -155,7 +129,7 @@ def _before(run: ModuleRun, after: ModuleRun, lenient: bool) -> Iterator[str]:
         if earlier is None:
             yield f"{test.name} does not exist on the tree before the step"
     for test in run.tests:
-        if test.outcome in _RED and test.unchanged:
+        if test.red and test.unchanged:
             yield (
                 f"{test.name} is marked unchanged but fails before the step:"
                 f" {_first(test.text)}"
@@ -172,9 +146,7 @@ def _mismatch(run: ModuleRun, failure: str, lenient: bool) -> Iterator[str]:
     texts = [
         test.text
         for test in run.tests
-        if test.outcome in _RED
-        and not test.unchanged
-        and (lenient or not test.import_error)
+        if test.red and not test.unchanged and (lenient or not test.import_error)
     ]
     if lenient:
         texts += [

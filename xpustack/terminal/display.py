@@ -16,8 +16,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from xpustack.checks.results import Result
 from xpustack.checks.schedule import Observer, Task
+from xpustack.series.result import Result
 from xpustack.terminal.report import STYLE, failure
 
 _QUIET = 30.0

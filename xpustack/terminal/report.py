@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from xpustack.checks.results import KINDS, Report, Result
+from xpustack.series.result import KINDS, Report, Result
 
 STYLE = {"passed": "green", "failed": "bold red", "blocked": "yellow"}
 _TAIL = 60

@@ -9,10 +9,11 @@ import pytest
 from tiny_stack import BASE, HEADER, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.results import Report, Result
 from xpustack.core.cache import Cache
 from xpustack.core.errors import ApplyError
-from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM
+from xpustack.series.overlay import TRITON_IN_VLLM
+from xpustack.series.result import Report, Result
+from xpustack.series.tree import KERNEL_HOME
 
 SCALES = """\
 from importlib.util import find_spec

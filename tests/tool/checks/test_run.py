@@ -16,13 +16,13 @@ from children import ended, killed, start_tool
 from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.checks import run as checks
-from xpustack.checks.results import Report, Result
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core import cache as cache_module
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, UsageError
 from xpustack.core.process import Runner
-from xpustack.lint.linter import Linter, LintResult
+from xpustack.lint.linter import Linter
+from xpustack.series.result import Report, Result
 from xpustack.series.tree import Tree
 
 
@@ -64,10 +64,12 @@ def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
         stack.add("more", {VALUE: TWO + "MORE = 1\n"}, release)
     real, typed = Linter.lint, []
 
-    def lint(linter: Linter, before: Tree, after: Tree, *, types: bool) -> LintResult:
+    def lint(
+        linter: Linter, name: str, before: Tree, after: Tree, *, types: bool
+    ) -> Result:
         if types:
             typed.append(f"{after.name} over {before.label}")
-        return real(linter, before, after, types=types)
+        return real(linter, name, before, after, types=types)
 
     monkeypatch.setattr(Linter, "lint", lint)
     shutil.rmtree(stack.cache.results)

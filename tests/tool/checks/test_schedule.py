@@ -8,9 +8,9 @@ from graphlib import CycleError
 
 import pytest
 
-from xpustack.checks.results import Result
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.process import Runner
+from xpustack.series.result import Result
 
 
 class Log(Observer):

@@ -143,7 +143,8 @@ def test_a_checkout_of_a_copied_history(places: Places, tmp_path: Path) -> None:
     (work.work_tree / "a").write_text("changed")
     (work.work_tree / "new").write_text("")
     assert work.status() == [" M a", "?? new"]
-    work.restore()
+    work.clean()
+    work.check_out(commit)
     assert work.status() == [] and not (work.work_tree / "new").exists()
     work.run("checkout", "--quiet", "--detach")
     assert work.head() is None

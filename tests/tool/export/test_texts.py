@@ -11,7 +11,8 @@ from xpustack.core.rows import read_rows
 from xpustack.export.export import ExportResult
 from xpustack.export.pull_request import Template, describe
 from xpustack.export.upstream_form import TEST_HOME
-from xpustack.series.overlay import KERNEL_HOME, TRITON_IN_VLLM
+from xpustack.series.overlay import TRITON_IN_VLLM
+from xpustack.series.tree import KERNEL_HOME
 
 PYTEST = ".venv/bin/python -m pytest"
 SCALES = (

@@ -15,9 +15,10 @@ from xpustack.core import cache as cache_module
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
-from xpustack.lint.finding import LintFinding
 from xpustack.lint.hook_environment import make_hook_environment
-from xpustack.lint.linter import Linter, LintResult, lint_key, new_findings
+from xpustack.lint.hook_runner import LintFinding
+from xpustack.lint.linter import Linter, lint_key, new_findings
+from xpustack.series.result import Result
 from xpustack.series.tree import Tree
 
 VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -60,10 +61,10 @@ USER = "vllm/user.py"
 USES = HEADER + "from vllm.value import VALUE\n\nuse: int = VALUE\n"
 
 
-def lint(stack: TinyStack, before: Tree, after: Tree) -> LintResult:
+def lint(stack: TinyStack, before: Tree, after: Tree) -> Result:
     """Lint once with mypy."""
     with closing(Linter(Runner(), Store(stack.cache))) as linter:
-        return linter.lint(before, after, types=True)
+        return linter.lint("step", before, after, types=True)
 
 
 @pytest.fixture(scope="module")
@@ -101,9 +102,9 @@ def test_another_finding_of_the_same_kind_is_new():
 def test_the_findings_of_the_base_do_not_count_and_new_ones_do(linted):
     moved = BASE[VALUE].replace("import os", "# moved\n\nimport os")
     clean = linted("clean", {VALUE: moved})
-    assert clean.new == ()
-    assert clean.old == 1
-    assert clean.tools == ("ruff check", "ruff format", "typos", "check-spdx-header")
+    assert (clean.status, clean.detail) == ("passed", ())
+    tools = "ruff check, ruff format, typos, check-spdx-header"
+    assert clean.summary == f"0 new, 1 of the base; {tools}"
     assert clean.notes == (
         "needs-more not run: a-package-that-nobody-has not installed",
     )
@@ -112,7 +113,7 @@ def test_the_findings_of_the_base_do_not_count_and_new_ones_do(linted):
         "vllm/new.py": "# the sentense\nY = 1\n",
         "vllm/fine.py": HEADER + "Y = 1\n",
     }
-    findings = [str(new) for new in linted("bad", bad).new]
+    findings = linted("bad", bad).detail
     assert any("ruff check: E402" in text for text in findings)
     assert any("F401 `sys` imported" in text for text in findings)
     assert "vllm/value.py: ruff format: would be reformatted" in findings
@@ -158,7 +159,7 @@ def typed(tmp_path_factory: pytest.TempPathFactory):
 
 
 def outcome(done) -> tuple[object, ...]:
-    return done.new, done.old, done.tools, done.notes
+    return done.detail, done.summary, done.notes
 
 
 def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
@@ -168,20 +169,22 @@ def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
         # Forward, the tip at once, then back: no order is assumed.
         for before, after in [*pairs, (trees[0], trees[-1]), *pairs[::-2]]:
             alone = lint(typed, before, after)
-            assert outcome(linter.lint(before, after, types=True)) == outcome(alone)
+            again = linter.lint("step", before, after, types=True)
+            assert outcome(again) == outcome(alone)
 
 
 def test_errors_of_types_count_where_their_file_is_touched(typed):
     trees = typed.trees()
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
-        lints = [linter.lint(*pair, types=True) for pair in itertools.pairwise(trees)]
+        pairs = itertools.pairwise(trees)
+        lints = [linter.lint("step", *pair, types=True) for pair in pairs]
     counts = [
-        (sum(new.tool.startswith("mypy") for new in done.new), done.old)
+        (sum(": mypy-" in new for new in done.detail), int(done.summary.split()[2]))
         for done in lints
     ]
     # One finding of the base's own is ruff's, of the unused import in `VALUE`.
     assert counts == [(0, 1), (0, 1), (0, 1), (0, 1), (2, 0), (0, 2)]
-    bare = [str(new) for new in lints[4].new if new.path == "vllm/bare.py"]
+    bare = [new for new in lints[4].detail if new.startswith("vllm/bare.py:")]
     assert "vllm/bare.py: check-spdx-header: refused" in bare
     assert f"vllm/bare.py:1: mypy-{VERSION}: error: " in "\n".join(bare)
 
@@ -189,12 +192,13 @@ def test_errors_of_types_count_where_their_file_is_touched(typed):
 def test_types_are_checked_only_on_request(typed):
     breaks = typed.trees()[4:6]
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
-        without, with_ = (linter.lint(*breaks, types=types) for types in (False, True))
+        without, with_ = (
+            linter.lint("step", *breaks, types=types) for types in (False, True)
+        )
     assert (without.typed, with_.typed) == (False, True)
-    assert not any(tool.startswith("mypy") for tool in without.tools)
-    assert {new.tool for new in with_.new} - {new.tool for new in without.new} == {
-        f"mypy-{VERSION}"
-    }
+    assert "mypy" not in without.summary
+    of_types = set(with_.detail) - set(without.detail)
+    assert of_types and all(f": mypy-{VERSION}: " in new for new in of_types)
     assert lint_key(*breaks, types=True) != lint_key(*breaks, types=False)
 
 
@@ -211,14 +215,15 @@ def test_mypy_sees_the_packages_of_its_hook_alone(typed, tmp_path):
 def test_a_hook_that_edits_a_file_edits_no_tree(typed):
     before, after = typed.trees()[-2:]
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
-        first = linter.lint(before, after, types=True)
-        assert outcome(linter.lint(before, after, types=True)) == outcome(first)
-        assert [new for new in first.new if "header" in new.tool] == []
+        first = linter.lint("step", before, after, types=True)
+        again = linter.lint("step", before, after, types=True)
+        assert outcome(again) == outcome(first)
+        assert not any("header" in new for new in first.detail)
 
 
 def test_nothing_stays_behind_a_linter(typed, monkeypatch):
     monkeypatch.setattr(cache_module, "MEMORY", typed.root / "no such folder")
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
-        linter.lint(*typed.trees()[:2], types=True)
+        linter.lint("step", *typed.trees()[:2], types=True)
         assert list((typed.cache.root / "scratch").iterdir()) != []
     assert list((typed.cache.root / "scratch").iterdir()) == []

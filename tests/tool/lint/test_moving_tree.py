@@ -6,9 +6,7 @@ from pathlib import Path
 
 from fake_stack import FakeStack
 
-from xpustack.base.store import Store
-from xpustack.core.checkout import check_out
-from xpustack.lint.hook_runner import MovingTree
+from xpustack.core.checkout import Checkout, check_out
 
 
 def files(folder: Path) -> dict[Path, bytes]:
@@ -22,15 +20,18 @@ def files(folder: Path) -> dict[Path, bytes]:
 def test_a_checked_out_tree_becomes_another(
     three_steps: FakeStack, tmp_path: Path
 ) -> None:
-    store = Store(three_steps.cache)
     series = three_steps.series()
-    base, last = series.base, series.tip
-    moving = MovingTree(store, tmp_path / "tree", tmp_path / "index")
-    moving.move(base)
-    for tree in (last, base):
-        (moving.folder / "vllm/rope.py").write_text("what a tool wrote")
-        (moving.folder / "file\udce9").write_text("what a tool left")
-        moving.move(tree)
+    moving = Checkout(
+        three_steps.cache.objects,
+        work_tree=tmp_path / "tree",
+        index=tmp_path / "index",
+    )
+    moving.work_tree.mkdir()
+    for tree in (series.base, series.tip, series.base):
+        moving.clean()
+        moving.check_out(tree.tree_id)
         check_out(three_steps.cache, tree.tree_id, tmp_path / "fresh")
-        assert files(moving.folder) == files(tmp_path / "fresh")
+        assert files(moving.work_tree) == files(tmp_path / "fresh")
         shutil.rmtree(tmp_path / "fresh")
+        (moving.work_tree / "vllm/rope.py").write_text("what a tool wrote")
+        (moving.work_tree / "file\udce9").write_text("what a tool left")

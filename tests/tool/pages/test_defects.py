@@ -10,12 +10,12 @@ from fake_stack import FakeStack
 
 from xpustack.base import releases
 from xpustack.checks.checker import Checker
-from xpustack.checks.results import Figure, Result
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
 from xpustack.pages import defects
 from xpustack.series.patch import load_series
+from xpustack.series.result import Figure, Result
 
 ROOT = Path(__file__).parents[3]
 

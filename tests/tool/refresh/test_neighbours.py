@@ -9,13 +9,13 @@ from command_line import invoke
 from fake_stack import ATTENTION, BASE, FakeStack, edited
 from sdists import XPU_TXT, write_sdist
 
+from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import load
 from xpustack.core.errors import UsageError
 from xpustack.refresh.neighbours import (
     MissingRelease,
     Source,
     choose_source,
-    final_releases,
     missing_among,
     neighbours,
 )
@@ -79,7 +79,8 @@ def test_the_releases_without_a_pin(links: Path, stack: FakeStack) -> None:
     for version in ("0.9", "1.0", "1.0.1", "1.1", "1.1.2rc1", "2.0", "2.1", "3.0rc1"):
         files = {name: text.encode() for name, text in BASE.items()}
         write_sdist(links / f"vllm-{version}.tar.gz", {**files, XPU_TXT: NEEDS})
-    assert missing_among(load(stack.project), final_releases(stack.cache)) == [
+    offered = PipConfiguration.of_this_machine().index().final_versions("vllm")
+    assert missing_among(load(stack.project), offered) == [
         MissingRelease("v1.0.1", "v1.0"),
         MissingRelease("v1.1"),
         MissingRelease("v2.1"),

@@ -186,8 +186,11 @@ def test_a_person_may_drop_a_conflicting_step(stack: FakeStack) -> None:
     work = stack.root / "carry"
     carry_over(stack, directory=work)
     git(work, "cherry-pick", "--abort")
-    done = carry_over(stack, directory=work, drop=("first",), write=True)
+    done = carry_over(stack, directory=work, drop=("first",))
     assert list(outcomes(done).values()) == ["dropped", "merged", "clean"]
+    again = carry_over(stack, directory=work, write=True)
+    assert again.steps[0].outcome == "dropped", "it is remembered"
+    assert again.steps[0].text == "as asked before"
     assert stack.slugs("v3.0") == ["second", "third"]
 
 

@@ -308,12 +308,12 @@ def test_a_broken_release_leaves_the_others_alone(stack: FakeStack) -> None:
         release.name: trees_before_failure(Store(stack.cache), stack.project, release)
         for release in stack.releases
     }
-    series, problem = results["v1.0"]
-    assert series is not None and [tree.slug for tree in series.steps] == ["first"]
-    assert problem is not None and problem.step == "third"
-    series, problem = results["v2.0"]
-    assert series is not None and [tree.index for tree in series.trees] == [0, 1]
-    assert problem is None
+    series = results["v1.0"]
+    assert [tree.slug for tree in series.steps] == ["first"]
+    assert series.problem is not None and series.problem.step == "third"
+    series = results["v2.0"]
+    assert [tree.index for tree in series.trees] == [0, 1]
+    assert series.problem is None
 
 
 RUN = """

@@ -10,6 +10,7 @@ from fake_stack import FakeStack
 from xpustack.core.errors import SeriesError
 from xpustack.series.overlay import kernel_closure, overlay_files
 from xpustack.series.patch import load_series
+from xpustack.series.tree import Step
 
 
 @pytest.fixture
@@ -17,9 +18,13 @@ def stack(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
     return three_steps.copy(tmp_path)
 
 
-def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
+def with_gather(stack: FakeStack) -> Step:
     step = load_series(stack.project, "v1.0")[2]
-    files = kernel_closure(stack.project, step, ["gather"])
+    return replace(step, trailers=replace(step.trailers, kernels=("gather",)))
+
+
+def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
+    files = kernel_closure(stack.project, with_gather(stack))
     assert list(files) == ["__init__.py", "_launch.py", "_triton.py", "gather.py"]
 
 
@@ -34,10 +39,10 @@ def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
     ],
 )
 def test_what_cannot_come_along(stack: FakeStack, source: str, problem: str) -> None:
-    step = load_series(stack.project, "v1.0")[2]
+    step = with_gather(stack)
     stack.write("kernels/xpu_dsv4/gather.py", source)
     with pytest.raises(SeriesError, match=problem) as caught:
-        kernel_closure(stack.project, step, ["gather"])
+        kernel_closure(stack.project, step)
     assert (caught.value.release, caught.value.step) == ("v1.0", "third")
 
 

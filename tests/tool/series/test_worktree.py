@@ -9,7 +9,7 @@ from fake_stack import BASE, FakeStack, commit, git
 
 from xpustack.core.checkout import check_out
 from xpustack.core.errors import SeriesError, UsageError
-from xpustack.series import apply as apply_module
+from xpustack.series import worktree
 
 
 @pytest.fixture
@@ -102,7 +102,7 @@ def test_a_failure_leaves_nothing(
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(apply_module, "fill", stop)
+    monkeypatch.setattr(worktree, "fill", stop)
     with pytest.raises(KeyboardInterrupt):
         stack.apply()
     with pytest.raises(KeyboardInterrupt):

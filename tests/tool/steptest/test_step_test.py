@@ -2,6 +2,7 @@
 """A step's test in real runs of pytest, on two wheels of a small release."""
 
 import os
+import tomllib
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +15,7 @@ from xpustack.core.files import closure
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.steptest import step_test
-from xpustack.steptest.material import Support, material_of
+from xpustack.steptest.material import ENTRY_POINTS, Support, material_of
 from xpustack.steptest.server import warm_server
 from xpustack.steptest.step_test import StepTest
 
@@ -42,39 +43,46 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
         return StepTest(step, material, before, after, KERNELS).run(server, tiny.cache)
 
 
+def test_the_runs_know_the_plugin_that_is_installed():
+    text = (Path(__file__).parents[3] / "pyproject.toml").read_text()
+    points = tomllib.loads(text)["project"]["entry-points"]["vllm.platform_plugins"]
+    lines = ENTRY_POINTS.splitlines()
+    assert [f"{name} = {place}" for name, place in points.items()] == lines[1:2]
+
+
 def test_red_before_and_green_after_proves_the_step(tiny, tmp_path):
     done = run(tiny, tmp_path, PROVES)
-    assert done.problems == ()
-    assert done.counts == {"tests": 1, "failed_before": 1, "skipped": 0, "on_cpu": 0}
+    assert (done.status, done.detail) == ("passed", ())
+    assert done.summary == "1 tests, 1 fail before"
 
 
 def test_red_before_only_by_import_error_proves_nothing(tiny, tmp_path):
     source = PROVES.replace("import value", "import value, nowhere")
     done = run(tiny, tmp_path / "a", source)
-    assert any("only because the module cannot be" in text for text in done.problems)
+    assert any("only because the module cannot be" in text for text in done.detail)
     source = IN_BODY.format(name="nowhere")
     done = run(tiny, tmp_path / "b", source, "cannot import name")
-    assert any("only by ImportError" in text for text in done.problems)
+    assert any("only by ImportError" in text for text in done.detail)
 
 
 def test_green_before_proves_nothing(tiny, tmp_path):
     done = run(tiny, tmp_path, "def test_nothing():\n    import vllm.value\n")
-    assert any("passes before the step" in text for text in done.problems)
+    assert any("passes before the step" in text for text in done.detail)
 
 
 def test_fails_before_cannot_match_the_source_of_the_test(tiny, tmp_path):
     source = PROVES.replace("== 2", "== 2, 'other'  # the words of the trailer")
     done = run(tiny, tmp_path, source, "the words of the trailer")
-    assert any("no failure before the step matches" in text for text in done.problems)
+    assert any("no failure before the step matches" in text for text in done.detail)
 
 
 def test_unchanged_must_pass_on_both_trees(tiny, tmp_path):
     marked = "import pytest\n\n" + PROVES + "\n\n@pytest.mark.unchanged\n{}"
     good = "def test_old():\n    assert value.OLD == 1\n"
-    assert run(tiny, tmp_path / "good", marked.format(good)).problems == ()
+    assert run(tiny, tmp_path / "good", marked.format(good)).detail == ()
     bad = "def test_old():\n    assert value.VALUE == 2\n"
     done = run(tiny, tmp_path / "bad", marked.format(bad))
-    assert any("marked unchanged but fails" in text for text in done.problems)
+    assert any("marked unchanged but fails" in text for text in done.detail)
 
 
 def test_what_needs_no_xpu_must_pass_on_a_cpu_too(tiny, tmp_path):
@@ -83,56 +91,57 @@ def test_what_needs_no_xpu_must_pass_on_a_cpu_too(tiny, tmp_path):
         "@pytest.mark.any_platform\ndef test_old():\n    assert {}\n"
     )
     done = run(tiny, tmp_path / "good", marked.format("value.OLD == 1"))
-    assert done.problems == ()
-    assert done.counts["on_cpu"] == 1
+    assert done.detail == ()
+    assert done.summary == "2 tests, 1 fail before, 1 on a CPU too"
     emulated = "os.environ['VLLM_PLUGINS'] == 'emulated_xpu'"
     done = run(tiny, tmp_path / "bad", marked.format(emulated))
-    assert [text.partition(":")[0] for text in done.problems] == [
+    problems = done.detail[: done.detail.index("")]
+    assert [text.partition(":")[0] for text in problems] == [
         "test_old fails on a CPU before the step",
         "test_old fails on a CPU after the step",
     ]
-    assert any("test_old" in line for line in done.output)
+    assert any("test_old" in line for line in done.detail[len(problems) :])
 
 
 def test_a_module_that_needs_an_xpu_runs_nowhere_else(tiny, tmp_path):
     look = "import os\n\nassert os.environ['VLLM_PLUGINS'] == 'emulated_xpu'\n"
-    assert run(tiny, tmp_path, look + PROVES).problems == ()
+    assert run(tiny, tmp_path, look + PROVES).detail == ()
 
 
 def test_a_skip_is_reported_with_its_reason_and_fails(tiny, tmp_path):
     skip = "import pytest\n\n{}\n\n{}def test_gpu():\n    pytest.skip('no device')\n"
     done = run(tiny, tmp_path / "a", skip.format(PROVES, ""))
-    assert any("is skipped after the step: no device" in t for t in done.problems)
+    assert any("is skipped after the step: no device" in t for t in done.detail)
     done = run(tiny, tmp_path / "b", skip.format(PROVES, "@pytest.mark.may_skip\n"))
-    assert done.problems == ()
-    assert done.skips == ("test_gpu: no device",)
+    assert done.detail == ()
+    assert done.notes == ("skipped: test_gpu: no device",)
 
 
 def test_a_crash_and_a_hang_are_failures(tiny, tmp_path, monkeypatch):
     done = run(tiny, tmp_path / "a", "import os\n\nos._exit(7)\n")
-    assert any("exit status 7" in text for text in done.problems)
+    assert any("exit status 7" in text for text in done.detail)
     done = run(tiny, tmp_path / "c", "import ctypes\n\nctypes.string_at(0)\n")
-    assert any("killed by signal 11 (SIGSEGV)" in text for text in done.problems)
+    assert any("killed by signal 11 (SIGSEGV)" in text for text in done.detail)
     monkeypatch.setattr(step_test, "LIMIT", 2.0)
     monkeypatch.setattr(step_test, "TARGET", 1.0)
     hang = PROVES.replace("    assert", "    import time; time.sleep(60)\n    assert")
     done = run(tiny, tmp_path / "b", hang)
-    assert any("killed after 2 s" in text for text in done.problems)
-    assert len(done.warnings) == 2
+    assert any("killed after 2 s" in text for text in done.detail)
+    assert len([note for note in done.notes if "at most" in note]) == 2
 
 
 def test_a_run_that_ends_itself_early_proves_nothing(tiny, tmp_path):
     """What it ran until then was green."""
     source = PROVES + "\n\ndef test_end():\n    import pytest; pytest.exit('enough')\n"
     done = run(tiny, tmp_path, source)
-    assert any("after the step: it ended with exit" in text for text in done.problems)
+    assert any("after the step: it ended with exit" in text for text in done.detail)
 
 
 def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
     look = "    import os\n    assert ('TORCHDYNAMO_DISABLE' in os.environ) is {}\n"
-    assert run(tiny, tmp_path / "a", PROVES + look.format(True)).problems == ()
+    assert run(tiny, tmp_path / "a", PROVES + look.format(True)).detail == ()
     marked = "import pytest\n\npytestmark = pytest.mark.compiled\n" + PROVES
-    assert run(tiny, tmp_path / "b", marked + look.format(False)).problems == ()
+    assert run(tiny, tmp_path / "b", marked + look.format(False)).detail == ()
 
 
 def test_the_key_depends_on_the_pinned_kernels(tiny):
@@ -167,7 +176,7 @@ def test_the_run_sees_the_wheel_and_nothing_of_the_caller(tiny, tmp_path, monkey
     source = (
         "import os\n" + PROVES + "    assert 'VLLM_TARGET_DEVICE' not in os.environ\n"
     )
-    assert run(tiny, tmp_path, source).problems == ()
+    assert run(tiny, tmp_path, source).detail == ()
 
 
 def test_the_closure_is_what_the_module_imports_beside_it(tmp_path):

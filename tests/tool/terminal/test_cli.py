@@ -15,9 +15,9 @@ from tiny_stack import TinyStack
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
-from xpustack.checks.results import Report
 from xpustack.core import process
 from xpustack.core.project import Project
+from xpustack.series.result import Report
 
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
 PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)
@@ -120,6 +120,10 @@ def test_static_and_status(call):
 def test_a_wrong_word_is_explained(call, words, code, text):
     done = call(*words)
     assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+def test_a_table_without_rows_is_not_printed(call):
+    assert call("apply", "v1.0", "--upto", "nosuch").stdout == ""
 
 
 def run(output: int | None) -> subprocess.CompletedProcess[str]:

@@ -6,8 +6,8 @@ import re
 
 from rich.console import Console
 
-from xpustack.checks.results import Result
 from xpustack.checks.schedule import Task
+from xpustack.series.result import Result
 from xpustack.terminal.display import Display
 
 OLD = [

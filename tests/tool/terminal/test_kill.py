@@ -23,7 +23,7 @@ from children import TOOL
 from fake_stack import git
 from tiny_stack import HEADER, TWO, VALUE, TinyStack
 
-from xpustack.checks.results import COPIED
+from xpustack.series.result import COPIED
 
 KILLS = 5
 """How often each command is killed, one time after another."""

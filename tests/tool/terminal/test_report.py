@@ -5,8 +5,8 @@ import io
 
 from rich.console import Console
 
-from xpustack.checks.results import Report, Result
 from xpustack.core.errors import EnvironmentProblem
+from xpustack.series.result import Report, Result
 from xpustack.terminal.report import show
 
 REPORT = Report(

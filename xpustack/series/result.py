@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of checks: one `Result` per check, one `Report` per run."""
+"""What checks found: one `Result` per check, one `Report` per run."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import msgspec
 
-from xpustack.core.errors import (
-    CheckFailed,
-    EnvironmentProblem,
-    SourceError,
-    command,
-)
-from xpustack.steptest.verdict import Figure, StepTestReport
+from xpustack.core.errors import CheckFailed, EnvironmentProblem, SourceError, command
 
 Kind = Literal["static", "apply", "build", "lint", "test"]
 Status = Literal["passed", "failed", "blocked"]
 KINDS: tuple[Kind, ...] = ("build", "lint", "test")
 COPIED = "copied"
 """The `step` of the comparison of a copied tree with a real build."""
+
+
+class Figure(msgspec.Struct, frozen=True):
+    """A test's failure on the tree before a step, and its figure on the tree after."""
+
+    test: str
+    before: str
+    after: str
 
 
 class Result(msgspec.Struct, frozen=True):
@@ -66,50 +67,6 @@ class Result(msgspec.Struct, frozen=True):
         if self.tip or self.step == "tip":
             words.append("--tip")
         return command(*words, "--only", self.kind)
-
-
-def stored_pass(
-    value: Mapping[str, Any] | None, kind: Kind, release: str, step: str
-) -> Result | None:
-    """A stored value as the pass of this very check.
-
-    None if there is no value, if it is damaged, or if it belongs to another check.
-    """
-    if value is None:
-        return None
-    try:
-        result = msgspec.convert(value, Result)
-    except msgspec.ValidationError:
-        return None
-    stored = (result.kind, result.release, result.step, result.status)
-    return result if stored == (kind, release, step, "passed") else None
-
-
-def test_result(release: str, step: str, report: StepTestReport, tip: bool) -> Result:
-    """The judged test of a step as the result of a check."""
-    counts = report.counts
-    summary = f"{counts['tests']} tests"
-    if not tip:
-        summary += f", {counts['failed_before']} fail before"
-    if counts["on_cpu"]:
-        summary += f", {counts['on_cpu']} on a CPU too"
-    if counts["skipped"]:
-        summary += f", {counts['skipped']} skipped"
-    detail: tuple[str, ...] = ()
-    if report.problems:
-        detail = (*report.problems, "", *report.output)
-    return Result(
-        release,
-        step,
-        "test",
-        "failed" if report.problems else "passed",
-        report.seconds,
-        summary=summary,
-        detail=detail,
-        notes=(*report.warnings, *(f"skipped: {skip}" for skip in report.skips)),
-        tip=tip,
-        figures=report.figures,
-    )
 
 
 @dataclass(frozen=True)
