@@ -24,14 +24,9 @@ from xpustack.export.folder import ExportState, Place, previous_export, write_ex
 from xpustack.export.labels import RULES, labels
 from xpustack.export.notes import Notes, read_notes
 from xpustack.export.preconditions import require_checked, require_clean, test_commits
-from xpustack.export.pull_request import (
-    TEMPLATE,
-    PullRequest,
-    Template,
-    title_problem,
-)
+from xpustack.export.pull_request import PullRequest, title_problem
 from xpustack.export.search import Standings
-from xpustack.export.texts import texts
+from xpustack.export.texts import TEMPLATE, Template, texts
 from xpustack.export.upstream_form import is_kernel
 from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees

@@ -10,7 +10,7 @@ from exports import JOBS, TEMPLATE
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner
 from xpustack.export import ci
-from xpustack.export.pull_request import Template
+from xpustack.export.texts import Template
 from xpustack.export.upstream_form import TEST_HOME, kernel, package, tidy
 
 KERNEL = b"""\
