@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from xpustack.core.rows import csv_text
+from xpustack.core.templates import rendered
 from xpustack.export.pull_request import PullRequest, requests_rows
 from xpustack.export.upstream_form import TEST_HOME
 
@@ -72,9 +73,8 @@ def texts(
 
 def describe(request: PullRequest, template: Template, base: str) -> str:
     """The Markdown text of one pull request; its first line is the title."""
-    return _rendered(
-        "request", request=request, template=template, base=base, fold=_COLLAPSE
-    )
+    values = {"request": request, "template": template, "base": base, "fold": _COLLAPSE}
+    return rendered("xpustack.export", "request.md", values)
 
 
 def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:
@@ -83,30 +83,16 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
     for request in requests:
         heading, why = _what_next(request, requests)
         order[heading].append(f"`{request.slug}`{f': {why}' if why else ''}")
-    return _rendered(
-        "cover",
-        requests=requests,
-        order=order,
-        base=base,
-        number=number,
-        person=person,
-        rfc=RFC,
-        test_home=TEST_HOME,
-    )
-
-
-def _rendered(name: str, **values: object) -> str:
-    # Most commands write no text, so they need not import the library.
-    from jinja2 import Environment, PackageLoader, StrictUndefined
-
-    environment = Environment(
-        loader=PackageLoader("xpustack.export", "."),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=StrictUndefined,
-    )
-    text = environment.get_template(f"{name}.md.jinja").render(values)
-    return text.rstrip("\n") + "\n"
+    values = {
+        "requests": requests,
+        "order": order,
+        "base": base,
+        "number": number,
+        "person": person,
+        "rfc": RFC,
+        "test_home": TEST_HOME,
+    }
+    return rendered("xpustack.export", "cover.md", values)
 
 
 def _what_next(

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The exact versions of torch, Triton and vllm-xpu-kernels to install with a wheel,
-with the hashes that an index announces and the places that the base names, and the
-build arguments of both images.
+with the hashes that an index announces and the places that the base names.
 
 A build reads addresses from the base's own requirements and Dockerfile; this
 repository names none.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import replace
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -25,7 +24,7 @@ from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
 from xpustack.core.repository import NoSuchPath
 from xpustack.release.resource import PinnedDistribution
-from xpustack.release.runtime import PUBLISHING, OneApi, Runtime, notes, runtime
+from xpustack.release.runtime import PUBLISHING, Runtime, runtime
 from xpustack.series.tree import BaseTree
 
 _LOCAL = "+xpu"
@@ -81,75 +80,6 @@ def with_hashes(
         }
         hashed_pins.append(replace(pin, hashes=tuple(sorted(hashes))))
     return hashed_pins
-
-
-def constraints(
-    release: Release,
-    version: str,
-    pins: Iterable[PinnedDistribution],
-    runtime: Runtime,
-) -> str:
-    """The text of `constraints.txt`, for `pip install -c`."""
-    lines = [
-        f"# What vllm {version} runs with, as vLLM {release.version} names it.",
-        "# pip obeys hashes only where it has one for everything that it installs:",
-        "# they are in pins.txt, to be installed first.",
-    ]
-    for pin in pins:
-        lines += [f"# {pin.file}", pin.requirement]
-    lines += [f"# {DOCKERFILE}", f"# Python {runtime.python}", *notes(runtime)]
-    return "\n".join(lines) + "\n"
-
-
-def pins_with_hashes(pins: Iterable[PinnedDistribution]) -> str:
-    """The text of `pins.txt`, for `pip install --no-deps --require-hashes -r`. Pins
-    without announced hashes become comments."""
-    lines = ["# pip install --no-deps --require-hashes -r pins.txt"]
-    for pin in pins:
-        if pin.hashes:
-            options = (f"--hash=sha256:{value}" for value in pin.hashes)
-            lines.append(" \\\n    ".join([pin.requirement, *options]))
-        else:
-            lines.append(f"# no index announces a hash: {pin.requirement}")
-    return "\n".join(lines) + "\n"
-
-
-def build_arguments(
-    wheel: str, pins: Iterable[PinnedDistribution], runtime: Runtime
-) -> str:
-    """The text of `container.args`: the build arguments of `deploy/Containerfile`."""
-    triton = next(pin for pin in pins if pin.name.startswith("triton"))
-    oneapi = runtime.oneapi or OneApi("", "", "", ())
-    return _arguments(
-        {
-            "BASE_IMAGE": runtime.image,
-            "CCL_INSTALLER_URL": runtime.installer or "",
-            "CCL_ROOT": runtime.ccl or "",
-            "DRIVER_URLS": ",".join(runtime.drivers),
-            "INDEX_URLS": ",".join(runtime.indexes),
-            "LIBRARY_PATH": ":".join(runtime.library_path),
-            "ONEAPI_PACKAGES": ",".join(oneapi.packages),
-            "ONEAPI_PIN": oneapi.pin,
-            "ONEAPI_SIGNER_URL": oneapi.key,
-            "ONEAPI_SOURCE_URL": oneapi.source,
-            "PYTHON": runtime.python,
-            "REMOVED": ",".join(runtime.removed),
-            "TRITON": triton.requirement,
-            "WHEEL": wheel,
-        }
-    )
-
-
-def official_arguments(wheel: str, runtime: Runtime) -> str | None:
-    """The text of `official.args`: the build arguments of
-    `deploy/official.Containerfile`. None if upstream publishes no image."""
-    if runtime.official is None:
-        return None
-    return _arguments({"OFFICIAL_IMAGE": runtime.official, "WHEEL": wheel})
-
-
-def _arguments(values: Mapping[str, str]) -> str:
-    return "".join(f"{name}={value}\n" for name, value in values.items())
 
 
 def base_file(store: Store, base: BaseTree, path: str) -> str:

@@ -67,10 +67,16 @@ def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Re
 
 
 def tool() -> dict[str, str]:
-    """The sha256 of each module of this tool that takes part in a build."""
-    return {
-        f"xpustack/{name.replace('.', '/')}.py": sha256_of(path.read_bytes())
+    """The sha256 of each module and template of this tool that takes part in a
+    build."""
+    files = {
+        f"{name.replace('.', '/')}.py": path
         for name, path in fingerprint.module_closure(["release.ship"], without=())
+    }
+    templates = Path(__file__).parent.glob("*.jinja")
+    files |= {f"release/{path.name}": path for path in sorted(templates)}
+    return {
+        f"xpustack/{name}": sha256_of(path.read_bytes()) for name, path in files.items()
     }
 
 

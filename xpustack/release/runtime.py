@@ -58,7 +58,7 @@ RUNTIME = "runtime"
 
 @dataclass(frozen=True)
 class OneApi:
-    """Packages of Intel's own repository for Debian and Ubuntu.
+    """Packages of Intel's own repository for Debian and Ubuntu; empty for none.
 
     Attributes:
         key, source: the addresses of its key and of the repository.
@@ -66,10 +66,10 @@ class OneApi:
         packages: the names to install.
     """
 
-    key: str
-    source: str
-    pin: str
-    packages: tuple[str, ...]
+    key: str = ""
+    source: str = ""
+    pin: str = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,13 @@ class Runtime:
         indexes: the package indexes besides the default one.
         packages: the exact distributions that it installs over what torch brought.
         removed: the distributions of torch's that it uninstalls.
-        installer: the address of a oneCCL to install in their place, None if torch's
+        installer: the address of a oneCCL to install in their place, empty if torch's
             or that of `packages` stays; `ccl` is the folder that it installs into.
-        oneapi: what it installs from Intel's repository, None if nothing.
+        oneapi: what it installs from Intel's repository.
         library_path: where it has the loader look for libraries.
-        official: the image that upstream publishes of this release, None before
+        official: the image that upstream publishes of this release, empty before
             there was any.
+        file: the Dockerfile.
     """
 
     image: str
@@ -97,11 +98,12 @@ class Runtime:
     indexes: tuple[str, ...]
     packages: tuple[PinnedDistribution, ...]
     removed: tuple[str, ...]
-    installer: str | None
-    ccl: str | None
-    oneapi: OneApi | None
+    installer: str
+    ccl: str
+    oneapi: OneApi
     library_path: tuple[str, ...]
-    official: str | None
+    official: str
+    file: str = DOCKERFILE
 
 
 def runtime(
@@ -145,35 +147,8 @@ def runtime(
         ccl=ccl,
         oneapi=_oneapi(text),
         library_path=_library_path(base.text, ccl),
-        official=f"{official}:{release.name}" if official else None,
+        official=official and f"{official}:{release.name}",
     )
-
-
-def requirements_text(runtime: Runtime) -> str:
-    """The text of `runtime.txt`, for `pip install -r` after everything else."""
-    lines = [
-        "# What the base installs over the runtime that torch brought. torch's own",
-        "# metadata may ask for other versions, so this is installed last:",
-        "# pip install -r runtime.txt",
-        *(package.requirement for package in runtime.packages),
-    ]
-    if not runtime.packages:
-        lines.append("# the base installs nothing over it")
-    return "\n".join(lines) + "\n"
-
-
-def notes(runtime: Runtime) -> Iterator[str]:
-    """What `constraints.txt` says of the runtime, one comment each."""
-    for package in runtime.packages:
-        yield f"# runtime.txt, over torch's own: {package.requirement}"
-    for name in runtime.removed:
-        yield f"# uninstalled: {name}"
-    if runtime.installer:
-        yield f"# oneCCL: {runtime.installer}"
-    if runtime.oneapi:
-        for name in runtime.oneapi.packages:
-            version = f", version {runtime.oneapi.pin}" if runtime.oneapi.pin else ""
-            yield f"# Intel's repository: {name}{version}"
 
 
 def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Resource]:
@@ -187,12 +162,11 @@ def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Reso
     parts += [(_file_name(url), url) for url in runtime.drivers]
     if runtime.installer:
         parts.append((_file_name(runtime.installer), runtime.installer))
-    if runtime.oneapi:
-        pin = f"@{runtime.oneapi.pin}" if runtime.oneapi.pin else ""
-        parts += [
-            (name, f"pkg:deb/{name}{pin}?repository_url={runtime.oneapi.source}")
-            for name in runtime.oneapi.packages
-        ]
+    oneapi, pin = runtime.oneapi, runtime.oneapi.pin and f"@{runtime.oneapi.pin}"
+    parts += [
+        (name, f"pkg:deb/{name}{pin}?repository_url={oneapi.source}")
+        for name in oneapi.packages
+    ]
     parts += [
         (pin.name, f"pkg:pypi/{canonicalize_name(pin.name)}@{pin.version}")
         for pin in (*pins, *runtime.packages)
@@ -229,21 +203,20 @@ def _removed(server: str) -> Iterator[str]:
                     yield name
 
 
-def _oneapi(text: str) -> OneApi | None:
+def _oneapi(text: str) -> OneApi:
     key, source, pin = (_first(what, text) for what in (_KEY, _SOURCE, _PIN))
     packages = tuple(dict.fromkeys(_ONEAPI_PACKAGE.findall(text)))
-    if key is None or source is None or not packages:
-        return None
-    return OneApi(key, source, pin or "", packages)
+    named = key and source and packages
+    return OneApi(key, source, pin, packages) if named else OneApi()
 
 
-def _library_path(base: str, ccl: str | None) -> tuple[str, ...]:
+def _library_path(base: str, ccl: str) -> tuple[str, ...]:
     """The base's own path; where that leaves it to a shell's profile, the folder of
     the oneCCL that it installs. A server is started without a profile."""
     values = _LIBRARY_PATH.findall(base)
     places = values[-1].split(":") if values else []
     literal = tuple(place for place in places if place and "$" not in place)
-    if ccl is not None and not any(place.startswith(ccl) for place in literal):
+    if ccl and not any(place.startswith(ccl) for place in literal):
         return (f"{ccl}/lib", *literal)
     return literal
 
@@ -252,9 +225,9 @@ def _substituted(text: str, arguments: dict[str, str]) -> str:
     return re.sub(r"\$\{(\w+)\}", lambda name: arguments.get(name[1], name[0]), text)
 
 
-def _first(pattern: re.Pattern[str], text: str) -> str | None:
+def _first(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.search(text)
-    return match[1] if match else None
+    return match[1] if match else ""
 
 
 def _file_name(url: str) -> str:

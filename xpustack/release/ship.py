@@ -22,21 +22,17 @@ from xpustack.core.cache import Cache, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError, concerning
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
+from xpustack.core.templates import rendered
 from xpustack.release import inputs
 from xpustack.release.built import WheelBuild
 from xpustack.release.constraints import (
     base_file,
     base_runtime,
-    build_arguments,
-    constraints,
-    official_arguments,
     pinned_distributions,
-    pins_with_hashes,
     with_hashes,
 )
 from xpustack.release.provenance import provenance
 from xpustack.release.resource import PinnedDistribution, sha256_of
-from xpustack.release.runtime import requirements_text
 from xpustack.release.sbom import sbom
 from xpustack.series.apply import trees
 from xpustack.series.patch import load_series
@@ -67,19 +63,11 @@ COMPANION_FILES = (
 
 def files(build: WheelBuild) -> dict[str, bytes]:
     """Every file of the release, by name, the wheel first."""
-    texts = {
-        CONSTRAINTS: constraints(
-            build.release, build.version, build.pins, build.runtime
-        ),
-        PINS: pins_with_hashes(build.pins),
-        RUNTIME: requirements_text(build.runtime),
-        ARGUMENTS: build_arguments(build.name, build.pins, build.runtime),
-        HEALTH: HEALTH_SOURCE.read_text(encoding="utf-8"),
-        SBOM: sbom(build),
-    }
-    official = official_arguments(build.name, build.runtime)
-    if official is not None:
-        texts[OFFICIAL_ARGUMENTS] = official
+    names = [CONSTRAINTS, PINS, RUNTIME, ARGUMENTS]
+    if build.runtime.official:
+        names.append(OFFICIAL_ARGUMENTS)
+    texts = {name: rendered("xpustack.release", name, vars(build)) for name in names}
+    texts |= {HEALTH: HEALTH_SOURCE.read_text("utf-8"), SBOM: sbom(build)}
     companions = {name: text.encode() for name, text in texts.items()}
     subjects = {build.name: build.digest} | {
         name: sha256_of(data) for name, data in sorted(companions.items())

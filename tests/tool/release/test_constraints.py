@@ -16,6 +16,7 @@ from tiny_stack import XPU_TXT
 from xpustack.base.index import PipConfiguration
 from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
 from xpustack.base.releases import Pin, Release
+from xpustack.core.templates import rendered
 from xpustack.release import constraints
 from xpustack.release.resource import PinnedDistribution
 from xpustack.release.ship import PINS, ship, with_written_hashes
@@ -36,6 +37,10 @@ def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any") -> s
         )
         archive.writestr(f"{info}/RECORD", "")
     return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def hashes_of(pins: list[PinnedDistribution]) -> str:
+    return rendered("xpustack.release", PINS, {"pins": pins})
 
 
 def page(links: Path) -> None:
@@ -115,7 +120,7 @@ def test_what_is_written_installs_by_hash_and_nothing_else(
         PinnedDistribution("torch", "2.11.0+xpu", "x"),
         PinnedDistribution("absent", "1", "x"),
     ]
-    text = constraints.pins_with_hashes(constraints.with_hashes(pins, index()))
+    text = hashes_of(constraints.with_hashes(pins, index()))
     (tmp_path / "pins.txt").write_text(text)
 
     def install(name: str) -> subprocess.CompletedProcess[str]:
@@ -152,7 +157,7 @@ def test_hashes_are_read_back_as_they_were_written():
         PinnedDistribution("torch", "2+xpu", "x", ("a" * 64, "b" * 64)),
         PinnedDistribution("triton", "3", "x"),
     ]
-    text = constraints.pins_with_hashes(pins)
+    text = hashes_of(pins)
     bare = [replace(pin, hashes=()) for pin in pins]
     assert with_written_hashes(bare, text) == pins
     assert with_written_hashes(bare, "") == bare
