@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack defects`: what the tests observe of upstream's defects."""
 
-from typing import Any
-
 from xpustack.pages import defects as page
 from xpustack.terminal.console import (
     Offline,
@@ -23,10 +21,10 @@ def defects(*, write: bool = False, offline: Offline = False, answer: Reply) -> 
     with working(offline) as (project, cache):
         observed = page.observations(project, cache)
         if write:
-            page.write(project, page.kept(project, observed))
-    rows: list[dict[str, Any]] = [
+            page.write(project, observed)
+    rows = [
         {
-            "defect": row.defect.id,
+            "defect": row.id,
             "release": row.release,
             "before": row.before,
             "after": row.after,

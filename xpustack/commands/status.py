@@ -5,6 +5,7 @@ from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.pages import status as page
 from xpustack.pages.overview import overview
+from xpustack.pages.record import write_files
 from xpustack.terminal.console import Reply, using_cache
 
 
@@ -22,13 +23,13 @@ def status(*, write_readme: bool = False, answer: Reply) -> None:
         project = Project.find()
         pinned = releases.load(project)
         if write_readme:
-            page.write_pages(project, pinned, overview(project, pinned))
+            write_files(page.pages(project, pinned, overview(project, pinned)))
         else:
             statuses = page.checked_statuses(project, cache, pinned)
             answer.data = statuses
             rows = []
             for slug, row in page.matrix(statuses, pinned.names):
-                cells = (page.long_cell(step) if step else "-" for step in row)
+                cells = (page.cell(step) if step else "-" for step in row)
                 rows.append(
                     {"step": slug, **dict(zip(pinned.names, cells, strict=True))}
                 )

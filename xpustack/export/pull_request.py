@@ -95,7 +95,7 @@ class PullRequest:
 
     @property
     def stands_shortly(self) -> str:
-        """The same with the number of steps that come first, in place of their names."""
+        """The same with the number of steps that come first, not their names."""
         count = len({*self.needs, *self.notes.after})
         if not count or self.standing.state != "stands":
             return self.stands
@@ -133,7 +133,7 @@ class PullRequest:
 
     @property
     def figures(self) -> list[tuple[str, str, str]]:
-        """Of each test function that failed before, its first case: before and after."""
+        """Of each test function that failed before, its first case."""
         cases: dict[str, list[Figure]] = {}
         for standing in self.commits:
             for figure in standing.test.figures if standing.test else ():
