@@ -1,14 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markdown that programs write: tables, and the generated section of a page.
+"""Texts that programs write: of a template, and Markdown's tables and the generated
+section of a page.
 
 tabulate writes such tables too, but does not escape a `|` in a cell: not worth a
 dependency.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from xpustack.core.errors import UsageError
+
+
+def rendered(package: str, name: str, values: Mapping[str, object]) -> str:
+    """The text of the template `name.jinja` beside a package's code, with one line feed
+    at its end. A line that holds a statement alone leaves none."""
+    # Most commands write no text, so they need not import the library.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    environment = Environment(
+        loader=PackageLoader(package, "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
+    text = environment.get_template(f"{name}.jinja").render(values)
+    return text.rstrip("\n") + "\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -24,8 +24,7 @@ from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.repository import HEADS
 from xpustack.core.rows import csv_text, read_rows
-from xpustack.export.pull_request import PullRequest, requests_rows
-from xpustack.export.texts import TEXTS
+from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
 from xpustack.export.upstream_trees import Person
 from xpustack.series.tree import BaseTree, Step
 from xpustack.series.worktree import BASE

@@ -14,6 +14,8 @@ from xpustack.export.standing import Standing
 from xpustack.series.tree import Step
 from xpustack.steptest.verdict import Figure
 
+TEXTS = "pull-requests"
+"""The folder of the descriptions."""
 _TITLE = re.compile(r"(?:\[[^\[\]]+\])+ \S")
 _SENTENCE = re.compile(r"(?<=[a-z)'`%][.]) (?=[A-Z]|vLLM)")
 _PLATFORM = re.compile(r"\[(CPU|CUDA|ROCm|XPU)\]")

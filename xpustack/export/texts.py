@@ -9,13 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xpustack.core.markdown import rendered
 from xpustack.core.rows import csv_text
-from xpustack.core.templates import rendered
-from xpustack.export.pull_request import PullRequest, requests_rows
+from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
 from xpustack.export.upstream_form import TEST_HOME
 
-TEXTS = "pull-requests"
-"""The folder of the descriptions."""
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 RFC = 500
 """Above so many changed lines outside kernels and tests upstream asks for an RFC."""

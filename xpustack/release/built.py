@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from xpustack.base.releases import Release
 from xpustack.builds import wheel
-from xpustack.release.resource import PinnedDistribution, Resource, sha256_of
+from xpustack.release.resource import Resource, sha256_of
 from xpustack.release.runtime import Runtime
 from xpustack.series.tree import Step, Tree
 
@@ -17,7 +17,6 @@ class WheelBuild:
 
     Attributes:
         data: the wheel's canonical archive.
-        pins: torch, Triton and the kernels, without hashes until these are asked for.
         tool: the sha256 of each module of the tool that takes part.
         machine: the version of each program that does.
     """
@@ -30,7 +29,6 @@ class WheelBuild:
     tip: Tree
     steps: tuple[Step, ...]
     parts: tuple[Resource, ...]
-    pins: tuple[PinnedDistribution, ...]
     runtime: Runtime
     tool: Mapping[str, str]
     machine: Mapping[str, str]

@@ -93,7 +93,7 @@ def provenance(
         [
             *build.parts,
             Resource("tree", digest=tree),
-            *resources(build.runtime, build.pins),
+            *resources(build.runtime),
         ],
     )
     builder = _Builder(BUILDER, _files(build.tool))

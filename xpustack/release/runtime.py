@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime that a wheel needs, as the base's own XPU Dockerfile installs it.
+"""The runtime that a wheel needs: torch, Triton and vllm-xpu-kernels in exact versions,
+and what the base's own XPU Dockerfile installs.
 
 That file is the only place where a release says which oneCCL, SYCL runtime, compiler
-runtime, OpenMP and PTI belong to its torch. A build reads it; this repository repeats
-none of its versions and addresses.
+runtime, OpenMP and PTI belong to its torch. A build reads it and the base's
+requirements; this repository repeats none of their versions and addresses. Hashes are
+those that an index announces.
 """
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 
-from xpustack.base.dockerfile import DOCKERFILE, Stage, stages
+from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, Stage, stages
+from xpustack.base.index import Index
 from xpustack.base.releases import Release
-from xpustack.core.errors import SourceError
+from xpustack.base.store import Store
+from xpustack.core.errors import EnvironmentProblem, SourceError
+from xpustack.core.repository import NoSuchPath
 from xpustack.release.resource import PinnedDistribution, Resource
+from xpustack.series.tree import BaseTree
 
 BASE_STAGE = "vllm-base"
 SERVER_STAGE = "vllm-openai"
@@ -25,6 +36,8 @@ VIRTUAL_ENVIRONMENT = "/opt/venv"
 PUBLISHING = ".buildkite/scripts/publish-release-images.sh"
 """The base's script that publishes its images; it has the official image's name."""
 
+_LOCAL = "+xpu"
+"""torch's XPU build, as the XPU index calls it."""
 _PINNED_ELSEWHERE = ("torch", "triton", "triton-xpu", "vllm-xpu-kernels")
 _TARGET = {
     "platform_system": "Linux",
@@ -77,6 +90,7 @@ class Runtime:
     """What the base's own files say about the runtime.
 
     Attributes:
+        pins: torch, Triton and the kernels, without hashes until these are asked for.
         image: the image that its Dockerfile starts from.
         python: the Python of its image, such as `3.12`.
         drivers: the addresses of the user-mode driver's packages.
@@ -92,6 +106,7 @@ class Runtime:
         file: the Dockerfile.
     """
 
+    pins: tuple[PinnedDistribution, ...]
     image: str
     python: str
     drivers: tuple[str, ...]
@@ -131,6 +146,7 @@ def runtime(
     ccl = _first(_CCL_LINK, text)
     official = _first(_OFFICIAL, publishing)
     return Runtime(
+        pins=tuple(_pins(release, requirements)),
         image=base.image,
         python=arguments.get("PYTHON_VERSION", ""),
         drivers=tuple(dict.fromkeys(_DRIVER.findall(text))),
@@ -151,7 +167,51 @@ def runtime(
     )
 
 
-def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Resource]:
+def base_runtime(store: Store, base: BaseTree) -> Runtime:
+    """The runtime that the base's own files describe.
+
+    Raises:
+        SourceError: the base lacks its XPU requirements or Dockerfile, or they lack
+            what every base has.
+    """
+    try:
+        publishing = store.git.file(base.tree_id, PUBLISHING).decode()
+    except NoSuchPath:
+        publishing = ""
+    return runtime(
+        _base_file(store, base, REQUIREMENTS),
+        _base_file(store, base, DOCKERFILE),
+        publishing,
+        base.release,
+    )
+
+
+def with_hashes(
+    pins: Iterable[PinnedDistribution], index: Index
+) -> list[PinnedDistribution]:
+    """The same distributions with the hashes that pip's indexes announce.
+
+    Raises:
+        EnvironmentProblem: an index cannot be reached.
+    """
+    hashed_pins = []
+    for pin in pins:
+        try:
+            packages = index.packages(pin.requirement)
+        except EnvironmentProblem as error:
+            error.hint = f"{error.hint}, or the same command with --offline"
+            raise
+        hashes = {
+            value
+            for package in packages
+            if _fits(package.link.filename, pin.version)
+            for value in (package.link.hash_option or {}).get("sha256", [])
+        }
+        hashed_pins.append(replace(pin, hashes=tuple(sorted(hashes))))
+    return hashed_pins
+
+
+def resources(runtime: Runtime) -> list[Resource]:
     """Each part of the runtime by name and address. It takes no part in the build, and
     no digest of it is known."""
     parts = [("image", f"pkg:docker/{_docker(runtime.image)}")]
@@ -169,9 +229,36 @@ def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Reso
     ]
     parts += [
         (pin.name, f"pkg:pypi/{canonicalize_name(pin.name)}@{pin.version}")
-        for pin in (*pins, *runtime.packages)
+        for pin in (*runtime.pins, *runtime.packages)
     ]
     return [Resource(name, uri, annotations={"kind": RUNTIME}) for name, uri in parts]
+
+
+def _base_file(store: Store, base: BaseTree, path: str) -> str:
+    try:
+        return store.git.file(base.tree_id, path).decode()
+    except NoSuchPath as error:
+        name = base.release.name
+        raise SourceError(
+            f"the base has no {path}",
+            release=name,
+            detail=error.stderr,
+            hint=f"xpustack apply {name} --upto base --to DIR, and look for it there",
+        ) from None
+
+
+def _pins(release: Release, requirements: str) -> Iterator[PinnedDistribution]:
+    """torch, Triton and vllm-xpu-kernels of a release, without hashes.
+
+    torch is always the XPU build, which the XPU index calls `<version>+xpu`. Some
+    bases say only `<version>`, which any build satisfies.
+    """
+    torch, triton, kernels = release.torch, release.triton, release.xpu_kernels
+    local = "" if "+" in torch.version else _LOCAL
+    yield PinnedDistribution("torch", torch.version + local, torch.file)
+    yield PinnedDistribution(triton.name or "triton", triton.version, triton.file)
+    url = _direct_url(requirements, "vllm-xpu-kernels")
+    yield PinnedDistribution("vllm-xpu-kernels", kernels.version, kernels.file, url=url)
 
 
 def _packages(server: str) -> Iterator[PinnedDistribution]:
@@ -237,3 +324,28 @@ def _file_name(url: str) -> str:
 def _docker(image: str) -> str:
     name, _, tag = image.rpartition(":")
     return f"{name}@{tag}" if name else f"{tag}@latest"
+
+
+def _direct_url(requirements: str, name: str) -> str | None:
+    for line in requirements.splitlines():
+        try:
+            requirement = Requirement(line.partition(" #")[0].strip())
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(requirement.name) == name:
+            return requirement.url
+    return None
+
+
+def _fits(filename: str, version: str) -> bool:
+    """Whether a file is a wheel of exactly this version for Linux on x86-64. A version
+    without a local part does not match one that has it."""
+    try:
+        _, actual, _, tags = parse_wheel_filename(filename)
+    except InvalidWheelFilename:
+        return False
+    return actual == Version(version) and any(
+        tag.platform == "any"
+        or ("linux" in tag.platform and tag.platform.endswith("x86_64"))
+        for tag in tags
+    )

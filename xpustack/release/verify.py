@@ -33,6 +33,7 @@ from xpustack.release.ship import (
     build_release_wheel,
     files,
     with_announced_hashes,
+    with_pins,
     with_written_hashes,
 )
 
@@ -226,7 +227,7 @@ def _as_recorded(
     notes.append(f"--offline: the hashes in {PINS} are taken as they are")
     pins = path.parent / PINS
     text = pins.read_text("utf-8", "replace") if pins.is_file() else ""
-    return replace(rebuild, pins=tuple(with_written_hashes(rebuild.pins, text)))
+    return with_pins(rebuild, with_written_hashes(rebuild.runtime.pins, text))
 
 
 def _files(path: Path, made: Mapping[str, bytes]) -> Iterator[Difference]:

@@ -2,7 +2,6 @@
 """The runtime that a base names: image, driver, oneCCL, compiler runtime, libraries."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,10 +15,9 @@ from xpustack.base.pin import REQUIREMENTS
 from xpustack.base.releases import Release, load
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError
+from xpustack.core.markdown import rendered
 from xpustack.core.project import Project
-from xpustack.core.templates import rendered
-from xpustack.release import constraints, runtime
-from xpustack.release.resource import PinnedDistribution
+from xpustack.release import runtime
 from xpustack.release.runtime import PUBLISHING as PUBLISHING_PATH
 from xpustack.release.runtime import OneApi, Runtime
 from xpustack.release.ship import ARGUMENTS, CONSTRAINTS, RUNTIME
@@ -41,12 +39,10 @@ ENV LD_LIBRARY_PATH="$LD_LIBRARY_PATH:/usr/local/lib/"
 """
 
 
-def text(
-    name: str, release: Release, pins: Sequence[PinnedDistribution], here: Runtime
-):
+def text(name: str, release: Release, here: Runtime) -> str:
     """The file of that name beside a wheel called `x`."""
-    values = {"release": release, "version": "x", "name": "x.whl", "pins": pins}
-    return rendered("xpustack.release", name, {**values, "runtime": here})
+    values = {"release": release, "version": "x", "name": "x.whl", "runtime": here}
+    return rendered("xpustack.release", name, values)
 
 
 def read(dockerfile: str, release: Release, publishing: str = "") -> Runtime:
@@ -90,7 +86,7 @@ def test_packages_without_a_pinned_version_are_read_too(release: Release):
     assert unpinned != ONEAPI
     here = read(unpinned, release)
     assert here.oneapi.pin == ""
-    said = text(CONSTRAINTS, release, [], here)
+    said = text(CONSTRAINTS, release, here)
     assert "intel-oneapi-mkl-devel-2025.3\n" in said
 
 
@@ -102,18 +98,17 @@ def test_a_package_for_another_machine_is_not_taken(release: Release):
 
 def test_constraints_and_provenance_carry_it(release: Release):
     here = read(ONEAPI, release)
-    pins = constraints.pinned_distributions(release, "")
-    said = text(CONSTRAINTS, release, pins, here)
+    said = text(CONSTRAINTS, release, here)
     assert "# oneCCL: https://example.org/9.1/intel-oneccl-9.1_offline.sh\n" in said
     assert "# Python 3.12\n" in said
-    resources = {part.name: part.uri for part in runtime.resources(here, pins)}
+    resources = {part.name: part.uri for part in runtime.resources(here)}
     assert resources["intel-oneccl-9.1_offline.sh"].startswith("https://example.org/")
     assert resources["torch"] == "pkg:pypi/torch@2.11.0+xpu"
     here = read(DOCKERFILE, release)
-    said = text(CONSTRAINTS, release, pins, here)
+    said = text(CONSTRAINTS, release, here)
     assert "# runtime.txt, over torch's own: oneccl==8.2\n" in said
     assert "# uninstalled: oneccl\n" in said
-    assert text(RUNTIME, release, [], here).endswith("\noneccl==8.2\n")
+    assert text(RUNTIME, release, here).endswith("\noneccl==8.2\n")
 
 
 @pytest.mark.parametrize(
@@ -178,16 +173,14 @@ def pinned_names() -> tuple[str, ...]:
 @pytest.mark.parametrize("name", pinned_names())
 def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinned]):
     release, here = runtimes[name].release, runtimes[name].runtime
-    requirements = runtimes[name].requirements
     assert "vllm-base" not in here.image
     names = " ".join(url.rpartition("/")[2] for url in here.drivers)
     assert "libze-intel-gpu1" in names and "intel-igc-core" in names
     assert "xpu-smi" not in names
     assert here.indexes
-    pins = constraints.pinned_distributions(release, requirements)
-    said = text(CONSTRAINTS, release, pins, here)
+    said = text(CONSTRAINTS, release, here)
     assert f"\ntorch=={release.torch.version.partition('+')[0]}+xpu\n" in said
-    assert pins[2].url is None or release.xpu_kernels.version in pins[2].url
+    assert here.pins[2].url is None or release.xpu_kernels.version in here.pins[2].url
     assert here.python == "3.12"
     assert here.library_path and all(part[0] == "/" for part in here.library_path)
     # oneCCL comes from exactly one place: an installer, in whose favour torch's own
@@ -208,7 +201,7 @@ def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinn
             "intel-pti",
         } <= set(listed)
         assert all(f"{key}=={value}" in said for key, value in listed.items())
-    resources = {part.name: part.uri for part in runtime.resources(here, pins)}
+    resources = {part.name: part.uri for part in runtime.resources(here)}
     for key, value in listed.items():
         assert resources[key] == f"pkg:pypi/{key}@{value}"
     for url in (*here.drivers, *([here.installer] if here.installer else [])):
@@ -217,7 +210,7 @@ def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinn
         assert resources[package].startswith(f"pkg:deb/{package}")
     assert resources["python"] == "pkg:generic/python@3.12"
     assert here.image.rpartition(":")[2] in resources["image"]
-    arguments = text(ARGUMENTS, release, pins, here)
+    arguments = text(ARGUMENTS, release, here)
     assert "$" not in arguments and " " not in arguments
 
 
@@ -260,6 +253,6 @@ def test_there_are_official_images_from_v0_26_0_on(runtimes: dict[str, Pinned]):
     assert has == names[names.index("v0.26.0") :]
     for name in has:
         assert runtimes[name].runtime.official.endswith(f":{name}")
-        parts = runtime.resources(runtimes[name].runtime, [])
+        parts = runtime.resources(runtimes[name].runtime)
         uris = [part.uri for part in parts if part.name == "official image"]
         assert [uri.endswith(f"@{name}") for uri in uris] == [True]
