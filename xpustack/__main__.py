@@ -31,7 +31,7 @@ from xpustack.commands import (
 )
 from xpustack.core.errors import UsageError, stack_error_of
 from xpustack.core.history import version
-from xpustack.terminal.console import EXIT_CODES, answering
+from xpustack.terminal.console import EXIT_CODES, answering, complain
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "For the deployer": (wheels.build, wheels.verify, plan.plan, device.device),
@@ -72,6 +72,8 @@ caches = App(name="cache", help="Show the cache, or clean it up.", group=group)
 caches.command(cache.info)
 caches.command(cache.gc)
 app.command(caches)
+# `run` prints help and version, too, so that it can refuse `--json` beside them.
+app.meta.help_flags = app.meta.version_flags = ()
 
 
 @app.meta.default
@@ -90,14 +92,23 @@ def run(
     ] = False,
 ) -> None:
     """Run the command that the words name, and print its answer."""
-    name = " ".join(app.parse_commands(words)[0])
+    name = " ".join(w for w in app.parse_commands(words)[0] if not w.startswith("-"))
     with answering(name, as_json) as answer:
         called, bound, ignored = app.parse_args(
             words, exit_on_error=False, print_error=False
         )
+        if as_json and "answer" not in ignored:
+            raise UsageError(
+                "--json goes with a command, and this prints help alone",
+                hint=" ".join(filter(None, ("xpustack", name, "--help"))),
+            )
         if directory is not None:
             if not directory.is_dir():
-                raise UsageError("-C: there is no such folder", path=directory)
+                raise UsageError(
+                    "-C: there is no such folder",
+                    path=directory,
+                    hint="xpustack -C DIR status, with the folder of a checkout",
+                )
             os.chdir(directory)
         given = {"answer": answer} if "answer" in ignored else {}
         called(*bound.args, **bound.kwargs, **given)
@@ -137,7 +148,7 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         problem = stack_error_of(error)
-        print(f"error: {problem}", file=sys.stderr)
+        complain(problem)
         sys.exit(problem.exit_code)
 
 

@@ -11,7 +11,7 @@ from xpustack.refresh.watch import watch as watch_upstream
 from xpustack.terminal.console import Offline, Reply, working
 
 
-def pin(version: str, *, answer: Reply) -> None:
+def pin(version: str, /, *, answer: Reply) -> None:
     """Find, download, hash and read a release, and add it to releases.toml.
 
     Args:

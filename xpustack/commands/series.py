@@ -23,6 +23,7 @@ from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
 def apply(
     release: ReleaseName = None,
+    /,
     *,
     all_: AllReleases = False,
     upto: str | None = None,
@@ -76,6 +77,7 @@ def _apply(
 
 def save(
     directory: Path,
+    /,
     *,
     dry_run: bool = False,
     drop: tuple[str, ...] = (),

@@ -18,6 +18,7 @@ from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
 def stamp(
     release: ReleaseName = None,
+    /,
     *,
     all_: AllReleases = False,
     keep: str | None = None,

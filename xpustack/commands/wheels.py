@@ -14,6 +14,7 @@ from xpustack.terminal.selection import AllReleases, ReleaseName, selected
 
 def build(
     release: ReleaseName = None,
+    /,
     *,
     all_: AllReleases = False,
     to: Path = Path("dist"),
@@ -45,7 +46,7 @@ def build(
         answer.say(*(f"{digest}  {name}" for name, digest in wheel.files.items()))
 
 
-def verify(wheel: Path, *, offline: Offline = False, answer: Reply) -> None:
+def verify(wheel: Path, /, *, offline: Offline = False, answer: Reply) -> None:
     """Build the wheel again and say, file by file, what differs.
 
     This compares the wheel's members and its own bytes, the files beside it, and

@@ -123,7 +123,10 @@ def _release(project: Project, path: Path) -> Release:
         name, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         raise UsageError(
-            "not the name of a wheel", path=path, detail=str(error)
+            "not the name of a wheel",
+            path=path,
+            detail=str(error),
+            hint="xpustack build RELEASE",
         ) from None
     own = _LOCAL.fullmatch(version.local or "")
     if name != "vllm" or own is None:
