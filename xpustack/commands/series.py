@@ -17,8 +17,15 @@ from xpustack.series.order import unnamed
 from xpustack.series.recorded import format_trees, read_trees, trees_file
 from xpustack.series.save import save as save_series
 from xpustack.series.tree import Series, Tree
-from xpustack.terminal.console import Offline, Reply, Work, working
-from xpustack.terminal.selection import AllReleases, ReleaseName, selected
+from xpustack.terminal.console import (
+    AllReleases,
+    Offline,
+    ReleaseName,
+    Reply,
+    Work,
+    selected,
+    working,
+)
 
 
 def apply(

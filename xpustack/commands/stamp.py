@@ -12,8 +12,7 @@ from xpustack.pages.changelog import CHANGELOG, Entry, with_entries
 from xpustack.pages.record import write_files
 from xpustack.series import revision
 from xpustack.series.patch import load_series
-from xpustack.terminal.console import Reply
-from xpustack.terminal.selection import AllReleases, ReleaseName, selected
+from xpustack.terminal.console import AllReleases, ReleaseName, Reply, selected
 
 
 def stamp(

@@ -8,8 +8,14 @@ from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, StackError
 from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.release.verify import verify as verify_wheel
-from xpustack.terminal.console import Offline, Reply, working
-from xpustack.terminal.selection import AllReleases, ReleaseName, selected
+from xpustack.terminal.console import (
+    AllReleases,
+    Offline,
+    ReleaseName,
+    Reply,
+    selected,
+    working,
+)
 
 
 def build(

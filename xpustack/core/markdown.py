@@ -6,26 +6,35 @@ tabulate writes such tables too, but does not escape a `|` in a cell: not worth 
 dependency.
 """
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xpustack.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def rendered(package: str, name: str, values: Mapping[str, object]) -> str:
     """The text of the template `name.jinja` beside a package's code, with one line feed
     at its end. A line that holds a statement alone leaves none."""
+    template = _templates(package).get_template(f"{name}.jinja")
+    return template.render(values).rstrip("\n") + "\n"
+
+
+@functools.cache
+def _templates(package: str) -> "Environment":
     # Most commands write no text, so they need not import the library.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    environment = Environment(
+    return Environment(
         loader=PackageLoader(package, "."),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
-    text = environment.get_template(f"{name}.jinja").render(values)
-    return text.rstrip("\n") + "\n"
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import parse_python
+from xpustack.core.markdown import rendered
 from xpustack.core.process import Runner, clean_environment
 from xpustack.series.overlay import KERNEL_HOME, TRITON
 from xpustack.series.tree import Step
@@ -24,35 +25,6 @@ TEST_HOME = "tests/models/deepseek_v4/xpu"
 SPDX = b"# SPDX-License-Identifier: Apache-2.0\n"
 HEADER = SPDX + (
     b"# SPDX-FileCopyrightText: Copyright contributors to the vLLM project\n"
-)
-ONLY_XPU = (
-    HEADER
-    + b'''\
-"""These tests need an XPU, but for those marked `any_platform`."""
-
-from pathlib import Path
-
-import pytest
-
-from vllm.platforms import current_platform
-
-if not current_platform.is_xpu():
-    collect_ignore = [
-        path.name
-        for path in Path(__file__).parent.glob("test_*.py")
-        if "pytest.mark.any_platform" not in path.read_text(encoding="utf-8")
-    ]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "any_platform: needs no XPU")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "any_platform" not in item.keywords and not current_platform.is_xpu():
-            item.add_marker(pytest.mark.skip(reason="needs an XPU"))
-'''
 )
 ANY_PLATFORM = b"pytest.mark.any_platform"
 _TRITON = re.compile(rb"^from \._triton import ", re.MULTILINE)
@@ -73,7 +45,8 @@ def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
             returns them.
     """
     names = {PurePosixPath(name).parts[0].removesuffix(".py") for name in closure}
-    files = {f"{TEST_HOME}/conftest.py": ONLY_XPU}
+    only_xpu = rendered("xpustack.export", "conftest.py", {})
+    files = {f"{TEST_HOME}/conftest.py": only_xpu.encode()}
     folder = PurePosixPath(TEST_HOME)
     while str(folder) != "tests":
         files[f"{folder}/__init__.py"] = HEADER

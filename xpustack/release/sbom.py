@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from xpustack import __name__ as TOOL_NAME
-from xpustack.release.built import WheelBuild
+from xpustack.release.inputs import WheelBuild
 from xpustack.release.resource import PinnedDistribution, Resource
 
 SPECIFICATION = "1.6"

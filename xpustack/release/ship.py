@@ -23,7 +23,7 @@ from xpustack.core.markdown import rendered
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release import inputs
-from xpustack.release.built import WheelBuild
+from xpustack.release.inputs import WheelBuild
 from xpustack.release.provenance import provenance
 from xpustack.release.resource import PinnedDistribution, sha256_of
 from xpustack.release.runtime import base_runtime, with_hashes

@@ -24,7 +24,7 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance
-from xpustack.release.built import WheelBuild
+from xpustack.release.inputs import WheelBuild
 from xpustack.release.provenance import Statement
 from xpustack.release.resource import sha256_of
 from xpustack.release.ship import (

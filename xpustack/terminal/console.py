@@ -24,6 +24,7 @@ from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
+from xpustack.base.releases import Release, Releases
 from xpustack.core.cache import Cache
 from xpustack.core.errors import Interrupted, StackError, UsageError, stack_error_of
 from xpustack.core.progress import Progress, silent
@@ -39,6 +40,8 @@ EXIT_CODES = (
 )
 
 Offline = Annotated[bool, Parameter(help="Use the cache alone, no network.")]
+ReleaseName = Annotated[str | None, Parameter(help="Such as v0.22.1.")]
+AllReleases = Annotated[bool, Parameter("--all", help="Every release.")]
 
 
 def plain_number(kind: type[float], tokens: Sequence[Token]) -> float:
@@ -205,3 +208,18 @@ def showing_checks() -> Iterator[Display]:
     display = Display(console)
     with display.live if console.is_terminal else contextlib.nullcontext():
         yield display
+
+
+def selected(
+    pinned: Releases, name: str | None, all_releases: bool, command: str
+) -> list[Release]:
+    """The release `name`, or all.
+
+    Raises:
+        UsageError: neither or both are asked for, or there is no such release.
+    """
+    if (name is None) is not all_releases:
+        raise UsageError(
+            "name one RELEASE, or say --all", hint=f"xpustack {command} --help"
+        )
+    return list(pinned) if name is None else [pinned[name]]
