@@ -11,7 +11,7 @@ import ast
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from xpustack.core.errors import SeriesError
@@ -30,6 +30,7 @@ ANY_PLATFORM = b"pytest.mark.any_platform"
 _TRITON = re.compile(rb"^from \._triton import ", re.MULTILINE)
 _MARKER = re.compile(rb"^@pytest\.mark\.unchanged\n", re.MULTILINE)
 _OWN_FILES = ("conftest.py",)
+_FIRST_PARTY = "lint.isort.known-first-party = ['tests', 'vllm']"
 
 
 def kernel(content: bytes) -> bytes:
@@ -65,7 +66,6 @@ def upstream_test(step: Step) -> str:
 def tidy(
     files: Mapping[str, bytes],
     configuration: bytes,
-    modules: Iterable[str],
     folder: Path,
     runner: Runner,
     *,
@@ -76,23 +76,20 @@ def tidy(
     Args:
         files: Python files by their paths in the tree.
         configuration: the base's `pyproject.toml`.
-        modules: the paths of the tree's own Python files.
         folder: an empty directory to work in.
 
     Raises:
         SeriesError: ruff refuses a file, or changes more than its imports.
     """
     (folder / "pyproject.toml").write_bytes(configuration)
-    for path in modules:
-        # ruff recognizes a first-party import by its file.
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).touch()
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     ruff = [sys.executable, "-m", "ruff"]
+    # ruff recognizes a first-party import by its file, which is not here.
+    rules = ["--select", "I,F401,D413", "--config", _FIRST_PARTY]
     for arguments in (
-        ["check", "--select", "I,F401,D413", "--fix", "--no-cache", "--", *files],
+        ["check", *rules, "--fix", "--no-cache", "--", *files],
         ["format", "--no-cache", "--", *files],
     ):
         done = runner.run(
