@@ -114,11 +114,16 @@ def run(
 
 def call(words: Sequence[str]) -> None:
     """Run a command; exit unless all is well."""
+    end = list(words).index("--") if "--" in words else len(words)
+    if "--json" in words[:end]:
+        # cyclopts takes what stands between a command and `--` for the command's own.
+        before = (word for word in words[:end] if word != "--json")
+        words = ["--json", *before, *words[end:]]
     try:
         app.meta(words, exit_on_error=False, print_error=False)
     except CycloptsError:
         # The options before the command are wrong.
-        with answering("", as_json="--json" in words):
+        with answering("", as_json="--json" in words[:end]):
             raise
 
 

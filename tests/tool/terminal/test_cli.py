@@ -20,6 +20,7 @@ from xpustack.core import process
 from xpustack.core.project import Project
 
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
+PLAN = ("plan", "v1.0", "--model", "flash", "--device", "b60")
 PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)
 
 
@@ -116,6 +117,7 @@ def test_static_and_status(call):
         (("device", "--minutes", "0"), 2, "Must be >= 1"),
         (("device", "--python", "none"), 2, "next: xpustack device --python PYTHON"),
         (("check", "-j", "1_6"), 2, '"1_6" is not a number'),
+        ((*PLAN, "--count", "1_6"), 2, '"1_6" is not a number'),
         (("cache", "gc", "--days", "1_0"), 2, '"1_0" is not a number'),
         (("check", "--release", "v1.0"), 2, "Unknown option: --release"),
         (("save",), 2, "parameter DIRECTORY requires"),
@@ -171,10 +173,15 @@ def test_help_is_no_document(call, words: tuple[str, ...]):
     assert error["next"].startswith("xpustack ") and "--help" in error["next"]
 
 
-def test_a_command_that_once_runs_prints_beside_the_document(tiny: TinyStack):
-    words = [sys.executable, "-m", "xpustack", "--json", "once", "--", "echo", "hello"]
+@pytest.mark.parametrize("words", [["--json", "once"], ["once", "--json"]])
+def test_a_command_that_once_runs_prints_beside_the_document(
+    tiny: TinyStack, words: list[str]
+):
     done = subprocess.run(
-        words, env=tiny.environment, cwd=tiny.project.root, capture_output=True
+        [sys.executable, "-m", "xpustack", *words, "--", "echo", "hello"],
+        env=tiny.environment,
+        cwd=tiny.project.root,
+        capture_output=True,
     )
     assert json.loads(done.stdout)["ok"]
     assert b"hello\n" in done.stderr
