@@ -15,23 +15,21 @@ from cyclopts import App, CycloptsError, Group, Parameter
 from xpustack.commands import (
     cache,
     check,
-    defects,
     device,
     export,
     once,
+    pages,
     pins,
     plan,
     refresh,
     series,
-    site,
     stamp,
-    status,
     upstream_tests,
     wheels,
 )
 from xpustack.core.errors import UsageError, stack_error_of
 from xpustack.core.history import version
-from xpustack.terminal.console import EXIT_CODES, answering
+from xpustack.terminal.console import EXIT_CODES, answering, complain
 
 PANELS: dict[str, tuple[Callable[..., None], ...]] = {
     "For the deployer": (wheels.build, wheels.verify, plan.plan, device.device),
@@ -44,13 +42,13 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         upstream_tests.upstream_tests,
     ),
     "For the maintainer": (
-        status.status,
+        pages.status,
         stamp.stamp,
         pins.pin,
         refresh.refresh,
         pins.watch,
-        defects.defects,
-        site.site,
+        pages.defects,
+        pages.site,
         device.ingest,
         once.once,
     ),
@@ -72,6 +70,8 @@ caches = App(name="cache", help="Show the cache, or clean it up.", group=group)
 caches.command(cache.info)
 caches.command(cache.gc)
 app.command(caches)
+# `run` prints help and version, too, so that it can refuse `--json` beside them.
+app.meta.help_flags = app.meta.version_flags = ()
 
 
 @app.meta.default
@@ -90,14 +90,23 @@ def run(
     ] = False,
 ) -> None:
     """Run the command that the words name, and print its answer."""
-    name = " ".join(app.parse_commands(words)[0])
+    name = " ".join(w for w in app.parse_commands(words)[0] if not w.startswith("-"))
     with answering(name, as_json) as answer:
         called, bound, ignored = app.parse_args(
             words, exit_on_error=False, print_error=False
         )
+        if as_json and "answer" not in ignored:
+            raise UsageError(
+                "--json goes with a command, and this prints help alone",
+                hint=" ".join(filter(None, ("xpustack", name, "--help"))),
+            )
         if directory is not None:
             if not directory.is_dir():
-                raise UsageError("-C: there is no such folder", path=directory)
+                raise UsageError(
+                    "-C: there is no such folder",
+                    path=directory,
+                    hint="xpustack -C DIR status, with the folder of a checkout",
+                )
             os.chdir(directory)
         given = {"answer": answer} if "answer" in ignored else {}
         called(*bound.args, **bound.kwargs, **given)
@@ -105,11 +114,16 @@ def run(
 
 def call(words: Sequence[str]) -> None:
     """Run a command; exit unless all is well."""
+    end = list(words).index("--") if "--" in words else len(words)
+    if "--json" in words[:end]:
+        # cyclopts takes what stands between a command and `--` for the command's own.
+        before = (word for word in words[:end] if word != "--json")
+        words = ["--json", *before, *words[end:]]
     try:
         app.meta(words, exit_on_error=False, print_error=False)
     except CycloptsError:
         # The options before the command are wrong.
-        with answering("", as_json="--json" in words):
+        with answering("", as_json="--json" in words[:end]):
             raise
 
 
@@ -137,7 +151,7 @@ def main() -> None:
         if isinstance(error, BrokenPipeError):
             sys.exit(1)
         problem = stack_error_of(error)
-        print(f"error: {problem}", file=sys.stderr)
+        complain(problem)
         sys.exit(problem.exit_code)
 
 

@@ -17,6 +17,7 @@ from xpustack.core.errors import UsageError
 
 NAME = "device-report.tar.gz"
 REPORT = "report.json"
+_REPORTS = f"ls .device/*/report/{NAME}: what xpustack device wrote"
 _COMMON = frozenset({"root", "localhost", "user", "ubuntu", "vllm", "intel", "admin"})
 """Names that identify nobody."""
 _TEXTS = {
@@ -104,7 +105,7 @@ def read(path: Path) -> Report:
         UsageError: there is no such file, or no report in it.
     """
     if not path.is_file():
-        raise UsageError("there is no such report", path=path)
+        raise UsageError("there is no such report", path=path, hint=_REPORTS)
     if path.suffix == ".json":
         return parse_report(path.read_bytes(), str(path))
     try:
@@ -113,6 +114,6 @@ def read(path: Path) -> Report:
             content = member.read() if member else b""
     except (tarfile.TarError, KeyError, OSError, EOFError) as error:
         raise UsageError(
-            f"not an archive of a device report: {error}", path=path
+            f"not an archive of a device report: {error}", path=path, hint=_REPORTS
         ) from None
     return parse_report(content, str(path))

@@ -91,8 +91,13 @@ def stored(cache: Cache, name: str) -> Pass | None:
         return None
 
 
-def run(checkout: Path, words: Sequence[str]) -> tuple[int, Pass]:
+def run(
+    checkout: Path, words: Sequence[str], output: int | None = None
+) -> tuple[int, Pass]:
     """Run the command in the checkout, on this process's terminal.
+
+    Args:
+        output: the file descriptor in place of its stdout.
 
     Returns:
         its exit status (128 and its number if a signal ended it), and what there is to
@@ -107,7 +112,10 @@ def run(checkout: Path, words: Sequence[str]) -> tuple[int, Pass]:
         summary = Path(folder, "summary")
         try:
             child = subprocess.Popen(
-                words, cwd=checkout, env={**os.environ, SUMMARY: str(summary)}
+                words,
+                cwd=checkout,
+                env={**os.environ, SUMMARY: str(summary)},
+                stdout=output,
             )
         except OSError as error:
             raise EnvironmentProblem(

@@ -2,14 +2,18 @@
 """`xpustack cache`: list what the cache holds, and clean it up."""
 
 from collections.abc import Sequence
+from typing import Annotated
 
-from cyclopts.types import NonNegativeFloat
+from cyclopts import Parameter
+from cyclopts.validators import Number
 from rich.filesize import decimal
 
 from xpustack.builds import cache_contents
 from xpustack.builds.cache_contents import Area
 from xpustack.core.cache import Cache
-from xpustack.terminal.console import Answer, Reply, showing_progress
+from xpustack.terminal.console import Answer, Reply, plain_number, showing_progress
+
+Days = Annotated[float, Parameter(converter=plain_number, validator=Number(gte=0))]
 
 
 def info(*, answer: Reply) -> None:
@@ -20,7 +24,7 @@ def info(*, answer: Reply) -> None:
     _report(answer, cache, areas)
 
 
-def gc(*, days: NonNegativeFloat = 7, answer: Reply) -> None:
+def gc(*, days: Days = 7, answer: Reply) -> None:
     """Remove what nobody used lately, and what killed runs left.
 
     Everything removed can be made or downloaded again; `--days 0` removes all. Refused

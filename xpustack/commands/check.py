@@ -4,7 +4,6 @@
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
-from cyclopts.types import PositiveInt
 
 from xpustack.base import releases
 from xpustack.checks import run as checks
@@ -15,6 +14,7 @@ from xpustack.series import static
 from xpustack.series.order import read_order, require_step
 from xpustack.series.static import Advice
 from xpustack.terminal.console import (
+    Count,
     Offline,
     Reply,
     showing_checks,
@@ -30,8 +30,9 @@ Only = Literal["build", "lint", "test"]
 def check(
     release: str | None = None,
     step: str | None = None,
+    /,
     *,
-    jobs: Annotated[PositiveInt | None, Parameter(("--jobs", "-j"))] = None,
+    jobs: Annotated[Count | None, Parameter(("--jobs", "-j"))] = None,
     only: Only | None = None,
     only_static: Annotated[bool, Parameter("--static")] = False,
     tip: bool = False,

@@ -14,9 +14,10 @@ from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
-from xpustack.terminal.console import Reply, showing_progress
+from xpustack.terminal.console import Reply, plain_number, showing_progress
 
 FOLDER = ".device"
+Minutes = Annotated[float, Parameter(converter=plain_number, validator=Number(gte=1))]
 
 
 def device(
@@ -25,7 +26,9 @@ def device(
     python: str = sys.executable,
     release: str | None = None,
     out: Path | None = None,
-    minutes: Annotated[float, Parameter(validator=Number(gte=1))] = 25,
+    minutes: Annotated[
+        float, Parameter(converter=plain_number, validator=Number(gte=1))
+    ] = 25,
     again: bool = False,
     answer: Reply,
 ) -> None:
@@ -59,7 +62,11 @@ def device(
         )
     program = shutil.which(python)
     if program is None:
-        raise UsageError("there is no such Python", path=python)
+        raise UsageError(
+            "there is no such Python",
+            path=python,
+            hint="xpustack device --python PYTHON, one that has torch for the device",
+        )
     pinned = releases.load(project)
     folder = (out or project.root / FOLDER / kind).absolute()
     with showing_progress() as progress, Runner().stop_on_error() as runner:
@@ -106,7 +113,7 @@ def device(
         answer.exit_code = CheckFailed.exit_code
 
 
-def ingest(report: Path, *, answer: Reply) -> None:
+def ingest(report: Path, /, *, answer: Reply) -> None:
     """Read a device's report into docs/devices.md, the cost model and the wheels.
 
     Args:

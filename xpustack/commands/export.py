@@ -24,6 +24,7 @@ from xpustack.terminal.console import (
 
 def export(
     release: str | None = None,
+    /,
     *steps: str,
     onto: str | None = None,
     bundle: bool = False,

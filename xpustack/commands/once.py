@@ -41,7 +41,9 @@ def once(
                 f"{checks.AGAIN}=1 runs it again",
             )
             return
-        answer.exit_code, success = checks.run(root, words)
+        # The document of --json has stdout for itself.
+        output = 2 if answer.as_json else None
+        answer.exit_code, success = checks.run(root, words, output)
         if answer.exit_code or key is None:
             return
         if checks.key(root, words, programs) == key:

@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack plan`: what a model takes on devices, before anything is downloaded."""
 
-from cyclopts.types import PositiveInt
-
 from xpustack.base import releases
-from xpustack.terminal.console import Reply, working
+from xpustack.terminal.console import Count, Reply, working
 
 
 def plan(
     release: str,
+    /,
     *,
     model: str,
     device: str,
-    count: PositiveInt,
-    context: PositiveInt = 131_072,
-    concurrency: PositiveInt = 16,
-    data_parallel_size: PositiveInt = 1,
+    count: Count,
+    context: Count = 131_072,
+    concurrency: Count = 16,
+    data_parallel_size: Count = 1,
     enable_expert_parallel: bool = False,
     answer: Reply,
 ) -> None:

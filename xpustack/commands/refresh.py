@@ -28,6 +28,7 @@ from xpustack.terminal.console import (
 
 def refresh(
     release: str | None = None,
+    /,
     *,
     source: Annotated[str | None, Parameter("--from")] = None,
     onto: str | None = None,

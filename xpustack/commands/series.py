@@ -18,12 +18,20 @@ from xpustack.series.recorded import format_trees, read_trees, trees_file
 from xpustack.series.save import save as save_series
 from xpustack.series.tree import Series, Tree
 from xpustack.series.worktree import apply_to
-from xpustack.terminal.console import Offline, Reply, Work, working
-from xpustack.terminal.selection import AllReleases, ReleaseName, selected
+from xpustack.terminal.console import (
+    AllReleases,
+    Offline,
+    ReleaseName,
+    Reply,
+    Work,
+    selected,
+    working,
+)
 
 
 def apply(
     release: ReleaseName = None,
+    /,
     *,
     all_: AllReleases = False,
     upto: str | None = None,
@@ -78,6 +86,7 @@ def _applied(
 
 def save(
     directory: Path,
+    /,
     *,
     dry_run: bool = False,
     drop: tuple[str, ...] = (),

@@ -5,19 +5,19 @@ import re
 
 from xpustack.base import releases
 from xpustack.base.releases import Release
-from xpustack.core.cache import atomic_file
 from xpustack.core.errors import UsageError
 from xpustack.core.files import link_in, linked
 from xpustack.core.project import Project
 from xpustack.pages.changelog import CHANGELOG, Entry, with_entries
+from xpustack.pages.record import write_files
 from xpustack.series import revision
 from xpustack.series.patch import load_series
-from xpustack.terminal.console import Reply
-from xpustack.terminal.selection import AllReleases, ReleaseName, selected
+from xpustack.terminal.console import AllReleases, ReleaseName, Reply, selected
 
 
 def stamp(
     release: ReleaseName = None,
+    /,
     *,
     all_: AllReleases = False,
     keep: str | None = None,
@@ -73,9 +73,7 @@ def stamp(
         if link_in(path, project.root):
             raise linked(path)
     # The record comes last: until it is there, the check still complains.
-    for path, written in texts.items():
-        with atomic_file(path) as file:
-            file.write(written.encode())
+    write_files(texts)
     answer.data = rows
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import PositiveInt
 
 from xpustack.base import releases
 from xpustack.base.store import Store
@@ -21,6 +20,7 @@ from xpustack.series.tree import BaseTree, StepTree
 from xpustack.steptest import upstream
 from xpustack.steptest.material import Support
 from xpustack.terminal.console import (
+    Count,
     Offline,
     Reply,
     working,
@@ -33,6 +33,7 @@ _KEY = ("release", "step", "platform", "file")
 def upstream_tests(
     release: str,
     step: str | None = None,
+    /,
     *,
     device: upstream.Device = upstream.Device.EMULATED,
     to: Path | None = None,
@@ -40,7 +41,7 @@ def upstream_tests(
     prepare: bool = False,
     read: bool = False,
     write: bool = False,
-    jobs: Annotated[PositiveInt, Parameter(("--jobs", "-j"))] = 1,
+    jobs: Annotated[Count, Parameter(("--jobs", "-j"))] = 1,
     offline: Offline = False,
     answer: Reply,
 ) -> None:
@@ -63,7 +64,11 @@ def upstream_tests(
         jobs: Files at a time.
     """
     if (prepare or read) and to is None:
-        raise UsageError("--prepare and --read need a folder", hint="--to DIR")
+        word = "--prepare" if prepare else "--read"
+        raise UsageError(
+            "--prepare and --read need a folder",
+            hint=f"xpustack upstream-tests {release} {word} --to DIR",
+        )
     with working(offline) as (project, cache):
         store, runner = Store(cache), Runner()
         pinned = releases.load(project)[release]

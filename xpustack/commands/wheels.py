@@ -8,12 +8,19 @@ from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, StackError
 from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.release.verify import verify as verify_wheel
-from xpustack.terminal.console import Offline, Reply, working
-from xpustack.terminal.selection import AllReleases, ReleaseName, selected
+from xpustack.terminal.console import (
+    AllReleases,
+    Offline,
+    ReleaseName,
+    Reply,
+    selected,
+    working,
+)
 
 
 def build(
     release: ReleaseName = None,
+    /,
     *,
     all_: AllReleases = False,
     to: Path = Path("dist"),
@@ -45,7 +52,7 @@ def build(
         answer.say(*(f"{digest}  {name}" for name, digest in wheel.files.items()))
 
 
-def verify(wheel: Path, *, offline: Offline = False, answer: Reply) -> None:
+def verify(wheel: Path, /, *, offline: Offline = False, answer: Reply) -> None:
     """Build the wheel again and say, file by file, what differs.
 
     This compares the wheel's members and its own bytes, the files beside it, and

@@ -113,11 +113,11 @@ class Checkout(Repository):
         ranges = ("..".join(series) for series in (old, new))
         return self.run("range-diff", "--no-color", *ranges)
 
-    def format_patches(self, base: str, directory: Path) -> None:
-        """Write each commit since `base` as a mail for `git am` into `directory`. The
-        file names sort in the order of the commits."""
+    def format_patches(self, base: str, tip: str, directory: Path) -> None:
+        """Write each commit from `base` to `tip` as a mail for `git am` into
+        `directory`. The file names sort in the order of the commits."""
         target = ("--output-directory", str(directory))
-        self.run("format-patch", *_MAIL_OPTIONS, *target, f"{base}..HEAD")
+        self.run("format-patch", *_MAIL_OPTIONS, *target, f"{base}..{tip}")
 
 
 def check_out(cache: Cache, tree: str, directory: Path) -> None:

@@ -1,14 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markdown that programs write: tables, and the generated section of a page.
+"""Texts that programs write: of a template, and Markdown's tables and the generated
+section of a page.
 
 tabulate writes such tables too, but does not escape a `|` in a cell: not worth a
 dependency.
 """
 
-from collections.abc import Iterable, Sequence
+import functools
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from xpustack.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def rendered(package: str, name: str, values: Mapping[str, object]) -> str:
+    """The text of the template `name.jinja` beside a package's code, with one line feed
+    at its end. A line that holds a statement alone leaves none."""
+    template = _templates(package).get_template(f"{name}.jinja")
+    return template.render(values).rstrip("\n") + "\n"
+
+
+@functools.cache
+def _templates(package: str) -> "Environment":
+    # Most commands write no text, so they need not import the library.
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    return Environment(
+        loader=PackageLoader(package, "."),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        undefined=StrictUndefined,
+    )
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:

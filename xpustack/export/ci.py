@@ -9,6 +9,7 @@ earlier request brought the job, it names more.
 import re
 from collections.abc import Iterable, Mapping
 
+from xpustack.core.markdown import rendered
 from xpustack.export.upstream_form import TEST_HOME
 from xpustack.series.tree import KERNEL_HOME
 
@@ -18,19 +19,6 @@ CI_FILES = (XPU_JOBS, CPU_JOBS)
 _BLOCK = re.compile(r"^- label:.*?(?=^- label:|\Z)", re.MULTILINE | re.DOTALL)
 _SOURCES = re.compile(r"(?m)(^  source_file_dependencies:\n)((?:^ +- .*\n)+)")
 _KEYS = {XPU_JOBS: "deepseek-v4-xpu", CPU_JOBS: "cpu-deepseek-v4"}
-_CPU_JOB = f"""\
-- label: CPU-DeepSeek-V4 Tests
-  key: {_KEYS[CPU_JOBS]}
-  depends_on: []
-  device: intel_cpu
-  no_plugin: true
-  source_file_dependencies:
-  - {TEST_HOME}
-  commands:
-    - |
-      bash .buildkite/scripts/hardware_ci/run-cpu-test.sh 20m "
-      pytest -x -v -s -m any_platform {TEST_HOME}"
-"""
 
 
 def ci_files(
@@ -76,8 +64,11 @@ def with_job(path: str, text: str, sources: Iterable[str]) -> str | None:
 def _new_job(path: str, blocks: list[str]) -> str | None:
     """A job like the file's others. On an XPU it is a copy of the first, which says how
     the machine is asked for; None if that is not the job of all releases so far."""
-    if not blocks or path == CPU_JOBS:
-        return _CPU_JOB if blocks else None
+    if not blocks:
+        return None
+    if path == CPU_JOBS:
+        values = {"key": _KEYS[path], "test_home": TEST_HOME}
+        return rendered("xpustack.export", "cpu_job.yaml", values)
     block, labels = re.subn(r"vLLM IR Tests", "DeepSeek-V4", blocks[0])
     block = re.sub(r"(?m)^(  key: ).*", rf"\1{_KEYS[path]}", block)
     tests = TEST_HOME.removeprefix("tests/")

@@ -23,14 +23,9 @@ from xpustack.export.folder import ExportState, Place, previous_export, write_ex
 from xpustack.export.labels import RULES, labels
 from xpustack.export.notes import Notes, read_notes
 from xpustack.export.preconditions import require_checked, require_clean, test_commits
-from xpustack.export.pull_request import (
-    TEMPLATE,
-    PullRequest,
-    Template,
-    title_problem,
-)
+from xpustack.export.pull_request import PullRequest, title_problem
 from xpustack.export.search import Standings
-from xpustack.export.texts import texts
+from xpustack.export.texts import TEMPLATE, Template, texts
 from xpustack.export.upstream_form import is_kernel
 from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
@@ -143,9 +138,8 @@ def export(
         request.branch: branches[request.slug].tip.commit for request in standing
     }
     place = Place(store, base, parent, clone, bundle)
-    said = partial(
-        texts, _template(store, base), requests, base.release.name, str(person)
-    )
+    template = Template.read(_text(store, base, TEMPLATE))
+    said = partial(texts, template, requests, base.release.name, str(person))
     if previous and previous.same(parent, commits, said(previous.number)):
         return ExportResult(directory, previous, requests, changed=False)
     if clone is not None and not bundle:
@@ -240,41 +234,23 @@ def _exported(
     tests: Mapping[str, Result],
 ) -> PullRequest:
     """A request with what its branch shows."""
+    changed = sorted({path for tree in branch.steps for path in tree.changed})
+    own = branch.steps[-len(request.commits) :]
+    kernels = [path for tree in own for path in tree.added if is_kernel(path)]
+    entries = store.git.files(branch.tip.tree_id, kernels)
+    brought = store.git.blobs(entry.blob for entry in entries.values())
     return replace(
         request,
         lint=hooks.get(request.slug, ""),
         alone=tests.get(request.slug),
-        labels=_labels(store, request, branch),
-        kernels=_kernel_lines(store, request, branch),
+        labels=labels(_text(store, branch.base, RULES), request.title, changed),
+        kernels=sum(text.count(b"\n") for text in brought.values()),
     )
 
 
-def _kernel_lines(store: Store, request: PullRequest, branch: Series) -> int:
-    """How many lines of kernels the request's own commits add."""
-    own = branch.steps[-len(request.commits) :]
-    blobs = (
-        entry.blob
-        for tree in own
-        for entry in store.git.files(
-            tree.tree_id, filter(is_kernel, tree.added)
-        ).values()
-    )
-    return sum(text.count(b"\n") for text in store.git.blobs(blobs).values())
-
-
-def _template(store: Store, base: BaseTree) -> Template:
-    """The base's own template of a description; without one, the default's."""
+def _text(store: Store, base: BaseTree, path: str) -> str:
+    """A file of the base; empty where it has none."""
     try:
-        text = store.git.file(base.tree_id, TEMPLATE)
+        return store.git.file(base.tree_id, path).decode("utf-8", "replace")
     except NoSuchPath:
-        text = b""
-    return Template.read(text.decode("utf-8", "replace"))
-
-
-def _labels(store: Store, request: PullRequest, branch: Series) -> tuple[str, ...]:
-    try:
-        rules = store.git.file(branch.base.tree_id, RULES).decode("utf-8", "replace")
-    except NoSuchPath:
-        return ()
-    paths = sorted({path for tree in branch.steps for path in tree.changed})
-    return labels(rules, request.title, paths)
+        return ""

@@ -137,7 +137,10 @@ def write_export(
             git = Checkout(place.clone.view.directory, work_tree=temporary)
         if previous is not None:
             _range_diff(git, place, directory, temporary, previous, branches)
-        _mails(git, place, temporary / MAILS, branches)
+        for branch, commit in branches.items():
+            mails = temporary / MAILS / branch.rpartition("/")[2]
+            mails.mkdir(parents=True)
+            git.format_patches(place.parent, commit, mails)
         for file, text in texts(number).items():
             (temporary / file).parent.mkdir(exist_ok=True)
             (temporary / file).write_text(text, encoding="utf-8")
@@ -241,21 +244,6 @@ def _range_diff(
         ends = (previous.base, str(before)), (place.parent, commit)
         text += f"{branch}\n".encode() + git.range_diff(*ends)
     (temporary / RANGE_DIFF).write_bytes(text)
-
-
-def _mails(
-    git: Checkout, place: Place, directory: Path, branches: Mapping[str, str]
-) -> None:
-    """Write the commits of each branch as mails into a folder of its own."""
-    head = git.head()
-    for branch, commit in branches.items():
-        folder = directory / branch.rpartition("/")[2]
-        folder.mkdir(parents=True)
-        git.set_ref(HEADS + branch, commit)
-        git.set_head(HEADS + branch)
-        git.format_patches(place.parent, folder)
-    if head is not None:
-        git.set_head(head)
 
 
 def _hashes(directory: Path) -> Iterator[tuple[str, str]]:

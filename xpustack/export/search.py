@@ -6,12 +6,11 @@ module that the earlier one adds, or if its own test is not red before and green
 without it. The smallest such set is looked for, and the step is tested on it.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
 from xpustack.checks.checker import Checker
-from xpustack.export.fewest import fewest
 from xpustack.export.standing import Standing
 from xpustack.export.upstream_form import is_kernel
 from xpustack.refresh.carry import CarriedStep, Carrier
@@ -20,6 +19,7 @@ from xpustack.series.result import Result
 from xpustack.series.tree import BaseTree, Series, StepTree, Tree
 from xpustack.steptest.material import material_of
 
+Slugs = tuple[str, ...]
 NO_TIP = -1
 """The number of steps of a tip: no branch is one."""
 _NEAR = 8
@@ -40,11 +40,11 @@ class Standings:
     source: Series
     base: BaseTree
     _found: dict[str, Standing] = field(default_factory=dict)
-    _stacks: dict[tuple[str, ...], "Tree | CarriedStep"] = field(default_factory=dict)
+    _stacks: dict[Slugs, "Tree | CarriedStep"] = field(default_factory=dict)
     _varied: set[str] = field(default_factory=set)
     _tests: dict[str, Result] = field(default_factory=dict)
 
-    def take(self, slug: str, needs: tuple[str, ...]) -> None:
+    def take(self, slug: str, needs: Slugs) -> None:
         """Take a step as standing on some earlier ones, where it was tested before."""
         self._found[slug] = Standing(self._steps[slug], "stands", needs)
 
@@ -73,7 +73,7 @@ class Standings:
     def _steps(self) -> dict[str, StepTree]:
         return {tree.slug: tree for tree in self.source.steps}
 
-    def _find(self, step: StepTree, along: tuple[str, ...]) -> Standing:
+    def _find(self, step: StepTree, along: Slugs) -> Standing:
         self.checker.cache.progress(f"looking where {step.slug} can stand")
         named = [*along, *self._named(step)]
         missing = [
@@ -104,9 +104,7 @@ class Standings:
         needs = fewest(named, needs, self._closure, merges)
         return self._tested(step, named, needs)
 
-    def _tested(
-        self, step: StepTree, named: Sequence[str], needs: tuple[str, ...]
-    ) -> Standing:
+    def _tested(self, step: StepTree, named: Sequence[str], needs: Slugs) -> Standing:
         """The standing on the smallest set, `needs` or more, on which the step's own
         test is red before and green after."""
         first = self._test(needs, step)
@@ -128,7 +126,7 @@ class Standings:
                     return self._standing(step, fewer)
         return Standing(step, "fails", needs, evidence="; ".join(first.detail[:1]))
 
-    def _standing(self, step: StepTree, needs: tuple[str, ...]) -> Standing:
+    def _standing(self, step: StepTree, needs: Slugs) -> Standing:
         test = self._test(needs, step)
         end = self._stack(needs, step)
         assert isinstance(end, StepTree), "it was tested"
@@ -138,7 +136,7 @@ class Standings:
 
     # Sets of steps.
 
-    def _closure(self, slugs: Iterable[str]) -> tuple[str, ...]:
+    def _closure(self, slugs: Iterable[str]) -> Slugs:
         """Those of the steps that stand, and what they need themselves, in the order of
         the series."""
         wanted: set[str] = set()
@@ -276,3 +274,35 @@ def _modules(paths: Iterable[str]) -> Iterator[str]:
         module = path.startswith("vllm/") and path.endswith(".py")
         if module and not path.endswith("/__init__.py") and not is_kernel(path):
             yield path.removesuffix(".py").replace("/", ".")
+
+
+def fewest(
+    kept: Sequence[str],
+    needs: Slugs,
+    closure: Callable[[Iterable[str]], Slugs],
+    works: Callable[[Slugs], bool],
+) -> Slugs:
+    """A part of `needs` with `kept` that works, and no more without any step of it.
+
+    What a set cannot do without is not asked of again in a smaller one, nor is what it
+    needs itself. The last steps are tried first, so that none is left that needs the
+    one which is tried, and many at once.
+
+    Args:
+        needs: steps that work, in their order, with all that each needs.
+        closure: some steps with all that they need, in their order.
+    """
+    untried = [tuple(reversed(needs))]
+    while untried:
+        least = closure(kept)
+        part = [slug for slug in untried.pop() if slug in needs and slug not in least]
+        if not part:
+            continue
+        if works(fewer := closure(slug for slug in needs if slug not in part)):
+            needs = fewer
+        elif len(part) == 1:
+            kept = [*kept, *part]
+        else:
+            half = len(part) // 2
+            untried += [tuple(part[half:]), tuple(part[:half])]
+    return needs

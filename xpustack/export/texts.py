@@ -1,23 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The texts of an export, and its cover letter: the order, and what is left to do."""
+"""The texts of an export: a description of each request, the cover letter, the rows.
 
+A description has the sections that the base's own template asks for, and its
+checklist. `request.md.jinja` and `cover.md.jinja` have the words.
+"""
+
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-from xpustack.core.markdown import table
+from xpustack.core.markdown import rendered
 from xpustack.core.rows import csv_text
-from xpustack.export.pull_request import (
-    TEXTS,
-    PullRequest,
-    Template,
-    describe,
-    requests_rows,
-)
+from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
 from xpustack.export.upstream_form import TEST_HOME
 
+TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
 RFC = 500
 """Above so many changed lines outside kernels and tests upstream asks for an RFC."""
-OPEN = 6
-"""How many open requests upstream allows someone who may not write to it."""
+_COLLAPSE = 4
+"""From so many earlier commits on, a text folds their list."""
+_DEFAULT = ("Purpose", "Test Plan", "Test Result")
+_KNOWN = {*_DEFAULT, "Overview", "Claims", "Validation", "Details"}
+_AI_BOX = re.compile(r"- \[ \] (?=AI assistance was used)")
+_READY = "Ready"
+_ASK = "Ask first: an RFC is due, or something related is open or was merged"
+_WAIT = "Wait for another request"
+_UPSTREAM = "Upstream has it: drop the step"
+_OURS = "Not for upstream"
+_OPEN = "Open: resolve the conflict or the test first"
+_ORDER = (_READY, _ASK, _WAIT, _UPSTREAM, _OURS, _OPEN)
+
+
+@dataclass(frozen=True)
+class Template:
+    """What the base asks of a description: its headings and its checklist."""
+
+    headings: tuple[str, ...] = _DEFAULT
+    checklist: str = ""
+
+    @classmethod
+    def read(cls, text: str) -> "Template":
+        """From the base's own template. With unknown headings, use the three default
+        ones."""
+        headings = tuple(re.findall(r"(?m)^## (.+?)\s*$", text))
+        if not headings or not set(headings) <= _KNOWN:
+            headings = _DEFAULT
+        box = re.search(r"(?s)<details>.*?</details>", text)
+        return cls(headings, _AI_BOX.sub("- [x] ", box[0]) if box else "")
 
 
 def texts(
@@ -40,97 +69,48 @@ def texts(
     }
 
 
+def describe(request: PullRequest, template: Template, base: str) -> str:
+    """The Markdown text of one pull request; its first line is the title."""
+    values = {"request": request, "template": template, "base": base, "fold": _COLLAPSE}
+    return rendered("xpustack.export", "request.md", values)
+
+
 def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:
     """The cover letter: the pull requests, their order, and what is left to do."""
-    rows = []
-    for place, request in enumerate(requests, start=1):
-        status = request.steps[-1].trailers.upstream_status
-        note = "" if request.for_upstream else f" ({status})"
-        title = f"{request.title}{note}"
-        stands, first = request.stands, {*request.needs, *request.notes.after}
-        if first and request.standing.state == "stands":
-            count = len(first)
-            stands = f"after {count} other step{'s' * (count > 1)}"
-        kernels = f" + {request.kernels:,}" if request.kernels else ""
-        lines = f"{request.lines}{kernels}"
-        rows.append((place, title, f"`{request.branch}`", stands, lines))
-    text = [
-        f"# {base} as pull requests, export {number}",
-        "",
-        table(("#", "title", "branch", "stands", "lines"), rows),
-        "",
-        "A branch holds the commits that its step needs, and no others; its test is red"
-        " before and green after its last commit. Lines are those outside kernels and"
-        " tests, and after the plus those of new kernels; above"
-        f" {RFC} of the former upstream asks for an RFC first. Each branch also brings"
-        f" what its test needs of the package `{TEST_HOME}`, and the CI jobs that run"
-        " it, which name the files that it changes. Once a request is merged, export"
-        " the others again onto the new commit: they then add to package and jobs.",
-        "",
-        "## Order",
-        "",
-        *_order(requests),
-        "## Apply",
-        "",
-        "The mails of a branch, on a clone at the same commit:",
-        "",
-        "```sh",
-        "git am --keep-non-patch --keep-cr mails/STEP/*.patch",
-        "```",
-        "",
-        "Without `--keep-non-patch` git drops the tags from the titles; without"
-        " `--keep-cr` it refuses a change of a file that has CRLF.",
-        "",
-        "## Before sending",
-        "",
-        f"- Who may not write to upstream has at most {OPEN} open requests.",
-        f"- Every commit is signed off by {person}, who certifies its origin (DCO).",
-        "- Read every changed line; upstream refuses what no person answers for.",
-        "- Look at the open requests under Related, and search for others (the text of"
-        " each request has the command).",
-        "- Link this repository where a text says how its tests run without an XPU, and"
-        " replace the comment under `Not a duplicate` with what the searches found.",
-        "- Run the tests, and an accuracy evaluation, on an Intel GPU. Nothing here"
-        " was run on one.",
-        "- `range-diff.txt`, if it exists, says what changed since the last export.",
-    ]
-    if "+g" not in base:
-        text.insert(-1, "- Export again with `--onto CLONE`: this is on a release.")
-    return "\n".join(text) + "\n"
-
-
-def _order(requests: Sequence[PullRequest]) -> list[str]:
-    """The requests by what can be done with them now."""
-    groups: dict[str, list[str]] = {
-        "Ready": [],
-        "Ask first: an RFC is due, or something related is open or was merged": [],
-        "Wait for another request": [],
-        "Upstream has it: drop the step": [],
-        "Not for upstream": [],
-        "Open: resolve the conflict or the test first": [],
-    }
-    ready, ask, wait, has, ours, open_ = groups.values()
+    order: dict[str, list[str]] = {heading: [] for heading in _ORDER}
     for request in requests:
-        state, line = request.standing.state, f"- `{request.slug}`"
-        if state == "upstream":
-            has.append(f"{line}: {request.standing.evidence}")
-        elif state != "stands":
-            open_.append(f"{line}: {request.stands}")
-        elif not request.for_upstream:
-            ours.append(f"{line}: {request.steps[-1].trailers.upstream_status}")
-        elif request.needs or request.also:
-            beside = f"; {', '.join(request.related)}" if request.related else ""
-            wait.append(f"{line}: {_nearest(request, requests)}{beside}")
-        elif request.related or request.lines > RFC:
-            size = [f"{request.lines} lines"] if request.lines > RFC else []
-            ask.append(f"{line}: {', '.join([*request.related, *size])}")
-        else:
-            ready.append(line)
-    lines = []
-    for heading, group in groups.items():
-        if group:
-            lines += [f"### {heading}", "", *group, ""]
-    return lines
+        heading, why = _what_next(request, requests)
+        order[heading].append(f"`{request.slug}`{f': {why}' if why else ''}")
+    values = {
+        "requests": requests,
+        "order": order,
+        "base": base,
+        "number": number,
+        "person": person,
+        "rfc": RFC,
+        "test_home": TEST_HOME,
+    }
+    return rendered("xpustack.export", "cover.md", values)
+
+
+def _what_next(
+    request: PullRequest, requests: Sequence[PullRequest]
+) -> tuple[str, str]:
+    """What can be done with a request now, and why."""
+    related = ", ".join(request.related)
+    if request.standing.state == "upstream":
+        return _UPSTREAM, request.standing.evidence
+    if request.standing.state != "stands":
+        return _OPEN, request.stands
+    if not request.for_upstream:
+        return _OURS, request.upstream_status
+    if request.needs or request.also:
+        first = _nearest(request, requests)
+        return _WAIT, f"{first}; {related}" if related else first
+    if request.lines > RFC:
+        size = f"{request.lines} lines"
+        return _ASK, f"{related}, {size}" if related else size
+    return (_ASK, related) if related else (_READY, "")
 
 
 def _nearest(request: PullRequest, requests: Sequence[PullRequest]) -> str:

@@ -11,11 +11,12 @@ import ast
 import re
 import shlex
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path, PurePosixPath
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import parse_python
+from xpustack.core.markdown import rendered
 from xpustack.core.process import Runner, clean_environment
 from xpustack.series.overlay import TRITON
 from xpustack.series.tree import KERNEL_HOME, Step
@@ -25,39 +26,11 @@ SPDX = b"# SPDX-License-Identifier: Apache-2.0\n"
 HEADER = SPDX + (
     b"# SPDX-FileCopyrightText: Copyright contributors to the vLLM project\n"
 )
-ONLY_XPU = (
-    HEADER
-    + b'''\
-"""These tests need an XPU, but for those marked `any_platform`."""
-
-from pathlib import Path
-
-import pytest
-
-from vllm.platforms import current_platform
-
-if not current_platform.is_xpu():
-    collect_ignore = [
-        path.name
-        for path in Path(__file__).parent.glob("test_*.py")
-        if "pytest.mark.any_platform" not in path.read_text(encoding="utf-8")
-    ]
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "any_platform: needs no XPU")
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if "any_platform" not in item.keywords and not current_platform.is_xpu():
-            item.add_marker(pytest.mark.skip(reason="needs an XPU"))
-'''
-)
 ANY_PLATFORM = b"pytest.mark.any_platform"
 _TRITON = re.compile(rb"^from \._triton import ", re.MULTILINE)
 _MARKER = re.compile(rb"^@pytest\.mark\.unchanged\n", re.MULTILINE)
 _OWN_FILES = ("conftest.py",)
+_FIRST_PARTY = "lint.isort.known-first-party = ['tests', 'vllm']"
 
 
 def kernel(content: bytes) -> bytes:
@@ -73,7 +46,8 @@ def package(closure: Mapping[str, Path]) -> dict[str, bytes]:
             returns them.
     """
     names = {PurePosixPath(name).parts[0].removesuffix(".py") for name in closure}
-    files = {f"{TEST_HOME}/conftest.py": ONLY_XPU}
+    only_xpu = rendered("xpustack.export", "conftest.py", {})
+    files = {f"{TEST_HOME}/conftest.py": only_xpu.encode()}
     folder = PurePosixPath(TEST_HOME)
     while str(folder) != "tests":
         files[f"{folder}/__init__.py"] = HEADER
@@ -92,7 +66,6 @@ def upstream_test(step: Step) -> str:
 def tidy(
     files: Mapping[str, bytes],
     configuration: bytes,
-    modules: Iterable[str],
     folder: Path,
     runner: Runner,
     *,
@@ -103,23 +76,20 @@ def tidy(
     Args:
         files: Python files by their paths in the tree.
         configuration: the base's `pyproject.toml`.
-        modules: the paths of the tree's own Python files.
         folder: an empty directory to work in.
 
     Raises:
         SeriesError: ruff refuses a file, or changes more than its imports.
     """
     (folder / "pyproject.toml").write_bytes(configuration)
-    for path in modules:
-        # ruff recognizes a first-party import by its file.
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).touch()
     for path, content in files.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_bytes(content)
     ruff = [sys.executable, "-m", "ruff"]
+    # ruff recognizes a first-party import by its file, which is not here.
+    rules = ["--select", "I,F401,D413", "--config", _FIRST_PARTY]
     for arguments in (
-        ["check", "--select", "I,F401,D413", "--fix", "--no-cache", "--", *files],
+        ["check", *rules, "--fix", "--no-cache", "--", *files],
         ["format", "--no-cache", "--", *files],
     ):
         done = runner.run(

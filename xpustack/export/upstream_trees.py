@@ -150,7 +150,6 @@ class UpstreamForms:
             files = tidy(
                 files,
                 configuration,
-                (path for path in entries if path.endswith(".py")),
                 scratch,
                 Runner(),
                 release=base.release.name,

@@ -2,10 +2,10 @@
 """Defects of upstream by release: what a step's tests observe before and after it."""
 
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
 
 import msgspec
+from msgspec.structs import asdict, replace
 
 from xpustack.base.releases import load
 from xpustack.checks.checker import Checker, Proof
@@ -14,7 +14,6 @@ from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
-from xpustack.pages.record import Row
 from xpustack.series.apply import trees
 from xpustack.series.result import Figure
 
@@ -51,19 +50,16 @@ class _List(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     defect: tuple[Defect, ...]
 
 
-@dataclass(frozen=True)
-class Observation:
-    """What the tests observe of a defect in a release, before the step and after it.
+class Observation(msgspec.Struct, frozen=True):
+    """What the tests observe of a defect in a release, before the step and after it: a
+    row of the record. `step` is empty where the release has no such step."""
 
-    Attributes:
-        kept: the figures are those of an earlier check.
-    """
-
-    defect: Defect
+    id: str
+    defect: str
     release: str
     before: str
     after: str
-    kept: bool = False
+    step: str
 
 
 def defects(project: Project) -> tuple[Defect, ...]:
@@ -101,17 +97,16 @@ def fixed(
 def observations(project: Project, cache: Cache) -> list[Observation]:
     """Each defect, in the order of the list, in each release, oldest first, from the
     results that `check` left in the cache."""
-    checker = Checker(project, cache)
-    proofs_by_step: dict[str, dict[str, Proof]] = {}
-    for release in load(project):
-        series = trees(checker.store, project, release)
-        proofs_by_step[release.name] = {
-            proof.step.slug: proof for proof in checker.proofs(series)
-        }
+    checker, pinned = Checker(project, cache), load(project)
+    proofs = {
+        (release.name, proof.step.slug): proof
+        for release in pinned
+        for proof in checker.proofs(trees(checker.store, project, release))
+    }
     return [
-        _observation(defect, release, steps.get(defect.step))
+        _observation(defect, name, proofs.get((name, defect.step)))
         for defect in defects(project)
-        for release, steps in proofs_by_step.items()
+        for name in pinned.names
     ]
 
 
@@ -119,7 +114,7 @@ def _observation(defect: Defect, release: str, proof: Proof | None) -> Observati
     """What the tests of a step observed; `proof` is None where there is no step."""
     if proof is None:
         why = defect.elsewhere.get(release, "no such step")
-        return Observation(defect, release, why, "")
+        return Observation(defect.id, defect.what, release, why, "", "")
     figures = [
         figure
         for figure in (proof.test.figures if proof.test is not None else ())
@@ -127,8 +122,14 @@ def _observation(defect: Defect, release: str, proof: Proof | None) -> Observati
     ]
     before = _joined((figure.test, _shortened(figure)) for figure in figures)
     after = _joined((figure.test, figure.after) for figure in figures if figure.after)
-    passed = "the tests pass" if figures else UNPROVEN
-    return Observation(defect, release, before or UNPROVEN, after or passed)
+    return Observation(
+        defect.id,
+        defect.what,
+        release,
+        before or UNPROVEN,
+        after or ("the tests pass" if figures else UNPROVEN),
+        defect.step,
+    )
 
 
 def _joined(messages: Iterable[tuple[str, str]]) -> str:
@@ -146,66 +147,34 @@ def _shortened(figure: Figure) -> str:
     return text if len(text) < _LONGEST else f"{text[: _LONGEST - 4]} ..."
 
 
-def kept(project: Project, observed: Sequence[Observation]) -> list[Observation]:
-    """`observed`; a step whose present form was not checked here has the figures of an
-    earlier check, which the file of figures has."""
-    rows = {
+def write(project: Project, observed: Iterable[Observation]) -> None:
+    """Write the record, and the page's generated section. A step whose present form was
+    not checked here keeps the figures of an earlier check, which the record has; a
+    release without any figure has no row.
+
+    Raises:
+        UsageError: the page has no such section.
+    """
+    earlier = {
         (row["id"], row["defect"], row["release"]): row
         for row in read_rows(project.root / DATA)
     }
-    found = []
+    rows, kept = [], []
     for row in observed:
-        old = rows.get((row.defect.id, row.defect.what, row.release))
+        old = earlier.get((row.id, row.defect, row.release))
         if row.after == UNPROVEN and old:
-            row = replace(row, before=old["before"], after=old["after"], kept=True)
-        found.append(row)
-    return found
-
-
-def figures(observed: Sequence[Observation]) -> list[Row]:
-    """The rows of the record, without releases that have no figure."""
-    checked = _checked(observed)
-    return [
-        {
-            "id": row.defect.id,
-            "defect": row.defect.what,
-            "release": row.release,
-            "before": row.before,
-            "after": row.after,
-            "step": row.defect.step if row.after else "",
-        }
-        for row in observed
-        if row.release in checked
-    ]
-
-
-def section(observed: Sequence[Observation]) -> str:
-    """The page's generated section: what has older figures, or none."""
-    checked = _checked(observed)
-    kept = dict.fromkeys(row.release for row in observed if row.kept)
-    releases = dict.fromkeys(row.release for row in observed)
-    unchecked = [release for release in releases if release not in checked]
-    parts = [
-        f"{says}: {', '.join(names)}."
+            kept.append(row.release)
+            row = replace(row, before=old["before"], after=old["after"])
+        rows.append(row)
+    checked = {row.release for row in rows if row.after not in ("", UNPROVEN)}
+    unchecked = [row.release for row in rows if row.release not in checked]
+    section = "\n\n".join(
+        f"{says}: {', '.join(dict.fromkeys(names))}."
         for says, names in (
             ("With figures of a check before the steps' last change", kept),
             ("Not checked step by step where this was written", unchecked),
         )
         if names
-    ]
-    return "\n\n".join(parts)
-
-
-def write(project: Project, observed: Sequence[Observation]) -> None:
-    """Write the record, and the page's generated section.
-
-    Raises:
-        UsageError: the page has no such section.
-    """
-    shown = (SECTION, section(observed))
-    record.write(project, DATA, figures(observed), PAGE, shown)
-
-
-def _checked(observed: Sequence[Observation]) -> set[str]:
-    """The releases of which at least one step has figures."""
-    return {row.release for row in observed if row.after not in ("", UNPROVEN)}
+    )
+    figures = [asdict(row) for row in rows if row.release in checked]
+    record.write(project, DATA, figures, PAGE, (SECTION, section))

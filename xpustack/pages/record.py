@@ -2,6 +2,7 @@
 """A record of runs, a row for each, and the page made of it: written together."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 
 from xpustack.base.releases import load
 from xpustack.core import markdown
@@ -39,7 +40,14 @@ def write(
     Raises:
         UsageError: the page has no such section; nothing is written then.
     """
-    whole = markdown.with_section(project.root / page, *section)
-    for path, text in ((data, csv_text(rows, heads)), (page, whole)):
-        with atomic_file(project.root / path) as file:
+    place = project.root / page
+    whole = markdown.with_section(place, *section)
+    write_files({project.root / data: csv_text(rows, heads), place: whole})
+
+
+def write_files(texts: Mapping[Path, str]) -> None:
+    """Write files in this order, each atomically."""
+    for path, text in texts.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_file(path) as file:
             file.write(text.encode())

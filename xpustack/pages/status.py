@@ -12,7 +12,7 @@ from xpustack.base.releases import Release, Releases
 from xpustack.base.store import base_ref
 from xpustack.checks.checker import Checker
 from xpustack.core import markdown
-from xpustack.core.cache import Cache, atomic_file
+from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
 from xpustack.series.apply import trees_before_failure
@@ -125,16 +125,11 @@ def _proven(missing: Sequence[str]) -> str:
 
 
 def cell(status: StepStatus) -> str:
-    """A step in the matrix, such as `120 lines + 30 new, Pending`."""
+    """A step in the matrix, such as `green, 120 lines + 30 new, Pending`."""
     size = f"{status.changed} lines"
     if status.brought:
         size += f" + {status.brought} new"
-    return f"{size}, {status.upstream}"
-
-
-def long_cell(status: StepStatus) -> str:
-    """A step's checks, and what `cell` says."""
-    return f"{status.checks or 'unknown'}, {cell(status)}"
+    return f"{status.checks or 'unknown'}, {size}, {status.upstream}"
 
 
 def matrix(
@@ -208,44 +203,19 @@ def parts_table(statuses: Iterable[StepStatus]) -> str:
     return markdown.table(("part", "what it does", "steps"), rows)
 
 
-def write_pages(project: Project, releases: Releases, overview: str) -> bool:
-    """Refresh the README's section, and the rows and the page of all steps.
+def pages(project: Project, releases: Releases, overview: str) -> dict[Path, str]:
+    """What the README, and the rows and the page of all steps, are to say.
 
     Args:
         overview: the content of the README's section.
 
-    Returns:
-        Whether anything changed.
-
     Raises:
         UsageError: one of the pages lacks its section.
     """
-    stale = list(stale_pages(project, releases, overview))
-    for path, text in stale:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_file(path) as file:
-            file.write(text.encode())
-    return bool(stale)
-
-
-def stale_pages(
-    project: Project, releases: Releases, overview: str
-) -> list[tuple[Path, str]]:
-    """The README, and the rows and the page of all steps, where they do not say what
-    the series say; each with its fresh text.
-
-    Raises:
-        UsageError: one of the pages lacks its section.
-    """
-    statuses, names = step_statuses(project, releases), releases.names
+    statuses = step_statuses(project, releases)
     readme, page = project.root / README, project.root / STEPS
-    fresh = {
+    return {
         readme: markdown.with_section(readme, SECTION, overview),
         page: markdown.with_section(page, PARTS_SECTION, parts_table(statuses)),
-        project.root / DATA: steps_rows(statuses, names),
+        project.root / DATA: steps_rows(statuses, releases.names),
     }
-    return [
-        (path, text)
-        for path, text in fresh.items()
-        if not path.is_file() or path.read_text("utf-8") != text
-    ]

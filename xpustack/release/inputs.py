@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The inputs of a wheel: files of the base and of this repository by hash, programs
+"""What a wheel was made of: files of the base and of this repository by hash, programs
 of this machine by version."""
 
 import os
@@ -7,19 +7,22 @@ import platform
 import shlex
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base.releases import Release
+from xpustack.builds import wheel
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
 from xpustack.release.resource import Resource, sha256_of
+from xpustack.release.runtime import Runtime
 from xpustack.series.order import ORDER
 from xpustack.series.overlay import TRITON, NewFiles
 from xpustack.series.patch import format_patch
-from xpustack.series.tree import KERNEL_HOME, Step
+from xpustack.series.tree import KERNEL_HOME, Step, Tree
 
 PROGRAMS = (
     "cmake",
@@ -33,6 +36,34 @@ PROGRAMS = (
     "wheel",
 )
 """The distributions that take part in a build."""
+
+
+@dataclass(frozen=True)
+class WheelBuild:
+    """A wheel and what it was made of.
+
+    Attributes:
+        data: the wheel's canonical archive.
+        tool: the sha256 of each module of the tool that takes part.
+        machine: the version of each program that does.
+    """
+
+    release: Release
+    version: str
+    name: str
+    data: bytes
+    wheel: wheel.Wheel
+    tip: Tree
+    steps: tuple[Step, ...]
+    parts: tuple[Resource, ...]
+    runtime: Runtime
+    tool: Mapping[str, str]
+    machine: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """The wheel's sha256."""
+        return sha256_of(self.data)
 
 
 def _input(name: str, sha256: str, **annotations: str) -> Resource:
@@ -67,10 +98,16 @@ def inputs(project: Project, release: Release, steps: Sequence[Step]) -> list[Re
 
 
 def tool() -> dict[str, str]:
-    """The sha256 of each module of this tool that takes part in a build."""
-    return {
-        f"xpustack/{name.replace('.', '/')}.py": sha256_of(path.read_bytes())
+    """The sha256 of each module and template of this tool that takes part in a
+    build."""
+    files = {
+        f"{name.replace('.', '/')}.py": path
         for name, path in fingerprint.module_closure(["release.ship"], without=())
+    }
+    templates = Path(__file__).parent.glob("*.jinja")
+    files |= {f"release/{path.name}": path for path in sorted(templates)}
+    return {
+        f"xpustack/{name}": sha256_of(path.read_bytes()) for name, path in files.items()
     }
 
 

@@ -11,11 +11,13 @@ processes.
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import msgspec
+from msgspec import convert
 
 from xpustack.core.errors import CheckFailed
-from xpustack.release.built import WheelBuild
+from xpustack.release.inputs import WheelBuild
 from xpustack.release.resource import Resource
 from xpustack.release.runtime import resources
 
@@ -23,53 +25,18 @@ STATEMENT = "https://in-toto.io/Statement/v1"
 PREDICATE = "https://slsa.dev/provenance/v1"
 BUILD_TYPE = "urn:xpustack:wheel:v1"
 BUILDER = "urn:xpustack:own-machine"
+_NOT_SUCH = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
+"""What reading another document raises."""
 
 
-class _BuildDefinition(msgspec.Struct, frozen=True):
-    buildType: str
-    externalParameters: dict[str, str | list[str]]
-    internalParameters: dict[str, dict[str, str]]
-    resolvedDependencies: list[Resource]
+@dataclass(frozen=True)
+class Statement:
+    """What `verify` reads of a provenance: the wheel's inputs, and what its builder
+    says of tool and machine."""
 
-
-class _Builder(msgspec.Struct, frozen=True):
-    id: str
-    builderDependencies: list[Resource]
-
-
-class _RunDetails(msgspec.Struct, frozen=True):
-    builder: _Builder
-
-
-class _Predicate(msgspec.Struct, frozen=True):
-    buildDefinition: _BuildDefinition
-    runDetails: _RunDetails
-
-
-class Statement(msgspec.Struct, frozen=True):
-    """A provenance, as it is written and read."""
-
-    kind: str = msgspec.field(name="_type")
-    subject: list[Resource]
-    predicateType: str
-    predicate: _Predicate
-
-    @property
-    def subjects(self) -> dict[str, str]:
-        return {resource.name: resource.sha256 for resource in self.subject}
-
-    @property
-    def inputs(self) -> list[Resource]:
-        return self.predicate.buildDefinition.resolvedDependencies
-
-    @property
-    def tool(self) -> dict[str, str]:
-        dependencies = self.predicate.runDetails.builder.builderDependencies
-        return {resource.name: resource.sha256 for resource in dependencies}
-
-    @property
-    def machine(self) -> dict[str, str]:
-        return self.predicate.buildDefinition.internalParameters.get("machine", {})
+    inputs: tuple[Resource, ...]
+    tool: Mapping[str, str]
+    machine: Mapping[str, str]
 
 
 def provenance(
@@ -82,23 +49,33 @@ def provenance(
         variables: the environment variables that the build sets.
     """
     tree = {"gitTree": build.tip.tree_id, "gitCommit": build.tip.commit}
-    definition = _BuildDefinition(
-        BUILD_TYPE,
-        {
-            "release": build.release.name,
-            "version": build.version,
-            "steps": [step.slug for step in build.steps],
+    statement = {
+        "_type": STATEMENT,
+        "subject": _files(subjects),
+        "predicateType": PREDICATE,
+        "predicate": {
+            "buildDefinition": {
+                "buildType": BUILD_TYPE,
+                "externalParameters": {
+                    "release": build.release.name,
+                    "version": build.version,
+                    "steps": [step.slug for step in build.steps],
+                },
+                "internalParameters": {
+                    "environment": dict(variables),
+                    "machine": dict(build.machine),
+                },
+                "resolvedDependencies": [
+                    *build.parts,
+                    Resource("tree", digest=tree),
+                    *resources(build.runtime),
+                ],
+            },
+            "runDetails": {
+                "builder": {"id": BUILDER, "builderDependencies": _files(build.tool)}
+            },
         },
-        {"environment": dict(variables), "machine": dict(build.machine)},
-        [
-            *build.parts,
-            Resource("tree", digest=tree),
-            *resources(build.runtime, build.pins),
-        ],
-    )
-    builder = _Builder(BUILDER, _files(build.tool))
-    predicate = _Predicate(definition, _RunDetails(builder))
-    statement = Statement(STATEMENT, _files(subjects), PREDICATE, predicate)
+    }
     return json.dumps(msgspec.to_builtins(statement), indent=1) + "\n"
 
 
@@ -109,15 +86,20 @@ def read(data: bytes) -> Statement:
         CheckFailed: it is not such a statement.
     """
     try:
-        statement = msgspec.json.decode(data, type=Statement)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        statement = msgspec.json.decode(data)
+        definition = statement["predicate"]["buildDefinition"]
+        builder = statement["predicate"]["runDetails"]["builder"]
+        kind, machine = statement["predicateType"], definition["internalParameters"]
+        inputs = convert(definition["resolvedDependencies"], tuple[Resource, ...])
+        tool = convert(builder["builderDependencies"], tuple[Resource, ...])
+        programs = convert(machine.get("machine", {}), dict[str, str])
+    except _NOT_SUCH as error:
         raise CheckFailed("the provenance cannot be read", detail=str(error)) from None
-    if statement.predicateType != PREDICATE:
+    if kind != PREDICATE:
         raise CheckFailed(
-            "the provenance has another format than this tool reads",
-            detail=statement.predicateType,
+            "the provenance has another format than this tool reads", detail=str(kind)
         )
-    return statement
+    return Statement(inputs, {part.name: part.sha256 for part in tool}, programs)
 
 
 def _files(digests: Mapping[str, str]) -> list[Resource]:

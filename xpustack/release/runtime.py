@@ -1,22 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runtime that a wheel needs, as the base's own XPU Dockerfile installs it.
+"""The runtime that a wheel needs: torch, Triton and vllm-xpu-kernels in exact versions,
+and what the base's own XPU Dockerfile installs.
 
 That file is the only place where a release says which oneCCL, SYCL runtime, compiler
-runtime, OpenMP and PTI belong to its torch. A build reads it; this repository repeats
-none of its versions and addresses.
+runtime, OpenMP and PTI belong to its torch. A build reads it and the base's
+requirements; this repository repeats none of their versions and addresses. Hashes are
+those that an index announces.
 """
 
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from packaging.requirements import InvalidRequirement, Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import (
+    InvalidWheelFilename,
+    canonicalize_name,
+    parse_wheel_filename,
+)
+from packaging.version import Version
 
-from xpustack.base.dockerfile import DOCKERFILE, Stage, stages
+from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, Stage, stages
+from xpustack.base.index import Index
 from xpustack.base.releases import Release
-from xpustack.core.errors import SourceError
+from xpustack.base.store import Store
+from xpustack.core.errors import EnvironmentProblem, SourceError
+from xpustack.core.repository import NoSuchPath
 from xpustack.release.resource import PinnedDistribution, Resource
+from xpustack.series.tree import BaseTree
 
 BASE_STAGE = "vllm-base"
 SERVER_STAGE = "vllm-openai"
@@ -25,6 +36,8 @@ VIRTUAL_ENVIRONMENT = "/opt/venv"
 PUBLISHING = ".buildkite/scripts/publish-release-images.sh"
 """The base's script that publishes its images; it has the official image's name."""
 
+_LOCAL = "+xpu"
+"""torch's XPU build, as the XPU index calls it."""
 _PINNED_ELSEWHERE = ("torch", "triton", "triton-xpu", "vllm-xpu-kernels")
 _TARGET = {
     "platform_system": "Linux",
@@ -58,7 +71,7 @@ RUNTIME = "runtime"
 
 @dataclass(frozen=True)
 class OneApi:
-    """Packages of Intel's own repository for Debian and Ubuntu.
+    """Packages of Intel's own repository for Debian and Ubuntu; empty for none.
 
     Attributes:
         key, source: the addresses of its key and of the repository.
@@ -66,10 +79,10 @@ class OneApi:
         packages: the names to install.
     """
 
-    key: str
-    source: str
-    pin: str
-    packages: tuple[str, ...]
+    key: str = ""
+    source: str = ""
+    pin: str = ""
+    packages: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -77,31 +90,35 @@ class Runtime:
     """What the base's own files say about the runtime.
 
     Attributes:
+        pins: torch, Triton and the kernels, without hashes until these are asked for.
         image: the image that its Dockerfile starts from.
         python: the Python of its image, such as `3.12`.
         drivers: the addresses of the user-mode driver's packages.
         indexes: the package indexes besides the default one.
         packages: the exact distributions that it installs over what torch brought.
         removed: the distributions of torch's that it uninstalls.
-        installer: the address of a oneCCL to install in their place, None if torch's
+        installer: the address of a oneCCL to install in their place, empty if torch's
             or that of `packages` stays; `ccl` is the folder that it installs into.
-        oneapi: what it installs from Intel's repository, None if nothing.
+        oneapi: what it installs from Intel's repository.
         library_path: where it has the loader look for libraries.
-        official: the image that upstream publishes of this release, None before
+        official: the image that upstream publishes of this release, empty before
             there was any.
+        file: the Dockerfile.
     """
 
+    pins: tuple[PinnedDistribution, ...]
     image: str
     python: str
     drivers: tuple[str, ...]
     indexes: tuple[str, ...]
     packages: tuple[PinnedDistribution, ...]
     removed: tuple[str, ...]
-    installer: str | None
-    ccl: str | None
-    oneapi: OneApi | None
+    installer: str
+    ccl: str
+    oneapi: OneApi
     library_path: tuple[str, ...]
-    official: str | None
+    official: str
+    file: str = DOCKERFILE
 
 
 def runtime(
@@ -129,6 +146,7 @@ def runtime(
     ccl = _first(_CCL_LINK, text)
     official = _first(_OFFICIAL, publishing)
     return Runtime(
+        pins=tuple(_pins(release, requirements)),
         image=base.image,
         python=arguments.get("PYTHON_VERSION", ""),
         drivers=tuple(dict.fromkeys(_DRIVER.findall(text))),
@@ -145,38 +163,55 @@ def runtime(
         ccl=ccl,
         oneapi=_oneapi(text),
         library_path=_library_path(base.text, ccl),
-        official=f"{official}:{release.name}" if official else None,
+        official=official and f"{official}:{release.name}",
     )
 
 
-def requirements_text(runtime: Runtime) -> str:
-    """The text of `runtime.txt`, for `pip install -r` after everything else."""
-    lines = [
-        "# What the base installs over the runtime that torch brought. torch's own",
-        "# metadata may ask for other versions, so this is installed last:",
-        "# pip install -r runtime.txt",
-        *(package.requirement for package in runtime.packages),
-    ]
-    if not runtime.packages:
-        lines.append("# the base installs nothing over it")
-    return "\n".join(lines) + "\n"
+def base_runtime(store: Store, base: BaseTree) -> Runtime:
+    """The runtime that the base's own files describe.
+
+    Raises:
+        SourceError: the base lacks its XPU requirements or Dockerfile, or they lack
+            what every base has.
+    """
+    try:
+        publishing = store.git.file(base.tree_id, PUBLISHING).decode()
+    except NoSuchPath:
+        publishing = ""
+    return runtime(
+        _base_file(store, base, REQUIREMENTS),
+        _base_file(store, base, DOCKERFILE),
+        publishing,
+        base.release,
+    )
 
 
-def notes(runtime: Runtime) -> Iterator[str]:
-    """What `constraints.txt` says of the runtime, one comment each."""
-    for package in runtime.packages:
-        yield f"# runtime.txt, over torch's own: {package.requirement}"
-    for name in runtime.removed:
-        yield f"# uninstalled: {name}"
-    if runtime.installer:
-        yield f"# oneCCL: {runtime.installer}"
-    if runtime.oneapi:
-        for name in runtime.oneapi.packages:
-            version = f", version {runtime.oneapi.pin}" if runtime.oneapi.pin else ""
-            yield f"# Intel's repository: {name}{version}"
+def with_hashes(
+    pins: Iterable[PinnedDistribution], index: Index
+) -> list[PinnedDistribution]:
+    """The same distributions with the hashes that pip's indexes announce.
+
+    Raises:
+        EnvironmentProblem: an index cannot be reached.
+    """
+    hashed_pins = []
+    for pin in pins:
+        try:
+            packages = index.packages(pin.requirement)
+        except EnvironmentProblem as error:
+            error.hint = f"{error.hint}, or the same command with --offline"
+            raise
+        hashes = {
+            value
+            for package in packages
+            if _fits(package.link.filename, pin.version)
+            for value in (package.link.hash_option or {}).get("sha256", [])
+        }
+        hashed_pins.append(replace(pin, hashes=tuple(sorted(hashes))))
+    return hashed_pins
 
 
-def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Resource]:
+def resources(runtime: Runtime) -> list[Resource]:
     """Each part of the runtime by name and address. It takes no part in the build, and
     no digest of it is known."""
     parts = [("image", f"pkg:docker/{_docker(runtime.image)}")]
@@ -187,17 +222,43 @@ def resources(runtime: Runtime, pins: Iterable[PinnedDistribution]) -> list[Reso
     parts += [(_file_name(url), url) for url in runtime.drivers]
     if runtime.installer:
         parts.append((_file_name(runtime.installer), runtime.installer))
-    if runtime.oneapi:
-        pin = f"@{runtime.oneapi.pin}" if runtime.oneapi.pin else ""
-        parts += [
-            (name, f"pkg:deb/{name}{pin}?repository_url={runtime.oneapi.source}")
-            for name in runtime.oneapi.packages
-        ]
+    oneapi, pin = runtime.oneapi, runtime.oneapi.pin and f"@{runtime.oneapi.pin}"
+    parts += [
+        (name, f"pkg:deb/{name}{pin}?repository_url={oneapi.source}")
+        for name in oneapi.packages
+    ]
     parts += [
         (pin.name, f"pkg:pypi/{canonicalize_name(pin.name)}@{pin.version}")
-        for pin in (*pins, *runtime.packages)
+        for pin in (*runtime.pins, *runtime.packages)
     ]
     return [Resource(name, uri, annotations={"kind": RUNTIME}) for name, uri in parts]
+
+
+def _base_file(store: Store, base: BaseTree, path: str) -> str:
+    try:
+        return store.git.file(base.tree_id, path).decode()
+    except NoSuchPath as error:
+        name = base.release.name
+        raise SourceError(
+            f"the base has no {path}",
+            release=name,
+            detail=error.stderr,
+            hint=f"xpustack apply {name} --upto base --to DIR, and look for it there",
+        ) from None
+
+
+def _pins(release: Release, requirements: str) -> Iterator[PinnedDistribution]:
+    """torch, Triton and vllm-xpu-kernels of a release, without hashes.
+
+    torch is always the XPU build, which the XPU index calls `<version>+xpu`. Some
+    bases say only `<version>`, which any build satisfies.
+    """
+    torch, triton, kernels = release.torch, release.triton, release.xpu_kernels
+    local = "" if "+" in torch.version else _LOCAL
+    yield PinnedDistribution("torch", torch.version + local, torch.file)
+    yield PinnedDistribution(triton.name or "triton", triton.version, triton.file)
+    url = _direct_url(requirements, "vllm-xpu-kernels")
+    yield PinnedDistribution("vllm-xpu-kernels", kernels.version, kernels.file, url=url)
 
 
 def _packages(server: str) -> Iterator[PinnedDistribution]:
@@ -229,21 +290,20 @@ def _removed(server: str) -> Iterator[str]:
                     yield name
 
 
-def _oneapi(text: str) -> OneApi | None:
+def _oneapi(text: str) -> OneApi:
     key, source, pin = (_first(what, text) for what in (_KEY, _SOURCE, _PIN))
     packages = tuple(dict.fromkeys(_ONEAPI_PACKAGE.findall(text)))
-    if key is None or source is None or not packages:
-        return None
-    return OneApi(key, source, pin or "", packages)
+    named = key and source and packages
+    return OneApi(key, source, pin, packages) if named else OneApi()
 
 
-def _library_path(base: str, ccl: str | None) -> tuple[str, ...]:
+def _library_path(base: str, ccl: str) -> tuple[str, ...]:
     """The base's own path; where that leaves it to a shell's profile, the folder of
     the oneCCL that it installs. A server is started without a profile."""
     values = _LIBRARY_PATH.findall(base)
     places = values[-1].split(":") if values else []
     literal = tuple(place for place in places if place and "$" not in place)
-    if ccl is not None and not any(place.startswith(ccl) for place in literal):
+    if ccl and not any(place.startswith(ccl) for place in literal):
         return (f"{ccl}/lib", *literal)
     return literal
 
@@ -252,9 +312,9 @@ def _substituted(text: str, arguments: dict[str, str]) -> str:
     return re.sub(r"\$\{(\w+)\}", lambda name: arguments.get(name[1], name[0]), text)
 
 
-def _first(pattern: re.Pattern[str], text: str) -> str | None:
+def _first(pattern: re.Pattern[str], text: str) -> str:
     match = pattern.search(text)
-    return match[1] if match else None
+    return match[1] if match else ""
 
 
 def _file_name(url: str) -> str:
@@ -264,3 +324,28 @@ def _file_name(url: str) -> str:
 def _docker(image: str) -> str:
     name, _, tag = image.rpartition(":")
     return f"{name}@{tag}" if name else f"{tag}@latest"
+
+
+def _direct_url(requirements: str, name: str) -> str | None:
+    for line in requirements.splitlines():
+        try:
+            requirement = Requirement(line.partition(" #")[0].strip())
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(requirement.name) == name:
+            return requirement.url
+    return None
+
+
+def _fits(filename: str, version: str) -> bool:
+    """Whether a file is a wheel of exactly this version for Linux on x86-64. A version
+    without a local part does not match one that has it."""
+    try:
+        _, actual, _, tags = parse_wheel_filename(filename)
+    except InvalidWheelFilename:
+        return False
+    return actual == Version(version) and any(
+        tag.platform == "any"
+        or ("linux" in tag.platform and tag.platform.endswith("x86_64"))
+        for tag in tags
+    )

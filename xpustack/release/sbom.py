@@ -17,8 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from xpustack import __name__ as TOOL_NAME
-from xpustack.base.releases import Release
-from xpustack.release.built import WheelBuild
+from xpustack.release.inputs import WheelBuild
 from xpustack.release.resource import PinnedDistribution, Resource
 
 SPECIFICATION = "1.6"
@@ -32,7 +31,7 @@ def sbom(build: WheelBuild) -> str:
     files = [_file(part) for part in build.parts if part.kind not in ("base", "series")]
     requirements = _requirements(
         build.wheel.metadata.get("Requires-Dist", []),
-        [*build.pins, *build.runtime.packages],
+        [*build.runtime.pins, *build.runtime.packages],
     )
     bill = {
         "$schema": f"http://cyclonedx.org/schema/bom-{SPECIFICATION}.schema.json",
@@ -43,15 +42,11 @@ def sbom(build: WheelBuild) -> str:
         "metadata": {
             "tools": {"components": [{"type": "application", "name": TOOL_NAME}]},
             "component": {
-                "type": "library",
-                "bom-ref": _MAIN,
-                "name": "vllm",
-                "version": build.version,
-                "purl": _purl("vllm", build.version, build.name),
-                "hashes": [_sha256(build.digest)],
-                "licenses": [{"license": {"id": "Apache-2.0"}}],
+                **_vllm(_MAIN, build.version, build.name, build.digest),
                 "pedigree": {
-                    "ancestors": [_ancestor(release)],
+                    "ancestors": [
+                        _vllm("base", release.version, release.sdist, release.sha256)
+                    ],
                     "commits": [
                         {
                             "uid": tip.commit,
@@ -78,14 +73,11 @@ def sbom(build: WheelBuild) -> str:
     return json.dumps(bill, indent=1) + "\n"
 
 
-def _ancestor(release: Release) -> dict[str, object]:
+def _vllm(ref: str, version: str, file: str, sha256: str) -> dict[str, object]:
+    """vLLM in a version: the wheel, or the base."""
     return {
-        "type": "library",
-        "bom-ref": "base",
-        "name": "vllm",
-        "version": release.version,
-        "purl": _purl("vllm", release.version, release.sdist),
-        "hashes": [_sha256(release.sha256)],
+        **_library(ref, "vllm", version, file),
+        "hashes": [_sha256(sha256)],
         "licenses": [{"license": {"id": "Apache-2.0"}}],
     }
 
@@ -129,14 +121,8 @@ def _requirements(
     those of extras."""
     components: dict[str, dict[str, object]] = {}
     for pin in pins:
-        component: dict[str, object] = {
-            "type": "library",
-            "bom-ref": f"pypi:{pin.name}",
-            "name": pin.name,
-            "version": pin.version,
-            "purl": _purl(pin.name, pin.version),
-            "properties": [{"name": "xpustack:named-in", "value": pin.file}],
-        }
+        component = _library(f"pypi:{pin.name}", pin.name, pin.version)
+        component["properties"] = [{"name": "xpustack:named-in", "value": pin.file}]
         if pin.hashes or pin.url:
             component["externalReferences"] = [
                 {
@@ -151,13 +137,10 @@ def _requirements(
         name = canonicalize_name(requirement.name)
         if name in components or "extra" in str(requirement.marker or ""):
             continue
-        components[name] = {
-            "type": "library",
-            "bom-ref": f"pypi:{name}",
-            "name": name,
-            "purl": _purl(name),
-            "properties": [{"name": "xpustack:requirement", "value": line}],
-        }
+        components[name] = _library(f"pypi:{name}", name)
+        components[name]["properties"] = [
+            {"name": "xpustack:requirement", "value": line}
+        ]
     return list(components.values())
 
 
@@ -165,9 +148,18 @@ def _sha256(value: str) -> dict[str, str]:
     return {"alg": "SHA-256", "content": value}
 
 
-def _purl(name: str, version: str | None = None, file: str | None = None) -> str:
+def _library(
+    ref: str, name: str, version: str | None = None, file: str | None = None
+) -> dict[str, object]:
+    """A distribution of the index, in a version or in any."""
     # Most commands write no bill, so they need not import the library.
     from packageurl import PackageURL
 
     qualifiers = {"file_name": file} if file else None
-    return PackageURL("pypi", None, name, version, qualifiers).to_string()
+    return {
+        "type": "library",
+        "bom-ref": ref,
+        "name": name,
+        **({"version": version} if version else {}),
+        "purl": PackageURL("pypi", None, name, version, qualifiers).to_string(),
+    }

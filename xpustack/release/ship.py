@@ -3,11 +3,10 @@
 constraints, bill of materials and provenance, written atomically."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from xpustack.base.dockerfile import REQUIREMENTS
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
@@ -20,23 +19,14 @@ from xpustack.builds.build import (
 )
 from xpustack.core.cache import Cache, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError, concerning
+from xpustack.core.markdown import rendered
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release import inputs
-from xpustack.release.built import WheelBuild
-from xpustack.release.constraints import (
-    base_file,
-    base_runtime,
-    build_arguments,
-    constraints,
-    official_arguments,
-    pinned_distributions,
-    pins_with_hashes,
-    with_hashes,
-)
+from xpustack.release.inputs import WheelBuild
 from xpustack.release.provenance import provenance
 from xpustack.release.resource import PinnedDistribution, sha256_of
-from xpustack.release.runtime import requirements_text
+from xpustack.release.runtime import base_runtime, with_hashes
 from xpustack.release.sbom import sbom
 from xpustack.series.apply import trees
 from xpustack.series.patch import load_series
@@ -67,19 +57,11 @@ COMPANION_FILES = (
 
 def files(build: WheelBuild) -> dict[str, bytes]:
     """Every file of the release, by name, the wheel first."""
-    texts = {
-        CONSTRAINTS: constraints(
-            build.release, build.version, build.pins, build.runtime
-        ),
-        PINS: pins_with_hashes(build.pins),
-        RUNTIME: requirements_text(build.runtime),
-        ARGUMENTS: build_arguments(build.name, build.pins, build.runtime),
-        HEALTH: HEALTH_SOURCE.read_text(encoding="utf-8"),
-        SBOM: sbom(build),
-    }
-    official = official_arguments(build.name, build.runtime)
-    if official is not None:
-        texts[OFFICIAL_ARGUMENTS] = official
+    names = [CONSTRAINTS, PINS, RUNTIME, ARGUMENTS]
+    if build.runtime.official:
+        names.append(OFFICIAL_ARGUMENTS)
+    texts = {name: rendered("xpustack.release", name, vars(build)) for name in names}
+    texts |= {HEALTH: HEALTH_SOURCE.read_text("utf-8"), SBOM: sbom(build)}
     companions = {name: text.encode() for name, text in texts.items()}
     subjects = {build.name: build.digest} | {
         name: sha256_of(data) for name, data in sorted(companions.items())
@@ -121,7 +103,6 @@ def build_release_wheel(
             hint="xpustack status",
         )
     parts = tuple(inputs.inputs(project, release, steps))
-    requirements = base_file(store, series.base, REQUIREMENTS)
     runtime = base_runtime(store, series.base)
     version = build_version(series.tip, len(steps))
     cache.progress(f"building vllm {version}")
@@ -147,7 +128,6 @@ def build_release_wheel(
         series.tip,
         steps,
         parts,
-        tuple(pinned_distributions(release, requirements)),
         runtime,
         inputs.tool(),
         inputs.machine(runner),
@@ -194,7 +174,12 @@ def ship(
 def with_announced_hashes(build: WheelBuild) -> WheelBuild:
     """A build with the hashes of its pins that pip's indexes announce."""
     index = PipConfiguration.of_this_machine().index()
-    return replace(build, pins=tuple(with_hashes(build.pins, index)))
+    return with_pins(build, with_hashes(build.runtime.pins, index))
+
+
+def with_pins(build: WheelBuild, pins: Iterable[PinnedDistribution]) -> WheelBuild:
+    """A build with the same pins, their hashes included."""
+    return replace(build, runtime=replace(build.runtime, pins=tuple(pins)))
 
 
 def with_written_hashes(

@@ -24,7 +24,7 @@ from xpustack.core.errors import CheckFailed, StackError, UsageError
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.release import inputs, provenance
-from xpustack.release.built import WheelBuild
+from xpustack.release.inputs import WheelBuild
 from xpustack.release.provenance import Statement
 from xpustack.release.resource import sha256_of
 from xpustack.release.ship import (
@@ -33,6 +33,7 @@ from xpustack.release.ship import (
     build_release_wheel,
     files,
     with_announced_hashes,
+    with_pins,
     with_written_hashes,
 )
 
@@ -122,7 +123,10 @@ def _release(project: Project, path: Path) -> Release:
         name, version, _, _ = parse_wheel_filename(path.name)
     except InvalidWheelFilename as error:
         raise UsageError(
-            "not the name of a wheel", path=path, detail=str(error)
+            "not the name of a wheel",
+            path=path,
+            detail=str(error),
+            hint="xpustack build RELEASE",
         ) from None
     own = _LOCAL.fullmatch(version.local or "")
     if name != "vllm" or own is None:
@@ -226,7 +230,7 @@ def _as_recorded(
     notes.append(f"--offline: the hashes in {PINS} are taken as they are")
     pins = path.parent / PINS
     text = pins.read_text("utf-8", "replace") if pins.is_file() else ""
-    return replace(rebuild, pins=tuple(with_written_hashes(rebuild.pins, text)))
+    return with_pins(rebuild, with_written_hashes(rebuild.runtime.pins, text))
 
 
 def _files(path: Path, made: Mapping[str, bytes]) -> Iterator[Difference]:

@@ -12,16 +12,19 @@ Each command has its own `data`; it is null if the command failed before it had 
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
-from cyclopts import CycloptsError, Parameter
+from cyclopts import CycloptsError, Parameter, Token, UnusedCliTokensError
+from cyclopts.validators import Number
 from rich.console import Console
 from rich.table import Table
 
+from xpustack.base.releases import Release, Releases
 from xpustack.core.cache import Cache
 from xpustack.core.errors import Interrupted, StackError, UsageError, stack_error_of
 from xpustack.core.progress import Progress, silent
@@ -37,6 +40,20 @@ EXIT_CODES = (
 )
 
 Offline = Annotated[bool, Parameter(help="Use the cache alone, no network.")]
+ReleaseName = Annotated[str | None, Parameter(help="Such as v0.22.1.")]
+AllReleases = Annotated[bool, Parameter("--all", help="Every release.")]
+
+
+def plain_number(kind: type[float], tokens: Sequence[Token]) -> float:
+    """The number of an option. Python takes `1_6` for 16; a person who wrote that meant
+    something else."""
+    text = tokens[0].value
+    if "_" in text:
+        raise ValueError(f'"{text}" is not a number')
+    return kind(text)
+
+
+Count = Annotated[int, Parameter(converter=plain_number, validator=Number(gt=0))]
 
 
 @dataclass
@@ -109,9 +126,7 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
         raise
     except CycloptsError as error:
         hint = " ".join(filter(None, ("xpustack", command, "--help")))
-        said = str(error)
-        cut = said.endswith("...")
-        answer.end(UsageError(said if cut else said.removesuffix("."), hint=hint))
+        answer.end(UsageError(_said(error), hint=hint))
     except KeyboardInterrupt:
         answer.end(Interrupted("interrupted: nothing half-done is left"))
     except Exception as error:
@@ -120,9 +135,27 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
         print(answer.envelope())
     else:
         for failure in answer.errors:
-            print(f"error: {failure}", file=sys.stderr)
+            complain(failure)
     if answer.exit_code:
         sys.exit(answer.exit_code)
+
+
+def _said(error: CycloptsError) -> str:
+    """What is wrong with the words."""
+    if isinstance(error, UnusedCliTokensError):
+        words = ", ".join(map(repr, error.unused_tokens or ()))
+        return f"no place for {words}: an option takes one word, and is repeated"
+    said = str(error)
+    return said if said.endswith("...") else said.removesuffix(".")
+
+
+def complain(problem: StackError) -> None:
+    """Print an error. Where nobody can be told, the exit code says it alone."""
+    try:
+        print(f"error: {problem}", file=sys.stderr, flush=True)
+    except OSError:
+        # What is left in the buffer goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 
 
 def stdout_console(width: int) -> Console:
@@ -175,3 +208,18 @@ def showing_checks() -> Iterator[Display]:
     display = Display(console)
     with display.live if console.is_terminal else contextlib.nullcontext():
         yield display
+
+
+def selected(
+    pinned: Releases, name: str | None, all_releases: bool, command: str
+) -> list[Release]:
+    """The release `name`, or all.
+
+    Raises:
+        UsageError: neither or both are asked for, or there is no such release.
+    """
+    if (name is None) is not all_releases:
+        raise UsageError(
+            "name one RELEASE, or say --all", hint=f"xpustack {command} --help"
+        )
+    return list(pinned) if name is None else [pinned[name]]

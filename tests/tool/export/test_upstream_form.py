@@ -10,7 +10,7 @@ from exports import JOBS, TEMPLATE
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner
 from xpustack.export import ci
-from xpustack.export.pull_request import Template
+from xpustack.export.texts import Template
 from xpustack.export.upstream_form import TEST_HOME, kernel, package, tidy
 
 KERNEL = b"""\
@@ -27,8 +27,7 @@ PYPROJECT = b"[tool.ruff.lint]\nselect = ['I']\n"
 def test_a_kernel_takes_triton_from_vllm(tmp_path: Path) -> None:
     path = "vllm/model_executor/kernels/xpu_dsv4/gather.py"
     form = {path: kernel(KERNEL)}
-    vllm = ["vllm/__init__.py", "vllm/triton_utils/__init__.py"]
-    done = tidy(form, PYPROJECT, vllm, tmp_path, Runner(), release="v1.0")
+    done = tidy(form, PYPROJECT, tmp_path, Runner(), release="v1.0")
     assert done[path].decode().splitlines()[:5] == [
         "import torch",
         "",
@@ -40,7 +39,7 @@ def test_a_kernel_takes_triton_from_vllm(tmp_path: Path) -> None:
 
 def test_a_file_that_ruff_would_rewrite_otherwise_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SeriesError, match="ruff refuses"):
-        tidy({"a.py": b"def (\n"}, PYPROJECT, [], tmp_path, Runner(), release="v1.0")
+        tidy({"a.py": b"def (\n"}, PYPROJECT, tmp_path, Runner(), release="v1.0")
 
 
 def test_siblings_are_imported_from_the_package(tmp_path: Path) -> None:

@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table of defects: its list and its figures."""
 
+import dataclasses
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from fake_stack import FakeStack
+from msgspec.structs import replace
 
 from xpustack.base import releases
 from xpustack.checks.checker import Checker
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
-from xpustack.core.rows import csv_text
 from xpustack.pages import defects
 from xpustack.series.patch import load_series
 from xpustack.series.result import Figure, Result
@@ -71,7 +71,9 @@ def test_figures_come_from_the_tests_that_the_entry_names(
     monkeypatch.setattr(
         Checker,
         "proofs",
-        lambda *args: [replace(proof, test=result) for proof in real(*args)],
+        lambda *args: [
+            dataclasses.replace(proof, test=result) for proof in real(*args)
+        ],
     )
     text = f'[[defect]]\nid = "N1"\nwhat = "a"\nstep = "{slug}"\ntests = "test_a"\n'
     row = next(one for one in listed(stack, text) if one.release == "v1.0")
@@ -81,7 +83,7 @@ def test_figures_come_from_the_tests_that_the_entry_names(
     page.write_text(
         "# Page\n<!-- defects: begin -->\nold\n<!-- defects: end -->\nend\n"
     )
-    blank = replace(row, release="v2.0", before="no such step", after="")
+    blank = replace(row, release="v2.0", before="no such step", after="", step="")
     (stack.project.root / defects.DATA).parent.mkdir()
     defects.write(stack.project, [row, blank])
     text = page.read_text()
@@ -95,18 +97,17 @@ def test_figures_come_from_the_tests_that_the_entry_names(
 
 
 def test_figures_of_an_earlier_check_are_kept(stack: FakeStack) -> None:
-    slug = load_series(stack.project, "v1.0")[0].slug
-    defect = defects.Defect(id="N1", what="a", step=slug)
-    row = defects.Observation(defect, "v1.0", "off by 4%", "off by 0.2%")
-    path = stack.project.root / defects.DATA
-    path.parent.mkdir(parents=True)
-    path.write_text(csv_text(defects.figures([row])))
+    row = defects.Observation("N1", "a", "v1.0", "off by 4%", "off by 0.2%", "first")
+    page, data = stack.project.root / defects.PAGE, stack.project.root / defects.DATA
+    data.parent.mkdir(parents=True)
+    page.write_text("<!-- defects: begin -->\n<!-- defects: end -->\n")
+    defects.write(stack.project, [row])
+    text = data.read_text()
     unproven = replace(row, before=defects.UNPROVEN, after=defects.UNPROVEN)
-    other = replace(unproven, release="v2.0")
-    found = defects.kept(stack.project, [unproven, other])
-    assert found == [replace(row, kept=True), other]
-    section = defects.section(found)
-    assert "before the steps' last change: v1.0." in section
-    assert "where this was written: v2.0." in section
-    newer = replace(row, before="off by 5%")
-    assert defects.kept(stack.project, [newer]) == [newer]
+    defects.write(stack.project, [unproven, replace(unproven, release="v2.0")])
+    assert data.read_text() == text
+    assert "before the steps' last change: v1.0." in page.read_text()
+    assert "where this was written: v2.0." in page.read_text()
+    defects.write(stack.project, [replace(row, before="off by 5%")])
+    assert data.read_text() == text.replace("off by 4%", "off by 5%")
+    assert "last change" not in page.read_text()

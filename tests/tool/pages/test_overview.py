@@ -11,7 +11,7 @@ from xpustack.__main__ import app
 from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.pages.overview import overview
-from xpustack.pages.status import README, SECTION, stale_pages
+from xpustack.pages.status import README, SECTION, pages
 
 ROOT = Path(__file__).parents[3]
 
@@ -48,7 +48,8 @@ def test_each_release_has_a_row_that_its_steps_fill(tmp_path: Path, tiny: TinySt
 
 def test_the_readme_is_fresh(real_project: Project):
     pinned = releases.load(real_project)
-    assert stale_pages(real_project, pinned, overview(real_project, pinned)) == []
+    fresh = pages(real_project, pinned, overview(real_project, pinned))
+    assert {path: path.read_text() for path in fresh} == fresh
 
 
 def test_the_readme_takes_two_screens(readme: str):

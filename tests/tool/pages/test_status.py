@@ -2,6 +2,7 @@
 """The status matrix, and the README that must agree with it."""
 
 import shutil
+from pathlib import Path
 
 import pytest
 from tiny_stack import TinyStack
@@ -12,6 +13,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import UsageError
 from xpustack.core.rows import read_rows
 from xpustack.pages import status
+from xpustack.pages.record import write_files
 from xpustack.pages.status import StepStatus, matrix
 
 
@@ -34,6 +36,16 @@ def test_slugs_keep_the_order_of_every_series():
     assert dict(rows)["guards"] == [found[0], None]
 
 
+def stale(stack: TinyStack, pinned: releases.Releases) -> dict[Path, str]:
+    """The pages that do not say what the series say, with their fresh texts."""
+    fresh = status.pages(stack.project, pinned, "A row.")
+    return {
+        path: text
+        for path, text in fresh.items()
+        if not path.is_file() or path.read_text() != text
+    }
+
+
 def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack):
     pinned = releases.load(tiny.project)
     readme = tiny.project.root / "README.md"
@@ -43,10 +55,9 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
     page = tiny.project.root / status.STEPS
     page.parent.mkdir(exist_ok=True)
     page.write_text("# Steps\n\n<!-- steps: begin -->\n<!-- steps: end -->\n")
-    assert len(status.stale_pages(tiny.project, pinned, "A row.")) == 3
-    assert status.write_pages(tiny.project, pinned, "A row.")
-    assert not status.write_pages(tiny.project, pinned, "A row.")
-    assert status.stale_pages(tiny.project, pinned, "A row.") == []
+    assert len(stale(tiny, pinned)) == 3
+    write_files(status.pages(tiny.project, pinned, "A row."))
+    assert stale(tiny, pinned) == {}
     written = readme.read_text()
     assert f"{begin}\nA row.\n{end}" in written
     assert written.startswith("# Stack\n") and written.endswith("\nThe end.\n")
@@ -68,15 +79,14 @@ def test_the_section_is_written_once_and_a_stale_one_is_refused(tiny: TinyStack)
     for path, old, new in ((data, ",2,", ",3,"), (page, "raise-", "lower-")):
         text = path.read_text()
         path.write_text(text.replace(old, new))
-        (stale,) = status.stale_pages(tiny.project, pinned, "A row.")
-        assert stale == (path, text)
+        assert stale(tiny, pinned) == {path: text}
         path.write_text(text)
     page.write_text("no section\n")
     with pytest.raises(UsageError, match="no section steps"):
-        status.write_pages(tiny.project, pinned, "A row.")
+        status.pages(tiny.project, pinned, "A row.")
     readme.write_text("no section\n")
     with pytest.raises(UsageError, match="no section"):
-        status.write_pages(tiny.project, pinned, "A row.")
+        status.pages(tiny.project, pinned, "A row.")
 
 
 def test_checks_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
@@ -86,7 +96,7 @@ def test_checks_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     pinned = releases.load(stack.project)
     unknown = status.checked_statuses(stack.project, Cache(tmp_path / "none"), pinned)
     assert [one.checks for one in unknown] == [None] * 2
-    assert status.long_cell(unknown[0]) == "unknown, 2 lines, Pending"
+    assert status.cell(unknown[0]) == "unknown, 2 lines, Pending"
     stack.split("raise-value", "v2.0")
     run(stack.project, stack.cache, [pinned["v1.0"]])
     patch = stack.patch("raise-value", "v2.0")
@@ -94,4 +104,4 @@ def test_checks_as_this_machine_knows_them(tmp_path, tiny: TinyStack):
     green, red = status.checked_statuses(stack.project, stack.cache, pinned)
     assert green.checks == "green"
     assert red.checks is not None and red.checks.startswith("not ")
-    assert status.long_cell(green) == "green, 2 lines, Pending"
+    assert status.cell(green) == "green, 2 lines, Pending"

@@ -11,12 +11,13 @@ from pathlib import Path
 import msgspec
 import pytest
 from shipped_stack import ShippedStack
-from tiny_stack import XPU_TXT
+from tiny_stack import DOCKERFILE, XPU_TXT
 
 from xpustack.base.index import PipConfiguration
 from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
 from xpustack.base.releases import Pin, Release
-from xpustack.release import constraints
+from xpustack.core.markdown import rendered
+from xpustack.release import runtime
 from xpustack.release.resource import PinnedDistribution
 from xpustack.release.ship import PINS, ship, with_written_hashes
 
@@ -38,6 +39,14 @@ def wheel(folder: Path, name: str, version: str, tag: str = "py3-none-any") -> s
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+def hashes_of(pins: list[PinnedDistribution]) -> str:
+    return rendered("xpustack.release", PINS, {"runtime": {"pins": pins}})
+
+
+def pinned(release: Release, requirements: str) -> tuple[PinnedDistribution, ...]:
+    return runtime.runtime(requirements, DOCKERFILE, "", release).pins
+
+
 def page(links: Path) -> None:
     """A page that announces the hashes of the wheels in `links`."""
     rows = []
@@ -51,7 +60,7 @@ def page(links: Path) -> None:
 def index(links: Path, monkeypatch: pytest.MonkeyPatch):
     """pip's view of `links`, by a page that announces hashes."""
 
-    def look() -> constraints.Index:
+    def look() -> runtime.Index:
         page(links)
         monkeypatch.setenv("PIP_FIND_LINKS", str(links / "page.html"))
         return PipConfiguration.of_this_machine().index()
@@ -60,7 +69,7 @@ def index(links: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 def test_torch_is_always_the_xpu_build(release: Release):
-    torch, triton, kernels = constraints.pinned_distributions(release, "")
+    torch, triton, kernels = pinned(release, "")
     assert (torch.requirement, triton.requirement, kernels.requirement) == (
         "torch==2.11.0+xpu",
         "triton==2.11.0",
@@ -72,14 +81,11 @@ def test_the_base_may_call_triton_otherwise(release: Release):
     other = msgspec.structs.replace(
         release, triton=Pin("3.7.0", DOCKERFILE_PATH, "triton-xpu")
     )
-    assert (
-        constraints.pinned_distributions(other, "")[1].requirement
-        == "triton-xpu==3.7.0"
-    )
+    assert pinned(other, "")[1].requirement == "triton-xpu==3.7.0"
 
 
 def test_a_direct_address_is_kept(release: Release):
-    kernels = constraints.pinned_distributions(release, XPU_TXT)[2]
+    kernels = pinned(release, XPU_TXT)[2]
     assert (kernels.url or "").startswith("https://example.org/vllm_xpu_kernels-")
 
 
@@ -102,7 +108,7 @@ def test_hashes_are_those_that_the_index_announces(links: Path, index):
         PinnedDistribution("torch", "2.11.0+xpu", "x"),
         PinnedDistribution("absent", "1", "x"),
     ]
-    hashed_pins = constraints.with_hashes(pins, index())
+    hashed_pins = runtime.with_hashes(pins, index())
     assert [pin.hashes for pin in hashed_pins] == [tuple(wanted), ()]
 
 
@@ -115,7 +121,7 @@ def test_what_is_written_installs_by_hash_and_nothing_else(
         PinnedDistribution("torch", "2.11.0+xpu", "x"),
         PinnedDistribution("absent", "1", "x"),
     ]
-    text = constraints.pins_with_hashes(constraints.with_hashes(pins, index()))
+    text = hashes_of(runtime.with_hashes(pins, index()))
     (tmp_path / "pins.txt").write_text(text)
 
     def install(name: str) -> subprocess.CompletedProcess[str]:
@@ -152,7 +158,7 @@ def test_hashes_are_read_back_as_they_were_written():
         PinnedDistribution("torch", "2+xpu", "x", ("a" * 64, "b" * 64)),
         PinnedDistribution("triton", "3", "x"),
     ]
-    text = constraints.pins_with_hashes(pins)
+    text = hashes_of(pins)
     bare = [replace(pin, hashes=()) for pin in pins]
     assert with_written_hashes(bare, text) == pins
     assert with_written_hashes(bare, "") == bare

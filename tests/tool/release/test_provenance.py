@@ -96,6 +96,8 @@ def test_it_says_nothing_of_directories_or_time(
         (b"\xff\xfe", "cannot be read"),
         (b"[]", "cannot be read"),
         (b'{"subject": 1}', "cannot be read"),
+        (b"[" * 100_000, "cannot be read"),
+        (b'{"predicate": {"buildDefinition": []}}', "cannot be read"),
     ],
 )
 def test_what_is_no_provenance_is_refused(data: bytes, problem: str):

@@ -15,10 +15,12 @@ from xpustack.base.pin import REQUIREMENTS
 from xpustack.base.releases import Release, load
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError
+from xpustack.core.markdown import rendered
 from xpustack.core.project import Project
-from xpustack.release import constraints, runtime
+from xpustack.release import runtime
 from xpustack.release.runtime import PUBLISHING as PUBLISHING_PATH
 from xpustack.release.runtime import OneApi, Runtime
+from xpustack.release.ship import ARGUMENTS, CONSTRAINTS, RUNTIME
 
 ONEAPI = """\
 FROM example/os:1 AS vllm-base
@@ -35,6 +37,12 @@ RUN wget "https://example.org/9.1/${ONECCL_INSTALLER}" && \\
     ln -s /opt/intel/oneapi/ccl/9.1 /opt/intel/oneapi/ccl/latest
 ENV LD_LIBRARY_PATH="$LD_LIBRARY_PATH:/usr/local/lib/"
 """
+
+
+def text(name: str, release: Release, here: Runtime) -> str:
+    """The file of that name beside a wheel called `x`."""
+    values = {"release": release, "version": "x", "name": "x.whl", "runtime": here}
+    return rendered("xpustack.release", name, values)
 
 
 def read(dockerfile: str, release: Release, publishing: str = "") -> Runtime:
@@ -54,7 +62,7 @@ def test_it_is_read_from_the_stages_of_the_server_alone(release: Release):
     ]
     assert here.removed == ("oneccl",)
     assert here.library_path == ("/opt/venv/lib", "/usr/local/lib")
-    assert (here.installer, here.ccl, here.oneapi) == (None, None, None)
+    assert (here.installer, here.ccl, here.oneapi) == ("", "", OneApi())
     assert here.official == f"example/vllm-openai-xpu:{release.name}"
 
 
@@ -70,16 +78,16 @@ def test_a_oneccl_of_its_own_is_read_with_the_packages_that_it_needs(release: Re
     )
     # The path names the image's own, so a server needs the folder said to it.
     assert here.library_path == ("/opt/intel/oneapi/ccl/9.1/lib", "/usr/local/lib/")
-    assert here.official is None
+    assert here.official == ""
 
 
 def test_packages_without_a_pinned_version_are_read_too(release: Release):
     unpinned = ONEAPI.replace("'Pin: version 2025.3*' ", "")
     assert unpinned != ONEAPI
     here = read(unpinned, release)
-    assert here.oneapi is not None and here.oneapi.pin == ""
-    text = constraints.constraints(release, "x", [], here)
-    assert "intel-oneapi-mkl-devel-2025.3\n" in text
+    assert here.oneapi.pin == ""
+    said = text(CONSTRAINTS, release, here)
+    assert "intel-oneapi-mkl-devel-2025.3\n" in said
 
 
 def test_a_package_for_another_machine_is_not_taken(release: Release):
@@ -90,18 +98,17 @@ def test_a_package_for_another_machine_is_not_taken(release: Release):
 
 def test_constraints_and_provenance_carry_it(release: Release):
     here = read(ONEAPI, release)
-    pins = constraints.pinned_distributions(release, "")
-    text = constraints.constraints(release, "x", pins, here)
-    assert "# oneCCL: https://example.org/9.1/intel-oneccl-9.1_offline.sh\n" in text
-    assert "# Python 3.12\n" in text
-    resources = {part.name: part.uri for part in runtime.resources(here, pins)}
+    said = text(CONSTRAINTS, release, here)
+    assert "# oneCCL: https://example.org/9.1/intel-oneccl-9.1_offline.sh\n" in said
+    assert "# Python 3.12\n" in said
+    resources = {part.name: part.uri for part in runtime.resources(here)}
     assert resources["intel-oneccl-9.1_offline.sh"].startswith("https://example.org/")
     assert resources["torch"] == "pkg:pypi/torch@2.11.0+xpu"
     here = read(DOCKERFILE, release)
-    text = constraints.constraints(release, "x", pins, here)
-    assert "# runtime.txt, over torch's own: oneccl==8.2\n" in text
-    assert "# uninstalled: oneccl\n" in text
-    assert runtime.requirements_text(here).endswith("\noneccl==8.2\n")
+    said = text(CONSTRAINTS, release, here)
+    assert "# runtime.txt, over torch's own: oneccl==8.2\n" in said
+    assert "# uninstalled: oneccl\n" in said
+    assert text(RUNTIME, release, here).endswith("\noneccl==8.2\n")
 
 
 @pytest.mark.parametrize(
@@ -166,26 +173,24 @@ def pinned_names() -> tuple[str, ...]:
 @pytest.mark.parametrize("name", pinned_names())
 def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinned]):
     release, here = runtimes[name].release, runtimes[name].runtime
-    requirements = runtimes[name].requirements
     assert "vllm-base" not in here.image
     names = " ".join(url.rpartition("/")[2] for url in here.drivers)
     assert "libze-intel-gpu1" in names and "intel-igc-core" in names
     assert "xpu-smi" not in names
     assert here.indexes
-    pins = constraints.pinned_distributions(release, requirements)
-    text = constraints.constraints(release, "x", pins, here)
-    assert f"\ntorch=={release.torch.version.partition('+')[0]}+xpu\n" in text
-    assert pins[2].url is None or release.xpu_kernels.version in pins[2].url
+    said = text(CONSTRAINTS, release, here)
+    assert f"\ntorch=={release.torch.version.partition('+')[0]}+xpu\n" in said
+    assert here.pins[2].url is None or release.xpu_kernels.version in here.pins[2].url
     assert here.python == "3.12"
     assert here.library_path and all(part[0] == "/" for part in here.library_path)
     # oneCCL comes from exactly one place: an installer, in whose favour torch's own
     # goes, the list of packages, or torch.
-    assert (here.installer is not None) == ("oneccl" in here.removed)
-    if here.installer is not None:
+    assert bool(here.installer) == ("oneccl" in here.removed)
+    if here.installer:
         assert not here.packages
-        assert here.oneapi is not None and "$" not in here.installer
-        assert here.ccl is not None and here.library_path[0] == f"{here.ccl}/lib"
-        assert f"# oneCCL: {here.installer}" in text
+        assert here.oneapi.packages and "$" not in here.installer
+        assert here.ccl and here.library_path[0] == f"{here.ccl}/lib"
+        assert f"# oneCCL: {here.installer}" in said
     listed = {package.name: package.version for package in here.packages}
     if listed:
         assert {
@@ -195,20 +200,18 @@ def test_each_pinned_release_names_all_of_it(name: str, runtimes: dict[str, Pinn
             "intel-openmp",
             "intel-pti",
         } <= set(listed)
-        assert all(f"{key}=={value}" in text for key, value in listed.items())
-    resources = {part.name: part.uri for part in runtime.resources(here, pins)}
+        assert all(f"{key}=={value}" in said for key, value in listed.items())
+    resources = {part.name: part.uri for part in runtime.resources(here)}
     for key, value in listed.items():
         assert resources[key] == f"pkg:pypi/{key}@{value}"
     for url in (*here.drivers, *([here.installer] if here.installer else [])):
         assert resources[url.rpartition("/")[2]] == url
-    for package in here.oneapi.packages if here.oneapi else ():
+    for package in here.oneapi.packages:
         assert resources[package].startswith(f"pkg:deb/{package}")
     assert resources["python"] == "pkg:generic/python@3.12"
     assert here.image.rpartition(":")[2] in resources["image"]
-    arguments = constraints.build_arguments("x.whl", pins, here)
+    arguments = text(ARGUMENTS, release, here)
     assert "$" not in arguments and " " not in arguments
-    official = constraints.official_arguments("x.whl", here)
-    assert (official is None) == (here.official is None)
 
 
 @pytest.mark.parametrize("name", pinned_names())
@@ -225,7 +228,7 @@ def test_nothing_that_a_dockerfile_pins_is_overlooked(
     installers = set(CCL_RELEASE.findall(pinned.dockerfile))
     pinned_by_name = re.findall(r'ONECCL_INSTALLER="?intel-oneccl', pinned.dockerfile)
     assert bool(installers) == bool(pinned_by_name)
-    read = CCL_RELEASE.findall(pinned.runtime.installer or "")
+    read = CCL_RELEASE.findall(pinned.runtime.installer)
     assert set(read) == installers
 
 
@@ -233,7 +236,7 @@ def test_the_oneccl_of_each_release(runtimes: dict[str, Pinned]):
     """docs/deploying.md says these: a oneCCL of its own, torch's, and 2022.1.2."""
     found = {}
     for name, pinned in runtimes.items():
-        own = CCL_RELEASE.findall(pinned.runtime.installer or "")
+        own = CCL_RELEASE.findall(pinned.runtime.installer)
         listed = {part.name: part.version for part in pinned.runtime.packages}
         torch = pinned.release.torch.version.partition("+")[0]
         found[name] = own[0] if own else listed.get("oneccl", f"torch {torch}'s")
@@ -245,11 +248,11 @@ def test_the_oneccl_of_each_release(runtimes: dict[str, Pinned]):
 
 
 def test_there_are_official_images_from_v0_26_0_on(runtimes: dict[str, Pinned]):
-    has = [name for name, one in runtimes.items() if one.runtime.official is not None]
+    has = [name for name, one in runtimes.items() if one.runtime.official]
     names = list(runtimes)
     assert has == names[names.index("v0.26.0") :]
     for name in has:
-        assert (runtimes[name].runtime.official or "").endswith(f":{name}")
-        parts = runtime.resources(runtimes[name].runtime, [])
+        assert runtimes[name].runtime.official.endswith(f":{name}")
+        parts = runtime.resources(runtimes[name].runtime)
         uris = [part.uri for part in parts if part.name == "official image"]
         assert [uri.endswith(f"@{name}") for uri in uris] == [True]

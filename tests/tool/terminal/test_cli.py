@@ -20,6 +20,7 @@ from xpustack.core.project import Project
 from xpustack.series.result import Report
 
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
+PLAN = ("plan", "v1.0", "--model", "flash", "--device", "b60")
 PINNED = list(releases.load(Project.find(Path(__file__).parent)).names)
 
 
@@ -114,6 +115,17 @@ def test_static_and_status(call):
         (("save", "nowhere"), 2, "was not made by xpustack apply"),
         (("once",), 2, "no command is named"),
         (("device", "--minutes", "0"), 2, "Must be >= 1"),
+        (("device", "--python", "none"), 2, "next: xpustack device --python PYTHON"),
+        (("check", "-j", "1_6"), 2, '"1_6" is not a number'),
+        ((*PLAN, "--count", "1_6"), 2, '"1_6" is not a number'),
+        (("cache", "gc", "--days", "1_0"), 2, '"1_0" is not a number'),
+        (("check", "--release", "v1.0"), 2, "Unknown option: --release"),
+        (("save",), 2, "parameter DIRECTORY requires"),
+        (("refresh", "v1.0", "--drop", "a", "b"), 2, "no place for 'b': an option"),
+        (("-C", "/nowhere", "status"), 2, "next: xpustack -C DIR status"),
+        (("ingest", "none"), 2, "next: ls .device/*/report/device-report.tar.gz"),
+        (("verify", "/etc/passwd"), 2, "next: xpustack build RELEASE"),
+        (("upstream-tests", "v1.0", "--prepare"), 2, "v1.0 --prepare --to DIR"),
         (("nothing",), 2, "Available commands: "),
     ],
 )
@@ -148,6 +160,35 @@ def test_the_output_cannot_be_written():
     assert done.returncode == 5
     assert "No space left on device" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("errors", ["2>&-", "2>/dev/full", "2</dev/null"])
+def test_nobody_can_be_told_what_is_wrong(errors: str, tiny: TinyStack):
+    line = f"{sys.executable} -m xpustack check none {errors}"
+    done = subprocess.run(line, shell=True, env=tiny.environment, cwd=tiny.project.root)
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("words", [("cache",), ("--help",), ("check", "-h"), ()])
+def test_help_is_no_document(call, words: tuple[str, ...]):
+    done = call(*words, "--json")
+    (error,) = json.loads(done.stdout)["errors"]
+    assert (done.exit_code, error["exit_code"]) == (2, 2)
+    assert error["next"].startswith("xpustack ") and "--help" in error["next"]
+
+
+@pytest.mark.parametrize("words", [["--json", "once"], ["once", "--json"]])
+def test_a_command_that_once_runs_prints_beside_the_document(
+    tiny: TinyStack, words: list[str]
+):
+    done = subprocess.run(
+        [sys.executable, "-m", "xpustack", *words, "--", "echo", "hello"],
+        env=tiny.environment,
+        cwd=tiny.project.root,
+        capture_output=True,
+    )
+    assert json.loads(done.stdout)["ok"]
+    assert b"hello\n" in done.stderr
 
 
 def test_static_with_a_step_judges_that_step(three_steps, tmp_path, monkeypatch):

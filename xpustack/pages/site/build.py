@@ -16,7 +16,7 @@ from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages.defects import LIST, defects, fixed, verdict
-from xpustack.pages.status import StepStatus, checked_statuses, long_cell, matrix
+from xpustack.pages.status import StepStatus, cell, checked_statuses, matrix
 
 if TYPE_CHECKING:
     from xpustack.pages.site.charts import Chart
@@ -144,7 +144,7 @@ def steps_grid(statuses: Sequence[StepStatus], names: Sequence[str]) -> str:
     return table(
         ("step", *names),
         (
-            (f"`{slug}`", *(long_cell(status) if status else "" for status in row))
+            (f"`{slug}`", *(cell(status) if status else "" for status in row))
             for slug, row in matrix(statuses, names)
         ),
     )
