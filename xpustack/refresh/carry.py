@@ -131,7 +131,7 @@ class Carrier:
 
     def commit(self, step: Step, tree: str, parent: str) -> str:
         """The carried step as a commit, with the step's own message."""
-        return self.git.commit_tree(tree, parent, step.commit_message.encode())
+        return self.git.commit_tree(tree, parent, step.commit_message)
 
     def with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """`tree` with those of `files` that it lacks."""
@@ -146,7 +146,7 @@ class Carrier:
         self, ancestor: str, step: str, here: str
     ) -> tuple[str | None, list[Conflict]]:
         """The merged tree, or None and the conflicts."""
-        ours = self.git.commit_tree(here, ancestor, b"upstream\n")
+        ours = self.git.commit_tree(here, ancestor, "upstream\n")
         return self.git.merge(ours, step)
 
     def _applies(self, diff: bytes, tree: str, *, reverse: bool) -> bool:
