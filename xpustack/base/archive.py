@@ -15,7 +15,6 @@ import shlex
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -36,17 +35,11 @@ class ArchiveMember(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits that no honest archive exceeds: a pinned vLLM has at most 10 thousand
-    members and 140 MB. Sizes are in bytes, unpacked."""
-
-    members: int = 100_000
-    member_size: int = 256 << 20
-    total_size: int = 1 << 30
-
-
-LIMITS = Limits()
+MEMBERS = 100_000
+MEMBER_SIZE = 256 << 20
+TOTAL_SIZE = 1 << 30
+"""Limits that no honest archive exceeds: a pinned vLLM has at most 10 thousand members
+and 140 MB. Sizes are in bytes, unpacked."""
 # This folder must not exist: the filter would follow links in it.
 _NOWHERE = "/nonexistent"
 
@@ -55,9 +48,7 @@ class _Hostile(Exception):
     """Why an archive is refused; becomes a SourceError with its place."""
 
 
-def members(
-    sdist: Path, *, release: str | None = None, limits: Limits = LIMITS
-) -> Iterator[ArchiveMember]:
+def members(sdist: Path, *, release: str | None = None) -> Iterator[ArchiveMember]:
     """The archive's files in their order, then its links, each path once.
 
     Nothing is written to disk. Links come last because each is checked against all
@@ -66,13 +57,13 @@ def members(
     Raises:
         SourceError: the archive is damaged, or has an absolute path, a `..`, a
             `.git`, a link that leaves the tree, a hard link, a device, a fifo,
-            two contents under one path, or more than `limits` allows. It names
+            two contents under one path, or more than the limits allow. It names
             `release`, the archive and the member.
     """
-    reader = _Reader(limits)
+    reader = _Reader()
     try:
         with (
-            _LimitedGzip(sdist, limits) as plain,
+            _LimitedGzip(sdist) as plain,
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
             for info in tar:
@@ -94,8 +85,7 @@ def members(
 class _Reader:
     """Checks members one by one, and remembers what the archive held so far."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
         self.count = 0
         self.total = 0
         self.top: str | None = None
@@ -109,15 +99,14 @@ class _Reader:
         """The next member; None for a folder, a link or an equal repetition."""
         self.count += 1
         self.total += info.size
-        if self.count > self.limits.members:
-            raise _Hostile(f"more than {self.limits.members} members")
-        if info.size > self.limits.member_size:
+        if self.count > MEMBERS:
+            raise _Hostile(f"more than {MEMBERS} members")
+        if info.size > MEMBER_SIZE:
             raise _Hostile(
-                f"{info.name!r} unpacks to {info.size} bytes,"
-                f" more than {self.limits.member_size}"
+                f"{info.name!r} unpacks to {info.size} bytes, more than {MEMBER_SIZE}"
             )
-        if self.total > self.limits.total_size:
-            raise _Hostile(f"it unpacks to more than {self.limits.total_size} bytes")
+        if self.total > TOTAL_SIZE:
+            raise _Hostile(f"it unpacks to more than {TOTAL_SIZE} bytes")
         path = self._inside_top(info)
         if info.isdir():
             self._folder(path)
@@ -200,10 +189,10 @@ class _Reader:
 class _LimitedGzip(gzip.GzipFile):
     """Stops a stream that unpacks to more than the limits allow for all members."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
         # Headers and padding take at most two blocks of 512 bytes per member.
-        self.remaining = limits.total_size + 1024 * limits.members
+        self.remaining = TOTAL_SIZE + 1024 * MEMBERS
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
