@@ -136,7 +136,7 @@ def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
     call = calling(stack, monkeypatch)
     stack.trees()
     left = ".xpustack-0123456789abcdef.part"
-    write(stack.cache.root / "scratch" / left, PAGE * 10)
+    write(stack.cache.root / "scratch" / left / "a", PAGE * 10)
     done = call("cache", "info")
     assert done.exit_code == 0, done.output
     assert f"{stack.cache.root}: " in done.stdout
