@@ -25,7 +25,6 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from xpustack.core.contents import Contents
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
 from xpustack.core.files import file_above
 from xpustack.core.progress import Progress, silent
@@ -77,14 +76,11 @@ class Cache:
         return self.root / "builds"
 
     @functools.cached_property
-    def contents(self) -> Contents:
-        """The contents of all installed files, each stored once."""
-        return Contents(self.root / "files")
-
-    @property
-    def bytecode(self) -> Path:
-        """Links to the byte code of modules, by the sha256 of their source."""
-        return self.root / "bytecode"
+    def digests(self) -> dict[tuple[int, int, int], str]:
+        """The sha256 of the installed files that this run read, by device, inode and
+        time: one with many names is read once, and a change later in the run that
+        keeps the time goes unnoticed."""
+        return {}
 
     @property
     def results(self) -> Path:
