@@ -1,15 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whether a cache holds only whole things under their final names."""
 
-import hashlib
-import stat
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from xpustack.builds.installed import Members, damage, manifest_of, without_byte_code
+from xpustack.builds.installed import Members, damage, from_wheel, manifest_of
 from xpustack.core.cache import Cache
 
 VARYING = ("notes", "seconds")
@@ -46,16 +44,9 @@ def audit(cache: Cache) -> Holdings:
         if (members := manifest_of(cache, path.name)) is None:
             held.faults.append(f"build {path.name} has no whole manifest")
             continue
-        held.builds[path.name] = without_byte_code(members)
-        if (problem := damage(cache.contents, members, path / "site")) is not None:
+        held.builds[path.name] = from_wheel(members)
+        if (problem := damage(cache, members, path / "site")) is not None:
             held.faults.append(f"build {path.name}: {problem}")
-    for path in _entries(cache.root / "files", "*/*"):
-        sha256 = hashlib.sha256(path.read_bytes()).hexdigest()
-        if path.name != sha256 or stat.S_IMODE(path.stat().st_mode) != 0o444:
-            held.faults.append(f"content {path.name} is damaged")
-    for path in _entries(cache.bytecode, "*"):
-        if not path.is_file():
-            held.faults.append(f"the byte code {path.name} is missing")
     if cache.objects.is_dir():
         fsck = subprocess.run(
             ["git", "fsck", "--strict", "--no-dangling", "--no-progress"],

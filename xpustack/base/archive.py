@@ -15,7 +15,6 @@ import shlex
 import tarfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
@@ -36,17 +35,17 @@ class ArchiveMember(NamedTuple):
     data: bytes
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Limits that no honest archive exceeds: a pinned vLLM has at most 10 thousand
-    members and 140 MB. Sizes are in bytes, unpacked."""
-
-    members: int = 100_000
-    member_size: int = 256 << 20
-    total_size: int = 1 << 30
-
-
-LIMITS = Limits()
+MEMBERS = 100_000
+MEMBER_SIZE = 256 << 20
+TOTAL_SIZE = 1 << 30
+"""Limits that no honest archive exceeds: a pinned vLLM has at most 10 thousand members
+and 140 MB. Sizes are in bytes, unpacked."""
+_KINDS = {
+    tarfile.LNKTYPE: "a hard link",
+    tarfile.FIFOTYPE: "a fifo",
+    tarfile.CHRTYPE: "a device",
+    tarfile.BLKTYPE: "a device",
+}
 # This folder must not exist: the filter would follow links in it.
 _NOWHERE = "/nonexistent"
 
@@ -55,9 +54,7 @@ class _Hostile(Exception):
     """Why an archive is refused; becomes a SourceError with its place."""
 
 
-def members(
-    sdist: Path, *, release: str | None = None, limits: Limits = LIMITS
-) -> Iterator[ArchiveMember]:
+def members(sdist: Path, *, release: str | None = None) -> Iterator[ArchiveMember]:
     """The archive's files in their order, then its links, each path once.
 
     Nothing is written to disk. Links come last because each is checked against all
@@ -66,13 +63,13 @@ def members(
     Raises:
         SourceError: the archive is damaged, or has an absolute path, a `..`, a
             `.git`, a link that leaves the tree, a hard link, a device, a fifo,
-            two contents under one path, or more than `limits` allows. It names
+            two contents under one path, or more than the limits allow. It names
             `release`, the archive and the member.
     """
-    reader = _Reader(limits)
+    reader = _Reader()
     try:
         with (
-            _LimitedGzip(sdist, limits) as plain,
+            _LimitedGzip(sdist) as plain,
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
             for info in tar:
@@ -94,13 +91,13 @@ def members(
 class _Reader:
     """Checks members one by one, and remembers what the archive held so far."""
 
-    def __init__(self, limits: Limits) -> None:
-        self.limits = limits
+    def __init__(self) -> None:
         self.count = 0
         self.total = 0
         self.top: str | None = None
-        self.digests: dict[str, tuple[int, bytes]] = {}
-        self.folders: set[str] = set()
+        self.entries: dict[str, tuple[int, bytes] | None] = {}
+        """By path: the mode of a file and the digest of its content; no more of a
+        folder."""
         self.targets: dict[str, tarfile.TarInfo] = {}
 
     def member(
@@ -109,34 +106,34 @@ class _Reader:
         """The next member; None for a folder, a link or an equal repetition."""
         self.count += 1
         self.total += info.size
-        if self.count > self.limits.members:
-            raise _Hostile(f"more than {self.limits.members} members")
-        if info.size > self.limits.member_size:
+        if self.count > MEMBERS:
+            raise _Hostile(f"more than {MEMBERS} members")
+        if info.size > MEMBER_SIZE:
             raise _Hostile(
-                f"{info.name!r} unpacks to {info.size} bytes,"
-                f" more than {self.limits.member_size}"
+                f"{info.name!r} unpacks to {info.size} bytes, more than {MEMBER_SIZE}"
             )
-        if self.total > self.limits.total_size:
-            raise _Hostile(f"it unpacks to more than {self.limits.total_size} bytes")
+        if self.total > TOTAL_SIZE:
+            raise _Hostile(f"it unpacks to more than {TOTAL_SIZE} bytes")
         path = self._inside_top(info)
         if info.isdir():
-            self._folder(path)
+            self._new(path, None)
             _filter(info)
             return None
         if not path:
             raise _Hostile(f"{info.name!r} is not inside a top folder")
         if info.issym():
-            self._new(path, LINK, os.fsencode(info.linkname))
+            self._new(path, (LINK, os.fsencode(info.linkname)))
             self.targets[path] = info
             return None
         if not info.isreg() or info.issparse():
-            raise _Hostile(f"{info.name!r} is {_kind(info)}")
+            raise _Hostile(f"{info.name!r} is {_KINDS.get(info.type, 'no plain file')}")
         _filter(info)
         file = tar.extractfile(info)
         assert file is not None, "tarfile gives every regular member a file"
         data = file.read()
         mode = EXECUTABLE if info.mode & 0o100 else PLAIN
-        return ArchiveMember(path, mode, data) if self._new(path, mode, data) else None
+        new = self._new(path, (mode, hashlib.sha256(data).digest()))
+        return ArchiveMember(path, mode, data) if new else None
 
     def links(self) -> Iterator[ArchiveMember]:
         for path, info in self.targets.items():
@@ -161,22 +158,17 @@ class _Reader:
             raise _Hostile(f"{name!r} lies outside the top folder {self.top!r}")
         return "/".join(parts[1:])
 
-    def _folder(self, path: str) -> None:
-        if path in self.digests:
-            raise _Hostile(f"{path!r} is both a file and a folder")
-        self.folders.add(path)
-
-    def _new(self, path: str, mode: int, data: bytes) -> bool:
-        """Whether `path` is new; False for an equal repetition."""
-        if path in self.folders:
-            raise _Hostile(f"{path!r} is both a file and a folder")
+    def _new(self, path: str, entry: tuple[int, bytes] | None) -> bool:
+        """Whether an entry of `entries` is new; False for an equal repetition."""
         for folder in PurePosixPath(path).parents[:-1]:
-            self._folder(str(folder))
-        digest = (mode, hashlib.sha256(data).digest())
-        first = self.digests.setdefault(path, digest)
-        if first != digest:
-            raise _Hostile(f"{path!r} comes twice and differs")
-        return first is digest
+            self._new(str(folder), None)
+        new = path not in self.entries
+        first = self.entries.setdefault(path, entry)
+        if first != entry:
+            both = "is both a file and a folder"
+            differs = "comes twice and differs"
+            raise _Hostile(f"{path!r} {both if None in (first, entry) else differs}")
+        return new
 
     def _judge(self, path: str, target: str) -> None:
         """Check a link by its text alone. It must not pass through another link,
@@ -200,10 +192,10 @@ class _Reader:
 class _LimitedGzip(gzip.GzipFile):
     """Stops a stream that unpacks to more than the limits allow for all members."""
 
-    def __init__(self, path: Path, limits: Limits) -> None:
+    def __init__(self, path: Path) -> None:
         super().__init__(path)
         # Headers and padding take at most two blocks of 512 bytes per member.
-        self.remaining = limits.total_size + 1024 * limits.members
+        self.remaining = TOTAL_SIZE + 1024 * MEMBERS
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
@@ -222,16 +214,6 @@ def _filter(info: tarfile.TarInfo) -> None:
             tarfile.data_filter(info, _NOWHERE)
         except (tarfile.FilterError, OSError) as error:
             raise _Hostile(f"tarfile's own filter says {error}") from None
-
-
-def _kind(info: tarfile.TarInfo) -> str:
-    if info.islnk():
-        return "a hard link"
-    if info.isfifo():
-        return "a fifo"
-    if info.isdev():
-        return "a device"
-    return "no plain file"
 
 
 def _refusal(message: str, sdist: Path, release: str | None) -> SourceError:

@@ -61,7 +61,7 @@ def fetch(release: Release, cache: Cache) -> Path:
             the cache is offline, or the index does not have the pinned one.
         EnvironmentProblem: the index cannot be reached, or the disk is full.
     """
-    target = _target(release.sha256, release.sdist, cache)
+    target = cache.sdists / release.sha256 / release.sdist
     with concerning(release.name):
         if not target.exists():
             with cache.lock(f"sdist-{release.sha256}"):
@@ -95,7 +95,7 @@ def download(
                 continue
             if sha256 not in (None, actual):
                 return None, actual
-            target = _target(actual, link.filename, cache)
+            target = cache.sdists / actual / link.filename
             with writing(target):
                 target.parent.mkdir(parents=True, exist_ok=True)
                 os.replace(file, target)
@@ -105,10 +105,6 @@ def download(
         detail=[f"{ATTEMPTS} attempts, the last: {problem or 'no answer'}"],
         hint="python -m pip config list",
     ) from problem
-
-
-def _target(sha256: str, name: str, cache: Cache) -> Path:
-    return cache.sdists / sha256 / name
 
 
 def _verify(release: Release, target: Path) -> None:

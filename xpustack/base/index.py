@@ -12,6 +12,7 @@ import shlex
 import ssl
 import subprocess
 import sys
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
@@ -28,67 +29,39 @@ from xpustack.core.errors import EnvironmentProblem
 
 PROJECT = "vllm"
 _SOURCES = (":env:", "download", "global")
+_TIMEOUT = 15.0
+"""Seconds that pip waits for an index unless it is told otherwise."""
 
 
 @dataclass(frozen=True)
 class PipConfiguration:
-    """The settings of `pip download` that decide where and how it searches.
+    """The settings of `pip download` by pip's names for them; what is not set is not
+    there."""
 
-    `timeout` is in seconds. An empty `index_url` means pip's own default.
-    """
-
-    index_url: str = ""
-    extra_index_urls: tuple[str, ...] = ()
-    find_links: tuple[str, ...] = ()
-    trusted_hosts: tuple[str, ...] = ()
-    no_index: bool = False
-    cert: str = ""
-    client_cert: str = ""
-    proxy: str = ""
-    timeout: float = 15.0
+    settings: Mapping[str, str]
 
     @classmethod
     def from_listing(cls, listing: str) -> "PipConfiguration":
         """Parse the output of `pip config list`, which includes PIP_* variables.
         They override `[download]`, which overrides `[global]`."""
-        settings: dict[tuple[str, str], str] = {}
+        settings: dict[str, dict[str, str]] = {section: {} for section in _SOURCES}
         for line in listing.splitlines():
             name, equals, value = line.partition("=")
             section, _, key = name.strip().rpartition(".")
-            if equals and section in _SOURCES:
-                settings[section, key.removeprefix("default-")] = str(
-                    ast.literal_eval(value)
-                )
-
-        def setting(key: str) -> str:
-            values = (settings.get((section, key)) for section in _SOURCES)
-            return next((value for value in values if value), "")
-
-        return cls(
-            index_url=setting("index-url"),
-            extra_index_urls=tuple(setting("extra-index-url").split()),
-            find_links=tuple(setting("find-links").split()),
-            trusted_hosts=tuple(setting("trusted-host").split()),
-            no_index=setting("no-index").lower() in ("1", "true", "yes", "on"),
-            cert=setting("cert"),
-            client_cert=setting("client-cert"),
-            proxy=setting("proxy"),
-            timeout=float(setting("timeout") or cls.timeout),
-        )
+            text = str(ast.literal_eval(value)) if equals else ""
+            if text and section in settings:
+                settings[section][key.removeprefix("default-")] = text
+        return cls(dict(ChainMap(*settings.values())))
 
     @classmethod
-    def of_this_machine(
-        cls, environment: Mapping[str, str] | None = None
-    ) -> "PipConfiguration":
+    def of_this_machine(cls) -> "PipConfiguration":
         """Ask the pip of the running interpreter.
 
         Raises:
             EnvironmentProblem: this interpreter has no working pip.
         """
         command = [sys.executable, "-m", "pip", "config", "list"]
-        process = subprocess.run(
-            command, capture_output=True, text=True, env=environment, check=False
-        )
+        process = subprocess.run(command, capture_output=True, text=True, check=False)
         if process.returncode != 0:
             raise EnvironmentProblem(
                 "pip cannot list its configuration",
@@ -99,12 +72,17 @@ class PipConfiguration:
 
     def index(self) -> "Index":
         """The indexes and find-links, ready to be searched."""
-        urls = [] if self.no_index else [self._main_index, *self.extra_index_urls]
+        # unearth falls back to the index that is also pip's default.
+        default = str(PackageFinder().sources[0]["url"])
+        urls = [self._get("index-url") or default, *self._words("extra-index-url")]
+        if self._get("no-index").lower() in ("1", "true", "yes", "on"):
+            urls = []
+        trusted_hosts = self._words("trusted-host")
         client = PyPIClient(
-            trusted_hosts=self.trusted_hosts,
+            trusted_hosts=trusted_hosts,
             verify=self._tls(),
-            timeout=self.timeout,
-            proxy=self.proxy or None,
+            timeout=float(self._get("timeout") or _TIMEOUT),
+            proxy=self._get("proxy") or None,
             follow_redirects=True,
         )
         client.auth = MultiDomainBasicAuth(prompting=False, index_urls=urls)
@@ -112,29 +90,30 @@ class PipConfiguration:
             # mypy: unearth's own client does not match the protocol it declares.
             cast(Fetcher, client),
             index_urls=urls,
-            find_links=[place for place in self.find_links if _exists(place)],
-            trusted_hosts=self.trusted_hosts,
+            find_links=list(filter(_exists, self._words("find-links"))),
+            trusted_hosts=trusted_hosts,
             ignore_compatibility=True,
             no_binary=[PROJECT],
         )
         return Index(finder, client)
 
-    def _tls(self) -> ssl.SSLContext | bool:
-        if not self.cert and not self.client_cert:
-            return True
-        folder = os.path.isdir(self.cert)
-        context = ssl.create_default_context(
-            cafile=None if folder else self.cert or None,
-            capath=self.cert if folder else None,
-        )
-        if self.client_cert:
-            context.load_cert_chain(self.client_cert)
-        return context
+    def _get(self, name: str) -> str:
+        return self.settings.get(name, "")
 
-    @property
-    def _main_index(self) -> str:
-        # unearth falls back to the index that is also pip's default.
-        return self.index_url or str(PackageFinder().sources[0]["url"])
+    def _words(self, name: str) -> list[str]:
+        return self._get(name).split()
+
+    def _tls(self) -> ssl.SSLContext | bool:
+        cert, client_cert = self._get("cert"), self._get("client-cert")
+        if not cert and not client_cert:
+            return True
+        folder = os.path.isdir(cert)
+        context = ssl.create_default_context(
+            cafile=None if folder else cert or None, capath=cert if folder else None
+        )
+        if client_cert:
+            context.load_cert_chain(client_cert)
+        return context
 
 
 @dataclass(frozen=True)

@@ -90,7 +90,7 @@ class Writer(Repository):
     def commit(self, parent: str, message: str) -> Commit:
         """Commit the private index; no ref names it yet."""
         tree = self.write_tree()
-        return Commit(self.commit_tree(tree, parent, message.encode()), tree)
+        return Commit(self.commit_tree(tree, parent, message), tree)
 
     def keep(self, ref: str, commit: Commit) -> None:
         """Set a ref to a commit; a writer does this last."""

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the XPU wheel of a tree and installs its files into the cache."""
 
+import hashlib
 import os
 import re
 import shlex
 import sys
 import sysconfig
 import time
-import zipfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,12 +16,12 @@ from xpustack.builds import torch_config, wheel
 from xpustack.builds.copy import copied, origin_of
 from xpustack.builds.installed import (
     Build,
-    Members,
     damage,
+    from_wheel,
     install,
     manifest_of,
+    shared,
     site,
-    store_files,
 )
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
@@ -101,41 +101,18 @@ def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
     source = None
     if origin is not None:
         earlier = build_version(origin, tree.index)
-        copy_of = build(runner, store, origin, earlier)
-        source = origin, earlier, manifest_of(cache, copy_of.key) or {}
+        source = origin, build(runner, store, origin, earlier)
     with cache.lock(f"build-{planned.key}"):
         if _problem(cache, planned) is None:
             return planned
         begin = time.monotonic()
-        with writing(cache.contents.root):
-            if source is None:
-                members = really_built(runner, store, tree, version)
-            else:
-                members = copied(store, source, tree, version)
-            with replace_dir(planned.installed.parent) as home:
-                install(cache.contents, members, home)
+        if source is None:
+            files = shared(cache, really_built(runner, store, tree, version))
+        else:
+            files = copied(store, source, tree, version)
+        with replace_dir(planned.installed.parent) as home:
+            install(cache, files, home)
     return replace(planned, seconds=time.monotonic() - begin, cached=False)
-
-
-def members_of(archive: wheel.Wheel) -> dict[str, wheel.Member]:
-    """The files that a wheel installs, with its RECORD in canonical form.
-
-    Raises:
-        CheckFailed: the wheel cannot be read, does not match its RECORD, or has
-            files that an installer would move elsewhere.
-    """
-    problems = dict(archive.problems) or wheel.record_problems(archive)
-    problems |= {
-        name: "it would be installed elsewhere"
-        for name in archive.members
-        if ".data/" in name.partition("/")[0] + "/"
-    }
-    if problems:
-        raise CheckFailed(
-            "the build yields a wheel that cannot be installed",
-            detail=[f"{name}: {problem}" for name, problem in problems.items()],
-        )
-    return wheel.canonical_members(archive)
 
 
 def _problem(cache: Cache, build: Build) -> str | None:
@@ -145,33 +122,84 @@ def _problem(cache: Cache, build: Build) -> str | None:
     if members is None:
         return "its manifest is damaged"
     with writing(home):
-        problem = damage(cache.contents, members, build.installed)
+        problem = damage(cache, members, build.installed)
     if problem is None:
         count_as_used(home)
     return problem
 
 
-def really_built(runner: Runner, store: Store, tree: Tree, version: str) -> Members:
-    """The members of a tree, from a wheel that the build backend builds.
+def really_built(
+    runner: Runner, store: Store, tree: Tree, version: str
+) -> dict[str, bytes]:
+    """The files of a tree by path, from a wheel that the build backend builds. RECORD,
+    which nobody asks for it, is left out.
 
     Raises:
-        As `build`.
+        CheckFailed: as `build`; or the wheel cannot be read, does not match its RECORD,
+            or has files that an installer would move elsewhere.
+        EnvironmentProblem, Stopped: as `build`.
     """
     with (
         concerning(tree.release.name, tree.slug),
         store.cache.scratch(in_memory=True) as work,
     ):
-        archive = wheel.read(build_wheel(runner, store, tree, version, work))
-        members = members_of(archive)
-    return store_files(store.cache, {name: file.data for name, file in members.items()})
+        _, archive = build_wheel(runner, store, tree, version, work)
+        problems = dict(archive.problems) or wheel.record_problems(archive)
+        problems |= {
+            name: "it would be installed elsewhere"
+            for name in archive.members
+            if ".data/" in name.partition("/")[0] + "/"
+        }
+        if problems:
+            raise CheckFailed(
+                "the build yields a wheel that cannot be installed",
+                detail=[f"{name}: {problem}" for name, problem in problems.items()],
+            )
+    return {
+        name: member.data
+        for name, member in archive.members.items()
+        if not name.endswith(".dist-info/RECORD")
+    }
+
+
+def compare(runner: Runner, store: Store, tree: Tree, build: Build) -> int:
+    """Really build a copied tree and compare every member; return their number.
+
+    Raises:
+        CheckFailed: a member differs; or the build fails.
+        EnvironmentProblem: the disk is full, or a program is missing.
+        Stopped: the runner was stopped.
+    """
+    files = really_built(runner, store, tree, build.version)
+    real = {path: hashlib.sha256(data).hexdigest() for path, data in files.items()}
+    copied = from_wheel(manifest_of(store.cache, build.key) or {})
+    states = {
+        name: "a real build does not install it"
+        if name not in real
+        else "only a real build installs it"
+        if name not in copied
+        else "its content differs"
+        for name in sorted(real.keys() | copied.keys())
+        if real.get(name) != copied.get(name)
+    }
+    if states:
+        raise CheckFailed(
+            "the copied tree differs from what a real build installs",
+            release=tree.release.name,
+            step=tree.slug,
+            path=build.installed,
+            detail=[f"{name}: {state}" for name, state in states.items()],
+            hint="report it as a fault of xpustack/builds/copy.py",
+        )
+    return len(real)
 
 
 def build_wheel(
     runner: Runner, store: Store, tree: Tree, version: str, work: Path
-) -> Path:
-    """Build `tree` in the empty directory `work`, and return the wheel's path. The
-    compiler writes neither the path of `work` nor those of this environment into its
-    output.
+) -> tuple[str, wheel.Wheel]:
+    """Build `tree` in the empty directory `work`; return the wheel's name and the
+    wheel. The compiler writes neither the path of `work` nor those of this environment
+    into its output.
 
     Raises:
         As `build`.
@@ -180,7 +208,15 @@ def build_wheel(
     check_out(store.cache, tree.tree_id, source)
     torch_config.write(work)
     _run_backend(runner, source, work, version)
-    return _only_wheel(work / "dist", version)
+    paths = list((work / "dist").glob("*.whl"))
+    if len(paths) == 1:
+        archive = wheel.read(paths[0])
+        if archive.metadata.get("Version") == [version]:
+            return paths[0].name, archive
+    raise CheckFailed(
+        f"the build did not yield one wheel of version {version}",
+        detail=[f"found: {path.name}" for path in paths] or ["found: none"],
+    )
 
 
 def build_variables(work: Path, version: str) -> dict[str, str]:
@@ -260,17 +296,3 @@ def _run_backend(runner: Runner, source: Path, work: Path, version: str) -> None
             f"the build failed with exit status {result.returncode}",
             detail=result.last_lines(40),
         )
-
-
-def _only_wheel(directory: Path, version: str) -> Path:
-    wheels = list(directory.glob("*.whl"))
-    if len(wheels) == 1:
-        with zipfile.ZipFile(wheels[0]) as archive:
-            metadata = [n for n in archive.namelist() if n.endswith("/METADATA")]
-            text = archive.read(metadata[0]).decode() if metadata else ""
-        if f"\nVersion: {version}\n" in text:
-            return wheels[0]
-    raise CheckFailed(
-        f"the build did not yield one wheel of version {version}",
-        detail=[f"found: {wheel.name}" for wheel in wheels] or ["found: none"],
-    )

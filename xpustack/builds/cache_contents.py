@@ -14,14 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base.store import Store
-from xpustack.builds.installed import manifest_of
 from xpustack.core.cache import Cache, writing
 from xpustack.core.progress import Progress, at_most_every, silent
 
 _DAY = 86_400
-_FORMER = ("wheels", "mypy")
+_FORMER = ("wheels", "mypy", "files", "bytecode")
 """What earlier versions of the tool kept."""
-_CONTENTS = "files"
 _BLOCK = 512
 _SECONDS = 2.0
 """Between two messages on how far a listing is."""
@@ -71,8 +69,6 @@ def gc(cache: Cache, *, days: float = 7) -> None:
             for path in _entries(area):
                 if _used(path) <= oldest:
                     _remove(path)
-        for path in _unlisted(cache):
-            path.unlink()
         store = Store(cache)
         files = {ref: cache.objects / ref for ref in store.refs()}
         stale = [
@@ -85,26 +81,10 @@ def gc(cache: Cache, *, days: float = 7) -> None:
                 writer.drop(stale)
 
 
-def _unlisted(cache: Cache) -> Iterator[Path]:
-    """The contents that no installed tree lists, and the names of byte code among
-    them."""
-    listed = {
-        content.sha256
-        for home in _entries(cache.builds)
-        for content in (manifest_of(cache, home.name) or {}).values()
-    }
-    for path in _entries(cache.root / _CONTENTS):
-        if path.name not in listed:
-            yield path
-    for path in _entries(cache.bytecode):
-        if path.resolve().name not in listed:
-            yield path
-
-
 def _entries(area: Path) -> list[Path]:
     """The entries of an area: files in folders of two letters, or whatever lies in the
     area itself."""
-    pattern = "??/*" if area.name in ("results", _CONTENTS) else "*"
+    pattern = "??/*" if area.name == "results" else "*"
     return sorted(area.glob(pattern))
 
 

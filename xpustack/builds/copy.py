@@ -8,16 +8,10 @@ METADATA and `_version.py`. One copy per run is compared with a real build.
 
 import re
 from functools import cache
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from xpustack.base.store import Store
-from xpustack.builds import wheel
-from xpustack.builds.installed import (
-    Members,
-    byte_code_path,
-    store_files,
-    without_byte_code,
-)
+from xpustack.builds.installed import Build, Files, byte_code_path, manifest_of
 from xpustack.core.repository import Repository
 from xpustack.series.tree import Tree
 
@@ -72,50 +66,31 @@ def build_scripts(git: Repository, tree_id: str) -> str:
     return "\n".join(contents[blob].decode("utf-8", "replace") for blob in blobs)
 
 
-def copied(
-    store: Store, old: tuple[Tree, str, Members], new: Tree, version: str
-) -> Members:
-    """The members of `new` as `version`.
+def copied(store: Store, old: tuple[Tree, Build], new: Tree, version: str) -> Files:
+    """The files of `new` as `version`.
 
     Args:
-        old: the tree to copy, its version and its members.
+        old: the tree to copy, and its build.
 
     Raises:
-        OSError: the disk is full, writing there is denied, or a content is damaged.
+        OSError: reading the build is denied.
     """
-    cache = store.cache
-    tree, old_version, members = old
+    tree, origin = old
     changes = store.git.changes(tree.tree_id, new.tree_id)
-    changed = {path for change in changes for path in _with_byte_code(change.path)}
     blobs = store.git.blobs(change.new.blob for change in changes if change.new)
-    files = {change.path: blobs[change.new.blob] for change in changes if change.new}
-    old_home, home = (f"vllm-{text}.dist-info/" for text in (old_version, version))
-    kept = {
-        path.replace(old_home, home): content
-        for path, content in members.items()
-        if path not in changed
+    changed = {change.path for change in changes}
+    changed |= set(map(byte_code_path, changed))
+    files: Files = {
+        path: origin.installed / path
+        for path, sha256 in (manifest_of(store.cache, origin.key) or {}).items()
+        if sha256 and path not in changed
     }
+    files |= {change.path: blobs[change.new.blob] for change in changes if change.new}
+    old_home, home = (f"vllm-{text}.dist-info/" for text in (origin.version, version))
+    files = {path.replace(old_home, home): files[path] for path in files}
+    local = re.compile(rf"{re.escape(origin.version.partition('+')[2])}(?!\d)")
     for path in (f"{home}METADATA", _VERSION):
-        if path in kept:
-            text = cache.contents.path(kept[path]).read_text("utf-8")
-            files[path] = (
-                _local_version(old_version)
-                .sub(version.partition("+")[2], text)
-                .encode()
-            )
-    kept |= store_files(cache, files)
-    record = f"{home}RECORD"
-    rows = {
-        path: (content.sha256, content.size)
-        for path, content in without_byte_code(kept).items()
-        if path != record
-    }
-    return kept | store_files(cache, {record: wheel.record(rows, record)})
-
-
-def _with_byte_code(path: str) -> tuple[str, str]:
-    return path, byte_code_path(path)
-
-
-def _local_version(version: str) -> re.Pattern[str]:
-    return re.compile(rf"{re.escape(version.partition('+')[2])}(?!\d)")
+        if isinstance(place := files.get(path), Path):
+            text = local.sub(version.partition("+")[2], place.read_text("utf-8"))
+            files[path] = text.encode()
+    return files

@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An installed tree: links to stored contents, and a manifest that lists them.
+"""An installed tree: a folder of read-only files, and a manifest that lists them.
 
-Every module has its byte code beside it. Python checks the source's hash in it on
-import, so neither a test nor another tree can make it stale.
+What an earlier tree has as well are links to its files. Every module has its byte code
+beside it. Python checks the source's hash in it on import, so neither a test nor
+another tree can make it stale.
 """
 
-import contextlib
-import importlib.util
-import marshal
+import hashlib
 import os
+import py_compile
+import shutil
+import stat
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 import msgspec
 
 from xpustack.core.cache import Cache
-from xpustack.core.contents import Content, Contents
 
-Members = dict[str, Content]
-"""The files of an installed tree by path, byte code included."""
+Members = dict[str, str]
+"""The files of an installed tree by path, byte code included, each with its sha256; and
+its folders, with nothing."""
+Files = dict[str, bytes | Path]
+"""Files to install by path: a content, or the file of an earlier tree to link."""
 _SITE = "site"
 _MANIFEST = "manifest.json"
+_MODE = 0o444
 _BYTE_CODE = "__pycache__"
-_CHECKED_HASH = 0b11
 _SUFFIX = f".{sys.implementation.cache_tag}.pyc"
 
 
@@ -57,27 +61,12 @@ def manifest_of(cache: Cache, key: str) -> Members | None:
         return None
 
 
-def store_files(cache: Cache, files: Mapping[str, bytes]) -> Members:
-    """Store files and the byte code of the modules among them.
-
-    Raises:
-        OSError: the disk is full, or writing there is denied.
-    """
-    members = {}
-    for path, data in files.items():
-        members[path] = cache.contents.add(data)
-        code = _byte_code(cache, path, members[path], data)
-        if code is not None:
-            members[byte_code_path(path)] = code
-    return members
-
-
-def without_byte_code(members: Members) -> Members:
-    """What the wheel installs."""
+def from_wheel(members: Members) -> Members:
+    """The files that the wheel installs: neither byte code nor folders."""
     return {
-        path: content
-        for path, content in members.items()
-        if PurePosixPath(path).parent.name != _BYTE_CODE
+        path: sha256
+        for path, sha256 in members.items()
+        if sha256 and PurePosixPath(path).parent.name != _BYTE_CODE
     }
 
 
@@ -87,74 +76,104 @@ def byte_code_path(module: str) -> str:
     return f"{folder}/{_BYTE_CODE}/{name.removesuffix('.py')}{_SUFFIX}".lstrip("/")
 
 
-def install(contents: Contents, members: Members, home: Path) -> None:
-    """Link a tree's files into the new directory `home`, and list them there.
+def shared(cache: Cache, files: Mapping[str, bytes]) -> Files:
+    """Files, with links in place of what the newest build has as well, intact and with
+    its byte code."""
+    manifests = cache.builds.glob(f"*/{_MANIFEST}")
+    newest = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return dict(files)
+    members, place = manifest_of(cache, newest.parent.name), newest.with_name(_SITE)
+    intact = dict((members or {}).items() & _listing(cache, place).items())
+    mixed: Files = {}
+    for path, data in files.items():
+        code = byte_code_path(path) if path.endswith(".py") else path
+        if code in intact and intact.get(path) == hashlib.sha256(data).hexdigest():
+            mixed |= {path: place / path, code: place / code}
+        else:
+            mixed[path] = data
+    return mixed
+
+
+def install(cache: Cache, files: Files, home: Path) -> None:
+    """Write a tree's files and the byte code of new modules into the new directory
+    `home`, and list them there.
 
     Raises:
-        OSError: a content is not stored, the disk is full, or writing there is denied.
+        OSError: the disk is full, or writing there is denied.
     """
-    for folder in sorted({str(PurePosixPath(path).parent) for path in members}):
-        (home / _SITE / folder).mkdir(parents=True, exist_ok=True)
-    for path, content in members.items():
-        contents.link(content, home / _SITE / path)
-    (home / _MANIFEST).write_bytes(msgspec.json.encode(members))
+    folder = home / _SITE
+    for name in {PurePosixPath(path).parent for path in files}:
+        (folder / name).mkdir(parents=True, exist_ok=True)
+    for path, content in files.items():
+        target, code = folder / path, str(folder / byte_code_path(path))
+        if isinstance(content, Path):
+            _link(content, target)
+            continue
+        target.write_bytes(content)
+        target.chmod(_MODE)
+        # The result is None where a module does not compile.
+        if path.endswith(".py") and py_compile.compile(
+            *(str(target), code, path),
+            quiet=2,
+            optimize=0,
+            invalidation_mode=py_compile.PycInvalidationMode.CHECKED_HASH,
+        ):
+            os.chmod(code, _MODE)
+    (home / _MANIFEST).write_bytes(msgspec.json.encode(_listing(cache, folder)))
 
 
-def damage(contents: Contents, members: Members, site: Path) -> str | None:
+def damage(cache: Cache, members: Members, site: Path) -> str | None:
     """The first difference between an installed tree and its list; None if there is
     none.
 
     Raises:
         OSError: reading the tree is denied.
     """
-    return next(_differences(contents, members, site), None)
+    found = _listing(cache, site)
+    for path in sorted(found.keys() | members.keys()):
+        if path not in members:
+            return f"{path} does not belong to it"
+        if path not in found:
+            return f"{path} is missing"
+        if found[path] != members[path]:
+            return f"{path} is changed"
+    return None
 
 
-def _differences(contents: Contents, members: Members, site: Path) -> Iterator[str]:
+def _listing(cache: Cache, site: Path) -> Members:
+    """The members of an installed tree as they are on disk."""
     home = f"{site}/"
-    found = {
-        os.path.join(place, name).removeprefix(home)
+    places = [
+        os.path.join(place, name)
         for place, folders, files in os.walk(site)
         for name in (*folders, *files)
-    }
-    folders = {folder for path in members for folder in _folders(path)}
-    for path in sorted(found - members.keys() - folders):
-        yield f"{path} does not belong to it"
-    for path, content in members.items():
-        if path not in found:
-            yield f"{path} is missing"
-        elif not contents.is_intact(home + path, content):
-            yield f"{path} is changed"
+    ]
+    return {place.removeprefix(home): _content(cache, place) for place in places}
 
 
-def _folders(path: str) -> Iterator[str]:
-    """The folders above a file, the nearest first."""
-    while path := path.rpartition("/")[0]:
-        yield path
+def _content(cache: Cache, path: str) -> str:
+    """The sha256 of a read-only regular file, nothing of a folder, and the mode of
+    anything else."""
+    status = os.lstat(path)
+    if stat.S_ISDIR(status.st_mode):
+        return ""
+    if status.st_mode != stat.S_IFREG | _MODE:
+        return oct(status.st_mode)
+    file_id = (status.st_dev, status.st_ino, status.st_mtime_ns)
+    if file_id not in cache.digests:
+        with open(path, "rb") as file:
+            digest = hashlib.file_digest(file, "sha256")
+        cache.digests[file_id] = digest.hexdigest()
+    return cache.digests[file_id]
 
 
-def _byte_code(
-    cache: Cache, module: str, source: Content, data: bytes
-) -> Content | None:
-    """The byte code of a module, compiled once per content; None if it is no module or
-    does not compile."""
-    if not module.endswith(".py"):
-        return None
-    magic = importlib.util.MAGIC_NUMBER
-    place = cache.bytecode / f"{source.sha256}.{magic.hex()}{_SUFFIX}"
-    with contextlib.suppress(OSError):
-        known = Content(Path(os.readlink(place)).name, place.stat().st_size)
-        if cache.contents.holds(known):
-            return known
+def _link(source: Path, target: Path) -> None:
+    """Create a hard link where the file system has them, else a copy."""
     try:
-        code = compile(data, module, "exec", dont_inherit=True, optimize=0)
-    except (SyntaxError, ValueError):
-        return None
-    header = magic + _CHECKED_HASH.to_bytes(4, "little")
-    digest = importlib.util.source_hash(data)
-    content = cache.contents.add(header + digest + marshal.dumps(code))
-    place.parent.mkdir(exist_ok=True)
-    place.unlink(missing_ok=True)
-    with contextlib.suppress(FileExistsError):
-        place.symlink_to(os.path.relpath(cache.contents.path(content), place.parent))
-    return content
+        os.link(source, target)
+    except FileNotFoundError:
+        raise
+    except OSError:
+        # Another file system, no hard links, or too many of this file.
+        shutil.copy2(source, target)

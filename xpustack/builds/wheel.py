@@ -48,8 +48,10 @@ class Member:
     executable: bool = False
 
     @property
-    def sha256(self) -> str:
-        return hashlib.sha256(self.data).hexdigest()
+    def digest(self) -> str:
+        """The sha256 as RECORD writes it."""
+        text = base64.urlsafe_b64encode(hashlib.sha256(self.data).digest())
+        return "sha256=" + text.rstrip(b"=").decode()
 
 
 @dataclass(frozen=True)
@@ -127,14 +129,14 @@ def record_problems(wheel: Wheel) -> dict[str, str]:
             continue
         if name not in wheel.members:
             problems[name] = "RECORD lists it and the archive lacks it"
-        elif value != _encoded(hashlib.sha256(wheel.members[name].data).digest()):
+        elif value != wheel.members[name].digest:
             problems[name] = "its content is not what RECORD says"
     return problems
 
 
-def canonical_members(wheel: Wheel) -> dict[str, Member]:
-    """The members in the canonical order: sorted, metadata last, and at the end
-    RECORD, written anew.
+def canonical(wheel: Wheel) -> bytes:
+    """The one archive of these members: sorted, metadata last, and at the end RECORD,
+    written anew; one time, two modes.
 
     Raises:
         CheckFailed: the wheel could not be read to its end.
@@ -145,21 +147,21 @@ def canonical_members(wheel: Wheel) -> dict[str, Member]:
             detail=[f"{name}: {problem}" for name, problem in wheel.problems.items()],
         )
     own = next(name for name in wheel.members if name.endswith(".dist-info/RECORD"))
-    names = [name for name in wheel.members if name != own]
-    members = {name: wheel.members[name] for name in _canonical_order(names, own)}
-    rows = {name: (member.sha256, len(member.data)) for name, member in members.items()}
-    return {**members, own: Member(record(rows, own))}
-
-
-def canonical(wheel: Wheel) -> bytes:
-    """The one archive of these members: in canonical order, one time, two modes.
-
-    Raises:
-        CheckFailed: the wheel could not be read to its end.
-    """
+    home = own.removesuffix("RECORD")
+    others = sorted(
+        wheel.members.keys() - {own}, key=lambda name: (name.startswith(home), name)
+    )
+    record = io.StringIO()
+    writer = csv.writer(record, lineterminator="\n")
+    for name in others:
+        member = wheel.members[name]
+        writer.writerow([name, member.digest, len(member.data)])
+    writer.writerow([own, "", ""])
+    members = {name: wheel.members[name] for name in others}
+    members[own] = Member(record.getvalue().encode())
     target = io.BytesIO()
     with zipfile.ZipFile(target, "w") as archive:
-        for name, member in canonical_members(wheel).items():
+        for name, member in members.items():
             info = zipfile.ZipInfo(name, TIME)
             info.create_system = _UNIX
             info.compress_type = zipfile.ZIP_DEFLATED
@@ -177,29 +179,3 @@ def leaks(wheel: Wheel, places: Iterable[str]) -> list[str]:
         for name, member in wheel.members.items()
         if place.encode() in member.data
     ]
-
-
-def record(rows: Mapping[str, tuple[str, int]], own: str) -> bytes:
-    """The canonical text of a RECORD: the metadata last, itself at the very end.
-
-    Args:
-        rows: the sha256 (hexadecimal) and the size of every other member.
-        own: the RECORD's own path, `<name>.dist-info/RECORD`.
-    """
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for name in _canonical_order(rows, own):
-        sha256, size = rows[name]
-        writer.writerow([name, _encoded(bytes.fromhex(sha256)), size])
-    writer.writerow([own, "", ""])
-    return text.getvalue().encode()
-
-
-def _canonical_order(names: Iterable[str], own: str) -> list[str]:
-    home = own.removesuffix("RECORD")
-    return sorted(names, key=lambda name: (name.startswith(home), name))
-
-
-def _encoded(digest: bytes) -> str:
-    text = base64.urlsafe_b64encode(digest)
-    return "sha256=" + text.rstrip(b"=").decode()

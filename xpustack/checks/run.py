@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from itertools import pairwise
 
 from xpustack.base.releases import Release
-from xpustack.builds.comparison import compare
+from xpustack.builds.build import compare
 from xpustack.checks.checker import Checker
 from xpustack.checks.plan import CopiedTree, Planner
 from xpustack.checks.schedule import Observer, Task, execute

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The content-addressed cache that all runs share, concurrent ones included.
 
-An entry under its final name is complete: it was written under a temporary name in
-the same folder and then renamed. The writer holds a lock on the temporary entry.
-The kernel drops the lock when the writer dies, so the next writer can tell a
-leftover from work in progress, and removes it.
+An entry under its final name is complete: it was written in, or as, a temporary folder
+beside it and then renamed. The writer holds a lock on that folder. The kernel drops the
+lock when the writer dies, so the next writer can tell a leftover from work in progress,
+and removes it.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from xpustack.core.contents import Contents
 from xpustack.core.errors import EnvironmentProblem, UsageError, command
+from xpustack.core.files import file_above
 from xpustack.core.progress import Progress, silent
 
 MEMORY = Path("/dev/shm")
@@ -76,14 +76,11 @@ class Cache:
         return self.root / "builds"
 
     @functools.cached_property
-    def contents(self) -> Contents:
-        """The contents of all installed files, each stored once."""
-        return Contents(self.root / "files")
-
-    @property
-    def bytecode(self) -> Path:
-        """Links to the byte code of modules, by the sha256 of their source."""
-        return self.root / "bytecode"
+    def digests(self) -> dict[tuple[int, int, int], str]:
+        """The sha256 of the installed files that this run read, by device, inode and
+        time: one with many names is read once, and a change later in the run that
+        keeps the time goes unnoticed."""
+        return {}
 
     @property
     def results(self) -> Path:
@@ -209,18 +206,13 @@ def atomic_file(target: Path) -> Iterator[BinaryIO]:
     Raises:
         EnvironmentProblem: the disk is full, or writing there is denied.
     """
-    with writing(target):
-        temporary, handle = _begin(target.parent, directory=False)
-        try:
-            with open(handle, "wb", closefd=False) as file:
-                yield file
-                file.flush()
-                os.fsync(handle)
-            os.replace(temporary, target)
-            _sync(target.parent)
-        finally:
-            temporary.unlink(missing_ok=True)
-            os.close(handle)
+    with writing(target), _new_dir(target.parent) as folder:
+        with open(folder / target.name, "wb") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(folder / target.name, target)
+        _sync(target.parent)
 
 
 @contextlib.contextmanager
@@ -272,15 +264,12 @@ def sweep(directory: Path) -> list[Path]:
             continue
         path = directory / name
         try:
-            handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW)
-        except FileNotFoundError:
+            handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except (FileNotFoundError, NotADirectoryError):
             continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)
+            shutil.rmtree(path, ignore_errors=True)
             removed.append(path)
         except BlockingIOError:
             pass
@@ -307,7 +296,7 @@ def writing(path: Path) -> Iterator[None]:
         elif error.errno == errno.ENOTDIR or (
             error.errno == errno.EEXIST and not path.is_dir()
         ):
-            message, path = "a file is where a directory must be", _file_above(path)
+            message, path = "a file is where a directory must be", file_above(path)
             hint = command("mv", path) + " NEW_NAME"
         else:
             raise
@@ -322,45 +311,28 @@ def writing(path: Path) -> Iterator[None]:
         ) from error
 
 
-def _file_above(path: Path) -> Path:
-    """The file that prevents `path` from being a directory, or lying in one."""
-    candidates = (path, *path.parents)
-    return next((candidate for candidate in candidates if candidate.is_file()), path)
-
-
 @contextlib.contextmanager
 def _new_dir(parent: Path) -> Iterator[Path]:
-    """A new empty directory in `parent`. After the block, whatever has its name is
-    removed."""
-    directory, handle = _begin(parent, directory=True)
-    try:
-        yield directory
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
-        os.close(handle)
+    """A new empty directory in `parent`, locked by this process. After the block,
+    whatever has its name is removed.
 
-
-def _begin(parent: Path, *, directory: bool) -> tuple[Path, int]:
-    """A temporary entry in `parent` and the handle that holds its lock.
-
-    A sweeper may remove the entry before it is opened or locked; then this makes
-    another one.
+    A sweeper may remove it before it is opened or locked; then this makes another one.
     """
     parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
     while True:
-        path = parent / f".xpustack-{secrets.token_hex(8)}.part"
-        if directory:
-            path.mkdir()
-            try:
-                handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-            except FileNotFoundError:
-                continue
-        else:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        if path.exists():
-            return path, handle
+        directory = parent / f".xpustack-{secrets.token_hex(8)}.part"
+        directory.mkdir()
+        with contextlib.suppress(FileNotFoundError):
+            handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+            fcntl.flock(handle, fcntl.LOCK_EX)
+            if directory.exists():
+                break
+            os.close(handle)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
         os.close(handle)
 
 

@@ -67,7 +67,7 @@ def read_file(path: Path, root: Path, kind: type[StackError] = SeriesError) -> b
             "a folder is where a file must be"
             if folder
             else "a file is where a folder must be",
-            path=path if folder else _file_above(path),
+            path=path if folder else file_above(path),
             hint="move it away, then: "
             f"git -C {shlex.quote(str(root))} checkout -- {path.relative_to(root)}",
         ) from None
@@ -79,9 +79,10 @@ def read_file(path: Path, root: Path, kind: type[StackError] = SeriesError) -> b
         ) from error
 
 
-def _file_above(path: Path) -> Path:
-    """The nearest existing entry above `path`: the file that should be a folder."""
-    return next(parent for parent in path.parents if parent.exists())
+def file_above(path: Path) -> Path:
+    """The file that prevents `path` from being a directory, or lying in one."""
+    candidates = (path, *path.parents)
+    return next((candidate for candidate in candidates if candidate.is_file()), path)
 
 
 def links_below(folder: Path) -> list[Path]:

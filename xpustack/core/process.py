@@ -35,7 +35,6 @@ _KEPT = (
 )
 TIMED_OUT = 124
 _CGROUPS = Path("/sys/fs/cgroup")
-_APPOINTING = threading.Lock()
 _NUMBERS = itertools.count(1)
 
 
@@ -64,8 +63,10 @@ class Completed:
 class Runner:
     """Starts commands in sessions of their own and can stop them all."""
 
+    # Of all runners: one of them appoints the warden.
+    _guard = threading.Lock()
+
     def __init__(self) -> None:
-        self._guard = threading.Lock()
         self._stopped = False
         self._family = f"{_family()}/{next(_NUMBERS)}"
 
@@ -134,7 +135,7 @@ class Runner:
         with self._guard:
             if self._stopped:
                 raise Stopped
-            _appoint_warden()
+            _warden()
             try:
                 return subprocess.Popen(
                     command,
@@ -174,14 +175,9 @@ def _family() -> str:
     return f"{os.environ.get(FAMILY, '')}/{secrets.token_hex(8)}"
 
 
-def _appoint_warden() -> None:
-    """Start the process that kills this one's family when this one ends."""
-    with _APPOINTING:
-        _warden()
-
-
 @cache
 def _warden() -> subprocess.Popen[bytes]:
+    """The process that kills this one's family when this one ends."""
     program = warden.__file__
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", program, _family()],

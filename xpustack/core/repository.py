@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.git import PLAIN_ATTRIBUTES, Git, GitFailed, way_out
+from xpustack.core.git import (
+    DATE,
+    IDENTITY,
+    PLAIN_ATTRIBUTES,
+    Git,
+    GitFailed,
+    way_out,
+)
 
 HEADS = "refs/heads/"
 PLAIN, EXECUTABLE = "100644", "100755"
@@ -222,15 +229,6 @@ class Repository(Git):
         """The id of the tree that the index holds."""
         return self.text("write-tree")
 
-    def entries(self) -> dict[str, TreeEntry]:
-        """The files of the index, by path."""
-        entries = {}
-        for row in _fields(self.run("ls-files", "--stage", "-z")):
-            properties, _, path = row.partition("\t")
-            mode, blob, _ = properties.split(" ")
-            entries[path] = TreeEntry(mode, blob)
-        return entries
-
     def add(self, files: Mapping[str, bytes], scratch: Path) -> None:
         """Add plain files to the index, by path; `scratch` is a folder for temporary
         files."""
@@ -271,12 +269,13 @@ class Repository(Git):
 
     # Commits.
 
-    def commit_tree(self, tree: str, parent: str, message: bytes) -> str:
-        """Write a commit with the tool's own identity and date; return its id."""
-        return self.text("commit-tree", tree, "-p", parent, data=message)
-
-    def commit_by(
-        self, person: str, date: str, tree: str, parent: str, message: str
+    def commit_tree(
+        self,
+        tree: str,
+        parent: str,
+        message: str,
+        person: str = IDENTITY,
+        date: str = DATE,
     ) -> str:
         """Write a commit; return its id, which depends on the arguments alone.
 
@@ -309,10 +308,6 @@ class Repository(Git):
     def tree_of(self, commit: str) -> str:
         """The id of a commit's tree."""
         return self.text("rev-parse", "--verify", f"{commit}^{{tree}}")
-
-    def message(self, commit: str) -> bytes:
-        """A commit's message."""
-        return self.run("show", "--no-patch", "--format=%B", commit)
 
     def log(self, old: str, new: str) -> list[LogEntry]:
         """The commits that `new` has and `old` lacks, parents first.

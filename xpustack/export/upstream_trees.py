@@ -96,7 +96,7 @@ def upstream_trees(
             tree_id = writer.write_tree()
             text = message(tree.step, person, assistant)
             date = history.last_change_date(project, tree.step.path)
-            commit = writer.commit_by(str(person), date, tree_id, before.commit, text)
+            commit = writer.commit_tree(tree_id, before.commit, text, str(person), date)
             changes = writer.changes(before.tree_id, tree_id)
             changed = tuple(sorted(change.path for change in changes))
             added = tuple(
@@ -158,7 +158,7 @@ class UpstreamForms:
 
     def put(self, writer: Writer, tree: StepTree, scratch: Path) -> None:
         """Convert the private index, which holds `tree`, to upstream's form."""
-        entries = writer.entries()
+        entries = writer.files(tree.tree_id)
         wanted = {path for path in self.files if path in entries and is_kernel(path)}
         for applied in tree.applied:
             wanted |= set(self.tests[applied.slug])

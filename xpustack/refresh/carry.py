@@ -159,7 +159,7 @@ class Carrier:
 
     def commit(self, step: Step, tree: str, parent: str) -> str:
         """The carried step as a commit, with the step's own message."""
-        return self.git.commit_tree(tree, parent, step.commit_message.encode())
+        return self.git.commit_tree(tree, parent, step.commit_message)
 
     def _with_files(self, tree: str, files: Mapping[str, bytes]) -> str:
         """`tree` with those of `files` that it lacks."""

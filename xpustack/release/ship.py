@@ -110,8 +110,7 @@ def build_release_wheel(
         concerning(release.name, series.tip.slug),
         cache.scratch(in_memory=True) as work,
     ):
-        built = build_wheel(runner, store, series.tip, version, work)
-        contents = wheel.read(built)
+        name, contents = build_wheel(runner, store, series.tip, version, work)
         leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])
     if leaks:
         raise CheckFailed(
@@ -122,7 +121,7 @@ def build_release_wheel(
     return WheelBuild(
         release,
         version,
-        built.name,
+        name,
         wheel.canonical(contents),
         contents,
         series.tip,

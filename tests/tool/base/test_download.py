@@ -219,13 +219,12 @@ global.cert='/ca.pem'
 install.index-url='file:///never'
 """
     configuration = PipConfiguration.from_listing(listing)
-    assert configuration == replace(
-        PipConfiguration(),
-        timeout=180.0,
-        find_links=("/a", "/b"),
-        extra_index_urls=("file:///x", "file:///y"),
-        cert="/ca.pem",
-    )
+    assert configuration.settings == {
+        "timeout": "180",
+        "find-links": "/a /b",
+        "extra-index-url": "file:///x file:///y",
+        "cert": "/ca.pem",
+    }
 
 
 def test_an_index_folder_is_searched_too(

@@ -8,7 +8,13 @@ from pathlib import Path
 import pytest
 from tiny_stack import TinyStack
 
-from xpustack.builds.installed import Build, byte_code_path, manifest_of, store_files
+from xpustack.builds.installed import (
+    Build,
+    byte_code_path,
+    install,
+    manifest_of,
+    shared,
+)
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner, clean_environment
 
@@ -58,13 +64,23 @@ def test_python_itself_compares_source_and_byte_code(stack: TinyStack):
     assert imported(base).startswith("1")
 
 
-def test_damaged_byte_code_is_compiled_again(cache: Cache):
-    source = {"a.py": b"A = 1\n", "bad.py": b"A = \n"}
-    first = store_files(cache, source)
-    assert first.keys() == {"a.py", "bad.py", byte_code_path("a.py")}
-    assert store_files(cache, source) == first
-    path = cache.contents.path(first[byte_code_path("a.py")])
-    path.chmod(0o644)
-    path.write_bytes(b"\0" * path.stat().st_size)
+SOURCES = {"a.py": b"A = 1\n", "bad.py": b"A = \n", "a.txt": b""}
+
+
+def test_a_new_tree_links_what_the_newest_has_intact(cache: Cache):
+    first, second = (cache.builds / name / "site" for name in ("first", "second"))
+    assert shared(cache, SOURCES) == SOURCES
+    install(cache, dict(SOURCES), first.parent)
+    code = byte_code_path("a.py")
+    assert [path.name for path in (first / code).parent.iterdir()] == [Path(code).name]
+    links = {path: first / path for path in ("a.py", code, "a.txt")}
+    assert shared(cache, SOURCES) == {"bad.py": SOURCES["bad.py"], **links}
+    (first / code).chmod(0o644)
+    (first / code).write_bytes(b"\0" * (first / code).stat().st_size)
+    (first / code).chmod(0o444)
     again = Cache(cache.root)
-    assert again.contents.holds(store_files(again, source)[byte_code_path("a.py")])
+    files = shared(again, SOURCES)
+    assert files["a.py"] == SOURCES["a.py"] and code not in files
+    install(again, files, second.parent)
+    assert (second / code).read_bytes() != (first / code).read_bytes()
+    assert (second / "a.txt").samefile(first / "a.txt")

@@ -12,7 +12,6 @@ from fake_stack import FakeStack
 from xpustack.base.store import Store
 from xpustack.builds import cache_contents
 from xpustack.builds.cache_contents import Area, gc, info
-from xpustack.builds.installed import install, store_files
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem
 
@@ -37,13 +36,13 @@ def test_linked_files_count_once(cache: Cache):
         target = cache.root / "builds" / name / "site" / "a.py"
         target.parent.mkdir(parents=True)
         os.link(first, target)
-    content = cache.root / "files" / "ab" / "abcd"
-    content.parent.mkdir(parents=True)
-    os.link(first, content)
+    other = cache.root / "other" / "a.py"
+    other.parent.mkdir(parents=True)
+    os.link(first, other)
     cache.results_put("test-a", {})
     areas = {area.name: area for area in info(cache)}
     assert areas["builds"] == Area("builds", 3, 4096)
-    assert areas["files"] == Area("files", 1, 0)
+    assert areas["other"] == Area("other", 1, 0)
     assert areas["results"].entries == 1
     assert info(Cache(cache.root / "none")) == []
 
@@ -99,20 +98,6 @@ def test_a_result_that_is_read_is_used(cache: Cache):
     assert cache.results_get("test-a") == {}
 
 
-def test_contents_that_no_tree_lists_go_with_their_byte_code(cache: Cache):
-    listed, other = (
-        store_files(cache, {"a.py": data}) for data in (b"A = 1\n", b"A = 2\n")
-    )
-    install(cache.contents, listed, cache.builds / "new")
-    for path in (cache.builds / "new" / "site").rglob("*.py*"):
-        path.unlink()
-    gc(cache)
-    assert all(map(cache.contents.holds, listed.values()))
-    assert not any(cache.contents.path(each).exists() for each in other.values())
-    assert len(list(cache.bytecode.iterdir())) == 1
-    assert store_files(Cache(cache.root), {"a.py": b"A = 1\n"}) == listed
-
-
 def test_the_scratch_of_a_living_writer_stays(cache: Cache):
     with cache.scratch() as work:
         left = write(cache.root / "scratch" / ".xpustack-0123456789abcdef.part" / "a")
@@ -136,7 +121,7 @@ def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
     call = calling(stack, monkeypatch)
     stack.trees()
     left = ".xpustack-0123456789abcdef.part"
-    write(stack.cache.root / "scratch" / left, PAGE * 10)
+    write(stack.cache.root / "scratch" / left / "a", PAGE * 10)
     done = call("cache", "info")
     assert done.exit_code == 0, done.output
     assert f"{stack.cache.root}: " in done.stdout

@@ -10,8 +10,7 @@ from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
 from xpustack.base.store import Store
 from xpustack.builds import copy as copy_module
-from xpustack.builds.build import build, build_version
-from xpustack.builds.comparison import compare
+from xpustack.builds.build import build, build_version, compare
 from xpustack.builds.copy import origin_of, takes_part
 from xpustack.builds.installed import Build, manifest_of
 from xpustack.core.cache import Cache
@@ -211,7 +210,7 @@ def test_where_links_fail_files_are_copied(
     def refuse(*_: object, **__: object) -> None:
         raise OSError(31, "Too many links")
 
-    monkeypatch.setattr("xpustack.core.contents.os.link", refuse)
+    monkeypatch.setattr("xpustack.builds.installed.os.link", refuse)
     copied, _ = again(stack, "add-extra")
     assert (copied.installed / EXTRA).stat().st_nlink == 1
     assert again(stack, "add-extra")[0].cached

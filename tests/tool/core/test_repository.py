@@ -31,7 +31,7 @@ class Places:
         contents = {path: text.encode() for path, text in files.items()}
         self.git.add(contents, self.scratch)
         tree = self.git.write_tree()
-        return self.git.commit_tree(tree, parent or self.root, message.encode())
+        return self.git.commit_tree(tree, parent or self.root, message)
 
 
 @pytest.fixture
