@@ -125,7 +125,7 @@ class Carrier:
         step, before = source.step, source.parent
         files = self._upstream_changes(step.touched)
         here = self.git.tree_of(onto)
-        ours = self.git.commit_tree(here, before.commit, b"upstream\n")
+        ours = self.git.commit_tree(here, before.commit, "upstream\n")
         merged, conflicts = self.git.merge(ours, source.commit)
         if merged == here and source.changed:
             text = "nothing is left of it after the merge"
