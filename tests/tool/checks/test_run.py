@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
@@ -313,14 +314,14 @@ def test_what_does_not_apply_is_among_the_events(stack):
 
 def refuse_results(cache: Cache, monkeypatch: pytest.MonkeyPatch) -> None:
     """Make the results of a cache read-only, also for root."""
-    begin = cache_module._begin
+    new_dir = cache_module._new_dir
 
-    def refusing(parent: Path, *, directory: bool) -> tuple[Path, int]:
+    def refusing(parent: Path) -> AbstractContextManager[Path]:
         if parent.is_relative_to(cache.results):
             raise OSError(errno.EROFS, "Read-only file system")
-        return begin(parent, directory=directory)
+        return new_dir(parent)
 
-    monkeypatch.setattr(cache_module, "_begin", refusing)
+    monkeypatch.setattr(cache_module, "_new_dir", refusing)
 
 
 def test_a_read_only_cache_is_no_failed_check(stack, monkeypatch):
@@ -346,10 +347,10 @@ def test_a_read_only_cache_is_no_failed_check(stack, monkeypatch):
 def test_a_store_that_cannot_be_written_is_no_failed_check(stack, monkeypatch):
     shutil.rmtree(stack.cache.objects)
 
-    def refuse(path: Path, *, directory: bool) -> tuple[Path, int]:
+    def refuse(path: Path) -> AbstractContextManager[Path]:
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(cache_module, "_begin", refuse)
+    monkeypatch.setattr(cache_module, "_new_dir", refuse)
     with pytest.raises(EnvironmentProblem, match="not allowed to write"):
         check(stack, "v1.0")
 
