@@ -150,12 +150,22 @@ def prefill_rows(least: int, most: int, xpu: bool) -> list[TunedPrefill]:
     ]
 
 
-def logits_rows(xpu: bool, paged: bool) -> list[LogitsConfig]:
+KERNELS = {
+    "PAGED": "paged_mqa_logits",
+    "PAGED_WORDS": "paged_mqa_logits_mxfp4",
+    "GATHERED": "mqa_logits",
+}
+"""Keys of a file's rows, by the name of the default in `_logits`."""
+KEYS = {"GATHERED": (64, 128, 256), "PAGED": (32, 64, 128), "PAGED_WORDS": (128, 256)}
+"""Keys a tile of the candidates for the indexer's scores."""
+
+
+def logits_rows(xpu: bool, name: str) -> list[LogitsConfig]:
     """Candidates for the indexer's scores."""
     return [
         LogitsConfig(m, n, warps, stages, grf)
-        for m in ((1,) if paged else (8, 16, 32))
-        for n in ((32, 64, 128) if paged else (64, 128, 256))
+        for m in ((8, 16, 32) if name == "GATHERED" else (1,))
+        for n in KEYS[name]
         for warps in ((8, 16) if xpu else (4, 8))
         for stages in ((1,) if xpu else (1, 2))
         for grf in ((128, 256) if xpu else (128,))
@@ -168,21 +178,20 @@ def sweeps(device: torch.device) -> Iterator[Sweep]:
     sets = 1 if dry else 4
     decode = ((2, 128),) if dry else ((4, 16384), (64, 8192))
     prefill = ((3, 96),) if dry else ((256, 8192), (2048, 4096))
-    for kernel, name, shapes in (
-        ("paged_mqa_logits", "PAGED", decode),
-        ("mqa_logits", "GATHERED", prefill),
-    ):
-        paged = name == "PAGED"
+    both = ("FP8", "MXFP4")
+    paged = {"PAGED": ("FP8",), "PAGED_WORDS": ("MXFP4",)} if xpu else {"PAGED": both}
+    for name, formats in {**paged, "GATHERED": both}.items():
+        is_paged = name != "GATHERED"
         yield Sweep(
-            kernel,
-            "FP8 and MXFP4",
-            logits_rows(xpu, paged)[: 1 if dry else None],
+            KERNELS[name],
+            " and ".join(formats),
+            logits_rows(xpu, name)[: 1 if dry else None],
             {
-                f"{'MXFP4' if fp4 else 'FP8'} T{tokens} K{keys}": partial(
-                    _logits, paged, fp4, tokens, keys, device
+                f"{form} T{tokens} K{keys}": partial(
+                    _logits, is_paged, form == "MXFP4", tokens, keys, device
                 )
-                for fp4 in (False, True)
-                for tokens, keys in shapes
+                for form in formats
+                for tokens, keys in (decode if is_paged else prefill)
             },
             scores,
             name,

@@ -44,3 +44,15 @@ def mxfp4_pair(codes, exponent):
     low = low.to(tl.float32, bitcast=True) * 2.0**SHIFT * scale
     high = high.to(tl.float32, bitcast=True) * 2.0**SHIFT * scale
     return low.to(tl.bfloat16), high.to(tl.bfloat16)
+
+
+@triton.jit
+def mxfp4_nibble(words, scale, PLACE: tl.constexpr):
+    """The bf16 value of nibble PLACE of int32 words, the lowest first, times `scale`.
+
+    Exact, by the steps of `mxfp4_pair`.
+    """
+    SIGN_AND_CODE: tl.constexpr = -0x7E400000
+    SHIFT: tl.constexpr = 126
+    bits = ((words << (28 - 4 * PLACE)) >> 6) & SIGN_AND_CODE
+    return (bits.to(tl.float32, bitcast=True) * 2.0**SHIFT * scale).to(tl.bfloat16)

@@ -66,15 +66,17 @@ class LogitsConfig(NamedTuple):
 
 GATHERED = LogitsConfig(16, 256, num_warps=16, num_stages=1, grf=256)
 PAGED = LogitsConfig(1, 128, num_warps=8, num_stages=1, grf=256)
-_MOST_TILES = 4
+PAGED_WORDS = LogitsConfig(1, 256, num_warps=8, num_stages=1, grf=256)
+"""For Intel, of MXFP4."""
+_MOST_KEYS = 512
 
 
-def tiles_a_program(tokens: int) -> int:
+def tiles_a_program(tokens: int, block_n: int = PAGED.block_n) -> int:
     """Tiles of paged keys over which a program keeps a token's queries.
 
     With more for a few tokens there would be too few programs for a device.
     """
-    return max(1, min(tokens // 4, _MOST_TILES))
+    return max(1, min(tokens * 32, _MOST_KEYS) // block_n)
 
 
 _FP8 = _Format((torch.float8_e4m3fn,), torch.float32, 4)
@@ -187,11 +189,11 @@ def paged_mqa_logits(
     )
     logits = _output(out, requests * next_n, max_model_len, q.device)
     if requests and next_n and max_model_len:
-        config = PAGED
         rows = requests * next_n
-        tiles = tiles_a_program(rows)
+        config, shared = _paged_config(q, pages, q_scales is not None)
+        tiles = tiles_a_program(rows, config.block_n)
         keys = tiles * config.block_n
-        warps = _warps_that_share_pages(pages, config)
+        warps = config.num_warps if shared else 0
         paged_mqa_logits_kernel[_grid(rows, max_model_len, keys)](
             q.view(torch.uint8),
             q_scales,
@@ -218,7 +220,7 @@ def paged_mqa_logits(
             NEXT_N=next_n,
             BLOCK_SIZE=pages.shape[1],
             BLOCK_N=config.block_n,
-            BLOCK_H=_padded(heads, groups=2 if warps else 1),
+            BLOCK_H=_padded(heads, groups=2 if warps and q_scales is None else 1),
             DIM=_dim(width, q_scales),
             ROW_LENS=row_lens,
             FP4=q_scales is not None,
@@ -328,14 +330,27 @@ def _padded(heads: int, groups: int = 1) -> int:
     return max(16 * groups, next_power_of_2(heads))
 
 
-def _warps_that_share_pages(pages: torch.Tensor, config: LogitsConfig) -> int:
-    """Sub-groups whose keys of a tile lie in one page each: the form for Intel; else 0.
+def _paged_config(
+    q: torch.Tensor, pages: torch.Tensor, fp4: bool
+) -> tuple[LogitsConfig, bool]:
+    """The tiles of a form, and whether it is the one for Intel: there a sub-group's
+    keys of a tile lie in one page, and MXFP4 is read in aligned words.
 
     Without a page there is none to read for a key that does not exist.
     """
-    rows = config.block_n // config.num_warps
-    shared = pages.shape[0] > 0 and pages.shape[1] % rows == 0
-    return config.num_warps if shared and pages.device.type != "cuda" else 0
+    if pages.device.type == "cuda" or not pages.shape[0]:
+        return PAGED, False
+    config = PAGED_WORDS if fp4 else PAGED
+    in_a_page = pages.shape[1] % (config.block_n // config.num_warps) == 0
+    if not in_a_page or (fp4 and not (_in_words(q) and _in_words(pages))):
+        return PAGED, False
+    return config, True
+
+
+def _in_words(x: torch.Tensor) -> bool:
+    """Whether every row of bytes begins at a multiple of four bytes."""
+    starts = (x.storage_offset(), *x.stride()[:-1])
+    return not any(start % 4 for start in starts)
 
 
 def _lanes_are_keys(q: torch.Tensor, q_scales: torch.Tensor | None) -> bool:

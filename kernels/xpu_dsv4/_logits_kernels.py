@@ -16,6 +16,7 @@ rows, so the sum over heads stays in a sub-group.
 
 from ._fp4 import MXFP4_BLOCK, mxfp4_pair
 from ._logits_lanes import e4m3_to_bf16, lane_keys, lane_query, lane_scores
+from ._logits_words import word_keys, word_queries, word_scores
 from ._triton import tl, triton
 
 
@@ -302,29 +303,34 @@ def paged_mqa_logits_kernel(
             q_row_scales_ptr = q_ptr
         row_weights_ptr = weights_ptr + row * weights_stride
         table_row_ptr = table_ptr + request * table_stride
-        if WARPS:
+        if WARPS and FP4:
+            queries, weights = word_queries(
+                q_row_ptr,
+                q_row_scales_ptr,
+                row_weights_ptr,
+                num_heads,
+                q_head_stride,
+                BLOCK_H,
+            )
+        elif WARPS:
             # [DIM / 2, BLOCK_H / 2] each, and [BLOCK_H / 2]
             q0, q1, weights = lane_query(
                 q_row_ptr,
-                q_row_scales_ptr,
                 row_weights_ptr,
                 0,
                 num_heads,
                 q_head_stride,
                 BLOCK_H // 2,
                 DIM,
-                FP4,
             )
             other_q0, other_q1, other_weights = lane_query(
                 q_row_ptr,
-                q_row_scales_ptr,
                 row_weights_ptr,
                 BLOCK_H // 2,
                 num_heads,
                 q_head_stride,
                 BLOCK_H // 2,
                 DIM,
-                FP4,
             )
         else:
             # [DIM / 2, BLOCK_H] each, and [BLOCK_H]
@@ -355,16 +361,15 @@ def paged_mqa_logits_kernel(
                 SCALE_BYTES,
                 CLAMPED=WARPS > 0,
             )
-            # [BLOCK_N, DIM / 2] each
             if WARPS:
-                k0, k1 = lane_keys(
-                    cache_ptr + places,
-                    cache_ptr + scale_places,
-                    WARPS,
-                    ROWS,
-                    DIM,
-                    FP4,
-                )
+                if FP4:
+                    # [LANES, WARPS, ROWS] each
+                    words, word_scales = word_keys(
+                        cache_ptr + places, cache_ptr + scale_places, WARPS, ROWS
+                    )
+                else:
+                    # [BLOCK_N, DIM / 2] each
+                    k0, k1 = lane_keys(cache_ptr + places, WARPS, ROWS, DIM)
                 row_offs = tl.arange(0, ROWS)[None, :]  # [1, ROWS]
                 # [BLOCK_N] each
                 key_mask = tl.broadcast_to(key_mask[:, None], (WARPS, ROWS))
@@ -376,6 +381,7 @@ def paged_mqa_logits_kernel(
                 byte_offs = tl.arange(0, DIM // 2)[None, :]  # [1, DIM / 2]
                 # [BLOCK_N, DIM / 2]
                 code_ptrs = (cache_ptr + places)[:, None] + byte_offs
+                # [BLOCK_N, DIM / 2] each
                 if FP4:
                     words = tl.zeros([BLOCK_N], tl.int32)  # [BLOCK_N]
                     # Byte by byte: a page may start at any address.
@@ -391,7 +397,11 @@ def paged_mqa_logits_kernel(
                 else:
                     k0, k1 = _fp8_tile(code_ptrs, key_mask[:, None], DIM)
             # [BLOCK_N]
-            if WARPS:
+            if WARPS and FP4:
+                scores = word_scores(
+                    queries, weights, words, word_scales, BLOCK_N, BLOCK_H
+                )
+            elif WARPS:
                 scores = lane_scores(
                     q0,
                     q1,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Operands of the indexer's scores as a sub-group of an Intel GPU takes them.
+"""e4m3 operands of the indexer's scores as a sub-group of an Intel GPU takes them.
 
 A key is a row of the product, and the lanes of a sub-group share its dims: what each
 loads is its part of the left operand. triton-xpu 3.3 gives a lane the bytes along the
@@ -8,7 +8,6 @@ contiguous axis, then lanes and sub-groups to the axes in front, in their order;
 these are the axes of the operand, nothing goes through shared local memory.
 """
 
-from ._fp4 import MXFP4_BLOCK, mxfp4_pair
 from ._fp8 import E4M3_SHIFT, e4m3_shifted
 from ._triton import tl, triton
 
@@ -25,39 +24,29 @@ def e4m3_to_bf16(code, E4M3_SHIFT: tl.constexpr = E4M3_SHIFT):
 @triton.jit
 def _lane_halves(
     code_ptrs,  # [..., DIM / 2 / LANES]
-    exponents,  # in a shape that broadcasts to it
     HALF: tl.constexpr,
-    FP4: tl.constexpr,
 ):
     """Both halves of the dims of vectors, in the shape of `code_ptrs`, bf16, where a
-    lane reads HALF bytes in a row for each: the same bytes of MXFP4."""
-    codes = tl.load(code_ptrs)
-    if FP4:
-        low, high = mxfp4_pair(codes, exponents)
-    else:
-        low, high = e4m3_to_bf16(codes), e4m3_to_bf16(tl.load(code_ptrs + HALF))
-    return low, high
+    lane reads HALF bytes in a row for each."""
+    return e4m3_to_bf16(tl.load(code_ptrs)), e4m3_to_bf16(tl.load(code_ptrs + HALF))
 
 
 @triton.jit
 def lane_query(
     q_ptr,
-    q_scales_ptr,
     weights_ptr,
     first_head,
     num_heads,
     q_head_stride,
     BLOCK_H: tl.constexpr,
     DIM: tl.constexpr,
-    FP4: tl.constexpr,
     LANES: tl.constexpr = LANES,
-    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
     """As `_query` of `_logits_kernels`, from `first_head` on, with the dims in the
     order of `lane_keys`.
 
-    Heads that do not exist are the codes of the first, without a scale and without a
-    weight: a load with a mask is a branch, and no product overflows.
+    Heads that do not exist are the codes of the first without a weight: a load with a
+    mask is a branch, and no product overflows.
     """
     HALF: tl.constexpr = DIM // 2 // LANES
     head_offs = first_head + tl.arange(0, BLOCK_H)  # [BLOCK_H]
@@ -65,17 +54,12 @@ def lane_query(
     weights = tl.load(weights_ptr + head_offs, mask=head_mask, other=0.0)  # [BLOCK_H]
     heads = tl.where(head_mask, head_offs, 0)[:, None, None]
     lane_offs = tl.arange(0, LANES)[None, :, None]
-    byte_offs = lane_offs * (HALF if FP4 else 2 * HALF)
+    byte_offs = lane_offs * (2 * HALF)
     # [BLOCK_H, LANES, HALF]
     code_ptrs = (
         q_ptr + heads * q_head_stride + (byte_offs + tl.arange(0, HALF)[None, None, :])
     )
-    exponents = 0
-    if FP4:
-        words = tl.load(q_scales_ptr + heads)  # [BLOCK_H, 1, 1]
-        words = tl.where(head_mask[:, None, None], words, 0)
-        exponents = (words >> (8 * (lane_offs * 2 * HALF // MXFP4_BLOCK))) & 0xFF
-    low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
+    low, high = _lane_halves(code_ptrs, HALF)
     q0 = tl.reshape(tl.permute(low, (2, 1, 0)), (DIM // 2, BLOCK_H))
     q1 = tl.reshape(tl.permute(high, (2, 1, 0)), (DIM // 2, BLOCK_H))
     return q0, q1, weights
@@ -84,13 +68,10 @@ def lane_query(
 @triton.jit
 def lane_keys(
     key_ptrs,  # [WARPS]
-    scale_ptrs,  # [WARPS]
     WARPS: tl.constexpr,
     ROWS: tl.constexpr,
     DIM: tl.constexpr,
-    FP4: tl.constexpr,
     LANES: tl.constexpr = LANES,
-    MXFP4_BLOCK: tl.constexpr = MXFP4_BLOCK,
 ):
     """Both halves of the dims of keys, `[WARPS * ROWS, DIM / 2]` bf16 each, of which
     ROWS in a row lie at each pointer.
@@ -100,19 +81,13 @@ def lane_keys(
     lane` of a half is that of the lane's byte `j`.
     """
     HALF: tl.constexpr = DIM // 2 // LANES
-    KEY_BYTES: tl.constexpr = DIM // 2 if FP4 else DIM
     lane_offs = tl.arange(0, LANES)[:, None, None, None]
     row_offs = tl.arange(0, ROWS)[None, None, :, None]
     # What is the same for all lanes comes last: it is then part of the load.
-    lane_ptrs = key_ptrs[None, :, None, None] + lane_offs * (HALF if FP4 else 2 * HALF)
-    byte_offs = row_offs * KEY_BYTES + tl.arange(0, HALF)[None, None, None, :]
+    lane_ptrs = key_ptrs[None, :, None, None] + lane_offs * (2 * HALF)
+    byte_offs = row_offs * DIM + tl.arange(0, HALF)[None, None, None, :]
     code_ptrs = lane_ptrs + byte_offs  # [LANES, WARPS, ROWS, HALF]
-    exponents = 0
-    if FP4:
-        block_offs = lane_offs * 2 * HALF // MXFP4_BLOCK
-        block_ptrs = scale_ptrs[None, :, None, None] + block_offs
-        exponents = tl.load(block_ptrs + row_offs * (DIM // MXFP4_BLOCK)).to(tl.int32)
-    low, high = _lane_halves(code_ptrs, exponents, HALF, FP4)
+    low, high = _lane_halves(code_ptrs, HALF)
     k0 = tl.reshape(tl.permute(low, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
     k1 = tl.reshape(tl.permute(high, (1, 2, 3, 0)), (WARPS * ROWS, DIM // 2))
     return k0, k1

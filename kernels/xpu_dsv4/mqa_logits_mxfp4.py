@@ -73,7 +73,7 @@ def mxfp4_paged_mqa_logits(
 
     A page holds `block_size` keys of 64 bytes of codes, then their scales, 4 bytes per
     key. Row b * next_n + j scores the first L keys of request b. Of the elements behind
-    them, up to 127 and those that a longer row of the request has are -inf; the others
+    them, up to 255 and those that a longer row of the request has are -inf; the others
     are not written. L is context_lens[b, j]; if each request has one length, that of
     its last token, L is smaller by next_n - 1 - j.
 

@@ -9,7 +9,7 @@ from loads import recording_loads
 from kernels.reference import mqa_logits_mxfp4 as reference
 from kernels.reference._quant import E2M1_VALUES
 from kernels.xpu_dsv4 import mqa_logits_mxfp4
-from kernels.xpu_dsv4._logits import GATHERED
+from kernels.xpu_dsv4._logits import GATHERED, _paged_config
 
 PACKED, SCALES = 64, 4
 
@@ -219,7 +219,16 @@ def paged_case(requests, next_n, heads, block_size, width, stride=None):
 
 @pytest.mark.parametrize(
     ("requests", "next_n", "heads", "block_size", "width"),
-    [(1, 1, 64, 64, 70), (3, 2, 8, 16, 111), (2, 1, 128, 64, 64), (2, 3, 5, 1, 9)],
+    [
+        (1, 1, 64, 64, 70),
+        (3, 2, 8, 16, 111),
+        (2, 1, 128, 64, 64),
+        (2, 3, 5, 1, 9),
+        (2, 2, 17, 32, 321),
+        (3, 1, 33, 96, 257),
+        (1, 4, 1, 64, 63),
+        (2, 1, 100, 128, 256),
+    ],
 )
 def test_paged_mqa_logits(requests, next_n, heads, block_size, width, device):
     torch.manual_seed(width)
@@ -234,16 +243,125 @@ def test_paged_lengths_of_each_row(device):
     both("mxfp4_paged_mqa_logits", arguments, device)
 
 
-def test_paged_ignores_pages_outside_the_cache(device):
+@pytest.mark.parametrize("next_n", [1, 2])
+def test_paged_programs_go_over_several_tiles(next_n, device):
+    """Of 16 tokens a program takes two tiles, 512 keys: one, both, and part of one."""
+    torch.manual_seed(next_n)
+    lens = [next_n, 31, 32, 33, 255, 256, 257, 511, 512, 513, 700, 0, 9, 64, 400, 900]
+    arguments = paged_case(len(lens), next_n, 8, 32, 900)
+    arguments[4] = torch.tensor(lens, dtype=torch.int32)
+    mine = both("mxfp4_paged_mqa_logits", arguments, device)
+    assert mine.isfinite().sum(1)[next_n - 1 :: next_n].tolist() == lens
+
+
+@pytest.mark.parametrize(("block_size", "tile"), [(64, 256), (16, 128)])
+def test_paged_ends_a_row_with_the_tile_of_its_last_key(block_size, tile, device):
+    """The caller's top-k takes the lengths, so 1M columns are not filled."""
+    if device.type == "cuda":
+        tile = 128
+    arguments = paged_case(3, 2, 8, block_size, 600)
+    arguments[4] = torch.tensor([[3, 70], [0, 0], [tile + 2, 1]], dtype=torch.int32)
+    out = torch.full((6, 600), 5.0, device=device)
+    moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
+    mqa_logits_mxfp4.mxfp4_paged_mqa_logits(*moved, out=out)
+    written = [tile, tile, 0, 0, 2 * tile, 2 * tile]
+    assert (out != 5.0).sum(1).tolist() == written
+    finite = [3, 70, 0, 0, tile + 2, 1]
+    assert (out.isfinite() & (out != 5.0)).sum(1).tolist() == finite
+
+
+@pytest.mark.parametrize("place", [0, 13, 46, 63])
+@pytest.mark.parametrize("low", [2, 127, 150])
+def test_paged_codes_of_every_place_are_exact(place, low, device):
+    """Of keys and of queries, against dims of +1 and -1, at scales from 2^-125 on."""
+    every = torch.zeros(256, PACKED, dtype=torch.uint8)
+    every[:, place] = torch.arange(256, dtype=torch.uint8)
+    exponents = torch.tensor([low, low + 1, low + 2, low + 3], dtype=torch.uint8)
+    ones = torch.zeros(4, PACKED, dtype=torch.uint8)
+    ones[:, place] = torch.tensor([0x02, 0x20, 0x0A, 0xA0], dtype=torch.uint8)
+    one = torch.full((SCALES,), 127, dtype=torch.uint8)
+    values = reference.mxfp4_values(every, exponents.expand(256, SCALES))
+    pair = values[:, 2 * place : 2 * place + 2]
+    want = torch.cat((pair, -pair), 1).relu()  # [256, 4]
+    chosen = torch.arange(3, 256, 18)
+    for q, q_exponents, kv, kv_exponents, wanted in (
+        (ones, one, every, exponents, want.t()),
+        (every[chosen], exponents, ones, one, want[chosen]),
+    ):
+        requests, keys = len(q), len(kv)
+        blocks = -(-keys // 32)
+        cache = torch.zeros(blocks, 32, PACKED + SCALES, dtype=torch.uint8)
+        raw = cache.view(blocks, -1)
+        for key in range(keys):
+            block, row = divmod(key, 32)
+            raw[block, row * PACKED : (row + 1) * PACKED] = kv[key]
+            first = 32 * PACKED + row * SCALES
+            raw[block, first : first + SCALES] = kv_exponents
+        arguments = (
+            q.view(requests, 1, 1, PACKED),
+            q_exponents.view(torch.int32).expand(requests, 1, 1).contiguous(),
+            cache,
+            torch.ones(requests, 1),
+            torch.full((requests,), keys, dtype=torch.int32),
+            torch.arange(blocks, dtype=torch.int32).expand(requests, -1).contiguous(),
+            None,
+            keys,
+        )
+        mine = mqa_logits_mxfp4.mxfp4_paged_mqa_logits(
+            *(x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments)
+        )
+        assert torch.equal(mine.double().cpu(), wanted)
+
+
+@pytest.mark.parametrize("off", ["queries", "pages"])
+def test_paged_bytes_at_odd_addresses(off, device):
+    """They are no words, which the form for Intel reads."""
+    torch.manual_seed(7)
+    arguments = paged_case(2, 1, 8, 32, 100, stride=32 * 68 + 1)
+    if off == "queries":
+        arguments = paged_case(2, 1, 8, 32, 100)
+        wide = torch.zeros(2, 1, 8, PACKED + 3, dtype=torch.uint8)
+        wide[..., 1 : PACKED + 1] = arguments[0]
+        arguments[0] = wide[..., 1 : PACKED + 1]
+    moved = arguments[0].to(device), arguments[2].to(device)
+    if device.type != "cpu":
+        pytest.skip("a copy to a device has no gaps")
+    assert not _paged_config(*moved, fp4=True)[1]
+    both("mxfp4_paged_mqa_logits", arguments, device)
+
+
+@pytest.mark.parametrize(
+    ("fp4", "block_size", "block_n", "shared"),
+    [
+        (True, 64, 256, True),
+        (True, 32, 256, True),
+        (True, 16, 128, False),
+        (True, 48, 128, False),
+        (False, 16, 128, True),
+        (False, 10, 128, False),
+    ],
+)
+def test_paged_form_by_pages(fp4, block_size, block_n, shared):
+    """A sub-group's keys, 32 of MXFP4 and 16 of FP8, lie in one page on Intel."""
+    q = torch.empty(2, 1, 8, PACKED if fp4 else 128, dtype=torch.uint8, device="meta")
+    cache = torch.empty(3, block_size, 68, dtype=torch.uint8, device="meta")
+    config, is_shared = _paged_config(q, cache, fp4)
+    assert (config.block_n, is_shared) == (block_n, shared)
+    assert not _paged_config(q, cache[:0], fp4)[1]
+
+
+@pytest.mark.parametrize("block_size", [16, 32])
+def test_paged_ignores_pages_outside_the_cache(block_size, device):
     torch.manual_seed(3)
-    arguments = paged_case(2, 1, 8, 16, 64)
-    arguments[4] = torch.tensor([64, 64], dtype=torch.int32)
+    length = 4 * block_size
+    arguments = paged_case(2, 1, 8, block_size, length)
+    arguments[4] = torch.tensor([length, length], dtype=torch.int32)
     arguments[5][0, 1] = -1
     arguments[5][1, 2] = arguments[2].shape[0]
     both("mxfp4_paged_mqa_logits", arguments, device)
 
 
-@pytest.mark.parametrize("block_size", [16, 48, 10])
+@pytest.mark.parametrize("block_size", [16, 48, 10, 32, 96])
 def test_paged_loads_stay_in_their_tensors(block_size, device):
     if device.type != "cpu":
         pytest.skip("the interpreter alone records loads")
@@ -261,19 +379,21 @@ def test_paged_loads_stay_in_their_tensors(block_size, device):
     assert inside == loads.touched.total() > 0
 
 
+@pytest.mark.parametrize("block_size", [16, 32])
 @pytest.mark.parametrize(("queries", "keys"), [(254, 127), (200, 200)])
-def test_paged_heads_that_do_not_exist_add_nothing(queries, keys, device):
+def test_paged_heads_that_do_not_exist_add_nothing(queries, keys, block_size, device):
     """Five heads are padded; scores that overflow are infinite, never NaN."""
     torch.manual_seed(6)
-    arguments = paged_case(1, 1, 5, 16, 16)
+    arguments = paged_case(1, 1, 5, block_size, block_size)
     arguments[0].fill_(0x77)
     arguments[1] = words(1, 1, 5, low=queries, high=queries + 1)
-    cache = arguments[2].as_strided((2, 16 * 132), (16 * 132, 1))
-    cache[:, : 16 * PACKED] = 0x77
-    cache[:, 16 * PACKED : 16 * (PACKED + SCALES)] = keys
+    stride = block_size * 132
+    cache = arguments[2].as_strided((2, stride), (stride, 1))
+    cache[:, : block_size * PACKED] = 0x77
+    cache[:, block_size * PACKED : block_size * (PACKED + SCALES)] = keys
     arguments[3].fill_(1.0)
-    arguments[4].fill_(16)
-    out = torch.full((1, 16), 5.0, device=device)
+    arguments[4].fill_(block_size)
+    out = torch.full((1, block_size), 5.0, device=device)
     moved = [x.to(device) if isinstance(x, torch.Tensor) else x for x in arguments]
     mqa_logits_mxfp4.mxfp4_paged_mqa_logits(*moved, out=out)
     assert out.isposinf().all(), out
