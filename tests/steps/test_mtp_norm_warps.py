@@ -14,13 +14,15 @@ NAME = f"{layout.OPS}.fused_mtp_input_rmsnorm"
 Norms = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
-def normalized(norms: ModuleType, seed: int = 0) -> tuple[Norms, Norms]:
+def normalized(
+    norms: ModuleType, seed: int = 0, hidden: int = HIDDEN
+) -> tuple[Norms, Norms]:
     """The draft's input, its streams and its head, normalized by `norms` in bf16, and
     what they should be, in float64. The first token is at position 0."""
     torch.manual_seed(seed)
-    x = torch.randn(TOKENS, HIDDEN).bfloat16()
-    streams = torch.randn(TOKENS, STREAMS, HIDDEN).bfloat16()
-    first, second = torch.randn(2, HIDDEN).bfloat16()
+    x = torch.randn(TOKENS, hidden).bfloat16()
+    streams = torch.randn(TOKENS, STREAMS, hidden).bfloat16()
+    first, second = torch.randn(2, hidden).bfloat16()
     device = layout.device()
     positions = torch.arange(TOKENS)
     given = [one.to(device) for one in (x, positions, streams, first, second)]
@@ -46,17 +48,24 @@ def expected(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     return x / (variance + EPS).sqrt() * weight.double()
 
 
-def warps(norms: ModuleType, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """What each launch of the norms asks for."""
+def warps(
+    norms: ModuleType, monkeypatch: pytest.MonkeyPatch, hidden: int = HIDDEN
+) -> list[Any]:
+    """What each launch of the norms asks for, with rows of `hidden` values."""
     with kernel_trace.options_of_launches(monkeypatch) as launches:
-        normalized(norms)
+        normalized(norms, hidden=hidden)
     assert len(launches) == 2
     return [options.get("num_warps") for options in launches]
 
 
-def test_sixteen_warps(monkeypatch: pytest.MonkeyPatch) -> None:
-    for asked in warps(layout.module(NAME), monkeypatch):
-        assert asked == 16, f"launched with {asked} warps"
+@pytest.mark.parametrize(
+    ("hidden", "needed"), [(4096, 8), (7168, 16)], ids=["Flash", "Pro"]
+)
+def test_as_many_warps_as_a_row_needs(
+    hidden: int, needed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for asked in warps(layout.module(NAME), monkeypatch, hidden):
+        assert asked == needed, f"launched with {asked} warps"
 
 
 @pytest.mark.unchanged
@@ -72,7 +81,7 @@ def test_rocm_launches_with_tritons_default(
     assert spec and spec.loader
     other = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(other)
-    assert set(warps(other, monkeypatch)) <= {None, 4}
+    assert set(warps(other, monkeypatch, hidden=7168)) <= {None, 4}
 
 
 @pytest.mark.unchanged
