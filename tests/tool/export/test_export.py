@@ -13,6 +13,7 @@ from tiny_stack import HEADER, VALUE, TinyStack
 from xpustack.base import releases
 from xpustack.checks.checker import Checker
 from xpustack.checks.run import run
+from xpustack.core.checkout import Checkout
 from xpustack.core.errors import (
     CheckFailed,
     EnvironmentProblem,
@@ -227,7 +228,7 @@ def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
         def fail(*_: object, failure: BaseException = failure) -> None:
             raise failure
 
-        monkeypatch.setattr("xpustack.export.folder._mails", fail)
+        monkeypatch.setattr(Checkout, "format_patches", fail)
         with pytest.raises((KeyboardInterrupt, EnvironmentProblem)):
             written(stack)
     assert dict.fromkeys(files(exported.directory)) == before
