@@ -78,8 +78,8 @@ def byte_code_path(module: str) -> str:
 
 def shared(cache: Cache, files: Mapping[str, bytes]) -> Files:
     """Files, with links in place of what the newest build has as well, intact and with
-    its byte code."""
-    manifests = cache.builds.glob(f"*/{_MANIFEST}")
+    its byte code. What another run has not finished is not looked at."""
+    manifests = cache.builds.glob(f"[!.]*/{_MANIFEST}")
     newest = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         return dict(files)
