@@ -26,9 +26,7 @@ def device(
     python: str = sys.executable,
     release: str | None = None,
     out: Path | None = None,
-    minutes: Annotated[
-        float, Parameter(converter=plain_number, validator=Number(gte=1))
-    ] = 25,
+    minutes: Minutes = 25,
     again: bool = False,
     answer: Reply,
 ) -> None:

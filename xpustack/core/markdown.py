@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
 def rendered(package: str, name: str, values: Mapping[str, object]) -> str:
     """The text of the template `name.jinja` beside a package's code, with one line feed
-    at its end. A line that holds a statement alone leaves none."""
+    at its end. A line that holds a statement alone leaves none; the filter `cell`
+    escapes what would end a cell of a table."""
     template = _templates(package).get_template(f"{name}.jinja")
     return template.render(values).rstrip("\n") + "\n"
 
@@ -29,12 +30,14 @@ def _templates(package: str) -> "Environment":
     # Most commands write no text, so they need not import the library.
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    return Environment(
+    environment = Environment(
         loader=PackageLoader(package, "."),
         trim_blocks=True,
         lstrip_blocks=True,
         undefined=StrictUndefined,
     )
+    environment.filters["cell"] = _cell
+    return environment
 
 
 def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
@@ -79,5 +82,9 @@ def _parts(page: Path, name: str) -> tuple[str, str, str]:
 
 
 def _line(cells: Iterable[object]) -> str:
-    texts = (str(cell).replace("|", r"\|").replace("\n", " ") for cell in cells)
-    return f"| {' | '.join(texts)} |"
+    return f"| {' | '.join(map(_cell, cells))} |"
+
+
+def _cell(content: object) -> str:
+    """The content of a table's cell, in which nothing ends it."""
+    return str(content).replace("|", r"\|").replace("\n", " ")
