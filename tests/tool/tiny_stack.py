@@ -87,11 +87,13 @@ BASE = {
     "setup.py": textwrap.dedent(
         """\
         import os
+        from pathlib import Path
 
         from setuptools import find_namespace_packages, setup
 
         assert os.environ["VLLM_TARGET_DEVICE"] == "xpu"
         version = os.environ["VLLM_VERSION_OVERRIDE"]
+        Path("vllm/_version.py").write_text(f"version = {version!r}")
         packages = find_namespace_packages(include=["vllm", "vllm.*"])
         setup(name="vllm", version=version, packages=packages)
         """

@@ -79,7 +79,7 @@ def copied(store: Store, old: tuple[Tree, Build], new: Tree, version: str) -> Fi
     changes = store.git.changes(tree.tree_id, new.tree_id)
     blobs = store.git.blobs(change.new.blob for change in changes if change.new)
     changed = {change.path for change in changes}
-    changed |= set(map(byte_code_path, changed))
+    changed |= set(map(byte_code_path, {*changed, _VERSION}))
     files: Files = {
         path: origin.installed / path
         for path, sha256 in (manifest_of(store.cache, origin.key) or {}).items()

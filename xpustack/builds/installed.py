@@ -172,7 +172,7 @@ def _link(source: Path, target: Path) -> None:
     """Create a hard link where the file system has them, else a copy."""
     try:
         os.link(source, target)
-    except FileNotFoundError:
+    except (FileNotFoundError, FileExistsError):
         raise
     except OSError:
         # Another file system, no hard links, or too many of this file.

@@ -3,6 +3,7 @@
 
 import os
 import shutil
+from importlib.util import source_hash
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ from xpustack.base.store import Store
 from xpustack.builds import copy as copy_module
 from xpustack.builds.build import build, build_version, compare
 from xpustack.builds.copy import origin_of, takes_part
-from xpustack.builds.installed import Build, manifest_of
+from xpustack.builds.installed import Build, byte_code_path, manifest_of
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
@@ -84,6 +85,15 @@ def test_unchanged_files_are_links(written: TinyStack):
     assert len(inodes) == 1
     assert (pairs["add-extra"][1].installed / EXTRA).is_file()
     assert not (pairs["remove-extra"][1].installed / EXTRA).exists()
+
+
+def test_no_copy_has_the_byte_code_of_another_source(written: TinyStack):
+    """Python would write it anew on import, and so change the tree."""
+    for _, tree_build in builds(written).values():
+        site = tree_build.installed
+        for source in site.glob("vllm/**/*.py"):
+            code = site / byte_code_path(str(source.relative_to(site)))
+            assert code.read_bytes()[8:16] == source_hash(source.read_bytes()), source
 
 
 def test_a_copy_that_lacks_a_change_is_found(
