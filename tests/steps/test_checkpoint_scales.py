@@ -269,6 +269,10 @@ WRONG: dict[str, dict[str, torch.Tensor]] = {
         "weight_scale_2": torch.tensor(torch.nan),
     },
     "MXFP4": {"weight_scale": torch.ones(ROWS, COLUMNS // GROUP).to(E8M0)},
+    "MXFP8": {
+        "weight": weight_of(Q, torch.float8_e5m2),
+        "weight_scale": torch.rand(ROWS, COLUMNS // GROUP),
+    },
     "INT4": {"weight_scale": _ROW_SCALES * torch.inf},
     "AutoRound": {"qzeros": _ZEROS + 1, "scales": _ROW_SCALES.T.half() * torch.nan},
     "GPTQ": {"qzeros": _ZEROS - 1, "g_idx": torch.ones(COLUMNS, dtype=torch.int32)},

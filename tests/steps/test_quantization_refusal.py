@@ -41,7 +41,14 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
         ),
         "float8 by channel with activations by tensor",
     ),
-    "MXFP8": (compressed(8, "float", "group", group_size=32), "float8 by group"),
+    "experts in MXFP8": (
+        quantizations.MXFP8,
+        "RoutedExperts in compressed-tensors' float8 by group with activations by group",
+    ),
+    "FP8 by groups": (
+        compressed(8, "float", "group", quantizations.BY_GROUP, group_size=128),
+        "Linear in compressed-tensors' float8 by group",
+    ),
     "INT4 of one group": (compressed(4, "int", "channel"), "int4 by channel"),
     "asymmetric INT4": (
         compressed(4, "int", "group", group_size=128, symmetric=False),

@@ -20,6 +20,7 @@ BY_GROUP = {
     "dynamic": True,
 }
 BY_TOKEN = BY_GROUP | {"strategy": "token", "group_size": None}
+BYTES_BY_32 = BY_GROUP | {"group_size": 32, "scale_dtype": "torch.uint8"}
 FP4_BY_32 = BY_GROUP | {"num_bits": 4, "group_size": 32}
 MODELOPT: dict[str, Any] = {
     "quant_algo": "NVFP4",
@@ -42,6 +43,8 @@ def compressed(
             "tensor_group": "nvfp4-pack-quantized",
         }
         kind = kinds[strategy] if number == "float" else "pack-quantized"
+    if number == "float" and weights.get("scale_dtype"):
+        kind = "mxfp8-quantized"
     group = {
         "targets": ["Linear"],
         "weights": {**values, "symmetric": True, **weights},
@@ -54,6 +57,15 @@ def compressed(
         "config_groups": {"group_0": group},
         "ignore": [],
     }
+
+
+def beside_experts(
+    described: dict[str, Any], experts: dict[str, Any]
+) -> dict[str, Any]:
+    """The same with the routed experts of another description."""
+    theirs = experts["config_groups"]["group_0"] | {"targets": ["RoutedExperts"]}
+    groups = described["config_groups"] | {"group_1": theirs}
+    return described | {"format": "mixed-precision", "config_groups": groups}
 
 
 def config_of(described: dict[str, Any], name: str = "") -> Any:
@@ -76,6 +88,10 @@ def _has_linear_kernel(described: dict[str, Any]) -> bool:
 
 
 _BLOCKS = compressed(8, "float", "block", BY_GROUP, **SQUARES)
+_MXFP4 = compressed(4, "float", "group", FP4_BY_32, group_size=32)
+MXFP8 = compressed(
+    8, "float", "group", BYTES_BY_32, group_size=32, scale_dtype="torch.uint8"
+)
 _NVFP4_ORACLE = (layout.PACKAGE / f"{FUSED_MOE}/oracle/nvfp4.py").read_text()
 _CLAMPING = _NVFP4_ORACLE.partition("WITH_CLAMP = {")[2].partition("}")[0]
 # By kind: what `config.json` says, and whether this release serves it.
@@ -101,9 +117,11 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
         {"quant_method": "modelopt_fp4", "quantization": dict(MODELOPT)},
         "EMULATION" in _CLAMPING,
     ),
-    "MXFP4": (
-        compressed(4, "float", "group", FP4_BY_32, group_size=32),
-        layout.WITH_XPU_FOLDER,
+    "MXFP4": (_MXFP4, layout.WITH_XPU_FOLDER),
+    "MXFP8": (
+        beside_experts(MXFP8, _MXFP4),
+        # Before, its kernel makes no operands of wo_a's batched product.
+        layout.mentions("model_executor/kernels/linear/mxfp8/xpu.py", "bmm_weight"),
     ),
     "INT4": (compressed(4, "int", "group", group_size=128), layout.WITH_XPU_FOLDER),
     "experts in MXFP4": (
@@ -157,6 +175,10 @@ def stored(kind: str, rows: int, columns: int) -> dict[str, torch.Tensor]:
         },
         "MXFP4": {
             "weight_packed": codes,
+            "weight_scale": torch.full((rows, columns // 32), 120).byte(),
+        },
+        "MXFP8": {
+            "weight": fp8,
             "weight_scale": torch.full((rows, columns // 32), 120).byte(),
         },
         "INT4": {

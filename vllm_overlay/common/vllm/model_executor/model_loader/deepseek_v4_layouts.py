@@ -86,6 +86,14 @@ def mxfp4(rows: int, columns: int) -> dict[str, Stored]:
     }
 
 
+def mxfp8(rows: int, columns: int) -> dict[str, Stored]:
+    """MXFP8 as compressed-tensors names its tensors."""
+    return {
+        "weight": Stored((E4M3,), (rows, columns)),
+        "weight_scale": Stored(BYTES, (rows, columns // 32)),
+    }
+
+
 def int4(group: int) -> Layout:
     """INT4 as compressed-tensors names its tensors."""
     return lambda rows, columns: {
@@ -166,6 +174,8 @@ def _of_compressed_tensors(weights: dict[str, Any] | None) -> Layout | None:
         return fp8(1, None)
     if kind == (8, "float", "block"):
         return fp8(*_BLOCK)
+    if kind == (8, "float", "group"):
+        return mxfp8
     if kind == (4, "float", "tensor_group"):
         return nvfp4
     if kind == (4, "float", "group"):

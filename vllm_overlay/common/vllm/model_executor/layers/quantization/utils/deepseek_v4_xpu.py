@@ -5,6 +5,8 @@
 from collections.abc import Collection, Iterator
 from typing import Any
 
+import torch
+
 from vllm.model_executor.layers.quantization.base_config import QuantizationConfig
 
 _OWN = ("deepseek_v4_fp8", "fp8")
@@ -13,10 +15,12 @@ _OWN = ("deepseek_v4_fp8", "fp8")
 _SCHEMES: dict[tuple[int, str, str], tuple[str, tuple[str | None, ...]]] = {
     (8, "float", "channel"): ("FP8 by rows", ("token", None)),
     (8, "float", "block"): ("FP8 in blocks", ("group",)),
+    (8, "float", "group"): ("MXFP8", ("group",)),
     (4, "float", "tensor_group"): ("NVFP4", ("tensor_group", None)),
     (4, "float", "group"): ("MXFP4", ("group", None)),
     (4, "int", "group"): ("INT4", (None,)),
 }
+_MX_GROUP = 32
 _METHODS = {
     "auto_gptq": "GPTQ",
     "inc": "AutoRound",
@@ -75,7 +79,10 @@ def _kinds_of(quant_config: QuantizationConfig) -> Iterator[tuple[str | None, st
         if getattr(quant_config, "moe_quant_algo", "") == "NVFP4":
             yield "NVFP4", "experts in NVFP4"
     elif name == "compressed-tensors":
-        schemes = getattr(quant_config, "target_scheme_map", {})
+        schemes = dict(getattr(quant_config, "target_scheme_map", {}))
+        if "Linear" in schemes and not any(map(_has_experts, schemes)):
+            # As vLLM does when it makes the first layer.
+            schemes["RoutedExperts"] = schemes["Linear"]
         for target, scheme in schemes.items():
             yield _kind_of_scheme(target, scheme)
     else:
@@ -88,11 +95,24 @@ def _kind_of_scheme(target: str, scheme: dict[str, Any]) -> tuple[str | None, st
     bits, number, strategy = weights.num_bits, str(weights.type), str(weights.strategy)
     by = str(acts.strategy) if acts else None
     kind, activations = _SCHEMES.get((bits, number, strategy), (None, ()))
+    if kind == "MXFP8" and (_has_experts(target) or not _is_e8m0(weights)):
+        kind = None  # Nobody ran experts in MXFP8.
     symmetric = "" if weights.symmetric else "asymmetric "
     return kind if by in activations and weights.symmetric else None, (
         f"{target} in compressed-tensors' {symmetric}{number}{bits} by {strategy} "
         f"with activations {f'by {by}' if by else 'as they are'}"
     )
+
+
+def _has_experts(target: str) -> bool:
+    """Whether a target of compressed-tensors names routed experts."""
+    return "experts" in target.lower().replace("shared_experts", "")
+
+
+def _is_e8m0(weights: Any) -> bool:
+    """Whether each 32 weights have a scale in E8M0, as vLLM tells MXFP8."""
+    is_byte = getattr(weights, "scale_dtype", None) == torch.uint8
+    return is_byte and weights.group_size == _MX_GROUP
 
 
 def _other_than_int4(quant_config: QuantizationConfig) -> str:
