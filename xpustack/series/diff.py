@@ -16,6 +16,8 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from xpustack.base.archive import path_problem as path_problem
+
 _GENERATED = ("PKG-INFO", "setup.cfg")
 _FILE = re.compile(rb'diff --git (?:a/(.+) b/\1|(".*))')
 _INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
@@ -113,18 +115,6 @@ def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
             raise DiffError("the diff changes the file twice", number, file.path)
         files.append(file)
     return tuple(files)
-
-
-def path_problem(path: str) -> str | None:
-    """Why `path` cannot be a file of a tree; None if it can."""
-    parts = path.split("/")
-    if path.startswith("/") or ".." in parts:
-        return "the path leaves the tree"
-    if "" in parts or "." in parts or "\\" in path or not path.isprintable():
-        return "the path is not a plain relative path"
-    if any(part.lower() == ".git" for part in parts):
-        return "the path lies in .git"
-    return None
 
 
 def forbidden(path: str) -> str | None:
