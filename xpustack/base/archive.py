@@ -1,21 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a release's archive as if its author were hostile.
+"""Reads the files of a release's archive.
 
-The reader yields only plain files and links that stay inside the tree, relative to
-the archive's one top folder. It checks each size before it reads, so a small archive
-cannot become a large tree. tarfile's data filter runs as well, but is less strict: it
-does not check the top folder, `.git`, limits or repeated paths, and it follows links
-only in a tree on disk.
+Its sha256 is pinned and checked before. Whatever it holds, only plain files and links
+come out, below the archive's one top folder, and a small archive cannot become a large
+tree. tarfile's data filter is no help: it checks neither the top folder nor sizes, and
+follows links only in a tree on disk.
 """
 
 import gzip
-import hashlib
 import os
+import posixpath
 import shlex
 import tarfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import NamedTuple
 
 from xpustack.core.errors import SourceError
@@ -35,52 +34,46 @@ class ArchiveMember(NamedTuple):
     data: bytes
 
 
-MEMBERS = 100_000
-MEMBER_SIZE = 256 << 20
-TOTAL_SIZE = 1 << 30
-"""Limits that no honest archive exceeds: a pinned vLLM has at most 10 thousand members
-and 140 MB. Sizes are in bytes, unpacked."""
-_KINDS = {
-    tarfile.LNKTYPE: "a hard link",
-    tarfile.FIFOTYPE: "a fifo",
-    tarfile.CHRTYPE: "a device",
-    tarfile.BLKTYPE: "a device",
-}
-# This folder must not exist: the filter would follow links in it.
-_NOWHERE = "/nonexistent"
+SIZE = 1 << 30
+"""The most bytes that an archive may unpack to, headers included. A pinned vLLM has
+140 MB."""
 
 
-class _Hostile(Exception):
+class _Refused(Exception):
     """Why an archive is refused; becomes a SourceError with its place."""
 
 
 def members(sdist: Path, *, release: str | None = None) -> Iterator[ArchiveMember]:
-    """The archive's files in their order, then its links, each path once.
+    """The archive's files and links in their order. Nothing is written to disk.
 
-    Nothing is written to disk. Links come last because each is checked against all
-    others. Consume the iterator to its end: the last member may still be refused.
+    Consume the iterator to its end: the last member may still be refused. Of two
+    members with one path the last counts, as it does for tar.
 
     Raises:
         SourceError: the archive is damaged, or has an absolute path, a `..`, a
-            `.git`, a link that leaves the tree, a hard link, a device, a fifo,
-            two contents under one path, or more than the limits allow. It names
-            `release`, the archive and the member.
+            `.git`, a link that leaves the tree, a device or the like, or more than
+            `SIZE` bytes. It names `release`, the archive and the member.
     """
-    reader = _Reader()
     try:
         with (
             _LimitedGzip(sdist) as plain,
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
+            top: str | None = None
             for info in tar:
-                member = reader.member(tar, info)
-                if member is not None:
-                    yield member
+                first, _, path = info.name.partition("/")
+                top = top or first
+                if info.isdir():
+                    continue
+                if problem := path_problem(info.name):
+                    raise _Refused(f"{info.name!r}: {problem}")
+                if not path or first != top:
+                    raise _Refused(f"{info.name!r} is not inside a top folder {top!r}")
+                yield _member(tar, info, path)
             # gzip checks the checksum at the end of the file, after the last member.
             while plain.read(1 << 20):
                 pass
-        yield from reader.links()
-    except _Hostile as error:
+    except _Refused as error:
         raise _refusal(f"the archive is refused: {error}", sdist, release) from None
     except (tarfile.TarError, EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise _refusal(f"the archive is damaged: {error}", sdist, release) from error
@@ -88,132 +81,45 @@ def members(sdist: Path, *, release: str | None = None) -> Iterator[ArchiveMembe
         raise _refusal("the archive is missing", sdist, release) from None
 
 
-class _Reader:
-    """Checks members one by one, and remembers what the archive held so far."""
+def path_problem(path: str) -> str | None:
+    """Why `path` cannot be a file of a tree; None if it can."""
+    parts = path.split("/")
+    if path.startswith("/") or ".." in parts:
+        return "the path leaves the tree"
+    if "" in parts or "." in parts or "\\" in path or not path.isprintable():
+        return "the path is not a plain relative path"
+    if any(part.lower() == ".git" for part in parts):
+        return "the path lies in .git"
+    return None
 
-    def __init__(self) -> None:
-        self.count = 0
-        self.total = 0
-        self.top: str | None = None
-        self.entries: dict[str, tuple[int, bytes] | None] = {}
-        """By path: the mode of a file and the digest of its content; no more of a
-        folder."""
-        self.targets: dict[str, tarfile.TarInfo] = {}
 
-    def member(
-        self, tar: tarfile.TarFile, info: tarfile.TarInfo
-    ) -> ArchiveMember | None:
-        """The next member; None for a folder, a link or an equal repetition."""
-        self.count += 1
-        self.total += info.size
-        if self.count > MEMBERS:
-            raise _Hostile(f"more than {MEMBERS} members")
-        if info.size > MEMBER_SIZE:
-            raise _Hostile(
-                f"{info.name!r} unpacks to {info.size} bytes, more than {MEMBER_SIZE}"
-            )
-        if self.total > TOTAL_SIZE:
-            raise _Hostile(f"it unpacks to more than {TOTAL_SIZE} bytes")
-        path = self._inside_top(info)
-        if info.isdir():
-            self._new(path, None)
-            _filter(info)
-            return None
-        if not path:
-            raise _Hostile(f"{info.name!r} is not inside a top folder")
-        if info.issym():
-            self._new(path, (LINK, os.fsencode(info.linkname)))
-            self.targets[path] = info
-            return None
-        if not info.isreg() or info.issparse():
-            raise _Hostile(f"{info.name!r} is {_KINDS.get(info.type, 'no plain file')}")
-        _filter(info)
-        file = tar.extractfile(info)
-        assert file is not None, "tarfile gives every regular member a file"
-        data = file.read()
-        mode = EXECUTABLE if info.mode & 0o100 else PLAIN
-        new = self._new(path, (mode, hashlib.sha256(data).digest()))
-        return ArchiveMember(path, mode, data) if new else None
-
-    def links(self) -> Iterator[ArchiveMember]:
-        for path, info in self.targets.items():
-            self._judge(path, info.linkname)
-            _filter(info)
-            yield ArchiveMember(path, LINK, os.fsencode(info.linkname))
-
-    def _inside_top(self, info: tarfile.TarInfo) -> str:
-        """The member's path below the top folder; empty for that folder."""
-        name = info.name
-        parts = name.rstrip("/").split("/") if info.isdir() else name.split("/")
-        if name.startswith("/"):
-            raise _Hostile(f"{name!r} is an absolute path")
-        if ".." in parts:
-            raise _Hostile(f"{name!r} has a '..'")
-        if "" in parts or "." in parts or "\0" in name or "\\" in name:
-            raise _Hostile(f"{name!r} is not a plain path")
-        if any(part.lower() == ".git" for part in parts):
-            raise _Hostile(f"{name!r} reaches into git's own files")
-        self.top = self.top or parts[0]
-        if parts[0] != self.top:
-            raise _Hostile(f"{name!r} lies outside the top folder {self.top!r}")
-        return "/".join(parts[1:])
-
-    def _new(self, path: str, entry: tuple[int, bytes] | None) -> bool:
-        """Whether an entry of `entries` is new; False for an equal repetition."""
-        for folder in PurePosixPath(path).parents[:-1]:
-            self._new(str(folder), None)
-        new = path not in self.entries
-        first = self.entries.setdefault(path, entry)
-        if first != entry:
-            both = "is both a file and a folder"
-            differs = "comes twice and differs"
-            raise _Hostile(f"{path!r} {both if None in (first, entry) else differs}")
-        return new
-
-    def _judge(self, path: str, target: str) -> None:
-        """Check a link by its text alone. It must not pass through another link,
-        because a `..` after one leads to a different folder than the text says."""
-        if target.startswith("/") or not target or "\0" in target:
-            raise _Hostile(f"the link {path!r} leaves the tree: {target!r}")
-        folder = list(PurePosixPath(path).parent.parts)
-        parts = target.split("/")
-        for position, part in enumerate(parts):
-            if part == ".." and not folder:
-                raise _Hostile(f"the link {path!r} leaves the tree: {target!r}")
-            if part == "..":
-                folder.pop()
-            elif part not in ("", "."):
-                folder.append(part)
-            last = position == len(parts) - 1
-            if not last and "/".join(folder) in self.targets:
-                raise _Hostile(f"the link {path!r} passes through another link")
+def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> ArchiveMember:
+    if info.issym():
+        place = posixpath.join(posixpath.dirname(path), info.linkname)
+        if posixpath.normpath(place).split("/")[0] in ("", ".."):
+            raise _Refused(f"the link {path!r} leaves the tree: {info.linkname!r}")
+        return ArchiveMember(path, LINK, os.fsencode(info.linkname))
+    if not info.isreg() or info.issparse():
+        raise _Refused(f"{info.name!r} is no plain file, no folder and no link")
+    file = tar.extractfile(info)
+    assert file is not None, "tarfile gives every regular member a file"
+    mode = EXECUTABLE if info.mode & 0o100 else PLAIN
+    return ArchiveMember(path, mode, file.read())
 
 
 class _LimitedGzip(gzip.GzipFile):
-    """Stops a stream that unpacks to more than the limits allow for all members."""
+    """Stops a stream that unpacks to more than `SIZE`."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        # Headers and padding take at most two blocks of 512 bytes per member.
-        self.remaining = TOTAL_SIZE + 1024 * MEMBERS
+        self.remaining = SIZE
 
     def read(self, size: int | None = -1) -> bytes:
         data = super().read(size)
         self.remaining -= len(data)
         if self.remaining < 0:
-            raise _Hostile(
-                "its headers and padding are larger than an archive's may be"
-            )
+            raise _Refused(f"it unpacks to more than {SIZE} bytes")
         return data
-
-
-def _filter(info: tarfile.TarInfo) -> None:
-    """Apply tarfile's data filter too, which Python has since 3.11.4."""
-    if hasattr(tarfile, "data_filter"):
-        try:
-            tarfile.data_filter(info, _NOWHERE)
-        except (tarfile.FilterError, OSError) as error:
-            raise _Hostile(f"tarfile's own filter says {error}") from None
 
 
 def _refusal(message: str, sdist: Path, release: str | None) -> SourceError:

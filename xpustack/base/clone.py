@@ -67,7 +67,7 @@ class Clone:
             with store.writing() as writer:
                 writer.copy_history(self.view, [self.tree])
                 commit = writer.text("commit-tree", self.tree, data=b"")
-                writer.keep(ref, Commit(commit, self.tree))
+                writer.set_ref(ref, commit)
         return release, store.commits([ref])[ref]
 
     def since(self, release: Release) -> str | None:

@@ -2,9 +2,10 @@
 """Adds a vLLM release to `releases.toml`, with the dependencies that it names."""
 
 import bisect
+import contextlib
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -23,8 +24,6 @@ from xpustack.base.releases import Pin, Release, load, parse_releases
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import SourceError, UsageError, concerning
 from xpustack.core.project import Project
-
-_HEADER = re.compile(r"\s*\[\[\s*release\s*\]\]")
 
 
 def pin(project: Project, cache: Cache, version: str) -> Release:
@@ -121,10 +120,9 @@ def find_pin(texts: Mapping[str, str], names: tuple[str, ...]) -> Pin | None:
         names: the distribution's possible names; a pin leaves the first, usual one
             out.
     """
-    for line in texts.get(REQUIREMENTS, "").splitlines():
-        requirement = _exact_requirement(line, names)
-        if requirement:
-            name, version = requirement
+    for requirement in requirements(texts.get(REQUIREMENTS, "")):
+        name, version = canonicalize_name(requirement.name), _version(requirement)
+        if name in names and version:
             return Pin(version, REQUIREMENTS, "" if name == names[0] else name)
     alternatives = "|".join(map(re.escape, names))
     install = re.compile(rf"(?<![\w.-])({alternatives})==([\w.+]+)")
@@ -135,37 +133,29 @@ def find_pin(texts: Mapping[str, str], names: tuple[str, ...]) -> Pin | None:
 
 
 def with_entry(text: str, release: Release) -> str:
-    """The text of a `releases.toml` with a new entry for `release`, in version
-    order. Everything else, comments included, stays byte for byte."""
-    lines = text.splitlines(keepends=True)
-    starts = [number for number, line in enumerate(lines) if _HEADER.match(line)]
-    for start in starts:
-        version = re.search(
-            r'^\s*version\s*=\s*["\']([^"\']+)', "".join(lines[start:]), re.M
-        )
-        if version and Version(version[1]) > Version(release.version):
-            # Comment lines right above an entry belong to it.
-            while start and lines[start - 1].lstrip().startswith("#"):
-                start -= 1
-            return (
-                "".join(lines[:start])
-                + release_entry(release)
-                + "\n"
-                + "".join(lines[start:])
-            )
-    head = text if not text or text.endswith("\n") else text + "\n"
-    return head + ("\n" if head.strip() else "") + release_entry(release)
+    """The text of a `releases.toml` with an entry for `release`: in place of the one
+    that it has, or a new one in version order. Its paragraphs, of which one holds an
+    entry and the comments above it, stay byte for byte."""
+    paragraphs = list(filter(None, text.strip("\n").split("\n\n")))
+    place, notes = len(paragraphs), ""
+    for number, paragraph in enumerate(paragraphs):
+        version = re.search(r'(?m)^version = "(.+)"', paragraph)
+        if version and Version(version[1]) >= Version(release.version):
+            place = number
+            if version[1] == release.version:
+                notes = paragraphs.pop(number).partition("[[release]]")[0]
+            break
+    paragraphs.insert(place, notes + release_entry(release).rstrip("\n"))
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def release_entry(release: Release) -> str:
     """The entry of a release in `releases.toml`."""
-    lines = [
-        "[[release]]",
-        f'version = "{release.version}"',
-        f'sdist = "{release.sdist}"',
-        f'sha256 = "{release.sha256}"',
-        f"revision = {release.revision}",
-    ]
+    lines = ["[[release]]"]
+    for key in ("version", "sdist", "sha256", "revision", "content"):
+        value = getattr(release, key)
+        text = str(value) if isinstance(value, int) else f'"{value}"'
+        lines += [f"{key} = {text}"] if value else []
     for key in ("torch", "triton", "xpu_kernels"):
         dependency: Pin = getattr(release, key)
         name = f'name = "{dependency.name}", ' if dependency.name else ""
@@ -221,23 +211,18 @@ def _no_archive(version: str, index: Index) -> UsageError:
     )
 
 
-def _exact_requirement(line: str, names: tuple[str, ...]) -> tuple[str, str] | None:
-    """The name and the exact version in a requirement line for one of `names`: the
-    version after `==`, or that in the file name of the wheel it points to."""
-    try:
-        requirement = Requirement(line.partition(" #")[0].strip())
-    except InvalidRequirement:
-        return None
-    name = canonicalize_name(requirement.name)
-    if name not in names:
-        return None
+def requirements(text: str) -> Iterator[Requirement]:
+    """The requirements in a file of them, in its order."""
+    for line in text.splitlines():
+        with contextlib.suppress(InvalidRequirement):
+            yield Requirement(line.partition(" #")[0].strip())
+
+
+def _version(requirement: Requirement) -> str | None:
+    """The exact version in a requirement: that after `==`, or that in the file name of
+    the wheel it points to."""
     if requirement.url:
-        try:
-            wheel = requirement.url.rpartition("/")[2]
-            return name, str(parse_wheel_filename(wheel)[1])
-        except InvalidWheelFilename:
-            return None
-    versions = [
-        clause.version for clause in requirement.specifier if clause.operator == "=="
-    ]
-    return (name, versions[0]) if versions else None
+        with contextlib.suppress(InvalidWheelFilename):
+            return str(parse_wheel_filename(requirement.url.rpartition("/")[2])[1])
+    exact = (each.version for each in requirement.specifier if each.operator == "==")
+    return next(exact, None)

@@ -14,7 +14,6 @@ from pathlib import Path
 from xpustack.base.archive import members
 from xpustack.base.releases import Release
 from xpustack.core.cache import Cache, atomic_dir, count_as_used
-from xpustack.core.errors import SourceError
 from xpustack.core.git import DATE, IDENTITY
 from xpustack.core.repository import Commit, Repository
 
@@ -78,12 +77,8 @@ class Writer(Repository):
             )
         ]
         for member in members(archive, release=release.name):
-            header = f"M {member.mode:o} inline {_quoted(member.path)}\n"
+            header = f"M {member.mode:o} inline {member.path}\n"
             chunks += [header.encode(), _data(member.data)]
-        if len(chunks) == 1:
-            raise SourceError(
-                "the archive is empty", release=release.name, path=archive
-            )
         chunks.append(b"done\n")
         self.fast_import(b"".join(chunks))
 
@@ -91,10 +86,6 @@ class Writer(Repository):
         """Commit the private index; no ref names it yet."""
         tree = self.write_tree()
         return Commit(self.commit_tree(tree, parent, message), tree)
-
-    def keep(self, ref: str, commit: Commit) -> None:
-        """Set a ref to a commit; a writer does this last."""
-        self.set_ref(ref, commit.id)
 
     def drop(self, refs: Iterable[str]) -> None:
         """Delete refs, and the objects that no other ref reaches."""
@@ -106,11 +97,6 @@ class Writer(Repository):
 
 def _data(content: bytes) -> bytes:
     return b"data %d\n%b\n" % (len(content), content)
-
-
-def _quoted(path: str) -> str:
-    escaped = path.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-    return f'"{escaped}"'
 
 
 def _sweep(objects: Path) -> None:

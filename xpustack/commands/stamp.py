@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack stamp`: record what a release's revision holds, and raise it."""
 
-import re
+from msgspec.structs import replace
 
 from xpustack.base import releases
-from xpustack.base.releases import Release
+from xpustack.base.pin import with_entry
 from xpustack.core.errors import UsageError
 from xpustack.core.files import link_in, linked
 from xpustack.core.project import Project
@@ -52,7 +52,8 @@ def stamp(
             if pin.content and keep is None:
                 number += 1
             change = revision.difference(project, pin, digests)
-            pins = _with_record(pins, pin, number, content)
+            stamped = replace(pin, revision=number, content=content)
+            pins = with_entry(pins, stamped)
             entries[pin.name] = Entry(
                 f"{pin.version}+xpu.dsv4.{number}",
                 change,
@@ -75,14 +76,3 @@ def stamp(
     # The record comes last: until it is there, the check still complains.
     write_files(texts)
     answer.data = rows
-
-
-def _with_record(pins: str, release: Release, number: int, content: str) -> str:
-    """releases.toml with another revision and content of one release."""
-    return re.sub(
-        rf'(?m)(^version = "{re.escape(release.version)}"\n(?:(?!\[\[).*\n)*?)'
-        r'revision = \d+(?:\ncontent = ".*")?$',
-        rf'\g<1>revision = {number}\ncontent = "{content}"',
-        pins,
-        count=1,
-    )

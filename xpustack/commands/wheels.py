@@ -68,7 +68,7 @@ def verify(wheel: Path, /, *, offline: Offline = False, answer: Reply) -> None:
     answer.data = {"verified": verdict.good, **dataclasses.asdict(verdict)}
     answer.say(*map(str, verdict.differences))
     answer.say(*(f"note: {note}" for note in verdict.notes))
-    count = len(verdict.differences)
+    count = len({difference.file for difference in verdict.differences})
     answer.say(f"{wheel.name}: {f'{count} files differ' if count else 'verified'}")
     if not verdict.good:
         answer.exit_code = CheckFailed.exit_code

@@ -24,7 +24,7 @@ from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.repository import HEADS
 from xpustack.core.rows import csv_text, read_rows
-from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
+from xpustack.export.pull_request import PullRequest, requests_rows
 from xpustack.export.upstream_trees import Person
 from xpustack.series.tree import BaseTree, Step
 from xpustack.series.worktree import BASE
@@ -55,13 +55,9 @@ class ExportState(msgspec.Struct, frozen=True):
     ) -> bool:
         """Whether an export of these commits and texts would be this one."""
         hashes = {name: _sha256(text.encode()) for name, text in texts.items()}
-        written = {
-            name: value
-            for name, value in self.files.items()
-            if name in hashes or name.startswith(f"{TEXTS}/")
-        }
-        own = self.base, self.branches, written
-        return own == (base, dict(branches), hashes)
+        own = {name: self.files.get(name, "") for name in hashes}
+        now = base, dict(branches), hashes
+        return (self.base, self.branches, own) == now
 
 
 @dataclass(frozen=True)

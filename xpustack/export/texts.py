@@ -13,10 +13,9 @@ from xpustack.core.markdown import rendered
 from xpustack.core.rows import csv_text
 from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
 from xpustack.export.upstream_form import TEST_HOME
+from xpustack.series.static import LARGE
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
-RFC = 500
-"""Above so many changed lines outside kernels and tests upstream asks for an RFC."""
 _COLLAPSE = 4
 """From so many earlier commits on, a text folds their list."""
 _DEFAULT = ("Purpose", "Test Plan", "Test Result")
@@ -87,7 +86,7 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         "base": base,
         "number": number,
         "person": person,
-        "rfc": RFC,
+        "rfc": LARGE,
         "test_home": TEST_HOME,
     }
     return rendered("xpustack.export", "cover.md", values)
@@ -107,7 +106,7 @@ def _what_next(
     if request.needs or request.also:
         first = _nearest(request, requests)
         return _WAIT, f"{first}; {related}" if related else first
-    if request.lines > RFC:
+    if request.lines > LARGE:
         size = f"{request.lines} lines"
         return _ASK, f"{related}, {size}" if related else size
     return (_ASK, related) if related else (_READY, "")

@@ -10,7 +10,7 @@ from packaging.version import Version
 from xpustack.base import releases
 from xpustack.base.clone import UPSTREAM, Clone
 from xpustack.base.download import base_of
-from xpustack.base.releases import Release
+from xpustack.base.releases import Release, Releases
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError, command
 from xpustack.core.project import Project
@@ -35,12 +35,11 @@ class MissingRelease:
     pinned: str | None = None
 
 
-def neighbours(pinned: Iterable[Release], version: str) -> list[Release]:
+def neighbours(pinned: Releases, version: str) -> list[Release]:
     """The pins before and after a version, those that there are; never itself."""
     wanted = Version(version)
-    ordered = sorted(pinned, key=lambda release: Version(release.version))
-    before = [release for release in ordered if Version(release.version) < wanted]
-    after = [release for release in ordered if Version(release.version) > wanted]
+    before = [release for release in pinned if Version(release.version) < wanted]
+    after = [release for release in pinned if Version(release.version) > wanted]
     return before[-1:] + after[:1]
 
 

@@ -22,6 +22,7 @@ from packaging.version import Version
 
 from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, Stage, stages
 from xpustack.base.index import Index
+from xpustack.base.pin import requirements
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
@@ -122,7 +123,7 @@ class Runtime:
 
 
 def runtime(
-    requirements: str, dockerfile: str, publishing: str, release: Release
+    needs: str, dockerfile: str, publishing: str, release: Release
 ) -> Runtime:
     """Read the base's XPU requirements, its XPU Dockerfile and its script that
     publishes images (empty if it has none).
@@ -142,11 +143,11 @@ def runtime(
     server = found.get(SERVER_STAGE, Stage(base.image, ""))
     arguments = dict(_ARGUMENT.findall(base.text))
     text = _substituted(base.text, arguments)
-    lines = (line for line in requirements.splitlines() if not line.startswith("#"))
+    lines = (line for line in needs.splitlines() if not line.startswith("#"))
     ccl = _first(_CCL_LINK, text)
     official = _first(_OFFICIAL, publishing)
     return Runtime(
-        pins=tuple(_pins(release, requirements)),
+        pins=tuple(_pins(release, needs)),
         image=base.image,
         python=arguments.get("PYTHON_VERSION", ""),
         drivers=tuple(dict.fromkeys(_DRIVER.findall(text))),
@@ -247,7 +248,7 @@ def _base_file(store: Store, base: BaseTree, path: str) -> str:
         ) from None
 
 
-def _pins(release: Release, requirements: str) -> Iterator[PinnedDistribution]:
+def _pins(release: Release, text: str) -> Iterator[PinnedDistribution]:
     """torch, Triton and vllm-xpu-kernels of a release, without hashes.
 
     torch is always the XPU build, which the XPU index calls `<version>+xpu`. Some
@@ -257,8 +258,9 @@ def _pins(release: Release, requirements: str) -> Iterator[PinnedDistribution]:
     local = "" if "+" in torch.version else _LOCAL
     yield PinnedDistribution("torch", torch.version + local, torch.file)
     yield PinnedDistribution(triton.name or "triton", triton.version, triton.file)
-    url = _direct_url(requirements, "vllm-xpu-kernels")
-    yield PinnedDistribution("vllm-xpu-kernels", kernels.version, kernels.file, url=url)
+    name, named = "vllm-xpu-kernels", requirements(text)
+    url = next((one.url for one in named if canonicalize_name(one.name) == name), None)
+    yield PinnedDistribution(name, kernels.version, kernels.file, url=url)
 
 
 def _packages(server: str) -> Iterator[PinnedDistribution]:
@@ -324,17 +326,6 @@ def _file_name(url: str) -> str:
 def _docker(image: str) -> str:
     name, _, tag = image.rpartition(":")
     return f"{name}@{tag}" if name else f"{tag}@latest"
-
-
-def _direct_url(requirements: str, name: str) -> str | None:
-    for line in requirements.splitlines():
-        try:
-            requirement = Requirement(line.partition(" #")[0].strip())
-        except InvalidRequirement:
-            continue
-        if canonicalize_name(requirement.name) == name:
-            return requirement.url
-    return None
 
 
 def _fits(filename: str, version: str) -> bool:

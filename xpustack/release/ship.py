@@ -19,6 +19,7 @@ from xpustack.builds.build import (
 )
 from xpustack.core.cache import Cache, replace_dir
 from xpustack.core.errors import CheckFailed, UsageError, concerning
+from xpustack.core.files import not_ours
 from xpustack.core.markdown import rendered
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
@@ -209,24 +210,7 @@ def _variables(version: str) -> dict[str, str]:
 
 
 def _require_ours(target: Path, release: Release) -> None:
-    for place in (target, *target.parents):
-        if place.exists():
-            if not place.is_dir():
-                raise UsageError(
-                    "not a directory", path=place, hint="choose another directory"
-                )
-            break
-    names = {path.name for path in target.iterdir()} if target.exists() else set()
-    foreign = sorted(
-        name
-        for name in names - {*COMPANION_FILES}
-        if not name.startswith(f"vllm-{release.version}+xpu.dsv4.")
-    )
-    if foreign:
-        raise UsageError(
-            "the directory holds files that xpustack build did not make",
-            release=release.name,
-            path=target,
-            detail=foreign[:10],
-            hint="choose another directory with --to",
-        )
+    own = f"vllm-{release.version}+xpu.dsv4."
+    names = [path.name for path in target.iterdir()] if target.is_dir() else []
+    if not all(name in COMPANION_FILES or name.startswith(own) for name in names):
+        raise not_ours(target, release.name, "build")

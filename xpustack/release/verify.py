@@ -110,7 +110,7 @@ def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
         differences += _members(path, wheel_file, rebuild)
         expected = _as_recorded(cache, path, rebuild, statement, notes)
         differences += _files(path, files(expected))
-    return WheelVerdict(path, release.name, _merge_by_path(differences), tuple(notes))
+    return WheelVerdict(path, release.name, tuple(differences), tuple(notes))
 
 
 def _release(project: Project, path: Path) -> Release:
@@ -121,15 +121,10 @@ def _release(project: Project, path: Path) -> Release:
         )
     try:
         name, version, _, _ = parse_wheel_filename(path.name)
-    except InvalidWheelFilename as error:
-        raise UsageError(
-            "not the name of a wheel",
-            path=path,
-            detail=str(error),
-            hint="xpustack build RELEASE",
-        ) from None
-    own = _LOCAL.fullmatch(version.local or "")
-    if name != "vllm" or own is None:
+        own = _LOCAL.fullmatch(version.local or "") if name == "vllm" else None
+    except InvalidWheelFilename:
+        own = None
+    if own is None:
         raise UsageError(
             "not a wheel of a whole series of this stack",
             path=path,
@@ -258,20 +253,6 @@ def _notes(
             there = recorded.get(name, "none")[:60]
             here = actual.get(name, "none")[:60]
             yield f"{what}: {name} was {there}, here it is {here}"
-
-
-def _merge_by_path(differences: list[Difference]) -> tuple[Difference, ...]:
-    """One difference per file: its first problem, with the others as further lines."""
-    by_path: dict[str, Difference] = {}
-    for difference in differences:
-        path = difference.file
-        first = by_path.get(path)
-        if first is None:
-            by_path[path] = difference
-        elif difference.problem != first.problem:
-            lines = (*first.detail, difference.problem, *difference.detail)
-            by_path[path] = Difference(path, first.problem, lines)
-    return tuple(by_path.values())
 
 
 def _first_difference(actual: bytes, expected: bytes) -> tuple[str, ...]:

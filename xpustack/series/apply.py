@@ -100,7 +100,7 @@ def trees_before_failure(
                             writer.read_tree(series.tip.tree_id)
                         with store.cache.scratch() as scratch:
                             commit = _apply(writer, series.tip, step, files, scratch)
-                        writer.keep(ref, commit)
+                        writer.set_ref(ref, commit.id)
                     else:
                         store.count_as_used(ref)
                         if writer is not None:

@@ -1,25 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what `git diff --full-index --binary` writes: files and hunks.
 
-`git diff` documents the format under "Generating patch text". The parser accepts only
-what a step may contain; anything else is a `DiffError`.
+`git diff` documents the format under "Generating patch text". Where a step would read
+other lines than git, or do what no step may, that is a `DiffError`; all else that is
+malformed git refuses when it applies the diff.
 
 A step's own diff has no lines of blob ids: several releases share it, and their blobs
 differ.
 
 No library does this: unidiff reads only text, whatthepatch drops modes and hunk
-headers, and both accept overlapping hunks and text after the last hunk.
+headers.
 """
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from xpustack.base.archive import path_problem as path_problem
+
 _GENERATED = ("PKG-INFO", "setup.cfg")
-_FILE = re.compile(rb'diff --git (?:a/(.+) b/\1|(".*))')
-_INDEX = re.compile(rb"index ([0-9a-f]+)\.\.([0-9a-f]+)(?: (\d{6}))?")
-_NO_FILE = "expected a line `diff --git a/PATH b/PATH`"
+_FILE = re.compile(rb"diff --git a/(.+) b/\1")
+_WITHOUT_HUNK = (b"new file ", b"deleted file ", b"old mode ", b"GIT binary patch")
 _PARTS = re.compile(rb"^(?=diff --git )", re.MULTILINE)
 _BODIES = re.compile(rb"^(?=@@ )", re.MULTILINE)
 _PLACE = re.compile(rb"^@@ .*$", re.MULTILINE)
@@ -101,8 +102,7 @@ def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
 
     Raises:
         DiffError: bytes outside a file's diff, a path that leaves the tree or
-            occurs twice, hunks that overlap or whose headers do not count
-            their lines.
+            occurs twice, a hunk whose header does not count its lines.
     """
     files: list[FileDiff] = []
     number = 1
@@ -113,18 +113,6 @@ def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
             raise DiffError("the diff changes the file twice", number, file.path)
         files.append(file)
     return tuple(files)
-
-
-def path_problem(path: str) -> str | None:
-    """Why `path` cannot be a file of a tree; None if it can."""
-    parts = path.split("/")
-    if path.startswith("/") or ".." in parts:
-        return "the path leaves the tree"
-    if "" in parts or "." in parts or "\\" in path or not path.isprintable():
-        return "the path is not a plain relative path"
-    if any(part.lower() == ".git" for part in parts):
-        return "the path lies in .git"
-    return None
 
 
 def forbidden(path: str) -> str | None:
@@ -138,98 +126,45 @@ def forbidden(path: str) -> str | None:
 def _file(part: bytes, start: int) -> FileDiff:
     """The change in one part of a diff, which begins at the line `start`."""
     head, *bodies = _BODIES.split(part)
-    first, *lines = _lines(head)
-    end = start + 1 + len(lines)
-
-    def taken(*prefixes: bytes) -> str | None:
-        """The rest of the next line, which goes, if it starts with a prefix."""
-        for prefix in prefixes:
-            if lines and lines[0].startswith(prefix):
-                return lines.pop(0)[len(prefix) :].decode("utf-8", "replace")
-        return None
-
+    first, *more = _lines(head)
     header = _FILE.fullmatch(first)
     if header is None:
-        raise DiffError(_NO_FILE, start)
-    if header[2] is not None:
-        raise DiffError("the path needs quoting", start, header[2].decode("latin-1"))
+        raise DiffError("expected a line `diff --git a/PATH b/PATH`", start)
     path = header[1].decode("utf-8", "replace")
-    if problem := path_problem(path):
+    problem = path_problem(path)
+    if any(line.startswith((b"similarity ", b"rename ", b"copy ")) for line in more):
+        problem = "renames and copies are not allowed"
+    elif not (bodies or any(line.startswith(_WITHOUT_HUNK) for line in more)):
+        problem = "the file has no hunk"
+    if problem:
         raise DiffError(problem, start, path)
-    created = taken(b"new file mode ") is not None
-    deleted = taken(b"deleted file mode ") is not None
-    changed = taken(b"old mode ") is not None
-    if changed:
-        taken(b"new mode ")
-    if taken(b"similarity ", b"rename ", b"copy ") is not None:
-        raise DiffError("renames and copies are not allowed", start, path)
-    if lines and lines[0].startswith(b"index ") and not _INDEX.fullmatch(lines.pop(0)):
-        raise DiffError("malformed line of blob ids", end - len(lines) - 1, path)
-    if lines[:1] == [b"GIT binary patch"]:
-        return FileDiff(path, created, ())
-    if lines and lines[0].startswith(b"--- "):
-        sides = (("--- ", f"a/{path}", created), ("+++ ", f"b/{path}", deleted))
-        for mark, name, absent in sides:
-            expected = "/dev/null" if absent else name
-            # Git ends a name that holds a blank with a tab.
-            if (taken(mark.encode()) or "").removesuffix("\t") != expected:
-                line = end - len(lines) - 1
-                raise DiffError(f"expected the line `{mark}{expected}`", line, path)
-    if not (bodies or created or deleted or changed) or (bodies and lines):
-        raise DiffError("the file has no hunk", end - len(lines), path)
-    if lines:
-        raise DiffError(_NO_FILE, end - len(lines))
-    return FileDiff(path, created, tuple(_hunks(bodies, end, path)))
-
-
-def _hunks(bodies: Iterable[bytes], number: int, path: str) -> Iterator[Hunk]:
-    """The hunks of a file, of which the first begins at a line."""
-    last, shift = 0, 0
+    number, hunks = start + head.count(b"\n"), []
     for body in bodies:
-        hunk = _hunk(body, number, path)
-        # A side without lines gives the number of the line before it (0 at the top).
-        old_first = hunk.old_start + (hunk.old_count == 0)
-        new_first = hunk.new_start + (hunk.new_count == 0)
-        if old_first <= last or old_first + shift != new_first:
-            raise DiffError(
-                f"the hunk header {hunk.header} does not follow from the hunks before",
-                number,
-                path,
-            )
-        last = old_first + hunk.old_count - 1
-        shift += hunk.new_count - hunk.old_count
+        hunks.append(_hunk(body, number, path))
         number += body.count(b"\n")
-        yield hunk
+    created = any(line.startswith(b"new file mode ") for line in more)
+    return FileDiff(path, created, tuple(hunks))
 
 
 def _hunk(body: bytes, number: int, path: str) -> Hunk:
-    text, *rest = _lines(body)
-    match = _HUNK.fullmatch(text)
+    first, *rest = _lines(body)
+    header = first.decode("utf-8", "replace")
+    lines: list[bytes] = []
+    for line in rest:
+        if line.startswith(b"\\ ") and lines:
+            lines[-1] = lines[-1].removesuffix(b"\n")
+        else:
+            lines.append(line + b"\n")
+    match = _HUNK.fullmatch(first)
     if match is None:
         raise DiffError("malformed hunk header", number, path)
-    counts = [int(match[group] or 1) for group in (2, 4)]
-    header = text.decode("utf-8", "replace")
-    old, new, lines = *counts, list[bytes]()
-    for position, line in enumerate(rest, start=number + 1):
-        mark = line[:1]
-        if line.startswith(b"\\ ") and lines and lines[-1].endswith(b"\n"):
-            lines[-1] = lines[-1][:-1]
-            continue
-        if mark not in (b" ", b"-", b"+"):
-            if old == new == 0:
-                raise DiffError(_NO_FILE, position)
-            break
-        old -= mark != b"+"
-        new -= mark != b"-"
-        if min(old, new) < 0:
-            break
-        lines.append(line + b"\n")
-    if old or new:
+    old, new = (int(match[group] or 1) for group in (2, 4))
+    marks = [line[:1] for line in lines]
+    removed, added, kept = (marks.count(mark) for mark in (b"-", b"+", b" "))
+    if (removed + kept, added + kept, removed + added + kept) != (old, new, len(lines)):
         problem = f"the hunk header {header} does not count its lines"
         raise DiffError(problem, number, path)
-    return Hunk(
-        header, int(match[1]), counts[0], int(match[3]), counts[1], tuple(lines)
-    )
+    return Hunk(header, int(match[1]), old, int(match[3]), new, tuple(lines))
 
 
 def _lines(text: bytes) -> list[bytes]:

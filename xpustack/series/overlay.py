@@ -12,10 +12,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from xpustack.base.archive import path_problem
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import link_in, linked, parse_python, read_file
 from xpustack.core.project import Project
-from xpustack.series.diff import forbidden, path_problem
+from xpustack.series.diff import forbidden
 from xpustack.series.order import blaming
 from xpustack.series.tree import KERNEL_HOME, Step
 
@@ -119,7 +120,7 @@ def kernel_closure(
                 files[f"{name}.py"] = NewFile(TRITON_IN_VLLM, source)
                 continue
             files[f"{name}.py"] = file
-            queue += _relative_imports(file)
+            queue += _relative_imports(file.content, source)
         return dict(sorted(files.items()))
 
 
@@ -136,41 +137,30 @@ def kernel_package(project: Project) -> Path:
 
 
 @functools.cache
-def _imports(source: bytes) -> tuple[ast.Import | ast.ImportFrom, ...]:
-    """The imports of a module. Cached: all steps of all releases need the same few.
-
-    Raises:
-        SyntaxError, ValueError: the source is not Python.
-    """
-    nodes = ast.walk(parse_python(source))
-    return tuple(
-        node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom)
-    )
-
-
-def _relative_imports(file: NewFile) -> list[str]:
+def _relative_imports(content: bytes, source: Path) -> tuple[str, ...]:
+    """The modules beside a kernel that it imports. Cached: all steps of all releases
+    need the same few."""
     try:
-        imports = _imports(file.content)
-    except SyntaxError as error:
-        place = f"{file.source}:{error.lineno}"
-        raise _refuse(f"the kernel is not Python: {error.msg}", place) from None
-    except ValueError as error:
-        raise _refuse(f"the kernel is not Python: {error}", file.source) from None
-    names = []
-    for node in imports:
-        place = f"{file.source}:{node.lineno}"
-        aliases = [alias.name for alias in node.names]
-        absolute = aliases
+        nodes = list(ast.walk(parse_python(content)))
+    except (SyntaxError, ValueError) as error:
+        raise _refuse(f"the kernel is not Python: {error}", source) from None
+    names: list[str] = []
+    for node in nodes:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        place = f"{source}:{node.lineno}"
+        named = [alias.name for alias in node.names]
+        level = 0
         if isinstance(node, ast.ImportFrom):
-            if node.level > 1:
-                raise _refuse("a kernel imports from above its package", place)
-            named = [node.module] if node.module else aliases
-            absolute = [] if node.level else named
-            names += named if node.level else []
-        if any(name.split(".")[0] in ("kernels", "vllm") for name in absolute):
+            named, level = [node.module] if node.module else named, node.level
+        if level > 1:
+            raise _refuse("a kernel imports from above its package", place)
+        if level:
+            names += named
+        elif any(name.split(".")[0] in ("kernels", "vllm") for name in named):
             problem = "a kernel may not import kernels or vllm by an absolute name"
             raise _refuse(problem, place)
-    return names
+    return tuple(names)
 
 
 def _refuse(message: str, path: Path | str, hint: str = "") -> SeriesError:

@@ -10,20 +10,19 @@ so that the diff of a refresh shows only real changes.
 import difflib
 import re
 from pathlib import Path
+from typing import Any
 
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 from xpustack.series.diff import DiffError, forbidden, parse_diff, without_ids
 from xpustack.series.order import blaming, read_patches
-from xpustack.series.tree import KERNEL_HOME, Step, Trailers
+from xpustack.series.tree import KERNEL_HOME, KEYS, Step, Trailers
 
 _HEADER = "Subject: [PATCH] "
 _NO_MESSAGE = re.compile(r"\A(?i:From|Subject|Date):|^(?:diff -|Index: |--- )", re.M)
 """What git takes for a header of the mail, or for the begin of its diff."""
-_TRAILER = re.compile(
-    r"(Upstream-Status|Related|Removal|Overlay|Kernels|Test|Fails-before):(?: (.*))?"
-)
+_TRAILER = re.compile(rf"({'|'.join(KEYS)}):(?: (.*))?")
 _STATUS = re.compile(
     r"Pending|(?:Submitted|Backport) \[vllm-project/vllm#[1-9]\d*\]"
     r"|Inappropriate \[\S[^\]]*\]"
@@ -53,25 +52,20 @@ def split_text(text: str) -> tuple[str, str, Trailers]:
     last = paragraphs[-1].splitlines() if paragraphs else []
     if not any(_TRAILER.match(line) for line in last):
         return subject, "\n\n".join(paragraphs), Trailers()
-    values_by_key: dict[str, list[str]] = {}
+    given: dict[str, list[str]] = {}
     for line in last:
         match = _TRAILER.fullmatch(line)
         if match is None:
             raise ValueError(f"not a trailer of a step: {line!r}")
-        values_by_key.setdefault(match[1], []).append((match[2] or "").strip())
-    for key, values in values_by_key.items():
+        given.setdefault(match[1], []).append((match[2] or "").strip())
+    for key, values in given.items():
         if key not in _REPEATABLE and len(values) > 1:
             raise ValueError(f"the trailer {key} is there twice")
-    trailers = Trailers(
-        upstream_status=values_by_key.get("Upstream-Status", [""])[0],
-        related=tuple(values_by_key.get("Related", ())),
-        removal=values_by_key.get("Removal", [""])[0],
-        overlay=tuple(values_by_key.get("Overlay", ())),
-        kernels=tuple(values_by_key.get("Kernels", ())),
-        test=values_by_key.get("Test", [None])[0],
-        fails_before=values_by_key.get("Fails-before", [None])[0],
-    )
-    return subject, "\n\n".join(paragraphs[:-1]), trailers
+    fields: dict[str, Any] = {
+        KEYS[key]: tuple(values) if key in _REPEATABLE else values[0]
+        for key, values in given.items()
+    }
+    return subject, "\n\n".join(paragraphs[:-1]), Trailers(**fields)
 
 
 def step_problems(step: Step) -> list[str]:

@@ -17,6 +17,16 @@ from xpustack.series.order import BASE_ALONE
 
 KERNEL_HOME = "vllm/model_executor/kernels/xpu_dsv4"
 """Where kernels lie in vLLM."""
+KEYS = {
+    "Upstream-Status": "upstream_status",
+    "Related": "related",
+    "Removal": "removal",
+    "Overlay": "overlay",
+    "Kernels": "kernels",
+    "Test": "test",
+    "Fails-before": "fails_before",
+}
+"""The fields of `Trailers` by the keys of a mail's lines, in the order of these."""
 _NOTHING_FAILS = re.compile(r"none \[(\S[^\]]*)\]")
 
 
@@ -47,15 +57,12 @@ class Trailers:
 
     def lines(self) -> list[str]:
         """The trailers as the mail has them."""
-        pairs: list[tuple[str, str | None]] = [
-            ("Upstream-Status", self.upstream_status or None),
-            *(("Related", reference) for reference in self.related),
-            ("Removal", self.removal or None),
-        ]
-        pairs += [("Overlay", path) for path in self.overlay]
-        pairs += [("Kernels", name) for name in self.kernels]
-        pairs += [("Test", self.test), ("Fails-before", self.fails_before)]
-        return [f"{key}: {value}" for key, value in pairs if value is not None]
+        lines = []
+        for key, name in KEYS.items():
+            value: str | tuple[str, ...] | None = getattr(self, name)
+            values = value if isinstance(value, tuple) else (value,)
+            lines += [f"{key}: {text}" for text in values if text]
+        return lines
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,6 @@ from xpustack.base.archive import (
 )
 from xpustack.core.errors import SourceError
 
-Entry = tuple[str, bytes, str, int] | tarfile.TarInfo
-
 
 def plain(name: str, data: bytes = b"x") -> tuple[tarfile.TarInfo, bytes]:
     info = tarfile.TarInfo(name)
@@ -48,41 +46,19 @@ def pack(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 HOSTILE = {
-    "absolute": ([plain("/etc/passwd")], "absolute path"),
-    "parent": ([plain("top/../../x")], r"has a '\.\.'"),
-    "parent-folder": ([special("top/../..", tarfile.DIRTYPE)], r"has a '\.\.'"),
-    "dot": ([plain("top/./x")], "not a plain path"),
-    "backslash": ([plain("top/a\\b")], "not a plain path"),
-    "git": ([plain("top/vllm/.GIT/config")], "git's own files"),
-    "second-top": ([plain("top/x"), plain("other/x")], "outside the top folder"),
-    "no-top": ([plain("x")], "not inside a top folder"),
-    "link-absolute": ([link("top/l", "/etc")], "leaves the tree"),
-    "link-parent": ([link("top/a/l", "../../x")], "leaves the tree"),
-    "link-empty": ([link("top/l", "")], "leaves the tree"),
-    "link-chain": (
-        [link("top/a/b/l", "../.."), link("top/m", "a/b/l/../x")],
-        "through another link",
-    ),
-    "link-chain-reversed": (
-        [link("top/m", "a/b/l/../x"), link("top/a/b/l", "../..")],
-        "through another link",
-    ),
-    "through-link": ([link("top/l", "a"), plain("top/l/x")], "a file and a folder"),
-    "hard-link": (
-        [plain("top/x"), special("top/y", tarfile.LNKTYPE, "top/x")],
-        "a hard link",
-    ),
-    "hard-link-out": (
-        [special("top/y", tarfile.LNKTYPE, "../../etc/passwd")],
-        "a hard link",
-    ),
-    "fifo": ([special("top/f", tarfile.FIFOTYPE)], "a fifo"),
-    "character-device": ([special("top/d", tarfile.CHRTYPE)], "a device"),
-    "block-device": ([special("top/d", tarfile.BLKTYPE)], "a device"),
-    "duplicate": ([plain("top/x", b"1"), plain("top/x", b"2")], "twice and differs"),
-    "duplicate-link": ([plain("top/x"), link("top/x", "y")], "twice and differs"),
-    "file-then-folder": ([plain("top/x"), plain("top/x/y")], "a file and a folder"),
-    "folder-then-file": ([plain("top/x/y"), plain("top/x")], "a file and a folder"),
+    "absolute": (plain("/etc/passwd"), "leaves the tree"),
+    "parent": (plain("top/../../x"), "leaves the tree"),
+    "dot": (plain("top/./x"), "not a plain relative path"),
+    "backslash": (plain("top/a\\b"), "not a plain relative path"),
+    "git": (plain("top/vllm/.GIT/config"), r"lies in \.git"),
+    "second-top": (plain("other/x"), "not inside a top folder"),
+    "no-top": (plain("x"), "not inside a top folder"),
+    "link-absolute": (link("top/l", "/etc"), "leaves the tree"),
+    "link-parent": (link("top/a/l", "../../x"), "leaves the tree"),
+    "hard-link": (special("top/y", tarfile.LNKTYPE, "top/x"), "no plain file"),
+    "fifo": (special("top/f", tarfile.FIFOTYPE), "no plain file"),
+    "character-device": (special("top/d", tarfile.CHRTYPE), "no plain file"),
+    "block-device": (special("top/d", tarfile.BLKTYPE), "no plain file"),
 }
 
 
@@ -90,8 +66,8 @@ HOSTILE = {
 def test_a_hostile_member_is_refused_and_nothing_is_written(
     case: str, tmp_path: Path
 ) -> None:
-    entries, reason = HOSTILE[case]
-    path = pack(tmp_path / "vllm-9.1.0.tar.gz", *entries)
+    entry, reason = HOSTILE[case]
+    path = pack(tmp_path / "vllm-9.1.0.tar.gz", plain("top/first"), entry)
     before = set(tmp_path.rglob("*"))
     with pytest.raises(SourceError, match=reason) as caught:
         list(members(path, release="v9.1.0"))
@@ -101,66 +77,13 @@ def test_a_hostile_member_is_refused_and_nothing_is_written(
     assert set(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.skipif(
-    not hasattr(tarfile, "data_filter"), reason="this Python has no data filter"
-)
-@pytest.mark.parametrize(
-    "entry",
-    [
-        plain("top/../../x"),
-        special("top/../..", tarfile.DIRTYPE),
-        link("top/l", "/etc"),
-        link("top/a/l", "../../../x"),
-    ],
-    ids=["file", "folder", "absolute-link", "link"],
-)
-def test_tarfile_s_own_filter_lies_beneath_our_rules(
-    entry: tuple[tarfile.TarInfo, bytes],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    for rule in ("_inside_top", "_judge"):
-        monkeypatch.setattr(archive._Reader, rule, lambda *arguments: "x")
-    path = pack(tmp_path / "vllm-9.1.0.tar.gz", entry)
-    with pytest.raises(SourceError, match="refused: tarfile's own filter says"):
-        list(members(path))
-
-
-def test_a_python_without_the_filter_reads_the_same(
+def test_a_bomb_is_refused_while_it_is_unpacked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = pack(tmp_path / "a.tar.gz", plain("top/x"), link("top/l", "x"))
-    expected = list(members(path))
-    monkeypatch.delattr(tarfile, "data_filter", raising=False)
-    assert list(members(path)) == expected
-
-
-@pytest.mark.parametrize(
-    ("limit", "value", "reason"),
-    [
-        ("MEMBERS", 2, "more than 2 members"),
-        ("MEMBER_SIZE", 10, "more than 10"),
-        ("TOTAL_SIZE", 20, "more than 20 bytes"),
-    ],
-)
-def test_absurd_counts_and_sizes_are_refused(
-    limit: str, value: int, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = write_sdist(
-        tmp_path / "vllm-9.1.0.tar.gz", {"a": b"1" * 8, "b": b"2" * 8, "c": b"3" * 18}
-    )
-    monkeypatch.setattr(archive, limit, value)
-    with pytest.raises(SourceError, match=reason):
-        list(members(path))
-
-
-def test_a_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
-    """A header that states 4 GiB, in a file without that data."""
-    info = tarfile.TarInfo("top/zeros")
-    info.size = 4 << 30
-    path = tmp_path / "vllm-9.1.0.tar.gz"
-    path.write_bytes(gzip.compress(info.tobuf()))
-    with pytest.raises(SourceError, match=f"unpacks to {4 << 30} bytes"):
+    path = write_sdist(tmp_path / "vllm-9.1.0.tar.gz", {"a": bytes(1 << 24)})
+    assert path.stat().st_size < 1 << 16
+    monkeypatch.setattr(archive, "SIZE", 1 << 20)
+    with pytest.raises(SourceError, match=f"unpacks to more than {1 << 20} bytes"):
         list(members(path))
 
 
@@ -173,9 +96,8 @@ def test_a_bomb_in_a_header_is_refused(
     info.size = 1 << 24
     path = tmp_path / "vllm-9.1.0.tar.gz"
     path.write_bytes(gzip.compress(info.tobuf() + b"a" * info.size))
-    monkeypatch.setattr(archive, "MEMBERS", 10)
-    monkeypatch.setattr(archive, "TOTAL_SIZE", 1 << 20)
-    with pytest.raises(SourceError, match="headers and padding"):
+    monkeypatch.setattr(archive, "SIZE", 1 << 20)
+    with pytest.raises(SourceError, match=f"unpacks to more than {1 << 20} bytes"):
         list(members(path))
 
 
@@ -201,15 +123,13 @@ def test_members_come_as_git_stores_them(tmp_path: Path) -> None:
         link("top/sub/l", "../run"),
         (script, data),
         plain("top/sub/x", b"1"),
-        plain("top/sub/x", b"1"),
     )
     assert list(members(path)) == [
+        ArchiveMember("sub/l", LINK, b"../run"),
         ArchiveMember("run", EXECUTABLE, b"#!/bin/sh\n"),
         ArchiveMember("sub/x", PLAIN, b"1"),
-        ArchiveMember("sub/l", LINK, b"../run"),
     ]
 
 
-def test_pinned_releases_stay_far_below_the_limits() -> None:
-    assert archive.MEMBERS >= 10 * 8_522
-    assert archive.TOTAL_SIZE >= 4 * 140_000_000
+def test_pinned_releases_stay_far_below_the_limit() -> None:
+    assert archive.SIZE >= 4 * 140_000_000

@@ -82,17 +82,16 @@ def test_a_folder_with_other_files_is_not_touched(
 ):
     (tmp_path / "v1.0").mkdir()
     (tmp_path / "v1.0" / "thesis.txt").write_text("years of work")
-    with pytest.raises(UsageError, match="did not make") as caught:
+    with pytest.raises(UsageError, match="was not made by xpustack build"):
         shipped.ship(tmp_path)
-    assert caught.value.detail == ("thesis.txt",)
     assert left(tmp_path / "v1.0") == ["thesis.txt"]
 
 
 def test_a_file_in_the_way(shipped: ShippedStack, tmp_path: Path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="not a directory"):
+    with pytest.raises(EnvironmentProblem, match="a file is where a directory"):
         shipped.ship(tmp_path / "file")
-    with pytest.raises(UsageError, match="not a directory"):
+    with pytest.raises(EnvironmentProblem, match="a file is where a directory"):
         shipped.ship(tmp_path / "file" / "below")
 
 

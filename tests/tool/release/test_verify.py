@@ -61,10 +61,10 @@ def judged(
 
 
 def problems_by_file(verdict: WheelVerdict) -> dict[str, str]:
-    return {
-        difference.file: "\n".join([difference.problem, *difference.detail])
-        for difference in verdict.differences
-    }
+    problems: dict[str, list[str]] = {}
+    for each in verdict.differences:
+        problems.setdefault(each.file, []).extend([each.problem, *each.detail])
+    return {file: "\n".join(lines) for file, lines in problems.items()}
 
 
 def flip(file: Path, position: int) -> None:
@@ -251,7 +251,7 @@ def test_a_tampered_patch(shipped: ShippedStack, tmp_path: Path):
         ("vllm-1.0+xpu.dsv4.1.step1-py3-none-any.whl", "not a wheel of a whole"),
         ("vllm-7.0+xpu.dsv4.1-py3-none-any.whl", "not a pinned release"),
         ("vllm-1.0+xpu.dsv4.9-py3-none-any.whl", "is of revision 9"),
-        ("vllm.zip", "not the name of a wheel"),
+        ("vllm.zip", "not a wheel of a whole series"),
     ],
 )
 def test_a_wheel_that_is_not_ours(
