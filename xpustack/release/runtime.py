@@ -32,8 +32,6 @@ from xpustack.series.tree import BaseTree
 
 BASE_STAGE = "vllm-base"
 SERVER_STAGE = "vllm-openai"
-VIRTUAL_ENVIRONMENT = "/opt/venv"
-"""Where the base's images, and ours, have their Python environment."""
 PUBLISHING = ".buildkite/scripts/publish-release-images.sh"
 """The base's script that publishes its images; it has the official image's name."""
 
@@ -122,9 +120,7 @@ class Runtime:
     file: str = DOCKERFILE
 
 
-def runtime(
-    needs: str, dockerfile: str, publishing: str, release: Release
-) -> Runtime:
+def runtime(needs: str, dockerfile: str, publishing: str, release: Release) -> Runtime:
     """Read the base's XPU requirements, its XPU Dockerfile and its script that
     publishes images (empty if it has none).
 
