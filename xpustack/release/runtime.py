@@ -20,9 +20,14 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
-from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, Stage, stages
+from xpustack.base.dockerfile import (
+    DOCKERFILE,
+    REQUIREMENTS,
+    Stage,
+    requirements,
+    stages,
+)
 from xpustack.base.index import Index
-from xpustack.base.pin import requirements
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
