@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads a release's own Dockerfile: its stages, their images and instructions.
+"""Reads where a release names its dependencies: its requirements, and the stages of its
+Dockerfile, their images and instructions.
 
 dockerfile-parse does not support here-documents and reads each of their lines as an
 instruction. Here such lines stay in the text of their stage.
 """
 
+import contextlib
 import io
 import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
+
+from packaging.requirements import InvalidRequirement, Requirement
 
 REQUIREMENTS = "requirements/xpu.txt"
 DOCKERFILE = "docker/Dockerfile.xpu"
@@ -26,6 +30,13 @@ class Stage(NamedTuple):
 
     image: str
     text: str
+
+
+def requirements(text: str) -> Iterator[Requirement]:
+    """The requirements in a file of them, in its order."""
+    for line in text.splitlines():
+        with contextlib.suppress(InvalidRequirement):
+            yield Requirement(line.partition(" #")[0].strip())
 
 
 def instructions(dockerfile: str) -> str:

@@ -29,10 +29,6 @@ _CHUNK = 1 << 20
 _MIB = 1 << 20
 
 
-class _Interrupted(Exception):
-    """A download that ended too early."""
-
-
 def base_of(store: Store, release: Release) -> Commit:
     """The commit of a release's base, downloaded and imported at its first use.
 
@@ -84,13 +80,13 @@ def download(
     """
     cache.progress(f"downloading {link_label(link)}")
     report = at_most_every(1.0, cache.progress)
-    problem: Exception | None = None
+    problem: httpx2.HTTPError | None = None
     with cache.scratch() as directory:
         file = directory / link.filename
         for _ in range(ATTEMPTS):
             try:
                 actual = _stream(link, file, client, report)
-            except (httpx2.HTTPError, _Interrupted) as error:
+            except httpx2.HTTPError as error:
                 problem = error
                 continue
             if sha256 not in (None, actual):
@@ -181,6 +177,4 @@ def _stream(link: Link, target: Path, client: httpx2.Client, progress: Progress)
             )
         file.flush()
         os.fsync(file.fileno())
-    if announced and received != announced:
-        raise _Interrupted(f"ended after {received} of {announced} bytes")
     return digest.hexdigest()

@@ -5,10 +5,10 @@ import bisect
 import contextlib
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import (
     InvalidWheelFilename,
     canonicalize_name,
@@ -17,7 +17,12 @@ from packaging.utils import (
 from packaging.version import InvalidVersion, Version
 
 from xpustack.base.archive import members
-from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, instructions
+from xpustack.base.dockerfile import (
+    DOCKERFILE,
+    REQUIREMENTS,
+    instructions,
+    requirements,
+)
 from xpustack.base.download import download
 from xpustack.base.index import PROJECT, Index, PipConfiguration
 from xpustack.base.releases import Pin, Release, load, parse_releases
@@ -209,13 +214,6 @@ def _no_archive(version: str, index: Index) -> UsageError:
         detail=[f"nearest: {', '.join(nearest)}"] if nearest else None,
         hint=f"xpustack pin {nearest[-1]}" if nearest else "python -m pip config list",
     )
-
-
-def requirements(text: str) -> Iterator[Requirement]:
-    """The requirements in a file of them, in its order."""
-    for line in text.splitlines():
-        with contextlib.suppress(InvalidRequirement):
-            yield Requirement(line.partition(" #")[0].strip())
 
 
 def _version(requirement: Requirement) -> str | None:

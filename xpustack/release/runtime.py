@@ -20,9 +20,14 @@ from packaging.utils import (
 )
 from packaging.version import Version
 
-from xpustack.base.dockerfile import DOCKERFILE, REQUIREMENTS, Stage, stages
+from xpustack.base.dockerfile import (
+    DOCKERFILE,
+    REQUIREMENTS,
+    Stage,
+    requirements,
+    stages,
+)
 from xpustack.base.index import Index
-from xpustack.base.pin import requirements
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.errors import EnvironmentProblem, SourceError
@@ -32,8 +37,6 @@ from xpustack.series.tree import BaseTree
 
 BASE_STAGE = "vllm-base"
 SERVER_STAGE = "vllm-openai"
-VIRTUAL_ENVIRONMENT = "/opt/venv"
-"""Where the base's images, and ours, have their Python environment."""
 PUBLISHING = ".buildkite/scripts/publish-release-images.sh"
 """The base's script that publishes its images; it has the official image's name."""
 
@@ -122,9 +125,7 @@ class Runtime:
     file: str = DOCKERFILE
 
 
-def runtime(
-    needs: str, dockerfile: str, publishing: str, release: Release
-) -> Runtime:
+def runtime(needs: str, dockerfile: str, publishing: str, release: Release) -> Runtime:
     """Read the base's XPU requirements, its XPU Dockerfile and its script that
     publishes images (empty if it has none).
 

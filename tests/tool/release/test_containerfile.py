@@ -17,13 +17,14 @@ from dockerfile_parse import DockerfileParser
 from shipped_stack import ShippedStack
 
 from xpustack.core.project import Project
-from xpustack.release.runtime import VIRTUAL_ENVIRONMENT
 from xpustack.release.ship import HEALTH
 
 ARGUMENTS = {
     "deploy/Containerfile": "container.args",
     "deploy/official.Containerfile": "official.args",
 }
+VIRTUAL_ENVIRONMENT = "/opt/venv"
+"""Where the base's images, and ours, have their Python environment."""
 
 
 @pytest.fixture(params=ARGUMENTS)
