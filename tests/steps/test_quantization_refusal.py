@@ -43,7 +43,9 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "experts in MXFP8": (
         quantizations.MXFP8,
-        "RoutedExperts in compressed-tensors' float8 by group with activations by group",
+        # Where linear layers are served, only the experts are left to refuse.
+        f"{'RoutedExperts' if KINDS['MXFP8'][1] else 'Linear'} in compressed-tensors' "
+        "float8 by group with activations by group",
     ),
     "FP8 by groups": (
         compressed(8, "float", "group", quantizations.BY_GROUP, group_size=128),
