@@ -20,7 +20,7 @@ has a device at both ends of it.
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,9 +88,6 @@ class Launched:
         partials: bytes that the launch writes for the next, or reads of the one before.
         lane_bytes: of a load, where no two lanes read of the same cache line. Then at
             most so many lines are looked up as lanes load; 0 leaves them out.
-        lines: that a sub-group looks up besides, once.
-        around: what an iteration of a loop around that one executes besides.
-        rounds: iterations of the loop around.
     """
 
     groups: int
@@ -103,9 +100,6 @@ class Launched:
     loop: Work
     partials: float = 0
     lane_bytes: int = 0
-    lines: int = 0
-    around: Work = field(default_factory=Work)
-    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -173,8 +167,6 @@ def launched(
     traffic: float,
     partials: float = 0,
     lane_bytes: int = 0,
-    lines: int = 0,
-    rounds: int = 1,
 ) -> Launched:
     """A launch of `code`, which is what `compile_launch` returns of one device."""
     return Launched(
@@ -188,10 +180,6 @@ def launched(
         loop=Work(**code["loop"]),
         partials=partials,
         lane_bytes=lane_bytes,
-        lines=lines,
-        # Results that were stored before there was such a loop have none.
-        around=Work(**code.get("around", {})),
-        rounds=rounds,
     )
 
 
@@ -251,14 +239,12 @@ def _wave(launch: Launched, device: Device, groups: int) -> dict[str, float]:
     once, turn = launch.total, launch.loop
 
     def executed(name: str) -> float:
-        """What one sub-group executes; the listing has one iteration of each loop."""
+        """What one sub-group executes; the listing has one iteration of the loop."""
         each: float = getattr(turn, name)
-        again: float = (launch.rounds - 1) * getattr(launch.around, name)
-        return float(getattr(once, name)) + (launch.turns - 1) * each + again
+        return float(getattr(once, name)) + (launch.turns - 1) * each
 
     loads = (launch.turns if turn.sends else 0) + 1
-    lines: float = launch.lines
-    lines += executed("memory") / launch.lane_bytes if launch.lane_bytes else 0
+    lines = executed("memory") / launch.lane_bytes if launch.lane_bytes else 0
     return {
         "issue": per_engine * executed("cycles"),
         "dpas": per_engine * executed("dpas") * device.dpas_clocks,
