@@ -86,7 +86,7 @@ def path_problem(path: str) -> str | None:
     parts = path.split("/")
     if path.startswith("/") or ".." in parts:
         return "the path leaves the tree"
-    if "" in parts or "." in parts or "\\" in path or not path.isprintable():
+    if {"", "."} & {*parts} or {"\\", '"'} & {*path} or not path.isprintable():
         return "the path is not a plain relative path"
     if any(part.lower() == ".git" for part in parts):
         return "the path lies in .git"

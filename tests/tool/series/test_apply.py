@@ -348,7 +348,7 @@ def start(stack: FakeStack, stop: str = "") -> "subprocess.Popen[str]":
     )
 
 
-@pytest.mark.parametrize("stop", ["import_base", "read_tree", "commit", "keep"])
+@pytest.mark.parametrize("stop", ["import_base", "read_tree", "commit", "set_ref"])
 def test_a_killed_run_leaves_nothing_half_done(stack: FakeStack, stop: str) -> None:
     expected = [tree.commit for tree in stack.trees()]
     subprocess.run(["rm", "-r", stack.cache.objects], check=True)
