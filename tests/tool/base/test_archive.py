@@ -50,7 +50,7 @@ HOSTILE = {
     "parent": (plain("top/../../x"), "leaves the tree"),
     "dot": (plain("top/./x"), "not a plain relative path"),
     "backslash": (plain("top/a\\b"), "not a plain relative path"),
-    "quote": (plain("top/\"a\""), "not a plain relative path"),
+    "quote": (plain('top/"a"'), "not a plain relative path"),
     "git": (plain("top/vllm/.GIT/config"), r"lies in \.git"),
     "second-top": (plain("other/x"), "not inside a top folder"),
     "no-top": (plain("x"), "not inside a top folder"),
