@@ -4,7 +4,7 @@
 Kernels import Triton from `vllm.triton_utils`, not from the `_triton` module. Tests
 and the files beside them that they import become one package next to upstream's tests
 of the same model, without this repository's marker. The base's own ruff then sorts
-the imports.
+the imports. A comparison of syntax trees verifies that nothing else changes.
 """
 
 import ast
@@ -79,7 +79,7 @@ def tidy(
         folder: an empty directory to work in.
 
     Raises:
-        SeriesError: ruff refuses a file.
+        SeriesError: ruff refuses a file, or changes more than its imports.
     """
     (folder / "pyproject.toml").write_bytes(configuration)
     for path, content in files.items():
@@ -103,7 +103,16 @@ def tidy(
                 detail=done.last_lines(10),
                 hint="xpustack check " + release,
             )
-    return {path: (folder / path).read_bytes() for path in files}
+    tidied = {path: (folder / path).read_bytes() for path in files}
+    for path, content in files.items():
+        if _program(content) != _program(tidied[path]):
+            raise SeriesError(
+                "ruff would change more than the imports of the exported file",
+                release=release,
+                path=path,
+                hint=f"xpustack check {release}",
+            )
+    return tidied
 
 
 def is_kernel(path: str) -> bool:
@@ -133,3 +142,21 @@ def _test(content: bytes, names: set[str]) -> bytes:
                 line = lines[node.lineno - 1]
                 lines[node.lineno - 1] = line.replace("from ", "from .", 1)
     return "".join(lines).encode()
+
+
+def _program(content: bytes) -> str:
+    """A file's syntax tree without its imports and the ends of its docstrings."""
+
+    class Imports(ast.NodeTransformer):
+        def visit_Import(self, node: ast.Import) -> None:
+            return None
+
+        def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+            return None
+
+        def visit_Constant(self, node: ast.Constant) -> ast.Constant:
+            if isinstance(node.value, str):
+                node.value = node.value.rstrip()
+            return node
+
+    return ast.dump(Imports().visit(parse_python(content)))

@@ -6,13 +6,15 @@ Kernels import each other relatively. Inside vLLM they are in one package,
 `_triton.py` that imports Triton from vLLM.
 """
 
+import ast
+import functools
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
 from xpustack.base.archive import path_problem
 from xpustack.core.errors import SeriesError
-from xpustack.core.files import closure, imports, link_in, linked, read_file
+from xpustack.core.files import link_in, linked, parse_python, read_file
 from xpustack.core.project import Project
 from xpustack.series.diff import forbidden
 from xpustack.series.order import blaming
@@ -21,7 +23,6 @@ from xpustack.series.tree import KERNEL_HOME, Step
 COMMON = "common"
 PACKAGE = "__init__"
 TRITON = "_triton"
-_FOREIGN = {"kernels", "vllm"}
 TRITON_IN_VLLM = b"""\
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
@@ -99,33 +100,28 @@ def kernel_closure(
         present: paths to leave out, with what their modules need.
 
     Raises:
-        SeriesError: an entry is missing; or a module is unreadable, or imports
-            `kernels` or `vllm` by an absolute name.
+        SeriesError: a module is missing or unreadable, or imports from above its
+            package, or imports `kernels` or `vllm` by an absolute name.
     """
     with blaming(step.release, step.path):
-        package, entries = kernel_package(project), step.trailers.kernels
-        names = [PACKAGE, TRITON, *entries] if entries else []
-        modules = [package / f"{name}.py" for name in names]
-        for module in modules:
-            if not module.is_file():
-                problem = f"there is no kernel module {module.stem}"
-                raise _refuse(problem, step.path, f"create {module}")
-        try:
-            found = closure(modules, package, lambda path: path.name in present)
-        except (SyntaxError, ValueError) as error:
-            raise _refuse(f"a kernel is not Python: {error}", package) from None
-        files = {}
-        for name, source in sorted(found.items()):
-            content = read_file(source, project.root)
-            # The words of `closure`, so that nothing is parsed twice.
-            named = imports(content, str(source), ())
-            if _FOREIGN & {each.split(".")[0] for each in named}:
-                problem = "a kernel may not import kernels or vllm by an absolute name"
-                raise _refuse(problem, source)
-            files[name] = NewFile(content, source)
-        if f"{TRITON}.py" in files:
-            files[f"{TRITON}.py"] = NewFile(TRITON_IN_VLLM, package / f"{TRITON}.py")
-        return files
+        files: dict[str, NewFile] = {}
+        entries = step.trailers.kernels
+        queue = [PACKAGE, TRITON, *entries] if entries else []
+        while queue:
+            name = queue.pop()
+            if f"{name}.py" in files or f"{name}.py" in present:
+                continue
+            source = kernel_package(project) / f"{name}.py"
+            if not source.is_file():
+                problem = f"there is no kernel module {name}"
+                raise _refuse(problem, step.path, f"create {source}")
+            file = NewFile(read_file(source, project.root), source)
+            if name == TRITON:
+                files[f"{name}.py"] = NewFile(TRITON_IN_VLLM, source)
+                continue
+            files[f"{name}.py"] = file
+            queue += _relative_imports(file.content, source)
+        return dict(sorted(files.items()))
 
 
 def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
@@ -138,6 +134,33 @@ def needed_kernels(project: Project, step: Step) -> dict[str, bytes]:
 def kernel_package(project: Project) -> Path:
     """The folder of the kernels in this repository."""
     return project.kernels / "xpu_dsv4"
+
+
+@functools.cache
+def _relative_imports(content: bytes, source: Path) -> tuple[str, ...]:
+    """The modules beside a kernel that it imports. Cached: all steps of all releases
+    need the same few."""
+    try:
+        nodes = list(ast.walk(parse_python(content)))
+    except (SyntaxError, ValueError) as error:
+        raise _refuse(f"the kernel is not Python: {error}", source) from None
+    names: list[str] = []
+    for node in nodes:
+        if not isinstance(node, ast.Import | ast.ImportFrom):
+            continue
+        place = f"{source}:{node.lineno}"
+        named = [alias.name for alias in node.names]
+        level = 0
+        if isinstance(node, ast.ImportFrom):
+            named, level = [node.module] if node.module else named, node.level
+        if level > 1:
+            raise _refuse("a kernel imports from above its package", place)
+        if level:
+            names += named
+        elif any(name.split(".")[0] in ("kernels", "vllm") for name in named):
+            problem = "a kernel may not import kernels or vllm by an absolute name"
+            raise _refuse(problem, place)
+    return tuple(names)
 
 
 def _refuse(message: str, path: Path | str, hint: str = "") -> SeriesError:

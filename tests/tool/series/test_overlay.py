@@ -31,8 +31,10 @@ def test_a_kernel_brings_what_it_imports(stack: FakeStack) -> None:
 @pytest.mark.parametrize(
     ("source", "problem"),
     [
+        ("from ..reference import decode\n", "from above its package"),
         ("from kernels.xpu_dsv4 import decode\n", "by an absolute name"),
         ("import vllm\n", "by an absolute name"),
+        ("from .missing import x\n", "no kernel module missing"),
         ("def (\n", "not Python"),
     ],
 )
