@@ -14,7 +14,8 @@ import shlex
 import tarfile
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
+from itertools import dropwhile
+from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from xpustack.core.errors import SourceError
@@ -39,6 +40,11 @@ SIZE = 1 << 30
 140 MB."""
 
 
+MEMBERS = 100_000
+MEMBER_SIZE = 1 << 28
+"""The most members of an archive, folders too, and bytes of one."""
+
+
 class _Refused(Exception):
     """Why an archive is refused; becomes a SourceError with its place."""
 
@@ -46,13 +52,12 @@ class _Refused(Exception):
 def members(sdist: Path, *, release: str | None = None) -> Iterator[ArchiveMember]:
     """The archive's files and links in their order. Nothing is written to disk.
 
-    Consume the iterator to its end: the last member may still be refused. Of two
-    members with one path the last counts, as it does for tar.
+    Consume the iterator to its end: the last member may still be refused.
 
     Raises:
         SourceError: the archive is damaged, or has an absolute path, a `..`, a
-            `.git`, a link that leaves the tree, a device or the like, or more than
-            `SIZE` bytes. It names `release`, the archive and the member.
+            `.git`, a link that leaves the tree, a device or the like, one path twice,
+            or more than the limits allow. It names `release`, archive and member.
     """
     try:
         with (
@@ -60,15 +65,24 @@ def members(sdist: Path, *, release: str | None = None) -> Iterator[ArchiveMembe
             tarfile.open(fileobj=plain, mode="r|") as tar,
         ):
             top: str | None = None
-            for info in tar:
+            is_folder: dict[str, bool] = {}
+            for number, info in enumerate(tar, start=1):
+                if number > MEMBERS or info.size > MEMBER_SIZE:
+                    raise _Refused(f"{info.name!r} is more than an archive may have")
                 first, _, path = info.name.partition("/")
                 top = top or first
-                if info.isdir():
-                    continue
                 if problem := path_problem(info.name):
                     raise _Refused(f"{info.name!r}: {problem}")
-                if not path or first != top:
+                if first != top or not (path or info.isdir()):
                     raise _Refused(f"{info.name!r} is not inside a top folder {top!r}")
+                if path in is_folder and not (info.isdir() and is_folder[path]):
+                    raise _Refused(f"{info.name!r} is there twice")
+                is_folder[path] = info.isdir()
+                above = map(str, PurePosixPath(path).parents)
+                if not all(is_folder.setdefault(each, True) for each in above):
+                    raise _Refused(f"{info.name!r} lies in a file")
+                if info.isdir():
+                    continue
                 yield _member(tar, info, path)
             # gzip checks the checksum at the end of the file, after the last member.
             while plain.read(1 << 20):
@@ -96,7 +110,10 @@ def path_problem(path: str) -> str | None:
 def _member(tar: tarfile.TarFile, info: tarfile.TarInfo, path: str) -> ArchiveMember:
     if info.issym():
         place = posixpath.join(posixpath.dirname(path), info.linkname)
-        if posixpath.normpath(place).split("/")[0] in ("", ".."):
+        # A `..` behind a name may follow another link, to a folder that no text shows.
+        parts = dropwhile("..".__eq__, info.linkname.split("/"))
+        outside = posixpath.normpath(place).split("/")[0] in ("", "..")
+        if outside or ".." in parts or not info.linkname:
             raise _Refused(f"the link {path!r} leaves the tree: {info.linkname!r}")
         return ArchiveMember(path, LINK, os.fsencode(info.linkname))
     if not info.isreg() or info.issparse():

@@ -46,20 +46,35 @@ def pack(path: Path, *entries: tuple[tarfile.TarInfo, bytes]) -> Path:
 
 
 HOSTILE = {
-    "absolute": (plain("/etc/passwd"), "leaves the tree"),
-    "parent": (plain("top/../../x"), "leaves the tree"),
-    "dot": (plain("top/./x"), "not a plain relative path"),
-    "backslash": (plain("top/a\\b"), "not a plain relative path"),
-    "quote": (plain('top/"a"'), "not a plain relative path"),
-    "git": (plain("top/vllm/.GIT/config"), r"lies in \.git"),
-    "second-top": (plain("other/x"), "not inside a top folder"),
-    "no-top": (plain("x"), "not inside a top folder"),
-    "link-absolute": (link("top/l", "/etc"), "leaves the tree"),
-    "link-parent": (link("top/a/l", "../../x"), "leaves the tree"),
-    "hard-link": (special("top/y", tarfile.LNKTYPE, "top/x"), "no plain file"),
-    "fifo": (special("top/f", tarfile.FIFOTYPE), "no plain file"),
-    "character-device": (special("top/d", tarfile.CHRTYPE), "no plain file"),
-    "block-device": (special("top/d", tarfile.BLKTYPE), "no plain file"),
+    "absolute": ([plain("/etc/passwd")], "leaves the tree"),
+    "parent": ([plain("top/../../x")], "leaves the tree"),
+    "dot": ([plain("top/./x")], "not a plain relative path"),
+    "backslash": ([plain("top/a\\b")], "not a plain relative path"),
+    "quote": ([plain('top/"a"')], "not a plain relative path"),
+    "git": ([plain("top/vllm/.GIT/config")], r"lies in \.git"),
+    "second-top": ([plain("other/x")], "not inside a top folder"),
+    "no-top": ([plain("x")], "not inside a top folder"),
+    "link-absolute": ([link("top/l", "/etc")], "leaves the tree"),
+    "link-parent": ([link("top/a/l", "../../x")], "leaves the tree"),
+    "hard-link": ([special("top/y", tarfile.LNKTYPE, "top/x")], "no plain file"),
+    "fifo": ([special("top/f", tarfile.FIFOTYPE)], "no plain file"),
+    "character-device": ([special("top/d", tarfile.CHRTYPE)], "no plain file"),
+    "block-device": ([special("top/d", tarfile.BLKTYPE)], "no plain file"),
+    "parent-folder": ([special("top/../..", tarfile.DIRTYPE)], "leaves the tree"),
+    "link-empty": ([link("top/l", "")], "leaves the tree"),
+    "link-chain": (
+        [link("top/a/b/l", "../.."), link("top/m", "a/b/l/../x")],
+        "leaves the tree",
+    ),
+    "through-link": ([link("top/l", "a"), plain("top/l/x")], "lies in a file"),
+    "duplicate": ([plain("top/x", b"1"), plain("top/x", b"2")], "there twice"),
+    "duplicate-link": ([plain("top/x"), link("top/x", "y")], "there twice"),
+    "file-then-folder": ([plain("top/x"), plain("top/x/y")], "lies in a file"),
+    "folder-then-file": ([plain("top/x/y"), plain("top/x")], "there twice"),
+    "file-then-its-folder": (
+        [plain("top/x"), special("top/x", tarfile.DIRTYPE)],
+        "there twice",
+    ),
 }
 
 
@@ -67,8 +82,8 @@ HOSTILE = {
 def test_a_hostile_member_is_refused_and_nothing_is_written(
     case: str, tmp_path: Path
 ) -> None:
-    entry, reason = HOSTILE[case]
-    path = pack(tmp_path / "vllm-9.1.0.tar.gz", plain("top/first"), entry)
+    entries, reason = HOSTILE[case]
+    path = pack(tmp_path / "vllm-9.1.0.tar.gz", plain("top/first"), *entries)
     before = set(tmp_path.rglob("*"))
     with pytest.raises(SourceError, match=reason) as caught:
         list(members(path, release="v9.1.0"))
@@ -76,6 +91,18 @@ def test_a_hostile_member_is_refused_and_nothing_is_written(
     assert caught.value.path == str(path)
     assert caught.value.hint == f"tar -tvzf {path}"
     assert set(tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("limit", "value"), [("MEMBERS", 2), ("MEMBER_SIZE", 10)])
+def test_absurd_counts_and_sizes_are_refused(
+    limit: str, value: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_sdist(
+        tmp_path / "vllm-9.1.0.tar.gz", {"a": b"1" * 8, "b": b"2" * 8, "c": b"3" * 18}
+    )
+    monkeypatch.setattr(archive, limit, value)
+    with pytest.raises(SourceError, match="more than an archive may have"):
+        list(members(path))
 
 
 def test_a_bomb_is_refused_while_it_is_unpacked(
@@ -132,5 +159,6 @@ def test_members_come_as_git_stores_them(tmp_path: Path) -> None:
     ]
 
 
-def test_pinned_releases_stay_far_below_the_limit() -> None:
+def test_pinned_releases_stay_far_below_the_limits() -> None:
+    assert archive.MEMBERS >= 10 * 8_522
     assert archive.SIZE >= 4 * 140_000_000
