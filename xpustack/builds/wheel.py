@@ -20,8 +20,8 @@ from email.parser import BytesHeaderParser
 from email.policy import compat32
 from pathlib import Path
 
+from xpustack.base.archive import path_problem
 from xpustack.core.errors import CheckFailed
-from xpustack.series.diff import path_problem
 
 TIME = (1980, 1, 1, 0, 0, 0)
 """The first moment that a zip archive can hold."""

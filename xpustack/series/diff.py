@@ -14,9 +14,10 @@ headers.
 
 import functools
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from xpustack.base.archive import path_problem as path_problem
+from xpustack.base.archive import path_problem
 
 _GENERATED = ("PKG-INFO", "setup.cfg")
 _FILE = re.compile(rb"diff --git a/(.+) b/\1")
@@ -102,7 +103,8 @@ def parse_diff(diff: bytes) -> tuple[FileDiff, ...]:
 
     Raises:
         DiffError: bytes outside a file's diff, a path that leaves the tree or
-            occurs twice, a hunk whose header does not count its lines.
+            occurs twice, hunks that overlap or whose headers do not count
+            their lines.
     """
     files: list[FileDiff] = []
     number = 1
@@ -136,14 +138,38 @@ def _file(part: bytes, start: int) -> FileDiff:
         problem = "renames and copies are not allowed"
     elif not (bodies or any(line.startswith(_WITHOUT_HUNK) for line in more)):
         problem = "the file has no hunk"
+    created, deleted = (
+        any(line.startswith(word) for line in more)
+        for word in (b"new file mode ", b"deleted file mode ")
+    )
+    # Git ends a name that holds a blank with a tab.
+    names = [line.removesuffix(b"\t") for line in more[-2:]]
+    sides = (("--- a/", created), ("+++ b/", deleted))
+    expected = [
+        f"{side[:4]}/dev/null" if absent else side + path for side, absent in sides
+    ]
+    if bodies and names != [name.encode() for name in expected]:
+        problem = f"expected the lines `{expected[0]}` and `{expected[1]}`"
     if problem:
         raise DiffError(problem, start, path)
-    number, hunks = start + head.count(b"\n"), []
+    return FileDiff(path, created, tuple(_hunks(bodies, start + len(more) + 1, path)))
+
+
+def _hunks(bodies: Iterable[bytes], number: int, path: str) -> Iterator[Hunk]:
+    """The hunks of a file, of which the first begins at a line."""
+    last, shift = 0, 0
     for body in bodies:
-        hunks.append(_hunk(body, number, path))
+        hunk = _hunk(body, number, path)
+        # A side without lines gives the number of the line before it (0 at the top).
+        old_first = hunk.old_start + (hunk.old_count == 0)
+        new_first = hunk.new_start + (hunk.new_count == 0)
+        if old_first <= last or old_first + shift != new_first:
+            problem = f"the hunk header {hunk.header} does not follow from those before"
+            raise DiffError(problem, number, path)
+        last = old_first + hunk.old_count - 1
+        shift += hunk.new_count - hunk.old_count
         number += body.count(b"\n")
-    created = any(line.startswith(b"new file mode ") for line in more)
-    return FileDiff(path, created, tuple(hunks))
+        yield hunk
 
 
 def _hunk(body: bytes, number: int, path: str) -> Hunk:

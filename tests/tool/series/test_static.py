@@ -120,6 +120,7 @@ FAULTS = {
         "lines of blob ids",
     ),
     "hunk-count": (replaced("first", "+2,7 @@", "+2,8 @@"), "does not count its lines"),
+    "hunk-place": (replaced("first", "+2,7 @@", "+3,7 @@"), "does not follow"),
     "carriage-returns": (
         replaced("first", "Why first.\n", "Why first.\r\n"),
         "LF alone",
