@@ -115,3 +115,9 @@ def test_messages_of_patches_are_plain():
         if words := RIDDLES.findall(path.read_text().partition("\n---\n")[0]):
             found[f"{path.parent.name}/{path.name}"] = words
     assert found == {}
+
+
+def test_requests_are_plain():
+    texts = {path: path.read_text() for path in (ROOT / "patches").glob("*/request.md")}
+    found = {path.parent.name: RIDDLES.findall(text) for path, text in texts.items()}
+    assert {step: words for step, words in found.items() if words} == {}
