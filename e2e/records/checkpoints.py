@@ -7,6 +7,7 @@ import io
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 
+from e2e.records.order import newest_first
 from xpustack.base.releases import load
 from xpustack.core import markdown
 from xpustack.core.errors import UsageError
@@ -77,7 +78,7 @@ def keep(project: Project, cell: Cell) -> None:
     known = {(one.release, one.checkpoint): one for one in cells(project)}
     known[cell.release, cell.checkpoint] = cell
     kinds = list(dict.fromkeys(name for _, name in known))
-    rows = record.newest_first(
+    rows = newest_first(
         project,
         (asdict(one) for one in known.values()),
         lambda row: (kinds.index(str(row["checkpoint"])),),

@@ -4,12 +4,12 @@ record that `tests/e2e` writes, and the table made of it."""
 
 from collections.abc import Iterable, Sequence
 
+from e2e.records.order import Row, newest_first
 from xpustack.core import markdown
 from xpustack.core.errors import UsageError
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
-from xpustack.pages.record import Row
 
 PAGE = "docs/e2e.md"
 DATA = "docs/data/e2e.csv"
@@ -31,7 +31,7 @@ def keep(project: Project, release: str, rows: Sequence[Row]) -> None:
     """
     known = read_rows(project.root / DATA)
     kept = [*(row for row in known if row["release"] != release), *rows]
-    ordered = record.newest_first(
+    ordered = newest_first(
         project, kept, lambda row: (-int(str(row["tokens"])), int(str(row["ratio"])))
     )
     record.write(project, DATA, ordered, PAGE, ("figures", render(ordered)))

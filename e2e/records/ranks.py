@@ -5,11 +5,11 @@ writes, and the table made of it."""
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 
+from e2e.records.order import Row, newest_first
 from xpustack.core import markdown
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
-from xpustack.pages.record import Row
 
 PAGE = "docs/e2e.md"
 DATA = "docs/data/ranks.csv"
@@ -50,7 +50,7 @@ def keep(project: Project, cell: Cell) -> None:
     """Put a cell into the record, in place of the one before it, and write the page."""
     known = {one.key: one for one in cells(project)} | {cell.key: cell}
     by_ranks = sorted({ranks for _, ranks, _ in known})
-    rows = record.newest_first(
+    rows = newest_first(
         project,
         map(asdict, known.values()),
         lambda row: (

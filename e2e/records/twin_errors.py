@@ -4,11 +4,11 @@ the record that `tests/e2e` writes, and the tables made of it."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from e2e.records.order import Row, newest_first
 from xpustack.core import markdown
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 from xpustack.pages import record
-from xpustack.pages.record import Row
 
 PAGE = "docs/e2e.md"
 DATA = "docs/data/twins.csv"
@@ -56,7 +56,7 @@ def keep(project: Project, rows: Sequence[Row]) -> None:
     known = read_rows(project.root / DATA)
     kept = [*(row for row in known if (row["release"], row["job"]) not in anew), *rows]
     jobs = sorted({(str(row["checkpoint"]), str(row["job"])) for row in kept})
-    ordered = record.newest_first(
+    ordered = newest_first(
         project,
         kept,
         lambda row: (

@@ -14,7 +14,7 @@ from planner import asked, choices, trial
 from planner import page as plans
 from xpustack.base.releases import Release, load
 from xpustack.core.errors import UsageError
-from xpustack.core.markdown import section
+from xpustack.core.markdown import with_section
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 
@@ -234,7 +234,8 @@ def test_v41_says_its_blocks_and_its_parser():
 
 def test_the_page_shows_the_rows():
     rows = read_rows(PROJECT.root / plans.DATA)
-    assert section(PROJECT.root / plans.PAGE, plans.SECTION) == plans.shown(rows)
+    page = PROJECT.root / plans.PAGE
+    assert with_section(page, plans.SECTION, plans.shown(rows)) == page.read_text()
 
 
 def test_a_plan_replaces_the_rows_of_its_machine():

@@ -80,9 +80,6 @@ class Releases:
     def __iter__(self) -> Iterator[Release]:
         return iter(self.pinned)
 
-    def __len__(self) -> int:
-        return len(self.pinned)
-
     def __contains__(self, name: str) -> bool:
         return name in self.names
 

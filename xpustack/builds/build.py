@@ -57,22 +57,17 @@ def build_version(tree: Tree, last: int) -> str:
     return version if tree.index == last else f"{version}.step{tree.index}"
 
 
-def build_key(store: Store, tree: Tree, version: str) -> str:
-    """The key of a tree's build: a hash of the tree, its origin and the recipe."""
+def expected_build(store: Store, tree: Tree, version: str) -> Build:
+    """The build that a tree would have: its key is a hash of the tree, its origin and
+    the recipe. Its `installed` may be absent, and is not verified."""
     origin = origin_of(store.git, tree, version)
-    return fingerprint.digest(
+    key = fingerprint.digest(
         tree=tree.tree_id,
         origin=origin.tree_id if origin is not None else "",
         version=version,
         tool=fingerprint.tool("builds.build"),
         environment=fingerprint.lock(),
     )
-
-
-def expected_build(store: Store, tree: Tree, version: str) -> Build:
-    """The build that a tree would have. Its `installed` may be absent, and is not
-    verified."""
-    key = build_key(store, tree, version)
     return Build(key, version, site(store.cache, key), 0.0, True)
 
 

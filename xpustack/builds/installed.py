@@ -9,7 +9,6 @@ another tree can make it stale.
 import hashlib
 import os
 import py_compile
-import shutil
 import stat
 import sys
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pathlib import Path, PurePosixPath
 import msgspec
 
 from xpustack.core.cache import Cache
+from xpustack.core.files import link_or_copy
 
 Members = dict[str, str]
 """The files of an installed tree by path, byte code included, each with its sha256; and
@@ -108,7 +108,7 @@ def install(cache: Cache, files: Files, home: Path) -> None:
     for path, content in files.items():
         target, code = folder / path, str(folder / byte_code_path(path))
         if isinstance(content, Path):
-            _link(content, target)
+            link_or_copy(content, target)
             continue
         target.write_bytes(content)
         target.chmod(_MODE)
@@ -166,14 +166,3 @@ def _content(cache: Cache, path: str) -> str:
             digest = hashlib.file_digest(file, "sha256")
         cache.digests[file_id] = digest.hexdigest()
     return cache.digests[file_id]
-
-
-def _link(source: Path, target: Path) -> None:
-    """Create a hard link where the file system has them, else a copy."""
-    try:
-        os.link(source, target)
-    except (FileNotFoundError, FileExistsError):
-        raise
-    except OSError:
-        # Another file system, no hard links, or too many of this file.
-        shutil.copy2(source, target)

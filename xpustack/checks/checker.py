@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds, lints and tests trees, keeps what passed, and says what is proven."""
 
+import time
 from dataclasses import dataclass
 from typing import Self
 
 import msgspec
 
 from xpustack.base.store import Store
-from xpustack.builds.build import build, build_version, expected_build, found
+from xpustack.builds.build import build, build_version, compare, expected_build, found
 from xpustack.builds.installed import Build
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.lint.linter import Linter, lint_key, steps_are_typed
-from xpustack.series.result import Kind, Result
+from xpustack.series.result import COPIED, Kind, Result
 from xpustack.series.tree import Series, Step, Tree
 from xpustack.steptest.material import Support, material_of
 from xpustack.steptest.server import warm_server
@@ -91,6 +92,23 @@ class Checker:
             done.seconds,
             done.cached,
             done.version,
+        )
+
+    def compared(self, tree: Tree, copy: Build, name: str) -> Result:
+        """The comparison of a copied tree with a real build of it as a result.
+
+        Raises:
+            As `builds.compare`.
+        """
+        begin = time.monotonic()
+        count = compare(self.runner, self.store, tree, copy)
+        return Result(
+            tree.release.name,
+            COPIED,
+            "build",
+            "passed",
+            time.monotonic() - begin,
+            summary=f"{name}: {count} members as a real build has them",
         )
 
     def known_lint(

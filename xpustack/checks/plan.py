@@ -2,29 +2,19 @@
 """The checks of one release as tasks."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from functools import partial
 
 from xpustack.base.releases import Release
 from xpustack.builds.build import build_version
 from xpustack.builds.copy import origin_of
-from xpustack.builds.installed import Build
 from xpustack.checks.checker import Checker
 from xpustack.checks.schedule import Task
 from xpustack.core.errors import SeriesError, SourceError, StackError
 from xpustack.lint.linter import steps_are_typed
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order, require_step
-from xpustack.series.result import Kind, Result
+from xpustack.series.result import COPIED, Kind, Result
 from xpustack.series.tree import Series, StepTree, Tree
-
-
-@dataclass(frozen=True)
-class CopiedTree:
-    """A tree whose build this run copies from another tree's, and its task."""
-
-    tree: Tree
-    build: Build
-    task: Task
 
 
 class Planner:
@@ -32,7 +22,8 @@ class Planner:
 
     Attributes:
         tasks: what is planned; that of a step which does not apply has its result.
-        copied: the planned trees whose builds are copies and do not exist yet.
+        comparisons: of the trees whose builds are copies and do not exist yet, each
+            with a real build, by the key of its build.
     """
 
     def __init__(
@@ -42,7 +33,7 @@ class Planner:
         self._slugs: list[str] = []
         self._builds: dict[int, Task] = {}
         self.tasks: list[Task] = []
-        self.copied: list[CopiedTree] = []
+        self.comparisons: dict[str, Task] = {}
 
     def plan(self, step: str | None, tip: bool) -> None:
         """Plan the checks of one step, or of all; on the tip alone if `tip`.
@@ -116,10 +107,7 @@ class Planner:
             return
         last = len(self._slugs)
         origin = origin_of(self._checker.store.git, tree, build_version(tree, last))
-
-        def work() -> Result:
-            return self._checker.built(tree, last, label)
-
+        work = partial(self._checker.built, tree, last, label)
         earlier = self._builds.get(origin.index) if origin is not None else None
         needs = () if earlier is None else (earlier,)
         shown = "build" in self._kinds
@@ -128,22 +116,21 @@ class Planner:
         self.tasks.append(task)
         planned = self._checker.planned(tree, last)
         if origin is not None and not planned.installed.is_dir():
-            self.copied.append(CopiedTree(tree, planned, task))
+            compare = partial(self._checker.compared, tree, planned, label)
+            self.comparisons[planned.key] = Task(
+                self._release.name, COPIED, "build", compare, (task,)
+            )
 
     def _lint(self, label: str, before: Tree, after: Tree, types: bool) -> None:
-        def work() -> Result:
-            return self._checker.lint(label, before, after, types=types)
-
         if "lint" in self._kinds:
+            work = partial(self._checker.lint, label, before, after, types=types)
             self.tasks.append(Task(self._release.name, label, "lint", work))
 
     def _test(self, tree: StepTree, before: Tree | None, after: Tree) -> None:
         """Plan the test of the step of `tree`."""
-
-        def work() -> Result:
-            return self._checker.test(tree.step, before, after, len(self._slugs))
-
         if "test" in self._kinds:
+            last = len(self._slugs)
+            work = partial(self._checker.test, tree.step, before, after, last)
             needed = (after,) if before is None else (before, after)
             needs = tuple(self._builds[each.index] for each in needed)
             task = Task(self._release.name, tree.slug, "test", work, needs)

@@ -2,17 +2,16 @@
 """Builds, lints and tests the trees in parallel, and skips what has a stored pass."""
 
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from itertools import pairwise
 
 from xpustack.base.releases import Release
-from xpustack.builds.build import compare
 from xpustack.checks.checker import Checker
-from xpustack.checks.plan import CopiedTree, Planner
+from xpustack.checks.plan import Planner
 from xpustack.checks.schedule import Observer, Task, execute
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.series.result import COPIED, KINDS, Kind, Report, Result
+from xpustack.series.result import KINDS, Kind, Report, Result
 from xpustack.series.static import Advice, check_static
 
 _SILENT = Observer()
@@ -52,16 +51,18 @@ def run(
     kinds = {only} if only else set(KINDS)
     tasks = [Task.ended(result) for result in _static(project, chosen, step)]
     cache.sweep()
-    copies: list[CopiedTree] = []
+    comparisons: dict[str, Task] = {}
     with Checker(project, cache) as checker:
         # The newest release first: its lints take longest.
         for release in reversed(chosen):
             planner = Planner(checker, release, kinds)
             planner.plan(step, release.name in tips)
             tasks += planner.tasks
-            copies += planner.copied
-        if step is None and "build" in kinds and copies:
-            _add_comparison(tasks, copies, checker)
+            comparisons |= planner.comparisons
+        if step is None and "build" in kinds and comparisons:
+            # A key is a hash, so that it is another tree when anything changed.
+            comparison = comparisons[min(comparisons)]
+            tasks.insert(tasks.index(comparison.needs[0]) + 1, comparison)
         # One checked-out tree moves from lint to lint.
         lints = [task for task in tasks if task.kind == "lint"]
         for earlier, later in pairwise(lints):
@@ -113,22 +114,3 @@ def _static(project: Project, chosen: list[Release], step: str | None) -> list[R
         and (finding.release is None or finding.release in names)
         and step in (None, finding.step)
     ]
-
-
-def _add_comparison(
-    tasks: list[Task], copies: Sequence[CopiedTree], checker: Checker
-) -> None:
-    """Add the comparison of one tree that this run copies with a real build of it. A
-    build's key is a hash, so that it is another tree when anything changed."""
-    copy = min(copies, key=lambda copy: copy.build.key)
-    release, need = copy.tree.release.name, copy.task
-
-    def work() -> Result:
-        begin = time.monotonic()
-        count = compare(checker.runner, checker.store, copy.tree, copy.build)
-        seconds = time.monotonic() - begin
-        summary = f"{need.step}: {count} members as a real build has them"
-        return Result(release, COPIED, "build", "passed", seconds, summary=summary)
-
-    task = Task(release, COPIED, "build", work, needs=(need,))
-    tasks.insert(tasks.index(need) + 1, task)

@@ -16,8 +16,8 @@ from xpustack.refresh.neighbours import (
     choose_source,
     source_of_clone,
 )
-from xpustack.refresh.refresh import RefreshReport, target_release
 from xpustack.refresh.refresh import refresh as carry_over
+from xpustack.refresh.refresh import target_release
 from xpustack.refresh.report import conflicts, markdown, rows, summary, to_json
 from xpustack.terminal.console import (
     Offline,
@@ -98,16 +98,10 @@ def refresh(
     if refreshed.stale is not None:
         answer.say(f"next: xpustack status --write-readme; xpustack check {release}")
     if refreshed.open:
-        answer.say(f"next: {_advice(refreshed)}")
+        answer.say(
+            "next: the same command with --to DIR leaves the conflict there"
+            if to is None
+            else f"next: resolve it in {to}, git add, git cherry-pick --continue, then"
+            " the same command again"
+        )
         answer.exit_code = ApplyError.exit_code
-
-
-def _advice(refreshed: RefreshReport) -> str:
-    """What to do about a conflict."""
-    directory = refreshed.directory
-    if directory is None:
-        return "the same command with --to DIR leaves the conflict there"
-    return (
-        f"resolve it in {directory}, git add, git cherry-pick --continue, then the"
-        " same command again"
-    )

@@ -7,7 +7,6 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from xpustack.base import releases
-from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import CheckFailed, StackError, UsageError
@@ -23,7 +22,6 @@ from xpustack.terminal.console import (
     Offline,
     ReleaseName,
     Reply,
-    Work,
     selected,
     working,
 )
@@ -46,12 +44,15 @@ def apply(
         to: The repository to make; with --all one folder in it each.
     """
     grown: list[Tree] = []
-    with working(offline) as work:
-        pinned = releases.load(work.project)
+    with working(offline) as (project, cache):
+        store, pinned = Store(cache), releases.load(project)
         for chosen in selected(pinned, release, all_, "apply"):
-            directory = to / chosen.name if to and all_ else to
             try:
-                series = _applied(work, chosen, directory, upto)
+                if to is None:
+                    series = trees_before_failure(store, project, chosen, upto=upto)
+                else:
+                    directory = to / chosen.name if all_ else to
+                    series = apply_to(project, cache, chosen, directory, upto)
             except StackError as error:
                 answer.fail(error)
                 continue
@@ -59,8 +60,8 @@ def apply(
             if series.problem is not None:
                 answer.fail(series.problem)
                 continue
-            for stray in unnamed(work.project):
-                work.cache.progress(f"no series names {stray}")
+            for stray in unnamed(project):
+                cache.progress(f"no series names {stray}")
     rows = [
         {
             "release": tree.release.name,
@@ -73,15 +74,6 @@ def apply(
     answer.data = {"trees": rows}
     if rows:
         answer.table(rows, ("release", "step", "commit", "tree"))
-
-
-def _applied(
-    work: Work, release: Release, directory: Path | None, upto: str | None
-) -> Series:
-    """The release's trees, in a repository if it has a place."""
-    if directory is None:
-        return trees_before_failure(Store(work.cache), work.project, release, upto=upto)
-    return apply_to(work.project, work.cache, release, directory, upto)
 
 
 def save(

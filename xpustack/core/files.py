@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Reads files, says what Python ones import, and which folders may be written.
+"""Reads and links files, says what Python ones import, and which folders may be
+written.
 
 Of the stack's own files only plain ones are read. Symbolic links are not followed: a
 build would depend on files outside the repository, which no commit records.
@@ -9,6 +10,7 @@ import ast
 import functools
 import os
 import shlex
+import shutil
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -89,6 +91,17 @@ def links_below(folder: Path) -> list[Path]:
     """Every symbolic link in a folder, itself included, sorted."""
     below = (folder, *sorted(folder.rglob("*")))
     return [path for path in below if path.is_symlink()]
+
+
+def link_or_copy(source: Path, target: Path) -> None:
+    """Create a hard link where the file system has them, else a copy."""
+    try:
+        os.link(source, target)
+    except (FileNotFoundError, FileExistsError):
+        raise
+    except OSError:
+        # Another file system, no hard links, or too many of this file.
+        shutil.copy2(source, target)
 
 
 def vacant(directory: Path) -> bool:

@@ -10,7 +10,6 @@ from functools import cache
 from importlib import metadata
 from pathlib import Path
 
-from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.files import closure, parse_python
 
 _IGNORED = frozenset({"__pycache__"})
@@ -136,19 +135,3 @@ def installed_version(distribution: str) -> str | None:
         return metadata.version(distribution)
     except metadata.PackageNotFoundError:
         return None
-
-
-def require(distribution: str, version: str, because: str) -> None:
-    """Insist on one version of an installed tool.
-
-    Raises:
-        EnvironmentProblem: another version, or none, is installed.
-    """
-    installed = installed_version(distribution)
-    if installed != version:
-        raise EnvironmentProblem(
-            f"{distribution}=={version} is needed, "
-            + (f"{installed} is installed" if installed else "none is installed"),
-            detail=[because],
-            hint="tox -e apply-and-test",
-        )

@@ -123,12 +123,7 @@ class Git:
     work_tree: Path | None = field(default=None, kw_only=True)
     index: Path | None = field(default=None, kw_only=True)
 
-    def run(
-        self,
-        *arguments: str,
-        data: bytes | None = None,
-        cwd: Path | None = None,
-    ) -> bytes:
+    def run(self, *arguments: str, data: bytes | None = None) -> bytes:
         """Run one git command and return its standard output.
 
         Raises:
@@ -148,7 +143,7 @@ class Git:
             stdin=subprocess.DEVNULL if data is None else None,
             capture_output=True,
             env=environment,
-            cwd=cwd or self.work_tree or self.directory,
+            cwd=self.work_tree or self.directory,
         )
         if process.returncode:
             stderr = process.stderr.decode("utf-8", "replace")

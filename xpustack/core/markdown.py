@@ -46,39 +46,24 @@ def table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
     return "\n".join([*lines, *map(_line, rows)])
 
 
-def section(page: Path, name: str) -> str:
-    """The content of the section `name` of `page`: what lies between the lines
-    `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
+def with_section(page: Path, name: str, content: str) -> str:
+    """The text of `page` with `content` as its section `name`: what lies between the
+    lines `<!-- NAME: begin -->` and `<!-- NAME: end -->`.
 
     Raises:
         UsageError: there is no such page, or it has no such section.
     """
-    return _parts(page, name)[1].removesuffix("\n")
-
-
-def with_section(page: Path, name: str, content: str) -> str:
-    """The text of `page` with `content` as its section `name`.
-
-    Raises:
-        UsageError: as `section`.
-    """
-    before, _, after = _parts(page, name)
-    return f"{before}{content}\n{after}"
-
-
-def _parts(page: Path, name: str) -> tuple[str, str, str]:
-    """The text up to a section with its first line, the section, and the rest."""
     begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->"
     text = page.read_text("utf-8") if page.is_file() else ""
     before, found_begin, rest = text.partition(begin)
-    inside, found_end, after = rest.partition(end)
+    _, found_end, after = rest.partition(end)
     if not found_begin or not found_end:
         raise UsageError(
             f"the page has no section {name}",
             path=page,
             hint=f"add the lines {begin.strip()} and {end} to {page.name}",
         )
-    return before + begin, inside, end + after
+    return f"{before}{begin}{content}\n{end}{after}"
 
 
 def _line(cells: Iterable[object]) -> str:

@@ -67,12 +67,8 @@ class Runner:
     _guard = threading.Lock()
 
     def __init__(self) -> None:
-        self._stopped = False
+        self.stopped = False
         self._family = f"{_family()}/{next(_NUMBERS)}"
-
-    @property
-    def stopped(self) -> bool:
-        return self._stopped
 
     def marked(self, env: Mapping[str, str]) -> dict[str, str]:
         """`env` with the mark by which `stop` finds the process."""
@@ -111,7 +107,7 @@ class Runner:
             returncode = TIMED_OUT
         finally:
             kill_group(child.pid)
-        if self._stopped:
+        if self.stopped:
             raise Stopped
         return Completed(returncode, stdout, stderr, time.monotonic() - begin)
 
@@ -133,7 +129,7 @@ class Runner:
             EnvironmentProblem: the program does not exist.
         """
         with self._guard:
-            if self._stopped:
+            if self.stopped:
                 raise Stopped
             _warden()
             try:
@@ -165,7 +161,7 @@ class Runner:
     def stop(self) -> None:
         """Kill all running processes, and refuse to start more."""
         with self._guard:
-            self._stopped = True
+            self.stopped = True
         kill_family(self._family)
 
 

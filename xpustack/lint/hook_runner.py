@@ -11,7 +11,7 @@ from pathlib import Path
 
 from xpustack.core import fingerprint
 from xpustack.core.checkout import Checkout
-from xpustack.core.errors import CheckFailed
+from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Completed, Runner, clean_environment, program
 from xpustack.forks.server import Server
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hook, Hooks
@@ -70,9 +70,13 @@ class HookRunner:
         python = [p for p in present if p.endswith((".py", ".pyi"))]
         findings: list[LintFinding] = []
         if self.hooks.ruff and python:
-            fingerprint.require(
-                "ruff", self.hooks.ruff, f"the base's {PRE_COMMIT_FILE} pins it"
-            )
+            installed = fingerprint.installed_version("ruff") or "none"
+            if installed != self.hooks.ruff:
+                raise EnvironmentProblem(
+                    f"ruff=={self.hooks.ruff} is needed, {installed} is installed",
+                    detail=[f"the base's {PRE_COMMIT_FILE} pins it"],
+                    hint="tox -e apply-and-test",
+                )
             findings += self._ruff_check(python)
             findings += self._ruff_format(python)
         if self.hooks.typos and present and fingerprint.installed_version("typos"):

@@ -46,12 +46,6 @@ def steps_are_typed(project: Project, series: Series) -> bool:
     return newest or len(series.steps) == 1
 
 
-def touched(before: Tree, after: Tree) -> tuple[str, ...]:
-    """The paths in which `after` differs from its ancestor `before`, sorted."""
-    later = [tree for tree in after.applied if tree.index > before.index]
-    return tuple(sorted({path for tree in later for path in tree.changed}))
-
-
 class Linter:
     """Lints trees, one at a time, and reuses what earlier lints left: a checked-out
     tree that moves from one to the next, and mypy's cache beside it.
@@ -76,6 +70,7 @@ class Linter:
         clean, nothing can be new, and `before` is not looked at.
 
         Args:
+            before: the same tree with fewer steps.
             name: what the result is called.
             types: whether mypy runs, too.
 
@@ -84,7 +79,8 @@ class Linter:
             SourceError: the base's lint configuration is not understood.
             Stopped: the runner was stopped.
         """
-        paths = touched(before, after)
+        later = [tree for tree in after.applied if tree.index > before.index]
+        paths = sorted({path for tree in later for path in tree.changed})
         with self._guard:
             place, self._place = self._place or self._new(), None
             files, objects = place / "files", self._store.cache.objects

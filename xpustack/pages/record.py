@@ -1,33 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """A record of runs, a row for each, and the page made of it: written together."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from xpustack.base.releases import load
 from xpustack.core import markdown
 from xpustack.core.cache import atomic_file
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text
 
-Row = Mapping[str, object]
-
-
-def newest_first(
-    project: Project, rows: Iterable[Row], within: Callable[[Row], tuple[int, ...]]
-) -> list[Row]:
-    """The rows of pinned releases by release, the newest first, then by `within`."""
-    place = {name: n for n, name in enumerate(reversed(load(project).names))}
-    return sorted(
-        (row for row in rows if row["release"] in place),
-        key=lambda row: (place[str(row["release"])], *within(row)),
-    )
-
 
 def write(
     project: Project,
     data: str,
-    rows: Sequence[Row],
+    rows: Sequence[Mapping[str, object]],
     page: str,
     section: tuple[str, str],
     heads: Sequence[str] = (),

@@ -63,23 +63,20 @@ def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
     Raises:
         SeriesError: a series cannot be read.
     """
-    statuses = []
-    for release in releases:
-        steps = load_series(project, release.name)
-        for index, step in enumerate(steps):
-            statuses.append(
-                StepStatus(
-                    release=release.name,
-                    position=index + 1,
-                    step=step.slug,
-                    subject=step.subject,
-                    changed=changed_lines(step),
-                    brought=new_file_lines(overlay_files(project, step)),
-                    upstream=step.trailers.upstream_status,
-                    removal=step.trailers.removal,
-                )
-            )
-    return statuses
+    return [
+        StepStatus(
+            release=release.name,
+            position=position,
+            step=step.slug,
+            subject=step.subject,
+            changed=changed_lines(step),
+            brought=new_file_lines(overlay_files(project, step)),
+            upstream=step.trailers.upstream_status,
+            removal=step.trailers.removal,
+        )
+        for release in releases
+        for position, step in enumerate(load_series(project, release.name), start=1)
+    ]
 
 
 def checked_statuses(

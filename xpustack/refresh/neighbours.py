@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which release a series is carried from, and which releases have none yet."""
+"""Which release a series is carried from."""
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,15 +23,6 @@ class Source:
 
     name: str
     why: str
-
-
-@dataclass(frozen=True)
-class MissingRelease:
-    """The newest patch release of a minor, which is not pinned. `pinned` is the pin of
-    that minor, if there is one."""
-
-    version: str
-    pinned: str | None = None
 
 
 def neighbours(pinned: Releases, version: str) -> list[Release]:
@@ -89,28 +79,3 @@ def source_of_clone(project: Project, store: Store, clone: Clone) -> Source:
             f" {before.name}: export {before.name}, refresh --from {before.name}",
         )
     return Source(newest.name, "the newest pin")
-
-
-def missing_among(
-    pins: Iterable[Release], offered: Iterable[Version]
-) -> list[MissingRelease]:
-    """The newest patch release of every minor on an index that is not pinned, from the
-    oldest pinned minor on, oldest first.
-
-    Args:
-        offered: the versions that the index has, oldest first.
-    """
-    pinned = {Version(release.version): release.name for release in pins}
-    if not pinned:
-        return []
-    by_minor = {version.release[:2]: name for version, name in sorted(pinned.items())}
-    newest: dict[tuple[int, ...], Version] = {}
-    for version in offered:
-        newest[version.release[:2]] = version
-    first = min(by_minor)
-    return [
-        MissingRelease(f"v{version}", by_minor.get(minor))
-        for minor, version in sorted(newest.items())
-        if minor >= first
-        and not any(pin >= version for pin in pinned if pin.release[:2] == minor)
-    ]

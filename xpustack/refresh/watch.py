@@ -20,10 +20,6 @@ from xpustack.core.errors import SeriesError, SourceError
 from xpustack.core.project import Project
 from xpustack.core.repository import Repository
 from xpustack.refresh.carry import Carrier
-from xpustack.refresh.neighbours import (
-    MissingRelease,
-    missing_among,
-)
 from xpustack.refresh.refresh import target_release
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import read_order
@@ -36,6 +32,15 @@ _BACKPORT = "Backport"
 _MODELS = "vllm/models"
 _PLATFORMS = ("nvidia", "amd")
 _REFUSAL = re.compile(r"is_xpu\(\):\n\s+raise\b")
+
+
+@dataclass(frozen=True)
+class MissingRelease:
+    """The newest patch release of a minor, which is not pinned. `pinned` is the pin of
+    that minor, if there is one."""
+
+    version: str
+    pinned: str | None = None
 
 
 @dataclass(frozen=True)
@@ -167,6 +172,29 @@ def watch(project: Project, cache: Cache) -> WatchReport:
         models=tuple(models),
         landed=tuple(landed),
     )
+
+
+def missing_among(
+    pins: Iterable[Release], offered: Iterable[Version]
+) -> list[MissingRelease]:
+    """The newest patch release of every minor on an index that is not pinned, from the
+    oldest pinned minor on, oldest first.
+
+    Args:
+        offered: the versions that the index has, oldest first.
+    """
+    pinned = {Version(release.version): release.name for release in pins}
+    by_minor = {version.release[:2]: name for version, name in sorted(pinned.items())}
+    newest: dict[tuple[int, ...], Version] = {}
+    for version in offered:
+        newest[version.release[:2]] = version
+    first = min(by_minor)
+    return [
+        MissingRelease(f"v{version}", by_minor.get(minor))
+        for minor, version in sorted(newest.items())
+        if minor >= first
+        and not any(pin >= version for pin in pinned if pin.release[:2] == minor)
+    ]
 
 
 def _models(

@@ -15,7 +15,7 @@ from xpustack.core.cache import Cache, atomic_dir
 from xpustack.core.errors import UsageError
 from xpustack.core.files import not_ours, vacant
 from xpustack.core.project import Project
-from xpustack.refresh.carry import Clash, TouchedFile
+from xpustack.refresh.carry import CarryVerdict, Clash, TouchedFile
 from xpustack.series.apply import trees
 from xpustack.series.tree import StepTree
 from xpustack.series.worktree import (
@@ -29,17 +29,7 @@ from xpustack.series.worktree import (
     link_objects,
 )
 
-Outcome = Literal[
-    "present",
-    "clean",
-    "merged",
-    "variant",
-    "resolved",
-    "upstream",
-    "dropped",
-    "conflict",
-    "waits",
-]
+Outcome = Literal[CarryVerdict, "present", "resolved", "dropped", "waits"]
 OPEN: tuple[Outcome, ...] = ("conflict", "waits")
 """Outcomes of steps that still need a decision."""
 

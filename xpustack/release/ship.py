@@ -43,24 +43,15 @@ OFFICIAL_ARGUMENTS = "official.args"
 HEALTH = "served.py"
 HEALTH_SOURCE = Path(__file__).with_name("served.py")
 """The images' health check."""
-COMPANION_FILES = (
-    CONSTRAINTS,
-    PINS,
-    RUNTIME,
-    SBOM,
-    PROVENANCE,
-    ARGUMENTS,
-    OFFICIAL_ARGUMENTS,
-    HEALTH,
-)
+_RENDERED = (CONSTRAINTS, PINS, RUNTIME, ARGUMENTS)
+COMPANION_FILES = (*_RENDERED, OFFICIAL_ARGUMENTS, HEALTH, SBOM, PROVENANCE)
 """The files beside a wheel; `official.args` only where upstream has an image."""
 
 
 def files(build: WheelBuild) -> dict[str, bytes]:
     """Every file of the release, by name, the wheel first."""
-    names = [CONSTRAINTS, PINS, RUNTIME, ARGUMENTS]
-    if build.runtime.official:
-        names.append(OFFICIAL_ARGUMENTS)
+    official = (OFFICIAL_ARGUMENTS,) if build.runtime.official else ()
+    names = (*_RENDERED, *official)
     texts = {name: rendered("xpustack.release", name, vars(build)) for name in names}
     texts |= {HEALTH: HEALTH_SOURCE.read_text("utf-8"), SBOM: sbom(build)}
     companions = {name: text.encode() for name, text in texts.items()}

@@ -124,7 +124,7 @@ def _series(project: Project, pin: Release, used: set[Path]) -> Iterator[StackEr
         yield SeriesError(
             "the recorded trees are not those of the series: a step was moved, added or"
             " dropped",
-            step=_first_difference(list(patches), recorded),
+            step=next(a or b for a, b in zip_longest(patches, recorded) if a != b),
             path=directory / TREES,
             hint=f"git diff -- {shlex.quote(str(directory))} shows an edit; if it is"
             f" meant: {rederive_command([pin.name])}",
@@ -224,9 +224,3 @@ def _release_of(project: Project, path: Path, names: tuple[str, ...]) -> str | N
 
 def _is_test(path: str) -> bool:
     return path.startswith("tests/")
-
-
-def _first_difference(slugs: list[str], others: list[str]) -> str | None:
-    """The first step at which two orders differ."""
-    pairs = zip_longest(slugs, others)
-    return next((slug or other for slug, other in pairs if slug != other), None)

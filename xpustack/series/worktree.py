@@ -9,7 +9,6 @@ or deletes goes into the step's patch.
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,7 @@ from xpustack.base.store import Store
 from xpustack.core.cache import Cache, atomic_dir, replace_dir
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import SeriesError, StackError, UsageError, command
-from xpustack.core.files import not_ours, vacant
+from xpustack.core.files import link_or_copy, not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
 from xpustack.core.repository import HEADS, PLAIN, LogEntry
@@ -322,25 +321,15 @@ def fill(store: Store, directory: Path, state: State) -> None:
 
 
 def link_objects(store: Store, git: Checkout) -> None:
-    """Link or copy the store's objects that a repository lacks."""
+    """Link or copy the store's objects that a repository lacks; they never change."""
     source = store.cache.objects / "objects"
     with store.cache.lock("objects"):
         for folder, _, names in os.walk(source):
             target = git.directory / "objects" / Path(folder).relative_to(source)
             target.mkdir(parents=True, exist_ok=True)
             for name in names:
-                if not name.startswith("tmp_"):
-                    _link(os.path.join(folder, name), target / name)
-
-
-def _link(source: str, target: Path) -> None:
-    """A hard link where the file system has them, else a copy. Objects never change."""
-    if target.exists():
-        return
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
+                if not name.startswith("tmp_") and not (target / name).exists():
+                    link_or_copy(Path(folder, name), target / name)
 
 
 def replaceable(directory: Path, release: str) -> bool:

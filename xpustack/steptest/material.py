@@ -9,11 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from xpustack.core import fingerprint
-from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import closure
 from xpustack.core.project import Project
-from xpustack.forks.server import Server
 from xpustack.series.tree import Step
 
 PLUGIN = "xpustack_outcomes"
@@ -51,14 +49,6 @@ class Support:
             files = closure(roots, module.parent)
             self._materials[module] = Material(module.name, files, self)
         return self._materials[module]
-
-    def folder(self, server: Server, cache: Cache) -> Path:
-        """The folder on the path of a server's runs.
-
-        Raises:
-            EnvironmentProblem: the disk is full, or writing there is denied.
-        """
-        return server.folder(cache, self.digest, self.lay_out)
 
     def lay_out(self, folder: Path) -> None:
         """Write the files, the plugins' metadata, and a folder for what imports that

@@ -128,7 +128,8 @@ class StepTest:
         on the path, so `import vllm` can only find the wheel."""
         outcomes, output = work / "outcomes.json", work / "output.txt"
         outcomes.unlink(missing_ok=True)
-        support = self.material.support.folder(server, cache)
+        files = self.material.support
+        support = server.folder(cache, files.digest, files.lay_out)
         path = [build.installed, support]
         compiled = self.material.compiled
 

@@ -3,6 +3,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 
 from rich.console import Console
 from rich.table import Table
@@ -22,7 +23,8 @@ def show(report: Report, console: Console, verbose: bool = False) -> None:
     """
     if report.results:
         console.print(table(report, verbose))
-    for line in failures(report.results):
+    failed = (result for result in report.results if result.status != "passed")
+    for line in chain.from_iterable(map(failure, failed)):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
     for note, count in Counter(_notes(report.results)).items():
         times = f" ({count} checks)" if count > 1 else ""
@@ -79,13 +81,6 @@ def typed(results: Iterable[Result]) -> str:
     return "; ".join(parts)
 
 
-def failures(results: Iterable[Result]) -> Iterator[str]:
-    """The lines of every failure."""
-    for result in results:
-        if result.status != "passed":
-            yield from failure(result)
-
-
 def failure(result: Result) -> Iterator[str]:
     """The lines of a failure: its last lines of output, the command that repeats it."""
     where = f"{result.release} {result.step} {result.kind}"
@@ -136,8 +131,5 @@ def _cell(results: list[Result], kind: str) -> Text:
 
 def _notes(results: Iterable[Result]) -> Iterator[str]:
     for result in results:
-        for note in result.notes:
-            if result.kind == "test":
-                yield f"{result.release} {result.step}: {note}"
-            else:
-                yield f"{result.release} {result.kind}: {note}"
+        about = result.step if result.kind == "test" else result.kind
+        yield from (f"{result.release} {about}: {note}" for note in result.notes)

@@ -144,8 +144,8 @@ def test_all_else_stays_byte_for_byte(
     )
     after = with_entry(before, pinned_as(release, version))
     assert (
-        len(parse_releases(after, Path("x")))
-        == len(parse_releases(before, Path("x"))) + 1
+        len(parse_releases(after, Path("x")).names)
+        == len(parse_releases(before, Path("x")).names) + 1
     )
     old, new = before.splitlines(), after.splitlines()
     added = len(new) - len(old)

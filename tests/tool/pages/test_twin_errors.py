@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from e2e.records.twin_errors import DATA, PAGE, SECTIONS, keep, render, rows_of
-from xpustack.core import markdown
+from xpustack.core.markdown import with_section
 from xpustack.core.project import Project
 from xpustack.core.rows import read_rows
 
@@ -22,7 +22,8 @@ FOUND = {
 @pytest.mark.parametrize("section", SECTIONS)
 def test_the_page_shows_the_record(section: str) -> None:
     shown = render(read_rows(ROOT / DATA), section)
-    assert markdown.section(ROOT / PAGE, section) == shown
+    page = ROOT / PAGE
+    assert with_section(page, section, shown) == page.read_text("utf-8")
 
 
 def test_jobs_replace_their_own_rows_and_equal_releases_share_a_line(
@@ -38,7 +39,8 @@ def test_jobs_replace_their_own_rows_and_equal_releases_share_a_line(
     keep(project, rows_of("v0.33.0", "v4.1", "v4.1, chunks", FOUND))
     rows = read_rows(project.root / DATA)
     assert [row["layer"] for row in rows[:3]] == ["0", "1", "logits"]
-    assert markdown.section(page, "v41").splitlines()[2:] == [
+    section = page.read_text().partition("<!-- v41: begin -->\n")[2]
+    assert section.partition("<!-- v41: end -->")[0].splitlines()[2:] == [
         "| v4.1 | 0, ratio 0 | v0.33.0, v0.32.0 | 0.20 | 0.00 | 5.00 |  |  |",
         "| v4.1 | 1, ratio 2 | v0.33.0, v0.32.0 | 0.30 | 0.00 | 4.00 | 0.10 |  |",
         "| v4.1 | all | v0.33.0, v0.32.0 | 0.30 | 0.00 | 5.00 | 0.10 | 10.00 |",

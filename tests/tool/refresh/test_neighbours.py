@@ -12,14 +12,9 @@ from sdists import XPU_TXT, write_sdist
 from xpustack.base.index import PipConfiguration
 from xpustack.base.releases import load
 from xpustack.core.errors import UsageError
-from xpustack.refresh.neighbours import (
-    MissingRelease,
-    Source,
-    choose_source,
-    missing_among,
-    neighbours,
-)
+from xpustack.refresh.neighbours import Source, choose_source, neighbours
 from xpustack.refresh.refresh import refresh
+from xpustack.refresh.watch import MissingRelease, missing_among
 
 THEIRS = edited(ATTENTION, 7, "upstream's way")
 NEEDS = b"torch==2.12.0\ntriton==3.7.1\nvllm_xpu_kernels==0.1.10\n"

@@ -13,8 +13,13 @@ from fake_stack import ATTENTION, BASE, FakeStack, edited
 from sdists import XPU_TXT, write_sdist
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.refresh.neighbours import MissingRelease
-from xpustack.refresh.watch import LandedStep, ModelWithoutXpu, NewerKernels, watch
+from xpustack.refresh.watch import (
+    LandedStep,
+    MissingRelease,
+    ModelWithoutXpu,
+    NewerKernels,
+    watch,
+)
 
 FIRST = edited(ATTENTION, 5)
 NEEDS = b"torch==2.12.0\ntriton==3.7.1\nvllm_xpu_kernels==0.1.10\n"
