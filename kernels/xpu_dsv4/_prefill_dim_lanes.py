@@ -360,7 +360,13 @@ def _dim_lanes_prefill_kernel(
     factor = _factor(
         row_max, tl.sum(column_sums, 1), sink_ptr, head_offs, head_mask, HAS_SINK
     )
-    acc = tl.reshape(acc * factor[:, None], (BLOCK_H, LANE_WORDS, WARPS, 2, LANES))
+    # triton-xpu 3.3 hands factors from lane to lane through shared local memory, and
+    # sets no barrier before or behind that. Without these a sub-group takes another's
+    # factors for its own sums.
+    tl.debug_barrier()
+    acc = acc * factor[:, None]
+    tl.debug_barrier()
+    acc = tl.reshape(acc, (BLOCK_H, LANE_WORDS, WARPS, 2, LANES))
     acc = tl.permute(acc, (0, 2, 4, 1, 3))  # [BLOCK_H, WARPS, LANES, 2, 2]
     if HEADS_PER_GROUP:
         _store_fp8(
