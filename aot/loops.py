@@ -9,6 +9,7 @@ and which neither multiply nor read global memory, the longer one. That is atten
 rescaling, which is rare.
 """
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -69,8 +70,13 @@ class _Instruction:
     text: str
 
 
-def work(listing: str) -> tuple[Work, tuple[Work, ...]]:
-    """Of a listing by `ocloc disasm`: all of it, and its loops, the longest first."""
+def work(listing: str) -> tuple[Work, tuple[Work, ...], Work]:
+    """Of a listing by `ocloc disasm`: all of it, its loops, the longest first, and what
+    an iteration of a loop around the first of them executes besides.
+
+    A loop around another that has all of its matrix instructions only repeats that one,
+    and is no loop of its own. Nothing is around the others.
+    """
     labels: dict[str, int] = {}
     code: list[_Instruction] = []
     ends: dict[int, int] = {}
@@ -91,7 +97,7 @@ def work(listing: str) -> tuple[Work, tuple[Work, ...]]:
                 if word in labels:
                     ends[labels[word]] = len(code)
     rare = list(_rare_arms(code, labels, uniform))
-    turns = []
+    turns: dict[range, Work] = {}
     for first, end in ends.items():
         multiplies = any(_is_dpas(item) for item in code[first:end])
         arms = [
@@ -99,9 +105,30 @@ def work(listing: str) -> tuple[Work, tuple[Work, ...]]:
         ]
         left_out = {i for arm in arms for i in arm}
         body = [code[i] for i in range(first, end) if i not in left_out]
-        turns.append(replace(_count(body), rare=len(left_out)))
-    turns.sort(key=lambda turn: -turn.instructions)
-    return _count(code), tuple(turns)
+        turns[range(first, end)] = replace(_count(body), rare=len(left_out))
+    outer = {
+        inside: around
+        for around, inside in itertools.permutations(turns, 2)
+        if around.start <= inside.start and inside.stop <= around.stop
+        if turns[around].dpas == turns[inside].dpas > 0
+    }
+    own = sorted(
+        (body for body in turns if body not in outer.values()),
+        key=lambda body: -turns[body].instructions,
+    )
+    besides = Work()
+    if own and own[0] in outer:
+        besides = _less(turns[outer[own[0]]], turns[own[0]])
+    return _count(code), tuple(turns[body] for body in own), besides
+
+
+def _less(whole: Work, part: Work) -> Work:
+    return Work(
+        **{
+            name: getattr(whole, name) - getattr(part, name)
+            for name in Work.__dataclass_fields__
+        }
+    )
 
 
 def _rare_arms(

@@ -2,7 +2,7 @@
 """Read a kernel's resources and instruction counts from the output of ocloc disasm."""
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from .loops import Work, work
@@ -20,6 +20,7 @@ class Machine:
         barriers: named barriers.
         total: what the whole listing executes once.
         loop: what one iteration of the longest loop executes; nothing without a loop.
+        around: what an iteration of a loop that repeats that one executes besides.
     """
 
     spill: int
@@ -29,6 +30,7 @@ class Machine:
     barriers: int
     total: Work
     loop: Work
+    around: Work = field(default_factory=Work)
 
 
 def read(folder: Path, kernel: str) -> Machine:
@@ -55,7 +57,7 @@ def read(folder: Path, kernel: str) -> Machine:
         )
     }
     listing = (folder / f".text.{kernel}.asm").read_text()
-    total, turns = work(listing)
+    total, turns, around = work(listing)
     return Machine(
         spill=max(_number(text, "spill_size"), scratch.get("spill_fill_space", 0)),
         private=_number(text, "private_size") or scratch.get("private_space", 0),
@@ -64,6 +66,7 @@ def read(folder: Path, kernel: str) -> Machine:
         barriers=_number(text, "barrier_count"),
         total=total,
         loop=turns[0] if turns else Work(),
+        around=around,
     )
 
 

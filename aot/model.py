@@ -20,7 +20,7 @@ has a device at both ends of it.
 import math
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,9 @@ class Launched:
         partials: bytes that the launch writes for the next, or reads of the one before.
         lane_bytes: of a load, where no two lanes read of the same cache line. Then at
             most so many lines are looked up as lanes load; 0 leaves them out.
+        lines: that a sub-group looks up besides, once.
+        around: what an iteration of a loop around that one executes besides.
+        rounds: iterations of the loop around.
     """
 
     groups: int
@@ -100,6 +103,9 @@ class Launched:
     loop: Work
     partials: float = 0
     lane_bytes: int = 0
+    lines: int = 0
+    around: Work = field(default_factory=Work)
+    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -167,6 +173,8 @@ def launched(
     traffic: float,
     partials: float = 0,
     lane_bytes: int = 0,
+    lines: int = 0,
+    rounds: int = 1,
 ) -> Launched:
     """A launch of `code`, which is what `compile_launch` returns of one device."""
     return Launched(
@@ -180,6 +188,10 @@ def launched(
         loop=Work(**code["loop"]),
         partials=partials,
         lane_bytes=lane_bytes,
+        lines=lines,
+        # Results that were stored before there was such a loop have none.
+        around=Work(**code.get("around", {})),
+        rounds=rounds,
     )
 
 
@@ -239,12 +251,14 @@ def _wave(launch: Launched, device: Device, groups: int) -> dict[str, float]:
     once, turn = launch.total, launch.loop
 
     def executed(name: str) -> float:
-        """What one sub-group executes; the listing has one iteration of the loop."""
+        """What one sub-group executes; the listing has one iteration of each loop."""
         each: float = getattr(turn, name)
-        return float(getattr(once, name)) + (launch.turns - 1) * each
+        again: float = (launch.rounds - 1) * getattr(launch.around, name)
+        return float(getattr(once, name)) + (launch.turns - 1) * each + again
 
     loads = (launch.turns if turn.sends else 0) + 1
-    lines = executed("memory") / launch.lane_bytes if launch.lane_bytes else 0
+    lines: float = launch.lines
+    lines += executed("memory") / launch.lane_bytes if launch.lane_bytes else 0
     return {
         "issue": per_engine * executed("cycles"),
         "dpas": per_engine * executed("dpas") * device.dpas_clocks,

@@ -25,7 +25,7 @@ OURS = "This stack"
 TURN = {
     "_decode_kernel": "BLOCK_N",
     "_prefill_kernel": "BLOCK_N",
-    "_few_heads_prefill_kernel": "BLOCK_N",
+    "_dim_lanes_prefill_kernel": "BLOCK_N",
     "_range_prefill_kernel": "BLOCK_N",
     "_bf16_mla_sparse_kernel": "BLOCK_N",
     "mqa_logits_kernel": "BLOCK_N",

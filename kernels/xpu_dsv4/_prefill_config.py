@@ -15,7 +15,7 @@ class PrefillConfig(NamedTuple):
         num_stages: depth of software pipelining.
         grf: registers per hardware thread on XPU, 128 or 256.
         q_blocks: load q by 2-dim blocks.
-        key_lanes: the form in which a lane loads a key.
+        dim_lanes: the form in which the lanes share the dims of a key.
 
     """
 
@@ -25,7 +25,7 @@ class PrefillConfig(NamedTuple):
     num_stages: int
     grf: int
     q_blocks: bool
-    key_lanes: bool = False
+    dim_lanes: bool = False
 
 
 def prefill_config(
@@ -43,16 +43,15 @@ def prefill_config(
 
     """
     if num_heads <= 16 and aligned and packed:
-        # Blocks of 16 heads spill. Two blocks of 8 load the keys twice, and still take
-        # less than half the time of the other form.
+        # Blocks of 16 heads spill. Two blocks of 8 load the keys twice.
         return PrefillConfig(
             block_h=8,
-            block_n=64,
-            num_warps=4,
+            block_n=32,
+            num_warps=8,
             num_stages=1,
             grf=256,
-            q_blocks=True,
-            key_lanes=True,
+            q_blocks=False,
+            dim_lanes=True,
         )
     if num_heads <= 16:
         block_h, num_warps = 16, 8

@@ -23,7 +23,7 @@ from ._output import (
 )
 from ._pages import HEAD_DIM
 from ._prefill_config import prefill_config
-from ._prefill_few_heads import _few_heads_prefill_kernel
+from ._prefill_dim_lanes import _dim_lanes_prefill_kernel
 from ._prefill_kernel import _prefill_kernel
 from ._softmax import LOG2E, check_sink
 
@@ -78,9 +78,9 @@ def xpu_sparse_prefill(
     config = prefill_config(num_heads, has_aligned_rows(q), has_packed_rows(kv))
     output = output_arguments(out)
     head_blocks = cdiv(num_heads, config.block_h)
-    form: dict[str, int | bool]
-    if config.key_lanes:
-        kernel, form = _few_heads_prefill_kernel, {"WARPS": config.num_warps}
+    form: dict[str, bool] = {}
+    if config.dim_lanes:
+        kernel = _dim_lanes_prefill_kernel
     else:
         kernel, form = _prefill_kernel, {"Q_BLOCKS": config.q_blocks}
     kernel[(num_tokens * head_blocks,)](

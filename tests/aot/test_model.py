@@ -105,6 +105,19 @@ def test_lanes_with_lines_of_their_own_look_each_up() -> None:
     assert lookups.microseconds == pytest.approx(bytes_alone * 400 * 128 / 6400)
 
 
+def test_a_loop_around_counts_as_often_as_it_runs() -> None:
+    """Its first iteration is in the listing; lines of q are looked up once."""
+    loop, around = Work(cycles=1000), Work(cycles=400, barriers=2)
+    once = Launched(1280, 32, 100, 0, 128, 0, loop, loop, around=around)
+    twice = replace(once, rounds=2)
+    assert estimate(once, B60) == estimate(replace(once, around=Work()), B60)
+    times = [estimate(launch, B60).microseconds for launch in (once, twice)]
+    assert times[1] == pytest.approx(times[0] * (100 * 1000 + 400) / (100 * 1000))
+    _, slow = ends(B60)
+    looked_up = estimate(replace(once, lines=10**6), slow)
+    assert looked_up.bound == "lookup"
+
+
 def test_a_last_wave_that_is_not_full_costs_a_wave() -> None:
     loop = Work(cycles=1000)
     full = Launched(40, 16, 100, 0, 256, 0, loop, loop)
@@ -124,8 +137,8 @@ def test_turns_come_from_the_launch() -> None:
     of_1 = [turns_and_traffic(shapes[1], one) for one in launches[-3:-1]]
     assert of_1[0][0] == 2
     assert of_128[0][0] in (20, 40)
-    # 16 heads or fewer take 64 keys a turn.
-    assert turns_and_traffic(Shape("prefill", 2048, 8, 640), launches[-1])[0] == 10
+    # 16 heads or fewer take 32 keys a turn.
+    assert turns_and_traffic(Shape("prefill", 2048, 8, 640), launches[-1])[0] == 20
     assert all(traffic > 0 for _, traffic, _ in of_128 + of_1)
     # Two queries that share a tile see 129 positions: two tiles of 64 and a third.
     with recording() as ranges:

@@ -208,15 +208,38 @@ DPAS = "dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf"
     ],
 )
 def test_an_arm_that_only_computes_is_rare(arm: str, rare: int) -> None:
-    total, (loop,) = work(LOOP.format(arm=arm, end=DPAS))
+    total, (loop,), _ = work(LOOP.format(arm=arm, end=DPAS))
     assert (loop.rare, loop.instructions) == (rare, 9 - rare)
     assert (total.rare, total.instructions) == (0, 9)
 
 
 def test_no_arm_is_rare_where_nothing_multiplies() -> None:
     add = "add (16|M0)  r3.0<1>:f     r3.0<1;1,0>:f     r2.1<0;1,0>:f"
-    _, (loop,) = work(LOOP.format(arm=add, end=add))
+    _, (loop,), _ = work(LOOP.format(arm=add, end=add))
     assert (loop.rare, loop.instructions) == (0, 9)
+
+
+NESTED = """L0:
+        add (16|M0)  r3.0<1>:f     r3.0<1;1,0>:f     r2.1<0;1,0>:f
+L1:
+        mul (16|M0)  r6.0<1>:f     r6.0<1;1,0>:f     r2.1<0;1,0>:f
+        dpas.8x8 (16|M0)  r4:f null:f r5:bf r6:bf
+(W&f0.0) jmpi                                L1
+        sync.bar  null
+{outside}
+(W&f0.0) jmpi                                L0
+"""
+
+
+def test_a_loop_that_only_repeats_another_is_none_of_its_own() -> None:
+    """Prefill reads all keys again where a score is far from 0."""
+    add = "add (16|M0)  r3.0<1>:f     r3.0<1;1,0>:f     r2.1<0;1,0>:f"
+    total, (loop,), around = work(NESTED.format(outside=add))
+    assert (total.instructions, loop.instructions, loop.dpas) == (7, 3, 1)
+    assert (around.instructions, around.dpas, around.barriers) == (4, 0, 1)
+    # An outer loop with products of its own is the one that counts.
+    _, (outer, inner), around = work(NESTED.format(outside=DPAS))
+    assert (outer.dpas, inner.dpas, around) == (2, 1, Work())
 
 
 def test_rates_know_kernels_that_exist() -> None:

@@ -58,6 +58,7 @@ def check(arguments):
             (1, 33, 17, 5),
             (2, 70, 111, 300),
             (2, 1, 1, 1),
+            (2, 12, 33, 50),
         ]
     ],
 )
@@ -107,6 +108,73 @@ def test_sinks_of_every_size(heads, tuned_for, device):
     arguments["attn_sink"] = None
     without = check(arguments)
     assert torch.equal(out[:, 1], without[:, 1])
+
+
+def far_batch(heads, device):
+    """Scores near 0, at the edge of 64 powers of 2, and far above and below it; of the
+    last token above for some keys and below for others."""
+    arguments = batch(4, heads, 70, 90, device)
+    torch.manual_seed(7)
+    way = torch.randn(512)
+    kv = way + 0.3 * torch.randn(90, 1, 512)
+    kv[:, :, :448] *= 1.5
+    kv[::2, :, :448] *= 0.5
+    factors = torch.tensor([0.1, 2.0, -2.0, 9.0, -9.0, 0.0])
+    factors = factors.repeat(-(-heads // 6))[:heads]
+    q = way * factors[:, None] + 0.1 * torch.randn(4, heads, 512)
+    arguments["kv"].copy_(kv.bfloat16())
+    arguments["q"].copy_(q.bfloat16())
+    arguments["kv"][45:] *= (
+        torch.tensor([1.0, -1.0]).bfloat16().repeat(45)[:45, None, None].to(device)
+    )
+    arguments["indices"][:3].remainder_(45)
+    arguments["indices"][1, 0, 3:9] = torch.tensor(
+        [-1, 90, 91, 2**31 - 1, -(2**31), -1]
+    )
+    arguments["topk_length"].copy_(torch.tensor([70, 41, 0, 70]))
+    return arguments
+
+
+@few_and_many_heads
+@pytest.mark.parametrize(
+    "sink", [None, 0.0, 300.0, -300.0, float("inf"), float("-inf")]
+)
+def test_scores_far_from_0(sink, heads, tuned_for, device):
+    arguments = far_batch(heads, device)
+    if sink is None:
+        arguments["attn_sink"] = None
+    else:
+        arguments["attn_sink"].fill_(sink)
+    out = check(arguments)
+    assert bool(out.isfinite().all()) and not out[2].any()
+
+
+def test_a_far_score_changes_no_other_head(device):
+    """XPU's form for few heads takes a maximum off those alone that need it."""
+    arguments = batch(2, 6, 70, 90, device)
+    expected = check(arguments)
+    arguments["q"][1, 3] *= 100
+    actual = check(arguments)
+    assert not torch.equal(actual[1, 3], expected[1, 3])
+    actual[1, 3] = expected[1, 3]
+    assert torch.equal(actual, expected)
+
+
+def test_keys_are_read_again_only_where_scores_are_far(device):
+    if device.type != "cpu":
+        pytest.skip("loads are counted by the interpreter, which runs on a CPU only")
+    arguments = batch(2, 8, 64, 90, device)
+    arguments["indices"].copy_(torch.arange(64, dtype=torch.int32) + 5)
+    arguments["indices"][1] += 10
+    arguments["kv"][70:] *= 100
+    arguments["q"][:, 3] = arguments["kv"][74, 0] / 100
+    with recording_loads() as loads:
+        interface(**arguments)
+    reads = {offset // 1024: n for offset, n in loads.within(arguments["kv"]).items()}
+    # The first token has keys 5 to 68, the second one 15 to 78, with five far ones.
+    assert {reads[5], reads[14]} == {1}
+    assert {reads[15], reads[68]} == {3}
+    assert {reads[69], reads[78]} == {2}
 
 
 @pytest.mark.parametrize(("heads", "per_group"), [(64, 8), (5, 5), (33, 11), (2, 1)])

@@ -1,0 +1,393 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: Copyright contributors to the vLLM project
+"""Sparse prefill for a few heads on Intel GPUs: the lanes share the dims of a key.
+
+A sub-group owns 64 dims of all keys and of the result, and loads each key once: its
+lanes read bytes in a row, so no cache line is looked up twice. What is loaded is the
+left operand of the scores' product and the right one of the values'. Queries stay in
+registers. Through shared local memory go the parts of the scores, which the sub-groups
+add up, and the weights.
+
+Weights are 2^score without a maximum, which fits into fp32 and bf16 unless a score is
+far from 0. Where one is, all keys are read again, with the maxima that are then known.
+A branch in the loop would make the compiler copy the accumulator in each iteration.
+"""
+
+from ._dims_first import range_behind_loop
+from ._output import QUANT_GROUP, block_scale, first_blocks, rotate_back
+from ._pages import HEAD_DIM, NOPE_DIM
+from ._pairs import round_to_bf16
+from ._softmax import EMPTY_MAX, LOG2E
+from ._triton import tl, triton
+from ._ue8m0 import e4m3_code, exponent_scale
+
+LANES = 16
+"""Lanes of a sub-group, and columns of a matrix instruction."""
+WARPS = 8
+"""Sub-groups, each of which owns 64 dims."""
+LANE_WORDS = 2
+"""Words of two dims each that a lane loads of a key."""
+TILE_N = 16
+"""Keys of one product; an iteration takes two tiles, each of which hides the other's
+waits."""
+SCAN = 256
+"""Indices that are looked through at a time for a row that exists."""
+FARTHEST = 64.0
+"""How far from 0 scores may lie, in powers of 2, if no maximum is taken off them."""
+
+
+@triton.jit
+def _find_row(
+    index_ptrs,
+    num_keys,
+    num_rows,
+    SCAN: tl.constexpr = SCAN,
+):
+    """A row of a key that counts, or -1 if none does."""
+    scan_offs = tl.arange(0, SCAN)  # [SCAN]
+    found = tl.full([SCAN], -1, tl.int32)  # [SCAN]
+    for start in range(0, num_keys, SCAN):
+        offs = start + scan_offs  # [SCAN]
+        rows = tl.load(index_ptrs + offs, mask=offs < num_keys, other=-1)  # [SCAN]
+        counts = (rows >= 0) & (rows < num_rows)
+        found = tl.maximum(found, tl.where(counts, rows, -1).to(tl.int32))
+    return tl.max(found, 0)
+
+
+@triton.jit
+def _load_keys(
+    index_ptrs,
+    lane_ptrs,  # [LANES, WARPS, 1, 2]
+    start,
+    num_keys,
+    num_rows,
+    some_row,
+    TILE_N: tl.constexpr = TILE_N,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+):
+    """A tile of keys, `[LANES, WARPS, TILE_N, 2, 2]` bf16, and which of them count.
+
+    `some_row`, which counts, stands for those that do not: then no load needs a mask,
+    which is a branch for each, and no value that is not the token's own is read. A scan
+    along an axis of one element hands row numbers from lane to lane; else triton-xpu
+    3.3 has each lane load and compare those of all its keys.
+    """
+    offs = start + tl.arange(0, TILE_N)  # [TILE_N]
+    rows = tl.load(index_ptrs + tl.minimum(offs, num_keys - 1))  # [TILE_N]
+    counts = (rows >= 0) & (rows < num_rows) & (offs < num_keys)
+    rows = tl.where(counts, rows, some_row).to(tl.int32)
+    rows = tl.reshape(tl.cumsum(rows[:, None], 1), (TILE_N,))
+    row_offs = rows.to(tl.int64) * (HEAD_DIM // 2)  # [TILE_N]
+    words = tl.load(lane_ptrs + row_offs[None, None, :, None])
+    even = words.to(tl.int16).to(tl.bfloat16, bitcast=True)
+    odd = (words >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+    return tl.join(even, odd), counts
+
+
+@triton.jit
+def _logits(
+    k,  # [LANES, WARPS, TILE_N, 2, 2] bf16
+    counts,  # [TILE_N]
+    q,  # [WARPS, 64, LANES] bf16
+    qk_scale,
+    row_max,  # [BLOCK_H] fp32
+    taken,
+    BLOCK_H: tl.constexpr,
+    TILE_N: tl.constexpr = TILE_N,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    LANES: tl.constexpr = LANES,
+    WARPS: tl.constexpr = WARPS,
+):
+    """The scores of a tile of keys less `row_max`, `[BLOCK_H, TILE_N]` fp32.
+
+    The product stands behind a branch that is always taken, as in `_dims_first`. The
+    scan keeps the layouts of what follows from going back to the product, which
+    triton-xpu 3.3 would then compute once for each.
+    """
+    parts = tl.zeros([WARPS, TILE_N, LANES], tl.float32)  # [WARPS, TILE_N, LANES]
+    if taken:
+        rows = tl.permute(k, (1, 2, 3, 4, 0))  # [WARPS, TILE_N, 2, 2, LANES]
+        parts = tl.dot(tl.reshape(rows, (WARPS, TILE_N, HEAD_DIM // WARPS)), q)
+    parts = tl.reshape(parts, (2, 2, 2, TILE_N, LANES))
+    a, b = tl.split(tl.permute(parts, (4, 3, 0, 1, 2)))
+    a, b = tl.split(a + b)
+    a, b = tl.split(a + b)
+    # The second half of the lanes repeats the heads of the first.
+    halves = tl.permute(tl.reshape(a + b, (2, BLOCK_H, TILE_N)), (1, 2, 0))
+    scores, _ = tl.split(halves)  # [BLOCK_H, TILE_N]
+    scores = tl.cumsum(scores[:, :, None], 2)
+    scores = tl.reshape(scores, (BLOCK_H, TILE_N))
+    logits = scores * qk_scale - row_max[:, None]
+    return tl.where(counts[None, :], logits, float("-inf"))
+
+
+@triton.jit
+def _add_values(
+    acc,  # [BLOCK_H, 512] fp32
+    weights,  # [BLOCK_H, TILE_N] fp32
+    k,  # [LANES, WARPS, TILE_N, 2, 2] bf16
+    taken,
+    TILE_N: tl.constexpr = TILE_N,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+):
+    """`acc` plus the weighed values, their dims in the order (2, WARPS, 2, LANES)."""
+    if taken:
+        v = tl.permute(k, (2, 3, 1, 4, 0))  # [TILE_N, 2, WARPS, 2, LANES]
+        v = tl.reshape(v, (TILE_N, HEAD_DIM))
+        acc = tl.dot(weights.to(tl.bfloat16), v, acc)
+    return acc
+
+
+@triton.jit
+def _factor(
+    row_max,  # [BLOCK_H] fp32
+    row_sum,  # [BLOCK_H] fp32
+    sink_ptr,
+    head_offs,  # [BLOCK_H]
+    head_mask,  # [BLOCK_H]
+    HAS_SINK: tl.constexpr,
+    LOG2E: tl.constexpr = LOG2E,
+    EMPTY_MAX: tl.constexpr = EMPTY_MAX,
+):
+    """1 / (row_sum + the sink's share), or 0 for a row without keys.
+
+    As `softmax_factor`; but here a maximum may lie far below a sink, and a share of
+    2^sink would be infinite. So sum and share are divided by the share where it is
+    more than 1.
+    """
+    has_keys = row_sum != 0.0
+    total = row_sum
+    shrunk = 1.0
+    if HAS_SINK:
+        sink = tl.load(sink_ptr + head_offs, mask=head_mask, other=float("-inf"))
+        sink = sink.to(tl.float32) * LOG2E - row_max
+        sink = tl.where(sink > -EMPTY_MAX, -EMPTY_MAX, sink)
+        above = tl.where(sink > 0.0, sink, 0.0)
+        shrunk = tl.exp2(-above)
+        total = row_sum * shrunk + tl.exp2(sink - above)
+    return tl.where(has_keys, shrunk / tl.where(has_keys, total, 1.0), 0.0)
+
+
+@triton.jit
+def _store_fp8(
+    x,  # [BLOCK_H, 128, 2, 2] fp32
+    head_offs,  # [BLOCK_H]
+    head_mask,  # [BLOCK_H]
+    token,
+    out_ptr,
+    scales_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    group_tokens,
+    max_position,
+    cos_sin_stride,
+    HEADS_PER_GROUP: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    NOPE_PAIRS: tl.constexpr = NOPE_DIM // 2,
+    QUANT_GROUP: tl.constexpr = QUANT_GROUP,
+):
+    """Store all dims of a block of heads in FP8, as `store_heads` does.
+
+    A lane has two pairs of each head: it rotates and stores what it has.
+    """
+    HEAD_LANES: tl.constexpr = HEAD_DIM // 4
+    BLOCKS: tl.constexpr = HEAD_DIM // QUANT_GROUP
+    BLOCK_LANES: tl.constexpr = HEAD_LANES // BLOCKS
+    even, odd = tl.split(round_to_bf16(x))  # [BLOCK_H, 128, 2] each
+    lane_offs = range_behind_loop(HEAD_LANES)[None, :, None]  # [1, 128, 1]
+    pair_offs = lane_offs * 2 + tl.arange(0, 2)[None, None, :]  # [1, 128, 2]
+    even, odd = rotate_back(
+        even,
+        odd,
+        pair_offs - NOPE_PAIRS,
+        pair_offs >= NOPE_PAIRS,
+        token,
+        positions_ptr,
+        cos_sin_ptr,
+        max_position,
+        cos_sin_stride,
+    )
+    amax = tl.max(tl.maximum(tl.abs(even), tl.abs(odd)), 2)  # [BLOCK_H, 128]
+    amax = tl.max(tl.reshape(amax, (BLOCK_H, BLOCKS, BLOCK_LANES)), 2)
+    amax = tl.broadcast_to(amax[:, :, None], (BLOCK_H, BLOCKS, BLOCK_LANES))
+    amax = tl.reshape(amax, (BLOCK_H, HEAD_LANES))[:, :, None]  # [BLOCK_H, 128, 1]
+    exponents, inverses = block_scale(amax)  # [BLOCK_H, 128, 1] each
+    # [BLOCK_H, 128, 2]
+    codes = e4m3_code(even * inverses) | (e4m3_code(odd * inverses) << 8)
+    # [BLOCK_H, 1, 1]
+    block_offs = first_blocks(head_offs, token, group_tokens, HEADS_PER_GROUP)
+    block_offs = block_offs[:, None, None]
+    row_mask = head_mask[:, None, None]  # [BLOCK_H, 1, 1]
+    code_ptrs = out_ptr.to(tl.pointer_type(tl.int16)) + block_offs * (QUANT_GROUP // 2)
+    tl.store(code_ptrs + pair_offs, codes.to(tl.int16), mask=row_mask)
+    tl.store(
+        scales_ptr + block_offs + lane_offs // BLOCK_LANES,
+        exponent_scale(exponents),
+        mask=row_mask & (lane_offs % BLOCK_LANES == 0),
+    )
+
+
+@triton.jit(
+    do_not_specialize=[
+        "num_rows",
+        "width",
+        "indices_stride",
+        "group_tokens",
+        "max_position",
+    ],
+    do_not_specialize_on_alignment=["positions_ptr"],
+)
+def _dim_lanes_prefill_kernel(
+    q_ptr,
+    kv_ptr,
+    indices_ptr,
+    lens_ptr,
+    sink_ptr,
+    out_ptr,
+    num_heads,
+    num_rows,
+    width,
+    q_token_stride,
+    q_head_stride,
+    kv_stride,
+    indices_stride,
+    out_token_stride,
+    out_head_stride,
+    qk_scale,
+    scales_ptr,
+    positions_ptr,
+    cos_sin_ptr,
+    group_tokens,
+    max_position,
+    cos_sin_stride,
+    HAS_LENS: tl.constexpr,
+    HAS_SINK: tl.constexpr,
+    HEADS_PER_GROUP: tl.constexpr,
+    BLOCK_H: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    LANES: tl.constexpr = LANES,
+    WARPS: tl.constexpr = WARPS,
+    LANE_WORDS: tl.constexpr = LANE_WORDS,
+    TILE_N: tl.constexpr = TILE_N,
+    FARTHEST: tl.constexpr = FARTHEST,
+    EMPTY_MAX: tl.constexpr = EMPTY_MAX,
+):
+    """One block of 8 heads of one token, as `_prefill_kernel`.
+
+    `kv_stride` is HEAD_DIM, and BLOCK_N, the keys of an iteration, two tiles.
+    """
+    tl.static_assert(2 * TILE_N == BLOCK_N and 2 * BLOCK_H == LANES)
+    LANE_DIMS: tl.constexpr = 2 * LANE_WORDS
+    kv_ptr = kv_ptr.to(tl.pointer_type(tl.int32), bitcast=True)
+    q_ptr = q_ptr.to(tl.pointer_type(tl.int16), bitcast=True)
+    num_head_blocks = tl.cdiv(num_heads, BLOCK_H)
+    token = (tl.program_id(0) // num_head_blocks).to(tl.int64)
+    first_head = (tl.program_id(0) % num_head_blocks) * BLOCK_H
+    # The second half of the lanes repeats the first, and a head that does not exist the
+    # first head.
+    lane_heads = first_head + tl.arange(0, LANES) % BLOCK_H  # [LANES]
+    lane_heads = tl.where(lane_heads < num_heads, lane_heads, first_head)
+    warp_offs = tl.arange(0, WARPS)[None, :, None, None]
+    # [1, WARPS, LANES, 4]
+    q_dims = (
+        warp_offs * (HEAD_DIM // WARPS)
+        + tl.arange(0, LANES)[None, None, :, None] * LANE_DIMS
+        + tl.arange(0, LANE_DIMS)[None, None, None, :]
+    )
+    q_head_ptrs = (
+        q_ptr + token * q_token_stride + lane_heads.to(tl.int64) * q_head_stride
+    )
+    # [LANES, WARPS, LANES, 4]
+    q = tl.load(q_head_ptrs[:, None, None, None] + q_dims).to(tl.bfloat16, bitcast=True)
+    q = tl.reshape(tl.permute(q, (1, 3, 2, 0)), (WARPS, HEAD_DIM // WARPS, LANES))
+    if HAS_LENS:
+        given_keys = tl.load(lens_ptr + token)
+        num_keys = tl.minimum(tl.maximum(given_keys, 0), width).to(tl.int32)
+    else:
+        num_keys = width
+    index_ptrs = indices_ptr + token * indices_stride
+    some_row = _find_row(index_ptrs, num_keys, num_rows)
+    if some_row < 0:
+        num_keys = 0
+
+    # [LANES, WARPS, 1, 2]
+    lane_ptrs = kv_ptr + (
+        warp_offs * (LANES * LANE_WORDS)
+        + tl.arange(0, LANES)[:, None, None, None] * LANE_WORDS
+        + tl.arange(0, LANE_WORDS)[None, None, None, :]
+    )
+    row_max = tl.zeros([BLOCK_H], tl.float32)  # [BLOCK_H]
+    column_sums = tl.zeros([BLOCK_H, TILE_N], tl.float32)  # [BLOCK_H, TILE_N]
+    # [BLOCK_H, TILE_N]
+    peaks = tl.full([BLOCK_H, TILE_N], float("-inf"), tl.float32)
+    acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, 512]
+    last_key = num_keys
+    for attempt in range(0, 2):
+        for start in range(0, last_key, 2 * TILE_N):
+            k0, counts0 = _load_keys(
+                index_ptrs, lane_ptrs, start, num_keys, num_rows, some_row
+            )
+            k1, counts1 = _load_keys(
+                index_ptrs, lane_ptrs, start + TILE_N, num_keys, num_rows, some_row
+            )
+            # [BLOCK_H, TILE_N] each
+            logits0 = _logits(
+                k0, counts0, q, qk_scale, row_max, start < last_key, BLOCK_H
+            )
+            logits1 = _logits(
+                k1, counts1, q, qk_scale, row_max, last_key > start, BLOCK_H
+            )
+            peaks = tl.maximum(peaks, tl.maximum(logits0, logits1))
+            weights0 = tl.exp2(logits0)
+            weights1 = tl.exp2(logits1)
+            column_sums += weights0 + weights1
+            acc = _add_values(acc, weights0, k0, start < last_key)
+            acc = _add_values(acc, weights1, k1, last_key > start)
+        peak = tl.max(peaks, 1)  # [BLOCK_H]
+        far_mask = (tl.abs(peak) > FARTHEST) & (peak > EMPTY_MAX)  # [BLOCK_H]
+        is_far = tl.max(far_mask.to(tl.int32), 0) > 0
+        last_key = tl.where(is_far, num_keys, 0)
+        if is_far & (attempt == 0):
+            # Other heads keep their bits.
+            row_max = tl.where(far_mask, peak, 0.0)
+            column_sums = tl.zeros([BLOCK_H, TILE_N], tl.float32)
+            acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)
+
+    head_offs = first_head + range_behind_loop(BLOCK_H)  # [BLOCK_H]
+    head_mask = head_offs < num_heads  # [BLOCK_H]
+    factor = _factor(
+        row_max, tl.sum(column_sums, 1), sink_ptr, head_offs, head_mask, HAS_SINK
+    )
+    # triton-xpu 3.3 hands factors from lane to lane through shared local memory, and
+    # sets no barrier before or behind that. Without these a sub-group takes another's
+    # factors for its own sums.
+    tl.debug_barrier()
+    acc = acc * factor[:, None]
+    tl.debug_barrier()
+    acc = tl.reshape(acc, (BLOCK_H, LANE_WORDS, WARPS, 2, LANES))
+    acc = tl.permute(acc, (0, 2, 4, 1, 3))  # [BLOCK_H, WARPS, LANES, 2, 2]
+    if HEADS_PER_GROUP:
+        _store_fp8(
+            tl.reshape(acc, (BLOCK_H, HEAD_DIM // LANE_DIMS, LANE_WORDS, 2)),
+            head_offs,
+            head_mask,
+            token,
+            out_ptr,
+            scales_ptr,
+            positions_ptr,
+            cos_sin_ptr,
+            group_tokens,
+            max_position,
+            cos_sin_stride,
+            HEADS_PER_GROUP,
+            BLOCK_H,
+        )
+    else:
+        # [BLOCK_H]
+        out_row_ptrs = out_ptr + token * out_token_stride
+        out_row_ptrs += head_offs.to(tl.int64) * out_head_stride
+        out_ptrs = out_row_ptrs[:, None] + range_behind_loop(HEAD_DIM)[None, :]
+        x = tl.reshape(acc, (BLOCK_H, HEAD_DIM)).to(tl.bfloat16)
+        tl.store(out_ptrs, x, mask=head_mask[:, None])
