@@ -10,6 +10,7 @@ import os
 import re
 import shlex
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
@@ -328,8 +329,9 @@ def link_objects(store: Store, git: Checkout) -> None:
             target = git.directory / "objects" / Path(folder).relative_to(source)
             target.mkdir(parents=True, exist_ok=True)
             for name in names:
-                if not name.startswith("tmp_") and not (target / name).exists():
-                    link_or_copy(Path(folder, name), target / name)
+                if not name.startswith("tmp_"):
+                    with suppress(FileExistsError):
+                        link_or_copy(Path(folder, name), target / name)
 
 
 def replaceable(directory: Path, release: str) -> bool:
