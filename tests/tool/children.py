@@ -4,6 +4,7 @@
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -81,3 +82,12 @@ def ended(process: int) -> bool:
         return ") Z " in Path(f"/proc/{process}/stat").read_text()
     except FileNotFoundError:
         return True
+
+
+def ends(process: int, seconds: float = 10.0) -> bool:
+    """Whether a process ends within `seconds`: one that was killed takes some time to,
+    where other processes have the processor."""
+    deadline = time.monotonic() + seconds
+    while not ended(process) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return ended(process)

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from children import ended
+from children import ended, ends
 
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner, Stopped, clean_environment
@@ -251,7 +251,7 @@ def test_a_server_that_dies_leaves_no_child_of_a_run(server, tmp_path):
     )
     source = KILLS.format(always=False).replace("mark.touch()", child)
     assert run(server, tmp_path / "a", source)[0].status == 0
-    assert ended(int((tmp_path / "a/killed").read_text()))
+    assert ends(int((tmp_path / "a/killed").read_text()))
 
 
 def test_a_server_with_a_second_thread_does_not_fork(tmp_path):
@@ -287,7 +287,7 @@ def test_stop_ends_a_run_and_its_server(tmp_path):
             future.result(20)
         with pytest.raises(Stopped):
             run(server, tmp_path / "b", source)
-    assert all(ended(int(process)) for process in note.read_text()[:-1].split())
+    assert all(ends(int(process)) for process in note.read_text()[:-1].split())
 
 
 SHARED = """
@@ -335,10 +335,7 @@ def test_runs_share_an_import_and_nothing_else(server, tmp_path):
     assert not ended(int(process))
     server.close()
     # Its process ends on its own, once the pipe is closed.
-    deadline = time.monotonic() + 10
-    while not ended(int(process)) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert ended(int(process))
+    assert ends(int(process))
 
 
 def test_runs_wait_for_a_shared_import_at_the_same_time(server, tmp_path):
