@@ -86,8 +86,8 @@ class Launched:
         total: what the listing executes once.
         loop: what one iteration of that loop executes.
         partials: bytes that the launch writes for the next, or reads of the one before.
-        lane_bytes: of a load, where no two lanes read of the same cache line. Then at
-            most so many lines are looked up as lanes load; 0 leaves them out.
+        lane_bytes: that a load takes of each cache line it looks up; 0 leaves lookups
+            out.
         lines: that a sub-group looks up besides, once.
         around: what an iteration of a loop around that one executes besides.
         rounds: iterations of the loop around.

@@ -8,8 +8,9 @@ left operand of the scores' product and the right one of the values'. Queries st
 registers. Through shared local memory go the parts of the scores, which the sub-groups
 add up, and the weights.
 
-Weights are 2^score without a maximum, which fits into fp32 and bf16 unless a score is
-far from 0. Where one is, all keys are read again, with the maxima that are then known.
+Weights are 2^score without a maximum, which fits into fp32 and bf16 unless the largest
+score of a head is far from 0. Where one is, the block reads all keys again, with the
+maxima that are then known.
 A branch in the loop would make the compiler copy the accumulator in each iteration.
 """
 
@@ -33,7 +34,8 @@ waits."""
 SCAN = 256
 """Indices that are looked through at a time for a row that exists."""
 FARTHEST = 64.0
-"""How far from 0 scores may lie, in powers of 2, if no maximum is taken off them."""
+"""How far from 0 the largest score of a head may lie, in powers of 2, if no maximum is
+taken off."""
 
 
 @triton.jit
@@ -55,12 +57,24 @@ def _find_row(
 
 
 @triton.jit
-def _load_keys(
+def _load_rows(
     index_ptrs,
-    lane_ptrs,  # [LANES, WARPS, 1, 2]
     start,
     num_keys,
     num_rows,
+    TILE_N: tl.constexpr = TILE_N,
+):
+    """The row numbers of a tile of keys, `[TILE_N]` int32, or -1 if they do not count."""
+    offs = start + tl.arange(0, TILE_N)  # [TILE_N]
+    rows = tl.load(index_ptrs + tl.minimum(offs, num_keys - 1))
+    counts = (rows >= 0) & (rows < num_rows) & (offs < num_keys)
+    return tl.where(counts, rows, -1).to(tl.int32)
+
+
+@triton.jit
+def _load_keys(
+    rows,  # [TILE_N]
+    lane_ptrs,  # [LANES, WARPS, 1, 2]
     some_row,
     TILE_N: tl.constexpr = TILE_N,
     HEAD_DIM: tl.constexpr = HEAD_DIM,
@@ -72,10 +86,8 @@ def _load_keys(
     along an axis of one element hands row numbers from lane to lane; else triton-xpu
     3.3 has each lane load and compare those of all its keys.
     """
-    offs = start + tl.arange(0, TILE_N)  # [TILE_N]
-    rows = tl.load(index_ptrs + tl.minimum(offs, num_keys - 1))  # [TILE_N]
-    counts = (rows >= 0) & (rows < num_rows) & (offs < num_keys)
-    rows = tl.where(counts, rows, some_row).to(tl.int32)
+    counts = rows >= 0
+    rows = tl.where(counts, rows, some_row)
     rows = tl.reshape(tl.cumsum(rows[:, None], 1), (TILE_N,))
     row_offs = rows.to(tl.int64) * (HEAD_DIM // 2)  # [TILE_N]
     words = tl.load(lane_ptrs + row_offs[None, None, :, None])
@@ -100,9 +112,10 @@ def _logits(
 ):
     """The scores of a tile of keys less `row_max`, `[BLOCK_H, TILE_N]` fp32.
 
-    The product stands behind a branch that is always taken, as in `_dims_first`. The
-    scan keeps the layouts of what follows from going back to the product, which
-    triton-xpu 3.3 would then compute once for each.
+    The product stands behind a branch on `taken`, which is always true, as in
+    `_dims_first`. The
+    scan keeps the layouts of what follows (Triton's assignment of values to lanes) from
+    going back to the product, which triton-xpu 3.3 would then compute once for each.
     """
     parts = tl.zeros([WARPS, TILE_N, LANES], tl.float32)  # [WARPS, TILE_N, LANES]
     if taken:
@@ -324,14 +337,22 @@ def _dim_lanes_prefill_kernel(
     peaks = tl.full([BLOCK_H, TILE_N], float("-inf"), tl.float32)
     acc = tl.zeros([BLOCK_H, HEAD_DIM], tl.float32)  # [BLOCK_H, 512]
     last_key = num_keys
+    next_rows0 = tl.full([TILE_N], -1, tl.int32)  # [TILE_N]
+    next_rows1 = next_rows0
+    if num_keys > 0:
+        next_rows0 = _load_rows(index_ptrs, 0, num_keys, num_rows)
+        next_rows1 = _load_rows(index_ptrs, TILE_N, num_keys, num_rows)
     for attempt in range(0, 2):
         for start in range(0, last_key, 2 * TILE_N):
-            k0, counts0 = _load_keys(
-                index_ptrs, lane_ptrs, start, num_keys, num_rows, some_row
-            )
-            k1, counts1 = _load_keys(
-                index_ptrs, lane_ptrs, start + TILE_N, num_keys, num_rows, some_row
-            )
+            rows0, rows1 = next_rows0, next_rows1  # [TILE_N] each
+            # An iteration ahead, so that the loads of keys do not wait for them; behind
+            # the last those of the first.
+            next_start = start + 2 * TILE_N
+            next_start = tl.where(next_start < last_key, next_start, 0)
+            next_rows0 = _load_rows(index_ptrs, next_start, num_keys, num_rows)
+            next_rows1 = _load_rows(index_ptrs, next_start + TILE_N, num_keys, num_rows)
+            k0, counts0 = _load_keys(rows0, lane_ptrs, some_row)
+            k1, counts1 = _load_keys(rows1, lane_ptrs, some_row)
             # [BLOCK_H, TILE_N] each
             logits0 = _logits(
                 k0, counts0, q, qk_scale, row_max, start < last_key, BLOCK_H

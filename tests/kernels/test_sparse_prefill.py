@@ -177,7 +177,9 @@ def test_keys_are_read_again_only_where_scores_are_far(device):
     assert {reads[69], reads[78]} == {2}
 
 
-@pytest.mark.parametrize(("heads", "per_group"), [(64, 8), (5, 5), (33, 11), (2, 1)])
+@pytest.mark.parametrize(
+    ("heads", "per_group"), [(64, 8), (5, 5), (33, 11), (2, 1), (12, 4)]
+)
 def test_fp8_is_what_a_second_launch_makes_of_bf16(heads, per_group, tuned_for, device):
     arguments = batch(3, heads, 20, 90, device)
     arguments["topk_length"].copy_(torch.tensor([20, 0, 3]))

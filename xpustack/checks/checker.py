@@ -98,7 +98,7 @@ class Checker:
         """The comparison of a copied tree with a real build of it as a result.
 
         Raises:
-            As `builds.compare`.
+            As `builds.build.compare`.
         """
         begin = time.monotonic()
         count = compare(self.runner, self.store, tree, copy)

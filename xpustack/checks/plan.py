@@ -22,8 +22,8 @@ class Planner:
 
     Attributes:
         tasks: what is planned; that of a step which does not apply has its result.
-        comparisons: of the trees whose builds are copies and do not exist yet, each
-            with a real build, by the key of its build.
+        comparisons: for each tree whose build will be a copy, and does not exist yet,
+            the task that compares it with a real build; by the build's key.
     """
 
     def __init__(
