@@ -64,7 +64,7 @@ def _load_rows(
     num_rows,
     TILE_N: tl.constexpr = TILE_N,
 ):
-    """The row numbers of a tile of keys, `[TILE_N]` int32, or -1 if they do not count."""
+    """Row numbers of a tile of keys, `[TILE_N]` int32, or -1 if they do not count."""
     offs = start + tl.arange(0, TILE_N)  # [TILE_N]
     rows = tl.load(index_ptrs + tl.minimum(offs, num_keys - 1))
     counts = (rows >= 0) & (rows < num_rows) & (offs < num_keys)
