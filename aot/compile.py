@@ -39,7 +39,7 @@ FLAGS = {
     "auto": "-cl-intel-enable-auto-large-GRF-mode",
     "": "",
 }
-FORMAT = 10
+FORMAT = 11
 """Version of the stored results; raise it when their content changes."""
 
 CompileResult = dict[str, Any]

@@ -189,8 +189,7 @@ def launched(
         partials=partials,
         lane_bytes=lane_bytes,
         lines=lines,
-        # Results that were stored before there was such a loop have none.
-        around=Work(**code.get("around", {})),
+        around=Work(**code["around"]),
         rounds=rounds,
     )
 
