@@ -11,7 +11,7 @@ Nothing here changes a value that a kernel computes.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -45,6 +45,8 @@ def speed_up() -> None:
     builder.create_splat = _splat
     builder.create_broadcast = _broadcast
     builder.create_expand_dims = _expand_dims
+    if hasattr(interpreter, "ReduceOps"):
+        interpreter.ReduceOps.generic_reduce = _reduce
     handle = interpreter.TensorHandle
     handle.__init__ = _checked_handle(handle.__init__)
     if hasattr(interpreter, "_LangPatchScope"):
@@ -136,6 +138,31 @@ def _expand_dims(builder: Any, block: Any, axis: int) -> Any:
     """In place of `create_expand_dims`: `np.expand_dims` is slower than an index."""
     data = block.data[(slice(None),) * axis + (None,)]
     return interpreter.TensorHandle(data, block.dtype.scalar)
+
+
+def _reduce(self: Any, values: tuple[Any, ...]) -> list[Any]:
+    """`ReduceOps.generic_reduce`, with one call of the combining function for all that
+    lie at the same place of the axis, instead of one for each element."""
+    values, axis = self.unravel(values, self.axis)
+    along = [np.moveaxis(value.handle.data, axis, 0) for value in values]
+    shape = along[0].shape[1:]
+
+    def tensors(blocks: Iterable[Any]) -> list[Any]:
+        pairs = zip(blocks, values, strict=True)
+        return [self.to_tensor(block, value.dtype) for block, value in pairs]
+
+    def block(part: Any) -> np.ndarray:
+        data = part.handle.data if isinstance(part, tl.tensor) else part
+        return np.broadcast_to(data, shape) if shape else np.reshape(data, ())
+
+    total = tensors(data[0] for data in along)
+    for place in range(1, len(along[0])):
+        made = self.combine_fn.fn(*total, *tensors(data[place] for data in along))
+        total = tensors(map(block, made if isinstance(made, tuple) else (made,)))
+    blocks = [block(part) for part in total]
+    if self.keep_dims:
+        blocks = [np.expand_dims(data, axis) for data in blocks]
+    return tensors(blocks)
 
 
 def _checked_handle(original: Callable[..., None]) -> Callable[..., None]:

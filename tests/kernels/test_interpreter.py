@@ -359,6 +359,29 @@ def test_speed_up_changes_no_result_and_restores_the_language() -> None:
             tl.store(out + row * N + n, result + tl.sum(total) + (b == b))
 
         @triton.jit
+        def largest(a, b):
+            return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+        @triton.jit
+        def later(value, place, other, other_place):
+            takes = other >= value
+            return tl.where(takes, other, value), tl.where(takes, other_place, place)
+
+        @triton.jit
+        def combine_kernel(x, out, M: tl.constexpr, N: tl.constexpr):
+            m, n = tl.arange(0, M), tl.arange(0, N)
+            tile = tl.load(x + m[:, None] * N + n)
+            places = (m[:, None] * N + n).to(tl.int32)
+            tl.store(out + m, tl.reduce(tile, 1, largest))
+            column = tl.reduce(tile, 0, largest, keep_dims=True)
+            tl.store(out + M + n[None, :], column)
+            value, place = tl.reduce((tile, places), 1, later)
+            tl.store(out + 32 + m, value + place)
+            value, place = tl.reduce((m.to(tl.float32) % 3, m), 0, later)
+            tl.store(out + 48, value + place)
+            tl.store(out + 49, tl.reduce(tile, None, largest))
+
+        @triton.jit
         def failing_kernel(x):
             tl.static_assert(False, "on purpose")
 
@@ -372,7 +395,13 @@ def test_speed_up_changes_no_result_and_restores_the_language() -> None:
             rows = torch.zeros(8, 16)
             repeated_kernel[(8,)](x.bfloat16(), x + 1, rows, ROWS=8, N=16)
             assert len(rows.unique()) > 64
-            return out, index, tile, rows, cast(hard_floats(), torch.float8_e4m3fn)
+            combined = torch.zeros(50)
+            y = x.round()
+            y[3, 5] = math.nan
+            combine_kernel[(1,)](y, combined, M=8, N=16)
+            assert combined.isnan().sum() == 3 and combined[48] == 2 + 5
+            codes = cast(hard_floats(), torch.float8_e4m3fn)
+            return out, index, tile, rows, combined, codes
 
         def language():
             owners = (tl, tl.core, tl.tensor, tl.math, tl.dtype)
