@@ -46,7 +46,7 @@ def hold(warmed: tuple[Any, set[Any]], monkeypatch: pytest.MonkeyPatch) -> Hold:
     """Hold a request to the warm-up."""
 
     def run(request: Callable[[], Any]) -> None:
-        with compiled(monkeypatch) as needed:
+        with compiled(monkeypatch, launch=False) as needed:
             request()
         check(needed, warmed[1])
 

@@ -44,27 +44,36 @@ def as_cache(pages: torch.Tensor, block_size: int) -> torch.Tensor:
     return pages.as_strided(shape, (pages.stride(0), width, 1))
 
 
+def entries(
+    cache: torch.Tensor, blocks: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """The values of tokens in their pages, `[tokens, 512]` float64."""
+    block_size = cache.shape[1]
+    pages = cache.as_strided((len(cache), cache[0].numel()), (cache.stride(0), 1))
+
+    def taken(start: int, size: int) -> torch.Tensor:
+        columns = (start + positions * size)[:, None] + torch.arange(size)
+        return pages[blocks[:, None], columns]
+
+    data = taken(0, TOKEN_BYTES)
+    scales = taken(block_size * TOKEN_BYTES, SCALE_BYTES)[:, :7]
+    nope = data[:, :NOPE].contiguous().view(torch.float8_e4m3fn).double()
+    scale = (scales.double() - 127).exp2().repeat_interleave(BLOCK, -1)
+    rope = data[:, NOPE:].contiguous().view(torch.bfloat16).double()
+    return torch.cat((nope * scale, rope), -1)
+
+
 def read(cache: torch.Tensor, block: int, position: int) -> torch.Tensor:
     """The 512 values of one token of a page, float64."""
-    block_size = cache.shape[1]
-    page = cache[block].flatten()
-    data = page[position * TOKEN_BYTES :][:TOKEN_BYTES]
-    scales = page[block_size * TOKEN_BYTES + position * SCALE_BYTES :][:7]
-    nope = data[:NOPE].contiguous().view(torch.float8_e4m3fn).double()
-    scale = (scales.double() - 127).exp2().repeat_interleave(BLOCK)
-    return torch.cat((nope * scale, data[NOPE:].contiguous().view(torch.bfloat16)))
+    return entries(cache, torch.tensor([block]), torch.tensor([position]))[0]
 
 
 def gather(
     cache: torch.Tensor, block_table: torch.Tensor, positions: Sequence[int]
 ) -> torch.Tensor:
     """The entries at `positions` of a request, `[len(positions), 512]` float64."""
-    block_size = cache.shape[1]
-    rows = [
-        read(cache, int(block_table[position // block_size]), position % block_size)
-        for position in positions
-    ]
-    return torch.stack(rows) if rows else torch.empty(0, HEAD_DIM, dtype=torch.float64)
+    block_size, places = cache.shape[1], torch.tensor(positions, dtype=torch.int64)
+    return entries(cache, block_table[places // block_size], places % block_size)
 
 
 def attend(
