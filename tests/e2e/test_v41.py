@@ -144,6 +144,7 @@ def test_each_layer(engines: Engines, twin: V41Twin, release: str) -> None:
     assert attention == {f"DeepseekV41XPUAttention ratio {r}" for r in (0, 1, 2)}
 
 
+@pytest.mark.full
 @pytest.mark.serves(TWICE)
 def test_a_cached_prefix(engines: Engines, twin: V41Twin, release: str) -> None:
     """The layers that read the cached pages are those of a whole run."""

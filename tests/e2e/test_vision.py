@@ -149,6 +149,7 @@ def test_logits_and_greedy_tokens(engines: Engines, release: str) -> None:
     check_logits(result, twin_after(engines, result))
 
 
+@pytest.mark.full
 @pytest.mark.serves(TWICE)
 def test_a_hit_never_cuts_an_image(engines: Engines, release: str) -> None:
     result = engines.serve(release, TWICE)
