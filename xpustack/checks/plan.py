@@ -27,9 +27,14 @@ class Planner:
     """
 
     def __init__(
-        self, checker: Checker, release: Release, kinds: Collection[Kind]
+        self,
+        checker: Checker,
+        release: Release,
+        kinds: Collection[Kind],
+        types_at_tip: bool = False,
     ) -> None:
         self._checker, self._release, self._kinds = checker, release, kinds
+        self._types_at_tip = types_at_tip
         self._slugs: list[str] = []
         self._builds: dict[int, Task] = {}
         self.tasks: list[Task] = []
@@ -59,9 +64,11 @@ class Planner:
         if tip and whole:
             self._tip(series, step)
         elif not tip:
-            self._steps(series, step)
-            if whole and step is None and len(applied) > 1:
-                # Else a step's lint is just that.
+            # Of a single step that is the step's lint.
+            lint_tip = whole and step is None and len(applied) > 1
+            types = steps_are_typed(self._checker.project, series)
+            self._steps(series, step, types and not (lint_tip and self._types_at_tip))
+            if lint_tip:
                 self._lint("tip", series.base, series.tip, True)
 
     def _broken(self, slugs: list[str], problem: StackError | None) -> None:
@@ -84,8 +91,7 @@ class Planner:
             result = Result(self._release.name, slug, "apply", "blocked", summary=text)
             self.tasks.append(Task.ended(result))
 
-    def _steps(self, series: Series, step: str | None) -> None:
-        types = steps_are_typed(self._checker.project, series)
+    def _steps(self, series: Series, step: str | None, types: bool) -> None:
         for after in series.steps:
             if step in (None, after.slug):
                 self._lint(after.slug, after.parent, after, types)

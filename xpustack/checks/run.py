@@ -25,6 +25,7 @@ def run(
     step: str | None = None,
     only: Kind | None = None,
     tips: Collection[str] = (),
+    types_at_tips: bool = False,
     jobs: int = 2,
     observer: Observer = _SILENT,
 ) -> Report:
@@ -35,6 +36,7 @@ def run(
         only: the one kind of check; builds that tests need run nevertheless.
         tips: names of the releases whose whole series is checked at once: one
             build, one lint against the base, every step's test on that tree alone.
+        types_at_tips: mypy sees no step of a series whose tip is linted, too.
         jobs: how many checks run at the same time.
         observer: gets the events of the run.
 
@@ -55,7 +57,7 @@ def run(
     with Checker(project, cache) as checker:
         # The newest release first: its lints take longest.
         for release in reversed(chosen):
-            planner = Planner(checker, release, kinds)
+            planner = Planner(checker, release, kinds, types_at_tips)
             planner.plan(step, release.name in tips)
             tasks += planner.tasks
             comparisons |= planner.comparisons

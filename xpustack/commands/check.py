@@ -54,7 +54,8 @@ def check(
         only: One kind of check.
         only_static: Check the stack's own files alone.
         tip: Check whole series, not each step.
-        quick: Check whole series, but each step of the newest release.
+        quick: Check whole series, but each step of the newest release; types of whole
+            series alone.
         verbose: Show a row for each step.
     """
     project = Project.find()
@@ -88,6 +89,7 @@ def check(
             step=step,
             only=only,
             tips=tips,
+            types_at_tips=quick,
             jobs=jobs,
             observer=display,
         )

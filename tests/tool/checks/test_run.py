@@ -83,6 +83,13 @@ def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
     assert check(stack, only="lint", tips=["v1.0"]).failed == 0
     assert typed == [], "quick uses what the whole run stored"
     shutil.rmtree(stack.cache.results)
+    check(stack, only="lint", tips=["v1.0"], types_at_tips=True)
+    assert sorted(typed) == ["v1.0 more over base", "v2.0 more over base"]
+    typed.clear()
+    check(stack, step="more", only="lint", tips=["v1.0"], types_at_tips=True)
+    assert typed == ["v2.0 more over raise-value"], "no tip is linted beside a step"
+    shutil.rmtree(stack.cache.results)
+    typed.clear()
     check(stack, "v1.0", step="more", only="lint")
     assert typed == []
 

@@ -62,18 +62,18 @@ def test_a_missing_archive_has_one_exit_code(call, tmp_path, monkeypatch, words)
 
 
 @pytest.mark.parametrize(
-    ("words", "checked", "whole"),
+    ("words", "checked", "whole", "types_at_tips"),
     [
-        ([], PINNED, []),
-        (["--tip"], PINNED, PINNED),
-        (["--quick"], PINNED, PINNED[:-1]),
-        (["v0.22.1", "--quick"], ["v0.22.1"], ["v0.22.1"]),
-        ([PINNED[-1], "--quick"], [PINNED[-1]], []),
+        ([], PINNED, [], False),
+        (["--tip"], PINNED, PINNED, False),
+        (["--quick"], PINNED, PINNED[:-1], True),
+        (["v0.22.1", "--quick"], ["v0.22.1"], ["v0.22.1"], True),
+        ([PINNED[-1], "--quick"], [PINNED[-1]], [], True),
     ],
     ids=str,
 )
 def test_which_series_are_checked_and_which_of_them_whole(
-    words, checked, whole, real_project, monkeypatch
+    words, checked, whole, types_at_tips, real_project, monkeypatch
 ):
     asked = {}
 
@@ -86,6 +86,7 @@ def test_which_series_are_checked_and_which_of_them_whole(
     done = invoke("check", *words)
     assert done.exit_code == 0, done.output
     assert (asked["chosen"], list(asked["tips"])) == (checked, whole)
+    assert asked["types_at_tips"] is types_at_tips
 
 
 def test_static_and_status(call):
