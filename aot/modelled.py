@@ -29,13 +29,15 @@ ROWS = "data/cost_model.csv"
 KEY_BYTES, ROW_BYTES, PARTIAL_BYTES = 584, 2 * HEAD_DIM, 4 * (HEAD_DIM + 2)
 """Of a key in a page, of a row in bf16, and of a row's partial result."""
 DIM_LANES = "_dim_lanes_prefill_kernel"
-LANE_BYTES = {DIM_LANES: 64, "_range_prefill_kernel": 32}
+DIM_LANES_16 = "_dim_lanes_16_prefill_kernel"
+LANE_BYTES = {DIM_LANES: 64, DIM_LANES_16: 64, "_range_prefill_kernel": 32}
 """What is loaded of a cache line at least: by the lanes that read it together, or by a
 2-dim block load, of a row."""
-LINES = {DIM_LANES: 8 * 8}
-"""Lines that a sub-group looks up besides, before its loop: eight loads of q read of
-eight heads each, where the second half of the lanes reads what the first does."""
-ROUNDS = {DIM_LANES: 2}
+LINES = {DIM_LANES: 8 * 8, DIM_LANES_16: 2 * 8 * 16}
+"""Lines that a sub-group looks up besides, before its loop over keys: eight loads of q
+read of eight heads each, where the second half of the lanes reads what the first does,
+or twice of 16 heads."""
+ROUNDS = {DIM_LANES: 2, DIM_LANES_16: 2}
 """Iterations of a loop around that over keys: the second looks whether a score was far
 from 0, and reads no key if none was."""
 PREFILL_ROWS = 16384
@@ -176,7 +178,7 @@ def turns_and_traffic(shape: Shape, launch: Launch) -> tuple[int, float, float]:
         if splits == 1:
             return tiles, traffic + rows * ROW_BYTES, 0
         return math.ceil(tiles / splits), traffic, rows * splits * PARTIAL_BYTES
-    if launch.name in ("_prefill_kernel", DIM_LANES):
+    if launch.name in ("_prefill_kernel", DIM_LANES, DIM_LANES_16):
         return tiles, shape.least_traffic(), 0
     if launch.name == "_range_prefill_kernel":
         # Of the queries of a tile each has a window of its own.

@@ -43,11 +43,10 @@ def prefill_config(
 
     """
     if num_heads <= 16 and aligned and packed:
-        # Two blocks of 8 load the keys twice, which costs less than the spill of one
-        # block of 16. A q that is not aligned was not compiled in this form.
+        # A q that is not aligned was not compiled in this form.
         return PrefillConfig(
-            block_h=8,
-            block_n=32,
+            block_h=8 if num_heads <= 8 else 16,
+            block_n=32 if num_heads <= 8 else 16,
             num_warps=8,
             num_stages=1,
             grf=256,

@@ -24,6 +24,7 @@ from ._output import (
 from ._pages import HEAD_DIM
 from ._prefill_config import prefill_config
 from ._prefill_dim_lanes import _dim_lanes_prefill_kernel
+from ._prefill_dim_lanes_16 import _dim_lanes_16_prefill_kernel
 from ._prefill_kernel import _prefill_kernel
 from ._softmax import LOG2E, check_sink
 
@@ -79,8 +80,10 @@ def xpu_sparse_prefill(
     output = output_arguments(out)
     head_blocks = cdiv(num_heads, config.block_h)
     form: dict[str, bool] = {}
-    if config.dim_lanes:
+    if config.dim_lanes and config.block_h == 8:
         kernel = _dim_lanes_prefill_kernel
+    elif config.dim_lanes:
+        kernel = _dim_lanes_16_prefill_kernel
     else:
         kernel, form = _prefill_kernel, {"Q_BLOCKS": config.q_blocks}
     kernel[(num_tokens * head_blocks,)](
