@@ -66,6 +66,18 @@ def _logits(
 
 
 @triton.jit
+def _load_queries(
+    q_ptrs,  # [LANES, WARPS, LANES, 4]
+    HEAD_DIM: tl.constexpr = HEAD_DIM,
+    WARPS: tl.constexpr = WARPS,
+    LANES: tl.constexpr = LANES,
+):
+    """The right operand of the scores' product, `[WARPS, 64, LANES]` bf16."""
+    q = tl.load(q_ptrs).to(tl.bfloat16, bitcast=True)
+    return tl.reshape(tl.permute(q, (1, 3, 2, 0)), (WARPS, HEAD_DIM // WARPS, LANES))
+
+
+@triton.jit
 def _store(
     acc,  # [LANES, 512] fp32
     factor,  # [LANES] fp32
@@ -116,11 +128,10 @@ def _store(
         # [LANES]
         out_row_ptrs = out_ptr + token * out_token_stride
         out_row_ptrs += head_offs.to(tl.int64) * out_head_stride
-        dim_offs = zero + range_behind_loop(HEAD_DIM)  # [512]
+        dim_offs = range_behind_loop(HEAD_DIM)  # [512]
         x = tl.reshape(acc, (LANES, HEAD_DIM)).to(tl.bfloat16)
-        tl.store(
-            out_row_ptrs[:, None] + dim_offs[None, :], x, mask=head_mask[:, None]
-        )
+        out_ptrs = out_row_ptrs[:, None] + dim_offs[None, :]
+        tl.store(out_ptrs, x, mask=head_mask[:, None])
 
 
 @triton.jit(
@@ -216,10 +227,11 @@ def _dim_lanes_16_prefill_kernel(
     next_rows = tl.full([TILE_N], -1, tl.int32)  # [TILE_N]
     if num_keys > 0:
         next_rows = load_rows(index_ptrs, 0, num_keys, num_rows)
+    q = _load_queries(q_ptrs)  # [WARPS, 64, LANES]
     for attempt in range(0, 2):
-        # [LANES, WARPS, LANES, 4]
-        q = tl.load(q_ptrs).to(tl.bfloat16, bitcast=True)
-        q = tl.reshape(tl.permute(q, (1, 3, 2, 0)), (WARPS, HEAD_DIM // WARPS, LANES))
+        if HEADS_PER_GROUP:
+            # The compiler has no registers to keep it while it stores FP8.
+            q = _load_queries(q_ptrs)
         column_sums = tl.zeros([TILE_N, LANES], tl.float32)  # [TILE_N, LANES]
         acc = tl.zeros([LANES, HEAD_DIM], tl.float32)  # [LANES, 512]
         for start in range(0, last_key, TILE_N):
@@ -248,8 +260,10 @@ def _dim_lanes_16_prefill_kernel(
         # Other heads keep their bits.
         row_max = tl.where(is_far & far_mask, peak, row_max)
         if is_done:
+            # The compiler does not know that it is 0. It would compute before the loops
+            # what follows from the token alone, and keep that in registers.
             zero = tl.minimum(num_far, 0)
-            head_offs = zero + range_behind_loop(LANES)  # [LANES]
+            head_offs = range_behind_loop(LANES)  # [LANES]
             head_mask = head_offs < num_heads  # [LANES]
             factor = sink_factor(
                 row_max, tl.sum(column_sums, 0), sink_ptr, head_offs, head_mask, HAS_SINK

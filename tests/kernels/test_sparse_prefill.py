@@ -66,8 +66,8 @@ def test_shapes(tokens, heads, topk, rows, tuned_for, device):
     check(batch(tokens, heads, topk, rows, device))
 
 
-few_and_many_heads = pytest.mark.parametrize("heads", [6, 64])
-"""Other forms of the kernel on CUDA."""
+few_and_many_heads = pytest.mark.parametrize("heads", [6, 12, 64])
+"""Each has a form of the kernel of its own on XPU, and the first and last on CUDA."""
 
 
 @few_and_many_heads
@@ -149,9 +149,10 @@ def test_scores_far_from_0(sink, heads, tuned_for, device):
     assert bool(out.isfinite().all()) and not out[2].any()
 
 
-def test_a_far_score_changes_no_other_head(device):
-    """XPU's form for few heads takes a maximum off those alone that need it."""
-    arguments = batch(2, 6, 70, 90, device)
+@pytest.mark.parametrize("heads", [6, 12])
+def test_a_far_score_changes_no_other_head(heads, device):
+    """XPU's forms for few heads take a maximum off those alone that need it."""
+    arguments = batch(2, heads, 70, 90, device)
     expected = check(arguments)
     arguments["q"][1, 3] *= 100
     actual = check(arguments)
@@ -160,10 +161,11 @@ def test_a_far_score_changes_no_other_head(device):
     assert torch.equal(actual, expected)
 
 
-def test_keys_are_read_again_only_where_scores_are_far(device):
+@pytest.mark.parametrize("heads", [8, 16])
+def test_keys_are_read_again_only_where_scores_are_far(heads, device):
     if device.type != "cpu":
         pytest.skip("loads are counted by the interpreter, which runs on a CPU only")
-    arguments = batch(2, 8, 64, 90, device)
+    arguments = batch(2, heads, 64, 90, device)
     arguments["indices"].copy_(torch.arange(64, dtype=torch.int32) + 5)
     arguments["indices"][1] += 10
     arguments["kv"][70:] *= 100
@@ -241,7 +243,7 @@ def test_a_score_of_nan_gives_nan(heads, tuned_for, device):
 
 @few_and_many_heads
 def test_queries_with_gaps_over_packed_keys(heads, tuned_for, device):
-    """XPU's form for few heads takes no keys with gaps, as those of the test below."""
+    """XPU's forms for few heads take no keys with gaps, as those of the test below."""
     arguments = batch(3, heads, 20, 90, device)
     expected = check(arguments)
     nan = float("nan")
@@ -272,7 +274,7 @@ def test_strided_tensors_and_given_out(heads, tuned_for, device):
     out = interface(**arguments)
     assert out.data_ptr() == arguments["out"].data_ptr()
     actual = check(arguments)
-    # XPU's form for few heads takes neither these queries nor these keys.
+    # XPU's forms for few heads take neither these queries nor these keys.
     if heads == 64 or tuned_for == "cuda":
         assert torch.equal(actual, expected)
     target[:, 2:-1, 8:520] = 7.0
@@ -292,7 +294,7 @@ def test_rows_of_other_tokens_do_not_matter(heads, tuned_for, device):
     assert torch.equal(interface(**arguments).cpu(), expected)
 
 
-@pytest.mark.parametrize("heads", [6, 64])
+@few_and_many_heads
 def test_wide_indices_are_not_cut_to_32_bits(heads, tuned_for, device):
     """-2**40 has a 0 in its lower half, and 2**32 + 1 a 1: neither is a row."""
     arguments = batch(2, heads, 5, 9, device)
