@@ -19,8 +19,7 @@ WARPS = 8
 LANE_WORDS = 2
 """Words of two dims each that a lane loads of a key."""
 TILE_N = 16
-"""Keys of one product; an iteration takes two tiles, each of which hides the other's
-waits."""
+"""Keys of one product."""
 SCAN = 256
 """Indices that are looked through at a time for a row that exists."""
 FARTHEST = 64.0

@@ -119,7 +119,8 @@ def _dim_lanes_prefill_kernel(
 ):
     """One block of 8 heads of one token, as `_prefill_kernel`.
 
-    `kv_stride` is HEAD_DIM, and BLOCK_N, the keys of an iteration, two tiles.
+    `kv_stride` is HEAD_DIM, and BLOCK_N, the keys of an iteration, two tiles, each of
+    which hides the other's waits.
     """
     tl.static_assert(2 * TILE_N == BLOCK_N and 2 * BLOCK_H == LANES)
     LANE_DIMS: tl.constexpr = 2 * LANE_WORDS

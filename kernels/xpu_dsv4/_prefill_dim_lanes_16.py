@@ -7,12 +7,11 @@ leaves no lane empty, where two blocks of 8 read each key twice and repeat their
 
 The accumulator takes 64 of 256 registers, which leaves little room:
 
-- A sub-group adds up the scores of two keys, a lane those of one head. So parts of
-  scores are stored and loaded by the lanes that have them, and a lane loads the weights
-  of its key as one vector of all heads. The compiler keeps the addresses of shared
-  local memory in registers, and these are few.
-- A block stores its result in the loop over attempts. Behind that loop the accumulator
-  would be live in the next attempt too, and the compiler would give it more registers.
+- A sub-group adds up the scores of two keys, and a lane those of one head, which is
+  also the head whose parts it has. So a lane loads the weights of a key as one vector
+  of all heads. The compiler keeps the addresses of shared local memory in registers.
+- An attempt sets the accumulator to 0 and stores the result. Were it stored behind the
+  loop over attempts, the compiler would hold a second accumulator for that loop.
 """
 
 from ._dim_lanes import (
