@@ -43,10 +43,12 @@ def prefill_config(
 
     """
     if num_heads <= 16 and aligned and packed:
-        # A q that is not aligned was not compiled in this form.
+        # A q that is not aligned was not compiled in this form. Two tiles of keys in an
+        # iteration would spill with 16 heads.
+        block_h, block_n = (8, 32) if num_heads <= 8 else (16, 16)
         return PrefillConfig(
-            block_h=8 if num_heads <= 8 else 16,
-            block_n=32 if num_heads <= 8 else 16,
+            block_h,
+            block_n,
             num_warps=8,
             num_stages=1,
             grf=256,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
-"""Sparse prefill for 9 to 16 heads on Intel GPUs: as `_prefill_dim_lanes`, in one block.
+"""Sparse prefill for 9 to 16 heads on Intel GPUs: `_prefill_dim_lanes` in one block.
 
 The lanes of a matrix instruction hold 16 heads. One block of 16 reads each key once and
 leaves no lane empty, where two blocks of 8 read each key twice and repeat their heads.
@@ -264,8 +264,9 @@ def _dim_lanes_16_prefill_kernel(
             zero = tl.minimum(num_far, 0)
             head_offs = range_behind_loop(LANES)  # [LANES]
             head_mask = head_offs < num_heads  # [LANES]
+            row_sum = tl.sum(column_sums, 0)  # [LANES]
             factor = sink_factor(
-                row_max, tl.sum(column_sums, 0), sink_ptr, head_offs, head_mask, HAS_SINK
+                row_max, row_sum, sink_ptr, head_offs, head_mask, HAS_SINK
             )
             _store(
                 acc,
