@@ -32,7 +32,7 @@ def test_queries_share_the_keys_of_their_ranges(
     """Of chunks of a prompt and whole prompts beside a decode, some as short as a part
     of a tile; equal to the form with indices."""
     sinks = random_sinks(heads)
-    lens = ((131, 260, 9, 129, 4), (1, 5, 9, 3, 2))
+    lens = ((131, 260, 9, 129, 4, 300), (1, 5, 9, 3, 2, 2))
     batch = Batch(ratio, *lens, sinks=sinks)
     output, names = launches(batch, monkeypatch)
     assert names == {RANGES}, f"prefill reads ranges by {names}"
@@ -61,8 +61,8 @@ def test_chosen_entries_and_many_heads_keep_their_indices(
 def test_images_keep_their_indices(monkeypatch: pytest.MonkeyPatch) -> None:
     """A token of an image sees the whole image, which is no window."""
     sinks = random_sinks()
-    images = {0: [(159, 180)]}
-    batch = Batch(128, (190,), (35,), sinks=sinks, images=images)
+    images = {0: [(39, 180)]}
+    batch = Batch(128, (190,), (190,), sinks=sinks, images=images)
     output, names = launches(batch, monkeypatch)
     assert names and names <= BY_INDEX
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE
