@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The lock against the plain package index, for every supported Python.
 
-uv resolves from the wheels' metadata alone, in a tenth of pip's time. It does not use the
-links and further indexes of this machine, which may offer what no other machine has.
-Where the index cannot be reached, those tests are skipped and say why.
+uv resolves from the wheels' metadata alone, in a tenth of pip's time. It does not use
+the links and further indexes of this machine, which may offer what no other machine
+has. Where the index cannot be reached, those tests are skipped and say why.
 """
 
 import configparser

@@ -3,6 +3,7 @@
 
 from collections.abc import Collection
 from functools import partial
+from pathlib import Path
 
 from xpustack.base.releases import Release
 from xpustack.builds.build import build_version
@@ -20,6 +21,10 @@ from xpustack.series.tree import Series, StepTree, Tree
 class Planner:
     """Turns one release into tasks. A task comes after those that it needs.
 
+    Args:
+        tested: of a quick run, the patches that have a test in its plan: a whole series
+            tests only others, and where it is linted, no single step is typed.
+
     Attributes:
         tasks: what is planned; that of a step which does not apply has its result.
         comparisons: for each tree whose build will be a copy, and does not exist yet,
@@ -31,10 +36,10 @@ class Planner:
         checker: Checker,
         release: Release,
         kinds: Collection[Kind],
-        types_at_tip: bool = False,
+        tested: set[Path] | None = None,
     ) -> None:
         self._checker, self._release, self._kinds = checker, release, kinds
-        self._types_at_tip = types_at_tip
+        self._tested = tested
         self._slugs: list[str] = []
         self._builds: dict[int, Task] = {}
         self.tasks: list[Task] = []
@@ -66,8 +71,9 @@ class Planner:
         elif not tip:
             # Of a single step that is the step's lint.
             lint_tip = whole and step is None and len(applied) > 1
+            quick = lint_tip and self._tested is not None
             types = steps_are_typed(self._checker.project, series)
-            self._steps(series, step, types and not (lint_tip and self._types_at_tip))
+            self._steps(series, step, types and not quick)
             if lint_tip:
                 self._lint("tip", series.base, series.tip, True)
 
@@ -104,7 +110,8 @@ class Planner:
         if step is None:
             self._lint("tip", series.base, series.tip, True)
         for tree in series.steps:
-            if step in (None, tree.slug):
+            known = self._tested is not None and tree.step.path in self._tested
+            if step in (None, tree.slug) and not known:
                 self._test(tree, None, series.tip)
 
     def _build(self, tree: Tree, label: str) -> None:
@@ -134,6 +141,8 @@ class Planner:
 
     def _test(self, tree: StepTree, before: Tree | None, after: Tree) -> None:
         """Plan the test of the step of `tree`."""
+        if self._tested is not None:
+            self._tested.add(tree.step.path)
         if "test" in self._kinds:
             last = len(self._slugs)
             work = partial(self._checker.test, tree.step, before, after, last)

@@ -4,6 +4,7 @@
 import time
 from collections.abc import Collection, Iterable
 from itertools import pairwise
+from pathlib import Path
 
 from xpustack.base.releases import Release
 from xpustack.checks.checker import Checker
@@ -25,7 +26,7 @@ def run(
     step: str | None = None,
     only: Kind | None = None,
     tips: Collection[str] = (),
-    types_at_tips: bool = False,
+    quick: bool = False,
     jobs: int = 2,
     observer: Observer = _SILENT,
 ) -> Report:
@@ -36,7 +37,8 @@ def run(
         only: the one kind of check; builds that tests need run nevertheless.
         tips: names of the releases whose whole series is checked at once: one
             build, one lint against the base, every step's test on that tree alone.
-        types_at_tips: mypy sees no step of a series whose tip is linted, too.
+        quick: of the series in `tips`, test each patch on the newest release alone that
+            has it; mypy sees no step of a series whose tip is linted, too.
         jobs: how many checks run at the same time.
         observer: gets the events of the run.
 
@@ -54,10 +56,12 @@ def run(
     tasks = [Task.ended(result) for result in _static(project, chosen, step)]
     cache.sweep()
     comparisons: dict[str, Task] = {}
+    tested: set[Path] | None = set() if quick else None
     with Checker(project, cache) as checker:
-        # The newest release first: its lints take longest.
+        # The newest release first: its lints take longest, and a quick run tests there
+        # what others share.
         for release in reversed(chosen):
-            planner = Planner(checker, release, kinds, types_at_tips)
+            planner = Planner(checker, release, kinds, tested)
             planner.plan(step, release.name in tips)
             tasks += planner.tasks
             comparisons |= planner.comparisons

@@ -54,8 +54,9 @@ def check(
         only: One kind of check.
         only_static: Check the stack's own files alone.
         tip: Check whole series, not each step.
-        quick: Check whole series, but each step of the newest release; types of whole
-            series alone.
+        quick: Check each step of the newest release, and of the others whole series,
+            with the tests of patches that no newer release has; types of whole series
+            alone.
         verbose: Show a row for each step.
     """
     project = Project.find()
@@ -89,7 +90,7 @@ def check(
             step=step,
             only=only,
             tips=tips,
-            types_at_tips=quick,
+            quick=quick,
             jobs=jobs,
             observer=display,
         )

@@ -83,15 +83,28 @@ def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
     assert check(stack, only="lint", tips=["v1.0"]).failed == 0
     assert typed == [], "quick uses what the whole run stored"
     shutil.rmtree(stack.cache.results)
-    check(stack, only="lint", tips=["v1.0"], types_at_tips=True)
+    check(stack, only="lint", tips=["v1.0"], quick=True)
     assert sorted(typed) == ["v1.0 more over base", "v2.0 more over base"]
     typed.clear()
-    check(stack, step="more", only="lint", tips=["v1.0"], types_at_tips=True)
+    check(stack, step="more", only="lint", tips=["v1.0"], quick=True)
     assert typed == ["v2.0 more over raise-value"], "no tip is linted beside a step"
     shutil.rmtree(stack.cache.results)
     typed.clear()
     check(stack, "v1.0", step="more", only="lint")
     assert typed == []
+
+
+def test_a_quick_run_tests_a_patch_on_the_newest_release_that_has_it(stack):
+    stack.add("old", {VALUE: TWO + "OLD = 1\n"}, "v1.0")
+    report = check(stack, only="test", tips=["v1.0"], quick=True)
+    shared = "v2.0 raise-value test passed"
+    assert states(report) == ["v1.0 old test passed", shared]
+    alone = check(stack, "v1.0", only="test", tips=["v1.0"], quick=True)
+    assert len(alone.results) == 2, "nothing else tests what it shares"
+    whole = check(stack, only="test", tips=["v1.0"])
+    assert len(whole.results) == 3, (
+        "otherwise each release tests all of its own"
+    )
 
 
 def test_a_change_of_the_test_repeats_the_test_alone(stack):

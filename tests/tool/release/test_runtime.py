@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from tiny_stack import DOCKERFILE, PUBLISHING, XPU_TXT
 
-from xpustack.base.archive import members
-from xpustack.base.download import fetch
+from xpustack.base.download import base_of
 from xpustack.base.pin import DOCKERFILE as DOCKERFILE_PATH
 from xpustack.base.pin import REQUIREMENTS
 from xpustack.base.releases import Release, load
+from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError
 from xpustack.core.markdown import rendered
@@ -140,13 +140,11 @@ class Pinned:
 @pytest.fixture(scope="session")
 def runtimes(real_project: Project, real_cache: Cache) -> dict[str, Pinned]:
     """Each pinned release by name."""
-    found = {}
+    found, store = {}, Store(real_cache)
     for release in load(real_project):
-        texts = {
-            member.path: member.data.decode()
-            for member in members(fetch(release, real_cache))
-            if member.path in (REQUIREMENTS, DOCKERFILE_PATH, PUBLISHING_PATH)
-        }
+        tree = base_of(store, release).tree
+        files = store.git.files(tree, (REQUIREMENTS, DOCKERFILE_PATH, PUBLISHING_PATH))
+        texts = {path: store.git.file(tree, path).decode() for path in files}
         requirements = texts[REQUIREMENTS]
         here = runtime.runtime(
             requirements,

@@ -53,11 +53,14 @@ def contents(store: Store, tree: str) -> dict[str, tuple[int, bytes]]:
     }
 
 
-def pinned() -> list[Release]:
-    return list(releases.load(Project.find(Path(__file__).parent)))
+def ends() -> list[Release]:
+    """The oldest and the newest pin. For all, the recorded tree of each step is the
+    hash of every file of its base, too."""
+    pins = list(releases.load(Project.find(Path(__file__).parent)))
+    return [pins[0], pins[-1]]
 
 
-@pytest.mark.parametrize("release", pinned(), ids=lambda release: release.name)
+@pytest.mark.parametrize("release", ends(), ids=lambda release: release.name)
 def test_a_base_is_its_archive_byte_for_byte(
     release: Release, real_cache: Cache
 ) -> None:
@@ -133,21 +136,19 @@ def test_ids_depend_on_content_alone(
     assert [tree.commit for tree in fresh.trees()] == expected
 
 
-def test_the_first_and_the_last_series_have_the_same_ids_from_a_fresh_cache(
+def test_a_series_has_the_same_ids_from_a_fresh_cache(
     tmp_path: Path, real_cache: Cache, real_project: Project
 ) -> None:
-    pins = list(releases.load(real_project))
-    fresh = Cache(tmp_path / "fresh")
-    for release in (pins[0], pins[-1]):
-        archive = fetch(release, real_cache)
-        place = fresh.sdists / release.sha256 / release.sdist
-        place.parent.mkdir(parents=True)
-        place.symlink_to(archive)
-        one, other = (
-            trees(Store(cache), real_project, release).tip.commit
-            for cache in (real_cache, fresh)
-        )
-        assert one == other
+    fresh, release = Cache(tmp_path / "fresh"), ends()[-1]
+    archive = fetch(release, real_cache)
+    place = fresh.sdists / release.sha256 / release.sdist
+    place.parent.mkdir(parents=True)
+    place.symlink_to(archive)
+    one, other = (
+        trees(Store(cache), real_project, release).tip.commit
+        for cache in (real_cache, fresh)
+    )
+    assert one == other
 
 
 def test_real_series_from_a_warm_cache_are_quick(

@@ -62,7 +62,7 @@ def test_a_missing_archive_has_one_exit_code(call, tmp_path, monkeypatch, words)
 
 
 @pytest.mark.parametrize(
-    ("words", "checked", "whole", "types_at_tips"),
+    ("words", "checked", "whole", "quick"),
     [
         ([], PINNED, [], False),
         (["--tip"], PINNED, PINNED, False),
@@ -73,7 +73,7 @@ def test_a_missing_archive_has_one_exit_code(call, tmp_path, monkeypatch, words)
     ids=str,
 )
 def test_which_series_are_checked_and_which_of_them_whole(
-    words, checked, whole, types_at_tips, real_project, monkeypatch
+    words, checked, whole, quick, real_project, monkeypatch
 ):
     asked = {}
 
@@ -86,7 +86,7 @@ def test_which_series_are_checked_and_which_of_them_whole(
     done = invoke("check", *words)
     assert done.exit_code == 0, done.output
     assert (asked["chosen"], list(asked["tips"])) == (checked, whole)
-    assert asked["types_at_tips"] is types_at_tips
+    assert asked["quick"] is quick
 
 
 def test_static_and_status(call):
