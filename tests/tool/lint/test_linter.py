@@ -164,12 +164,13 @@ def outcome(done) -> tuple[object, ...]:
 
 def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
     trees = typed.trees()
-    pairs = list(itertools.pairwise(trees))
     whole = (trees[0], trees[-1])
+    # Types break in a file that a step does not touch, and in those of another.
+    pairs = [(trees[1], trees[2]), (trees[4], trees[5])]
     alone = {pair: outcome(lint(typed, *pair)) for pair in [*pairs, whole]}
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
         # Forward, the tip at once, then back: no order is assumed.
-        for pair in [*pairs, whole, *pairs[::-2]]:
+        for pair in [*pairs, whole, pairs[0]]:
             again = linter.lint("step", *pair, types=True)
             assert outcome(again) == alone[pair]
 
