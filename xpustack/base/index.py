@@ -123,17 +123,16 @@ class Index:
     finder: PackageFinder
     client: httpx2.Client
 
-    def archives(self, version: str | None = None) -> list[Package]:
-        """vLLM's source archives, newest first, of all versions or of one. Yanked
-        archives are included, because a pin must stay reachable.
+    def archives(self, version: str) -> list[Package]:
+        """vLLM's source archives of a version. Yanked ones are included, because a pin
+        must stay reachable.
 
         Raises:
             EnvironmentProblem: an index cannot be reached.
         """
-        requirement = PROJECT if version is None else f"{PROJECT}=={version}"
         return [
             package
-            for package in self.packages(requirement)
+            for package in self.packages(f"{PROJECT}=={version}")
             if package.link.filename.endswith(".tar.gz")
         ]
 
