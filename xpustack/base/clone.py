@@ -50,17 +50,14 @@ class Clone:
     tree: str
     whole: bool
 
-    def release(self, like: Release) -> Release:
-        """The commit as a release, whose pins and version are those of `like`."""
+    def base(self, store: Store, like: Release) -> tuple[Release, Commit]:
+        """The commit as a release, whose pins and version are those of `like`, and as a
+        base of the store, without its history."""
         digest = hashlib.sha256(f"clone {self.commit}".encode()).hexdigest()
         version = f"{like.version}+g{self.commit[:12]}"
-        return msgspec.structs.replace(
+        release = msgspec.structs.replace(
             like, version=version, sdist=f"g{self.commit}", sha256=digest
         )
-
-    def base(self, store: Store, like: Release) -> tuple[Release, Commit]:
-        """The commit as a release, and as a base of the store, without its history."""
-        release = self.release(like)
         ref = base_ref(release)
         if ref not in store.commits([ref]):
             store.cache.progress(f"importing {self.ref} of {self.place}")
