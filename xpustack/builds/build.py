@@ -91,7 +91,7 @@ def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
         problem = _problem(cache, planned)
         if problem is None:
             return planned
-        cache.progress(f"building {tree.name} again: {problem}")
+        cache.progress(f"building {tree.release.name} {tree.label} again: {problem}")
     origin = origin_of(store.git, tree, version)
     source = None
     if origin is not None:

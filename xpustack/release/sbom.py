@@ -50,7 +50,8 @@ def sbom(build: WheelBuild) -> str:
                     "commits": [
                         {
                             "uid": tip.commit,
-                            "message": f"{tip.name}: tree {tip.tree_id}",
+                            "message": f"{release.name} {tip.label}:"
+                            f" tree {tip.tree_id}",
                         }
                     ],
                     "patches": _patches(build),
