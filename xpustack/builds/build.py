@@ -206,7 +206,7 @@ def build_wheel(
     paths = list((work / "dist").glob("*.whl"))
     if len(paths) == 1:
         archive = wheel.read(paths[0])
-        if archive.metadata.get("Version") == [version]:
+        if archive.metadata.get("version") == version:
             return paths[0].name, archive
     raise CheckFailed(
         f"the build did not yield one wheel of version {version}",
