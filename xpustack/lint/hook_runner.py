@@ -64,8 +64,8 @@ class HookRunner:
         """Check a tree out, and lint those of `paths` that it has; mypy runs only if
         `types`."""
         self._move(tree)
-        folder = self.checkout.work_tree
-        present = self.hooks.visible(p for p in paths if (folder / p).is_file())
+        folder, hidden = self.checkout.work_tree, re.compile(self.hooks.exclude)
+        present = [p for p in paths if (folder / p).is_file() and not hidden.search(p)]
         python = [p for p in present if p.endswith((".py", ".pyi"))]
         findings: list[LintFinding] = []
         if self.hooks.ruff and python:
