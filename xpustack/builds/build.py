@@ -15,13 +15,13 @@ from xpustack.base.store import Store
 from xpustack.builds import torch_config, wheel
 from xpustack.builds.copy import copied, origin_of
 from xpustack.builds.installed import (
+    SITE,
     Build,
     damage,
     from_wheel,
     install,
     manifest_of,
     shared,
-    site,
 )
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
@@ -68,7 +68,7 @@ def expected_build(store: Store, tree: Tree, version: str) -> Build:
         tool=fingerprint.tool("builds.build"),
         environment=fingerprint.lock(),
     )
-    return Build(key, version, site(store.cache, key), 0.0, True)
+    return Build(key, version, store.cache.builds / key / SITE, 0.0, True)
 
 
 def found(build: Build) -> bool:
