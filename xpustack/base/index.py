@@ -123,19 +123,6 @@ class Index:
     finder: PackageFinder
     client: httpx2.Client
 
-    def archives(self, version: str) -> list[Package]:
-        """vLLM's source archives of a version. Yanked ones are included, because a pin
-        must stay reachable.
-
-        Raises:
-            EnvironmentProblem: an index cannot be reached.
-        """
-        return [
-            package
-            for package in self.packages(f"{PROJECT}=={version}")
-            if package.link.filename.endswith(".tar.gz")
-        ]
-
     def final_versions(self, project: str) -> list[Version]:
         """The final versions of a project that are not yanked, oldest first; none if
         no index has the project.
@@ -151,7 +138,12 @@ class Index:
         return sorted(version for version in offered if not version.is_prerelease)
 
     def packages(self, requirement: str) -> list[Package]:
-        """Every file of a requirement, yanked ones and pre-releases included."""
+        """Every file of a requirement, of vLLM source archives alone. Yanked ones and
+        pre-releases are included, because a pin must stay reachable.
+
+        Raises:
+            EnvironmentProblem: an index cannot be reached.
+        """
         try:
             return list(
                 self.finder.find_matches(

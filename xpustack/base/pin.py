@@ -179,7 +179,7 @@ def _obtain(version: str, cache: Cache) -> tuple[Path, str]:
     """Download the archive of `version` into the cache."""
     index = PipConfiguration.of_this_machine().index()
     cache.progress(f"looking for {PROJECT} {version}")
-    packages = index.archives(version)
+    packages = index.packages(f"{PROJECT}=={version}")
     if not packages:
         raise _no_archive(version, index)
     link = packages[0].link
