@@ -201,16 +201,13 @@ def _git_directory(place: Path) -> Path:
     Raises:
         UsageError: there is none.
     """
-    directory = place / ".git" if (place / ".git").exists() else place
-    if directory.is_file():
-        # A linked work tree: the file says where its git directory is.
-        target = directory.read_text("utf-8", "replace").partition("gitdir: ")[2]
-        directory = place / target.strip()
+    folder = place.absolute()
+    directory = folder / ".git" if (folder / ".git").exists() else folder
+    git = Git(directory, work_tree=folder)
     problem = "there is no git repository"
     with contextlib.suppress(StackError, OSError):
-        directory = directory.resolve(strict=True)
-        if Git(directory).text("rev-parse", "--show-object-format") == "sha1":
-            return directory
+        if git.text("rev-parse", "--show-object-format") == "sha1":
+            return Path(git.text("rev-parse", "--absolute-git-dir"))
         problem = "the repository names its objects by SHA-256, vLLM's by SHA-1"
     raise UsageError(
         problem,
