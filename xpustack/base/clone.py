@@ -39,7 +39,6 @@ class Clone:
         git: its git directory; a linked work tree has one of its own.
         view: the repository that borrows its objects.
         ref: the revision as asked for.
-        whole: whether the history is there, neither cut off nor without files.
     """
 
     place: Path
@@ -48,7 +47,6 @@ class Clone:
     ref: str
     commit: str
     tree: str
-    whole: bool
 
     def base(self, store: Store, like: Release) -> tuple[Release, Commit]:
         """The commit as a release, whose pins and version are those of `like`, and as a
@@ -82,12 +80,12 @@ class Clone:
         its subject.
 
         Args:
-            lines: only these lines of the file, by the first and their number. A clone
-                without old files cannot tell, and answers for the whole file.
+            lines: only these lines of the file, by the first and their number. In a
+                clone without old files git fails; then of the whole file.
         """
         form = ("log", "-s", f"--max-count={_SHOWN}", "--format=%h %s")
         span = f"{since}..{self.commit}"
-        if lines is not None and self.whole and lines[1] > 0:
+        if lines is not None and lines[1] > 0:
             first, count = lines
             place = f"-L{first},{first + count - 1}:{path}"
             with contextlib.suppress(GitFailed):
@@ -173,8 +171,7 @@ def opened(store: Store, text: str) -> Iterator[Clone]:
         if shallow.is_file():
             shutil.copyfile(shallow, view.directory / "shallow")
         _require_files(view, place, ref, tree)
-        whole = not shallow.is_file() and not _partial(git)
-        yield Clone(place, git, view, ref, commit, tree, whole)
+        yield Clone(place, git, view, ref, commit, tree)
 
 
 @contextlib.contextmanager
@@ -260,11 +257,3 @@ def _require_files(view: Repository, place: Path, ref: str, tree: str) -> None:
             hint=command(*("git", "-C", place, "diff", "--shortstat", _EMPTY_TREE, ref))
             + " fetches them, then the same command again",
         )
-
-
-def _partial(git: Repository) -> bool:
-    """Whether objects of the history may be missing."""
-    try:
-        return bool(git.text("config", "--get", "extensions.partialClone"))
-    except GitFailed:
-        return bool(list(git.directory.glob("objects/pack/*.promisor")))
