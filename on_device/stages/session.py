@@ -101,7 +101,7 @@ def run(setup: Setup, chosen: Sequence[str], *, again: bool = False) -> Session:
     facts = doctor.facts(setup)
     report = Report(
         SCHEMA,
-        version(setup.project.root),
+        version(),
         time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
         setup.kind,
         facts[0].found,

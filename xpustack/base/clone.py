@@ -39,7 +39,6 @@ class Clone:
         git: its git directory; a linked work tree has one of its own.
         view: the repository that borrows its objects.
         ref: the revision as asked for.
-        whole: whether the history is there, neither cut off nor without files.
     """
 
     place: Path
@@ -48,19 +47,15 @@ class Clone:
     ref: str
     commit: str
     tree: str
-    whole: bool
-
-    def release(self, like: Release) -> Release:
-        """The commit as a release, whose pins and version are those of `like`."""
-        digest = hashlib.sha256(f"clone {self.commit}".encode()).hexdigest()
-        version = f"{like.version}+g{self.commit[:12]}"
-        return msgspec.structs.replace(
-            like, version=version, sdist=f"g{self.commit}", sha256=digest
-        )
 
     def base(self, store: Store, like: Release) -> tuple[Release, Commit]:
-        """The commit as a release, and as a base of the store, without its history."""
-        release = self.release(like)
+        """The commit as a release, whose pins and version are those of `like`, and as a
+        base of the store, without its history."""
+        digest = hashlib.sha256(f"clone {self.commit}".encode()).hexdigest()
+        version = f"{like.version}+g{self.commit[:12]}"
+        release = msgspec.structs.replace(
+            like, version=version, sdist=f"g{self.commit}", sha256=digest
+        )
         ref = base_ref(release)
         if ref not in store.commits([ref]):
             store.cache.progress(f"importing {self.ref} of {self.place}")
@@ -85,12 +80,12 @@ class Clone:
         its subject.
 
         Args:
-            lines: only these lines of the file, by the first and their number. A clone
-                without old files cannot tell, and answers for the whole file.
+            lines: only these lines of the file, by the first and their number. In a
+                clone without old files git fails; then of the whole file.
         """
         form = ("log", "-s", f"--max-count={_SHOWN}", "--format=%h %s")
         span = f"{since}..{self.commit}"
-        if lines is not None and self.whole and lines[1] > 0:
+        if lines is not None and lines[1] > 0:
             first, count = lines
             place = f"-L{first},{first + count - 1}:{path}"
             with contextlib.suppress(GitFailed):
@@ -176,8 +171,7 @@ def opened(store: Store, text: str) -> Iterator[Clone]:
         if shallow.is_file():
             shutil.copyfile(shallow, view.directory / "shallow")
         _require_files(view, place, ref, tree)
-        whole = not shallow.is_file() and not _partial(git)
-        yield Clone(place, git, view, ref, commit, tree, whole)
+        yield Clone(place, git, view, ref, commit, tree)
 
 
 @contextlib.contextmanager
@@ -204,16 +198,13 @@ def _git_directory(place: Path) -> Path:
     Raises:
         UsageError: there is none.
     """
-    directory = place / ".git" if (place / ".git").exists() else place
-    if directory.is_file():
-        # A linked work tree: the file says where its git directory is.
-        target = directory.read_text("utf-8", "replace").partition("gitdir: ")[2]
-        directory = place / target.strip()
+    folder = place.absolute()
+    directory = folder / ".git" if (folder / ".git").exists() else folder
+    git = Git(directory, work_tree=folder)
     problem = "there is no git repository"
     with contextlib.suppress(StackError, OSError):
-        directory = directory.resolve(strict=True)
-        if Git(directory).text("rev-parse", "--show-object-format") == "sha1":
-            return directory
+        if git.text("rev-parse", "--show-object-format") == "sha1":
+            return Path(git.text("rev-parse", "--absolute-git-dir"))
         problem = "the repository names its objects by SHA-256, vLLM's by SHA-1"
     raise UsageError(
         problem,
@@ -266,11 +257,3 @@ def _require_files(view: Repository, place: Path, ref: str, tree: str) -> None:
             hint=command(*("git", "-C", place, "diff", "--shortstat", _EMPTY_TREE, ref))
             + " fetches them, then the same command again",
         )
-
-
-def _partial(git: Repository) -> bool:
-    """Whether objects of the history may be missing."""
-    try:
-        return bool(git.text("config", "--get", "extensions.partialClone"))
-    except GitFailed:
-        return bool(list(git.directory.glob("objects/pack/*.promisor")))

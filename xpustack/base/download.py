@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx2
 from unearth import Link
 
-from xpustack.base.index import Index, PipConfiguration, link_label
+from xpustack.base.index import PROJECT, Index, PipConfiguration, link_label
 from xpustack.base.releases import Release
 from xpustack.base.store import Store, base_ref
 from xpustack.core.cache import Cache, count_as_used, writing
@@ -143,7 +143,7 @@ def _links(index: Index, release: Release) -> Sequence[Link]:
     """All links to the archive; those that announce the pinned hash come first."""
     links = [
         package.link
-        for package in index.archives(release.version)
+        for package in index.packages(f"{PROJECT}=={release.version}")
         if package.link.filename == release.sdist
     ]
     if not links:

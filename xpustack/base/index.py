@@ -123,20 +123,6 @@ class Index:
     finder: PackageFinder
     client: httpx2.Client
 
-    def archives(self, version: str | None = None) -> list[Package]:
-        """vLLM's source archives, newest first, of all versions or of one. Yanked
-        archives are included, because a pin must stay reachable.
-
-        Raises:
-            EnvironmentProblem: an index cannot be reached.
-        """
-        requirement = PROJECT if version is None else f"{PROJECT}=={version}"
-        return [
-            package
-            for package in self.packages(requirement)
-            if package.link.filename.endswith(".tar.gz")
-        ]
-
     def final_versions(self, project: str) -> list[Version]:
         """The final versions of a project that are not yanked, oldest first; none if
         no index has the project.
@@ -152,7 +138,12 @@ class Index:
         return sorted(version for version in offered if not version.is_prerelease)
 
     def packages(self, requirement: str) -> list[Package]:
-        """Every file of a requirement, yanked ones and pre-releases included."""
+        """Every file of a requirement, of vLLM source archives alone. Yanked ones and
+        pre-releases are included, because a pin must stay reachable.
+
+        Raises:
+            EnvironmentProblem: an index cannot be reached.
+        """
         try:
             return list(
                 self.finder.find_matches(

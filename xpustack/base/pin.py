@@ -14,7 +14,7 @@ from packaging.utils import (
     canonicalize_name,
     parse_wheel_filename,
 )
-from packaging.version import InvalidVersion, Version
+from packaging.version import Version
 
 from xpustack.base.archive import members
 from xpustack.base.dockerfile import (
@@ -25,7 +25,7 @@ from xpustack.base.dockerfile import (
 )
 from xpustack.base.download import download
 from xpustack.base.index import PROJECT, Index, PipConfiguration
-from xpustack.base.releases import Pin, Release, load, parse_releases
+from xpustack.base.releases import Pin, Release, is_version, load, parse_releases
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import SourceError, UsageError, concerning
 from xpustack.core.project import Project
@@ -170,19 +170,16 @@ def release_entry(release: Release) -> str:
 
 
 def _normal(version: str) -> str:
-    try:
-        return str(Version(version))
-    except InvalidVersion:
-        raise UsageError(
-            f"{version!r} is not a version", hint="xpustack pin 0.24.0"
-        ) from None
+    if not is_version(version):
+        raise UsageError(f"{version!r} is not a version", hint="xpustack pin 0.24.0")
+    return str(Version(version))
 
 
 def _obtain(version: str, cache: Cache) -> tuple[Path, str]:
     """Download the archive of `version` into the cache."""
     index = PipConfiguration.of_this_machine().index()
     cache.progress(f"looking for {PROJECT} {version}")
-    packages = index.archives(version)
+    packages = index.packages(f"{PROJECT}=={version}")
     if not packages:
         raise _no_archive(version, index)
     link = packages[0].link
@@ -203,8 +200,7 @@ def _obtain(version: str, cache: Cache) -> tuple[Path, str]:
 
 
 def _no_archive(version: str, index: Index) -> UsageError:
-    versions = {Version(package.version or "0") for package in index.archives()}
-    offered = sorted(final for final in versions if not final.is_prerelease)
+    offered = index.final_versions(PROJECT)
     place = bisect.bisect(offered, Version(version))
     neighbours = offered[max(place - 1, 0) : place + 1]
     nearest = [str(neighbour) for neighbour in reversed(neighbours)]

@@ -4,7 +4,6 @@
 import difflib
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
@@ -143,17 +142,14 @@ def load(project: Project) -> Releases:
 def parse_releases(text: str, path: Path) -> Releases:
     """As `load`, for a given text; errors name `path` as its file."""
     try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        # Before Python 3.14, tomllib gives the line only in its message.
-        place = re.search(r"at line (\d+)", str(error))
-        line = int(place[1]) if place else text.count("\n") + 1
-        _refuse(path, line, f"not valid TOML: {error}")
-    try:
-        pinned = msgspec.convert(document, _Document).release
+        pinned = msgspec.toml.decode(text, type=_Document).release
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at ")
         _refuse(path, _line_of(text, where.strip("`"), problem), problem)
+    except msgspec.DecodeError as error:
+        place = re.search(r"at line (\d+)", str(error))
+        line = int(place[1]) if place else text.count("\n") + 1
+        _refuse(path, line, f"not valid TOML: {error}")
     for index, (older, newer) in enumerate(pairwise(pinned), start=1):
         if Version(older.version) >= Version(newer.version):
             _refuse(

@@ -15,13 +15,13 @@ from xpustack.base.store import Store
 from xpustack.builds import torch_config, wheel
 from xpustack.builds.copy import copied, origin_of
 from xpustack.builds.installed import (
+    SITE,
     Build,
     damage,
     from_wheel,
     install,
     manifest_of,
     shared,
-    site,
 )
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
@@ -68,7 +68,7 @@ def expected_build(store: Store, tree: Tree, version: str) -> Build:
         tool=fingerprint.tool("builds.build"),
         environment=fingerprint.lock(),
     )
-    return Build(key, version, site(store.cache, key), 0.0, True)
+    return Build(key, version, store.cache.builds / key / SITE, 0.0, True)
 
 
 def found(build: Build) -> bool:
@@ -91,7 +91,7 @@ def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
         problem = _problem(cache, planned)
         if problem is None:
             return planned
-        cache.progress(f"building {tree.name} again: {problem}")
+        cache.progress(f"building {tree.release.name} {tree.label} again: {problem}")
     origin = origin_of(store.git, tree, version)
     source = None
     if origin is not None:
@@ -206,7 +206,7 @@ def build_wheel(
     paths = list((work / "dist").glob("*.whl"))
     if len(paths) == 1:
         archive = wheel.read(paths[0])
-        if archive.metadata.get("Version") == [version]:
+        if archive.metadata.get("version") == version:
             return paths[0].name, archive
     raise CheckFailed(
         f"the build did not yield one wheel of version {version}",

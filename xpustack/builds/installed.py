@@ -25,7 +25,7 @@ Members = dict[str, str]
 its folders, with nothing."""
 Files = dict[str, bytes | Path]
 """Files to install by path: a content, or the file of an earlier tree to link."""
-_SITE = "site"
+SITE = "site"
 _MANIFEST = "manifest.json"
 _MODE = 0o444
 _BYTE_CODE = "__pycache__"
@@ -45,11 +45,6 @@ class Build:
     installed: Path
     seconds: float
     cached: bool
-
-
-def site(cache: Cache, key: str) -> Path:
-    """The folder of the installed files of the build `key`."""
-    return cache.builds / key / _SITE
 
 
 def manifest_of(cache: Cache, key: str) -> Members | None:
@@ -83,7 +78,7 @@ def shared(cache: Cache, files: Mapping[str, bytes]) -> Files:
     newest = max(manifests, key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         return dict(files)
-    members, place = manifest_of(cache, newest.parent.name), newest.with_name(_SITE)
+    members, place = manifest_of(cache, newest.parent.name), newest.with_name(SITE)
     intact = dict((members or {}).items() & _listing(cache, place).items())
     mixed: Files = {}
     for path, data in files.items():
@@ -102,7 +97,7 @@ def install(cache: Cache, files: Files, home: Path) -> None:
     Raises:
         OSError: the disk is full, or writing there is denied.
     """
-    folder = home / _SITE
+    folder = home / SITE
     for name in {PurePosixPath(path).parent for path in files}:
         (folder / name).mkdir(parents=True, exist_ok=True)
     for path, content in files.items():

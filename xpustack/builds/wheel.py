@@ -16,17 +16,16 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from email.parser import BytesHeaderParser
-from email.policy import compat32
 from pathlib import Path
 
-from xpustack.base.archive import path_problem
+from packaging.metadata import RawMetadata, parse_email
+
+from xpustack.base.archive import EXECUTABLE, PLAIN, path_problem
 from xpustack.core.errors import CheckFailed
 
 TIME = (1980, 1, 1, 0, 0, 0)
 """The first moment that a zip archive can hold."""
 MAX_SIZE = 1 << 30
-_PLAIN, _EXECUTABLE = 0o100644, 0o100755
 _UNIX = 3
 _LEVEL = 6
 _READ_ERRORS = (
@@ -66,16 +65,12 @@ class Wheel:
     problems: Mapping[str, str]
 
     @property
-    def metadata(self) -> Mapping[str, list[str]]:
-        """The headers of `*.dist-info/METADATA`, each with all its values; empty
+    def metadata(self) -> RawMetadata:
+        """What `*.dist-info/METADATA` says, without fields that are there twice; empty
         where the wheel has no such file."""
         for name, member in self.members.items():
             if name.endswith(".dist-info/METADATA") and name.count("/") == 1:
-                parsed = BytesHeaderParser(policy=compat32).parsebytes(member.data)
-                headers: dict[str, list[str]] = {}
-                for key, value in parsed.items():
-                    headers.setdefault(key, []).append(str(value))
-                return headers
+                return parse_email(member.data)[0]
         return {}
 
 
@@ -165,7 +160,7 @@ def canonical(wheel: Wheel) -> bytes:
             info = zipfile.ZipInfo(name, TIME)
             info.create_system = _UNIX
             info.compress_type = zipfile.ZIP_DEFLATED
-            mode = _EXECUTABLE if member.executable else _PLAIN
+            mode = EXECUTABLE if member.executable else PLAIN
             info.external_attr = mode << 16
             archive.writestr(info, member.data, compresslevel=_LEVEL)
     return target.getvalue()

@@ -73,7 +73,7 @@ def site(*, to: Path = Path("build/site"), answer: Reply) -> None:
     Args:
         to: The folder to write.
     """
-    with working() as work:
-        pages = build_site(work.project, work.cache, to)
+    with working() as (project, cache):
+        pages = build_site(project, cache, to)
     answer.data = {"directory": str(to.absolute()), "pages": pages}
     answer.say(f"{pages} pages in {to}")

@@ -17,8 +17,8 @@ def pin(version: str, /, *, answer: Reply) -> None:
     Args:
         version: Such as 0.24.0.
     """
-    with working() as work:
-        release = pin_release(work.project, work.cache, version)
+    with working() as (project, cache):
+        release = pin_release(project, cache, version)
     answer.data = release
     answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
 
@@ -33,8 +33,8 @@ def watch(*, offline: Offline = False, answer: Reply) -> None:
     For a scheduled job: exit code 0 means that there is nothing to do, 1 that there is,
     3 that an archive cannot be fetched, 5 that the index cannot be reached. `(known)`
     marks what needs no action, such as a step whose Upstream-Status is Backport."""
-    with working(offline) as work:
-        report = watch_upstream(work.project, work.cache)
+    with working(offline) as (project, cache):
+        report = watch_upstream(project, cache)
     answer.data = {**dataclasses.asdict(report), "news": report.news}
     values = {"report": report, "schemas": SCHEMAS}
     answer.say(rendered("xpustack.commands", "watch.txt", values).rstrip("\n"))

@@ -96,15 +96,8 @@ def save(
         drop: A step that is to leave the series; repeatable.
         alone: Change this release's steps alone, none of another.
     """
-    with working() as work:
-        stale = save_series(
-            work.project,
-            work.cache,
-            directory,
-            dry_run,
-            drop=drop,
-            alone=alone,
-        )
+    with working() as (project, cache):
+        stale = save_series(project, cache, directory, dry_run, drop=drop, alone=alone)
     lines = [f"{file.kind} {file.path}" for file in stale]
     answer.data = {"stale": lines, "written": not dry_run}
     answer.say(*(lines or ["nothing to save"]))
@@ -131,15 +124,15 @@ def rederive(
         raise UsageError(
             "name a release, or say --all", hint="xpustack rederive --help"
         )
-    with working(offline) as work:
-        pinned = releases.load(work.project)
+    with working(offline) as (project, cache):
+        pinned = releases.load(project)
         for release in pinned if all_ else [pinned[name] for name in names]:
             try:
-                series = trees(Store(work.cache), work.project, release, recorded=False)
+                series = trees(Store(cache), project, release, recorded=False)
             except StackError as error:
                 answer.fail(error)
             else:
-                slugs = _record(work.project, series)
+                slugs = _record(project, series)
                 changed |= {} if slugs is None else {release.name: slugs}
     answer.data = {"changed": changed}
     for name, slugs in changed.items():

@@ -37,11 +37,11 @@ def build(
         to: Where a folder for each release is made.
     """
     wheels: list[ReleaseArtifacts] = []
-    with working(offline) as work:
-        pinned = releases.load(work.project)
+    with working(offline) as (project, cache):
+        pinned = releases.load(project)
         for chosen in selected(pinned, release, all_, "build"):
             try:
-                wheel = ship(work.project, work.cache, chosen, to)
+                wheel = ship(project, cache, chosen, to)
             except StackError as problem:
                 answer.fail(problem)
             else:
@@ -63,8 +63,8 @@ def verify(wheel: Path, /, *, offline: Offline = False, answer: Reply) -> None:
     Args:
         wheel: A wheel that xpustack build made.
     """
-    with working(offline) as work:
-        verdict = verify_wheel(work.project, work.cache, wheel)
+    with working(offline) as (project, cache):
+        verdict = verify_wheel(project, cache, wheel)
     answer.data = {"verified": verdict.good, **dataclasses.asdict(verdict)}
     answer.say(*map(str, verdict.differences))
     answer.say(*(f"note: {note}" for note in verdict.notes))

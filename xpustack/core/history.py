@@ -54,13 +54,9 @@ def unpack(project: Project, commit: str, folders: Iterable[Path], place: Path) 
             archive.extractall(place, filter="data")
 
 
-def version(home: Path | None = None) -> str:
-    """`xpustack 0.1.0`, and in a git checkout its commit and whether files changed.
-
-    Args:
-        home: the folder above the package; None for where this code lies.
-    """
-    home = home or Path(__file__).parents[2]
+def version() -> str:
+    """`xpustack 0.1.0`, and in a git checkout its commit and whether files changed."""
+    home = Path(__file__).parents[2]
     described = home / "pyproject.toml"
     if not described.is_file():
         return f"{_TOOL} {metadata.version(_TOOL)}"

@@ -206,13 +206,6 @@ def clean_environment(**extra: str) -> dict[str, str]:
     return environment | extra
 
 
-def program(name: str) -> list[str]:
-    """The command that runs a Python package's program: the script beside this
-    interpreter if there is one, else `python -m`."""
-    path = Path(sys.executable).parent / name
-    return [str(path)] if path.is_file() else [sys.executable, "-m", name]
-
-
 def kill_group(leader: int) -> None:
     """Kill a process started here and its group; nothing where they have ended."""
     with contextlib.suppress(ProcessLookupError, PermissionError):

@@ -4,7 +4,6 @@
 import re
 import shlex
 import sys
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,9 +85,6 @@ class Hooks:
     scripts: tuple[Hook, ...]
     mypy: Hook | None
     notes: tuple[str, ...]
-
-    def visible(self, paths: Iterable[str]) -> list[str]:
-        return [path for path in paths if re.search(self.exclude, path) is None]
 
 
 def read_hooks(tree: Path, release: str) -> Hooks:

@@ -4,7 +4,6 @@
 import json
 import os
 import re
-import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +11,7 @@ from pathlib import Path
 from xpustack.core import fingerprint
 from xpustack.core.checkout import Checkout
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
-from xpustack.core.process import Completed, Runner, clean_environment, program
+from xpustack.core.process import Completed, Runner, clean_environment
 from xpustack.forks.server import Server
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hook, Hooks
 from xpustack.lint.hook_environment import make_hook_environment
@@ -65,8 +64,8 @@ class HookRunner:
         """Check a tree out, and lint those of `paths` that it has; mypy runs only if
         `types`."""
         self._move(tree)
-        folder = self.checkout.work_tree
-        present = self.hooks.visible(p for p in paths if (folder / p).is_file())
+        folder, hidden = self.checkout.work_tree, re.compile(self.hooks.exclude)
+        present = [p for p in paths if (folder / p).is_file() and not hidden.search(p)]
         python = [p for p in present if p.endswith((".py", ".pyi"))]
         findings: list[LintFinding] = []
         if self.hooks.ruff and python:
@@ -117,7 +116,7 @@ class HookRunner:
 
     def _ruff_check(self, paths: list[str]) -> Iterator[LintFinding]:
         options = ["--force-exclude", "--output-format=concise", "--quiet", "--"]
-        done = self._run("ruff check", [*program("ruff"), "check", *options, *paths])
+        done = self._run("ruff check", ["ruff", "check", *options, *paths])
         if done.returncode not in (0, 1):
             raise _tool_failure("ruff check", done)
         # The mark of what ruff could repair.
@@ -126,7 +125,7 @@ class HookRunner:
 
     def _ruff_format(self, paths: list[str]) -> Iterator[LintFinding]:
         options = ["--force-exclude", "--diff", "--"]
-        done = self._run("ruff format", [*program("ruff"), "format", *options, *paths])
+        done = self._run("ruff format", ["ruff", "format", *options, *paths])
         if done.returncode not in (0, 1):
             # A file that does not parse; ruff check says where.
             return
@@ -141,10 +140,8 @@ class HookRunner:
                 )
 
     def _typos(self, paths: list[str]) -> Iterator[LintFinding]:
-        typos = shutil.which("typos", path=self._environment()["PATH"]) or "typos"
-        done = self._run(
-            "typos", [typos, "--force-exclude", "--format=json", "--", *paths]
-        )
+        options = ["--force-exclude", "--format=json", "--"]
+        done = self._run("typos", ["typos", *options, *paths])
         for line in done.stdout.splitlines():
             message = json.loads(line)
             if message.get("type") == "typo":

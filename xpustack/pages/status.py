@@ -37,7 +37,6 @@ class StepStatus(msgspec.Struct, frozen=True):
     """The size, status and checks of one step of one release.
 
     Attributes:
-        position: of the step in the series, from 1.
         changed: lines that its patch adds and removes.
         brought: lines of the overlay files and kernels that it adds.
         upstream: its `Upstream-Status`.
@@ -47,7 +46,6 @@ class StepStatus(msgspec.Struct, frozen=True):
     """
 
     release: str
-    position: int
     step: str
     subject: str
     changed: int
@@ -66,7 +64,6 @@ def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
     return [
         StepStatus(
             release=release.name,
-            position=position,
             step=step.slug,
             subject=step.subject,
             changed=changed_lines(step),
@@ -75,7 +72,7 @@ def step_statuses(project: Project, releases: Releases) -> list[StepStatus]:
             removal=step.trailers.removal,
         )
         for release in releases
-        for position, step in enumerate(load_series(project, release.name), start=1)
+        for step in load_series(project, release.name)
     ]
 
 

@@ -16,11 +16,10 @@ from typing import Literal
 import msgspec
 from packaging.version import Version
 
-from xpustack.base import releases
 from xpustack.core.project import Project
 from xpustack.core.repository import Conflict, Repository
 from xpustack.series.diff import FileDiff, Hunk, parse_diff
-from xpustack.series.order import read_patches
+from xpustack.series.order import SUFFIX, users
 from xpustack.series.overlay import needed_kernels, overlay_files
 from xpustack.series.patch import load_step
 from xpustack.series.tree import Step, StepTree
@@ -249,13 +248,11 @@ class Carrier:
 
 def _variants(project: Project, step: Step) -> Iterator[Step]:
     """The other forms of a step, the newest first."""
-    users: dict[Path, str] = {}
-    for name in releases.load(project).names:
-        path = read_patches(project, name).get(step.slug)
-        if path is not None and path != step.path:
-            users[path] = name
-    for path in sorted(users, key=lambda path: Version(path.stem), reverse=True):
-        yield load_step(users[path], path)
+    paths = (project.patches / step.slug).glob("*" + SUFFIX)
+    named = {path: names for path in paths if (names := users(path))}
+    for path in sorted(named, key=lambda path: Version(path.stem), reverse=True):
+        if path != step.path:
+            yield load_step(named[path][-1], path)
 
 
 def _contains(other: Hunk, hunk: Hunk) -> bool:

@@ -30,7 +30,7 @@ def sbom(build: WheelBuild) -> str:
     release, tip = build.release, build.tip
     files = [_file(part) for part in build.parts if part.kind not in ("base", "series")]
     requirements = _requirements(
-        build.wheel.metadata.get("Requires-Dist", []),
+        build.wheel.metadata.get("requires_dist", []),
         [*build.runtime.pins, *build.runtime.packages],
     )
     bill = {
@@ -50,7 +50,8 @@ def sbom(build: WheelBuild) -> str:
                     "commits": [
                         {
                             "uid": tip.commit,
-                            "message": f"{tip.name}: tree {tip.tree_id}",
+                            "message": f"{release.name} {tip.label}:"
+                            f" tree {tip.tree_id}",
                         }
                     ],
                     "patches": _patches(build),

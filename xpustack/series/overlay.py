@@ -56,11 +56,10 @@ class NewFiles:
             SeriesError: an overlay file or kernel is missing or a link, a path leaves
                 the tree, or a kernel has an import that is not allowed.
         """
-        with blaming(step.release, step.path):
-            files = overlay_files(self._project, step)
-            kernels = kernel_closure(self._project, step, self._kernels)
-            self._kernels |= kernels.keys()
-            return files | {f"{KERNEL_HOME}/{name}": kernels[name] for name in kernels}
+        files = overlay_files(self._project, step)
+        kernels = kernel_closure(self._project, step, self._kernels)
+        self._kernels |= kernels.keys()
+        return files | {f"{KERNEL_HOME}/{name}": kernels[name] for name in kernels}
 
 
 def overlay_files(project: Project, step: Step) -> dict[str, NewFile]:

@@ -8,6 +8,7 @@ from typing import Literal
 
 from xpustack.core.cache import atomic_file
 from xpustack.core.files import linked, links_below
+from xpustack.core.fingerprint import folder_files
 from xpustack.core.project import RELEASES_FILE, Project
 from xpustack.series.order import ORDER
 from xpustack.series.recorded import TREES
@@ -49,25 +50,15 @@ def compare(project: Project, staged: Project) -> list[StaleFile]:
     """The files of a project that differ from those of its changed copy, sorted."""
     stale = []
     for folder in (project.patches, project.overlay, project.kernels):
-        name = folder.relative_to(project.root)
-        before, after = (_files(each.root, name) for each in (project, staged))
-        for path in sorted(before.keys() | after.keys()):
-            if path not in after:
-                stale.append(StaleFile(path, "removed"))
-            elif path not in before:
-                stale.append(StaleFile(path, "new"))
-            elif before[path] != after[path]:
-                stale.append(StaleFile(path, "changed"))
+        before, after = folder_files(folder), folder_files(staged.root / folder.name)
+        for name in sorted(before.keys() | after.keys()):
+            if name not in after:
+                stale.append(StaleFile(Path(name), "removed"))
+            elif name not in before:
+                stale.append(StaleFile(Path(name), "new"))
+            elif before[name].read_bytes() != after[name].read_bytes():
+                stale.append(StaleFile(Path(name), "changed"))
     return stale
-
-
-def _files(root: Path, folder: Path) -> dict[Path, bytes]:
-    """The files of a folder below `root`, by their paths below `root`."""
-    return {
-        path.relative_to(root): path.read_bytes()
-        for path in (root / folder).rglob("*")
-        if path.is_file() and "__pycache__" not in path.parts
-    }
 
 
 def write(project: Project, staged: Project, stale: list[StaleFile]) -> None:

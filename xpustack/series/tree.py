@@ -117,11 +117,6 @@ class BaseTree:
     def base(self) -> "BaseTree":
         return self
 
-    @property
-    def name(self) -> str:
-        """Such as `v0.22.1 base`."""
-        return f"{self.release.name} {self.label}"
-
 
 @dataclass(frozen=True)
 class StepTree:
@@ -165,11 +160,6 @@ class StepTree:
     def label(self) -> str:
         """The step's slug; of a base it is `base`."""
         return self.step.slug
-
-    @property
-    def name(self) -> str:
-        """Such as `v0.22.1 swa-rope`."""
-        return f"{self.release.name} {self.label}"
 
 
 Tree = BaseTree | StepTree

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 import msgspec
 from cyclopts import CycloptsError, Parameter, Token, UnusedCliTokensError
@@ -187,18 +187,11 @@ def showing_progress() -> Iterator[Progress]:
         yield say
 
 
-class Work(NamedTuple):
-    """What most commands work with."""
-
-    project: Project
-    cache: Cache
-
-
 @contextlib.contextmanager
-def working(offline: bool = False) -> Iterator[Work]:
+def working(offline: bool = False) -> Iterator[tuple[Project, Cache]]:
     """The project and the user's cache, while progress is shown."""
     with showing_progress() as progress, using_cache(offline, progress) as cache:
-        yield Work(Project.find(), cache)
+        yield Project.find(), cache
 
 
 @contextlib.contextmanager

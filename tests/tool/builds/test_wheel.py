@@ -79,7 +79,7 @@ def test_the_record_is_written_anew_and_holds(tmp_path: Path):
     }
     archive = wheel.read(canonical(path))
     assert (dict(archive.problems), wheel.record_problems(archive)) == ({}, {})
-    assert archive.metadata["Requires-Dist"] == ["torch", "numpy"]
+    assert archive.metadata["requires_dist"] == ["torch", "numpy"]
 
 
 def test_a_flipped_byte_is_found_in_its_own_member(tmp_path: Path):

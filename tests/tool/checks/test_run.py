@@ -69,7 +69,7 @@ def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
         linter: Linter, name: str, before: Tree, after: Tree, *, types: bool
     ) -> Result:
         if types:
-            typed.append(f"{after.name} over {before.label}")
+            typed.append(f"{after.release.name} {after.label} over {before.label}")
         return real(linter, name, before, after, types=types)
 
     monkeypatch.setattr(Linter, "lint", lint)

@@ -17,17 +17,17 @@ from xpustack.pages.record import write_files
 from xpustack.pages.status import StepStatus, matrix
 
 
-def entry(release: str, position: int, step: str) -> StepStatus:
-    return StepStatus(release, position, step, "subject", 3, 0, "Pending")
+def entry(release: str, step: str) -> StepStatus:
+    return StepStatus(release, step, "subject", 3, 0, "Pending")
 
 
 def test_slugs_keep_the_order_of_every_series():
     found = [
-        entry("v1", 1, "guards"),
-        entry("v1", 2, "layer"),
-        entry("v2", 1, "rope"),
-        entry("v2", 2, "layer"),
-        entry("v2", 3, "events"),
+        entry("v1", "guards"),
+        entry("v1", "layer"),
+        entry("v2", "rope"),
+        entry("v2", "layer"),
+        entry("v2", "events"),
     ]
     rows = matrix(found, ("v1", "v2"))
     slugs = [slug for slug, _ in rows]

@@ -112,7 +112,6 @@ def test_a_tree_knows_what_it_is_made_of(stack: FakeStack) -> None:
     first, second, third = series.steps
     assert [tree.label for tree in series.trees] == ["base", "first", "second", "third"]
     assert (series.base.slug, first.slug) == (None, "first")
-    assert (series.base.name, third.name) == ("v1.0 base", "v1.0 third")
     assert third.applied == (third, second, first) and series.base.applied == ()
     assert third.base is series.base and third.release == stack.release
     assert (series.tip, Series(series.base).tip) == (third, series.base)
