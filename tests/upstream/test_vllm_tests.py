@@ -8,10 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from upstream.vllm_tests import BOTH, PROGRAM, Compared, FileRun, compared, naming
 from xpustack.core.errors import UsageError
-from xpustack.steptest.upstream import BOTH, Compared, FileRun, compared, naming
 
-PROGRAM = Path(__file__).parents[3] / "on_device/upstream_tests.py"
 FILES = {
     "tests/test_from.py": "from vllm.a.layer import x\n",
     "tests/test_package.py": "from vllm.a import layer\n",
