@@ -2,15 +2,14 @@
 """Small archives, projects and stacks that each test makes, and the real cache."""
 
 import os
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from clones import ClonedStack
 from fake_stack import FakeStack
 from sdists import FILES, pinned, write_sdist
 from shipped_stack import ShippedStack
+from stack_fixtures import cloned, small_disk, small_server  # noqa: F401
 from tiny_stack import TWO, VALUE, TinyStack
 
 from xpustack.base.pin import release_entry
@@ -18,13 +17,6 @@ from xpustack.base.releases import Release
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.project import Project
-from xpustack.steptest import server
-
-
-@pytest.fixture(autouse=True)
-def small_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep torch out of the test server of tests that do not need it."""
-    monkeypatch.setattr(server, "PRELOADED", ("pytest",))
 
 
 @pytest.fixture
@@ -79,22 +71,6 @@ def project(tmp_path: Path, release: Release) -> Project:
     return Project(root)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 512 KiB; the test is skipped where this user may not mount one."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=512k", "xpustack", str(place)]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except FileNotFoundError:
-        pytest.skip("there is no mount command to make a small disk with")
-    if done.returncode:
-        pytest.skip(f"this user cannot mount a small tmpfs: {done.stderr.strip()}")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
-
-
 @pytest.fixture(scope="session")
 def three_steps(tmp_path_factory: pytest.TempPathFactory) -> FakeStack:
     """A stack whose v1.0 has three steps; take a copy to change it."""
@@ -129,9 +105,3 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> ShippedStack:
     stack = ShippedStack(tmp_path_factory.mktemp("shipped"))
     stack.ship(stack.root / "dist")
     return stack
-
-
-@pytest.fixture(scope="session")
-def cloned(tmp_path_factory: pytest.TempPathFactory) -> ClonedStack:
-    """A stack whose upstream is a git repository; tests clone it and change nothing."""
-    return ClonedStack(tmp_path_factory.mktemp("cloned"))

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tool's structure: how many modules a package has, and how high they stand."""
+"""The structure of the tool and of rooms beside it: how many modules a package has, and
+how high they stand."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = (ROOT / "xpustack", ROOT / "on_device/stages")
+PACKAGES = (ROOT / "xpustack", ROOT / "on_device/stages", ROOT / "upstream")
 MODULES = 16
 """The most modules of a package, its `__init__` included."""
 LEVELS = 12
@@ -25,7 +26,7 @@ FILES = {dotted(path): path for package in PACKAGES for path in package.rglob("*
 
 
 def imported(module: str) -> Iterator[str]:
-    """The modules of the tool that a module imports, anywhere in its code."""
+    """The modules of these that a module imports, anywhere in its code."""
     for node in ast.walk(ast.parse(FILES[module].read_text("utf-8"))):
         names: list[str] = []
         if isinstance(node, ast.Import):

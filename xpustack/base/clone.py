@@ -1,17 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A contributor's git clone of vLLM: read, and given branches of our own.
+"""A contributor's git clone of vLLM, which is only read.
 
 It is read through a *view*, a repository of the tool that borrows the objects of the
 clone and of the store. So none of the clone's configuration, hooks and remotes takes
-part, and nothing is fetched behind its owner's back. Only `publish` writes to the
-clone: objects, and refs below `refs/heads/xpu-dsv4/`.
+part, and nothing is fetched behind its owner's back.
 """
 
 import contextlib
 import difflib
 import hashlib
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +20,8 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store, base_ref
 from xpustack.core.errors import StackError, UsageError, command
 from xpustack.core.git import Git, GitFailed
-from xpustack.core.repository import HEADS, Commit, Repository
+from xpustack.core.repository import Commit, Repository
 
-PREFIX = "xpu-dsv4"
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
 _SHOWN = 5
@@ -91,60 +89,6 @@ class Clone:
             with contextlib.suppress(GitFailed):
                 return tuple(self.view.text(*form, place, span).splitlines())
         return tuple(self.view.text(*form, span, "--", path).splitlines())
-
-    def require_free(
-        self, branches: Mapping[str, str], before: Mapping[str, str]
-    ) -> None:
-        """Require that no branch of the clone would be lost.
-
-        Args:
-            branches: the commits to be published by branch.
-            before: those of the export that this one replaces.
-
-        Raises:
-            UsageError: the clone has a branch of that name which no export wrote, or
-                the branch is checked out.
-        """
-        present = {
-            ref.removeprefix(HEADS): commit.id
-            for ref, commit in self.git.refs(HEADS + PREFIX).items()
-        }
-        for branch, commit in branches.items():
-            if present.get(branch, commit) in (commit, before.get(branch)):
-                continue
-            raise UsageError(
-                f"the clone has a branch {branch} that is not from this export folder",
-                path=self.place,
-                hint=command(
-                    *("git", "-C", self.place, "branch", "-m", branch, f"my-{branch}")
-                )
-                + ", or --bundle to leave the clone as it is",
-            )
-        trees = self.git.text("worktree", "list", "--porcelain").splitlines()
-        for line in trees:
-            branch = line.removeprefix(f"branch {HEADS}")
-            if branch in branches and present.get(branch) != branches[branch]:
-                raise UsageError(
-                    f"the branch {branch} is checked out: its files would stay old",
-                    path=self.place,
-                    hint=command("git", "-C", self.place, "switch", "--detach")
-                    + ", or --bundle to leave the clone as it is",
-                )
-
-    def publish(self, branches: Mapping[str, str]) -> None:
-        """Set branches of the clone to commits of the view."""
-        self.git.copy_history(self.view, branches.values(), [self.commit])
-        lines = (f"update {HEADS}{name} {id}\n" for name, id in branches.items())
-        self.git.run("update-ref", "--stdin", data="".join(lines).encode())
-
-    def bundle(self, branches: Mapping[str, str], file: Path) -> None:
-        """Write branches as a bundle, which `git fetch` reads where the commit is."""
-        refs = [HEADS + name for name in branches]
-        for ref, commit in zip(refs, branches.values(), strict=True):
-            self.view.set_ref(ref, commit)
-        self.view.run(
-            *("bundle", "create", "--quiet", str(file), *refs, f"^{self.commit}")
-        )
 
 
 @contextlib.contextmanager

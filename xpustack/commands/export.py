@@ -8,11 +8,6 @@ from xpustack.base import releases
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.core.errors import UsageError
-from xpustack.export.export import ASSISTANT, standings
-from xpustack.export.export import export as write_export
-from xpustack.export.folder import known_needs, write_rows
-from xpustack.export.pull_request import requests_rows
-from xpustack.export.upstream_trees import Person
 from xpustack.refresh.neighbours import source_of_clone
 from xpustack.series.patch import load_series
 from xpustack.terminal.console import (
@@ -31,7 +26,7 @@ def export(
     rows: Path | None = None,
     to: Path | None = None,
     author: str | None = None,
-    assistant: str = ASSISTANT,
+    assistant: str = "an AI coding agent",
     bisect: bool = False,
     offline: Offline = False,
     answer: Reply,
@@ -56,6 +51,13 @@ def export(
         assistant: The AI tool that commits name as co-author.
         bisect: Build and test each exported branch.
     """
+    # What serves upstream is no part of the installed tool.
+    from upstream.export import export as write_export
+    from upstream.export import standings
+    from upstream.folder import known_needs, write_rows
+    from upstream.pull_request import requests_rows
+    from upstream.trees import Person
+
     if onto is None and (release is None or bundle):
         raise UsageError(
             "name the release to export, or --onto a clone",

@@ -2,22 +2,19 @@
 """`xpustack upstream-tests`: vLLM's own tests before and after a step, or all steps."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
-from xpustack.core.cache import atomic_file
 from xpustack.core.checkout import check_out
 from xpustack.core.errors import UsageError, concerning
 from xpustack.core.files import not_ours, vacant
 from xpustack.core.process import Runner
-from xpustack.core.rows import csv_text, read_rows
 from xpustack.series.apply import trees
 from xpustack.series.tree import BaseTree, StepTree
-from xpustack.steptest import upstream
 from xpustack.steptest.material import Support
 from xpustack.terminal.console import (
     Count,
@@ -26,16 +23,13 @@ from xpustack.terminal.console import (
     working,
 )
 
-DATA = "docs/data/upstream_tests.csv"
-_KEY = ("release", "step", "platform", "file")
-
 
 def upstream_tests(
     release: str,
     step: str | None = None,
     /,
     *,
-    device: upstream.Device = upstream.Device.EMULATED,
+    device: Literal["cpu", "emulated", "cuda"] = "emulated",
     to: Path | None = None,
     packages: Path | None = None,
     prepare: bool = False,
@@ -63,6 +57,9 @@ def upstream_tests(
             stay.
         jobs: Files at a time.
     """
+    # What serves upstream is no part of the installed tool.
+    from upstream import vllm_tests
+
     if (prepare or read) and to is None:
         word = "--prepare" if prepare else "--read"
         raise UsageError(
@@ -84,52 +81,30 @@ def upstream_tests(
                     raise not_ours(folder, pinned.name, "upstream-tests")
                 folder.mkdir(parents=True, exist_ok=True)
                 check_out(cache, before.tree_id, scratch / "tree")
-                modules = upstream.touched_modules(store, before, after)
-                files = upstream.naming(scratch / "tree", modules)
+                modules = vllm_tests.touched_modules(store, before, after)
+                files = vllm_tests.naming(scratch / "tree", modules)
                 builds = [
                     build(runner, store, tree, build_version(tree, -1))
                     for tree in (before, after)
                 ]
-                upstream.lay_out(folder, scratch / "tree", builds, files)
+                vllm_tests.lay_out(folder, scratch / "tree", builds, files)
                 cache.progress(f"{len(files)} files name {len(modules)} modules")
             support = Support.of(project)
             if not read:
-                upstream.run(
+                vllm_tests.run(
                     runner, support, pinned, folder, device, jobs, packages, prepare
                 )
             found = []
             if not prepare:
                 with concerning(pinned.name):
-                    found = upstream.compared(folder, device)
-    rows = [
-        {
-            "release": pinned.name,
-            "step": step or "all",
-            "platform": device.value,
-            "file": one.file,
-            "passed_before": one.count("before", "passed"),
-            "passed_after": one.count("after", "passed"),
-            "failed_before": one.count("before", "failed", "error"),
-            "failed_after": one.count("after", "failed", "error"),
-            "skipped_after": one.count("after", "skipped"),
-            "changed": "; ".join(one.changed),
-            "not_run": one.after.problem or one.before.problem,
-        }
-        for one in found
-    ]
+                    found = vllm_tests.compared(folder, device)
+    rows = vllm_tests.rows_of(found, pinned, step, device)
     if write:
-        new = {tuple(row[key] for key in _KEY) for row in rows}
-        kept = [
-            row
-            for row in read_rows(project.root / DATA)
-            if tuple(row[key] for key in _KEY) not in new
-        ]
-        with atomic_file(project.root / DATA) as file:
-            file.write(csv_text([*kept, *rows]).encode())
+        vllm_tests.write_rows(project.root / vllm_tests.DATA, rows)
     answer.data = {"files": rows}
     shown = ("file", "passed_before", "passed_after", "changed", "not_run")
     answer.table(rows, shown)
     changed = sum(bool(one.changed) for one in found)
-    answer.say(f"{len(found)} files on {device.value}, {changed} with other outcomes")
+    answer.say(f"{len(found)} files on {device}, {changed} with other outcomes")
     if changed:
         answer.exit_code = 1

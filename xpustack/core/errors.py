@@ -153,7 +153,7 @@ class InternalError(StackError):
     exit_code = 70
 
 
-CHECKOUT = {"on_device", "planner"}
+CHECKOUT = {"on_device", "planner", "upstream"}
 """What commands import when they are called: no part of the installed tool."""
 
 

@@ -99,7 +99,7 @@ def test_a_page_is_plain(page: str):
     assert found == [], page
 
 
-PACKAGES = ("xpustack", "planner", "kernels", "aot", "emulated_xpu")
+PACKAGES = ("xpustack", "planner", "upstream", "kernels", "aot", "emulated_xpu")
 
 
 @pytest.mark.parametrize("package", PACKAGES)

@@ -9,8 +9,6 @@ from command_line import invoke
 from fake_stack import ATTENTION, FakeStack, edited, git
 
 from xpustack.core.errors import SeriesError
-from xpustack.export.export import export
-from xpustack.export.upstream_trees import Person
 from xpustack.release.ship import ship
 from xpustack.series import static
 from xpustack.series.patch import load_series
@@ -212,21 +210,12 @@ def test_the_order_of_the_steps_is_part_of_the_content(stamped: FakeStack):
     assert change(digests, turned).lines() == ["the order of the steps changed"]
 
 
-def test_build_and_export_refuse_a_changed_series(stamped: FakeStack, tmp_path: Path):
+def test_build_refuses_a_changed_series(stamped: FakeStack, tmp_path: Path):
     edit_kernel(stamped)
     stamped.rederive()
     with pytest.raises(SeriesError, match="changed since revision 1"):
         ship(stamped.project, stamped.cache, stamped.release, tmp_path)
     assert list(tmp_path.glob("*.whl")) == []
-    with pytest.raises(SeriesError, match="changed since revision 1"):
-        export(
-            stamped.project,
-            stamped.cache,
-            stamped.release,
-            tmp_path / "export",
-            Person("Me", "me@localhost"),
-        )
-    assert not (tmp_path / "export").exists()
 
 
 def test_a_damaged_record_is_an_error(stamped: FakeStack):

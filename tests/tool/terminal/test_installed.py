@@ -14,7 +14,13 @@ PLAN = "plan v0.33.0 --model flash --device b60 --count 1"
 
 @pytest.mark.parametrize(
     ("words", "lacks"),
-    [("device", "on_device"), ("ingest a.json", "on_device"), (PLAN, "planner")],
+    [
+        ("device", "on_device"),
+        ("ingest a.json", "on_device"),
+        (PLAN, "planner"),
+        ("export v0.33.0", "upstream"),
+        ("upstream-tests v0.33.0", "upstream"),
+    ],
 )
 def test_a_command_says_what_only_the_checkout_has(
     tmp_path: Path, words: str, lacks: str

@@ -9,10 +9,10 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from upstream.form import TEST_HOME
+from upstream.pull_request import TEXTS, PullRequest, requests_rows
 from xpustack.core.markdown import rendered
 from xpustack.core.rows import csv_text
-from xpustack.export.pull_request import TEXTS, PullRequest, requests_rows
-from xpustack.export.upstream_form import TEST_HOME
 from xpustack.series.static import LARGE
 
 TEMPLATE = ".github/PULL_REQUEST_TEMPLATE.md"
@@ -71,7 +71,7 @@ def texts(
 def describe(request: PullRequest, template: Template, base: str) -> str:
     """The Markdown text of one pull request; its first line is the title."""
     values = {"request": request, "template": template, "base": base, "fold": _COLLAPSE}
-    return rendered("xpustack.export", "request.md", values)
+    return rendered("upstream", "request.md", values)
 
 
 def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) -> str:
@@ -89,7 +89,7 @@ def cover(requests: Sequence[PullRequest], base: str, number: int, person: str) 
         "rfc": LARGE,
         "test_home": TEST_HOME,
     }
-    return rendered("xpustack.export", "cover.md", values)
+    return rendered("upstream", "cover.md", values)
 
 
 def _what_next(

@@ -1,17 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's own tests: which files name a module, and what their run says."""
 
+import inspect
 import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
+from upstream.vllm_tests import (
+    BOTH,
+    PLATFORMS,
+    PROGRAM,
+    Compared,
+    Device,
+    FileRun,
+    compared,
+    naming,
+    rows_of,
+    write_rows,
+)
+from xpustack.base.releases import load
+from xpustack.commands.upstream_tests import upstream_tests
 from xpustack.core.errors import UsageError
-from xpustack.steptest.upstream import BOTH, Compared, FileRun, compared, naming
+from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
 
-PROGRAM = Path(__file__).parents[3] / "on_device/upstream_tests.py"
 FILES = {
     "tests/test_from.py": "from vllm.a.layer import x\n",
     "tests/test_package.py": "from vllm.a import layer\n",
@@ -137,3 +153,33 @@ def test_a_run_that_left_nothing_or_half_is_named(tmp_path: Path) -> None:
         with pytest.raises(UsageError) as caught:
             compared(tmp_path, platform)
         assert caught.value.path == str(tmp_path / f"{platform}-before.json")
+
+
+def test_the_command_names_each_platform() -> None:
+    device = inspect.signature(upstream_tests).parameters["device"]
+    assert get_args(device.annotation) == get_args(Device) == tuple(PLATFORMS)
+
+
+def test_rows_of_other_files_steps_and_platforms_stay(tmp_path: Path) -> None:
+    release = load(Project.find(Path(__file__).parent))["v0.33.0"]
+    green, red = FileRun({"a": "passed"}, "", 1), FileRun({"a": "failed"}, "", 1)
+    place = tmp_path / "rows.csv"
+    for step, device in ((None, "cpu"), ("a-step", "cpu"), (None, "cuda")):
+        found = [Compared(file, green, green) for file in ("f", "g")]
+        write_rows(place, rows_of(found, release, step, device))
+    write_rows(place, rows_of([Compared("f", green, red)], release, None, "cpu"))
+    rows = read_rows(place)
+    assert len(rows) == 6 and rows[-1] == {
+        "release": "v0.33.0",
+        "step": "all",
+        "platform": "cpu",
+        "file": "f",
+        "passed_before": "1",
+        "passed_after": "0",
+        "failed_before": "0",
+        "failed_after": "1",
+        "skipped_after": "0",
+        "changed": "a: passed → failed",
+        "not_run": "",
+    }
+    assert [row["changed"] for row in rows[:-1]] == [""] * 5

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run files of vLLM's own tests, each in a process of its own, and write the outcomes.
 
-    python upstream_tests.py FILES.json OUTCOMES.json [--jobs N] [--seconds N]
+    python run_files.py FILES.json OUTCOMES.json [--jobs N] [--seconds N]
         [--ahead MODULE]... [-- WORDS FOR PYTEST]
 
 It is started in the folder that holds vLLM's `tests`, with the environment that the

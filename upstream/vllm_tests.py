@@ -5,41 +5,38 @@ import ast
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.installed import Build
+from xpustack.core.cache import atomic_file
 from xpustack.core.errors import CheckFailed, UsageError
 from xpustack.core.files import imports, parse_python
 from xpustack.core.process import Runner, clean_environment
+from xpustack.core.rows import csv_text, read_rows
 from xpustack.series.tree import Tree
 from xpustack.steptest.environment import NO_DEVICE, NOT_COMPILED, vllm_variables
 from xpustack.steptest.material import Support
 from xpustack.steptest.step_test import CPU, XPU, Platform
 
-PROGRAM = "on_device/upstream_tests.py"
+PROGRAM = Path(__file__).with_name("programs") / "run_files.py"
+DATA = "docs/data/upstream_tests.csv"
 BOTH = ("before", "after")
 CUDA = Platform("plain_cuda", "emulated_xpu.cuda_pytest_plugin")
 _AHEAD = ("vllm.config", "vllm.model_executor.models.registry")
 _LATE = "it was killed at its limit"
 _NAMED = "vllm."
+_KEY = ("release", "step", "platform", "file")
 
-
-class Device(StrEnum):
-    """A platform of vLLM."""
-
-    CPU = "cpu"
-    EMULATED = "emulated"
-    CUDA = "cuda"
-
-
-PLATFORMS = {Device.CPU: CPU, Device.EMULATED: XPU, Device.CUDA: CUDA}
+Device = Literal["cpu", "emulated", "cuda"]
+"""A platform of vLLM."""
+PLATFORMS: Mapping[Device, Platform] = {"cpu": CPU, "emulated": XPU, "cuda": CUDA}
 
 
 class FileRun(msgspec.Struct, frozen=True):
@@ -145,7 +142,7 @@ def run(
     Raises:
         CheckFailed: the program ends with an error.
     """
-    shutil.copy(support.project.root / PROGRAM, folder / "program.py")
+    shutil.copy(PROGRAM, folder / "program.py")
     (folder / "plugins").mkdir()
     support.lay_out(folder / "plugins")
     commands = []
@@ -178,7 +175,7 @@ def run(
             status = process.wait()
         if status:
             tail = place.read_text("utf-8").splitlines()[-20:]
-            raise CheckFailed(f"{PROGRAM} ended with {status}", detail=tail)
+            raise CheckFailed(f"{PROGRAM.name} ended with {status}", detail=tail)
 
 
 def _environment(
@@ -192,17 +189,15 @@ def _environment(
         path,
     )
     variables |= {"OMP_NUM_THREADS": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return (
-        variables
-        if device is Device.CUDA
-        else {**variables, **NO_DEVICE, **NOT_COMPILED}
-    )
+    if device == "cuda":
+        return variables
+    return {**variables, **NO_DEVICE, **NOT_COMPILED}
 
 
 def _command(device: Device, name: str, jobs: int) -> list[str]:
     """The program's words; it runs in the folder `run`."""
     plugin = PLATFORMS[device].plugin
-    ahead = (plugin, *_AHEAD) if device is not Device.CUDA else ("torch",)
+    ahead = (plugin, *_AHEAD) if device != "cuda" else ("torch",)
     return [
         *("../program.py", "../files.json", f"../{device}-{name}.json"),
         *("--jobs", str(jobs)),
@@ -231,3 +226,36 @@ def _read(file: Path) -> dict[str, FileRun]:
             path=file,
             hint="run the commands.sh that --prepare wrote to the folder",
         ) from None
+
+
+def rows_of(
+    found: Iterable[Compared], release: Release, step: str | None, device: Device
+) -> list[dict[str, object]]:
+    """One row for each file, as `DATA` has them; without a step those of the series."""
+    return [
+        {
+            "release": release.name,
+            "step": step or "all",
+            "platform": device,
+            "file": one.file,
+            "passed_before": one.count("before", "passed"),
+            "passed_after": one.count("after", "passed"),
+            "failed_before": one.count("before", "failed", "error"),
+            "failed_after": one.count("after", "failed", "error"),
+            "skipped_after": one.count("after", "skipped"),
+            "changed": "; ".join(one.changed),
+            "not_run": one.after.problem or one.before.problem,
+        }
+        for one in found
+    ]
+
+
+def write_rows(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
+    """Write rows to a file, whose rows of other files, platforms, steps and releases
+    stay."""
+    new = {tuple(row[key] for key in _KEY) for row in rows}
+    kept = [
+        row for row in read_rows(file) if tuple(row[key] for key in _KEY) not in new
+    ]
+    with atomic_file(file) as out:
+        out.write(csv_text([*kept, *rows]).encode())

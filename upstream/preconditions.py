@@ -6,13 +6,13 @@ from pathlib import Path
 
 import msgspec
 
+from upstream.form import TEST_HOME, upstream_test
+from upstream.search import NO_TIP
 from xpustack.base.releases import Release
 from xpustack.checks.checker import Checker, Proof
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.project import Project
-from xpustack.export.search import NO_TIP
-from xpustack.export.upstream_form import TEST_HOME, upstream_test
 from xpustack.series.result import Result
 from xpustack.series.tree import Series, StepTree
 from xpustack.steptest.material import Material

@@ -10,6 +10,10 @@ from exports import ME, files, written
 from fake_stack import git
 from tiny_stack import HEADER, VALUE, TinyStack
 
+from upstream.export import ExportResult
+from upstream.folder import known_needs
+from upstream.form import TEST_HOME
+from upstream.trees import Person
 from xpustack.base import releases
 from xpustack.checks.checker import Checker
 from xpustack.checks.run import run
@@ -20,10 +24,6 @@ from xpustack.core.errors import (
     SeriesError,
     UsageError,
 )
-from xpustack.export.export import ExportResult, export
-from xpustack.export.folder import known_needs
-from xpustack.export.upstream_form import TEST_HOME
-from xpustack.export.upstream_trees import Person
 
 
 def test_an_export_has_branches_mails_and_texts(exported: ExportResult) -> None:
@@ -165,6 +165,16 @@ def test_an_unchecked_series_is_refused(stack: TinyStack) -> None:
     assert first.test is not None
 
 
+def test_a_series_that_changed_since_its_record_is_refused(stack: TinyStack) -> None:
+    done = stack.run("stamp", "--all")
+    assert done.returncode == 0, done.stderr
+    patch = stack.patch("raise-again")
+    patch.write_text(patch.read_text().replace("\nWhy.\n", "\nWhy, or not.\n"))
+    with pytest.raises(SeriesError, match="changed since revision 1"):
+        written(stack)
+    assert not (stack.root / "out").exists()
+
+
 def test_a_subject_without_a_tag_is_refused(stack: TinyStack) -> None:
     patch = stack.patch("raise-again")
     patch.write_text(patch.read_text().replace("[PATCH] [XPU] Do", "[PATCH] Do"))
@@ -211,9 +221,9 @@ def test_a_foreign_folder_and_another_release_are_refused(
         written(stack, "foreign")
     other = releases.load(stack.project)["v2.0"]
     with pytest.raises(UsageError, match=r"holds an export of v1\.0"):
-        export(stack.project, stack.cache, other, exported.directory, ME)
+        written(stack, exported.directory, other)
     with pytest.raises(UsageError, match="has no steps"):
-        export(stack.project, stack.cache, other, stack.root / "new", ME)
+        written(stack, "new", other)
 
 
 def test_an_interrupt_or_a_full_disk_leaves_the_last_export(
@@ -243,7 +253,7 @@ def test_a_full_disk_is_named(stack: TinyStack, small_disk: Path, spare: int) ->
     free = shutil.disk_usage(small_disk).free
     filler.write_bytes(bytes(free - (spare << 10)))
     with pytest.raises(EnvironmentProblem, match="the disk is full"):
-        export(stack.project, stack.cache, stack.release, small_disk / "out", ME)
+        written(stack, small_disk / "out")
     assert not (small_disk / "out").exists()
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import pytest
 
-from xpustack.export.search import fewest
+from upstream.search import fewest
 
 STEPS = tuple(f"step-{number}" for number in range(60))
 

@@ -8,8 +8,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from xpustack.export.notes import Notes
-from xpustack.export.standing import Standing
+from upstream.notes import Notes
+from upstream.standing import Standing
 from xpustack.series.result import Figure, Result
 from xpustack.series.tree import Step
 

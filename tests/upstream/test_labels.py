@@ -3,7 +3,7 @@
 
 import pytest
 
-from xpustack.export.labels import labels
+from upstream.labels import labels
 
 RULES = r"""
 pull_request_rules:

@@ -7,11 +7,11 @@ import pytest
 import yaml
 from exports import JOBS, TEMPLATE
 
+from upstream import ci
+from upstream.form import TEST_HOME, kernel, package, tidy
+from upstream.texts import Template
 from xpustack.core.errors import SeriesError
 from xpustack.core.process import Runner
-from xpustack.export import ci
-from xpustack.export.texts import Template
-from xpustack.export.upstream_form import TEST_HOME, kernel, package, tidy
 
 KERNEL = b"""\
 import torch

@@ -197,7 +197,7 @@ class TinyStack(FakeStack):
 
     @property
     def environment(self) -> dict[str, str]:
-        root = str(Path(__file__).parents[2])
+        root = str(Path(__file__).parents[1])
         return {
             **os.environ,
             "PYTHONPATH": root,

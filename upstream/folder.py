@@ -14,6 +14,9 @@ from pathlib import Path
 
 import msgspec
 
+from upstream.branches import bundle, publish
+from upstream.pull_request import PullRequest, requests_rows
+from upstream.trees import Person
 from xpustack.base.clone import Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
@@ -24,8 +27,6 @@ from xpustack.core.files import not_ours, vacant
 from xpustack.core.git import GitFailed
 from xpustack.core.repository import HEADS
 from xpustack.core.rows import csv_text, read_rows
-from xpustack.export.pull_request import PullRequest, requests_rows
-from xpustack.export.upstream_trees import Person
 from xpustack.series.tree import BaseTree, Step
 from xpustack.series.worktree import BASE
 
@@ -141,13 +142,13 @@ def write_export(
             (temporary / file).parent.mkdir(exist_ok=True)
             (temporary / file).write_text(text, encoding="utf-8")
         if place.clone is not None and place.bundle:
-            place.clone.bundle(branches, temporary / BUNDLE)
+            bundle(place.clone, branches, temporary / BUNDLE)
         state = ExportState(
             name, number, place.parent, dict(branches), dict(_hashes(temporary))
         )
         (temporary / _STATE).write_bytes(msgspec.json.encode(state) + b"\n")
         if place.clone is not None and not place.bundle:
-            place.clone.publish(branches)
+            publish(place.clone, branches)
     return state
 
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-from xpustack.export.upstream_form import upstream_test
+from upstream.form import upstream_test
 from xpustack.series.result import Result
 from xpustack.series.tree import Series, StepTree
 

@@ -11,14 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from xpustack.base.store import Store, Writer
-from xpustack.core import history
-from xpustack.core.errors import UsageError
-from xpustack.core.process import Runner
-from xpustack.core.project import Project
-from xpustack.core.repository import Repository, TreeEntry
-from xpustack.export.ci import CI_FILES, ci_files
-from xpustack.export.upstream_form import (
+from upstream.ci import CI_FILES, ci_files
+from upstream.form import (
     ANY_PLATFORM,
     is_kernel,
     is_shim,
@@ -26,6 +20,12 @@ from xpustack.export.upstream_form import (
     package,
     tidy,
 )
+from xpustack.base.store import Store, Writer
+from xpustack.core import history
+from xpustack.core.errors import UsageError
+from xpustack.core.process import Runner
+from xpustack.core.project import Project
+from xpustack.core.repository import Repository, TreeEntry
 from xpustack.series.tree import BaseTree, Series, Step, StepTree
 from xpustack.steptest.material import Support, material_of
 

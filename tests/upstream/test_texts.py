@@ -5,12 +5,12 @@ import pytest
 from exports import files, written
 from tiny_stack import HEADER, TinyStack
 
+from upstream.export import ExportResult
+from upstream.form import TEST_HOME
+from upstream.texts import Template, describe
 from xpustack.checks.run import run
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.rows import read_rows
-from xpustack.export.export import ExportResult
-from xpustack.export.texts import Template, describe
-from xpustack.export.upstream_form import TEST_HOME
 from xpustack.series.overlay import TRITON_IN_VLLM
 from xpustack.series.tree import KERNEL_HOME
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from tiny_stack import TinyStack
 
-from xpustack.export.export import ExportResult, export
-from xpustack.export.upstream_trees import Person
+from upstream.export import ExportResult, export
+from upstream.trees import Person
+from xpustack.base.releases import Release
 
 ME = Person("Me Myself", "me@localhost")
 JOBS = """\
@@ -39,9 +40,17 @@ TEMPLATE = """\
 """
 
 
-def written(stack: TinyStack, name: str = "out", **options) -> ExportResult:
+def written(
+    stack: TinyStack,
+    name: Path | str = "out",
+    release: Release | None = None,
+    **options,
+) -> ExportResult:
+    """An export of v1.0, or of another release, to a folder beside the stack."""
+    directory = stack.root / name
+    options = {"assistant": "an AI tool", **options}
     return export(
-        stack.project, stack.cache, stack.release, stack.root / name, ME, **options
+        stack.project, stack.cache, release or stack.release, directory, ME, **options
     )
 
 

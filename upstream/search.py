@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
+from upstream.form import is_kernel
+from upstream.standing import Standing
 from xpustack.checks.checker import Checker
-from xpustack.export.standing import Standing
-from xpustack.export.upstream_form import is_kernel
 from xpustack.refresh.carry import CarriedStep, Carrier
 from xpustack.series.overlay import overlay_files
 from xpustack.series.result import Result

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 from exports import written
+from stack_fixtures import cloned, small_disk, small_server  # noqa: F401
 from tiny_stack import HEADER, PROVES, TWO, VALUE, TinyStack
 
+from upstream.export import ExportResult
 from xpustack.checks.run import run
-from xpustack.export.export import ExportResult
 
 THREE = TWO.replace("VALUE = 2", "VALUE = 3")
 HELPED = HEADER + (

@@ -11,7 +11,17 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from xpustack.base.clone import PREFIX, Clone
+from upstream.branches import branch_of, require_free
+from upstream.folder import ExportState, Place, previous_export, write_export
+from upstream.form import is_kernel
+from upstream.labels import RULES, labels
+from upstream.notes import Notes, read_notes
+from upstream.preconditions import require_checked, require_clean, test_commits
+from upstream.pull_request import PullRequest, title_problem
+from upstream.search import Standings
+from upstream.texts import TEMPLATE, Template, texts
+from upstream.trees import Person, UpstreamForms, upstream_trees
+from xpustack.base.clone import Clone
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.checks.checker import Checker
@@ -19,15 +29,6 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, UsageError
 from xpustack.core.project import Project
 from xpustack.core.repository import NoSuchPath
-from xpustack.export.folder import ExportState, Place, previous_export, write_export
-from xpustack.export.labels import RULES, labels
-from xpustack.export.notes import Notes, read_notes
-from xpustack.export.preconditions import require_checked, require_clean, test_commits
-from xpustack.export.pull_request import PullRequest, title_problem
-from xpustack.export.search import Standings
-from xpustack.export.texts import TEMPLATE, Template, texts
-from xpustack.export.upstream_form import is_kernel
-from xpustack.export.upstream_trees import Person, UpstreamForms, upstream_trees
 from xpustack.series.apply import trees
 from xpustack.series.order import require_step
 from xpustack.series.overlay import overlay_files
@@ -35,8 +36,6 @@ from xpustack.series.result import Result
 from xpustack.series.revision import require_recorded
 from xpustack.series.static import changed_lines, new_file_lines
 from xpustack.series.tree import BaseTree, Series
-
-ASSISTANT = "an AI coding agent"
 
 
 @dataclass(frozen=True)
@@ -56,20 +55,20 @@ def export(
     directory: Path,
     person: Person,
     *,
+    assistant: str,
     slugs: Sequence[str] = (),
     clone: Clone | None = None,
     bundle: bool = False,
-    assistant: str = ASSISTANT,
     bisect: bool = False,
 ) -> ExportResult:
     """Export steps of `release` to `directory`.
 
     Args:
         directory: new, empty, or an unchanged earlier export.
+        assistant: the AI tool that every commit names as co-author.
         slugs: the steps; none for the whole series.
         clone: where the branches are to stand, in place of the release's own base.
         bundle: write the branches for a clone into a bundle, not into it.
-        assistant: the AI tool that every commit names as co-author.
         bisect: also build each branch as it is exported, and run its own test there.
 
     Raises:
@@ -143,7 +142,7 @@ def export(
     if previous and previous.same(parent, commits, said(previous.number)):
         return ExportResult(directory, previous, requests, changed=False)
     if clone is not None and not bundle:
-        clone.require_free(commits, previous.branches if previous else {})
+        require_free(clone, commits, previous.branches if previous else {})
     cache.progress(f"writing the export to {directory}")
     state = write_export(place, commits, said, person, directory, previous)
     return ExportResult(directory, state, requests, changed=True)
@@ -223,7 +222,7 @@ def _requests(
             for step in steps
         )
         also = tuple(subjects[each] for each in note.after if each not in own.needs)
-        yield PullRequest(commits, note, f"{PREFIX}/{slug}", lines, also=also)
+        yield PullRequest(commits, note, branch_of(slug), lines, also=also)
 
 
 def _exported(

@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 from clones import STEPS, TABLE, ClonedStack
+from exports import ME, written
 from fake_stack import git
 
+from upstream.export import ExportResult
+from upstream.form import TEST_HOME
 from xpustack.base import releases
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
 from xpustack.checks.run import run
 from xpustack.core.errors import UsageError
 from xpustack.core.rows import read_rows
-from xpustack.export.export import ExportResult, export
-from xpustack.export.upstream_form import TEST_HOME
-from xpustack.export.upstream_trees import Person
 
-ME = Person("Me Myself", "me@localhost")
 STANDS = {
     "clean": "alone",
     "merges": "alone",
@@ -54,9 +53,7 @@ def place(checked: ClonedStack, tmp_path: Path) -> Path:
 def onto(stack: ClonedStack, place: Path, out: Path, **options) -> ExportResult:
     with opened(Store(stack.cache), f"{place}:main") as clone:
         release = releases.load(stack.project)["v2.0"]
-        return export(
-            stack.project, stack.cache, release, out, ME, clone=clone, **options
-        )
+        return written(stack, out, release, clone=clone, **options)
 
 
 def untouched(place: Path) -> dict[str, bytes]:
