@@ -25,7 +25,7 @@ from typing import Any, BinaryIO
 from filelock import FileLock, Timeout
 from platformdirs import user_cache_path
 
-from xpustack.core.errors import EnvironmentProblem, command
+from xpustack.core.errors import EnvironmentProblem, UsageError, command
 from xpustack.core.files import file_above
 from xpustack.core.progress import Progress, silent
 
@@ -35,6 +35,7 @@ MEMORY_FREE = 4 << 30
 _NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _TEMPORARY = re.compile(r"\.xpustack-[0-9a-f]{16}\.part")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]*")
 
 
 @dataclass(frozen=True)
@@ -89,7 +90,7 @@ class Cache:
     def lock(self, name: str) -> Iterator[None]:
         """Hold the lock `name` against every other thread and process. Not
         re-entrant."""
-        path = self.root / "locks" / f"{name}.lock"
+        path = self.root / "locks" / f"{_checked(name)}.lock"
         with writing(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             file_lock = FileLock(path)
@@ -187,7 +188,7 @@ class Cache:
             file.write(json.dumps(value, indent=1, sort_keys=True).encode() + b"\n")
 
     def _result(self, key: str) -> Path:
-        return self.results / key[:2] / f"{key}.json"
+        return self.results / _checked(key)[:2] / f"{key}.json"
 
 
 def count_as_used(path: Path) -> None:
@@ -359,3 +360,9 @@ def _sync(directory: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def _checked(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise UsageError(f"{name!r} cannot name an entry of the cache")
+    return name

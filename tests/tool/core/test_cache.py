@@ -19,7 +19,7 @@ from xpustack.core.cache import (
     sweep,
     writing,
 )
-from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.errors import EnvironmentProblem, UsageError
 from xpustack.core.progress import at_most_every
 
 
@@ -362,6 +362,15 @@ def test_a_damaged_result_is_none(damage: bytes, cache: Cache) -> None:
     assert json.loads(path.read_bytes()) == {"green": True}
     path.write_bytes(damage)
     assert cache.results_get("key") is None
+
+
+@pytest.mark.parametrize("name", ["../x", "", "a/b", ".hidden"])
+def test_a_name_cannot_leave_the_cache(name: str, cache: Cache) -> None:
+    with pytest.raises(UsageError):
+        cache.results_put(name, {})
+    with pytest.raises(UsageError), cache.lock(name):
+        pass
+    assert not cache.root.exists()
 
 
 @pytest.mark.parametrize(
