@@ -27,12 +27,15 @@ from triton.backends.compiler import GPUTarget
 from triton.backends.intel.compiler import XPUBackend
 from triton.compiler import ASTSource
 
-from .machine import Machine, read
+from .machine import read
 from .ocloc import Ocloc, OclocError
 from .record import Launch
 
 EXPONENTIALS = ("math.exp", "math.exp2")
 DEVICES = ("pvc", "bmg", "lnl", "ptl")
+SAME_CODE = {"lnl": "bmg"}
+"""Device → the one whose machine code it has: both are Xe2. tests/aot/test_compile.py
+compares what ocloc makes for them."""
 FLAGS = {
     "128": "-cl-intel-128-GRF-per-thread",
     "256": "-cl-intel-256-GRF-per-thread",
@@ -211,10 +214,26 @@ def _from_exponential(scopes: list[dict[str, bool]], name: str) -> bool:
     return False
 
 
+def own_code(devices: Sequence[str]) -> list[str]:
+    """`devices` without those that have the machine code of another of them."""
+    return [device for device in devices if SAME_CODE.get(device) not in devices]
+
+
+def for_devices(result: CompileResult, devices: Sequence[str]) -> CompileResult:
+    """The result of a compilation for `own_code(devices)`, with all `devices`."""
+    if "error" in result:
+        return result
+    codes = result["devices"]
+    named = {d: codes[d if d in codes else SAME_CODE[d]] for d in devices}
+    return {**result, "devices": named}
+
+
 def compile_launch(
-    launch: Launch, devices: Sequence[str], ocloc: Ocloc
+    launch: Launch, devices: Sequence[str], ocloc: Ocloc, store: ResultStore
 ) -> CompileResult:
     """Compile one launch for `devices`.
+
+    Launches whose SPIR-V is the same share what `store` has of its machine code.
 
     Returns:
         {"dots": …, "threads_per_warp": …, "devices": {device: resources}}.
@@ -229,34 +248,41 @@ def compile_launch(
         module = modules[label]
         result["dots"] = dots(module.ttgir)
         result["threads_per_warp"] = module.threads_per_warp
-        code = asdict(_native(module, device, launch.grf, ocloc))
+        code = _counted(module, device, launch.grf, ocloc, store)
         result["devices"][device] = {**code, "slm": module.slm}
     return result
 
 
-def _native(module: SpirvModule, device: str, grf: str, ocloc: Ocloc) -> Machine:
-    """Compile a module for one device and count what its machine code does."""
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        (work / "kernel.spv").write_bytes(module.binary)
-        arguments = ["-file", "kernel.spv", "-spirv_input", "-device", device]
-        arguments += ["-output", "kernel", "-output_no_suffix", "-out_dir", "out"]
-        if FLAGS[grf]:
-            arguments += ["-options", FLAGS[grf]]
-        ocloc.run("compile", "-q", *arguments, cwd=work)
-        binaries = [p for p in (work / "out").iterdir() if p.suffix in ("", ".bin")]
-        (work / "asm").mkdir()
-        ocloc.run(
-            "disasm",
-            "-file",
-            str(binaries[0]),
-            "-dump",
-            "asm",
-            "-device",
-            device,
-            cwd=work,
-        )
-        return read(work / "asm", module.kernel)
+def _counted(
+    module: SpirvModule, device: str, grf: str, ocloc: Ocloc, store: ResultStore
+) -> CompileResult:
+    """What the machine code of a module does on one device."""
+    made_by = f"{FORMAT} {ocloc.version} {device} {FLAGS[grf]} {module.kernel} "
+    digest = hashlib.sha256(made_by.encode() + module.binary).hexdigest()
+    code = store.results_get(f"aot-code-{digest}")
+    if code is None:
+        with tempfile.TemporaryDirectory() as folder:
+            listed = disassembled(module, device, grf, ocloc, Path(folder))
+            code = asdict(read(listed, module.kernel))
+        store.results_put(f"aot-code-{digest}", code)
+    return code
+
+
+def disassembled(
+    module: SpirvModule, device: str, grf: str, ocloc: Ocloc, work: Path
+) -> Path:
+    """Compile a module for one device in the folder `work`; where its listing lies."""
+    (work / "kernel.spv").write_bytes(module.binary)
+    arguments = ["-file", "kernel.spv", "-spirv_input", "-device", device]
+    arguments += ["-output", "kernel", "-output_no_suffix", "-out_dir", "out"]
+    if FLAGS[grf]:
+        arguments += ["-options", FLAGS[grf]]
+    ocloc.run("compile", "-q", *arguments, cwd=work)
+    binaries = [p for p in (work / "out").iterdir() if p.suffix in ("", ".bin")]
+    (work / "asm").mkdir()
+    arguments = ["-file", str(binaries[0]), "-dump", "asm", "-device", device]
+    ocloc.run("disasm", *arguments, cwd=work)
+    return work / "asm"
 
 
 def compile_all(
@@ -289,7 +315,7 @@ def compile_all(
             results[key] = {**stored, "devices": codes, "cached": True}
         else:
             missing.setdefault(key, launch)
-    compiled = _compiled(missing, devices, ocloc, jobs)
+    compiled = _compiled(missing, devices, ocloc, store, jobs)
     for count, (key, result, seconds) in enumerate(compiled, start=1):
         progress(f"[{count}/{len(missing)}] {missing[key].name} {seconds:.1f} s")
         if "error" not in result:
@@ -299,7 +325,11 @@ def compile_all(
 
 
 def _compiled(
-    launches: Mapping[str, Launch], devices: Sequence[str], ocloc: Ocloc, jobs: int
+    launches: Mapping[str, Launch],
+    devices: Sequence[str],
+    ocloc: Ocloc,
+    store: ResultStore,
+    jobs: int,
 ) -> Iterator[tuple[str, CompileResult, float]]:
     """Compile launches in children: the key, result and seconds of each as it ends."""
     for device in devices if launches else ():
@@ -312,7 +342,9 @@ def _compiled(
         while queue and len(running) < jobs:
             key, launch = queue.pop(0)
             ours, theirs = fork.Pipe(duplex=False)
-            child = fork.Process(target=_child, args=(launch, devices, ocloc, theirs))
+            child = fork.Process(
+                target=_child, args=(launch, devices, ocloc, store, theirs)
+            )
             child.start()
             theirs.close()
             running[ours] = (key, child, time.monotonic())
@@ -329,10 +361,14 @@ def _compiled(
 
 
 def _child(
-    launch: Launch, devices: Sequence[str], ocloc: Ocloc, pipe: Connection
+    launch: Launch,
+    devices: Sequence[str],
+    ocloc: Ocloc,
+    store: ResultStore,
+    pipe: Connection,
 ) -> None:
     try:
-        pipe.send(compile_launch(launch, devices, ocloc))
+        pipe.send(compile_launch(launch, devices, ocloc, store))
     except OclocError as error:
         pipe.send({"error": str(error)})
     except Exception:

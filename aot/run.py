@@ -5,6 +5,7 @@ Upstream's kernels, which nothing judges, are compiled on request: they take as 
 """
 
 import argparse
+import functools
 import runpy
 import sys
 import time
@@ -106,15 +107,19 @@ def gaps(ours: Sequence[LaunchRecord]) -> list[str]:
         for name, file in shipped.items()
         if name not in names
     ]
-    missing = {
-        **uncompiled(launches, _labelled(record_cases("ours", cases(EVERY)))),
-        **unspecialized(launches, _labelled(traced())),
-    }
+    every, traces = _needed()
+    missing = {**uncompiled(launches, every), **unspecialized(launches, traces)}
     lines += [
         f"{name}: [{label}] needs it and SHIPPED in aot/shapes.py does not compile it"
         for name, label in missing.items()
     ]
     return lines
+
+
+@functools.cache
+def _needed() -> tuple[list[tuple[str, Launch]], list[tuple[str, Launch]]]:
+    """The launches of calls of every size, and of what servers do step by step."""
+    return _labelled(record_cases("ours", cases(EVERY))), _labelled(traced())
 
 
 def _labelled(records: Sequence[LaunchRecord]) -> list[tuple[str, Launch]]:
@@ -190,15 +195,21 @@ def compiled(options: argparse.Namespace) -> Compiled:
     ocloc = find(cache.root / "ocloc", refresh=options.refresh_ocloc)
     records = selected(options, cache)
     shapes = modelled.record(cache) if options.upstream else {}
+    devices = options.device.split(",")
+    # What is published is compiled for each device.
+    own = devices if options.upstream else compiler.own_code(devices)
     with upstream.newer_softmax():
         compile_all = partial(
             compiler.compile_all,
-            devices=options.device.split(","),
+            devices=own,
             ocloc=ocloc,
             store=cache,
             jobs=options.jobs,
         )
-        results = compile_all([record.launch for record in records])
+        results = [
+            compiler.for_devices(result, devices)
+            for result in compile_all([record.launch for record in records])
+        ]
         codes = {
             shape: {
                 whose: list(zip(launches, compile_all(launches), strict=True))

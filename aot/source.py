@@ -6,7 +6,7 @@ that debug information stays right. Here a moved function must not compile again
 """
 
 import ast
-from functools import lru_cache
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -29,22 +29,26 @@ def _collect(function: JITFunction, texts: dict[str, str]) -> None:
     name = f"{function.fn.__module__}.{function.fn.__qualname__}"
     if name in texts:
         return
-    tree = _syntax(function.src)
-    texts[name] = ast.unparse(tree)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Name | ast.Attribute):
-            continue
+    texts[name], names = _syntax(function.src)
+    for read, node in names.items():
         value = _value(node, function.fn.__globals__)
         if isinstance(value, JITFunction):
             if not value.fn.__module__.startswith("triton."):
                 _collect(value, texts)
         elif isinstance(value, constexpr | bool | int | float | str):
-            texts[f"{name} {ast.unparse(node)}"] = repr(value)
+            texts[f"{name} {read}"] = repr(value)
 
 
-@lru_cache
-def _syntax(text: str) -> ast.Module:
-    return ast.parse(text)
+@cache
+def _syntax(text: str) -> tuple[str, dict[str, ast.Name | ast.Attribute]]:
+    """The code without comments and layout, and the names that it reads."""
+    tree = ast.parse(text)
+    names = {
+        ast.unparse(node): node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Name | ast.Attribute)
+    }
+    return ast.unparse(tree), names
 
 
 def _value(node: ast.expr, names: dict[str, Any]) -> Any:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compilation to machine code, and the check that it leaves out nothing shipped."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,20 @@ import triton.language as tl
 
 from aot.cases import cases
 from aot.cases_indexer import ODD_WIDTH
-from aot.compile import compile_all
+from aot.compile import (
+    SAME_CODE,
+    compile_all,
+    disassembled,
+    for_devices,
+    own_code,
+    properties,
+    to_spirv,
+)
 from aot.coverage import launched
 from aot.ocloc import Ocloc, find
-from aot.record import Launch, record_cases, recording
+from aot.record import Launch, LaunchRecord, record_cases, recording
 from aot.run import gaps
+from aot.upstream import newer_softmax
 from xpustack.core.cache import Cache
 
 
@@ -43,7 +53,7 @@ def test_a_small_product_fits_and_a_large_one_spills(
     ocloc: Ocloc, tmp_path: Path
 ) -> None:
     store = Cache(tmp_path)
-    launches = [launch(32, 4), launch(64, 1)]
+    launches = [launch(32, 4), launch(64, 2)]
     small, large = compile_all(launches, ["pvc", "ptl"], ocloc, store)
     for device in ("pvc", "ptl"):
         assert small["devices"][device]["spill"] == 0
@@ -65,14 +75,77 @@ def test_a_compiler_failure_is_a_result(ocloc: Ocloc, tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.json"))
 
 
-def test_nothing_that_ships_is_left_uncompiled() -> None:
-    ours = record_cases("ours", cases())
+def test_launches_with_one_spirv_share_its_machine_code(
+    ocloc: Ocloc, tmp_path: Path
+) -> None:
+    """Nothing is pipelined here. Devices and registers have code of their own."""
+    first = launch(32, 4)
+    launches = [first, replace(first, num_stages=3), replace(first, grf="256")]
+    assert len({one.key() for one in launches}) == 3
+    results = compile_all(launches, ["pvc", "ptl"], ocloc, Cache(tmp_path), jobs=1)
+    assert results[0] == results[1] != results[2]
+    assert [result["devices"]["ptl"]["grf"] for result in results] == [128, 128, 256]
+    assert len(list(tmp_path.rglob("aot-code-*.json"))) == 2 * 2
+
+
+def test_a_device_without_a_compilation_has_the_code_of_its_like() -> None:
+    codes = {"pvc": {"spill": 0}, "bmg": {"spill": 64}}
+    assert own_code(["pvc", "bmg", "lnl"]) == ["pvc", "bmg"]
+    assert own_code(["lnl"]) == ["lnl"]
+    whole = for_devices({"devices": codes}, ["pvc", "bmg", "lnl"])
+    assert whole["devices"] == {**codes, "lnl": {"spill": 64}}
+    error = {"error": "boom"}
+    assert for_devices(error, ["pvc", "bmg", "lnl"]) == error
+
+
+ALIKE = {
+    "_decode_kernel": "H64 ratio 4 T1",
+    "_merge_kernel": "H64 ratio 4 T1",
+    "_dim_lanes_prefill_kernel": "H8",
+    "paged_mqa_logits_kernel": "MXFP4",
+}
+"""Kernel → part of the label of the launch of it that is compared."""
+
+
+@pytest.mark.parametrize("kernel", ALIKE)
+@pytest.mark.parametrize("device", SAME_CODE)
+def test_one_instruction_set_has_one_machine_code(
+    ours: list[LaunchRecord], ocloc: Ocloc, tmp_path: Path, kernel: str, device: str
+) -> None:
+    """Everything that `ocloc disasm` writes but the note that names the device."""
+    like = SAME_CODE[device]
+    assert properties(ocloc, device) == properties(ocloc, like)
+    chosen = next(
+        record.launch
+        for record in ours
+        if record.launch.name == kernel and ALIKE[kernel] in record.label
+    )
+    with newer_softmax():
+        module = to_spirv(chosen, properties(ocloc, like))
+    codes = []
+    for name in (device, like):
+        (tmp_path / name).mkdir()
+        folder = disassembled(module, name, chosen.grf, ocloc, tmp_path / name)
+        codes.append({file.name: file.read_bytes() for file in folder.iterdir()})
+    note = ".note.intelgt.compat"
+    assert codes[0].pop(note) != codes[1].pop(note)
+    assert f".text.{kernel}.asm" in codes[0]
+    assert codes[0] == codes[1]
+
+
+@pytest.fixture(scope="module")
+def ours() -> list[LaunchRecord]:
+    return record_cases("ours", cases())
+
+
+def test_nothing_that_ships_is_left_uncompiled(ours: list[LaunchRecord]) -> None:
     assert {record.label for record in ours} == {case.label for case in cases()}
     assert not gaps(ours)
 
 
-def test_a_configuration_that_no_case_compiles_is_found() -> None:
-    ours = record_cases("ours", cases())
+def test_a_configuration_that_no_case_compiles_is_found(
+    ours: list[LaunchRecord],
+) -> None:
     kept = [
         record
         for record in ours
@@ -87,8 +160,9 @@ def test_a_configuration_that_no_case_compiles_is_found() -> None:
     assert "[prefill H64 ratio 4 without sink and lengths] needs it" in text
 
 
-def test_a_specialization_that_no_case_compiles_is_found() -> None:
-    ours = record_cases("ours", cases())
+def test_a_specialization_that_no_case_compiles_is_found(
+    ours: list[LaunchRecord],
+) -> None:
     kept = [record for record in ours if f"{ODD_WIDTH} keys" not in record.label]
     (gap,) = gaps(kept)
     assert gap.startswith("_combine_kernel HAS_IMAGES=False")
