@@ -45,9 +45,7 @@ class Forks:
         """The exit status and the output of `python *words`: of a script, or of `-m`
         and a module."""
         assert self._process.stdin and self._process.stdout
-        print(
-            json.dumps([*words, str(output)]), file=self._process.stdin, flush=True
-        )
+        print(json.dumps([*words, str(output)]), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         assert answer, f"the process with the imports ended: {self._process.wait()}"
         return int(answer), output.read_text()

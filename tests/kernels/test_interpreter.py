@@ -297,7 +297,9 @@ def test_a_bool_may_be_an_argument(interpret: Interpret) -> None:
     ],
     ids=lambda value: value.replace(" ", "-") if "\n" not in value else "",
 )
-def test_the_fault_is_still_in_triton(interpret: Interpret, fault: str, body: str) -> None:
+def test_the_fault_is_still_in_triton(
+    interpret: Interpret, fault: str, body: str
+) -> None:
     """When one fails, Triton has fixed `fault`: drop that part of the repair."""
     interpret(body, repaired=False)
 
@@ -313,7 +315,9 @@ def test_round_to_keeps_shape_of_read_only_and_strided_input() -> None:
     assert np.array_equal(back.view(np.float32), turned)
 
 
-def test_speed_up_changes_no_result_and_restores_the_language(interpret: Interpret) -> None:
+def test_speed_up_changes_no_result_and_restores_the_language(
+    interpret: Interpret,
+) -> None:
     interpret(
         """
         from kernels.interpreter_speed import speed_up
