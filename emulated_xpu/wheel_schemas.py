@@ -15,7 +15,8 @@ import torch
 EXTENSION = ".abi3.so"
 """Only Python's extension modules register ops; the other libraries hold kernels."""
 
-_CANDIDATE = re.compile(rb"(?<=\0)[A-Za-z_][\w.]*\([^\0]*\)\s*->\s*[^\0]{1,200}(?=\0)")
+_ARROW = b"->"
+_CANDIDATE = re.compile(rb"[A-Za-z_][\w.]*\([^\0]*\)\s*->\s*[^\0]{1,200}")
 
 
 def schemas_by_library(wheel: Path) -> dict[str, frozenset[str]]:
@@ -39,11 +40,25 @@ def schemas_by_library(wheel: Path) -> dict[str, frozenset[str]]:
 
 def schemas_in(library: bytes) -> Iterator[str]:
     """Every string of `library` that torch reads as the schema of an op."""
-    for candidate in _CANDIDATE.finditer(library):
-        try:
-            yield canonical(candidate[0].decode("ascii"))
-        except (UnicodeDecodeError, ValueError):
-            continue
+    for text in _texts_with_arrow(library):
+        if _CANDIDATE.fullmatch(text):
+            try:
+                yield canonical(text.decode("ascii"))
+            except (UnicodeDecodeError, ValueError):
+                continue
+
+
+def _texts_with_arrow(library: bytes) -> Iterator[bytes]:
+    """What lies between two NULs and has an arrow. A library of 100 MB has few, and an
+    arrow is found a dozen times faster than what a pattern describes."""
+    arrow = library.find(_ARROW)
+    while arrow >= 0:
+        start, end = library.rfind(b"\0", 0, arrow), library.find(b"\0", arrow)
+        if end < 0:
+            return
+        if start >= 0:
+            yield library[start + 1 : end]
+        arrow = library.find(_ARROW, end)
 
 
 def canonical(schema: str) -> str:

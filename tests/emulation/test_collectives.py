@@ -60,7 +60,9 @@ def swap(rank: int) -> None:
 
 
 def test_different_lengths_and_one_tensor_for_all(tmp_path: Path) -> None:
-    torch.multiprocessing.spawn(gather, (tmp_path,), nprocs=RANKS)
+    torch.multiprocessing.start_processes(
+        gather, (tmp_path,), nprocs=RANKS, start_method="fork"
+    )
 
 
 def refused(name: str, folder: Path) -> str:

@@ -7,8 +7,8 @@ release alone: an XPU may now come to a line that it never came to before.
 """
 
 import ast
+import functools
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import pytest
@@ -24,6 +24,8 @@ RUNNER = "vllm/v1/worker/xpu_model_runner.py"
 REPLACED = re.compile(r"^ +torch\.cuda\.(\w+) = ", re.MULTILINE)
 FILE = re.compile(r"^\+\+\+ b/(.+\.py)$", re.MULTILINE)
 HUNK = re.compile(r"^@@ -\S+ \+(\d+)(?:,(\d+))? @@", re.MULTILINE)
+NAMED = re.compile(r"\b(?:cuda|xpu|accelerator)\b")
+"""What a file says that uses one of the devices' modules."""
 MODULES = {f"torch.{name}": getattr(torch, name) for name in ("xpu", "accelerator")}
 UNREACHED: dict[str, str] = {}
 """Names of torch.cuda that no XPU comes to, with the reason."""
@@ -61,7 +63,7 @@ class Tips:
             for part in diff.split("\ndiff --git "):
                 if changed := FILE.search(part):
                     text = git.file(tip, changed[1]).decode()
-                    found += list(uses(changed[1], text, changed_lines(part)))
+                    found += uses(changed[1], text, frozenset(changed_lines(part)))
             self._read[release] = set(REPLACED.findall(runner)), found
         return self._read[release]
 
@@ -75,8 +77,14 @@ def changed_lines(part: str) -> set[int]:
     return lines
 
 
-def uses(path: str, text: str, changed: set[int]) -> Iterator[Use]:
-    """The names of devices in the functions that have one of the `changed` lines."""
+@functools.cache
+def uses(path: str, text: str, changed: frozenset[int]) -> list[Use]:
+    """The names of devices in the functions that have one of the `changed` lines.
+
+    Releases have files in common: each is read once."""
+    found: list[Use] = []
+    if not NAMED.search(text):
+        return found
     for function in ast.walk(ast.parse(text)):
         if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
             continue
@@ -87,7 +95,8 @@ def uses(path: str, text: str, changed: set[int]) -> Iterator[Use]:
             if isinstance(node, ast.Attribute):
                 module = ast.unparse(node.value)
                 if module in ("torch.cuda", *MODULES):
-                    yield Use(path, function.name, module, node.attr)
+                    found.append(Use(path, function.name, module, node.attr))
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -123,6 +132,6 @@ def test_each_exception_is_used(tips: Tips) -> None:
 def test_a_changed_condition_counts() -> None:
     """The line that asks may be the same as before, as in v0.33.0's compressor."""
     text = "def forward():\n    if ready:\n        torch.cuda.synchronize()\n"
-    (use,) = uses("a.py", text, {2})
+    (use,) = uses("a.py", text, frozenset({2}))
     assert (use.module, use.name) == ("torch.cuda", "synchronize")
-    assert not list(uses("a.py", text + "\n\nvalue = 1\n", {6}))
+    assert not uses("a.py", text + "\n\nvalue = 1\n", frozenset({6}))

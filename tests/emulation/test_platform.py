@@ -2,12 +2,14 @@
 """How far each pinned release comes on the emulated XPU, untouched and patched.
 
 One process a tree answers every question (see emulated_probe.py): importing vLLM is
-what takes the time.
+what takes the time. The processes are forks of one that has imported what vLLM imports,
+as those of the steps' tests are.
 """
 
 import json
-import sys
 import tomllib
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,15 @@ import pytest
 from xpustack.base.releases import load
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
+from xpustack.builds.copy import build_scripts, copied, takes_part
+from xpustack.builds.installed import install
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.project import Project
+from xpustack.forks.server import Server
 from xpustack.series.apply import trees
+from xpustack.series.tree import Series, Tree
+from xpustack.steptest.server import ENVIRONMENT, warm_server
 
 RELEASES = ("v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0")
 MODULES = ("ATTENTION", "COMPRESSOR", "MHC", "MODEL", "MTP")
@@ -30,8 +37,12 @@ HERE = Path(__file__).parent
 class Probes:
     """Answers of installed trees, each asked once."""
 
-    def __init__(self, project: Project, cache: Cache, work: Path) -> None:
+    def __init__(
+        self, project: Project, cache: Cache, work: Path, server: Server
+    ) -> None:
         self.project, self.cache, self.work = project, cache, work
+        self.server = server
+        self.sites: dict[tuple[str, str | None], Path] = {}
         self.answers: dict[tuple[str, str | None, str], dict[str, Any]] = {}
         self._lay_out()
 
@@ -40,7 +51,9 @@ class Probes:
     ) -> dict[str, Any]:
         key = (release, upto, by)
         if key not in self.answers:
-            self.answers[key] = self._ask(self._site(release, upto), by)
+            if (release, upto) not in self.sites:
+                self.sites[release, upto] = self._site(release, upto)
+            self.answers[key] = self._ask(self.sites[release, upto], by)
         return self.answers[key]
 
     def _lay_out(self) -> None:
@@ -59,42 +72,61 @@ class Probes:
         )
 
     def _site(self, release: str, upto: str | None) -> Path:
-        """Where the wheel of the base, or of the tree after `upto`, is installed."""
+        """Where the base, or the tree after `upto`, is installed."""
         store, pinned = Store(self.cache), load(self.project)[release]
-        grown = trees(store, self.project, pinned)
-        tree = next(tree for tree in grown.trees if tree.slug == upto)
-        version = build_version(tree, len(grown.steps))
-        return build(Runner(), store, tree, version).installed
+        series = trees(store, self.project, pinned)
+        tree = next(tree for tree in series.trees if tree.slug == upto)
+        last = len(series.steps)
+        scripts = build_scripts(store.git, series.base.tree_id)
+        changed = {path for step in series.steps for path in step.changed}
+        if any(takes_part(path, scripts) for path in changed):
+            version = build_version(tree, last)
+            return build(Runner(), store, tree, version).installed
+        return self._copied(store, series, tree)
+
+    def _copied(self, store: Store, series: Series, tree: Tree) -> Path:
+        """An earlier tree as a copy of the whole series, which `tox -e steps` builds of
+        each release: nothing is built for these tests alone."""
+        last, tip = len(series.steps), series.tip
+        whole = build(Runner(), store, tip, build_version(tip, last))
+        version = build_version(tree, last)
+        files = copied(store, (tip, whole), tree, version)
+        home = self.work / version
+        home.mkdir()
+        install(self.cache, files, home)
+        return home / whole.installed.name
 
     def _ask(self, site: Path, by: str) -> dict[str, Any]:
-        output = self.work / "answer.json"
-        output.unlink(missing_ok=True)
-        done = Runner().run(
-            [sys.executable, str(HERE / "emulated_probe.py"), by, str(output)],
+        answer, said = self.work / "answer.json", self.work / "said.txt"
+        answer.unlink(missing_ok=True)
+        done = self.server.run(
+            [str(HERE / "emulated_probe.py"), by, str(answer)],
             cwd=self.work,
+            path=[site, self.work],
             env=clean_environment(
-                CUDA_VISIBLE_DEVICES="",
-                HF_HUB_OFFLINE="1",
+                **ENVIRONMENT,
                 OMP_NUM_THREADS="1",
                 PYTHONPATH=f"{site}:{self.work}",
-                TRITON_INTERPRET="1",
                 VLLM_CACHE_ROOT=str(self.work / "cache"),
                 VLLM_CONFIG_ROOT=str(self.work / "config"),
                 VLLM_NO_USAGE_STATS="1",
                 **({"VLLM_PLUGINS": "emulated_xpu"} if by == "entry-point" else {}),
             ),
-            timeout=180,
+            output=said,
+            limit=180,
         )
-        assert done.returncode == 0, "\n".join(done.last_lines(40))
-        answer: dict[str, Any] = json.loads(output.read_text())
-        return answer
+        assert done.status == 0 and not done.died, (done, said.read_text()[-4000:])
+        found: dict[str, Any] = json.loads(answer.read_text())
+        return found
 
 
 @pytest.fixture(scope="module")
 def probe(
     real_project: Project, real_cache: Cache, tmp_path_factory: pytest.TempPathFactory
-) -> Probes:
-    return Probes(real_project, real_cache, tmp_path_factory.mktemp("probe"))
+) -> Iterator[Probes]:
+    work = tmp_path_factory.mktemp("probe")
+    with closing(warm_server(Runner())) as server:
+        yield Probes(real_project, real_cache, work, server)
 
 
 @pytest.mark.parametrize("release", RELEASES)

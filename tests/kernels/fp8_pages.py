@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """FP8 KV pages for tests: known tokens inside pages whose every other byte is 0xFF."""
 
+import functools
+
 import torch
 
 TOKEN = 576
@@ -38,13 +40,19 @@ def filled_pages(
     blocks: int, block_size: int, seed: int, device: torch.device, extra: int = 0
 ) -> torch.Tensor:
     """`empty_pages` with every slot written."""
-    cache = empty_pages(blocks, block_size, torch.device("cpu"), extra)
+    moved = empty_pages(blocks, block_size, device, extra)
+    moved.copy_(_written(blocks, block_size, seed))
+    return moved
+
+
+@functools.lru_cache(32)
+def _written(blocks: int, block_size: int, seed: int) -> torch.Tensor:
+    """Kept, because many tests ask for the same pages; nobody may write there."""
+    cache = empty_pages(blocks, block_size, torch.device("cpu"))
     generator = torch.Generator().manual_seed(seed)
     for slot in range(blocks * block_size):
         write_token(cache, slot, generator)
-    moved = empty_pages(blocks, block_size, device, extra)
-    moved.copy_(cache)
-    return moved
+    return cache
 
 
 def sparse_memory(size: int, device: torch.device) -> torch.Tensor:

@@ -11,9 +11,21 @@ from inputs import rotary_table
 
 from kernels.xpu_dsv4 import sparse_decode as decode
 
+HEADS = [(16, 8), (5, 5), (33, 11), (2, 1)]
 
-@pytest.mark.parametrize(("heads", "per_group"), [(16, 8), (5, 5), (33, 11), (2, 1)])
-@pytest.mark.parametrize("splits", [1, 3, 20])
+
+@pytest.mark.parametrize(
+    ("splits", "heads", "per_group"),
+    [
+        # One program ends in FP8, or the merge does: whole tiles of heads, a part of
+        # one, groups that end within a tile, and a group per head.
+        *((1, *heads) for heads in HEADS),
+        *((3, *heads) for heads in HEADS),
+        # The merge reads as many partials as there may be; most are empty.
+        (20, 5, 5),
+        (20, 2, 1),
+    ],
+)
 def test_fp8_is_what_a_second_launch_makes_of_bf16(
     splits, heads, per_group, tuned_for, monkeypatch, device
 ):

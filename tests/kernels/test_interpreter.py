@@ -2,13 +2,13 @@
 """The interpreter repair, proven exhaustively; and that the fault it repairs exists."""
 
 import os
-import subprocess
-import sys
 import textwrap
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
+from forked import Forks
 
 ROOT = Path(__file__).resolve().parents[2]
 PREAMBLE = """
@@ -100,10 +100,12 @@ def hard_floats():
 """
 
 
-def interpret(body: str, *, repaired: bool) -> None:
-    """Run `body` after `PREAMBLE` in a process of its own; fail with its stderr."""
-    start = "from kernels.interpreter import repair; repair(); repair()"
-    script = PREAMBLE + (start if repaired else "") + "\n" + textwrap.dedent(body)
+Interpret = Callable[..., None]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    """Triton as it is: a program that wants it repaired does that in its fork."""
     path = os.environ.get("PYTHONPATH", "")
     env = os.environ | {
         "TRITON_INTERPRET": "1",
@@ -112,25 +114,27 @@ def interpret(body: str, *, repaired: bool) -> None:
         "OMP_NUM_THREADS": "1",
         "PYTHONWARNINGS": "ignore",
     }
-    source = Path(os.environ["INTERPRETER_TEST_DIR"]) / "kernels_under_test.py"
-    source.write_text(script)
-    done = subprocess.run(
-        [sys.executable, str(source)],
-        env=env,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    with Forks(["torch", "triton", "triton.language"], env, ROOT) as forks:
+        yield forks
 
 
-@pytest.fixture(autouse=True)
-def script_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton reads a kernel's source from its file, so the scripts need one."""
-    monkeypatch.setenv("INTERPRETER_TEST_DIR", str(tmp_path))
+@pytest.fixture
+def interpret(forks: Forks, tmp_path: Path) -> Interpret:
+    """Run `body` after `PREAMBLE` in a process of its own; fail with what it says."""
+
+    def run(body: str, *, repaired: bool) -> None:
+        start = "from kernels.interpreter import repair; repair(); repair()"
+        script = PREAMBLE + (start if repaired else "") + "\n" + textwrap.dedent(body)
+        # Triton reads a kernel's source from its file.
+        source = tmp_path / "kernels_under_test.py"
+        source.write_text(script)
+        status, said = forks.run([str(source)], tmp_path / "said.txt")
+        assert status == 0, said[-2000:]
+
+    return run
 
 
-def test_every_fp8_and_bf16_code_decodes_exactly() -> None:
+def test_every_fp8_and_bf16_code_decodes_exactly(interpret: Interpret) -> None:
     interpret(
         """
         narrow = (torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16)
@@ -146,7 +150,7 @@ def test_every_fp8_and_bf16_code_decodes_exactly() -> None:
     )
 
 
-def test_rounding_carries_saturation_and_specials() -> None:
+def test_rounding_carries_saturation_and_specials(interpret: Interpret) -> None:
     interpret(
         """
         x = hard_floats()
@@ -166,7 +170,7 @@ def test_rounding_carries_saturation_and_specials() -> None:
 
 
 @pytest.mark.parametrize("shape", ["M16-K64-N32", "M1-K128-N16", "M64-K16-N8"])
-def test_dot_against_float64(shape: str) -> None:
+def test_dot_against_float64(interpret: Interpret, shape: str) -> None:
     m, k, n = (int(part[1:]) for part in shape.split("-"))
     interpret(
         f"""
@@ -184,7 +188,7 @@ def test_dot_against_float64(shape: str) -> None:
     )
 
 
-def test_bf16_arithmetic_rounds_once_from_float32() -> None:
+def test_bf16_arithmetic_rounds_once_from_float32(interpret: Interpret) -> None:
     interpret(
         """
         g = torch.Generator().manual_seed(2)
@@ -201,7 +205,7 @@ def test_bf16_arithmetic_rounds_once_from_float32() -> None:
     )
 
 
-def test_minimum_and_maximum_of_nan_are_the_other_operand() -> None:
+def test_minimum_and_maximum_of_nan_are_the_other_operand(interpret: Interpret) -> None:
     interpret(
         """
         for dtype in (torch.float32, torch.float16, torch.bfloat16):
@@ -217,7 +221,7 @@ def test_minimum_and_maximum_of_nan_are_the_other_operand() -> None:
     )
 
 
-def test_a_bool_may_be_an_argument() -> None:
+def test_a_bool_may_be_an_argument(interpret: Interpret) -> None:
     interpret(
         """
         for flag, want in ((True, 1), (False, 2)):
@@ -293,7 +297,9 @@ def test_a_bool_may_be_an_argument() -> None:
     ],
     ids=lambda value: value.replace(" ", "-") if "\n" not in value else "",
 )
-def test_the_fault_is_still_in_triton(fault: str, body: str) -> None:
+def test_the_fault_is_still_in_triton(
+    interpret: Interpret, fault: str, body: str
+) -> None:
     """When one fails, Triton has fixed `fault`: drop that part of the repair."""
     interpret(body, repaired=False)
 
@@ -309,7 +315,9 @@ def test_round_to_keeps_shape_of_read_only_and_strided_input() -> None:
     assert np.array_equal(back.view(np.float32), turned)
 
 
-def test_speed_up_changes_no_result_and_restores_the_language() -> None:
+def test_speed_up_changes_no_result_and_restores_the_language(
+    interpret: Interpret,
+) -> None:
     interpret(
         """
         from kernels.interpreter_speed import speed_up
@@ -427,7 +435,7 @@ def test_speed_up_changes_no_result_and_restores_the_language() -> None:
     )
 
 
-def test_overflow_is_asserted_in_debug_mode_alone() -> None:
+def test_overflow_is_asserted_in_debug_mode_alone(interpret: Interpret) -> None:
     interpret(
         """
         import dataclasses

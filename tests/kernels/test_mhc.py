@@ -25,7 +25,7 @@ def assert_gates(mine, want, gate_bound=1e-4):
             assert_close(a, b, absolute=gate_bound, relative=gate_bound, name=name)
 
 
-SIZES = [((1,), 4096), ((3,), 4096), ((1,), 7168), ((2, 3), 192), ((63,), 96)]
+SIZES = [((3,), 4096), ((1,), 7168), ((2, 3), 192), ((63,), 96)]
 
 
 @pytest.mark.parametrize(("outer", "hidden"), SIZES)
@@ -35,7 +35,7 @@ def test_pre(outer, hidden, device):
     assert_gates(mhc.mhc_pre(*arguments, *EPS), reference.mhc_pre(*arguments, *EPS))
 
 
-@pytest.mark.parametrize("tokens", [65, 111, 513])
+@pytest.mark.parametrize("tokens", [65, 513])
 def test_pre_with_wide_chunks_and_tiles(tokens, device):
     """More tokens take other chunks and tiles; 513 is one more than a full set."""
     torch.manual_seed(tokens)
