@@ -190,15 +190,22 @@ class Repository(Git):
         return changes
 
     def diff(
-        self, old: str, new: str, paths: Iterable[str], *, context: int = 3
+        self,
+        old: str,
+        new: str,
+        paths: Iterable[str] | None = None,
+        *,
+        context: int = 3,
     ) -> bytes:
-        """The difference of two trees at or below `paths`, as a patch. `context` is the
-        number of lines around a change."""
-        selected = list(paths)
-        if not selected:
+        """The difference of two trees as a patch: of all files, or only those at or
+        below `paths`. `context` is the number of lines around a change."""
+        selected = None if paths is None else list(paths)
+        if selected == []:
             return b""
         options = (*_DIFF, f"--unified={context}")
-        return self.run("diff-tree", "-r", "-p", *options, old, new, "--", *selected)
+        return self.run(
+            "diff-tree", "-r", "-p", *options, old, new, "--", *(selected or ())
+        )
 
     def conflict_markers(self, old: str, new: str) -> list[str]:
         """The places, as `file:line`, of the conflict markers that `new` has and `old`

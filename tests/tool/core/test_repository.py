@@ -68,6 +68,7 @@ def test_no_paths_are_no_files_and_none_are_all(places: Places) -> None:
     new = places.commit({"a": "2\n", "b": "3\n"}, old)
     assert places.git.files(new, []) == {} and len(places.git.files(new)) == 2
     assert places.git.diff(old, new, []) == b""
+    assert places.git.diff(old, new).count(b"diff --git") == 2
 
 
 def test_changes_have_both_sides(places: Places) -> None:
