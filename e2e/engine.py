@@ -97,7 +97,13 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
         else [],
         "seconds_to_ready": ready - started,
         "seconds_to_serve": served - ready,
+        "cpu_seconds": sum({**dict(r["process"] for r in ranks), **own()}.values()),
     }
+
+
+def own() -> dict[int, float]:
+    """This process and its CPU time in seconds."""
+    return {os.getpid(): time.process_time()}
 
 
 def tokens_of(waves: list[list[Any]]) -> list[list[list[int]]]:
