@@ -44,7 +44,7 @@ SHORT = replace(
     MIXED,
     name="v4.1, short",
     # The second chunk of the long one comes beside decode.
-    waves=((Prompt(5, 4, seed=2), Prompt(60, 5, seed=28)),),
+    waves=((Prompt(5, 4, seed=2), Prompt(60, 5, seed=20)),),
     xe_cores=XE_CORES,
     short=True,
 )
