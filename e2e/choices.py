@@ -6,8 +6,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from e2e.serving import Job
 from xpustack.base.releases import load
 from xpustack.core.project import Project
+
+
+def sizes(few: Job, many: Job, first: Job | None = None) -> pytest.MarkDecorator:
+    """Runs a test for a job of few tokens, and with `--full` for one of many as well;
+    `first` is what must be served before either."""
+    short, long = pytest.mark.serves(first or few), pytest.mark.serves(first or many)
+    return pytest.mark.parametrize(
+        "job",
+        [
+            pytest.param(few, marks=short, id="few tokens"),
+            pytest.param(many, marks=(pytest.mark.full, long), id="many tokens"),
+        ],
+    )
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -18,12 +18,12 @@ import time
 from pathlib import Path
 from typing import Any
 
+from e2e.decode_plan import plan_decode
 from e2e.pictures import Picture
 
 HOME = "emulated_xpu.pytest_plugin"
 OPS = "e2e.engine_ops"
 HASH = "mm_hasher_algorithm"
-DECODE_CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
 importlib.import_module(os.environ.get("E2E_HOME", HOME))
 if "E2E_HOME" not in os.environ:
     importlib.import_module(OPS)
@@ -64,8 +64,7 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda look: look()
     if cores := job.get("xe_cores"):
-        config: Any = importlib.import_module(DECODE_CONFIG)
-        config.XE_CORES = cores
+        plan_decode(cores)
     given = {**ENGINE, **job.get("engine", {})}
     if hasattr(EngineArgs, HASH):
         # Images are hashed; the default needs a package that nothing else here does.
@@ -92,12 +91,18 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
         "logprobs": [[logprobs_of(output) for output in wave] for wave in waves],
         "drafts": drafts_of(llm) if drafting else {},
         "refusals": [refusal(llm, prompt) for prompt in job.get("refused", ())],
-        "tokens_after_refusals": tokens_of([serve(llm, job["waves"][0])])
+        "tokens_after_refusals": tokens_of([serve(llm, job["waves"][0][:1])])
         if job.get("refused")
         else [],
         "seconds_to_ready": ready - started,
         "seconds_to_serve": served - ready,
+        "cpu_seconds": sum({**dict(r["process"] for r in ranks), **own()}.values()),
     }
+
+
+def own() -> dict[int, float]:
+    """This process and its CPU time in seconds."""
+    return {os.getpid(): time.process_time()}
 
 
 def tokens_of(waves: list[list[Any]]) -> list[list[list[int]]]:

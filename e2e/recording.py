@@ -8,6 +8,7 @@ Triton kernels.
 
 import importlib
 import io
+import os
 import re
 import time
 from collections import Counter, defaultdict
@@ -98,6 +99,7 @@ class Recording:
         """Everything that this rank wrote down so far, as `torch.save` keeps it:
         vLLM's own messages cannot carry tensors of every dtype."""
         found = {
+            "process": (os.getpid(), time.process_time()),
             "records": [on_the_host(record) for record in records],
             "logits": [on_the_host(entry) for entry in logits],
             "encoded": [on_the_host(entry) for entry in encoded],
@@ -152,14 +154,14 @@ def keep_loaded_parameters() -> None:
 
 
 def count_launches() -> None:
-    """Count launches, programs and seconds of each interpreted kernel."""
+    """Count launches, programs and CPU seconds of each interpreted kernel."""
     run = triton_interpreter.GridExecutor.__call__
 
     def counted(self: Any, *args: Any, **kwargs: Any) -> Any:
         name = f"{self.fn.__module__}.{self.fn.__name__}"
-        start = time.perf_counter()
+        start = time.process_time()
         result = run(self, *args, **kwargs)
-        seconds[name] += time.perf_counter() - start
+        seconds[name] += time.process_time() - start
         launches[name] += 1
         grid = self.grid
         if callable(grid):

@@ -12,14 +12,15 @@ def lines_about(served: Served) -> Iterator[str]:
     """Layers, XPU ops and Triton kernels with how often each ran."""
     answer = served.answer
     yield (
-        f"{served.seconds:.0f} s: {answer['seconds_to_ready']:.0f} s to start,"
+        f"{served.seconds:.0f} s, of CPU {answer['cpu_seconds']:.0f} s:"
+        f" {answer['seconds_to_ready']:.0f} s to start,"
         f" {answer['seconds_to_serve']:.0f} s to serve by {answer['runner']}"
     )
     yield "layers executed:"
     yield from (f"  {count:7d}  {name}" for name, count in _sorted(answer["layers"]))
     yield "XPU ops called:"
     yield from (f"  {count:7d}  {name}" for name, count in _sorted(answer["ops"]))
-    yield "Triton kernels launched (ours marked *), programs, seconds:"
+    yield "Triton kernels launched (ours marked *), programs, CPU s:"
     for name, count in _sorted(answer["launches"]):
         mark = "*" if name.startswith(OWN) else " "
         short = name.removeprefix(OWN).removeprefix("vllm.")

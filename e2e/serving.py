@@ -131,12 +131,16 @@ class Job:
     """Which checkpoint is served: of `WRITERS`, or as given to `Engines.add_checkpoint`
     and `add_damaged`; DeepSeek's own if none."""
     refused: tuple[Prompt, ...] = ()
-    """What is asked at the end, and must be refused."""
+    """What is asked at the end, and must be refused; the first prompt is then asked
+    again."""
     xe_cores: int | None = None
     """Xe-cores of the device for which decode is planned; the kernels' own guess if
     none. On few, a batch's keys are not split, which the interpreter does slowly."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that the engine sees besides those of every job."""
+    short: bool = False
+    """Whether another job of the same kind, which runs with `--full`, has the prompts
+    of the tables: this one's figures are not written down."""
 
     @property
     def prompts(self) -> list[Prompt]:

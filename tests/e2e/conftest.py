@@ -68,6 +68,7 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         for opened in _open
         for release, _, served in opened.finished()
         if served.job.checkpoint.startswith(tuple(twin_errors.SECTIONS.values()))
+        and not served.job.short
         for row in twin_errors.rows_of(
             release, served.job.checkpoint, served.job.name, served.figures
         )

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """DSpark's draft model through the engine: its tokens are those without it."""
 
+from dataclasses import replace
+
 import pytest
 from test_engine import MIXED
 
 from e2e import dspark
 from e2e.checks import check_same_tokens
+from e2e.choices import sizes
 from e2e.drafts import check_drafts, successors
+from e2e.ranks import XE_CORES
 from e2e.serving import Engines, Job, Served
 
 NAME = "dspark"
 METHOD = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
 DRAFTING = Job(NAME, MIXED.waves, (("speculative_config", METHOD),), checkpoint=NAME)
+SHORT = replace(
+    DRAFTING, name=f"{NAME}, short", waves=(MIXED.waves[0][1:],), xe_cores=XE_CORES
+)
 
 
 def rows_of_steps(served: Served) -> list[list[int]]:
@@ -23,14 +30,17 @@ def rows_of_steps(served: Served) -> list[list[int]]:
     ]
 
 
-def test_dspark(engines: Engines, release: str) -> None:
+@sizes(SHORT, DRAFTING, first=MIXED)
+def test_dspark(engines: Engines, release: str, job: Job) -> None:
     if not engines.has_dspark(release):
         pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
     plain = engines.serve(release, MIXED)
     known = successors(plain)
     engines.add_checkpoint(NAME, dspark.DSpark(0, known))
-    drafted = engines.serve(release, DRAFTING)
+    drafted = engines.serve(release, job)
     check_same_tokens(drafted, plain)
     steps = rows_of_steps(drafted)
-    assert len(steps) < len(rows_of_steps(plain)), f"no draft was accepted: {steps}"
+    whole, longest = len(rows_of_steps(plain)), max(p.new for p in job.prompts)
+    without = whole if job is DRAFTING else longest
+    assert len(steps) < without, f"no draft was accepted: {steps}"
     check_drafts(drafted, known.get, dspark.BLOCK)

@@ -6,6 +6,8 @@ chunked prefill, and prefill beside decode in one batch. It fills the window, ma
 entry of 128 tokens, and gives the indexer twice as many entries as it may choose.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 from packaging.version import Version
@@ -19,8 +21,10 @@ from e2e.checks import (
     check_logits,
     check_same_tokens,
 )
+from e2e.choices import sizes
 from e2e.comparison import attention_errors
 from e2e.drafts import check_drafts, successors
+from e2e.ranks import XE_CORES
 from e2e.report import OWN
 from e2e.serving import Engines, Job, Prompt
 from e2e.twin import Roundings, Twin
@@ -39,6 +43,12 @@ SPECULATING = Job(
     MIXED.waves,
     (("speculative_config", {"method": "mtp", "num_speculative_tokens": 1}),),
     checkpoint="a draft that knows",
+)
+FEWER_DRAFTS = replace(
+    SPECULATING,
+    name="speculation, fewer tokens",
+    waves=((Prompt(129, 4, seed=1), Prompt(5, 4, seed=2)),),
+    xe_cores=XE_CORES,
 )
 
 
@@ -154,15 +164,16 @@ def raw(tensor: torch.Tensor) -> torch.dtype:
     return torch.uint8 if tensor.element_size() == 1 else tensor.dtype
 
 
-@pytest.mark.serves(MIXED)
+@pytest.mark.newest
+@sizes(FEWER_DRAFTS, SPECULATING, first=MIXED)
 def test_a_speculated_token_changes_nothing(
-    engines: Engines, twin: Twin, release: str
+    engines: Engines, twin: Twin, release: str, job: Job
 ) -> None:
     """With two tokens per step the indexer still sees each token's own entries."""
     plain = engines.serve(release, MIXED)
     known = successors(plain)
     engines.add_checkpoint(SPECULATING.checkpoint, mtp.Mtp(0, known))
-    speculated = engines.serve(release, SPECULATING)
+    speculated = engines.serve(release, job)
     print(plain.new_tokens(), speculated.new_tokens())
     check_same_tokens(speculated, plain)
     check_attention(speculated, twin)
@@ -171,6 +182,7 @@ def test_a_speculated_token_changes_nothing(
     check_drafts(speculated, mtp.says_after(known), 1)
 
 
+@pytest.mark.newest
 @pytest.mark.serves(BROKEN)
 def test_faults_are_seen(engines: Engines, twin: Twin, release: str) -> None:
     """Forgotten sinks, a wrong index, a damaged page and a wrong table turn red."""

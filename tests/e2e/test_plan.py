@@ -46,6 +46,7 @@ def test_weights_are_those_of_the_arithmetic(release: str) -> None:
     assert 0.6 * tokens < choice.attempt.room * wanted.context < tokens
 
 
+@pytest.mark.newest
 def test_what_does_not_fit_is_refused(release: str) -> None:
     wanted, tried = start(release, "b60")
     assert not choices.choices(wanted, tried)

@@ -232,7 +232,11 @@ def test_an_aborted_request(engines: Engines, release: str) -> None:
 
 @pytest.mark.serves(SAMPLING)
 def test_a_prompt_that_is_too_long(engines: Engines, release: str) -> None:
-    (message,) = engines.serve(release, SAMPLING).answer["refusals"]
+    """It is refused, and the next request gets its tokens."""
+    result = engines.serve(release, SAMPLING)
+    (message,) = result.answer["refusals"]
+    ((after,),) = result.answer["tokens_after_refusals"]
+    assert len(after) == SEEDED[0].new
     print(message)
     assert str(len(TOO_LONG.tokens)) in message, message
     assert str(checkpoint.MAX_LENGTH) in message, message

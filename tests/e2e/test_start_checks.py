@@ -2,12 +2,15 @@
 """Options that XPU cannot serve end the engine's start, each with its reason."""
 
 import pytest
+from test_engine import MIXED
 
 from e2e.checks import check_same_tokens
 from e2e.endings import ended
 from e2e.serving import Engines, EngineStopped, Job
-from e2e.verdicts import FLASH, WAVES
 
+pytestmark = pytest.mark.newest
+
+WAVES = (MIXED.waves[0][1:2],)
 REFUSED: dict[str, tuple[dict[str, object], str]] = {
     "float16": ({"dtype": "float16"}, "dtype float16 is not supported"),
     "bfloat16 keys": (
@@ -46,6 +49,6 @@ def test_the_start_names_the_option(engines: Engines, release: str, name: str) -
     assert f"DeepSeek V4 on XPU: {REFUSED[name][1]}" in found.why
 
 
-@pytest.mark.serves(FLASH, UNNAMED)
+@pytest.mark.serves(MIXED, UNNAMED)
 def test_keys_whose_type_is_left_open(engines: Engines, release: str) -> None:
-    check_same_tokens(engines.serve(release, UNNAMED), engines.serve(release, FLASH))
+    check_same_tokens(engines.serve(release, UNNAMED), engines.serve(release, MIXED))

@@ -6,10 +6,11 @@ from dataclasses import replace
 
 import pytest
 from test_dspark import METHOD, rows_of_steps
-from test_v41 import KIND, MIXED, TWO_RANKS, TWO_STAGES
+from test_v41 import KIND, MIXED, SHORT, TWO_RANKS, TWO_STAGES
 
 from e2e import dspark, v41
 from e2e.checks import check_attention, check_experts, check_same_tokens
+from e2e.choices import sizes
 from e2e.drafts import check_drafts, successors
 from e2e.serving import Engines, EngineStopped, Job, Served
 from e2e.v41_draft import check_draft
@@ -34,33 +35,36 @@ def drafting(job: Job, checkpoint: str) -> Job:
     )
 
 
-def drafted(engines: Engines, release: str, job: Job) -> tuple[Served, V41DraftTwin]:
+def drafted(
+    engines: Engines, release: str, job: Job, plain: Job
+) -> tuple[Served, V41DraftTwin]:
     """A job with drafts: its tokens, those that were accepted, and the rows that were
     verified are held to the same prompts without drafts on one device."""
-    alone = engines.serve(release, MIXED)
+    alone = engines.serve(release, plain)
     known = successors(alone)
-    engines.add_checkpoint(NAME, v41.V41(0, known))
-    result = engines.serve(release, drafting(job, NAME))
+    name = f"{NAME}, short" if plain.short else NAME
+    engines.add_checkpoint(name, v41.V41(0, known))
+    result = engines.serve(release, drafting(job, name))
     check_same_tokens(result, alone)
     steps = rows_of_steps(result)
     assert len(steps) < len(rows_of_steps(alone)), f"no draft was accepted: {steps}"
     check_drafts(result, known.get, dspark.BLOCK)
-    twin = engines.twin_of(NAME)
+    twin = engines.twin_of(name)
     assert isinstance(twin, V41DraftTwin)
     check_attention(result, twin)
     check_experts(result, twin)
     return result, twin
 
 
-@pytest.mark.serves(MIXED)
-def test_dspark(engines: Engines, release: str) -> None:
-    check_draft(*drafted(engines, release, MIXED))
+@sizes(SHORT, MIXED)
+def test_dspark(engines: Engines, release: str, job: Job) -> None:
+    check_draft(*drafted(engines, release, job, job))
 
 
 @pytest.mark.full
 @pytest.mark.serves(MIXED)
 def test_two_ranks(engines: Engines, release: str) -> None:
-    drafted(engines, release, TWO_RANKS)
+    drafted(engines, release, TWO_RANKS, MIXED)
 
 
 @pytest.mark.full
