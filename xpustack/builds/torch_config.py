@@ -13,6 +13,8 @@ from xpustack.core.errors import EnvironmentProblem
 
 _FOLDER = "torch-config"
 _TEXT = """\
+# Link with the run path of the installed file: that to torch here is private.
+set(CMAKE_BUILD_WITH_INSTALL_RPATH TRUE)
 set(TORCH_INCLUDE_DIRS "@torch@/include" "@torch@/include/torch/csrc/api/include")
 foreach(name c10 torch_cpu torch)
   add_library(${name} SHARED IMPORTED)

@@ -54,6 +54,9 @@ def test_an_extension_needs_no_cuda_whatever_build_of_torch_is_installed(
     extension = (tmp_path / "with/libextension.so").read_bytes()
     assert b"libtorch_cpu.so" in extension
     assert b"cuda" not in extension
+    # CMake blanks a path to torch when it installs, but its length and the build id,
+    # a hash of what was linked, would stay.
+    assert sys.prefix.encode() not in extension
 
 
 def test_extensions_are_linked_without_the_folders_of_the_interpreter(

@@ -102,9 +102,7 @@ def test_a_quick_run_tests_a_patch_on_the_newest_release_that_has_it(stack):
     alone = check(stack, "v1.0", only="test", tips=["v1.0"], quick=True)
     assert len(alone.results) == 2, "nothing else tests what it shares"
     whole = check(stack, only="test", tips=["v1.0"])
-    assert len(whole.results) == 3, (
-        "otherwise each release tests all of its own"
-    )
+    assert len(whole.results) == 3, "otherwise each release tests all of its own"
 
 
 def test_a_change_of_the_test_repeats_the_test_alone(stack):
