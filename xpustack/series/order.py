@@ -192,15 +192,20 @@ def redo(release: str, path: Path) -> str:
     before it, and make the step again on top of them. A patch that git does not know
     cannot be taken back."""
     project, slug = Project(path.parents[2]), path.parent.name
+    order = project.series_dir(release) / ORDER
     if _tracked(path, project.root):
         first = f"git checkout -- {shlex.quote(str(path))} takes back an edit; else "
     elif not path.exists():
-        order = project.series_dir(release) / ORDER
         first = f"take its line out of {order}; or "
     else:
         first = ""
-    steps = [BASE_ALONE, *read_order(project, release)]
-    before = steps[steps.index(slug) - 1] if slug in steps else BASE_ALONE
+    try:
+        lines = order.read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    steps = [line.partition("/")[0] for line in lines if _LINE.fullmatch(line)]
+    index = steps.index(slug) if slug in steps else 0
+    before = steps[index - 1] if index else BASE_ALONE
     return (
         f"{first}xpustack apply {release} --upto {before} --to DIR, commit the change"
         f" there with the step's message and the line `Step: {slug}`,"
