@@ -7,7 +7,13 @@ import pytest
 from fake_stack import FakeStack
 
 from xpustack.core.errors import UsageError
-from xpustack.series.order import format_order, position, read_order, require_step
+from xpustack.series.order import (
+    format_order,
+    position,
+    read_order,
+    redo,
+    require_step,
+)
 
 
 def test_quilt_can_follow_the_order_file() -> None:
@@ -29,3 +35,11 @@ def test_the_nearest_step_is_suggested(three_steps: FakeStack) -> None:
     assert position(slugs, "second", "v1.0") == 2
     with pytest.raises(UsageError, match="did you mean second"):
         require_step(slugs, "secnod", "v1.0")
+
+
+def test_the_hint_at_a_patch_reads_past_a_bad_line(stack: FakeStack) -> None:
+    """It must not replace the patch's error by one about the order."""
+    order = stack.project.series_dir("v1.0") / "series"
+    order.write_text(order.read_text() + "no patch\n")
+    hint = redo("v1.0", stack.patch("second"))
+    assert "--upto first --to DIR" in hint
