@@ -6,6 +6,7 @@ properties that ocloc reports, so this needs no device and no SYCL runtime. Each
 compiles in a forked child, because some errors of the compiler abort the process.
 """
 
+import contextlib
 import functools
 import hashlib
 import importlib.metadata
@@ -26,6 +27,8 @@ from triton._C.libtriton import intel, ir
 from triton.backends.compiler import GPUTarget
 from triton.backends.intel.compiler import XPUBackend
 from triton.compiler import ASTSource
+
+from xpustack.core.errors import StackError
 
 from .machine import read
 from .ocloc import Ocloc, OclocError
@@ -264,7 +267,9 @@ def _counted(
         with tempfile.TemporaryDirectory() as folder:
             listed = disassembled(module, device, grf, ocloc, Path(folder))
             code = asdict(read(listed, module.kernel))
-        store.results_put(f"aot-code-{digest}", code)
+        # A cache that cannot be written ends the run where it keeps the whole result.
+        with contextlib.suppress(StackError):
+            store.results_put(f"aot-code-{digest}", code)
     return code
 
 

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compilation to machine code, and the check that it leaves out nothing shipped."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from aot.record import Launch, LaunchRecord, record_cases, recording
 from aot.run import gaps
 from aot.upstream import newer_softmax
 from xpustack.core.cache import Cache
+from xpustack.core.errors import EnvironmentProblem
 
 
 @triton.jit
@@ -73,6 +76,18 @@ def test_a_compiler_failure_is_a_result(ocloc: Ocloc, tmp_path: Path) -> None:
     (result,) = compile_all([bad], ["pvc"], ocloc, Cache(tmp_path))
     assert "power of 2" in result["error"]
     assert not list(tmp_path.rglob("*.json"))
+
+
+class Full(Cache):
+    """A cache on a disk that is full."""
+
+    def results_put(self, key: str, value: Mapping[str, Any]) -> None:
+        raise EnvironmentProblem("the disk is full")
+
+
+def test_a_full_disk_is_no_fault_of_a_kernel(ocloc: Ocloc, tmp_path: Path) -> None:
+    with pytest.raises(EnvironmentProblem, match="full"):
+        compile_all([launch(32, 4)], ["pvc"], ocloc, Full(tmp_path))
 
 
 def test_launches_with_one_spirv_share_its_machine_code(

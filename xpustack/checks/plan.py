@@ -62,8 +62,8 @@ class Planner:
             return
         self._slugs = read_order(project, self._release.name)
         applied = [tree.slug for tree in series.steps]
-        # A step before the broken one is not affected.
-        if step not in applied:
+        # A step before the broken one is not affected, unless the tip is asked for.
+        if tip or step not in applied:
             self._broken(self._slugs[len(applied) :], series.problem)
         whole = len(applied) == len(self._slugs)
         if tip and whole:

@@ -35,7 +35,9 @@ def plan(
         enable_expert_parallel: Whole experts on a rank.
     """
     # The planner is no part of the installed tool.
-    from planner import choices, report, trial
+    import planner.choices as choices
+    import planner.report as report
+    import planner.trial as trial
     from planner.asked import Asked, checkpoint
     from planner.asked import device as device_called
 

@@ -58,7 +58,7 @@ def upstream_tests(
         jobs: Files at a time.
     """
     # What serves upstream is no part of the installed tool.
-    from upstream import vllm_tests
+    import upstream.vllm_tests as vllm_tests
 
     if (prepare or read) and to is None:
         word = "--prepare" if prepare else "--read"

@@ -173,9 +173,12 @@ def stack_error_of(error: Exception) -> StackError:
             detail=[f"asked at {place}"],
             hint=f"ls -ld {shlex.quote(str(path))}" if path else "df -h; ulimit -a",
         )
-    if isinstance(error, ModuleNotFoundError) and error.name in CHECKOUT:
+    # A folder of that name may lie where the command is called.
+    missing = error.name if isinstance(error, ModuleNotFoundError) else None
+    lacks = (missing or "").partition(".")[0]
+    if lacks in CHECKOUT:
         return UsageError(
-            f"the command needs {error.name}, which is not installed",
+            f"the command needs {lacks}, which is not installed",
             hint="python -m xpustack with the same words, in the checkout",
         )
     return InternalError(

@@ -284,6 +284,8 @@ def test_a_malformed_later_step_does_not_concern_an_earlier_one(stack):
     report = check(stack, "v1.0", step="raise-value")
     assert (report.passed, report.failed) == (4, 0), report
     assert "v1.0 later apply failed" in states(check(stack, "v1.0"))
+    tip = check(stack, "v1.0", step="raise-value", tips=["v1.0"])
+    assert states(tip) == ["v1.0 later apply failed"], "there is no tip to test on"
 
 
 class EventLog(Observer):

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[3]
 PLAN = "plan v0.33.0 --model flash --device b60 --count 1"
 
 
+@pytest.mark.parametrize("folder", [False, True], ids=["alone", "beside a folder"])
 @pytest.mark.parametrize(
     ("words", "lacks"),
     [
@@ -23,9 +24,11 @@ PLAN = "plan v0.33.0 --model flash --device b60 --count 1"
     ],
 )
 def test_a_command_says_what_only_the_checkout_has(
-    tmp_path: Path, words: str, lacks: str
+    tmp_path: Path, words: str, lacks: str, folder: bool
 ) -> None:
     (tmp_path / "xpustack").symlink_to(ROOT / "xpustack")
+    if folder:
+        (tmp_path / lacks).mkdir()
     done = subprocess.run(
         [sys.executable, "-m", "xpustack", *words.split()],
         cwd=tmp_path,
