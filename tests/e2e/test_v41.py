@@ -43,8 +43,9 @@ MIXED = Job(
 SHORT = replace(
     MIXED,
     name="v4.1, short",
-    # The second chunk of the long one comes beside decode.
-    waves=((Prompt(5, 4, seed=2), Prompt(60, 5, seed=20)),),
+    # The second chunk of the long one comes beside decode. For the float32 model each
+    # token leads by 0.45 or more: by less, a processor's roundings choose another.
+    waves=((Prompt(5, 4, seed=49), Prompt(60, 5, seed=97)),),
     xe_cores=XE_CORES,
     short=True,
 )
