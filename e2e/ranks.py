@@ -6,6 +6,7 @@ tokens are one rank's, up to a token of which Hugging Face's model is not sure e
 """
 
 import socket
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -107,6 +108,10 @@ FEATURES: dict[str, dict[str, Any]] = {
 """What drafts, if anything."""
 
 
+Answers = tuple[Served, list[Served], EngineStopped | None]
+"""One rank's answer, each engine's, and why there is none of these."""
+
+
 class Case:
     """One cell of the matrix: a release, a split and a feature."""
 
@@ -157,17 +162,19 @@ class Case:
         running = [self.engines.order(self.release, job) for job in asked]
         return [one.result() for one in running]
 
+    def begin(self) -> Future[Answers]:
+        """Serve the case beside other jobs, if it was not begun before."""
+        return self.engines.begin(answers, self.release, self.split, self.feature)
+
     def judge(self) -> Verdict:
         """Hold the split to the bounds and to one rank's tokens.
 
         Raises:
             AssertionError: a layer, a token or the number of accepted drafts is wrong.
         """
-        one = self.on_one_rank()
+        one, results, stop = self.begin().result()
         known = successors(one)
-        try:
-            results = self.served(known)
-        except EngineStopped as stop:
+        if stop:
             found = ended(str(stop))
             assert found.kind == "refuses", stop
             return Verdict("refused", found.why)
@@ -185,6 +192,16 @@ class Case:
             if self.split.rows:
                 check_shared(result, self.split)
         return Verdict("near tie" if near else "equal", "; ".join(near))
+
+
+def answers(engines: Engines, release: str, split: Split, feature: str) -> Answers:
+    """Those of a case, on one rank and then on several."""
+    case = Case(engines, release, split, feature)
+    one = case.on_one_rank()
+    try:
+        return one, case.served(successors(one)), None
+    except EngineStopped as stop:
+        return one, [], stop
 
 
 def check_shared(result: Served, split: Split) -> None:

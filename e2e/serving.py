@@ -6,13 +6,13 @@ import json
 import random
 import tomllib
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +39,7 @@ from xpustack.steptest.environment import engine_environment
 from xpustack.steptest.server import warm_server
 
 HERE = Path(__file__).parent
+T = TypeVar("T")
 LIMIT = 900.0
 IMPORTED = (
     "emulated_xpu.pytest_plugin",
@@ -223,7 +224,9 @@ class Engines:
         self._server = warm_server(Runner())
         self._pool = ThreadPoolExecutor(workers)
         self._late = ThreadPoolExecutor(1)
+        self._longer = ThreadPoolExecutor(1)
         self._running: dict[tuple[str, bool, str], Future[Served]] = {}
+        self._begun: dict[tuple[object, ...], Future[Any]] = {}
 
     def order(self, release: str, job: Job, patched: bool = True) -> Future[Served]:
         """Start a job, unless it was started before."""
@@ -244,6 +247,15 @@ class Engines:
             EngineStopped: the engine ended with an error; the message has its trace.
         """
         return self._ordered(self._late, release, job, patched).result()
+
+    def begin(self, work: Callable[..., T], *given: object) -> Future[T]:
+        """Call `work(engines, *given)` beside the jobs, one such call at a time, unless
+        it was called before. It may serve jobs, but holds no result to a twin, whose
+        roundings all threads would see."""
+        key = (work, *given)
+        if key not in self._begun:
+            self._begun[key] = self._longer.submit(work, self, *given)
+        return self._begun[key]
 
     def written(self, name: str) -> tuple[Path, Path]:
         """The published form and the twin of another writer's checkpoint."""
@@ -317,7 +329,7 @@ class Engines:
                 yield release, "patched" if patched else "untouched", future.result()
 
     def close(self) -> None:
-        for pool in (self._pool, self._late):
+        for pool in (self._longer, self._pool, self._late):
             pool.shutdown(wait=False, cancel_futures=True)
         self._server.close()
 

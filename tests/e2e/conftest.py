@@ -29,7 +29,7 @@ def engines(
     """Serves jobs; the checkpoint and the installed trees are made once.
 
     What the collected tests will ask for starts at once: release by release, the
-    longest jobs first.
+    longest jobs first, and beside them what other tests begin.
     """
     wanted: list[tuple[str, Job, bool]] = []
     for item in request.session.items:
@@ -49,6 +49,10 @@ def engines(
         _open.append(opened)
         for release, job, patched in wanted:
             opened.order(release, job, patched)
+        for item in request.session.items:
+            begins = item.get_closest_marker("begins")
+            if isinstance(item, pytest.Function) and begins:
+                begins.kwargs["start"](opened, **item.callspec.params)
         yield opened
 
 

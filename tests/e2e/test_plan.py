@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks import memory
 from e2e import checkpoint, v41
+from e2e.serving import Engines
 from planner import asked, choices, trial
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
@@ -23,9 +24,20 @@ class OneSplit(asked.Asked):
         return [{"tensor_parallel_size": 8, "pipeline_parallel_size": 1}]
 
 
-def start(release: str, device: str) -> tuple[asked.Asked, trial.Trial]:
+def start(
+    engines: Engines, release: str, device: str
+) -> tuple[asked.Asked, trial.Trial]:
     wanted = OneSplit(asked.checkpoint("flash"), asked.device(device), 8, 131_072, 8)
     return wanted, run(release, wanted)
+
+
+def on_a_device(device: str) -> pytest.MarkDecorator:
+    """Starts it for the test beside other tests."""
+
+    def begin(engines: Engines, release: str) -> None:
+        engines.begin(start, release, device)
+
+    return pytest.mark.begins(start=begin)
 
 
 def run(release: str, wanted: asked.Asked) -> trial.Trial:
@@ -34,9 +46,10 @@ def run(release: str, wanted: asked.Asked) -> trial.Trial:
     return trial.run(project, Cache.default(progress=print), pinned, wanted)
 
 
-def test_weights_are_those_of_the_arithmetic(release: str) -> None:
+@on_a_device("max1100")
+def test_weights_are_those_of_the_arithmetic(engines: Engines, release: str) -> None:
     """Within 0.1 %, as stored or with linear layers in bf16, as the page says."""
-    wanted, tried = start(release, "max1100")
+    wanted, tried = engines.begin(start, release, "max1100").result()
     (choice,) = choices.choices(wanted, tried)
     (stage,) = choice.attempt.stages
     forms = [memory.weights(memory.FLASH, 8, widened=wide) for wide in (False, True)]
@@ -47,8 +60,9 @@ def test_weights_are_those_of_the_arithmetic(release: str) -> None:
 
 
 @pytest.mark.newest
-def test_what_does_not_fit_is_refused(release: str) -> None:
-    wanted, tried = start(release, "b60")
+@on_a_device("b60")
+def test_what_does_not_fit_is_refused(engines: Engines, release: str) -> None:
+    wanted, tried = engines.begin(start, release, "b60").result()
     assert not choices.choices(wanted, tried)
     (refused,) = choices.refusals(tried, [])
     room = wanted.usable() - choices.ACTIVATIONS

@@ -28,6 +28,10 @@ def cells(short: bool) -> Iterator[Any]:
                 yield pytest.param(split, feature, id=f"{split}, {feature}")
 
 
+def begin(engines: Engines, release: str, split: str, feature: str) -> None:
+    Case(engines, release, SPLITS[split], feature).begin()
+
+
 @pytest.fixture
 def hold(request: pytest.FixtureRequest, engines: Engines) -> Any:
     """Serves a cell, and compares what comes out with the record."""
@@ -56,6 +60,7 @@ def hold(request: pytest.FixtureRequest, engines: Engines) -> Any:
 
 
 @pytest.mark.newest
+@pytest.mark.begins(start=begin)
 @pytest.mark.parametrize(("split", "feature"), list(cells(short=True)))
 def test_ranks(hold: Any, release: str, split: str, feature: str) -> None:
     hold(release, split, feature)

@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Texts and chats over HTTP, by the `openai` client."""
 
+from concurrent.futures import Future
 from dataclasses import replace
 
 import pytest
 
 from e2e.chat import END, MAX_LENGTH, SPECIAL
 from e2e.server import MODEL, Server, checkpoint_of
-from e2e.serving import Engines, Job, Prompt
+from e2e.serving import Engines, Job, Prompt, Served
 
 pytestmark = pytest.mark.newest
 
@@ -19,16 +20,22 @@ CLOSE = 1e-4
 """How far log-probabilities of the same tokens may lie apart."""
 
 
-@pytest.mark.shows("tokens and log-probabilities of a completion", "equal")
-def test_tokens_and_logprobs_are_the_engines_own(
-    engines: Engines, server: Server, release: str
-) -> None:
+@pytest.fixture(scope="session")
+def alone(engines: Engines, release: str) -> Future[Served]:
+    """The engine without a server, started beside it."""
     sampling = (("logprobs", 2),)
-    # One after the other, as here: no sum depends on another request.
+    # One after the other, as over HTTP: no sum depends on another request.
     waves = tuple((replace(prompt, sampling=sampling),) for prompt in PROMPTS)
     sizes = (("max_model_len", MAX_LENGTH),)
     name = checkpoint_of(engines, release)
-    engine = engines.serve(release, Job("engine", waves, sizes, checkpoint=name))
+    return engines.order(release, Job("engine", waves, sizes, checkpoint=name))
+
+
+@pytest.mark.shows("tokens and log-probabilities of a completion", "equal")
+def test_tokens_and_logprobs_are_the_engines_own(
+    alone: Future[Served], server: Server
+) -> None:
+    engine = alone.result()
     for prompt, tokens, (places,) in zip(
         PROMPTS, engine.new_tokens(), engine.answer["logprobs"], strict=True
     ):
