@@ -46,8 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     )
     config.addinivalue_line(
         "markers",
-        "begins(*, start): `start(engines, **parameters)` calls `Engines.begin` for what"
-        " takes the test long",
+        "begins(*, start): `start(engines, **parameters)` calls `Engines.begin` for"
+        " what takes the test long",
     )
     config.addinivalue_line("markers", "full: takes minutes; runs with --full alone")
     config.addinivalue_line("markers", "newest: other releases run with --full alone")
@@ -65,12 +65,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("release", options.release or default, scope="session")
 
 
-@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> None:
-    """Leave out what takes minutes, and wait last for what was begun at first."""
-    items.sort(key=lambda item: item.get_closest_marker("begins") is not None)
     if config.option.full:
         return
     long = [item for item in items if item.get_closest_marker("full")]

@@ -64,6 +64,11 @@ def twin(engines: Engines) -> Twin:
     return found
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Wait last for what was begun at first."""
+    session.items.sort(key=lambda item: item.get_closest_marker("begins") is not None)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write down what the checks found of V4 Vision and V4.1, if no test failed."""
