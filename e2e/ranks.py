@@ -109,7 +109,7 @@ FEATURES: dict[str, dict[str, Any]] = {
 
 
 Answers = tuple[Served, list[Served], EngineStopped | None]
-"""One rank's answer, each engine's, and why there is none of these."""
+"""One rank's answer, each engine's, and what stopped an engine."""
 
 
 class Case:

@@ -44,7 +44,7 @@ SHORT = replace(
     MIXED,
     name="v4.1, short",
     # The second chunk of the long one comes beside decode. For the float32 model each
-    # token leads by 0.45 or more: by less, a processor's roundings choose another.
+    # token leads by 0.45 or more: near a tie the processor's roundings choose.
     waves=((Prompt(5, 4, seed=49), Prompt(60, 5, seed=97)),),
     xe_cores=XE_CORES,
     short=True,
