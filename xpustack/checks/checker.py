@@ -120,15 +120,24 @@ class Checker:
         known = (self.stored(key, "lint", after.release.name, name) for key in keys)
         return next(filter(None, known), None)
 
-    def lint(self, name: str, before: Tree, after: Tree, *, types: bool) -> Result:
-        """Lint what a tree changes of another; a stored pass is taken.
+    def lint(
+        self,
+        name: str,
+        before: Tree,
+        after: Tree,
+        *,
+        types: bool,
+        daemon: bool = False,
+    ) -> Result:
+        """Lint what a tree changes of another; a stored pass is taken. Arguments are
+        those of `Linter.lint`.
 
         Raises:
             As `Linter.lint`.
         """
         if known := self.known_lint(name, before, after, types=types):
             return known
-        result = self._linter.lint(name, before, after, types=types)
+        result = self._linter.lint(name, before, after, types=types, daemon=daemon)
         return self.keep(lint_key(before, after, types=types), result)
 
     def step_test(

@@ -100,7 +100,9 @@ class Planner:
     def _steps(self, series: Series, step: str | None, types: bool) -> None:
         for after in series.steps:
             if step in (None, after.slug):
-                self._lint(after.slug, after.parent, after, types)
+                # The tip, or a single step, gets mypy itself.
+                daemon = types and step is None and len(series.steps) > 1
+                self._lint(after.slug, after.parent, after, types, daemon)
                 for tree in (after.parent, after):
                     self._build(tree, tree.label)
                 self._test(after, after.parent, after)
@@ -134,9 +136,12 @@ class Planner:
                 self._release.name, COPIED, "build", compare, (task,)
             )
 
-    def _lint(self, label: str, before: Tree, after: Tree, types: bool) -> None:
+    def _lint(
+        self, label: str, before: Tree, after: Tree, types: bool, daemon: bool = False
+    ) -> None:
         if "lint" in self._kinds:
-            work = partial(self._checker.lint, label, before, after, types=types)
+            lint = partial(self._checker.lint, types=types, daemon=daemon)
+            work = partial(lint, label, before, after)
             self.tasks.append(Task(self._release.name, label, "lint", work))
 
     def _test(self, tree: StepTree, before: Tree | None, after: Tree) -> None:

@@ -13,6 +13,7 @@ from xpustack.core.checkout import Checkout
 from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Completed, Runner, clean_environment
 from xpustack.forks.server import Server
+from xpustack.lint import mypy_daemon
 from xpustack.lint.hook_configuration import PRE_COMMIT_FILE, Hook, Hooks
 from xpustack.lint.hook_environment import make_hook_environment
 
@@ -48,6 +49,7 @@ class HookRunner:
 
     Args:
         work: where linters may write.
+        daemon: whether mypy's daemon checks types, and stays in `work`.
     """
 
     runner: Runner
@@ -55,6 +57,7 @@ class HookRunner:
     hooks: Hooks
     checkout: Checkout
     work: Path
+    daemon: bool = False
     tools: dict[str, None] = field(default_factory=dict)
     seconds: float = 0.0
 
@@ -157,7 +160,10 @@ class HookRunner:
         if not folder.exists():
             make_hook_environment(folder, hook.additional_dependencies)
         programs = folder / "bin"
-        path = f"{programs}{os.pathsep}{self._environment()['PATH']}"
+        first = [programs]
+        if self.daemon:
+            first.insert(0, mypy_daemon.put_first(folder / "daemon", programs))
+        path = os.pathsep.join([*map(str, first), self._environment()["PATH"]])
         cache = str(self.work / "mypy")
         command = [str(programs / "python"), *words]
         return self._run(hook.id, command, PATH=path, MYPY_CACHE_DIR=cache)

@@ -15,6 +15,7 @@ from xpustack.core.checkout import Checkout
 from xpustack.core.process import Runner
 from xpustack.core.project import Project
 from xpustack.forks.server import Server
+from xpustack.lint import mypy_daemon
 from xpustack.lint.hook_configuration import read_hooks
 from xpustack.lint.hook_runner import HookRunner, LintFinding
 from xpustack.series.result import Result
@@ -65,7 +66,15 @@ class Linter:
             self._place = None
             self._stack.close()
 
-    def lint(self, name: str, before: Tree, after: Tree, *, types: bool) -> Result:
+    def lint(
+        self,
+        name: str,
+        before: Tree,
+        after: Tree,
+        *,
+        types: bool,
+        daemon: bool = False,
+    ) -> Result:
         """Lint the files in which the trees differ, and compare: where `after` is
         clean, nothing can be new, and `before` is not looked at.
 
@@ -73,6 +82,8 @@ class Linter:
             before: the same tree with fewer steps.
             name: what the result is called.
             types: whether mypy runs, too.
+            daemon: whether it is mypy's daemon, which stays until `close`. It starts
+                more slowly, and is ten times as fast on each further tree of a release.
 
         Raises:
             EnvironmentProblem: ruff is not of the base's version, or a tool broke.
@@ -88,7 +99,9 @@ class Linter:
             checkout.check_out(after.tree_id)
             hooks = read_hooks(files, after.release.name)
             work = place / "work"
-            runner = HookRunner(self._runner, self._server, hooks, checkout, work)
+            runner = HookRunner(
+                self._runner, self._server, hooks, checkout, work, daemon
+            )
             found = runner.findings(after.tree_id, paths, types)
             new: tuple[LintFinding, ...] = ()
             if found:
@@ -113,6 +126,7 @@ class Linter:
         place = self._stack.enter_context(self._store.cache.scratch(in_memory=True))
         for name in ("files", "work"):
             (place / name).mkdir()
+        self._stack.callback(mypy_daemon.end_all, place / "work")
         return place
 
 

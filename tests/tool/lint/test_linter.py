@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Lint compares with the base, by the base's own configuration."""
 
+import contextlib
 import itertools
+import json
 import subprocess
 import sys
+import tempfile
+import time
 from contextlib import closing
+from pathlib import Path
 
 import pytest
 import tiny_stack
@@ -171,15 +176,19 @@ def test_lints_that_follow_each_other_find_what_each_finds_alone(typed):
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
         # Forward, the tip at once, then back: no order is assumed.
         for pair in [*pairs, whole, pairs[0]]:
-            again = linter.lint("step", *pair, types=True)
-            assert outcome(again) == alone[pair]
+            for daemon in (False, True):
+                again = linter.lint("step", *pair, types=True, daemon=daemon)
+                assert outcome(again) == alone[pair]
 
 
-def test_errors_of_types_count_where_their_file_is_touched(typed):
+@pytest.mark.parametrize("daemon", [False, True])
+def test_errors_of_types_count_where_their_file_is_touched(typed, daemon):
     trees = typed.trees()
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
         pairs = itertools.pairwise(trees)
-        lints = [linter.lint("step", *pair, types=True) for pair in pairs]
+        lints = [
+            linter.lint("step", *pair, types=True, daemon=daemon) for pair in pairs
+        ]
     counts = [
         (sum(": mypy-" in new for new in done.detail), int(done.summary.split()[2]))
         for done in lints
@@ -226,6 +235,42 @@ def test_a_hook_that_edits_a_file_edits_no_tree(typed):
 def test_nothing_stays_behind_a_linter(typed, monkeypatch):
     monkeypatch.setattr(cache_module, "MEMORY", typed.root / "no such folder")
     with closing(Linter(Runner(), Store(typed.cache))) as linter:
-        linter.lint("step", *typed.trees()[:2], types=True)
+        linter.lint("step", *typed.trees()[:2], types=True, daemon=True)
         assert list((typed.cache.root / "scratch").iterdir()) != []
     assert list((typed.cache.root / "scratch").iterdir()) == []
+
+
+def test_the_daemon_stays_for_the_next_step_and_ends_with_the_linter(
+    typed, monkeypatch
+):
+    def runs(pid: int) -> bool:
+        # One that has ended and waits for its parent has no words.
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            return b"dmypy" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return False
+
+    pids = []
+    # The path of a socket must be short.
+    with tempfile.TemporaryDirectory(dir="/tmp") as memory:
+        monkeypatch.setattr(cache_module, "MEMORY", Path(memory))
+        with closing(Linter(Runner(), Store(typed.cache))) as linter:
+            for pair in itertools.pairwise(typed.trees()[:3]):
+                linter.lint("step", *pair, types=True, daemon=True)
+                (status,) = Path(memory).rglob("dmypy.json")
+                pids.append(json.loads(status.read_bytes())["pid"])
+                assert runs(pids[-1])
+    assert pids[0] == pids[1]
+    limit = time.monotonic() + 10
+    while runs(pids[0]):
+        assert time.monotonic() < limit, "it still runs"
+        time.sleep(0.01)
+
+
+def test_without_room_for_its_socket_mypy_itself_checks(typed, monkeypatch):
+    monkeypatch.setattr(cache_module, "MEMORY", typed.root / ("long" * 25))
+    with closing(Linter(Runner(), Store(typed.cache))) as linter:
+        (typed.root / ("long" * 25)).mkdir()
+        breaks = typed.trees()[4:6]
+        done = linter.lint("step", *breaks, types=True, daemon=True)
+        assert list(typed.root.rglob("dmypy.json")) == []
+    assert outcome(done) == outcome(lint(typed, *breaks))
