@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import attention_batch, kernel_trace, layer_parts, layout
+from helpers import kernel_trace, layer_parts, layout
 from helpers import output_projection as projection
 from helpers import reference_attention as reference
 from helpers.attention_batch import Batch, random_sinks
@@ -51,8 +51,9 @@ def allocated(layer: Any, tokens: int) -> Any:
     return output
 
 
-@pytest.mark.parametrize("kind", BATCHES)
-@pytest.mark.parametrize("ratio", attention_batch.RATIOS)
+@pytest.mark.parametrize(
+    ("ratio", "kind"), [(0, "both"), (4, "decode"), (4, "prefill"), (128, "both")]
+)
 def test_the_product_follows_attention(
     ratio: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

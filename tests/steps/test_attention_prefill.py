@@ -62,7 +62,7 @@ def test_nothing_past_the_length_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.mark.parametrize("ratio", attention_batch.RATIOS)
 def test_its_memory_is_reserved(ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Batch(ratio, (260, 9), (2, 2), sinks=NO_SINKS)
+    batch = Batch(ratio, (131, 9), (2, 2), sinks=NO_SINKS)
     with batch.ready() as run, kernel_trace.traced(monkeypatch) as trace:
         output = run()
     assert output.isfinite().all(), f"{int(output.isnan().sum())} values are NaN"

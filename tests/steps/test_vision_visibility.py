@@ -3,7 +3,6 @@
 
 import pytest
 import torch
-from helpers import attention_batch
 from helpers import reference_attention as reference
 from helpers.attention_batch import Batch, random_sinks
 
@@ -14,11 +13,16 @@ def off_by(batch: Batch, sinks: torch.Tensor) -> float:
     return reference.relative(batch.forward(), batch.expected(sinks))
 
 
-@pytest.mark.parametrize("ratio", attention_batch.RATIOS)
-def test_an_image_sees_itself(ratio: int) -> None:
-    """It is longer than the window, and text is before and after it."""
+@pytest.mark.parametrize(
+    ("ratio", "tokens", "new", "image"),
+    [(0, 45, 45, (9, 38)), (4, 190, 190, (39, 180)), (128, 170, 35, (140, 163))],
+)
+def test_an_image_sees_itself(
+    ratio: int, tokens: int, new: int, image: tuple[int, int]
+) -> None:
+    """Text is before and after it, and one is longer than the window."""
     sinks = random_sinks()
-    batch = Batch(ratio, (190,), (190,), sinks=sinks, images={0: [(39, 180)]})
+    batch = Batch(ratio, (tokens,), (new,), sinks=sinks, images={0: [image]})
     error = off_by(batch, sinks)
     print(f"figure: attention of an image is off by {error:.2%}")
     assert error < TOLERANCE, f"attention of an image is off by {error:.1%}"
