@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What takes the place of `mypy` where one release is linted step after step: mypy's own
-daemon, which stays for the next step.
+"""What takes the place of `mypy` where one release is linted step after step: mypy's
+own daemon, which stays for the next step.
 
 A change of one module makes `mypy` check all modules that import each other again, and
 vLLM's nearly all do: 9 s for a step, where the daemon takes 1 s. It refuses

@@ -63,14 +63,23 @@ def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
 ) -> None:
     for release in ("v1.0", "v2.0"):
         stack.add("more", {VALUE: TWO + "MORE = 1\n"}, release)
-    real, typed = Linter.lint, []
+    real, typed, by_daemon = Linter.lint, [], []
 
     def lint(
-        linter: Linter, name: str, before: Tree, after: Tree, *, types: bool
+        linter: Linter,
+        name: str,
+        before: Tree,
+        after: Tree,
+        *,
+        types: bool,
+        daemon: bool,
     ) -> Result:
+        what = f"{after.release.name} {after.label} over {before.label}"
         if types:
-            typed.append(f"{after.release.name} {after.label} over {before.label}")
-        return real(linter, name, before, after, types=types)
+            typed.append(what)
+        if daemon:
+            by_daemon.append(what)
+        return real(linter, name, before, after, types=types, daemon=daemon)
 
     monkeypatch.setattr(Linter, "lint", lint)
     shutil.rmtree(stack.cache.results, ignore_errors=True)
@@ -79,6 +88,8 @@ def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
     assert sorted(typed) == sorted(
         ["v1.0 more over base", *steps, "v2.0 more over base"]
     )
+    assert by_daemon == steps, "the daemon checks what follows each other"
+    by_daemon.clear()
     typed.clear()
     assert check(stack, only="lint", tips=["v1.0"]).failed == 0
     assert typed == [], "quick uses what the whole run stored"
@@ -91,7 +102,7 @@ def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
     shutil.rmtree(stack.cache.results)
     typed.clear()
     check(stack, "v1.0", step="more", only="lint")
-    assert typed == []
+    assert typed == [] and by_daemon == []
 
 
 def test_a_quick_run_tests_a_patch_on_the_newest_release_that_has_it(stack):
