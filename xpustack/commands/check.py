@@ -49,8 +49,9 @@ def check(
     Args:
         release: Such as v0.22.1.
         step: A step's slug.
-        jobs: How many checks run at the same time; by default as many as there are
-            CPUs that this process may use.
+        jobs: How many checks run at the same time; by default one more than the CPUs
+            that this process may use, for tests of steps that follow each other wait
+            for the same imports.
         only: One kind of check.
         only_static: Check the stack's own files alone.
         tip: Check whole series, not each step.
@@ -78,7 +79,7 @@ def check(
         for release in chosen
         if tip or (quick and release.name != pinned.newest.name)
     ]
-    jobs = jobs or usable_cpus()
+    jobs = jobs or usable_cpus() + 1
     with (
         showing_checks() as display,
         using_cache(offline, display.message) as cache,

@@ -279,7 +279,7 @@ def test_a_command_runs_as_if_started_elsewhere(call, tiny: TinyStack, tmp_path)
     assert (done.exit_code, Path.cwd()) == (0, tiny.project.root), done.output
 
 
-def test_jobs_are_the_cpus_that_the_process_may_use(call, monkeypatch):
+def test_jobs_are_one_more_than_the_cpus_that_the_process_may_use(call, monkeypatch):
     asked = {}
 
     def run(project, cache, chosen, **options):
@@ -290,7 +290,7 @@ def test_jobs_are_the_cpus_that_the_process_may_use(call, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(7)))
     monkeypatch.setattr(process, "_limits", lambda root: iter([5.5]))
     assert call("check").exit_code == 0
-    assert asked["jobs"] == 5
+    assert asked["jobs"] == 6
 
 
 @pytest.mark.parametrize(
