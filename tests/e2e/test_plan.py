@@ -46,6 +46,7 @@ def run(release: str, wanted: asked.Asked) -> trial.Trial:
     return trial.run(project, Cache.default(progress=print), pinned, wanted)
 
 
+@pytest.mark.newest
 @on_a_device("max1100")
 def test_weights_are_those_of_the_arithmetic(engines: Engines, release: str) -> None:
     """Within 0.1 %, as stored or with linear layers in bf16, as the page says."""
