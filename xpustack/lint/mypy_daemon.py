@@ -9,8 +9,8 @@ errors in files that were not named are left out here, as `silent` would leave t
 
 This file is a program of its own, started by the wrapper that `put_first` writes. Its
 first argument is the daemon's status file, the others are those of `mypy`. What names
-its own way to follow imports goes to `mypy` itself, and so does everything where no
-daemon can start: the path of its socket may be too long.
+its own way to follow imports goes to `mypy` itself, and so does everything for which
+the daemon has no verdict: it may have died, or the path of its socket is too long.
 """
 
 import contextlib
@@ -58,11 +58,11 @@ def main() -> int:
             check=False,
         )
         lines = done.stdout.splitlines()
-        if done.returncode == _ERRORS:
+        counted = "".join(lines[-1:]).startswith("Found ")
+        if done.returncode == 0 or (done.returncode == _ERRORS and counted):
             lines = [line for line in lines if line.partition(":")[0] in words]
-        if Path(status).exists():
             print(*lines, sep="\n")
-            return done.returncode if lines else 0
+            return _ERRORS if any(": error: " in line for line in lines) else 0
     return subprocess.run([f"{programs}/mypy", *words], check=False).returncode
 
 

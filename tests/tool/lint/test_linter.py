@@ -20,6 +20,7 @@ from xpustack.core import cache as cache_module
 from xpustack.core import fingerprint
 from xpustack.core.errors import EnvironmentProblem
 from xpustack.core.process import Runner
+from xpustack.lint import mypy_daemon
 from xpustack.lint.hook_environment import make_hook_environment
 from xpustack.lint.hook_runner import LintFinding
 from xpustack.lint.linter import Linter, lint_key, new_findings
@@ -274,3 +275,17 @@ def test_without_room_for_its_socket_mypy_itself_checks(typed, monkeypatch):
         done = linter.lint("step", *breaks, types=True, daemon=True)
         assert list(typed.root.rglob("dmypy.json")) == []
     assert outcome(done) == outcome(lint(typed, *breaks))
+
+
+@pytest.mark.parametrize("end", ["exit 1", "exit 2", "kill -9 $$"])
+def test_a_daemon_without_a_verdict_leaves_it_to_mypy(tmp_path, end):
+    programs = make_hook_environment(tmp_path / "hook", ["mypy"])
+    says = "#!/bin/sh\necho Daemon has died\n"
+    (programs / "dmypy").write_text(says + end + "\n")
+    first = mypy_daemon.put_first(tmp_path / "daemon", programs)
+    (first / "dmypy.json").write_text("{}")
+    (tmp_path / "bare.py").write_text('x: int = ""\n')
+    done = subprocess.run(
+        [first / "mypy", "bare.py"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "bare.py:1: error: " in done.stdout, done
