@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""For how many Xe-cores an installed vLLM divides its decode into programs."""
+"""How an installed vLLM divides its decode into programs."""
 
 import importlib
 from typing import Any
@@ -7,8 +7,7 @@ from typing import Any
 CONFIG = "vllm.model_executor.kernels.xpu_dsv4._decode_config"
 
 
-def plan_decode(xe_cores: int) -> None:
-    """Divide it as on a device of so many. On few, no keys are split, which the
-    interpreter does slowly."""
+def split_no_keys() -> None:
+    """Divide it as on a device that is full with one program for each tile of heads."""
     config: Any = importlib.import_module(CONFIG)
-    config.XE_CORES = xe_cores
+    config.XE_CORES = 0

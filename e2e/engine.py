@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from e2e.decode_plan import plan_decode
+from e2e.decode_plan import split_no_keys
 from e2e.pictures import Picture
 
 HOME = "emulated_xpu.pytest_plugin"
@@ -63,8 +63,8 @@ def generate(job: dict[str, Any]) -> dict[str, Any]:
     # A model's class is looked at here, not in a process that imports vLLM anew.
     registry: Any = importlib.import_module("vllm.model_executor.models.registry")
     registry._run_in_subprocess = lambda look: look()
-    if cores := job.get("xe_cores"):
-        plan_decode(cores)
+    if not job.get("splits_keys", True):
+        split_no_keys()
     given = {**ENGINE, **job.get("engine", {})}
     if hasattr(EngineArgs, HASH):
         # Images are hashed; the default needs a package that nothing else here does.

@@ -28,8 +28,6 @@ SHORT = (Prompt(40, 7, seed=21), Prompt(6, 6, seed=337))
 """Their tokens lead by more than those of other seeds, on one rank."""
 STAGED = (Prompt(40, 7, seed=152), Prompt(6, 6, seed=29))
 """The same of six layers: for Hugging Face's model each token leads by 0.24."""
-XE_CORES = 1
-"""So few that decode splits no keys, which the interpreter does slowly."""
 DSPARK = "DSpark"
 
 
@@ -139,7 +137,7 @@ class Case:
                 (self.prompts[rank :: split.engines],),
                 tuple((split.arguments | more).items()),
                 checkpoint=name,
-                xe_cores=XE_CORES,
+                splits_keys=False,
                 environment=(FORKED, *others.items()),
             )
             for rank, others in enumerate(split.environments())

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trees built, installed and served: one process of `engine.py` for each job."""
 
-import hashlib
 import json
 import random
 import tomllib
-import zipfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,8 +23,7 @@ from e2e.v41_draft_twin import V41DraftTwin
 from e2e.v41_twin import V41Twin
 from e2e.vision import StagedVision, Vision
 from e2e.vision_twin import VisionTwin
-from xpustack.base.download import download
-from xpustack.base.index import PipConfiguration
+from e2e.wrappers import WRAPPERS, wrappers_of
 from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
@@ -48,20 +45,6 @@ IMPORTED = (
     "vllm.entrypoints.llm",
 )
 """What the engines of one tree share."""
-WRAPPERS = {
-    "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
-    "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
-    "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
-}
-"""SHA-256 of the wheels of vllm-xpu-kernels on the package index, whose own Python runs
-around the emulated ops. Others are nowhere that pip looks: our class stands in."""
-WRAPPED = (
-    "flash_attn_interface.py",
-    "fused_moe_interface.py",
-    "moe_utils.py",
-    "quantization/",
-)
-
 SHARING = "indexer_tp_shard_min_rows"
 """The setting of rows that ranks share."""
 ABSENT = ("lmformatenforcer", "outlines_core")
@@ -134,9 +117,9 @@ class Job:
     refused: tuple[Prompt, ...] = ()
     """What is asked at the end, and must be refused; the first prompt is then asked
     again."""
-    xe_cores: int | None = None
-    """Xe-cores of the device for which decode is planned; the kernels' own guess if
-    none. On few, a batch's keys are not split, which the interpreter does slowly."""
+    splits_keys: bool = True
+    """Whether programs of a decode share a token's keys, which the interpreter runs
+    slowly."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that the engine sees besides those of every job."""
     short: bool = False
@@ -228,15 +211,14 @@ class Engines:
         self._running: dict[tuple[str, bool, str], Future[Served]] = {}
         self._begun: dict[tuple[object, ...], Future[Any]] = {}
 
-    def order(self, release: str, job: Job, patched: bool = True) -> Future[Served]:
-        """Start a job, unless it was started before."""
-        return self._ordered(self._pool, release, job, patched)
-
-    def _ordered(
-        self, pool: ThreadPoolExecutor, release: str, job: Job, patched: bool
+    def order(
+        self, release: str, job: Job, patched: bool = True, *, at_once: bool = False
     ) -> Future[Served]:
+        """Start a job, unless it was started before; `at_once` lets it overtake those
+        that were."""
         key = (release, patched, job.name)
         if key not in self._running:
+            pool = self._late if at_once else self._pool
             self._running[key] = pool.submit(self._serve, release, job, patched)
         return self._running[key]
 
@@ -246,7 +228,7 @@ class Engines:
         Raises:
             EngineStopped: the engine ended with an error; the message has its trace.
         """
-        return self._ordered(self._late, release, job, patched).result()
+        return self.order(release, job, patched, at_once=True).result()
 
     def begin(self, work: Callable[..., T], *given: object) -> Future[T]:
         """Call `work(engines, *given)` beside the jobs, one such call at a time, unless
@@ -347,7 +329,7 @@ class Engines:
                     "engine": dict(job.engine),
                     "sabotage": job.sabotage,
                     "counting": job.counting,
-                    "xe_cores": job.xe_cores,
+                    "splits_keys": job.splits_keys,
                     "environment": dict(job.environment),
                     "waves": [[p.order() for p in wave] for wave in job.waves],
                     "refused": [p.order() for p in job.refused],
@@ -391,7 +373,8 @@ class Engines:
         version = pinned.xpu_kernels.version
         wrappers = {}
         if version in WRAPPERS:
-            wrappers["EMULATED_XPU_WRAPPERS"] = str(self.wrappers(version))
+            found = wrappers_of(self.cache, version, self.work)
+            wrappers["EMULATED_XPU_WRAPPERS"] = str(found)
         path = (site, self.work / "support")
         return engine_environment(version, own, path, **wrappers)
 
@@ -413,44 +396,6 @@ class Engines:
             "[vllm.platform_plugins]\n{} = {}\n".format(*point)
             + "[vllm.general_plugins]\ne2e = e2e.server_plugin:register\n"
         )
-
-    def wrappers(self, version: str) -> Path:
-        """The Python modules of a wheel of vllm-xpu-kernels around the ops."""
-        folder = self.work / f"wrappers-{version}"
-        with self.cache.lock(f"wrappers-{version}"):
-            if not folder.is_dir():
-                wheel = fetch(self.cache, version)
-                with zipfile.ZipFile(wheel) as archive:
-                    for name in archive.namelist():
-                        inside = name.removeprefix("vllm_xpu_kernels/")
-                        if inside.startswith(WRAPPED) and name.endswith(".py"):
-                            target = folder / inside
-                            target.parent.mkdir(parents=True, exist_ok=True)
-                            target.write_bytes(archive.read(name))
-        return folder
-
-
-def fetch(cache: Cache, version: str) -> Path:
-    """The wheel of vllm-xpu-kernels, downloaded once (141 MB) and hashed each time."""
-    sha256 = WRAPPERS[version]
-    name = f"vllm_xpu_kernels-{version}-cp38-abi3-manylinux_2_28_x86_64.whl"
-    found = cache.sdists / sha256 / name
-    if not found.is_file():
-        index = PipConfiguration.of_this_machine().index()
-        wanted = f"vllm-xpu-kernels=={version}"
-        links = [
-            package.link
-            for package in index.finder.find_matches(wanted)
-            if package.link.filename == name
-        ]
-        assert links, f"none of pip's indexes and find-links has {name}"
-        with cache.lock(f"wheel-{sha256}"):
-            file, _ = download(links[0], cache, index.client, sha256)
-            assert file is not None, f"the index serves another {name}"
-            found = file
-    with open(found, "rb") as opened:
-        assert hashlib.file_digest(opened, "sha256").hexdigest() == sha256, found
-    return found
 
 
 @contextmanager

@@ -16,7 +16,8 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from e2e.serving import WRAPPERS, Engines
+from e2e.serving import Engines
+from e2e.wrappers import WRAPPERS, wrappers_of
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
 
@@ -71,7 +72,8 @@ def pack(archive: Path, release: str) -> None:
                     tar.add(base / name, f"differing/{name}")
             # Older ones are on no index; there the class of `emulated_xpu` stands in.
             if kernels in WRAPPERS:
-                tar.add(engines.wrappers(kernels), "wrappers")
+                found = wrappers_of(engines.cache, kernels, engines.work)
+                tar.add(found, "wrappers")
             tar.add(engines.published, "checkpoint")
             tar.add(site, "site")
             for name in ("release", "removed", "xpu-kernels"):

@@ -12,12 +12,12 @@ pytestmark = pytest.mark.full
 WAVES = tuple((Prompt(260, 2, seed=seed),) for seed in (1, 2, 1))
 """More than a block of 256 tokens, and the first prompt again."""
 SMALL = (("max_model_len", 300), ("max_num_batched_tokens", 300), ("max_num_seqs", 1))
-ALONE = Job("no connector", WAVES, SMALL, xe_cores=1)
+ALONE = Job("no connector", WAVES, SMALL, splits_keys=False)
 WITHOUT_HYBRID = Job(
     "no hybrid cache manager",
     WAVES,
     (*SMALL, ("disable_hybrid_kv_cache_manager", True)),
-    xe_cores=1,
+    splits_keys=False,
 )
 
 
@@ -41,7 +41,7 @@ def test_example_connector_keeps_nothing(
         "a connector by layers",
         WAVES,
         (*SMALL, ("kv_transfer_config", told)),
-        xe_cores=1,
+        splits_keys=False,
     )
     found = engines.serve(release, job)
     assert found.new_tokens() == engines.serve(release, ALONE).new_tokens()

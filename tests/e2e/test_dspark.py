@@ -10,14 +10,13 @@ from e2e import dspark
 from e2e.checks import check_same_tokens
 from e2e.choices import sizes
 from e2e.drafts import check_drafts, successors
-from e2e.ranks import XE_CORES
 from e2e.serving import Engines, Job, Served
 
 NAME = "dspark"
 METHOD = {"method": "dspark", "num_speculative_tokens": dspark.BLOCK}
 DRAFTING = Job(NAME, MIXED.waves, (("speculative_config", METHOD),), checkpoint=NAME)
 SHORT = replace(
-    DRAFTING, name=f"{NAME}, short", waves=(MIXED.waves[0][1:],), xe_cores=XE_CORES
+    DRAFTING, name=f"{NAME}, short", waves=(MIXED.waves[0][1:],), splits_keys=False
 )
 
 

@@ -24,7 +24,6 @@ from e2e.checks import (
 from e2e.choices import sizes
 from e2e.comparison import attention_errors
 from e2e.drafts import check_drafts, successors
-from e2e.ranks import XE_CORES
 from e2e.report import OWN
 from e2e.serving import Engines, Job, Prompt
 from e2e.twin import Roundings, Twin
@@ -48,7 +47,7 @@ FEWER_DRAFTS = replace(
     SPECULATING,
     name="speculation, fewer tokens",
     waves=((Prompt(129, 4, seed=1), Prompt(5, 4, seed=2)),),
-    xe_cores=XE_CORES,
+    splits_keys=False,
 )
 
 

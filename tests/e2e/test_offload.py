@@ -25,12 +25,12 @@ TRANSFER = {
     "kv_role": "kv_both",
     "kv_connector_extra_config": {"cpu_bytes_to_use": 256 << 20},
 }
-ALONE = Job("a small cache", WAVES, SMALL, xe_cores=1)
+ALONE = Job("a small cache", WAVES, SMALL, splits_keys=False)
 OFFLOADED = Job(
     "a small cache and the host's",
     WAVES,
     (*SMALL, ("kv_transfer_config", TRANSFER)),
-    xe_cores=1,
+    splits_keys=False,
 )
 
 

@@ -71,7 +71,7 @@ SAMPLING = Job(
         ("kv_cache_memory_bytes", 64 << 20),
     ),
     refused=(TOO_LONG,),
-    xe_cores=1,
+    splits_keys=False,
 )
 
 

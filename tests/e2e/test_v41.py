@@ -23,7 +23,7 @@ from e2e.checks import (
 )
 from e2e.choices import sizes
 from e2e.comparison import attention_errors, logits_by_request
-from e2e.ranks import FORKED, PATIENT, XE_CORES
+from e2e.ranks import FORKED, PATIENT
 from e2e.serving import SHARING, Engines, Job, Prompt, Served
 from e2e.twin import Roundings
 from e2e.v41 import INDEX_SOURCES, SERVER
@@ -46,7 +46,7 @@ SHORT = replace(
     # The second chunk of the long one comes beside decode. For the float32 model each
     # token leads by 0.45 or more: near a tie the processor's roundings choose.
     waves=((Prompt(5, 4, seed=49), Prompt(60, 5, seed=97)),),
-    xe_cores=XE_CORES,
+    splits_keys=False,
     short=True,
 )
 TWICE = Job(
@@ -66,7 +66,7 @@ MXFP4_SHORT = replace(
     MXFP4,
     name="v4.1, short, keys in MXFP4",
     waves=((Prompt(60, 3, seed=1),),),
-    xe_cores=XE_CORES,
+    splits_keys=False,
     short=True,
 )
 GATHERED = replace(
@@ -101,7 +101,7 @@ def split(
         waves,
         (*SERVER, *ranks),
         checkpoint=kind,
-        xe_cores=XE_CORES,
+        splits_keys=False,
         environment=(FORKED, PATIENT),
     )
 
@@ -128,7 +128,7 @@ BROKEN = Job(
     SERVER,
     sabotage=True,
     checkpoint=KIND,
-    xe_cores=XE_CORES,
+    splits_keys=False,
 )
 
 

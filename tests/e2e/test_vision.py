@@ -26,7 +26,7 @@ from e2e.choices import sizes
 from e2e.comparison import attention_errors, feed_forward_errors
 from e2e.drafts import check_drafts
 from e2e.pictures import Picture
-from e2e.ranks import FORKED, PATIENT, XE_CORES
+from e2e.ranks import FORKED, PATIENT
 from e2e.serving import Engines, Job, Prompt, Served
 from e2e.twin import Roundings
 from e2e.vision_twin import VisionTwin, rows_of
@@ -72,7 +72,7 @@ SPECULATING_FEW = replace(
     SPECULATING,
     name="few images and drafts",
     waves=((THREE, TEXT),),
-    xe_cores=XE_CORES,
+    splits_keys=False,
     short=True,
 )
 TWO_RANKS = Job(
@@ -86,7 +86,7 @@ TWO_STAGES = Job(
     ((ONE, TEXT),),
     (*SERVER, ("pipeline_parallel_size", 2), ("distributed_executor_backend", "mp")),
     checkpoint="vision of six layers",
-    xe_cores=XE_CORES,
+    splits_keys=False,
     environment=(FORKED, PATIENT),
 )
 AROUND = Prompt(60, 2, seed=3, images=(Picture(50, *LARGE, seed=5),))
