@@ -28,7 +28,8 @@ def alone(engines: Engines, release: str) -> Future[Served]:
     waves = tuple((replace(prompt, sampling=sampling),) for prompt in PROMPTS)
     sizes = (("max_model_len", MAX_LENGTH),)
     name = checkpoint_of(engines, release)
-    return engines.order(release, Job("engine", waves, sizes, checkpoint=name))
+    job = Job("engine", waves, sizes, checkpoint=name)
+    return engines.order(release, job, at_once=True)
 
 
 @pytest.mark.shows("tokens and log-probabilities of a completion", "equal")

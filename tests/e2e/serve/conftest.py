@@ -7,16 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from e2e import choices
-from e2e.choices import (  # noqa: F401  (pytest finds its hooks here)
-    pytest_addoption,
-    pytest_collection_modifyitems,
-    pytest_generate_tests,
-)
 from e2e.server import Server
-from e2e.serving import Engines, opened_engines
+from e2e.serving import Engines
 from xpustack.base.releases import load
-from xpustack.core.cache import Cache
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
 
@@ -27,12 +20,6 @@ _found: dict[tuple[str, str], str] = {}
 
 
 @pytest.fixture(scope="session")
-def engines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engines]:
-    with opened_engines(tmp_path_factory.mktemp("serve"), Cache.default()) as opened:
-        yield opened
-
-
-@pytest.fixture(scope="session")
 def server(engines: Engines, release: str) -> Iterator[Server]:
     """`vllm serve`, up; one of a release for all tests that leave it running."""
     with Server(engines, release) as started:
@@ -40,7 +27,6 @@ def server(engines: Engines, release: str) -> Iterator[Server]:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    choices.pytest_configure(config)
     config.addinivalue_line(
         "markers",
         "shows(asked, outcome): a row of the table; the outcome is `equal` (to the"
