@@ -2,9 +2,9 @@
 """A command that passed on the very files of this checkout is not run again.
 
 What counts as the same: the words of the command, every file of the checkout that git
-does not ignore, the interpreter, the installed packages, the machine's programs, and
-the variables that programs read. If a file changes while the command runs, its success
-is not stored.
+does not ignore and whether git tracks it, the interpreter, the installed packages, the
+machine's programs, and the variables that programs read. If a file changes while the
+command runs, its success is not stored.
 """
 
 import hashlib
@@ -63,7 +63,7 @@ def key(
     """
     repository = Checkout.of(checkout)
     try:
-        names = repository.unignored()
+        tracked, untracked = repository.tracked(), repository.untracked()
         git = repository.git_version()
     except GitFailed:
         return None
@@ -75,7 +75,10 @@ def key(
     return digest(
         result="once",
         git=git,
-        files=[f"{_content(checkout / name)} {name}" for name in names],
+        files=[
+            f"{name in tracked} {_content(checkout / name)} {name}"
+            for name in sorted(tracked | untracked)
+        ],
         lock=lock(),
         programs=[f"{name} {version}" for name, version in sorted(programs.items())],
         variables=[f"{name}={value}" for name, value in sorted(variables.items())],

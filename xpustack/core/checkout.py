@@ -56,12 +56,17 @@ class Checkout(Repository):
             "status", "--porcelain", "--untracked-files=all", *options
         ).splitlines()
 
-    def unignored(self) -> list[str]:
-        """The paths of all files that git does not ignore, tracked or not, sorted. A
-        tracked one may be gone from the disk."""
-        options = ("--cached", "--others", "--exclude-standard", "--deduplicate")
+    def tracked(self) -> set[str]:
+        """The paths of all files that git tracks. One may be gone from the disk."""
+        return self._files("--cached", "--deduplicate")
+
+    def untracked(self) -> set[str]:
+        """The paths of all files that git neither tracks nor ignores."""
+        return self._files("--others", "--exclude-standard")
+
+    def _files(self, *options: str) -> set[str]:
         output = self.run("ls-files", "-z", *options)
-        return sorted(os.fsdecode(name) for name in output.split(b"\0")[:-1])
+        return {os.fsdecode(name) for name in output.split(b"\0")[:-1]}
 
     def git_version(self) -> str:
         """The version of the git that answers here, in its own words."""

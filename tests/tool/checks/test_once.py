@@ -86,6 +86,17 @@ def test_a_changed_file_is_seen(
     assert runs(tmp_path) == 2
 
 
+def test_a_file_that_git_now_tracks_counts(
+    once: Once, checkout: Path, tmp_path: Path
+) -> None:
+    """pre-commit looks at no other."""
+    (checkout / "new").write_text("")
+    once()
+    subprocess.run(["git", "add", "new"], cwd=checkout, check=True)
+    once()
+    assert runs(tmp_path) == 2
+
+
 def test_an_ignored_file_does_not_count(
     once: Once, checkout: Path, tmp_path: Path
 ) -> None:
