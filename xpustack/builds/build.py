@@ -275,6 +275,8 @@ def _run_backend(runner: Runner, source: Path, work: Path, version: str) -> None
         [
             *(sys.executable, "-P", "-c", _BACKEND, str(work / "dist")),
             f"--py-limited-api={LIMITED_API}",
+            # Its members are read here, and packed anew if it ships.
+            "--compression=stored",
         ],
         cwd=source,
         env=clean_environment(**build_variables(work, version)),
