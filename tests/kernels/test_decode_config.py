@@ -50,3 +50,12 @@ def test_workspace_size_is_what_the_largest_batch_needs(keys, heads, tuned_for):
 def test_splits_fill_an_xpu_once(xe_cores, heads, tokens, splits, monkeypatch):
     monkeypatch.setattr(_decode_config, "_xe_cores", lambda: xe_cores)
     assert _decode_config.decode_config(tokens, heads, 640).splits == splits
+
+
+def test_end_to_end_jobs_can_do_without_splits(monkeypatch):
+    """As `e2e.decode_plan` does."""
+    monkeypatch.setattr(_decode_config, "XE_CORES", 0)
+    monkeypatch.setattr(
+        _decode_config, "_xe_cores", _decode_config._xe_cores.__wrapped__
+    )
+    assert _decode_config.decode_config(1, 8, 640).splits == 1

@@ -2,9 +2,9 @@
 """A command that passed on the very files of this checkout is not run again.
 
 What counts as the same: the words of the command, every file of the checkout that git
-does not ignore and whether git tracks it, the interpreter, the installed packages, the
-machine's programs, and the variables that programs read. If a file changes while the
-command runs, its success is not stored.
+does not ignore, the interpreter, the installed packages, the machine's programs, and
+the variables that programs read. If a file changes while the command runs, its success
+is not stored.
 """
 
 import hashlib
@@ -53,12 +53,16 @@ class Pass(msgspec.Struct, frozen=True):
 
 
 def key(
-    checkout: Path, words: Sequence[str], programs: Mapping[str, str]
+    checkout: Path,
+    words: Sequence[str],
+    programs: Mapping[str, str],
+    index: bool = False,
 ) -> str | None:
     """What the command's success depends on, as one digest; None if git cannot say
     which files count, as outside of a clone.
 
     Args:
+        index: whether the command asks git which files it tracks.
         programs: the machine's programs by name, with their versions.
     """
     repository = Checkout.of(checkout)
@@ -76,9 +80,10 @@ def key(
         result="once",
         git=git,
         files=[
-            f"{name in tracked} {_content(checkout / name)} {name}"
+            f"{_content(checkout / name)} {name}"
             for name in sorted(tracked | untracked)
         ],
+        tracked=sorted(tracked) if index else [],
         lock=lock(),
         programs=[f"{name} {version}" for name, version in sorted(programs.items())],
         variables=[f"{name}={value}" for name, value in sorted(variables.items())],

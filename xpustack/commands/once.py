@@ -16,7 +16,9 @@ from xpustack.terminal.console import Reply, using_cache
 
 
 def once(
-    *words: Annotated[str, Parameter(allow_leading_hyphen=True)], answer: Reply
+    *words: Annotated[str, Parameter(allow_leading_hyphen=True)],
+    index: bool = False,
+    answer: Reply,
 ) -> None:
     """Run a command unless it passed on this very checkout.
 
@@ -26,13 +28,14 @@ def once(
 
     Args:
         words: The command's words, after `--`.
+        index: Whether the command asks git which files it tracks.
     """
     if not words:
         raise UsageError("no command is named", hint="xpustack once --help")
     with using_cache() as cache:
         root = Project.find().root
         programs = machine(Runner())
-        key = checks.key(root, words, programs)
+        key = checks.key(root, words, programs, index)
         success = checks.stored(cache, key) if key else None
         if success is not None and not os.environ.get(checks.AGAIN):
             answer.say(
@@ -46,5 +49,5 @@ def once(
         answer.exit_code, success = checks.run(root, words, output)
         if answer.exit_code or key is None:
             return
-        if checks.key(root, words, programs) == key:
+        if checks.key(root, words, programs, index) == key:
             cache.results_put(key, msgspec.to_builtins(success))

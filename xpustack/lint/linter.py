@@ -94,19 +94,24 @@ class Linter:
         paths = sorted({path for tree in later for path in tree.changed})
         with self._guard:
             place, self._place = self._place or self._new(), None
-            files, objects = place / "files", self._store.cache.objects
+            files, work = place / "files", place / "work"
+            objects = self._store.cache.objects
             checkout = Checkout(objects, work_tree=files, index=place / "index")
-            checkout.check_out(after.tree_id)
-            hooks = read_hooks(files, after.release.name)
-            work = place / "work"
-            runner = HookRunner(
-                self._runner, self._server, hooks, checkout, work, daemon
-            )
-            found = runner.findings(after.tree_id, paths, types)
-            new: tuple[LintFinding, ...] = ()
-            if found:
-                new = new_findings(runner.findings(before.tree_id, paths, types), found)
-            # An exception discards it.
+            try:
+                checkout.check_out(after.tree_id)
+                hooks = read_hooks(files, after.release.name)
+                runner = HookRunner(
+                    self._runner, self._server, hooks, checkout, work, daemon
+                )
+                found = runner.findings(after.tree_id, paths, types)
+                new: tuple[LintFinding, ...] = ()
+                if found:
+                    base = runner.findings(before.tree_id, paths, types)
+                    new = new_findings(base, found)
+            except BaseException:
+                # The next lint gets a new place.
+                mypy_daemon.end_all(work)
+                raise
             self._place = place
         tools = ", ".join(runner.tools) or "no file to lint"
         return Result(

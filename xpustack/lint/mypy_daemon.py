@@ -3,14 +3,15 @@
 own daemon, which stays for the next step.
 
 A change of one module makes `mypy` check all modules that import each other again, and
-vLLM's nearly all do: 9 s for a step, where the daemon takes 1 s. It refuses
+vLLM's nearly all do: 9 s for a step, where the daemon takes 1 s. The daemon refuses
 `follow_imports = "silent"`, vLLM's setting, so it follows imports the normal way, and
 errors in files that were not named are left out here, as `silent` would leave them out.
 
 This file is a program of its own, started by the wrapper that `put_first` writes. Its
 first argument is the daemon's status file, the others are those of `mypy`. What names
-its own way to follow imports goes to `mypy` itself, and so does everything for which
-the daemon has no verdict: it may have died, or the path of its socket is too long.
+its own way to follow imports goes to `mypy` itself, and so does everything that the
+daemon does not find in order: it may have died, the path of its socket may be too long,
+or a file that cannot be parsed kept it from looking at others.
 """
 
 import contextlib
@@ -20,11 +21,14 @@ import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 _STATUS = "dmypy.json"
 _ERRORS = 1
-"""mypy's exit status where it found errors and could check everything."""
+"""mypy's exit status where it found errors."""
+_NOT_PARSED = "[syntax]"
+"""Ends the daemon's line about a file after which it looks at no other."""
 
 
 def put_first(folder: Path, programs: Path) -> Path:
@@ -39,10 +43,20 @@ def put_first(folder: Path, programs: Path) -> Path:
 
 
 def end_all(work: Path) -> None:
-    """End the daemons of the folders below `work`."""
+    """End the daemons of the folders below `work`, as far as they still run."""
     for status in work.rglob(_STATUS):
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(json.loads(status.read_bytes())["pid"], signal.SIGKILL)
+        # It may be half-written, and its number may be another process's by now.
+        with contextlib.suppress(OSError, ValueError, KeyError):
+            daemon = json.loads(status.read_bytes())["pid"]
+            if b"dmypy" in Path(f"/proc/{daemon}/cmdline").read_bytes():
+                os.kill(daemon, signal.SIGKILL)
+
+
+def _counts(line: str, named: Sequence[str]) -> bool:
+    """Whether a line is an error in a file that was named, or one that kept the daemon
+    from looking at it."""
+    own = line.partition(":")[0] in named and ": error: " in line
+    return own or line.endswith(_NOT_PARSED)
 
 
 def main() -> int:
@@ -58,11 +72,13 @@ def main() -> int:
             check=False,
         )
         lines = done.stdout.splitlines()
-        counted = "".join(lines[-1:]).startswith("Found ")
-        if done.returncode == 0 or (done.returncode == _ERRORS and counted):
-            lines = [line for line in lines if line.partition(":")[0] in words]
-            print(*lines, sep="\n")
-            return _ERRORS if any(": error: " in line for line in lines) else 0
+        if done.returncode == 0 or (
+            done.returncode == _ERRORS
+            and lines[-1:]
+            and lines[-1].startswith("Found ")
+            and not any(_counts(line, words) for line in lines)
+        ):
+            return 0
     return subprocess.run([f"{programs}/mypy", *words], check=False).returncode
 
 

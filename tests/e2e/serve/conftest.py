@@ -54,7 +54,7 @@ def pytest_runtest_makereport(
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    if not session.config.option.write_table:
+    if not (_found and session.config.option.write_table):
         return
     project = Project.find(Path(__file__).parent)
     path = project.root / TABLE

@@ -38,12 +38,13 @@ def once(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Onc
     monkeypatch.delenv("XPUSTACK_AGAIN", raising=False)
     counted = (sys.executable, "counted.py", str(tmp_path / "log"))
 
-    def run(*words: str, **variables: str) -> Result:
+    def run(*words: str, index: bool = False, **variables: str) -> Result:
         variables["XPUSTACK_CACHE"] = str(tmp_path / "cache")
         with monkeypatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            return invoke("once", "--", *(words or counted))
+            options = ["--index"] if index else []
+            return invoke("once", *options, "--", *(words or counted))
 
     return run
 
@@ -86,15 +87,15 @@ def test_a_changed_file_is_seen(
     assert runs(tmp_path) == 2
 
 
-def test_a_file_that_git_now_tracks_counts(
-    once: Once, checkout: Path, tmp_path: Path
+@pytest.mark.parametrize("index", [False, True])
+def test_what_git_tracks_counts_where_it_is_asked(
+    once: Once, checkout: Path, tmp_path: Path, index: bool
 ) -> None:
-    """pre-commit looks at no other."""
     (checkout / "new").write_text("")
-    once()
+    once(index=index)
     subprocess.run(["git", "add", "new"], cwd=checkout, check=True)
-    once()
-    assert runs(tmp_path) == 2
+    once(index=index)
+    assert runs(tmp_path) == (2 if index else 1)
 
 
 def test_an_ignored_file_does_not_count(

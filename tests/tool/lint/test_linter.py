@@ -4,6 +4,7 @@
 import contextlib
 import itertools
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -275,6 +276,28 @@ def test_without_room_for_its_socket_mypy_itself_checks(typed, monkeypatch):
         done = linter.lint("step", *breaks, types=True, daemon=True)
         assert list(typed.root.rglob("dmypy.json")) == []
     assert outcome(done) == outcome(lint(typed, *breaks))
+
+
+def test_what_the_daemon_cannot_parse_is_no_pass(tmp_path):
+    """After its first run it says no more that it looked at nothing else."""
+    programs = make_hook_environment(tmp_path / "hook", ["mypy"])
+    first = mypy_daemon.put_first(tmp_path / "daemon", programs)
+    (tmp_path / "named.py").write_text('import other\nx: int = ""\n')
+    found = []
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:
+        for text in ("", "def (\n", ""):
+            (tmp_path / "other.py").write_text(text)
+            done = subprocess.run(
+                [first / "mypy", "named.py"],
+                cwd=tmp_path,
+                env={"PATH": os.environ["PATH"], "TMPDIR": short},
+                capture_output=True,
+                text=True,
+            )
+            assert (first / "dmypy.json").is_file()
+            found.append((done.returncode, done.stdout.partition(":")[0]))
+        mypy_daemon.end_all(first)
+    assert found == [(1, "named.py"), (2, "other.py"), (1, "named.py")]
 
 
 @pytest.mark.parametrize("end", ["exit 1", "exit 2", "kill -9 $$"])
