@@ -2,9 +2,9 @@
 """Run inside an installed vLLM: `python -m e2e.engine JOB RESULT` serves one job.
 
 JOB names the checkpoint, the arguments of `LLM`, and waves of prompts, and may say how
-many waves are written down, and whether decode splits keys. Each wave is
-one call of `LLM.generate`, or the engine's own steps where a request is aborted. RESULT
-holds the tokens, their log-probabilities, and what the worker wrote down.
+many waves are written down, and whether decode splits keys. Each wave is one call of
+`LLM.generate`, or the engine's own steps where a request is aborted. RESULT holds the
+tokens, their log-probabilities, and what the worker wrote down.
 `E2E_HOME` names the module that chooses the emulated XPU's home; by default the CPU.
 """
 
