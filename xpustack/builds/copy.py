@@ -81,7 +81,7 @@ def copied(store: Store, old: tuple[Tree, Build], new: Tree, version: str) -> Fi
     changed = {change.path for change in changes}
     changed |= set(map(byte_code_path, {*changed, _VERSION}))
     files: Files = {
-        path: origin.installed / path
+        path: f"{origin.installed}/{path}"
         for path, sha256 in (manifest_of(store.cache, origin.key) or {}).items()
         if sha256 and path not in changed
     }
@@ -90,7 +90,8 @@ def copied(store: Store, old: tuple[Tree, Build], new: Tree, version: str) -> Fi
     files = {path.replace(old_home, home): files[path] for path in files}
     local = re.compile(rf"{re.escape(origin.version.partition('+')[2])}(?!\d)")
     for path in (f"{home}METADATA", _VERSION):
-        if isinstance(place := files.get(path), Path):
-            text = local.sub(version.partition("+")[2], place.read_text("utf-8"))
+        if isinstance(place := files.get(path), str):
+            text = Path(place).read_text("utf-8")
+            text = local.sub(version.partition("+")[2], text)
             files[path] = text.encode()
     return files

@@ -3,6 +3,7 @@
 
 from collections.abc import Collection
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 from xpustack.base.releases import Release
@@ -125,8 +126,10 @@ class Planner:
         work = partial(self._checker.built, tree, last, label)
         earlier = self._builds.get(origin.index) if origin is not None else None
         needs = () if earlier is None else (earlier,)
+        # What is really built shares the byte code of a build that is there.
+        first = () if needs else tuple(islice(self._builds.values(), 1))
         shown = "build" in self._kinds
-        task = Task(self._release.name, label, "build", work, needs, shown=shown)
+        task = Task(self._release.name, label, "build", work, needs, first, shown=shown)
         self._builds[tree.index] = task
         self.tasks.append(task)
         planned = self._checker.planned(tree, last)

@@ -93,7 +93,7 @@ def links_below(folder: Path) -> list[Path]:
     return [path for path in below if path.is_symlink()]
 
 
-def link_or_copy(source: Path, target: Path) -> None:
+def link_or_copy(source: Path | str, target: Path | str) -> None:
     """Create a hard link where the file system has them, else a copy."""
     try:
         os.link(source, target)

@@ -118,6 +118,7 @@ def folder_files(folder: Path) -> dict[str, Path]:
     }
 
 
+@cache
 def installed_version(distribution: str) -> str | None:
     """The installed version, None if it is not installed."""
     try:

@@ -73,7 +73,7 @@ def test_a_new_tree_links_what_the_newest_has_intact(cache: Cache):
     install(cache, dict(SOURCES), first.parent)
     code = byte_code_path("a.py")
     assert [path.name for path in (first / code).parent.iterdir()] == [Path(code).name]
-    links = {path: first / path for path in ("a.py", code, "a.txt")}
+    links = {path: f"{first}/{path}" for path in ("a.py", code, "a.txt")}
     install(cache, dict(SOURCES), cache.builds / ".xpustack-1.part")
     assert shared(cache, SOURCES) == {"bad.py": SOURCES["bad.py"], **links}
     (first / code).chmod(0o644)
