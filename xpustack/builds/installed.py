@@ -6,6 +6,7 @@ beside it. Python checks the source's hash in it on import, so neither a test no
 another tree can make it stale.
 """
 
+import contextlib
 import hashlib
 import os
 import py_compile
@@ -138,27 +139,33 @@ def damage(cache: Cache, members: Members, site: Path) -> str | None:
 
 
 def _listing(cache: Cache, site: Path) -> Members:
-    """The members of an installed tree as they are on disk."""
-    home = f"{site}/"
-    places = [
-        os.path.join(place, name)
-        for place, folders, files in os.walk(site)
-        for name in (*folders, *files)
-    ]
-    return {place.removeprefix(home): _content(cache, place) for place in places}
+    """The members of an installed tree as they are on disk. What is gone has none."""
+    members: Members = {}
+    folders = [""]
+    while folders:
+        folder = folders.pop()
+        with (
+            contextlib.suppress(FileNotFoundError),
+            os.scandir(f"{site}/{folder}") as entries,
+        ):
+            for entry in entries:
+                path = f"{folder}{entry.name}"
+                if entry.is_dir(follow_symlinks=False):
+                    members[path] = ""
+                    folders.append(f"{path}/")
+                else:
+                    members[path] = _content(cache, entry)
+    return members
 
 
-def _content(cache: Cache, path: str) -> str:
-    """The sha256 of a read-only regular file, nothing of a folder, and the mode of
-    anything else."""
-    status = os.lstat(path)
-    if stat.S_ISDIR(status.st_mode):
-        return ""
+def _content(cache: Cache, entry: os.DirEntry[str]) -> str:
+    """The sha256 of a read-only regular file, and the mode of anything else."""
+    status = entry.stat(follow_symlinks=False)
     if status.st_mode != stat.S_IFREG | _MODE:
         return oct(status.st_mode)
     file_id = (status.st_dev, status.st_ino, status.st_mtime_ns)
     if file_id not in cache.digests:
-        with open(path, "rb") as file:
+        with open(entry, "rb") as file:
             digest = hashlib.file_digest(file, "sha256")
         cache.digests[file_id] = digest.hexdigest()
     return cache.digests[file_id]

@@ -183,12 +183,16 @@ def plant(site: Path, kind: str) -> str:
         (site / "vllm/platforms.py").rename(site / "elsewhere.py")
         (site / "vllm/platforms.py").symlink_to(site / "elsewhere.py")
         return "elsewhere.py does not belong to it"
+    if kind == "nothing":
+        shutil.rmtree(site)
+        return "vllm is missing"
     (site / "vllm/platforms.py").unlink()
     return "vllm/platforms.py is missing"
 
 
 @pytest.mark.parametrize(
-    "kind", ["flipped", "extra", "folder", "executable", "link", "missing"]
+    "kind",
+    ["flipped", "extra", "folder", "executable", "link", "missing", "nothing"],
 )
 @pytest.mark.parametrize("slug", ["add-extra", "change-setup"])
 def test_an_installed_tree_is_verified_and_repaired(
