@@ -68,19 +68,17 @@ class Writer(Repository):
     """The store while its lock is held, with a private index."""
 
     def import_base(self, release: Release, archive: Path) -> None:
-        """Import an archive byte for byte, without a work tree, as one commit."""
-        chunks = [
-            f"commit {base_ref(release)}\ncommitter {IDENTITY} {DATE}\n".encode()
-            + _data(
-                f"vLLM {release.version}\n\n"
-                f"Base: {release.sdist}\nSha256: {release.sha256}\n".encode()
-            )
-        ]
-        for member in members(archive, release=release.name):
-            header = f"M {member.mode:o} inline {member.path}\n"
-            chunks += [header.encode(), _data(member.data)]
-        chunks.append(b"done\n")
-        self.fast_import(b"".join(chunks))
+        """Import an archive byte for byte, without a work tree, as one commit, while
+        it is unpacked.
+
+        Raises:
+            SourceError: the archive is refused; nothing of it is left.
+        """
+        try:
+            self.fast_import(_stream(release, archive))
+        except BaseException:
+            _sweep(self.directory)
+            raise
 
     def commit(self, parent: str, message: str) -> Commit:
         """Commit the private index; no ref names it yet."""
@@ -93,6 +91,19 @@ class Writer(Repository):
         self.delete_refs(names)
         # Bases are in packs.
         self.prune(packs=any(name.startswith(_BASES) for name in names))
+
+
+def _stream(release: Release, archive: Path) -> Iterator[bytes]:
+    """The commit of a base in the language of `git fast-import`."""
+    yield f"commit {base_ref(release)}\ncommitter {IDENTITY} {DATE}\n".encode()
+    yield _data(
+        f"vLLM {release.version}\n\n"
+        f"Base: {release.sdist}\nSha256: {release.sha256}\n".encode()
+    )
+    for member in members(archive, release=release.name):
+        yield f"M {member.mode:o} inline {member.path}\n".encode()
+        yield _data(member.data)
+    yield b"done\n"
 
 
 def _data(content: bytes) -> bytes:

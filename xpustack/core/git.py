@@ -5,6 +5,7 @@ Every repository that the tool makes has an `info/attributes` that overrides any
 `.gitattributes` inside a base, so that git never converts a file's bytes.
 """
 
+import contextlib
 import functools
 import os
 import re
@@ -123,8 +124,15 @@ class Git:
     work_tree: Path | None = field(default=None, kw_only=True)
     index: Path | None = field(default=None, kw_only=True)
 
-    def run(self, *arguments: str, data: bytes | None = None) -> bytes:
+    def run(
+        self, *arguments: str, data: bytes | Iterable[bytes] | None = None
+    ) -> bytes:
         """Run one git command and return its standard output.
+
+        Args:
+            data: its standard input; or the parts of it, for a command that prints
+                next to nothing before it has read all. It reads them while the later
+                ones are made, and is killed if they cannot be.
 
         Raises:
             GitFailed: the command exits with a status other than 0.
@@ -137,16 +145,27 @@ class Git:
             environment["GIT_WORK_TREE"] = str(self.work_tree)
         if self.index is not None:
             environment["GIT_INDEX_FILE"] = str(self.index)
-        process = subprocess.run(
+        with subprocess.Popen(
             [program, *arguments],
-            input=data,
-            stdin=subprocess.DEVNULL if data is None else None,
-            capture_output=True,
+            stdin=subprocess.DEVNULL if data is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             env=environment,
             cwd=self.work_tree or self.directory,
-        )
+        ) as process:
+            try:
+                if data is not None and not isinstance(data, bytes):
+                    assert process.stdin is not None, "it reads a pipe"
+                    # If it ends early, its exit status says why.
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.writelines(data)
+                    data = None
+                output, messages = process.communicate(data)
+            except BaseException:
+                process.kill()
+                raise
         if process.returncode:
-            stderr = process.stderr.decode("utf-8", "replace")
+            stderr = messages.decode("utf-8", "replace")
             if any(words in stderr for words in _NO_ROOM) or self._full():
                 raise EnvironmentProblem(
                     "the disk is full",
@@ -155,9 +174,9 @@ class Git:
                     hint=f"df -h {shlex.quote(str(self.directory))}",
                 )
             raise GitFailed(
-                self.directory, arguments, process.returncode, stderr, process.stdout
+                self.directory, arguments, process.returncode, stderr, output
             )
-        return process.stdout
+        return output
 
     def _full(self) -> bool:
         """Whether the disk is full: git fails to write a ref without saying why."""

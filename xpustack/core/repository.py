@@ -367,8 +367,8 @@ class Repository(Git):
             self.run("repack", "-a", "-d", "-q", "--window=0")
         self.run("prune", "--expire=now")
 
-    def fast_import(self, stream: bytes) -> None:
-        """Import a `git fast-import` stream as one pack."""
+    def fast_import(self, stream: Iterable[bytes]) -> None:
+        """Import the parts of a `git fast-import` stream as one pack."""
         self.run("fast-import", "--quiet", "--done", "--depth=0", data=stream)
 
     def copy_history(
