@@ -2,6 +2,7 @@
 """Prefill attends to the gathered keys with the sink, up to each token's length, in
 memory reserved beforehand."""
 
+import functools
 from typing import Any
 
 import pytest
@@ -13,11 +14,23 @@ from helpers.attention_batch import NO_SINKS, Batch, random_sinks, sink_report
 TOLERANCE = 4e-3
 
 
+@functools.cache
+def traced_run(ratio: int) -> tuple[Batch, torch.Tensor, kernel_trace.Trace]:
+    """A batch with sinks, its output, and what was done for it."""
+    batch = Batch(ratio, (260, 9), (2, 2), sinks=random_sinks())
+    with (
+        batch.ready() as run,
+        pytest.MonkeyPatch.context() as patch,
+        kernel_trace.traced(patch) as trace,
+    ):
+        output = run()
+    return batch, output, trace
+
+
 @pytest.mark.parametrize("ratio", attention_batch.RATIOS)
 def test_sinks_weigh_in(ratio: int) -> None:
+    batch, output, _ = traced_run(ratio)
     sinks = random_sinks()
-    batch = Batch(ratio, (260, 9), (2, 2), sinks=sinks)
-    output = batch.forward()
     report = sink_report(batch, output, sinks)
     print(f"figure: {report}")
     assert reference.relative(output, batch.expected(sinks)) < TOLERANCE, report
@@ -61,10 +74,8 @@ def test_nothing_past_the_length_is_read(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("ratio", attention_batch.RATIOS)
-def test_its_memory_is_reserved(ratio: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch = Batch(ratio, (131, 9), (2, 2), sinks=NO_SINKS)
-    with batch.ready() as run, kernel_trace.traced(monkeypatch) as trace:
-        output = run()
+def test_its_memory_is_reserved(ratio: int) -> None:
+    _, output, trace = traced_run(ratio)
     assert output.isfinite().all(), f"{int(output.isnan().sum())} values are NaN"
     # A number or two for each request; indices alone are 1 KiB for each token.
     assert trace.largest <= 64, (
