@@ -4,7 +4,9 @@
 A tensor that only a made checkpoint has hides what a loader does without it.
 """
 
+import functools
 import re
+import tempfile
 import tomllib
 from collections import Counter
 from collections.abc import Callable
@@ -51,10 +53,14 @@ def published(kind: str) -> dict[str, str]:
     return found
 
 
-def made(folder: Path) -> dict[str, str]:
+@functools.cache
+def made(name: str) -> dict[str, str]:
     """Types of the tensors of a written checkpoint, by name."""
-    with safe_open(folder / "model.safetensors", "pt") as file:
-        return {n: file.get_slice(n).get_dtype() for n in file.keys()}  # noqa: SIM118
+    with tempfile.TemporaryDirectory() as folder:
+        written = checkpoint.write(Path(folder), MADE[name]())[0]
+        with safe_open(written / "model.safetensors", "pt") as file:
+            names = file.keys()
+            return {n: file.get_slice(n).get_dtype() for n in names}
 
 
 def difference(kind: str, found: dict[str, str]) -> list[str]:
@@ -72,10 +78,9 @@ def difference(kind: str, found: dict[str, str]) -> list[str]:
 
 
 @pytest.mark.parametrize("name", MADE)
-def test_names_and_types(name: str, tmp_path: Path) -> None:
+def test_names_and_types(name: str) -> None:
     kind = name.partition(",")[0]
-    writer = MADE[name]()
-    found = made(checkpoint.write(tmp_path, writer)[0])
+    writer, found = MADE[name](), made(name)
     faults = difference(kind, found)
     assert not faults, f"{KINDS[kind]['of']}: {faults}"
     for layer, ratio in enumerate(writer.size.ratios):
@@ -108,10 +113,9 @@ def test_a_tower_and_its_text_model_have_as_many_tensors_as_published() -> None:
 
 
 @pytest.mark.parametrize("name", ["flash", "nvfp4-experts", "dspark"])
-def test_how_many_tensors_a_draft_has(name: str, tmp_path: Path) -> None:
+def test_how_many_tensors_a_draft_has(name: str) -> None:
     """Beside the experts' six, the counts of the published indexes."""
-    writer = MADE[name]()
-    found = made(checkpoint.write(tmp_path, writer)[0])
+    writer, found = MADE[name](), made(name)
     layers = Counter(
         n.split(".")[1]
         for n in found
@@ -133,8 +137,8 @@ def test_how_many_tensors_a_draft_has(name: str, tmp_path: Path) -> None:
         ("layers.1.attn.wkv.scale", "F32"),
     ],
 )
-def test_a_wrong_tensor_is_seen(tensor: str, type_: str, tmp_path: Path) -> None:
-    found = made(checkpoint.write(tmp_path, checkpoint.Writer(0))[0])
+def test_a_wrong_tensor_is_seen(tensor: str, type_: str) -> None:
+    found = made("flash")
     assert not difference("flash", found)
     assert difference("flash", found | {tensor: type_})
 
