@@ -163,6 +163,11 @@ class Git:
                 output, messages = process.communicate(data)
             except BaseException:
                 process.kill()
+                process.wait()
+                # Closing it later would write what is left, and hide this error.
+                with contextlib.suppress(BrokenPipeError):
+                    if process.stdin is not None:
+                        process.stdin.close()
                 raise
         if process.returncode:
             stderr = messages.decode("utf-8", "replace")

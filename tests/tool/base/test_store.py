@@ -21,7 +21,7 @@ def test_a_refused_archive_leaves_nothing(
     release: Release, tmp_path: Path, cache: Cache
 ) -> None:
     store = Store(cache)
-    files = {"a.bin": LARGE, "b/../../c": b"hostile"}
+    files = {"a.bin": LARGE, "small": b"", "b/../../c": b"hostile"}
     archive = write_sdist(tmp_path / "vllm-9.1.0.tar.gz", files)
     with pytest.raises(SourceError, match="leaves the tree"), store.writing() as writer:
         writer.import_base(release, archive)
