@@ -360,7 +360,7 @@ class Engines:
         grown = trees(store, self.project, pinned)
         tree = grown.tip if patched else grown.base
         version = build_version(tree, len(grown.steps))
-        return build(Runner(), store, tree, version).installed
+        return build(self._server, store, tree, version).installed
 
     def environment(self, release: str, own: Path) -> dict[str, str]:
         """What an engine of a patched release sees."""

@@ -5,6 +5,7 @@ and without values; kept by content."""
 import json
 import sys
 import tomllib
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -12,7 +13,7 @@ import msgspec
 from planner.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
-from xpustack.builds.build import build, build_version
+from xpustack.builds.build import backend_server, build, build_version
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
@@ -156,7 +157,8 @@ def run(project: Project, cache: Cache, release: Release, asked: Asked) -> Trial
         )
         with Runner().stop_on_error() as runner, cache.scratch() as folder:
             version = build_version(grown.tip, len(grown.steps))
-            site = build(runner, store, grown.tip, version).installed
+            with closing(backend_server(runner)) as server:
+                site = build(server, store, grown.tip, version).installed
             if asked.checkpoint.name:
                 order["folder"] = str(folder)
             found = _start(project, release, runner, site, folder, order)

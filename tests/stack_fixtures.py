@@ -4,11 +4,15 @@ those that its tests take."""
 
 import subprocess
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from clones import ClonedStack
 
+from xpustack.builds.build import backend_server
+from xpustack.core.process import Runner
+from xpustack.forks.server import Server
 from xpustack.steptest import server
 
 
@@ -16,6 +20,13 @@ from xpustack.steptest import server
 def small_server(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keep torch out of the test server of tests that do not need it."""
     monkeypatch.setattr(server, "PRELOADED", ("pytest",))
+
+
+@pytest.fixture
+def backend() -> Iterator[Server]:
+    """What builds trees."""
+    with closing(backend_server(Runner())) as backend:
+        yield backend
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import textwrap
+from contextlib import closing
 from importlib import metadata
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sdists import pinned, write_sdist
 
 from xpustack.base.pin import release_entry
 from xpustack.base.store import Store
-from xpustack.builds.build import build, build_version
+from xpustack.builds.build import backend_server, build, build_version
 from xpustack.builds.installed import Build
 from xpustack.core.cache import Cache
 from xpustack.core.process import Runner
@@ -179,10 +180,11 @@ class TinyStack(FakeStack):
         """Every tree of v1.0, built."""
         series = self.trees()
         last = len(series) - 1
-        return [
-            build(runner, Store(self.cache), tree, build_version(tree, last))
-            for tree in series
-        ]
+        with closing(backend_server(runner)) as server:
+            return [
+                build(server, Store(self.cache), tree, build_version(tree, last))
+                for tree in series
+            ]
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
         """The command line, as a user of this stack runs it."""

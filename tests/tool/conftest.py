@@ -9,7 +9,7 @@ import pytest
 from fake_stack import FakeStack
 from sdists import FILES, pinned, write_sdist
 from shipped_stack import ShippedStack
-from stack_fixtures import cloned, small_disk, small_server  # noqa: F401
+from stack_fixtures import backend, cloned, small_disk, small_server  # noqa: F401
 from tiny_stack import TWO, VALUE, TinyStack
 
 from xpustack.base.pin import release_entry

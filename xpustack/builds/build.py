@@ -28,15 +28,20 @@ from xpustack.core.cache import Cache, count_as_used, replace_dir, writing
 from xpustack.core.checkout import check_out
 from xpustack.core.errors import CheckFailed, EnvironmentProblem, concerning
 from xpustack.core.process import Runner, clean_environment
+from xpustack.forks.server import Server
 from xpustack.series.tree import Tree
 
 TIMEOUT = 900.0
-_BACKEND = """\
+BACKEND = "setuptools.build_meta"
+"""The build backend of every release."""
+_BACKEND = f"""\
 import sys
-from setuptools import build_meta
-build_meta.build_wheel(sys.argv[1], {"--build-option": sys.argv[2:]})
+from {BACKEND} import build_wheel
+options = {{"--global-option": "--quiet", "--build-option": sys.argv[2:]}}
+build_wheel(sys.argv[1], options)
 """
-"""What PEP 517 asks of the backend, which is setuptools in every release."""
+"""What PEP 517 asks of the backend; one line for each of 3,000 files says nothing."""
+_SCRIPT = "backend.py"
 # The first moment that a zip archive can hold.
 SOURCE_DATE_EPOCH = "315532800"
 # The releases' one extension asks for this limited API; upstream's own release
@@ -78,13 +83,18 @@ def found(build: Build) -> bool:
     return build.installed.is_dir()
 
 
-def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
+def backend_server(runner: Runner) -> Server:
+    """A server for builds alone: that of step tests has imported more."""
+    return Server(runner, [BACKEND])
+
+
+def build(server: Server, store: Store, tree: Tree, version: str) -> Build:
     """Install `tree` as `version`, unless it is already installed and undamaged.
 
     Raises:
         CheckFailed: the build fails, or yields a wheel of another version.
         EnvironmentProblem: the disk is full, or a program is missing.
-        Stopped: the runner was stopped; no partial result is left.
+        Stopped: the server's runner was stopped; no partial result is left.
     """
     cache, planned = store.cache, expected_build(store, tree, version)
     if planned.installed.parent.is_dir():
@@ -96,13 +106,13 @@ def build(runner: Runner, store: Store, tree: Tree, version: str) -> Build:
     source = None
     if origin is not None:
         earlier = build_version(origin, tree.index)
-        source = origin, build(runner, store, origin, earlier)
+        source = origin, build(server, store, origin, earlier)
     with cache.lock(f"build-{planned.key}"):
         if _problem(cache, planned) is None:
             return planned
         begin = time.monotonic()
         if source is None:
-            files = shared(cache, really_built(runner, store, tree, version))
+            files = shared(cache, really_built(server, store, tree, version))
         else:
             files = copied(store, source, tree, version)
         with replace_dir(planned.installed.parent) as home:
@@ -124,7 +134,7 @@ def _problem(cache: Cache, build: Build) -> str | None:
 
 
 def really_built(
-    runner: Runner, store: Store, tree: Tree, version: str
+    server: Server, store: Store, tree: Tree, version: str
 ) -> dict[str, bytes]:
     """The files of a tree by path, from a wheel that the build backend builds. RECORD,
     which nobody asks for it, is left out.
@@ -138,7 +148,7 @@ def really_built(
         concerning(tree.release.name, tree.slug),
         store.cache.scratch(in_memory=True) as work,
     ):
-        _, archive = build_wheel(runner, store, tree, version, work)
+        _, archive = build_wheel(server, store, tree, version, work)
         problems = dict(archive.problems) or wheel.record_problems(archive)
         problems |= {
             name: "it would be installed elsewhere"
@@ -157,15 +167,15 @@ def really_built(
     }
 
 
-def compare(runner: Runner, store: Store, tree: Tree, build: Build) -> int:
+def compare(server: Server, store: Store, tree: Tree, build: Build) -> int:
     """Really build a copied tree and compare every member; return their number.
 
     Raises:
         CheckFailed: a member differs; or the build fails.
         EnvironmentProblem: the disk is full, or a program is missing.
-        Stopped: the runner was stopped.
+        Stopped: the server's runner was stopped.
     """
-    files = really_built(runner, store, tree, build.version)
+    files = really_built(server, store, tree, build.version)
     real = {path: hashlib.sha256(data).hexdigest() for path, data in files.items()}
     copied = from_wheel(manifest_of(store.cache, build.key) or {})
     states = {
@@ -190,7 +200,7 @@ def compare(runner: Runner, store: Store, tree: Tree, build: Build) -> int:
 
 
 def build_wheel(
-    runner: Runner, store: Store, tree: Tree, version: str, work: Path
+    server: Server, store: Store, tree: Tree, version: str, work: Path
 ) -> tuple[str, wheel.Wheel]:
     """Build `tree` in the empty directory `work`; return the wheel's name and the
     wheel. The compiler writes neither the path of `work` nor those of this environment
@@ -202,7 +212,7 @@ def build_wheel(
     source = work / "vllm"
     check_out(store.cache, tree.tree_id, source)
     torch_config.write(work)
-    _run_backend(runner, source, work, version)
+    _run_backend(server, store.cache, source, work, version)
     paths = list((work / "dist").glob("*.whl"))
     if len(paths) == 1:
         archive = wheel.read(paths[0])
@@ -266,21 +276,25 @@ def private_places(work: Path) -> list[tuple[str, str]]:
     return sorted(private.items(), key=lambda item: (len(item[0]), item[0]))
 
 
-def _run_backend(runner: Runner, source: Path, work: Path, version: str) -> None:
+def _run_backend(
+    server: Server, cache: Cache, source: Path, work: Path, version: str
+) -> None:
     """Let the build backend put a wheel of `source` into `work`/dist. pip would first
     ask it for the metadata, which takes a third of the time and says nothing new."""
     (work / "dist").mkdir()
-    result = runner.run(
-        # -P: the backend must not find the tree's own folders.
+    # In a folder of its own: the backend must not find the tree's.
+    script = server.folder(cache, BACKEND, _write_backend) / _SCRIPT
+    result = server.complete(
         [
-            *(sys.executable, "-P", "-c", _BACKEND, str(work / "dist")),
+            *(str(script), str(work / "dist")),
             f"--py-limited-api={LIMITED_API}",
             # Its members are read here, and packed anew if it ships.
             "--compression=stored",
         ],
         cwd=source,
         env=clean_environment(**build_variables(work, version)),
-        timeout=TIMEOUT,
+        output=work / "output.txt",
+        limit=TIMEOUT,
     )
     if result.returncode != 0:
         if NO_COMPILER.search(result.output):
@@ -293,3 +307,7 @@ def _run_backend(runner: Runner, source: Path, work: Path, version: str) -> None
             f"the build failed with exit status {result.returncode}",
             detail=result.last_lines(40),
         )
+
+
+def _write_backend(folder: Path) -> None:
+    (folder / _SCRIPT).write_text(_BACKEND)

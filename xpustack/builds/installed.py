@@ -128,13 +128,12 @@ def damage(cache: Cache, members: Members, site: Path) -> str | None:
         OSError: reading the tree is denied.
     """
     found = _listing(cache, site)
-    for path in sorted(found.keys() | members.keys()):
+    for path in sorted({path for path, _ in found.items() ^ members.items()}):
         if path not in members:
             return f"{path} does not belong to it"
         if path not in found:
             return f"{path} is missing"
-        if found[path] != members[path]:
-            return f"{path} is changed"
+        return f"{path} is changed"
     return None
 
 

@@ -43,7 +43,7 @@ class Proof:
 
 class Checker:
     """What the checks of a run share: the project's files as they are now, processes,
-    the server of step tests, and the linter.
+    the server of builds and step tests, and the linter.
 
     Any number of threads may use it. An exception in its block, an interrupt included,
     ends its processes; the end of the block ends the servers.
@@ -77,7 +77,7 @@ class Checker:
         Raises:
             As `builds.build`.
         """
-        return build(self.runner, self.store, tree, build_version(tree, last))
+        return build(self.server, self.store, tree, build_version(tree, last))
 
     def built(self, tree: Tree, last: int, name: str) -> Result:
         """The build of a tree as a result. One that an earlier run left is verified
@@ -101,7 +101,7 @@ class Checker:
             As `builds.build.compare`.
         """
         begin = time.monotonic()
-        count = compare(self.runner, self.store, tree, copy)
+        count = compare(self.server, self.store, tree, copy)
         return Result(
             tree.release.name,
             COPIED,

@@ -78,6 +78,11 @@ class Planner:
             if lint_tip:
                 self._lint("tip", series.base, series.tip, True)
 
+    @property
+    def first_build(self) -> tuple[Task, ...]:
+        """The first build of the release, if one is planned."""
+        return tuple(islice(self._builds.values(), 1))
+
     def _broken(self, slugs: list[str], problem: StackError | None) -> None:
         """Results for the step that does not apply and the steps that it blocks."""
         if problem is None:
@@ -127,13 +132,16 @@ class Planner:
         earlier = self._builds.get(origin.index) if origin is not None else None
         needs = () if earlier is None else (earlier,)
         # What is really built shares the byte code of a build that is there.
-        first = () if needs else tuple(islice(self._builds.values(), 1))
+        first = () if needs else self.first_build
         shown = "build" in self._kinds
         task = Task(self._release.name, label, "build", work, needs, first, shown=shown)
         self._builds[tree.index] = task
         self.tasks.append(task)
         planned = self._checker.planned(tree, last)
-        if origin is not None and not planned.installed.is_dir():
+        if planned.installed.is_dir():
+            return
+        self._checker.server.start()
+        if origin is not None:
             compare = partial(self._checker.compared, tree, planned, label)
             self.comparisons[planned.key] = Task(
                 self._release.name, COPIED, "build", compare, (task,)

@@ -56,6 +56,7 @@ def run(
     tasks = [Task.ended(result) for result in _static(project, chosen, step)]
     cache.sweep()
     comparisons: dict[str, Task] = {}
+    first_builds: list[Task] = []
     tested: set[Path] | None = set() if quick else None
     with Checker(project, cache) as checker:
         # The newest release first: its lints take longest, and a quick run tests there
@@ -65,13 +66,15 @@ def run(
             planner.plan(step, release.name in tips)
             tasks += planner.tasks
             comparisons |= planner.comparisons
+            first_builds += planner.first_build
         if step is None and "build" in kinds and comparisons:
             # A key is a hash, so that it is another tree when anything changed.
             comparison = comparisons[min(comparisons)]
             tasks.insert(tasks.index(comparison.needs[0]) + 1, comparison)
-        # One checked-out tree moves from lint to lint.
+        # One checked-out tree moves from lint to lint. What is really built first of a
+        # release shares the byte code of what was of the release before.
         lints = [task for task in tasks if task.kind == "lint"]
-        for earlier, later in pairwise(lints):
+        for earlier, later in (*pairwise(lints), *pairwise(first_builds)):
             later.after = (earlier,)
         observer.planned(tasks)
         problem = execute(tasks, checker.runner, jobs, observer)

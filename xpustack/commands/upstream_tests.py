@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`xpustack upstream-tests`: vLLM's own tests before and after a step, or all steps."""
 
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -8,7 +9,7 @@ from cyclopts import Parameter
 
 from xpustack.base import releases
 from xpustack.base.store import Store
-from xpustack.builds.build import build, build_version
+from xpustack.builds.build import backend_server, build, build_version
 from xpustack.core.checkout import check_out
 from xpustack.core.errors import UsageError, concerning
 from xpustack.core.files import not_ours, vacant
@@ -83,10 +84,11 @@ def upstream_tests(
                 check_out(cache, before.tree_id, scratch / "tree")
                 modules = vllm_tests.touched_modules(store, before, after)
                 files = vllm_tests.naming(scratch / "tree", modules)
-                builds = [
-                    build(runner, store, tree, build_version(tree, -1))
-                    for tree in (before, after)
-                ]
+                with closing(backend_server(runner)) as server:
+                    builds = [
+                        build(server, store, tree, build_version(tree, -1))
+                        for tree in (before, after)
+                    ]
                 vllm_tests.lay_out(folder, scratch / "tree", builds, files)
                 cache.progress(f"{len(files)} files name {len(modules)} modules")
             support = Support.of(project)

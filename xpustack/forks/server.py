@@ -18,7 +18,7 @@ import msgspec
 
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.process import Runner, Stopped, clean_environment
+from xpustack.core.process import Completed, Runner, Stopped, clean_environment
 from xpustack.forks import program
 from xpustack.forks.program import AHEAD_LIMIT, MESSAGE, READY
 
@@ -66,8 +66,8 @@ class _ServerDied(Exception):
 
 
 class Server:
-    """One process for many runs, which has imported `preloaded`; the first run starts
-    it.
+    """One process for many runs, which has imported `preloaded`; `start` or the first
+    run starts it.
 
     Any number of threads may use it at the same time. `close`, `Runner.stop` and the
     end of the tool stop it.
@@ -84,10 +84,25 @@ class Server:
         self._preloaded, self._env = preloaded, env or {}
         self._guard = threading.Lock()
         self._process: _ServerProcess | None = None
+        self._start: threading.Thread | None = None
         self._folders: dict[str, Path] = {}
         self._stack = contextlib.ExitStack()
 
+    def start(self) -> None:
+        """Start the process while the caller goes on; the first run waits for it, and
+        meets what went wrong."""
+
+        def quietly() -> None:
+            with contextlib.suppress(EnvironmentProblem, Stopped):
+                self._running()
+
+        if self._start is None:
+            self._start = threading.Thread(target=quietly)
+            self._start.start()
+
     def close(self) -> None:
+        if self._start is not None:
+            self._start.join()
         with self._guard:
             if self._process is not None:
                 self._process.end()
@@ -166,6 +181,25 @@ class Server:
                 continue
             return replace(done, notes=tuple(notes))
         return ProgramExit(died=notes[-1].removesuffix(" and was started again"))
+
+    def complete(
+        self,
+        words: Sequence[str],
+        *,
+        cwd: Path,
+        env: Mapping[str, str],
+        output: Path,
+        limit: float,
+    ) -> Completed:
+        """As `run`, with what the program printed, as `Runner.run` returns it.
+
+        Raises:
+            As `run`.
+        """
+        done = self.run(words, cwd=cwd, path=(), env=env, output=output, limit=limit)
+        printed = output.read_text("utf-8", "replace") if output.is_file() else ""
+        problem = f"killed after {limit:.0f} s" if done.late else done.died
+        return Completed(done.status or bool(done.died), printed, problem, done.seconds)
 
     def _running(self) -> "_ServerProcess":
         with self._guard:

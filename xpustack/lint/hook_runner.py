@@ -170,17 +170,13 @@ class HookRunner:
 
     def _forked(self, hook: Hook, words: list[str]) -> Completed:
         """Run a hook's script in a fork of the server."""
-        output = self.work / "output.txt"
-        done = self.server.run(
+        completed = self.server.complete(
             words,
             cwd=self.checkout.work_tree,
-            path=[],
             env=self._environment(),
-            output=output,
+            output=self.work / "output.txt",
             limit=TIMEOUT,
         )
-        text = output.read_text("utf-8", "replace")
-        completed = Completed(done.status, text, done.died, done.seconds)
         return self._done(hook.id, completed)
 
     def _script(

@@ -4,6 +4,7 @@ constraints, bill of materials and provenance, written atomically."""
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds import wheel
 from xpustack.builds.build import (
+    backend_server,
     build_variables,
     build_version,
     build_wheel,
@@ -101,8 +103,9 @@ def build_release_wheel(
     with (
         concerning(release.name, series.tip.slug),
         cache.scratch(in_memory=True) as work,
+        closing(backend_server(runner)) as server,
     ):
-        name, contents = build_wheel(runner, store, series.tip, version, work)
+        name, contents = build_wheel(server, store, series.tip, version, work)
         leaks = wheel.leaks(contents, [place for place, _ in private_places(work)])
     if leaks:
         raise CheckFailed(

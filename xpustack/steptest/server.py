@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server of step tests: what it has imported before a test runs in a fork of it."""
+"""The server of builds and step tests: what it has imported before one runs in a fork
+of it."""
 
 from xpustack.core.process import Runner
 from xpustack.forks.server import Server
@@ -72,12 +73,13 @@ PRELOADED = (
     "regex",
     "requests",
     "safetensors.torch",
+    "setuptools.build_meta",
     "uvloop",
     "xgrammar",
     "zmq",
 )
-"""Modules that vLLM would import in each run. If one cannot be imported here, the
-runs meet the same error themselves."""
+"""Modules that vLLM, or its build, would import in each run. If one cannot be imported
+here, the runs meet the same error themselves."""
 
 
 def warm_server(runner: Runner) -> Server:

@@ -3,15 +3,17 @@
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tiny_stack import BASE, TinyStack
 
 from xpustack.base.store import Store
-from xpustack.builds.build import NO_COMPILER, build, build_version
+from xpustack.builds.build import NO_COMPILER, backend_server, build, build_version
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner, Stopped, clean_environment
+from xpustack.forks.server import Server
 
 
 def test_a_tree_is_built_installed_and_kept(tiny: TinyStack):
@@ -33,21 +35,24 @@ def test_a_build_that_fails_leaves_nothing_and_shows_why(tmp_path):
     stack = TinyStack(tmp_path)
     stack.add("break-it", {"setup.py": "raise SystemExit('the build is broken')\n"})
     tree = stack.trees()[1]
-    with pytest.raises(CheckFailed, match="the build failed") as caught:
-        build(Runner(), Store(stack.cache), tree, build_version(tree, 1))
+    with (
+        closing(backend_server(Runner())) as server,
+        pytest.raises(CheckFailed, match="the build failed") as caught,
+    ):
+        build(server, Store(stack.cache), tree, build_version(tree, 1))
     assert "the build is broken" in "\n".join(caught.value.detail)
     assert caught.value.step == "break-it"
     assert not stack.cache.builds.exists()
     assert list((stack.cache.root / "scratch").iterdir()) == []
 
 
-def test_a_wheel_of_another_version_is_refused(tmp_path):
+def test_a_wheel_of_another_version_is_refused(tmp_path, backend: Server):
     stack = TinyStack(tmp_path)
     script = BASE["setup.py"].replace("version=version", "version='7'")
     stack.add("rename-it", {"setup.py": script})
     tree = stack.trees()[1]
     with pytest.raises(CheckFailed, match="one wheel of version"):
-        build(Runner(), Store(stack.cache), tree, build_version(tree, 1))
+        build(backend, Store(stack.cache), tree, build_version(tree, 1))
 
 
 def test_a_stopped_runner_starts_nothing(tmp_path):
@@ -55,8 +60,8 @@ def test_a_stopped_runner_starts_nothing(tmp_path):
     runner = Runner()
     runner.stop()
     tree = stack.trees()[0]
-    with pytest.raises(Stopped):
-        build(runner, Store(stack.cache), tree, build_version(tree, 0))
+    with pytest.raises(Stopped), closing(backend_server(runner)) as server:
+        build(server, Store(stack.cache), tree, build_version(tree, 0))
     assert not any(stack.cache.builds.glob("*"))
 
 

@@ -3,6 +3,7 @@
 
 import os
 import shutil
+from contextlib import closing
 from importlib.util import source_hash
 from pathlib import Path
 
@@ -11,12 +12,13 @@ from tiny_stack import BASE, HEADER, TWO, VALUE, TinyStack
 
 from xpustack.base.store import Store
 from xpustack.builds import copy as copy_module
-from xpustack.builds.build import build, build_version, compare
+from xpustack.builds.build import backend_server, build, build_version, compare
 from xpustack.builds.copy import origin_of, takes_part
 from xpustack.builds.installed import Build, byte_code_path, manifest_of
 from xpustack.core.cache import Cache
 from xpustack.core.errors import CheckFailed
 from xpustack.core.process import Runner
+from xpustack.forks.server import Server
 from xpustack.series.tree import Tree
 
 EXTRA = "vllm/extra.py"
@@ -69,11 +71,13 @@ def test_only_modules_are_copied(stack: TinyStack):
     assert all(tree_build.cached for _, tree_build in pairs.values())
 
 
-def test_every_copied_tree_is_what_a_real_build_installs(stack: TinyStack):
+def test_every_copied_tree_is_what_a_real_build_installs(
+    stack: TinyStack, backend: Server
+):
     store = Store(stack.cache)
     for tree, tree_build in builds(stack).values():
         if is_copy(stack, tree, tree_build):
-            assert compare(Runner(), store, tree, tree_build) > 5
+            assert compare(backend, store, tree, tree_build) > 5
 
 
 def test_unchanged_files_are_links(written: TinyStack):
@@ -97,7 +101,7 @@ def test_no_copy_has_the_byte_code_of_another_source(written: TinyStack):
 
 
 def test_a_copy_that_lacks_a_change_is_found(
-    stack: TinyStack, monkeypatch: pytest.MonkeyPatch
+    stack: TinyStack, backend: Server, monkeypatch: pytest.MonkeyPatch
 ):
     """A step of setup.py that nobody noticed changes METADATA."""
     script = BASE["setup.py"].replace("setup(", "setup(description='new', ")
@@ -108,7 +112,7 @@ def test_a_copy_that_lacks_a_change_is_found(
     tree, tree_build = builds(stack)["describe"]
     assert is_copy(stack, tree, tree_build)
     with pytest.raises(CheckFailed, match="differs from what a real build") as caught:
-        compare(Runner(), Store(stack.cache), tree, tree_build)
+        compare(backend, Store(stack.cache), tree, tree_build)
     assert caught.value.step == "describe"
     lines = caught.value.detail
     assert any(line.endswith("METADATA: its content differs") for line in lines)
@@ -158,7 +162,8 @@ def again(stack: TinyStack, slug: str) -> tuple[Build, list[str]]:
     trees = stack.trees()
     tree = next(tree for tree in trees if tree.slug == slug)
     version = build_version(tree, len(trees) - 1)
-    result = build(Runner(), Store(cache), tree, version)
+    with closing(backend_server(Runner())) as server:
+        result = build(server, Store(cache), tree, version)
     return result, messages
 
 

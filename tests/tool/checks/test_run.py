@@ -58,17 +58,18 @@ def test_every_step_of_every_release_then_nothing_to_do(tiny, monkeypatch):
     assert all(result.cached for result in second.results)
 
 
-def test_a_later_real_build_waits_for_the_first(tiny: TinyStack) -> None:
-    """Its byte code is there then, and need not be made twice at the same time."""
+def test_real_builds_wait_for_the_first_ones(tiny: TinyStack) -> None:
+    """Their byte code is there then, and need not be made twice at the same time."""
 
     class Plan(Observer):
         def planned(self, tasks: Sequence[Task]) -> None:
             self.builds = [task for task in tasks if task.kind == "build"]
 
     plan = Plan()
-    check(tiny, "v1.0", observer=plan)
-    base, tip = plan.builds
-    assert (base.after, tip.needs, tip.after) == ((), (), (base,))
+    check(tiny, observer=plan)
+    newest, newest_tip, base, tip = plan.builds
+    assert (newest.after, newest_tip.after) == ((), (newest,))
+    assert (base.after, tip.needs, tip.after) == ((newest,), (), (base,))
 
 
 def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(

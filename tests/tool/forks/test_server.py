@@ -14,7 +14,7 @@ import pytest
 from children import ended, ends
 
 from xpustack.core.errors import EnvironmentProblem
-from xpustack.core.process import Runner, Stopped, clean_environment
+from xpustack.core.process import Completed, Runner, Stopped, clean_environment
 from xpustack.forks import program as fork_program
 from xpustack.forks import server as fork_server
 from xpustack.forks.server import Ahead, ProgramExit, Server
@@ -264,7 +264,25 @@ def test_a_server_with_a_second_thread_does_not_fork(tmp_path):
         closing(Server(Runner(), preloaded, variables)) as server,
         pytest.raises(EnvironmentProblem, match="has 2 threads"),
     ):
+        server.start()
         run(server, tmp_path / "a", "def test_it(): pass\n")
+
+
+@pytest.mark.parametrize("wanted", [True, False])
+def test_a_server_that_starts_early_serves_and_ends(tmp_path, wanted):
+    (tmp_path / "noting.py").write_text(
+        "import os, pathlib\n"
+        "with pathlib.Path(__file__).with_name('note').open('a') as note:\n"
+        "    print(os.getpid(), file=note)\n"
+    )
+    variables = {"PYTHONPATH": str(tmp_path)}
+    with closing(Server(Runner(), ("noting", "pytest"), variables)) as server:
+        server.start()
+        server.start()
+        if wanted:
+            assert run(server, tmp_path / "a", "def test_it(): pass\n")[0].status == 0
+    (process,) = (tmp_path / "note").read_text().split()
+    assert ended(int(process))
 
 
 def test_stop_ends_a_run_and_its_server(tmp_path):
@@ -389,6 +407,37 @@ import sys
 print(*sys.argv, __name__, sys.path[0])
 sys.exit({end!r})
 """
+
+
+def complete(server: Server, home: Path, source: str, limit: float) -> Completed:
+    """Run a script to its end in the folder `home`."""
+    home.mkdir(exist_ok=True)
+    (home / "one.py").write_text(source)
+    return server.complete(
+        ["one.py"],
+        cwd=home,
+        env=clean_environment(),
+        output=home / "output.txt",
+        limit=limit,
+    )
+
+
+def test_a_program_that_ran_is_completed_with_what_it_printed(server, tmp_path):
+    done = complete(
+        server, tmp_path / "a", "print('said'); raise SystemExit('why')", 60.0
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (1, "said\nwhy\n", "")
+
+
+def test_a_program_whose_server_dies_or_that_hangs_did_not_pass(server, tmp_path):
+    done = complete(
+        server, tmp_path / "a", KILLS.format(always=True) + "test_it()\n", 60.0
+    )
+    assert done.returncode != 0
+    assert done.stderr == "the fork server was killed by signal 9 (SIGKILL)"
+    done = complete(server, tmp_path / "a", "import time; time.sleep(60)", 1.0)
+    assert done.returncode != 0
+    assert done.stderr == "killed after 1 s"
 
 
 @pytest.mark.parametrize(
