@@ -81,14 +81,14 @@ class Probes:
         changed = {path for step in series.steps for path in step.changed}
         if any(takes_part(path, scripts) for path in changed):
             version = build_version(tree, last)
-            return build(Runner(), store, tree, version).installed
+            return build(self.server, store, tree, version).installed
         return self._copied(store, series, tree)
 
     def _copied(self, store: Store, series: Series, tree: Tree) -> Path:
         """An earlier tree as a copy of the whole series, which `tox -e steps` builds of
         each release: nothing is built for these tests alone."""
         last, tip = len(series.steps), series.tip
-        whole = build(Runner(), store, tip, build_version(tip, last))
+        whole = build(self.server, store, tip, build_version(tip, last))
         version = build_version(tree, last)
         files = copied(store, (tip, whole), tree, version)
         home = self.work / version
