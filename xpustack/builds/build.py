@@ -282,18 +282,19 @@ def _run_backend(
     """Let the build backend put a wheel of `source` into `work`/dist. pip would first
     ask it for the metadata, which takes a third of the time and says nothing new."""
     (work / "dist").mkdir()
-    # In a folder of its own: the backend must not find the tree's.
-    script = server.folder(cache, BACKEND, _write_backend) / _SCRIPT
+    # Not in the tree, whose folders the backend must not find. What it prints is there,
+    # too: if a build fills the memory that it is in, the reason can still be read.
+    home = server.folder(cache, BACKEND, _write_backend)
     result = server.complete(
         [
-            *(str(script), str(work / "dist")),
+            *(str(home / _SCRIPT), str(work / "dist")),
             f"--py-limited-api={LIMITED_API}",
             # Its members are read here, and packed anew if it ships.
             "--compression=stored",
         ],
         cwd=source,
         env=clean_environment(**build_variables(work, version)),
-        output=work / "output.txt",
+        output=home / f"{version}.txt",
         limit=TIMEOUT,
     )
     if result.returncode != 0:
@@ -310,4 +311,5 @@ def _run_backend(
 
 
 def _write_backend(folder: Path) -> None:
-    (folder / _SCRIPT).write_text(_BACKEND)
+    with writing(folder):
+        (folder / _SCRIPT).write_text(_BACKEND)

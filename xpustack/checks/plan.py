@@ -123,7 +123,8 @@ class Planner:
                 self._test(tree, None, series.tip)
 
     def _build(self, tree: Tree, label: str) -> None:
-        """Plan the build of a tree, if that, or a test of it, is wanted."""
+        """Plan the build of a tree, if that, or a test of it, is wanted. A real build
+        needs the server, which starts while the rest is planned."""
         if tree.index in self._builds or self._kinds == {"lint"}:
             return
         last = len(self._slugs)
@@ -140,8 +141,9 @@ class Planner:
         planned = self._checker.planned(tree, last)
         if planned.installed.is_dir():
             return
-        self._checker.server.start()
-        if origin is not None:
+        if origin is None:
+            self._checker.server.start()
+        else:
             compare = partial(self._checker.compared, tree, planned, label)
             self.comparisons[planned.key] = Task(
                 self._release.name, COPIED, "build", compare, (task,)

@@ -71,11 +71,13 @@ def run(
             # A key is a hash, so that it is another tree when anything changed.
             comparison = comparisons[min(comparisons)]
             tasks.insert(tasks.index(comparison.needs[0]) + 1, comparison)
-        # One checked-out tree moves from lint to lint. What is really built first of a
-        # release shares the byte code of what was of the release before.
+        # One checked-out tree moves from lint to lint.
         lints = [task for task in tasks if task.kind == "lint"]
-        for earlier, later in (*pairwise(lints), *pairwise(first_builds)):
+        for earlier, later in pairwise(lints):
             later.after = (earlier,)
+        # Other releases have most of their byte code from the very first build.
+        for later in first_builds[1:]:
+            later.after = (first_builds[0],)
         observer.planned(tasks)
         problem = execute(tasks, checker.runner, jobs, observer)
     results = [

@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 import msgspec
 
 from xpustack.core.cache import Cache
-from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Completed, Runner, Stopped, clean_environment
 from xpustack.forks import program
 from xpustack.forks.program import AHEAD_LIMIT, MESSAGE, READY
@@ -27,6 +27,7 @@ GRACE = 30.0
 """Seconds for the imports, and for an answer after a run's limit."""
 KEPT = 4
 """Forks that wait with shared imports for another run."""
+_SHOWN = 40
 
 
 @dataclass(frozen=True)
@@ -90,15 +91,16 @@ class Server:
 
     def start(self) -> None:
         """Start the process while the caller goes on; the first run waits for it, and
-        meets what went wrong."""
+        meets what went wrong. Only one thread may call this."""
 
         def quietly() -> None:
-            with contextlib.suppress(EnvironmentProblem, Stopped):
+            with contextlib.suppress(Exception):
                 self._running()
 
         if self._start is None:
-            self._start = threading.Thread(target=quietly)
-            self._start.start()
+            start = threading.Thread(target=quietly)
+            start.start()
+            self._start = start
 
     def close(self) -> None:
         if self._start is not None:
@@ -179,6 +181,8 @@ class Server:
                 self._forget(process)
                 notes.append(f"the fork server {error} and was started again")
                 continue
+            if self._runner.stopped:
+                raise Stopped
             return replace(done, notes=tuple(notes))
         return ProgramExit(died=notes[-1].removesuffix(" and was started again"))
 
@@ -194,12 +198,19 @@ class Server:
         """As `run`, with what the program printed, as `Runner.run` returns it.
 
         Raises:
-            As `run`.
+            CheckFailed: it was killed at its limit, or the server died.
+            EnvironmentProblem, Stopped: as `run`.
         """
         done = self.run(words, cwd=cwd, path=(), env=env, output=output, limit=limit)
         printed = output.read_text("utf-8", "replace") if output.is_file() else ""
-        problem = f"killed after {limit:.0f} s" if done.late else done.died
-        return Completed(done.status or bool(done.died), printed, problem, done.seconds)
+        if done.late or done.died:
+            how = f"it was killed after {limit:.0f} s" if done.late else done.died
+            raise CheckFailed(
+                f"{Path(words[0]).name} did not end: {how}",
+                detail=printed.splitlines()[-_SHOWN:],
+                hint="tox -e apply-and-test",
+            )
+        return Completed(done.status, printed, "", done.seconds)
 
     def _running(self) -> "_ServerProcess":
         with self._guard:

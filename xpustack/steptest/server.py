@@ -2,6 +2,7 @@
 """The server of builds and step tests: what it has imported before one runs in a fork
 of it."""
 
+from xpustack.builds.build import BACKEND
 from xpustack.core.process import Runner
 from xpustack.forks.server import Server
 from xpustack.steptest.environment import NO_DEVICE, OFFLINE
@@ -73,7 +74,7 @@ PRELOADED = (
     "regex",
     "requests",
     "safetensors.torch",
-    "setuptools.build_meta",
+    BACKEND,
     "uvloop",
     "xgrammar",
     "zmq",
@@ -83,5 +84,5 @@ here, the runs meet the same error themselves."""
 
 
 def warm_server(runner: Runner) -> Server:
-    """One warm process for a whole run of checks; the first test starts it."""
+    """One warm process for a whole run of checks."""
     return Server(runner, PRELOADED, ENVIRONMENT)

@@ -29,8 +29,8 @@ _FINISHED = frozenset({0, 1, 5})
 _INTERRUPTED = 2
 """The one after a collection error, and after `pytest.exit`."""
 _PYTEST_OPTIONS = shlex.split(
-    "-p no:cacheprovider -c pytest.ini --rootdir . -q --tb=short"
-    " --strict-markers --no-header"
+    f"-p no:cacheprovider -p {PLUGIN}"
+    " -c pytest.ini --rootdir . -q --tb=short --strict-markers --no-header"
 )
 _SHOWN = 30
 
@@ -145,15 +145,10 @@ class StepTest:
         if platform.ahead and not compiled:
             ahead = Ahead([platform.ahead], environment(support / "imports"))
         pytest_exit = server.run(
-            ["pytest", *_PYTEST_OPTIONS, self.material.module],
+            ["pytest", *_PYTEST_OPTIONS, "-p", platform.plugin, self.material.module],
             cwd=work / "tests",
             path=path,
-            env=environment(
-                work,
-                XPUSTACK_OUTCOMES=str(outcomes),
-                # For -p, pytest would look at the entry points of all packages.
-                PYTEST_PLUGINS=f"{PLUGIN},{platform.plugin}",
-            ),
+            env=environment(work, XPUSTACK_OUTCOMES=str(outcomes)),
             output=output,
             limit=LIMIT,
             ahead=ahead,

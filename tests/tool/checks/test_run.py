@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import subprocess
+import textwrap
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 from calls import calling
 from children import ends, killed, start_tool
-from tiny_stack import BASE, PROVES, TWO, VALUE, TinyStack
+from tiny_stack import BASE, HEADER, PROVES, TWO, VALUE, TinyStack
 
 from xpustack.checks import run as checks
 from xpustack.checks.schedule import Observer, Task, execute
@@ -22,6 +23,7 @@ from xpustack.core import cache as cache_module
 from xpustack.core.cache import Cache
 from xpustack.core.errors import EnvironmentProblem, UsageError
 from xpustack.core.process import Runner
+from xpustack.forks.server import Server
 from xpustack.lint.linter import Linter
 from xpustack.series.result import Report, Result
 from xpustack.series.tree import Tree
@@ -70,6 +72,21 @@ def test_real_builds_wait_for_the_first_ones(tiny: TinyStack) -> None:
     newest, newest_tip, base, tip = plan.builds
     assert (newest.after, newest_tip.after) == ((), (newest,))
     assert (base.after, tip.needs, tip.after) == ((newest,), (), (base,))
+
+
+def test_only_a_real_build_starts_the_server(stack, monkeypatch):
+    """A copy needs none, and it imports for seconds what a test may never need."""
+    started: list[Server] = []
+    monkeypatch.setattr(Server, "start", lambda server: started.append(server))
+    stack.add("more", {VALUE: TWO + "MORE = 1\n"})
+    assert check(stack, "v1.0", only="build").failed == 0
+    assert started
+    started.clear()
+    (copy,) = stack.cache.builds.glob("*/site/vllm-1.0+*.step1.dist-info")
+    shutil.rmtree(copy.parents[1])
+    assert check(stack, "v1.0", step="raise-value", only="build").failed == 0
+    assert copy.is_dir()
+    assert not started
 
 
 def test_types_are_checked_step_by_step_on_the_newest_release_and_on_all_tips(
@@ -256,30 +273,41 @@ def test_a_failure_is_looked_at_again_and_its_command_works(stack):
 
 
 def start_hanging(
-    stack: TinyStack, tmp_path: Path, number: int
+    stack: TinyStack, tmp_path: Path, number: int, *, built: bool = False
 ) -> tuple[subprocess.Popen[str], int, int]:
-    """Start checks whose test hangs and has started a child in another session.
+    """Start checks whose test, or build, hangs and has started a child in another
+    session.
 
     Returns:
-        The tool's process, the process id of the test and that of its child.
+        The tool's process, the process id of the test or build and that of its child.
     """
     note = tmp_path / "numbers"
-    (stack.project.root / "tests/steps" / "test_value.py").write_text(
-        "import os, pathlib, subprocess, time\n\n\ndef test_long():\n"
-        "    words = ['sleep', '120']\n"
-        "    child = subprocess.Popen(words, start_new_session=True)\n"
-        "    numbers = f'{os.getpid()} {child.pid}.'\n"
-        f"    pathlib.Path({str(note)!r}).write_text(numbers)\n"
-        "    time.sleep(120)\n"
+    act = (
+        "words = ['sleep', '120']\n"
+        "child = subprocess.Popen(words, start_new_session=True)\n"
+        "numbers = f'{os.getpid()} {child.pid}.'\n"
+        f"pathlib.Path({str(note)!r}).write_text(numbers)\n"
+        "time.sleep(120)\n"
     )
-    words = ["check", "v1.0", "--only", "test", "--offline"]
+    imports = "import os, pathlib, subprocess, time\n"
+    if built:
+        stack.add("hang", {"setup.py": HEADER + imports + act})
+    else:
+        test = imports + "\n\ndef test_long():\n" + textwrap.indent(act, "    ")
+        (stack.project.root / "tests/steps" / "test_value.py").write_text(test)
+    words = ["check", "v1.0", "--offline"]
     child = start_tool(words, stack.project.root, stack.environment, number)
     limit = time.monotonic() + 60
-    while not (note.exists() and note.read_text().endswith(".")):
+    # The lint beside it has ended, too.
+    while not (
+        any(stack.cache.results.glob("li/lint-*.json"))
+        and note.exists()
+        and note.read_text().endswith(".")
+    ):
         assert time.monotonic() < limit and child.poll() is None
         time.sleep(0.05)
-    test, grandchild = note.read_text().rstrip(".").split()
-    return child, int(test), int(grandchild)
+    hanging, grandchild = note.read_text().rstrip(".").split()
+    return child, int(hanging), int(grandchild)
 
 
 def test_kill_9_leaves_no_test_behind(stack, tmp_path):
@@ -301,6 +329,18 @@ def test_an_interrupt_kills_children_and_leaves_nothing(stack, tmp_path, number)
     assert ends(test) and ends(grandchild)
     assert list(stack.cache.root.rglob("*.part")) == []
     assert set(stack.cache.results.rglob("*.json")) == before
+
+
+def test_an_interrupt_ends_a_build_and_leaves_nothing(stack, tmp_path):
+    child, build, grandchild = start_hanging(
+        stack, tmp_path, signal.SIGTERM, built=True
+    )
+    child.send_signal(signal.SIGTERM)
+    _, stderr = child.communicate(timeout=30)
+    assert child.returncode == 130, stderr
+    assert ends(build) and ends(grandchild)
+    assert list(stack.cache.root.rglob("*.part")) == []
+    assert not list((stack.cache.root / "scratch").iterdir())
 
 
 def test_a_malformed_later_step_does_not_concern_an_earlier_one(stack):

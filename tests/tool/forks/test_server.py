@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from children import ended, ends
 
-from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.errors import CheckFailed, EnvironmentProblem
 from xpustack.core.process import Completed, Runner, Stopped, clean_environment
 from xpustack.forks import program as fork_program
 from xpustack.forks import server as fork_server
@@ -430,14 +430,12 @@ def test_a_program_that_ran_is_completed_with_what_it_printed(server, tmp_path):
 
 
 def test_a_program_whose_server_dies_or_that_hangs_did_not_pass(server, tmp_path):
-    done = complete(
-        server, tmp_path / "a", KILLS.format(always=True) + "test_it()\n", 60.0
-    )
-    assert done.returncode != 0
-    assert done.stderr == "the fork server was killed by signal 9 (SIGKILL)"
-    done = complete(server, tmp_path / "a", "import time; time.sleep(60)", 1.0)
-    assert done.returncode != 0
-    assert done.stderr == "killed after 1 s"
+    source = "print('here', flush=True)\n" + KILLS.format(always=True) + "test_it()\n"
+    with pytest.raises(CheckFailed, match="did not end: the fork server was") as caught:
+        complete(server, tmp_path / "a", source, 60.0)
+    assert caught.value.detail == ("here",)
+    with pytest.raises(CheckFailed, match="did not end: it was killed after 1 s"):
+        complete(server, tmp_path / "a", "import time; time.sleep(60)", 1.0)
 
 
 @pytest.mark.parametrize(
