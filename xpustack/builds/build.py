@@ -33,7 +33,7 @@ from xpustack.series.tree import Tree
 
 TIMEOUT = 900.0
 BACKEND = "setuptools.build_meta"
-"""The build backend of every release."""
+"""The build backend of every release; steptest/server.py imports it ahead."""
 _BACKEND = f"""\
 import sys
 from {BACKEND} import build_wheel

@@ -2,7 +2,6 @@
 """The server of builds and step tests: what it has imported before one runs in a fork
 of it."""
 
-from xpustack.builds.build import BACKEND
 from xpustack.core.process import Runner
 from xpustack.forks.server import Server
 from xpustack.steptest.environment import NO_DEVICE, OFFLINE
@@ -74,7 +73,7 @@ PRELOADED = (
     "regex",
     "requests",
     "safetensors.torch",
-    BACKEND,
+    "setuptools.build_meta",
     "uvloop",
     "xgrammar",
     "zmq",
