@@ -46,6 +46,7 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         stamp.stamp,
         pins.pin,
         refresh.refresh,
+        pins.retire,
         pins.watch,
         pages.defects,
         pages.site,

@@ -25,7 +25,14 @@ from xpustack.base.dockerfile import (
 )
 from xpustack.base.download import download
 from xpustack.base.index import PROJECT, Index, PipConfiguration
-from xpustack.base.releases import Pin, Release, is_version, load, parse_releases
+from xpustack.base.releases import (
+    Pin,
+    Release,
+    Retired,
+    is_version,
+    load,
+    parse_releases,
+)
 from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import SourceError, UsageError, concerning
 from xpustack.core.project import Project
@@ -144,6 +151,9 @@ def with_entry(text: str, release: Release) -> str:
     paragraphs = list(filter(None, text.strip("\n").split("\n\n")))
     place, notes = len(paragraphs), ""
     for number, paragraph in enumerate(paragraphs):
+        if "[[retired]]" in paragraph:
+            place = number
+            break
         version = re.search(r'(?m)^version = "(.+)"', paragraph)
         if version and Version(version[1]) >= Version(release.version):
             place = number
@@ -154,10 +164,30 @@ def with_entry(text: str, release: Release) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
+def without_entry(text: str, retired: Retired) -> str:
+    """The text of a `releases.toml` in which the release's entry is gone, and which
+    lists it among the retired ones, in version order."""
+    paragraphs = list(filter(None, text.strip("\n").split("\n\n")))
+    own = f'\nversion = "{retired.version}"\n'
+    place = len(paragraphs) - 1
+    kept: list[str] = []
+    for paragraph in paragraphs:
+        version = re.search(r'(?m)^version = "(.+)"', paragraph)
+        if "[[release]]" in paragraph and own in paragraph:
+            continue
+        later = version is not None and Version(version[1]) > Version(retired.version)
+        if "[[retired]]" in paragraph and later:
+            place = min(place, len(kept))
+        kept.append(paragraph)
+    entry = f'[[retired]]\nversion = "{retired.version}"\ncommit = "{retired.commit}"'
+    kept.insert(place, entry)
+    return "\n\n".join(kept) + "\n"
+
+
 def release_entry(release: Release) -> str:
     """The entry of a release in `releases.toml`."""
     lines = ["[[release]]"]
-    for key in ("version", "sdist", "sha256", "revision", "content"):
+    for key in ("version", "sdist", "sha256", "revision", "content", "kept"):
         value = getattr(release, key)
         text = str(value) if isinstance(value, int) else f'"{value}"'
         lines += [f"{key} = {text}"] if value else []

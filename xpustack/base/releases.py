@@ -4,7 +4,7 @@
 import difflib
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
@@ -46,6 +46,8 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     Attributes:
         content: a digest of what `revision` holds; empty while none is recorded.
+        kept: why the release is supported although it is older than the window;
+            empty for one that leaves with the window.
     """
 
     version: str
@@ -56,6 +58,7 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     triton: Pin
     xpu_kernels: Pin
     content: Content = ""
+    kept: str = ""
 
     def __post_init__(self) -> None:
         _require_version(self.version)
@@ -65,16 +68,54 @@ class Release(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The name used everywhere else, such as `v0.22.1`."""
         return f"v{self.version}"
 
+    @property
+    def minor(self) -> tuple[int, ...]:
+        """The numbers that name its minor release, such as `(0, 22)`."""
+        return Version(self.version).release[:2]
+
+
+class Retired(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A release that is not supported any more.
+
+    Attributes:
+        commit: the last commit of this repository that has its series.
+    """
+
+    version: str
+    commit: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{40}$")]
+
+    def __post_init__(self) -> None:
+        _require_version(self.version)
+
+    @property
+    def name(self) -> str:
+        """As `Release.name`."""
+        return f"v{self.version}"
+
+    @property
+    def minor(self) -> tuple[int, ...]:
+        """As `Release.minor`."""
+        return Version(self.version).release[:2]
+
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
     release: list[Release]
+    window: Annotated[int, msgspec.Meta(ge=1)] = 3
+    retired: list[Retired] = []
 
 
 @dataclass(frozen=True)
 class Releases:
-    """The pinned releases, oldest first."""
+    """The pinned releases, oldest first.
+
+    Attributes:
+        window: how many of the newest minors are supported.
+        retired: the releases that were supported once, oldest first.
+    """
 
     pinned: tuple[Release, ...]
+    window: int = 3
+    retired: tuple[Retired, ...] = ()
 
     def __iter__(self) -> Iterator[Release]:
         return iter(self.pinned)
@@ -90,6 +131,23 @@ class Releases:
     def newest(self) -> Release:
         return self.pinned[-1]
 
+    @property
+    def outside_window(self) -> tuple[Release, ...]:
+        """The pins that are older than the newest minors of the window, and that no
+        reason keeps."""
+        minors = sorted({release.minor for release in self.pinned})[-self.window :]
+        return tuple(
+            release
+            for release in self.pinned
+            if release.minor not in minors and not release.kept
+        )
+
+    def retired_release(self, name: str) -> Retired | None:
+        """The retired release called `name` (`v0.22.1`; the `v` may be left out); None
+        if no such release is retired."""
+        full_name = "v" + name.removeprefix("v")
+        return next((old for old in self.retired if old.name == full_name), None)
+
     def __getitem__(self, name: str) -> Release:
         """The release called `name` (`v0.22.1`; the `v` may be left out).
 
@@ -100,6 +158,17 @@ class Releases:
         for release in self.pinned:
             if release.name == full_name:
                 return release
+        if (retired := self.retired_release(name)) is not None:
+            raise UsageError(
+                "the release is retired: this commit has no series of it",
+                release=retired.name,
+                detail=[
+                    f"supported: {', '.join(self.names)}",
+                    f"the last commit that has it: {retired.commit}",
+                ],
+                hint=f"xpustack build {retired.name} builds its wheel from that commit;"
+                f" for all else: git worktree add DIR {retired.commit[:12]}",
+            )
         matches = [name for name in self.names if name.startswith(full_name + ".")]
         matches += difflib.get_close_matches(full_name, self.names, n=1, cutoff=0.5)
         raise UsageError(
@@ -142,7 +211,7 @@ def load(project: Project) -> Releases:
 def parse_releases(text: str, path: Path) -> Releases:
     """As `load`, for a given text; errors name `path` as its file."""
     try:
-        pinned = msgspec.toml.decode(text, type=_Document).release
+        document = msgspec.toml.decode(text, type=_Document)
     except msgspec.ValidationError as error:
         problem, _, where = str(error).partition(" - at ")
         _refuse(path, _line_of(text, where.strip("`"), problem), problem)
@@ -150,15 +219,25 @@ def parse_releases(text: str, path: Path) -> Releases:
         place = re.search(r"at line (\d+)", str(error))
         line = int(place[1]) if place else text.count("\n") + 1
         _refuse(path, line, f"not valid TOML: {error}")
-    for index, (older, newer) in enumerate(pairwise(pinned), start=1):
-        if Version(older.version) >= Version(newer.version):
-            _refuse(
-                path,
-                _line_of(text, f"$.release[{index}].version", ""),
-                f"{newer.name} must not follow {older.name}:"
-                " each release once, oldest first",
-            )
-    return Releases(tuple(pinned))
+    tables: tuple[tuple[str, Sequence[Release | Retired]], ...] = (
+        ("release", document.release),
+        ("retired", document.retired),
+    )
+    for table, entries in tables:
+        for index, (older, newer) in enumerate(pairwise(entries), start=1):
+            if Version(older.version) >= Version(newer.version):
+                _refuse(
+                    path,
+                    _line_of(text, f"$.{table}[{index}].version", ""),
+                    f"{newer.name} must not follow {older.name}:"
+                    " each release once, oldest first",
+                )
+    names = {release.name for release in document.release}
+    for index, old in enumerate(document.retired):
+        if old.name in names:
+            line = _line_of(text, f"$.retired[{index}].version", "")
+            _refuse(path, line, f"{old.name} is pinned and retired: it is one of both")
+    return Releases(tuple(document.release), document.window, tuple(document.retired))
 
 
 def _refuse(path: Path, line: int, problem: str) -> NoReturn:
@@ -171,20 +250,20 @@ def _line_of(text: str, where: str, problem: str) -> int:
     """The line number for msgspec's path `where`, such as
     `$.release[1].torch.version`: the key's line, else that of the table that should
     have it."""
-    index = re.search(r"\$\.release\[(\d+)\]", where)
+    index = re.search(r"\$\.(release|retired)\[(\d+)\]", where)
     field = re.search(r"unknown field `(.+)`|^`(\w+)`", problem)
     keys = re.findall(r"\.(\w+)", where)[1:]
     keys += [field[1] or field[2]] if field else []
     table, table_line = -1, 1
-    target = int(index[1]) if index else -1
+    name, target = (index[1], int(index[2])) if index else ("release", -1)
     for number, line in enumerate(text.splitlines(), start=1):
-        if re.match(r"\s*\[\[\s*release\s*\]\]", line):
+        if re.match(rf"\s*\[\[\s*{name}\s*\]\]", line):
             table += 1
             if table == target:
                 table_line = number
         if table == target and keys:
             key = re.escape(keys[0])
-            if re.match(rf"\s*(\[\s*release\.)?[\"']?{key}[\"']?\s*[=.\]]", line):
+            if re.match(rf"\s*(\[\s*{name}\.)?[\"']?{key}[\"']?\s*[=.\]]", line):
                 return number
     return table_line
 

@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`xpustack pin` and `watch`: releases, and what upstream did since the newest."""
+"""`xpustack pin`, `retire` and `watch`: which releases there are, and what upstream did
+since the newest."""
 
 import dataclasses
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from xpustack.base.pin import pin as pin_release
 from xpustack.core.errors import CheckFailed
 from xpustack.core.markdown import rendered
+from xpustack.refresh.retire import retire as retire_releases
 from xpustack.refresh.watch import SCHEMAS
 from xpustack.refresh.watch import watch as watch_upstream
 from xpustack.terminal.console import Offline, Reply, working
@@ -21,6 +26,31 @@ def pin(version: str, /, *, answer: Reply) -> None:
         release = pin_release(project, cache, version)
     answer.data = release
     answer.say(f"pinned {release.name}: {release.sdist} sha256 {release.sha256}")
+
+
+def retire(
+    first: Annotated[str, Parameter("RELEASE")],
+    /,
+    *more: Annotated[str, Parameter("RELEASE")],
+    answer: Reply,
+) -> None:
+    """Take releases out of the stack, with all that no other release uses.
+
+    The last commit that has them stays in releases.toml: `xpustack build` makes their
+    wheels from there. The files must be committed before.
+
+    Args:
+        first: Such as v0.22.1.
+    """
+    names = (first, *more)
+    with working() as (project, cache):
+        files = retire_releases(project, cache, names)
+    answer.data = {"changed": files}
+    answer.say(*(f"{file.kind} {file.path}" for file in files))
+    answer.say(
+        "next: xpustack status --write-readme; xpustack check --static; what the tests"
+        f" and pages say of {', '.join(names)}"
+    )
 
 
 def watch(*, offline: Offline = False, answer: Reply) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from xpustack.base.clone import opened
+from xpustack.base.releases import load
 from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file
 from xpustack.core.errors import ApplyError, UsageError
@@ -97,6 +98,12 @@ def refresh(
     answer.say(*(f"{stale.kind} {stale.path}" for stale in refreshed.stale or ()))
     if refreshed.stale is not None:
         answer.say(f"next: xpustack status --write-readme; xpustack check {release}")
+        answer.say(
+            *(
+                f"then: xpustack retire {old.name}, which is older than the window"
+                for old in load(project).outside_window
+            )
+        )
     if refreshed.open:
         answer.say(
             "next: the same command with --to DIR leaves the conflict there"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from xpustack.base import releases
 from xpustack.core.errors import CheckFailed, StackError
+from xpustack.release.retired import build_retired
 from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.release.verify import verify as verify_wheel
 from xpustack.terminal.console import (
@@ -31,7 +32,8 @@ def build(
 
     DIR/RELEASE gets the wheel, constraints.txt, pins.txt (hashes), runtime.txt,
     sbom.cdx.json, provenance.json, and the arguments of the images. After a failure it
-    gets none of them.
+    gets none of them. A retired release is built by the stack of the last commit that
+    has it, which is taken from git's history.
 
     Args:
         to: Where a folder for each release is made.
@@ -39,13 +41,15 @@ def build(
     wheels: list[ReleaseArtifacts] = []
     with working(offline) as (project, cache):
         pinned = releases.load(project)
-        for chosen in selected(pinned, release, all_, "build"):
-            try:
-                wheel = ship(project, cache, chosen, to)
-            except StackError as problem:
-                answer.fail(problem)
-            else:
-                wheels.append(wheel)
+        old = pinned.retired_release(release or "")
+        if old is not None and not all_:
+            wheels.append(build_retired(project, cache, old, to))
+        else:
+            for chosen in selected(pinned, release, all_, "build"):
+                try:
+                    wheels.append(ship(project, cache, chosen, to))
+                except StackError as problem:
+                    answer.fail(problem)
     answer.data = {"built": wheels}
     for wheel in wheels:
         answer.say(f"{wheel.release}: vllm {wheel.version} in {wheel.directory}")

@@ -9,9 +9,9 @@ tool, a full disk, a damaged cache), 70 a fault of the tool itself, 130 interrup
 import contextlib
 import shlex
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path, PurePath
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class StackError(Exception):
@@ -70,6 +70,20 @@ class StackError(Exception):
             "detail": list(self.detail),
             "next": self.hint,
         }
+
+
+def error_from_json(data: Mapping[str, Any]) -> StackError:
+    """The error that another run of the tool gave as `StackError.to_json`."""
+    kinds = (CheckFailed, UsageError, SourceError, SeriesError, EnvironmentProblem)
+    kind = {kind.exit_code: kind for kind in kinds}.get(data["exit_code"], StackError)
+    return kind(
+        data["message"],
+        release=data["release"],
+        step=data["step"],
+        path=data["file"],
+        detail=data["detail"],
+        hint=data["next"],
+    )
 
 
 def command(*words: object) -> str:

@@ -40,6 +40,17 @@ def current_commit(project: Project) -> str:
     return f"{name}, changed" if differs else name
 
 
+def head(project: Project) -> str:
+    """The full id of the checked-out commit; empty where there is none."""
+    return _ask(project, "rev-parse", "--verify", "--quiet", "HEAD")
+
+
+def differing(project: Project) -> list[str]:
+    """The tracked files that differ from the checked-out commit, in the words of `git
+    status`."""
+    return _ask(project, "status", "--porcelain", "--untracked-files=no").splitlines()
+
+
 def commit_that_wrote(project: Project, path: Path, text: str) -> str:
     """The last commit that added `text` to a file; empty where there is none."""
     return _ask(project, "log", "-1", "--format=%H", f"-S{text}", "--", str(path))

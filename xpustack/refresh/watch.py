@@ -13,7 +13,7 @@ from packaging.version import Version
 from xpustack.base import releases
 from xpustack.base.download import base_of
 from xpustack.base.index import PROJECT, PipConfiguration
-from xpustack.base.releases import Release
+from xpustack.base.releases import Release, Releases
 from xpustack.base.store import Store
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SeriesError, SourceError
@@ -125,8 +125,9 @@ def watch(project: Project, cache: Cache) -> WatchReport:
         SourceError: an archive cannot be fetched, or nothing is pinned.
         EnvironmentProblem: the index cannot be reached.
     """
-    pinned = list(releases.load(project))
-    newest = pinned[-1]
+    stack = releases.load(project)
+    pinned = list(stack)
+    newest = stack.newest
     offered: list[Version] = []
     kernels: tuple[NewerKernels, ...] = ()
     if not cache.offline:
@@ -136,7 +137,7 @@ def watch(project: Project, cache: Cache) -> WatchReport:
         versions = index.final_versions(KERNELS)
         kernels = tuple(newer_kernels(pinned, versions, project.root))
     newer = [str(version) for version in offered if version > Version(newest.version)]
-    missing = missing_among(pinned, offered)
+    missing = missing_among(stack, offered)
     compared = newest
     if newer:
         compared = target_release(project, cache, f"v{newer[-1]}")
@@ -174,15 +175,14 @@ def watch(project: Project, cache: Cache) -> WatchReport:
     )
 
 
-def missing_among(
-    pins: Iterable[Release], offered: Iterable[Version]
-) -> list[MissingRelease]:
+def missing_among(pins: Releases, offered: Iterable[Version]) -> list[MissingRelease]:
     """The newest patch release of every minor on an index that is not pinned, from the
-    oldest pinned minor on, oldest first.
+    oldest pinned minor on, oldest first, without the minors that are retired.
 
     Args:
         offered: the versions that the index has, oldest first.
     """
+    retired = {release.minor for release in pins.retired}
     pinned = {Version(release.version): release.name for release in pins}
     by_minor = {version.release[:2]: name for version, name in sorted(pinned.items())}
     newest: dict[tuple[int, ...], Version] = {}
@@ -193,6 +193,7 @@ def missing_among(
         MissingRelease(f"v{version}", by_minor.get(minor))
         for minor, version in sorted(newest.items())
         if minor >= first
+        and (minor in by_minor or minor not in retired)
         and not any(pin >= version for pin in pinned if pin.release[:2] == minor)
     ]
 

@@ -7,7 +7,14 @@ from pathlib import Path
 import pytest
 from sdists import FILES, XPU_TXT, pinned, write_sdist
 
-from xpustack.base.pin import DOCKERFILE, dependencies, find_pin, pin, with_entry
+from xpustack.base.pin import (
+    DOCKERFILE,
+    dependencies,
+    find_pin,
+    pin,
+    release_entry,
+    with_entry,
+)
 from xpustack.base.releases import Pin, Release, load, parse_releases
 from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError, UsageError
@@ -159,6 +166,13 @@ def test_the_first_pin_of_a_file(release: Release) -> None:
         after = with_entry(text, release)
         assert after.startswith(text)
         assert parse_releases(after, Path("x")).names == ("v9.1.0",)
+
+
+def test_a_new_entry_comes_before_the_retired_ones(release: Release) -> None:
+    old = f'[[retired]]\nversion = "8.0"\ncommit = "{"ab" * 20}"\n'
+    entry, new = release_entry(release), pinned_as(release, "9.9.0")
+    after = with_entry(f"{entry}\n{old}", new)
+    assert after == f"{entry}\n{release_entry(new)}\n{old}"
 
 
 def test_dependencies_of_a_small_base(sdist: Path) -> None:

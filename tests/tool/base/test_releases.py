@@ -14,7 +14,7 @@ from xpustack.core.cache import Cache
 from xpustack.core.errors import SourceError, StackError, UsageError
 from xpustack.core.project import Project
 
-PINNED = ("v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0")
+PINNED = ("v0.22.1", "v0.33.0")
 
 
 @pytest.fixture
@@ -70,6 +70,40 @@ def test_an_error_points_at_its_line(
     assert caught.value.path == f"releases.toml:{expected}"
     assert says in caught.value.message
     assert caught.value.hint is not None
+
+
+RETIRED = '[[retired]]\nversion = "{}"\ncommit = "{}"\n\n'
+COMMIT = "0123456789" * 4
+
+
+@pytest.mark.parametrize(
+    ("entries", "line", "says"),
+    [
+        ([("8.1.0", COMMIT[1:])], 3, "regex"),
+        ([("8.1.0", COMMIT), ("8.1.0", COMMIT)], 6, "must not follow"),
+        ([("8.1.0", COMMIT), ("9.2.0", COMMIT)], 6, "pinned and retired"),
+    ],
+)
+def test_a_retired_release_in_error_is_pointed_at(
+    text: str, entries: list[tuple[str, str]], line: int, says: str
+) -> None:
+    old = "".join(RETIRED.format(*entry) for entry in entries)
+    with pytest.raises(SourceError) as caught:
+        parse_releases(old + text, Path("releases.toml"))
+    assert caught.value.path == f"releases.toml:{line}"
+    assert says in caught.value.message
+
+
+def test_the_window_is_data(text: str) -> None:
+    second = text.index("[[release]]", text.index("[[release]]") + 1)
+    kept = text[:second] + text[second:].replace(
+        "revision = 1", 'revision = 1\nkept = "why"', 1
+    )
+    for window, leaving in ((3, []), (2, ["v9.1.0"]), (1, ["v9.1.0"])):
+        stack = parse_releases(f"window = {window}\n{kept}", Path("x"))
+        assert [old.name for old in stack.outside_window] == leaving
+    stack = parse_releases(f"window = 1\n{text}", Path("x"))
+    assert [old.name for old in stack.outside_window] == ["v9.1.0", "v9.2.0"]
 
 
 def test_a_word_outside_the_releases_is_pointed_at(text: str) -> None:
