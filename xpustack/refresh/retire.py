@@ -15,6 +15,7 @@ from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError, command
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
+from xpustack.refresh.watch import SCHEMAS
 from xpustack.series.order import unnamed
 from xpustack.series.overlay import COMMON, kernel_closure, kernel_package
 from xpustack.series.patch import load_series
@@ -29,8 +30,8 @@ _KERNEL_PLACES = ("kernels/reference/{}.py", "tests/kernels/test_{}.py")
 
 
 def retire(project: Project, cache: Cache, names: Iterable[str]) -> list[StaleFile]:
-    """Remove releases: their series, and the patches, overlay files, kernels, tests and
-    rows that no other release uses. `releases.toml` keeps the commit that has them.
+    """Remove releases: their series, and the patches, overlay files, kernels, tests, op
+    schemas and rows that no other release uses. `releases.toml` keeps the commit that has them.
 
     Returns:
         The files that changed, sorted.
@@ -60,9 +61,10 @@ def retire(project: Project, cache: Cache, names: Iterable[str]) -> list[StaleFi
         _without_files(staged, leaving, own, used)
         stale = compare(project, staged)
         rows = dict(_rows_without(project, {release.name for release in leaving}))
+        alone = _tests_of(own) - _tests_of(used) | _schemas(leaving) - _schemas(others)
         gone = [
             path
-            for path in _tests_of(own) - _tests_of(used) | _beside(project, stale)
+            for path in alone | _beside(project, stale)
             if (project.root / path).is_file()
         ]
         pins = project.releases_file.read_text("utf-8")
@@ -142,6 +144,11 @@ def _without_files(
 
 def _tests_of(steps: Iterable[Step]) -> set[Path]:
     return {Path(step.trailers.test) for step in steps if step.trailers.test}
+
+
+def _schemas(some: Iterable[Release]) -> set[Path]:
+    """The op schemas of the kernels that releases pin."""
+    return {Path(SCHEMAS, f"{each.xpu_kernels.version}.txt") for each in some}
 
 
 def _beside(project: Project, stale: Iterable[StaleFile]) -> set[Path]:

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy of the project that may be changed, and its way back into the project."""
 
+import contextlib
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,7 +65,8 @@ def compare(project: Project, staged: Project) -> list[StaleFile]:
 def write(project: Project, staged: Project, stale: list[StaleFile]) -> None:
     """Change the project to the staged state: the recorded trees first, which then
     refuse what is half written, then new content, then the order files. Files are
-    removed last, so that a kill in between loses nothing."""
+    removed last, with folders that are then empty, so that a kill in between loses
+    nothing."""
 
     def turn(file: StaleFile) -> tuple[int, Path]:
         name = file.path.name
@@ -81,3 +83,7 @@ def write(project: Project, staged: Project, stale: list[StaleFile]) -> None:
     for file in stale:
         if file.kind == "removed":
             (project.root / file.path).unlink()
+            for folder in file.path.parents:
+                # The first that holds something ends this.
+                with contextlib.suppress(OSError):
+                    (project.root / folder).rmdir()

@@ -41,6 +41,7 @@ def two(tmp_path: Path, three_steps: FakeStack) -> FakeStack:
     third = stack.patch("third")
     third.write_bytes(third.read_bytes().replace(b"test_any.py", b"test_old.py"))
     (third.parent / "request.md").write_text("## Overview\n")
+    stack.write("emulated_xpu/schemas/1.txt", "")
     stack.write("kernels/reference/decode.py", "")
     stack.write("tests/kernels/test_decode.py", "")
     stack.write("docs/data/rows.csv", ROWS)
@@ -70,6 +71,8 @@ def test_what_it_alone_used_goes_with_it(two: FakeStack) -> None:
         "vllm_overlay/common/vllm/xpu/layer.py",
     }
     assert (two.project.root / "tests/steps/test_any.py").is_file()
+    assert not two.project.series_dir("v1.0").exists()
+    assert not two.patch("third", "v2.0").parent.exists()
     assert unnamed(two.project) == []
     names = [path.name for path in read_patches(two.project, "v2.0").values()]
     assert names == ["v2.0.patch", "v2.0.patch"]
