@@ -47,7 +47,7 @@ from .shapes import (
     u8,
 )
 
-RELEASES = ("0.21.0", "0.22.1", "0.23.0", "0.33.0")
+RELEASES = ("0.22.1", "0.33.0")
 Load = Callable[[str], ModuleType]
 
 
@@ -91,7 +91,6 @@ def files(cache: Cache, release: str) -> Path:
 def cases(release: str, load: Load) -> Iterator[Case]:
     """What XPU runs of a release.
 
-    v0.21.0 launches its compressor from the model, with the same kernels as v0.22.1.
     In v0.33.0 XPU takes the indexer's queries from vllm-xpu-kernels.
     """
 
@@ -104,8 +103,7 @@ def cases(release: str, load: Load) -> Iterator[Case]:
     yield from common(op)
     if release != "0.33.0":
         yield from queries(op)
-    if release != "0.21.0":
-        yield from compressor(op)
+    yield from compressor(op)
     yield from norms(op)
     if ATTENTION in FILES[release]:
         yield from mixed(op)
@@ -212,7 +210,7 @@ def common(op: Load) -> Iterator[Case]:
 
 
 def mixed(op: Load) -> Iterator[Case]:
-    """The indices of a batch with decode and prefill, from v0.23.0 on."""
+    """The indices of a batch with decode and prefill, in a release with a folder for XPU."""
     table = meta(16, 4096, dtype=i32)
     rows = meta(16, dtype=i32)
     tokens, topk = 2048, 512
@@ -425,7 +423,7 @@ def norms(op: Load) -> Iterator[Case]:
 
 
 def draft_norms(op: Load) -> Iterator[Case]:
-    """The RMS norms of the draft model, from v0.23.0 on."""
+    """The RMS norms of the draft model, in a release with a folder for XPU."""
     for name, hidden in (("Flash", 4096), ("Pro", 7168)):
         yield Case(
             "norm",

@@ -21,7 +21,7 @@ OPS = (
 
 
 def _common(*names: str) -> tuple[str, ...]:
-    """Common ops since v0.22.1."""
+    """Common ops."""
     return tuple(f"vllm/models/deepseek_v4/common/ops/{name}.py" for name in names)
 
 
@@ -30,17 +30,7 @@ V41_INDEXER_KEYS = "vllm/models/deepseek_v41/common/ops/indexer_k_store.py"
 V41_CANDIDATES = "vllm/model_executor/kernels/attention/dsa/candidate_blocks.py"
 (COMPRESSOR,) = _common("fused_compress_quant_cache")
 FILES: dict[str, tuple[str, ...]] = {
-    "0.21.0": tuple(
-        f"vllm/v1/attention/ops/deepseek_v4_ops/{name}.py"
-        for name in (*OPS, "fused_qk_rmsnorm")
-    ),
     "0.22.1": _common(*OPS, "fused_qk_rmsnorm", "save_partial_states"),
-    "0.23.0": (
-        *XPU,
-        *_common(
-            *OPS, "fused_mtp_input_rmsnorm", "fused_qk_rmsnorm", "save_partial_states"
-        ),
-    ),
     "0.33.0": (
         *XPU,
         *_common(*OPS, "fused_mtp_input_rmsnorm", "save_partial_states"),

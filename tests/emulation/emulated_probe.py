@@ -52,7 +52,7 @@ def probe() -> dict[str, Any]:
     }
     from helpers import layout
 
-    found["layout"] = {"new": layout.NEW, "xpu_folder": layout.WITH_XPU_FOLDER}
+    found["layout"] = {"xpu_folder": layout.WITH_XPU_FOLDER}
     found["imports"] = {
         key: outcome(partial(importlib.import_module, getattr(layout, key)))
         for key in ("ATTENTION", "COMPRESSOR", "MHC", "MODEL", "MTP")

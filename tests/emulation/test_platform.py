@@ -28,7 +28,7 @@ from xpustack.series.apply import trees
 from xpustack.series.tree import Series, Tree
 from xpustack.steptest.server import ENVIRONMENT, warm_server
 
-RELEASES = ("v0.21.0", "v0.22.1", "v0.23.0", "v0.33.0")
+RELEASES = ("v0.22.1", "v0.26.0", "v0.33.0")
 MODULES = ("ATTENTION", "COMPRESSOR", "MHC", "MODEL", "MTP")
 GUARDS = "platform-guards"
 HERE = Path(__file__).parent
@@ -140,7 +140,7 @@ def test_vllm_finds_the_platform_by_its_entry_point(
 
 
 def test_the_pytest_plugin_sets_the_same_platform_up(probe: Probes) -> None:
-    assert probe("v0.23.0", by="pytest-plugin") == probe("v0.23.0")
+    assert probe("v0.33.0", by="pytest-plugin") == probe("v0.33.0")
 
 
 @pytest.mark.parametrize("release", RELEASES)
@@ -151,28 +151,12 @@ def test_cuda_raises_until_a_runner_replaces_it(release: str, probe: Probes) -> 
         assert answer.startswith(("RuntimeError: ", "AssertionError: ")), (name, answer)
 
 
-@pytest.mark.parametrize("release", RELEASES[1:])
-def test_modules_of_the_new_layout_import_untouched(
-    release: str, probe: Probes
-) -> None:
-    found = probe(release)
-    assert found["layout"]["new"] is True
-    assert found["imports"] == dict.fromkeys(MODULES, "ok")
+@pytest.mark.parametrize("release", RELEASES)
+def test_modules_import_untouched(release: str, probe: Probes) -> None:
+    assert probe(release)["imports"] == dict.fromkeys(MODULES, "ok")
 
 
-def test_the_old_layout_needs_tilelang_to_import(probe: Probes) -> None:
-    found = probe("v0.21.0")
-    assert found["layout"]["new"] is False
-    assert "mhc.py" in found["imports"]["MHC"], found["imports"]
-    assert "NoneType" in found["imports"]["MHC"], found["imports"]
-    assert set(found["layers"].values()).isdisjoint({"ok"}), found["layers"]
-
-
-def test_guards_let_the_old_layout_import(probe: Probes) -> None:
-    assert probe("v0.21.0", GUARDS)["imports"] == dict.fromkeys(MODULES, "ok")
-
-
-@pytest.mark.parametrize("release", ["v0.23.0", "v0.33.0"])
+@pytest.mark.parametrize("release", ["v0.26.0", "v0.33.0"])
 def test_layers_of_each_ratio_are_built_where_upstream_has_the_path(
     release: str, probe: Probes
 ) -> None:
@@ -181,12 +165,11 @@ def test_layers_of_each_ratio_are_built_where_upstream_has_the_path(
     assert found["layers"] == {"0": "ok", "4": "ok", "128": "ok"}
 
 
-def test_the_new_layout_without_the_path_wants_a_cuda_device(probe: Probes) -> None:
+def test_a_release_without_the_path_wants_a_cuda_device(probe: Probes) -> None:
     layers = probe("v0.22.1")["layers"]
     for ratio in ("0", "4", "128"):
         assert layers[ratio].startswith("AssertionError: "), layers
 
 
-@pytest.mark.parametrize("release", ["v0.21.0", "v0.22.1"])
-def test_guards_let_layers_of_each_ratio_be_built(release: str, probe: Probes) -> None:
-    assert probe(release, GUARDS)["layers"] == {"0": "ok", "4": "ok", "128": "ok"}
+def test_guards_let_layers_of_each_ratio_be_built(probe: Probes) -> None:
+    assert probe("v0.22.1", GUARDS)["layers"] == {"0": "ok", "4": "ok", "128": "ok"}

@@ -13,8 +13,6 @@ TOKENS = 5
 # Inputs, outputs: whole blocks, then the last block of both partial.
 SHAPES = [(256, 384), (192, 320)]
 named = pytest.mark.parametrize("shape", SHAPES, ids=lambda s: f"K{s[0]}-N{s[1]}")
-# The new layout came with a Triton kernel for XPU: there it only has to stay.
-new_in_the_old_layout = pytest.mark.unchanged if layout.NEW else lambda test: test
 
 
 def off_by(got: torch.Tensor, wanted: torch.Tensor) -> float:
@@ -80,7 +78,7 @@ def test_triton_gets_its_scales_converted_once(shape: tuple[int, int]) -> None:
     assert error < 4e-3, f"the product is off by {error:.4f}"
 
 
-@new_in_the_old_layout
+@pytest.mark.unchanged
 def test_other_scales_keep_their_fp8_weights() -> None:
     config = model_configs.vllm_config(quantized=True)
     linear = model_layers.linear(config, 256, 384, backend="fp32")
@@ -93,7 +91,7 @@ def test_other_scales_keep_their_fp8_weights() -> None:
     assert off_by(got, wanted) < 4e-3
 
 
-@new_in_the_old_layout
+@pytest.mark.unchanged
 def test_the_pinned_op_quantizes_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[tuple[Any, ...]] = []
 

@@ -8,11 +8,8 @@ import pytest
 import torch
 from helpers import kernel_trace, layer_parts, layout, model_configs, model_layers
 
-# The new layout came with some of the guards; there they only have to stay.
-missing_in_the_old_layout = pytest.mark.unchanged if layout.NEW else lambda test: test
 
-
-@missing_in_the_old_layout
+@pytest.mark.unchanged
 def test_hyper_connections_import() -> None:
     layout.module(layout.MHC)
 
@@ -40,7 +37,7 @@ def test_draft_layers_run_on_one_stream(monkeypatch: pytest.MonkeyPatch) -> None
     assert streams == [None]
 
 
-@missing_in_the_old_layout
+@pytest.mark.unchanged
 def test_clamped_activation_needs_no_op() -> None:
     from vllm.model_executor.layers.activation import SiluAndMulWithClamp
 
@@ -52,7 +49,7 @@ def test_clamped_activation_needs_no_op() -> None:
     torch.testing.assert_close(activation(x).double(), want, atol=1e-4, rtol=1e-5)
 
 
-@missing_in_the_old_layout
+@pytest.mark.unchanged
 @pytest.mark.parametrize("hashed", (False, True))
 def test_router_needs_no_op(hashed: bool) -> None:
     from vllm.model_executor.layers.fused_moe.router import fused_topk_bias_router
@@ -81,7 +78,7 @@ def test_router_needs_no_op(hashed: bool) -> None:
     torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-5)
 
 
-@missing_in_the_old_layout
+@pytest.mark.unchanged
 def test_no_launch_asks_for_programmatic_dependence(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -182,7 +182,7 @@ if KINDS["NVFP4"][1]:
     def test_experts_in_nvfp4_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
         assert nvidias_experts(monkeypatch).layers
 
-elif layout.NEW:  # before, the tensors' names end the start
+else:
 
     def test_experts_in_nvfp4_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         with pytest.raises(NotImplementedError, match="not support experts in NVFP4:"):

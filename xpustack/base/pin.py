@@ -201,7 +201,7 @@ def release_entry(release: Release) -> str:
 
 def _normal(version: str) -> str:
     if not is_version(version):
-        raise UsageError(f"{version!r} is not a version", hint="xpustack pin 0.24.0")
+        raise UsageError(f"{version!r} is not a version", hint="xpustack pin 0.34.0")
     return str(Version(version))
 
 

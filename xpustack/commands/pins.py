@@ -20,7 +20,7 @@ def pin(version: str, /, *, answer: Reply) -> None:
     """Find, download, hash and read a release, and add it to releases.toml.
 
     Args:
-        version: Such as 0.24.0.
+        version: Such as 0.34.0.
     """
     with working() as (project, cache):
         release = pin_release(project, cache, version)

@@ -47,8 +47,8 @@ def refresh(
     command again. Nothing else is written until every step is carried or dropped.
 
     Args:
-        release: Where to, such as v0.24.0.
-        source: Where from, such as v0.23.0. Without it, the pinned neighbour.
+        release: Where to, such as v0.34.0.
+        source: Where from, such as v0.33.0. Without it, the pinned neighbour.
         onto: `CLONE[:REF]`: carry to a commit of a git clone of vLLM instead; read
             only.
         to: The work repository: new, or that of an earlier run.

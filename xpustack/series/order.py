@@ -2,7 +2,7 @@
 """The order file of a release, and the names of steps and their patches.
 
 `patches/<release>/series` lists one patch per line, oldest first, such as
-`swa-rope/v0.20.2.patch` for `patches/swa-rope/v0.20.2.patch`: the variant of the step
+`swa-rope/v0.22.1.patch` for `patches/swa-rope/v0.22.1.patch`: the variant of the step
 `swa-rope` that is called after the first release that uses it. quilt reads the file
 with `QUILT_PATCHES=patches QUILT_SERIES=patches/<release>/series`. Blank lines, and
 lines that begin with `#`, are for people.
@@ -59,7 +59,7 @@ def read_patches(project: Project, release: str) -> dict[str, Path]:
             continue
         match = _LINE.fullmatch(line)
         if match is None:
-            problem = f"{line!r} is not a patch name such as swa-rope/v0.20.2.patch"
+            problem = f"{line!r} is not a patch name such as swa-rope/v0.22.1.patch"
         elif match[1] == BASE_ALONE:
             problem = f"{line!r}: {BASE_ALONE} means the tree without steps"
         elif match[1] in patches:

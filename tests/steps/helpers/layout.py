@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Where the installed vLLM keeps DeepSeek-V4.
 
-The one place that knows the layouts: the old one (`model_executor/`), the new one
-(`models/deepseek_v4/`), and inside the new one the model with or without a folder
+The one place that knows the layouts: `models/deepseek_v4/` with or without a folder
 for XPU. `model_configs`, `model_layers`, `layer_parts` and `batch_metadata` build the
 real parts from what it says. Step tests ask these and never look at a version.
 """
@@ -19,27 +18,18 @@ import torch
 import vllm
 
 PACKAGE = Path(vllm.__file__).parent
-NEW = (PACKAGE / "models/deepseek_v4").is_dir()
 WITH_XPU_FOLDER = (PACKAGE / "models/deepseek_v4/xpu/model.py").is_file()
 WITH_DSPARK = (PACKAGE / "models/deepseek_v4/xpu/dspark.py").is_file()
 
-if NEW:
-    ATTENTION = "vllm.models.deepseek_v4.attention"
-    COMPRESSOR = "vllm.models.deepseek_v4.compressor"
-    FOLDER = "xpu" if WITH_XPU_FOLDER else "nvidia"
-    MODEL = f"vllm.models.deepseek_v4.{FOLDER}.model"
-    MTP = f"vllm.models.deepseek_v4.{FOLDER}.mtp"
-    DSPARK = f"vllm.models.deepseek_v4.{FOLDER}.dspark"
-    OPS = "vllm.models.deepseek_v4.common.ops"
-    CPU = "vllm.models.deepseek_v4.cpu.cpu_mla"
-    QUANTIZATION = "vllm.models.deepseek_v4.quant_config"
-else:
-    ATTENTION = "vllm.model_executor.layers.deepseek_v4_attention"
-    COMPRESSOR = "vllm.model_executor.layers.deepseek_compressor"
-    MODEL = "vllm.model_executor.models.deepseek_v4"
-    MTP = "vllm.model_executor.models.deepseek_v4_mtp"
-    OPS = "vllm.v1.attention.ops.deepseek_v4_ops"
-    QUANTIZATION = MODEL
+ATTENTION = "vllm.models.deepseek_v4.attention"
+COMPRESSOR = "vllm.models.deepseek_v4.compressor"
+FOLDER = "xpu" if WITH_XPU_FOLDER else "nvidia"
+MODEL = f"vllm.models.deepseek_v4.{FOLDER}.model"
+MTP = f"vllm.models.deepseek_v4.{FOLDER}.mtp"
+DSPARK = f"vllm.models.deepseek_v4.{FOLDER}.dspark"
+OPS = "vllm.models.deepseek_v4.common.ops"
+CPU = "vllm.models.deepseek_v4.cpu.cpu_mla"
+QUANTIZATION = "vllm.models.deepseek_v4.quant_config"
 _ATTENTION_TEXT = (PACKAGE.parent / f"{ATTENTION.replace('.', '/')}.py").read_text()
 # Whether the layer that the platforms share has a path of ROCm.
 ROCM_ATTENTION = "rocm_inv_rope_einsum" in _ATTENTION_TEXT

@@ -43,11 +43,11 @@ def test_verdicts_and_reasons_fit_the_table() -> None:
 
 
 def test_a_cell_replaces_the_one_before_it(project: Project) -> None:
-    older = replace(CELL, release="v0.20.2")
+    older = replace(CELL, release="v0.22.1")
     for cell in (older, CELL, replace(CELL, verdict="wrong", why="experts 30 %")):
         checkpoints.keep(project, cell)
     kept = checkpoints.cells(project)
-    assert [cell.release for cell in kept] == ["v0.33.0", "v0.20.2"]
+    assert [cell.release for cell in kept] == ["v0.33.0", "v0.22.1"]
     assert kept[0].why == "experts 30 %"
     page = (project.root / checkpoints.PAGE).read_text()
     assert "| v0.33.0 | wrong |" in page

@@ -46,8 +46,8 @@ def test_every_release_has_its_figures() -> None:
 
 
 def test_rows_replace_those_of_the_same_release(project: Project) -> None:
-    older = [row("v0.20.2", "0.1", "0")]
-    engine_errors.keep(project, "v0.20.2", older)
+    older = [row("v0.22.1", "0.1", "0")]
+    engine_errors.keep(project, "v0.22.1", older)
     engine_errors.keep(project, "v0.33.0", [row("v0.33.0", "9", "9", "99")])
     newer = [row("v0.33.0", "0.17", "0", "36"), row("v0.33.0", "0.2", "0", "174.6", 4)]
     engine_errors.keep(project, "v0.33.0", newer[::-1])
@@ -55,7 +55,7 @@ def test_rows_replace_those_of_the_same_release(project: Project) -> None:
     lines = (project.root / engine_errors.PAGE).read_text().splitlines()
     wanted = "| v0.33.0 | 36 to 175 % | 0.17 to 0.20 % | 36 to 175 % | 0.00 % |"
     assert lines[4] == wanted
-    assert "| v0.20.2 | does not start | 0.10 % | does not start | 0.00 % |" in lines
+    assert "| v0.22.1 | does not start | 0.10 % | does not start | 0.00 % |" in lines
 
 
 def test_a_release_that_is_not_pinned_goes(project: Project) -> None:
@@ -72,6 +72,6 @@ def test_a_figure_that_is_no_number_leaves_everything_as_it_was(
     files = [project.root / engine_errors.DATA, project.root / engine_errors.PAGE]
     before = [file.read_bytes() for file in files]
     with pytest.raises(UsageError, match=r"core %, patched: .*≤ 0\.01") as problem:
-        engine_errors.keep(project, "v0.20.2", [row("v0.20.2", "≤ 0.01", "0")])
+        engine_errors.keep(project, "v0.22.1", [row("v0.22.1", "≤ 0.01", "0")])
     assert problem.value.hint == engine_errors.COMMAND
     assert [file.read_bytes() for file in files] == before

@@ -32,7 +32,7 @@ def test_a_cell_replaces_the_one_before_it(
     project_with: Callable[[str, str], Project],
 ) -> None:
     project = project_with(ranks.PAGE, "ranks")
-    older = replace(CELL, release="v0.20.2", found="refused", why="no stages")
+    older = replace(CELL, release="v0.22.1", found="refused", why="no stages")
     for cell in (older, replace(CELL, found="near tie", why="0.1"), CELL):
         ranks.keep(project, cell)
     assert ranks.cells(project) == [CELL, older]
@@ -40,6 +40,6 @@ def test_a_cell_replaces_the_one_before_it(
     missing = replace(CELL, ranks="TP 4")
     assert ranks.recorded(project, missing) == ranks.NOT_TRIED
     assert (
-        "| v0.20.2 | TP 2 | refused | not tried |"
+        "| v0.22.1 | TP 2 | refused | not tried |"
         in (project.root / ranks.PAGE).read_text()
     )

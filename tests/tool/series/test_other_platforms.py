@@ -14,7 +14,7 @@ from xpustack.series.tree import Step
 
 PROJECT = Project.find(Path(__file__).parent)
 # The releases whose XPU model is a folder of its own.
-RELEASES = ("v0.23.0", "v0.33.0")
+RELEASES = ("v0.26.0", "v0.33.0")
 # What upstream has wrong on every platform, or on the CPU alone.
 FOR_ALL = {
     "swa-rope",
