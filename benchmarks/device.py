@@ -45,10 +45,6 @@ def take_device(kind: str) -> torch.device:
             f"torch {torch.__version__} sees no {kind} device;"
             f" next: python -m xpustack device --device {kind} doctor"
         )
-    if kind == "cuda":
-        from kernels.on_cuda import use
-
-        use()
     return torch.device(kind)
 
 

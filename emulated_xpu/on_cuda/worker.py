@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """vLLM's worker of one rank on an NVIDIA GPU, around the release's XPU runner."""
 
-import importlib.util
+import importlib
 from typing import Any
 
 import torch
@@ -12,8 +12,6 @@ from vllm.v1.worker import gpu_worker
 from vllm.v1.worker.gpu_worker import Worker, init_worker_distributed_environment
 from vllm.v1.worker.workspace import init_workspace_manager
 from vllm.v1.worker.xpu_model_runner import XPUModelRunner, XPUModelRunnerV2
-
-from kernels.on_cuda import use
 
 
 class XpuPathOnCudaWorker(Worker):
@@ -30,7 +28,6 @@ class XpuPathOnCudaWorker(Worker):
         # Its import redirects memory queries to an op of the device.
         importlib.import_module("vllm.platforms.xpu")
         current_platform.restore_memory_figures()
-        use_forms_for_cuda()
         current_platform.set_device(self.device)
         init_worker_distributed_environment(
             self.vllm_config,
@@ -56,13 +53,6 @@ class XpuPathOnCudaWorker(Worker):
         super().shutdown()
         parallel_state.destroy_model_parallel()
         parallel_state.destroy_distributed_environment()
-
-
-def use_forms_for_cuda() -> None:
-    """Let the patched layers run CUDA's forms of the attention kernels."""
-    package = "vllm.model_executor.kernels.xpu_dsv4"
-    if importlib.util.find_spec(package):  # else an untouched release
-        use(package)
 
 
 class _Snapshot:

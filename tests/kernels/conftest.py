@@ -61,16 +61,3 @@ def poisoned_empty(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in ("empty", "empty_like", "empty_strided"):
         monkeypatch.setattr(torch, name, _poisoned(getattr(torch, name)))
     yield
-
-
-@pytest.fixture(params=["xpu", "cuda"])
-def tuned_for(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Run the kernels' form for one kind of device, wherever the test runs."""
-    kind: str = request.param
-    if kind == "cuda":
-        # Needs Gluon, which Intel's Triton does not have.
-        from kernels.on_cuda import forms
-
-        for module, name, form in forms():
-            monkeypatch.setattr(module, name, form)
-    return kind

@@ -15,7 +15,7 @@ is this times |o| + sum(p |v|)."""
 
 
 def use(monkeypatch, **changes):
-    """Run with the given fields of the configuration changed, also of `tuned_for`."""
+    """Run with the given fields of the configuration changed."""
     config = decode.decode_config
 
     def changed(*sizes):

@@ -5,7 +5,6 @@ import pytest
 import torch
 from decode_calls import batch, use
 
-from kernels.on_cuda import forms
 from kernels.xpu_dsv4 import sparse_decode as decode
 
 
@@ -59,15 +58,3 @@ def test_bad_workspace(monkeypatch, device):
     ):
         with pytest.raises(ValueError, match="workspace"):
             decode.xpu_sparse_decode_fp8(**arguments, workspace=workspace)
-
-
-@pytest.mark.parametrize("capability", [(8, 0), (8, 6), (8, 9), (9, 0)])
-def test_cuda_s_form_needs_e4m3(capability, monkeypatch):
-    monkeypatch.setattr(torch.version, "cuda", "13.0")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
-    if capability >= (8, 9):
-        assert forms()
-        return
-    with pytest.raises(RuntimeError, match=r"need \(8, 9\)"):
-        forms()

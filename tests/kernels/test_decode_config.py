@@ -2,18 +2,18 @@
 """How decode is cut into programs, and the workspace that is reserved for it."""
 
 import pytest
+from hypothesis import example, given
+from hypothesis.strategies import integers
 
 from kernels.xpu_dsv4 import _decode_config
 from kernels.xpu_dsv4._decode_config import sparse_decode_workspace_size
 
-HEADS = pytest.mark.parametrize("heads", [1, 16, 17, 64, 65, 128])
-KEYS = pytest.mark.parametrize("keys", [1, 128, 640, 8320])
-MORE_KEYS = pytest.mark.parametrize("keys", [1, 65, 96, 128, 288, 640, 8320])
 
-
-@HEADS
-@KEYS
-def test_no_split_is_idle_and_splits_never_grow_with_the_batch(keys, heads, tuned_for):
+@given(keys=integers(1, 8320), heads=integers(1, 128))
+@example(keys=8320, heads=1)
+def test_splits_and_their_workspace(keys, heads):
+    """No split is idle, splits never grow with the batch, and the workspace is what the
+    largest batch needs."""
     configs = [_decode_config.decode_config(t, heads, keys) for t in range(1, 301)]
     splits = [config.splits for config in configs]
     assert splits == sorted(splits, reverse=True)
@@ -22,15 +22,10 @@ def test_no_split_is_idle_and_splits_never_grow_with_the_batch(keys, heads, tune
         tiles = -(-keys // config.block_n)
         tiles_per_split = -(-tiles // config.splits)
         assert -(-tiles // tiles_per_split) == config.splits
-
-
-@HEADS
-@MORE_KEYS
-def test_workspace_size_is_what_the_largest_batch_needs(keys, heads, tuned_for):
     needed = [
-        tokens * heads * splits * 514
-        for tokens in range(1, 301)
-        if (splits := _decode_config.decode_config(tokens, heads, keys).splits) > 1
+        tokens * heads * shares * 514
+        for tokens, shares in enumerate(splits, start=1)
+        if shares > 1
     ]
     for most in (300, 10**12):
         size = sparse_decode_workspace_size(most, heads, keys)

@@ -45,7 +45,7 @@ def read_keys(
     return arguments["out"].double().cpu()[:, 0]
 
 
-def test_each_code_under_each_exponent_is_exact(tuned_for, device):
+def test_each_code_under_each_exponent_is_exact(device):
     """A result below the normal numbers of bf16 may be flushed to 0."""
     finite = torch.tensor([c for c in range(256) if c & 0x7F != 0x7F]).to(torch.uint8)
     codes = finite.repeat(2)[:448]  # [448]
@@ -61,17 +61,14 @@ def test_each_code_under_each_exponent_is_exact(tuned_for, device):
     assert bool((actual[~normal].abs() <= 2.0**-126).all())
 
 
-def test_corrupt_bytes_read_as_the_page_layout_says(tuned_for, device):
-    """Exponents that no page has poison a token; NaN codes do so on CUDA alone."""
+def test_corrupt_bytes_read_as_the_page_layout_says(device):
+    """Exponents that no page has poison a token; codes of NaN are numbers."""
     codes = torch.full((5, 448), 0x38, dtype=torch.uint8)  # 1.0
     codes[0, 5], codes[0, 70], codes[1, 300] = 0x7F, 0xFF, 0x7F
     exponents = torch.full((5, 7), 125)  # 2^-2
     exponents[2, 0], exponents[3, 3], exponents[4, 6] = 135, 200, 255
     actual = read_keys(codes, exponents, device)  # [5, 512]
     assert not actual[2:].isfinite().any()
-    if tuned_for == "cuda":
-        assert actual[:2].isnan().all()
-        return
     expected = torch.cat([torch.full((448,), 0.25, dtype=torch.float64), ROPE.double()])
     expected = expected.repeat(2, 1)  # [2, 512]
     expected[0, 5], expected[0, 70], expected[1, 300] = 120.0, -120.0, 120.0

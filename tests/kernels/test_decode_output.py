@@ -27,7 +27,7 @@ HEADS = [(16, 8), (5, 5), (33, 11), (2, 1)]
     ],
 )
 def test_fp8_is_what_a_second_launch_makes_of_bf16(
-    splits, heads, per_group, tuned_for, monkeypatch, device
+    splits, heads, per_group, monkeypatch, device
 ):
     use(monkeypatch, splits=splits)
     arguments = batch(3, heads, 40, 20, device, seed=heads)
@@ -44,7 +44,7 @@ def test_fp8_is_what_a_second_launch_makes_of_bf16(
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("other_types", [False, True])
 def test_fp8_of_rotations_that_round(
-    other_types, splits, tuned_for, monkeypatch, device
+    other_types, splits, monkeypatch, device
 ):
     use(monkeypatch, splits=splits)
     arguments = batch(5, 16, 40, 20, device)
@@ -58,7 +58,7 @@ def test_fp8_of_rotations_that_round(
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_replay_of_a_graph_that_writes_fp8(splits, tuned_for, monkeypatch, device):
+def test_replay_of_a_graph_that_writes_fp8(splits, monkeypatch, device):
     if device.type != "cuda":
         pytest.skip("graphs are captured on a GPU only")
     use(monkeypatch, splits=splits)
@@ -119,7 +119,7 @@ def test_fp8_values_at_an_odd_address(device):
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_a_score_of_nan_gives_nan_in_fp8(splits, tuned_for, monkeypatch, device):
+def test_a_score_of_nan_gives_nan_in_fp8(splits, monkeypatch, device):
     use(monkeypatch, splits=splits)
     arguments = batch(2, 16, 40, 20, device)
     arguments["q"][1, 3, 5] = float("nan")

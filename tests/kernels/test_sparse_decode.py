@@ -41,12 +41,12 @@ from kernels.xpu_dsv4 import sparse_decode as decode
         ]
     ],
 )
-def test_shapes(tokens, heads, topk, window, blocks, tuned_for, device):
+def test_shapes(tokens, heads, topk, window, blocks, device):
     check(batch(tokens, heads, topk, window, device, blocks=blocks))
 
 
 @pytest.mark.parametrize("splits", [1, 2, 3, 8, 20])
-def test_splits_with_empty_parts(splits, tuned_for, monkeypatch, device):
+def test_splits_with_empty_parts(splits, monkeypatch, device):
     use(monkeypatch, splits=splits)
     arguments = batch(4, 16, 40, 20, device, seed=splits)
     arguments["topk_lens"].copy_(torch.tensor([40, 3, 0, 0]))
@@ -57,7 +57,7 @@ def test_splits_with_empty_parts(splits, tuned_for, monkeypatch, device):
 
 
 @pytest.mark.parametrize("splits", [2, 3])
-def test_partials_give_the_log_of_the_sum(splits, tuned_for, monkeypatch, device):
+def test_partials_give_the_log_of_the_sum(splits, monkeypatch, device):
     """What a merge with other partials would need: maxima and sums, in base 2."""
     use(monkeypatch, splits=splits)
     arguments = batch(3, 16, 70, 40, device)
@@ -71,7 +71,7 @@ def test_partials_give_the_log_of_the_sum(splits, tuned_for, monkeypatch, device
     torch.testing.assert_close(lse, expected_of(arguments)[2], rtol=1e-5, atol=1e-5)
 
 
-def test_replay_of_a_graph_with_other_inputs(tuned_for, device):
+def test_replay_of_a_graph_with_other_inputs(device):
     if device.type != "cuda":
         pytest.skip("graphs are captured on a GPU only")
     arguments = batch(4, 16, 70, 33, device)
@@ -107,7 +107,7 @@ def test_fewest_rows_with_splits(tokens, heads, monkeypatch, device):
 
 
 @pytest.mark.parametrize("splits", [1, 2])
-def test_a_score_of_nan_gives_nan(splits, tuned_for, monkeypatch, device):
+def test_a_score_of_nan_gives_nan(splits, monkeypatch, device):
     """A row that cannot be computed must not look like a row without keys."""
     use(monkeypatch, splits=splits)
     arguments = batch(2, 16, 40, 20, device)
@@ -123,7 +123,7 @@ def test_a_score_of_nan_gives_nan(splits, tuned_for, monkeypatch, device):
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("heads", [16, 64])
 def test_scores_that_rise_from_tile_to_tile(
-    heads, splits, tuned_for, monkeypatch, device
+    heads, splits, monkeypatch, device
 ):
     """By less and by more than the maximum may lag behind; other heads, other rises."""
     use(monkeypatch, splits=splits)
@@ -147,7 +147,7 @@ def test_scores_that_rise_from_tile_to_tile(
     check(arguments)
 
 
-def test_hard_indices(tuned_for, device):
+def test_hard_indices(device):
     arguments = batch(6, 16, 48, 20, device)
     slots = 3 * 64
     hard = [-1, -2, -(2**31), 2**31 - 1, slots, slots + 1, -slots, 0, slots - 1]
@@ -163,7 +163,7 @@ def test_hard_indices(tuned_for, device):
     assert not actual[3].any()
 
 
-def test_wide_int64_indices(tuned_for, device):
+def test_wide_int64_indices(device):
     arguments = batch(2, 16, 20, 20, device)
     for name in ("topk_indices", "swa_indices", "topk_lens", "swa_lens"):
         arguments[name] = arguments[name].long()
@@ -172,7 +172,7 @@ def test_wide_int64_indices(tuned_for, device):
     check(arguments)
 
 
-def test_lengths_are_clamped(tuned_for, device):
+def test_lengths_are_clamped(device):
     arguments = batch(4, 16, 20, 20, device)
     arguments["topk_lens"].copy_(torch.tensor([-5, 0, 20, 7]))
     arguments["swa_lens"].copy_(torch.tensor([3, 0, -1, 20]))
@@ -206,13 +206,13 @@ def test_sinks(splits, monkeypatch, device):
     assert not torch.equal(without[0, 3], actual[0, 3])
 
 
-def test_scores_far_apart(tuned_for, device):
+def test_scores_far_apart(device):
     arguments = batch(2, 16, 40, 20, device)
     arguments["softmax_scale"] = 20.0
     check(arguments)
 
 
-def test_strided_tensors(tuned_for, device):
+def test_strided_tensors(device):
     arguments = batch(3, 6, 20, 9, device)
     expected = check(arguments)
     wide = torch.full((3, 8, 640), float("nan"), dtype=torch.bfloat16, device=device)
@@ -259,7 +259,7 @@ def test_columns_of_a_wider_tensor(offset, monkeypatch, device):
     assert blocks == [offset != 3]
 
 
-def test_caches_beyond_two_gibibytes(tuned_for, device):
+def test_caches_beyond_two_gibibytes(device):
     blocks, stride = 57_500, 37_440
     raw = sparse_memory(blocks * stride, device)
     cache = raw.as_strided((blocks, 64, 584), (stride, 584, 1))
@@ -275,7 +275,7 @@ def test_caches_beyond_two_gibibytes(tuned_for, device):
     check(arguments)
 
 
-def test_at_most_two_launches_and_no_allocation(tuned_for, monkeypatch, device):
+def test_at_most_two_launches_and_no_allocation(monkeypatch, device):
     launches = []
 
     class Counted:
@@ -313,7 +313,7 @@ def test_no_tokens(device):
 
 
 @pytest.mark.parametrize("heads", [16, 128])
-def test_bytes_requested(heads, tuned_for, device):
+def test_bytes_requested(heads, device):
     """584 bytes a valid key and head tile, each of them inside a valid token."""
     if device.type != "cpu":
         pytest.skip("loads are counted by the interpreter, which runs on a CPU only")

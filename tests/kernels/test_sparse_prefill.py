@@ -62,7 +62,7 @@ def check(arguments):
         ]
     ],
 )
-def test_shapes(tokens, heads, topk, rows, tuned_for, device):
+def test_shapes(tokens, heads, topk, rows, device):
     check(batch(tokens, heads, topk, rows, device))
 
 
@@ -71,7 +71,7 @@ few_and_many_heads = pytest.mark.parametrize("heads", [6, 12, 64])
 
 
 @few_and_many_heads
-def test_hard_indices_and_lonely_queries(heads, tuned_for, device):
+def test_hard_indices_and_lonely_queries(heads, device):
     arguments = batch(6, heads, 70, 90, device)
     hard = [-1, -2, -(2**31), 2**31 - 1, 90, 91, 0, 89]
     indices = arguments["indices"]
@@ -85,7 +85,7 @@ def test_hard_indices_and_lonely_queries(heads, tuned_for, device):
 
 
 @few_and_many_heads
-def test_lengths_are_clamped_and_may_be_absent(heads, tuned_for, device):
+def test_lengths_are_clamped_and_may_be_absent(heads, device):
     arguments = batch(3, heads, 20, 90, device)
     full = check(arguments)
     arguments["topk_length"].copy_(torch.tensor([2**31 - 1, 21, -4]))
@@ -99,7 +99,7 @@ def test_lengths_are_clamped_and_may_be_absent(heads, tuned_for, device):
 
 
 @few_and_many_heads
-def test_sinks_of_every_size(heads, tuned_for, device):
+def test_sinks_of_every_size(heads, device):
     arguments = batch(2, heads, 20, 90, device)
     sinks = [float("inf"), float("-inf"), 0.0, 80.0, -80.0, 3.0]
     arguments["attn_sink"][:6] = torch.tensor(sinks)
@@ -139,7 +139,7 @@ def far_batch(heads, device):
 @pytest.mark.parametrize(
     "sink", [None, 0.0, 300.0, -300.0, float("inf"), float("-inf")]
 )
-def test_scores_far_from_0(sink, heads, tuned_for, device):
+def test_scores_far_from_0(sink, heads, device):
     arguments = far_batch(heads, device)
     if sink is None:
         arguments["attn_sink"] = None
@@ -182,7 +182,7 @@ def test_keys_are_read_again_only_where_scores_are_far(heads, device):
 @pytest.mark.parametrize(
     ("heads", "per_group"), [(64, 8), (5, 5), (33, 11), (2, 1), (12, 4)]
 )
-def test_fp8_is_what_a_second_launch_makes_of_bf16(heads, per_group, tuned_for, device):
+def test_fp8_is_what_a_second_launch_makes_of_bf16(heads, per_group, device):
     arguments = batch(3, heads, 20, 90, device)
     arguments["topk_length"].copy_(torch.tensor([20, 0, 3]))
     arguments["attn_sink"][:2] = torch.tensor([float("inf"), float("-inf")])
@@ -195,7 +195,7 @@ def test_fp8_is_what_a_second_launch_makes_of_bf16(heads, per_group, tuned_for, 
 
 @few_and_many_heads
 @pytest.mark.parametrize("other_types", [False, True])
-def test_fp8_of_rotations_that_round(other_types, heads, tuned_for, device):
+def test_fp8_of_rotations_that_round(other_types, heads, device):
     arguments = batch(5, heads, 20, 90, device)
     attention = check(arguments)
     operands = poisoned(5, heads, heads, device, rotary_table)
@@ -207,7 +207,7 @@ def test_fp8_of_rotations_that_round(other_types, heads, tuned_for, device):
 
 @few_and_many_heads
 @pytest.mark.parametrize("in_fp8", [False, True])
-def test_replay_of_a_graph_with_other_inputs(in_fp8, heads, tuned_for, device):
+def test_replay_of_a_graph_with_other_inputs(in_fp8, heads, device):
     if device.type != "cuda":
         pytest.skip("graphs are captured on a GPU only")
     arguments = batch(4, heads, 20, 90, device)
@@ -231,7 +231,7 @@ def test_replay_of_a_graph_with_other_inputs(in_fp8, heads, tuned_for, device):
 
 
 @few_and_many_heads
-def test_a_score_of_nan_gives_nan(heads, tuned_for, device):
+def test_a_score_of_nan_gives_nan(heads, device):
     arguments = batch(2, heads, 40, 90, device)
     expected = check(arguments)
     arguments["q"][1, 3, 5] = float("nan")
@@ -242,7 +242,7 @@ def test_a_score_of_nan_gives_nan(heads, tuned_for, device):
 
 
 @few_and_many_heads
-def test_queries_with_gaps_over_packed_keys(heads, tuned_for, device):
+def test_queries_with_gaps_over_packed_keys(heads, device):
     """XPU's forms for few heads take no keys with gaps, as those of the test below."""
     arguments = batch(3, heads, 20, 90, device)
     expected = check(arguments)
@@ -257,7 +257,7 @@ def test_queries_with_gaps_over_packed_keys(heads, tuned_for, device):
 
 
 @few_and_many_heads
-def test_strided_tensors_and_given_out(heads, tuned_for, device):
+def test_strided_tensors_and_given_out(heads, device):
     arguments = batch(3, heads, 20, 90, device)
     expected = check(arguments)
     nan = float("nan")
@@ -274,15 +274,15 @@ def test_strided_tensors_and_given_out(heads, tuned_for, device):
     out = interface(**arguments)
     assert out.data_ptr() == arguments["out"].data_ptr()
     actual = check(arguments)
-    # XPU's forms for few heads take neither these queries nor these keys.
-    if heads == 64 or tuned_for == "cuda":
+    # The forms for few heads take neither these queries nor these keys.
+    if heads == 64:
         assert torch.equal(actual, expected)
     target[:, 2:-1, 8:520] = 7.0
     assert bool((target == 7.0).all())
 
 
 @few_and_many_heads
-def test_rows_of_other_tokens_do_not_matter(heads, tuned_for, device):
+def test_rows_of_other_tokens_do_not_matter(heads, device):
     arguments = batch(3, heads, 70, 90, device)
     indices = arguments["indices"]
     indices.remainder_(40).add_(20)
@@ -295,7 +295,7 @@ def test_rows_of_other_tokens_do_not_matter(heads, tuned_for, device):
 
 
 @few_and_many_heads
-def test_wide_indices_are_not_cut_to_32_bits(heads, tuned_for, device):
+def test_wide_indices_are_not_cut_to_32_bits(heads, device):
     """-2**40 has a 0 in its lower half, and 2**32 + 1 a 1: neither is a row."""
     arguments = batch(2, heads, 5, 9, device)
     arguments["indices"] = arguments["indices"].long()
@@ -305,7 +305,7 @@ def test_wide_indices_are_not_cut_to_32_bits(heads, tuned_for, device):
     check(arguments)
 
 
-def test_rows_beyond_int32_addresses(tuned_for, device):
+def test_rows_beyond_int32_addresses(device):
     rows = 4_194_304 + 9
     kv = sparse_memory(rows * 1024, device).view(torch.bfloat16).view(rows, 1, 512)
     arguments = batch(1, 3, 4, 4, device)
@@ -316,7 +316,7 @@ def test_rows_beyond_int32_addresses(tuned_for, device):
     check(arguments)
 
 
-def test_nothing_is_read_past_the_length(tuned_for, device):
+def test_nothing_is_read_past_the_length(device):
     """Early exit: indices and keys beyond `topk_length` are not visited."""
     if device.type != "cpu":
         pytest.skip("loads are counted by the interpreter, which runs on a CPU only")
