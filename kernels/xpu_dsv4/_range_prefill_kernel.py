@@ -19,6 +19,8 @@ from ._ue8m0 import e4m3_code, exponent_scale
 
 TILE_DIM = 64
 """Dims of one tile."""
+REQUESTS = 128
+"""How many requests a program looks at in a turn, to find that of its tile."""
 
 
 @triton.jit
@@ -28,6 +30,7 @@ def _find_tile(
     num_heads,
     tile,
     BLOCK_M: tl.constexpr,
+    REQUESTS: tl.constexpr = REQUESTS,
 ):
     """The request of a tile, its first token and the one behind its last, and the first
     row of the tile in it. Without a tile there are no tokens."""
@@ -37,16 +40,21 @@ def _find_tile(
     end = 0
     first_row = 0
     tiles = 0
-    for number in range(0, num_requests):
-        first = tl.load(starts_ptr + number) - base
-        behind = tl.load(starts_ptr + number + 1) - base
-        more = tl.cdiv((behind - first) * num_heads, BLOCK_M)
-        is_here = (tile >= tiles) & (tile < tiles + more)
-        request = tl.where(is_here, number, request)
-        begin = tl.where(is_here, first, begin)
-        end = tl.where(is_here, behind, end)
-        first_row = tl.where(is_here, (tile - tiles) * BLOCK_M, first_row)
-        tiles += more
+    for start in range(0, num_requests, REQUESTS):
+        numbers = start + tl.arange(0, REQUESTS)  # [REQUESTS]
+        mask = numbers < num_requests
+        first = tl.load(starts_ptr + numbers, mask=mask, other=0) - base  # [REQUESTS]
+        behind = tl.load(starts_ptr + numbers + 1, mask=mask, other=0) - base
+        more = tl.cdiv((behind - first) * num_heads, BLOCK_M)  # [REQUESTS]
+        tiles_end = tiles + tl.cumsum(more, 0)  # [REQUESTS]
+        # Of one request at most.
+        is_here = (tile >= tiles_end - more) & (tile < tiles_end)  # [REQUESTS]
+        request += tl.sum(tl.where(is_here, numbers, 0), 0)
+        begin += tl.sum(tl.where(is_here, first, 0), 0)
+        end += tl.sum(tl.where(is_here, behind, 0), 0)
+        row = (tile - tiles_end + more) * BLOCK_M  # [REQUESTS]
+        first_row += tl.sum(tl.where(is_here, row, 0), 0)
+        tiles += tl.sum(more, 0)
     return request, begin, end, first_row
 
 

@@ -88,6 +88,15 @@ def test_shapes(requests, form, device):
     check(batch(device, requests, **form))
 
 
+def test_more_requests_than_a_program_looks_at_in_a_turn(device):
+    """Also with none in the first turn, and tiles on both sides of each turn's end."""
+    asked = {0: (3, 2), 126: (1, 0), 127: (0, 3), 128: (5, 1), 255: (2, 2), 299: (0, 1)}
+    for first in (0, 126):
+        requests = [(0, 0)] * (first and 130)
+        requests += [asked.get(number, (0, 0)) for number in range(first, 300)]
+        check(batch(device, requests, heads=8, window=4, ratio=2, window_row=3))
+
+
 @pytest.mark.parametrize("ratio", [1, 128])
 def test_equals_what_lists_of_indices_give(ratio, device):
     arguments = batch(

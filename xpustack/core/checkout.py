@@ -109,9 +109,11 @@ class Checkout(Repository):
 
     # Series of commits.
 
-    def fetch(self, source: Path, *refspecs: str) -> None:
-        """Copy refs, and what they reach, from the git directory `source`."""
-        self.run("fetch", "--quiet", "--no-tags", str(source), *refspecs)
+    def fetch(self, source: Path, *refspecs: str, shallow: bool = False) -> None:
+        """Copy refs, and what they reach, from the repository `source`; of a shallow
+        copy the commits themselves alone."""
+        options = ["--depth=1"] if shallow else []
+        self.run("fetch", "--quiet", "--no-tags", *options, str(source), *refspecs)
 
     def range_diff(self, old: tuple[str, str], new: tuple[str, str]) -> bytes:
         """How two series of commits differ, each given by its base and its tip."""

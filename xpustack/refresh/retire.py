@@ -15,7 +15,6 @@ from xpustack.core.cache import Cache, atomic_file
 from xpustack.core.errors import UsageError, command
 from xpustack.core.project import Project
 from xpustack.core.rows import csv_text, read_rows
-from xpustack.refresh.watch import SCHEMAS
 from xpustack.series.order import unnamed
 from xpustack.series.overlay import COMMON, kernel_closure, kernel_package
 from xpustack.series.patch import load_series
@@ -61,7 +60,8 @@ def retire(project: Project, cache: Cache, names: Iterable[str]) -> list[StaleFi
         _without_files(staged, leaving, own, used)
         stale = compare(project, staged)
         rows = dict(_rows_without(project, {release.name for release in leaving}))
-        alone = _tests_of(own) - _tests_of(used) | _schemas(leaving) - _schemas(others)
+        alone = _tests_of(own) - _tests_of(used)
+        alone |= _schemas(project, leaving) - _schemas(project, others)
         gone = [
             path
             for path in alone | _beside(project, stale)
@@ -146,9 +146,10 @@ def _tests_of(steps: Iterable[Step]) -> set[Path]:
     return {Path(step.trailers.test) for step in steps if step.trailers.test}
 
 
-def _schemas(some: Iterable[Release]) -> set[Path]:
+def _schemas(project: Project, some: Iterable[Release]) -> set[Path]:
     """The op schemas of the kernels that releases pin."""
-    return {Path(SCHEMAS, f"{each.xpu_kernels.version}.txt") for each in some}
+    folder = project.emulation.relative_to(project.root) / "schemas"
+    return {folder / f"{each.xpu_kernels.version}.txt" for each in some}
 
 
 def _beside(project: Project, stale: Iterable[StaleFile]) -> set[Path]:

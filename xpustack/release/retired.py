@@ -65,7 +65,7 @@ def checkout_of(project: Project, cache: Cache, retired: Retired) -> Path:
         git = Checkout.of(temporary)
         git.initialize()
         try:
-            git.run("fetch", "--quiet", "--depth=1", str(project.root), retired.commit)
+            git.fetch(project.root, retired.commit, shallow=True)
         except GitFailed as error:
             raise UsageError(
                 "the release is retired, and git's history here does not have the"

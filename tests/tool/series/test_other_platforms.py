@@ -23,6 +23,7 @@ FOR_ALL = {
     "checkpoint-parts",
     "truncated-shard",
     "fp8-experts",
+    "inv-rope-launch",
     "online-arguments",
     "promoted-specs",
     "stage-groups",
