@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts of vllm-xpu-kernels in Python, around the ops: a class from 0.1.8 on,
-a function before."""
+"""Routed experts of vllm-xpu-kernels in Python, around the ops."""
 
 from typing import Any
 
@@ -197,82 +196,3 @@ def block_fp8_product(
         out[start : start + count] = values[start : start + count] @ weight
         start += count
     return out
-
-
-def xpu_fused_moe(
-    hidden_states: torch.Tensor,
-    w13: torch.Tensor,
-    w13_scales: torch.Tensor,
-    w13_bias: torch.Tensor | None,
-    w2: torch.Tensor,
-    w2_scales: torch.Tensor,
-    w2_bias: torch.Tensor | None,
-    topk_weights: torch.Tensor,
-    topk_ids: torch.Tensor,
-    n_experts_per_token: int,
-    activation: str,
-    num_experts: int,
-    ep_rank: int = 0,
-    ep_size: int = 1,
-    expert_map: torch.Tensor | None = None,
-    output: torch.Tensor | None = None,
-    is_fp8: bool = False,
-    is_int4: bool = False,
-    is_mxfp4: bool = False,
-) -> torch.Tensor:
-    """The function of 0.1.5 and 0.1.7, which has no limit. Emulated for MXFP4 on one
-    rank only."""
-    if is_fp8 or is_int4 or not is_mxfp4 or ep_size > 1 or expert_map is not None:
-        raise NotImplementedError(
-            "xpu_fused_moe on the emulated XPU: MXFP4 on one rank only"
-        )
-    if output is None:
-        output = torch.empty_like(hidden_states)
-    tokens, hidden = hidden_states.shape
-    rows = tokens * n_experts_per_token
-    sorted_rows = hidden_states.new_empty(rows, hidden)
-    offsets = torch.zeros(num_experts + 1, dtype=torch.int64)
-    position = torch.empty(tokens, n_experts_per_token, dtype=torch.int32)
-    torch.ops._moe_C.remap_hidden_states(
-        hidden_states,
-        None,
-        sorted_rows,
-        None,
-        None,
-        offsets,
-        position,
-        topk_ids.to(torch.int64),
-        num_experts,
-        num_experts,
-    )
-
-    def grouped_gemm(
-        activations: torch.Tensor,
-        weight: torch.Tensor,
-        scales: torch.Tensor,
-        bias: torch.Tensor | None,
-    ) -> torch.Tensor:
-        out = activations.new_empty(rows, weight.shape[1])
-        torch.ops._xpu_C.cutlass_grouped_gemm_interface(
-            activations,
-            weight,
-            scales,
-            bias,
-            out,
-            offsets,
-            weight.shape[1],
-            activations.shape[1],
-            num_experts,
-            False,
-            True,
-        )
-        return out
-
-    gate_up = grouped_gemm(sorted_rows, w13, w13_scales, w13_bias)
-    activated = gate_up.new_empty(rows, gate_up.shape[1] // 2)
-    getattr(torch.ops._C, ACTIVATIONS[activation])(activated, gate_up)
-    expert_rows = grouped_gemm(activated, w2, w2_scales, w2_bias)
-    torch.ops._moe_C.moe_gather(
-        output, expert_rows, topk_weights, position, offsets, num_experts
-    )
-    return output

@@ -1,10 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Routed experts: permutation, grouped GEMM and activation.
-
-From 0.1.8 on vllm-xpu-kernels count the rows of each expert, in int32. 0.1.5 and
-0.1.7 have offsets instead: the first row of each expert and the end of the last one, in
-int64.
-"""
+"""Routed experts: permutation, grouped GEMM and activation."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -48,8 +43,7 @@ def remap_hidden_states(
     """Sort the rows by expert.
 
     A row whose expert is not on this rank (-1 for a padded token, or by `expert_map`)
-    gets the position -1. Before 0.1.8 `rows_per_expert` is called
-    expert_first_token_offset and has one element more.
+    gets the position -1.
     """
     if hidden_states_scales is not None:
         raise NotImplementedError("remapping of scales")
@@ -59,12 +53,7 @@ def remap_hidden_states(
     known = experts[experts >= 0]
     order = experts.argsort(stable=True)[len(experts) - len(known) :]
     remapped_hidden_states[: len(order)] = hidden_states[order // topk_ids.shape[1]]
-    counts = known.bincount(minlength=local_experts_num)
-    if has_offsets():
-        rows_per_expert[0] = 0
-        rows_per_expert[1:] = counts.cumsum(0)
-    else:
-        rows_per_expert.copy_(counts)
+    rows_per_expert.copy_(known.bincount(minlength=local_experts_num))
     position.fill_(-1)
     position[order] = torch.arange(len(order), dtype=position.dtype)
 
@@ -123,10 +112,6 @@ def grouped_gemm_arguments(*args: Any, **kwargs: Any) -> GroupedGemm:
     names = _grouped_gemm_arguments(kernels_version())
     arguments = dict(zip(names, args, strict=False)) | kwargs
     weights = arguments["ptr_B"]
-    if has_offsets():
-        rows_per_expert = arguments["expert_first_token_offset"].diff()
-    else:
-        rows_per_expert = arguments["rows_per_expert"]
     scales = arguments.get("ptr_B_scale", arguments.get("ptr_scales"))
     if weights.dtype == torch.float8_e4m3fn and scales is not None and scales.dim() > 1:
         raise RuntimeError("ptr_scales of fp8 must be 1D [num_experts]")
@@ -140,7 +125,7 @@ def grouped_gemm_arguments(*args: Any, **kwargs: Any) -> GroupedGemm:
         weights.view(torch.uint8),
         scales,
         arguments["ptr_D"],
-        rows_per_expert,
+        arguments["rows_per_expert"],
         is_int4,
     )
 
@@ -152,17 +137,13 @@ def _grouped_gemm_arguments(version: str) -> tuple[str, ...]:
     return tuple(argument.name for argument in parsed.arguments)
 
 
-def has_offsets() -> bool:
-    return "expert_first_token_offset" in _grouped_gemm_arguments(kernels_version())
-
-
 @implements("_moe_C::moe_gather")
 def moe_gather(
     output: torch.Tensor,
     moe_output: torch.Tensor,
     topk_weights: torch.Tensor,
     unpermuted_row_to_permuted_row: torch.Tensor,
-    *offsets_and_num_experts: torch.Tensor | int,
+    num_experts: int,
 ) -> None:
     """Sum each token's rows by its weights."""
     position = unpermuted_row_to_permuted_row.long()

@@ -8,10 +8,9 @@ from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version
 
 MX_GROUP = 32
-MX_SINCE = (0, 1, 6)
 BLOCKS_SINCE = (0, 1, 9)
-MIXED_SINCE = (0, 1, 10)
-"""From this version on vLLM passes fp32 scales of rows with e8m0 scales of weights."""
+"""From this version on a row has fp32 scales, of the pins also with e8m0 scales of
+weights."""
 
 
 def _version() -> tuple[int, ...]:
@@ -24,17 +23,13 @@ def _check_blocks(
     """Raise unless the kernel takes these operands, where a row of `a` has more than
     one scale."""
     mixed = (a_scale.dtype, b_scale.dtype) == (torch.float32, torch.float8_e8m0fnu)
-    if a_scale.dtype != b_scale.dtype and not (mixed and _version() >= MIXED_SINCE):
+    if a_scale.dtype != b_scale.dtype and not (mixed and _version() >= BLOCKS_SINCE):
         raise ValueError(
             f"fp8_gemm: scales of {a_scale.dtype} and {b_scale.dtype} do not go"
             " together"
         )
     microscaled = a_scale.dtype == torch.float8_e8m0fnu
     if microscaled:
-        if _version() < MX_SINCE:
-            raise NotImplementedError(
-                f"fp8_gemm of vllm_xpu_kernels {kernels_version()} has no e8m0 scales"
-            )
         expected = [a.shape[1] // MX_GROUP, b.shape[1]]
         if list(b_scale.shape) != expected:
             raise ValueError(

@@ -7,7 +7,7 @@ from emulated_xpu.formats import E2M1, pack_nibbles, power_of_two_exponent, quot
 from emulated_xpu.implementations import implements
 from emulated_xpu.pins import kernels_version
 
-INT32_STRIDES = ("0.1.8", "0.1.9")
+INT32_STRIDES = ("0.1.8",)
 """Versions whose paged logits kernel computes page offsets in 32 bits."""
 
 

@@ -23,7 +23,7 @@ def per_token_group_fp8_quant(
     """Write `input / scale` to `output_q` and the fp32 scales to `output_s`.
 
     The scale of a group is `max(amax, eps) / fp8_max`; `scale_ue8m0` rounds it up to a
-    power of two. 0.1.5 to 0.1.8 take eight arguments; later versions take two more and
+    power of two. 0.1.8 takes eight arguments; later versions take two more and
     ignore them.
 
     Args:

@@ -113,25 +113,24 @@ def error_of(version: str, form: str, limit: float | None, wanted: float) -> flo
     return float((out.double() - expected).norm() / expected.norm())
 
 
-@pytest.mark.parametrize("version", ["0.1.9", "0.1.10.1", "0.1.11.1", "0.1.12"])
+@pytest.mark.parametrize("version", ["0.1.8", "0.1.11.1", "0.1.15.4"])
 def test_int4(version: str) -> None:
     assert in_own_process(error_of, version, "int4", None, torch.inf) < 5e-3
 
 
-@pytest.mark.parametrize("version", ["0.1.10", "0.1.12"])
+@pytest.mark.parametrize("version", ["0.1.11.1", "0.1.15.4"])
 def test_int4_is_clamped(version: str) -> None:
     assert in_own_process(error_of, version, "int4", LIMIT, LIMIT) < 5e-3
     assert in_own_process(error_of, version, "int4", LIMIT, torch.inf) > 0.1
 
 
-@pytest.mark.parametrize("version", ["0.1.11.1", "0.1.12"])
+@pytest.mark.parametrize("version", ["0.1.11.1", "0.1.15.4"])
 def test_fp8_by_the_reference_without_the_limit(version: str) -> None:
     for limit in (None, LIMIT):
         assert in_own_process(error_of, version, "block_fp8", limit, torch.inf) < 5e-3
     assert in_own_process(error_of, version, "block_fp8", LIMIT, LIMIT) > 0.1
 
 
-@pytest.mark.parametrize("version", ["0.1.9", "0.1.10.1"])
-def test_the_grouped_gemm_refuses_block_scales(version: str) -> None:
+def test_the_grouped_gemm_refuses_block_scales() -> None:
     with pytest.raises(RuntimeError, match="ptr_scales of fp8 must be 1D"):
-        in_own_process(error_of, version, "block_fp8", None, torch.inf)
+        in_own_process(error_of, "0.1.8", "block_fp8", None, torch.inf)

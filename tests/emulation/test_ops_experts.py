@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stand-ins of routed experts, with offsets (0.1.7) and with row counts (0.1.8)."""
+"""The stand-ins of routed experts."""
 
 import pytest
 import torch
@@ -12,34 +12,21 @@ from emulated_xpu.pins import OVERRIDE
 TOKENS, TOPK, EXPERTS, HIDDEN, WIDTH = 6, 2, 4, 64, 96
 
 
-@pytest.fixture(params=["0.1.7", "0.1.8"])
-def version(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv(OVERRIDE, request.param)
-    return str(request.param)
-
-
-def test_rows_meet_their_experts(version: str) -> None:
+def test_rows_meet_their_experts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(OVERRIDE, "0.1.8")
     torch.manual_seed(0)
     x = torch.randn(TOKENS, HIDDEN, dtype=torch.bfloat16)
     weights, ids = torch.rand(TOKENS, EXPERTS).topk(TOPK)
     packed = torch.randint(256, (EXPERTS, WIDTH, HIDDEN // 2), dtype=torch.uint8)
     scales = torch.randint(124, 128, (EXPERTS, WIDTH, HIDDEN // 32), dtype=torch.uint8)
-    has_offsets = version == "0.1.7"
-    if has_offsets:
-        rows_per_expert = torch.full((EXPERTS + 1,), -1, dtype=torch.int64)
-    else:
-        rows_per_expert = torch.full((EXPERTS,), -1, dtype=torch.int32)
+    rows_per_expert = torch.full((EXPERTS,), -1, dtype=torch.int32)
     rows = torch.empty(TOKENS * TOPK, HIDDEN, dtype=torch.bfloat16)
     position = torch.empty(TOKENS, TOPK, dtype=torch.int32)
     experts.remap_hidden_states(
         x, None, rows, None, None, rows_per_expert, position, ids, EXPERTS, EXPERTS
     )
     counts = ids.flatten().bincount(minlength=EXPERTS)
-    if has_offsets:
-        assert rows_per_expert[0] == 0 and rows_per_expert[-1] == TOKENS * TOPK
-        assert torch.equal(rows_per_expert.diff(), counts)
-    else:
-        assert torch.equal(rows_per_expert.long(), counts)
+    assert torch.equal(rows_per_expert.long(), counts)
 
     product = torch.empty(TOKENS * TOPK, WIDTH, dtype=torch.bfloat16)
     experts.cutlass_grouped_gemm_interface(
@@ -56,10 +43,7 @@ def test_rows_meet_their_experts(version: str) -> None:
         True,
     )
     out = torch.empty(TOKENS, WIDTH, dtype=torch.bfloat16)
-    if has_offsets:
-        experts.moe_gather(out, product, weights, position, rows_per_expert, EXPERTS)
-    else:
-        experts.moe_gather(out, product, weights, position, EXPERTS)
+    experts.moe_gather(out, product, weights, position, EXPERTS)
 
     dense = [
         mxfp4_to_float(packed[number], scales[number]).double()
@@ -80,7 +64,7 @@ def test_rows_meet_their_experts(version: str) -> None:
 def test_versions_without_a_limit_refuse_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setenv(OVERRIDE, "0.1.9")
+    monkeypatch.setenv(OVERRIDE, "0.1.8")
     empty = torch.empty(0)
     with pytest.raises(TypeError, match="takes no limit"):
         XpuFusedMoe(

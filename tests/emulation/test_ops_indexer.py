@@ -167,7 +167,7 @@ def test_prefill_logits() -> None:
 
 @pytest.mark.parametrize("next_n", [1, 2])
 def test_decode_logits(next_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(pins.OVERRIDE, "0.1.9")
+    monkeypatch.setenv(pins.OVERRIDE, "0.1.11.1")
     arguments = (
         fp8(2, next_n, HEADS, DIM),
         pages(6).unsqueeze(2),
@@ -183,7 +183,7 @@ def test_decode_logits(next_n: int, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("version", "overflows"), [("0.1.9", True), ("0.1.15.4", False)]
+    ("version", "overflows"), [("0.1.8", True), ("0.1.15.4", False)]
 )
 def test_early_versions_refuse_pages_beyond_two_gigabytes(
     version: str, overflows: bool, monkeypatch: pytest.MonkeyPatch

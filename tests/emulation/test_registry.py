@@ -80,7 +80,7 @@ def version_after_override(version: str) -> tuple[str, int]:
 
 
 def test_the_override_names_the_version() -> None:
-    assert in_own_process(version_after_override, "0.1.9") == ("0.1.9", 1)
+    assert in_own_process(version_after_override, "0.1.8") == ("0.1.8", 1)
 
 
 @pytest.mark.parametrize(
@@ -109,17 +109,17 @@ def test_a_wheel_for_another_device_is_refused(monkeypatch: pytest.MonkeyPatch) 
 
 
 def define_twice(second: str) -> None:
-    registry.define_ops("0.1.9")
+    registry.define_ops("0.1.8")
     registry.define_ops(second)
 
 
 def test_defining_the_same_version_again_changes_nothing() -> None:
-    in_own_process(define_twice, "0.1.9")
+    in_own_process(define_twice, "0.1.8")
 
 
 def test_two_versions_do_not_mix() -> None:
-    with pytest.raises(RuntimeError, match=r"0\.1\.9 are defined already, 0\.1\.7"):
-        in_own_process(define_twice, "0.1.7")
+    with pytest.raises(RuntimeError, match=r"0\.1\.8 are defined already, 0\.1\.11\.1"):
+        in_own_process(define_twice, "0.1.11.1")
 
 
 def result_and_calls() -> tuple[list[float], dict[str, int]]:
@@ -127,7 +127,7 @@ def result_and_calls() -> tuple[list[float], dict[str, int]]:
     def write(out: torch.Tensor, input: torch.Tensor) -> None:
         out.copy_(input + 0.5)
 
-    registry.define_ops("0.1.9")
+    registry.define_ops("0.1.8")
     out = torch.zeros(2)
     for _ in range(3):
         torch.ops._C.gelu_quick(out, torch.ones(2))

@@ -14,8 +14,6 @@ from xpustack.base.index import PipConfiguration
 from xpustack.core.cache import Cache
 
 WHEELS = {
-    "0.1.13.2": "28667366a738b0065ccc28661f929a6d3a7ccca89ed2c27a634de79a317d2781",
-    "0.1.14.1": "2b4719275364e089cf4b15a6cc30b05e1a37cd1b6e9ba612cec27aa9e830999a",
     "0.1.15.4": "4ec262f7afdd07c62defc8286dc9f357569627b996c09b410f7972b653696fe7",
     "0.1.16.2": "86bfa26abbb605fab485236a386e6de07f76320177c456fa96e55c27502af17a",
 }
