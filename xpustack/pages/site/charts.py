@@ -140,7 +140,6 @@ def xpu_path(rows: Rows) -> Iterable[Chart]:
 CHARTS: dict[str, Callable[[Rows], Iterable[Chart]]] = {
     "machine_code.csv": machine_code,
     "benchmark.csv": benchmark,
-    "benchmark_attention.csv": benchmark,
     "xpu_path.csv": xpu_path,
 }
 """What makes charts of a file of `docs/data`."""
