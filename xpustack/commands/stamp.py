@@ -5,11 +5,9 @@ from msgspec.structs import replace
 
 from xpustack.base import releases
 from xpustack.base.pin import with_entry
-from xpustack.core.errors import UsageError
+from xpustack.core.cache import atomic_file
 from xpustack.core.files import link_in, linked
 from xpustack.core.project import Project
-from xpustack.pages.changelog import CHANGELOG, Entry, with_entries
-from xpustack.pages.record import write_files
 from xpustack.series import revision
 from xpustack.series.patch import load_series
 from xpustack.terminal.console import AllReleases, ReleaseName, Reply, selected
@@ -20,27 +18,20 @@ def stamp(
     /,
     *,
     all_: AllReleases = False,
-    keep: str | None = None,
+    keep: bool = False,
     answer: Reply,
 ) -> None:
     """Record the content of a release's series under its revision.
 
     Where the content changed since the last record, the revision in releases.toml is
-    raised first, and CHANGELOG.md gets a line for each step that changed, which names
-    its releases. With --keep the number stays, and CHANGELOG.md says why.
+    raised first. With --keep the number stays.
 
     Args:
-        keep: Record under the same number; the reason why nobody has a wheel of it.
+        keep: Record under the same number, of which nobody has a wheel.
     """
-    if keep is not None and not keep.strip():
-        raise UsageError(
-            "--keep wants the reason why nobody has a wheel of this revision",
-            hint='xpustack stamp RELEASE --keep "REASON"',
-        )
     project = Project.find()
     pinned = releases.load(project)
     pins = project.releases_file.read_text("utf-8")
-    entries: dict[str, Entry] = {}
     rows = []
     for pin in selected(pinned, release, all_, "stamp"):
         steps = load_series(project, pin.name)
@@ -49,30 +40,16 @@ def stamp(
         if content == pin.content:
             answer.say(f"{pin.name}: revision {number}: unchanged")
         else:
-            if pin.content and keep is None:
+            if pin.content and not keep:
                 number += 1
             change = revision.difference(project, pin, digests)
             stamped = replace(pin, revision=number, content=content)
             pins = with_entry(pins, stamped)
-            entries[pin.name] = Entry(
-                f"{pin.version}+xpu.dsv4.{number}",
-                change,
-                {step.slug: step.subject for step in steps},
-                first=not pin.content,
-                kept=" ".join(keep.split()) if keep and pin.content else "",
-            )
             words = "; ".join(change.lines()) if pin.content else "first record"
             answer.say(f"{pin.name}: revision {number}: {words}")
         rows.append({"release": pin.name, "revision": number})
-    log = project.root / CHANGELOG
-    text = log.read_text("utf-8") if log.is_file() else ""
-    texts = {
-        log: with_entries(text, entries, pinned.names),
-        project.releases_file: pins,
-    }
-    for path in texts:
-        if link_in(path, project.root):
-            raise linked(path)
-    # The record comes last: until it is there, the check still complains.
-    write_files(texts)
+    if link_in(project.releases_file, project.root):
+        raise linked(project.releases_file)
+    with atomic_file(project.releases_file) as file:
+        file.write(pins.encode())
     answer.data = rows

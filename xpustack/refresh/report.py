@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A refresh as a table, as JSON and as a Markdown page for docs/refresh/."""
+"""A refresh as a table, as JSON and as a Markdown page."""
 
 from collections import Counter
 from collections.abc import Iterator
