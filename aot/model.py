@@ -27,6 +27,13 @@ from typing import Any
 from .loops import Work
 
 DATA = Path(__file__).with_name("devices.toml")
+_FREE = (
+    "clocks_per_dependent_instruction",
+    "load_latency",
+    "barrier_latency",
+    "lines_per_clock",
+)
+"""What is known as a range alone; `devices` takes the fast end."""
 LARGE_GRF = 128
 """Registers per thread above which an Xe-core holds half as many threads."""
 
@@ -130,7 +137,7 @@ def devices() -> list[Device]:
             name=name,
             # What was measured on a device wins over what its architecture says.
             **{
-                **data["assumed"],
+                **{name: data["range"][name][0] for name in _FREE},
                 **_fixed(data["architecture"][device["target"]]),
                 **_fixed(device),
             },
@@ -146,23 +153,22 @@ def ends(device: Device) -> tuple[Device, Device]:
     fast, slow = (
         replace(
             device,
-            slm_bytes_per_clock=slm,
-            gigabytes_per_second=device.gigabytes_per_second * share,
-            lines_per_clock=lines,
+            slm_bytes_per_clock=known["slm_bytes_per_clock"][end],
+            gigabytes_per_second=device.gigabytes_per_second * known["dram_share"][end],
+            **{name: known[name][end] for name in _FREE},
         )
-        for slm, share, lines in zip(
-            known["slm_bytes_per_clock"],
-            known["dram_share"],
-            known["lines_per_clock"],
-            strict=True,
-        )
+        for end in (0, 1)
     )
     return fast, replace(slow, second_level=0)
 
 
 def _fixed(table: Mapping[str, Any]) -> dict[str, Any]:
     """What a device is at any end of a range."""
-    return {k: v for k, v in table.items() if k not in ("source", "dram_share")}
+    return {
+        name: value
+        for name, value in table.items()
+        if name != "source" and not isinstance(value, list)
+    }
 
 
 def launched(
