@@ -46,9 +46,7 @@ def test_one_scale_for_all_and_an_empty_bias() -> None:
 
 
 @pytest.mark.parametrize("version", ["0.1.8", "0.1.15.4"])
-def test_microscaling(
-    version: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_microscaling(version: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(OVERRIDE, version)
     a, b = values(M, K), values(K, N)
     rows, columns = power(M, K // 32), power(K // 32, N)

@@ -43,9 +43,7 @@ def test_fp8_is_what_a_second_launch_makes_of_bf16(
 
 @pytest.mark.parametrize("splits", [1, 3])
 @pytest.mark.parametrize("other_types", [False, True])
-def test_fp8_of_rotations_that_round(
-    other_types, splits, monkeypatch, device
-):
+def test_fp8_of_rotations_that_round(other_types, splits, monkeypatch, device):
     use(monkeypatch, splits=splits)
     arguments = batch(5, 16, 40, 20, device)
     attention = check(arguments)

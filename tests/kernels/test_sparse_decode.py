@@ -122,9 +122,7 @@ def test_a_score_of_nan_gives_nan(splits, monkeypatch, device):
 
 @pytest.mark.parametrize("splits", [1, 2])
 @pytest.mark.parametrize("heads", [16, 64])
-def test_scores_that_rise_from_tile_to_tile(
-    heads, splits, monkeypatch, device
-):
+def test_scores_that_rise_from_tile_to_tile(heads, splits, monkeypatch, device):
     """By less and by more than the maximum may lag behind; other heads, other rises."""
     use(monkeypatch, splits=splits)
     arguments = batch(1, heads, 64, 128, device)

@@ -107,9 +107,10 @@ def save(
             own |= {slug: before[slug] for slug in later}
             after = {**texts, release.name: own}
             write_texts(staged, after)
-            trees_of = {release.name: _applied(store, work, staged, release, commits)}
+            series = _applied(store, work, staged, release, commits)
+            trees_of = {release.name: series}
             if not alone:
-                trees_of |= share(store, staged, pinned, release.name, texts, after)
+                trees_of |= share(store, project, staged, pinned, series, texts, after)
             _drop_unused(project, staged, pinned.names, release.name)
             changes = compare(project, staged)
             for other in pinned:

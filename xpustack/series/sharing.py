@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Gives a change of a release's steps to the releases that share the patches.
+"""Gives a change of a release's steps to the other releases that have them.
 
-In: the changed release and the texts of all. Out: the texts after it. Another release
-takes a new text where that applies; where it does not, or a later step then does not,
-the release keeps its old text, which becomes a variant of its own.
+In: the changed release and the texts of all. Out: the texts after it. A release that
+shares a patch takes the new text where that applies; where it does not, or a later step
+then does not, the release keeps its old text, which becomes a variant of its own. A
+release that has a variant takes the change into it where both can be merged.
 
 A step has one file for each text, `patches/<slug>/<release>.patch`, called after the
 first release that uses it.
@@ -12,7 +13,7 @@ first release that uses it.
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from xpustack.base.releases import Releases
+from xpustack.base.releases import Release, Releases
 from xpustack.base.store import Store
 from xpustack.core.git import GitFailed
 from xpustack.core.project import Project
@@ -20,7 +21,8 @@ from xpustack.core.repository import Repository
 from xpustack.series.apply import trees_before_failure
 from xpustack.series.order import ORDER, SUFFIX, format_order, read_patches
 from xpustack.series.patch import format_patch
-from xpustack.series.tree import Series, Step
+from xpustack.series.tree import Series, Step, StepTree
+from xpustack.series.variants import changed_variant
 
 Texts = dict[str, dict[str, bytes]]
 """The text of each step's patch by release and slug; releases from oldest to newest,
@@ -29,17 +31,19 @@ slugs in the order of the series. It is empty where the file is missing."""
 
 def share(
     store: Store,
+    project: Project,
     staged: Project,
     pinned: Releases,
-    release: str,
+    changed_series: Series,
     before: Texts,
     after: Texts,
 ) -> dict[str, Series]:
     """Write `after`, in which a release has new texts, also with these where another
-    release shared the old text.
+    release shared the old text, and with the change where another has a variant.
 
     Args:
         staged: a copy of the project that may be written.
+        changed_series: the trees of that release, with the new texts.
         before: the texts of all releases before the change.
 
     Returns:
@@ -48,6 +52,7 @@ def share(
     Raises:
         StackError: a release can take neither the new texts nor the old ones.
     """
+    release = changed_series.base.release.name
     old, new = before.get(release, {}), after[release]
     changed = [slug for slug in new if new[slug] != old.get(slug)]
     series: dict[str, Series] = {}
@@ -72,10 +77,77 @@ def share(
             offered = [slug for slug in offered if slug not in kept]
             after[other.name] = own
     write_texts(staged, after)
+    for other in pinned:
+        own = before[other.name]
+        variants = [slug for slug in changed if own.get(slug, b"") and old.get(slug)]
+        variants = [
+            slug for slug in variants if own[slug] not in (old[slug], new[slug])
+        ]
+        if variants and other.name != release:
+            taken = _into_variants(
+                store, project, staged, changed_series, other, variants, after
+            )
+            series |= {other.name: taken} if taken is not None else {}
     for slug in changed:
         if names := [name for name in series if after[name].get(slug) == new[slug]]:
             store.cache.progress(f"{slug}: also changed for {', '.join(names)}")
     return series
+
+
+def _into_variants(
+    store: Store,
+    project: Project,
+    staged: Project,
+    changed_series: Series,
+    other: Release,
+    slugs: list[str],
+    after: Texts,
+) -> Series | None:
+    """Write the change of some steps into the variants that another release has of
+    them: into all, or into none where one cannot take it. The trees of the release with
+    them; None where nothing changes."""
+    kept = after[other.name]
+    release = changed_series.base.release
+
+    def steps(of: Project, name: Release) -> dict[str, StepTree]:
+        series = trees_before_failure(store, of, name, recorded=False)
+        return {tree.slug: tree for tree in series.steps}
+
+    old, own = steps(project, release), steps(project, other)
+    new = {tree.slug: tree for tree in changed_series.steps}
+    for slug in slugs:
+        if not slug in old.keys() & own.keys() & new.keys():
+            return None
+        here = steps(staged, other)
+        before = here[slug].parent if slug in here else None
+        text = before and changed_variant(
+            store, old[slug], new[slug], own[slug], before
+        )
+        if text is None:
+            store.cache.progress(
+                f"{slug}: the variant of {other.name} keeps its text: the change meets"
+                " other lines there"
+            )
+            after[other.name] = kept
+            write_texts(staged, after)
+            return None
+        after[other.name] = {**after[other.name], slug: text}
+        write_texts(staged, after)
+    if after[other.name] == kept:
+        return None
+    taken = trees_before_failure(store, staged, other, recorded=False)
+    if (problem := taken.problem) is not None:
+        store.cache.progress(
+            f"{', '.join(slugs)}: the variants of {other.name} keep their text: with the"
+            f" change {problem.step}: {problem.message}"
+        )
+        after[other.name] = kept
+        write_texts(staged, after)
+        return None
+    store.cache.progress(
+        f"{', '.join(slugs)}: also changed in the variant of {other.name}"
+    )
+    return taken
 
 
 def chosen_texts(

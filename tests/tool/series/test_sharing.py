@@ -120,6 +120,51 @@ def test_a_release_that_a_change_breaks_keeps_its_own_variant(stack: FakeStack) 
     assert "attention line 9 too\n" in tip(stack, "v3.0")
 
 
+@pytest.fixture
+def variant(stack: FakeStack) -> FakeStack:
+    """v4.0 has a variant of the first step: another line stands before the changed one."""
+    text = MOVED.replace("attention line 3\n", "another line 3\n")
+    stack.publish("4.0", {"vllm/attention.py": text})
+    stack.step("first", {"vllm/attention.py": edited(text, 9)}, "", "v4.0")
+    assert users(stack.patch("first", "v4.0")) == ["v4.0"]
+    return stack
+
+
+def test_a_variant_takes_a_change_of_the_lines_that_it_has(variant: FakeStack) -> None:
+    said = amend(variant, "v1.0", "line 5 changed", "line 5 improved\nand a line more")
+    assert "first: also changed in the variant of v4.0" in said
+    assert users(variant.patch("first", "v4.0")) == ["v4.0"]
+    text = tip(variant, "v4.0")
+    assert "line 5 improved\nand a line more\n" in text and "another line 3\n" in text
+    assert variant.save(variant.apply("same", "v4.0")) == []
+    assert check_static(variant.project) == []
+
+
+def test_a_variant_takes_a_change_of_the_message(variant: FakeStack) -> None:
+    work = variant.apply("work", "v1.0", upto="first")
+    text = git(work, "log", "-1", "--format=%B").replace("Why first", "Why indeed")
+    git(work, "commit", "-q", "--amend", "-F", "-", text=text)
+    variant.save(work)
+    for release in ("v1.0", "v4.0"):
+        assert b"Why indeed" in variant.patch("first", release).read_bytes()
+
+
+def test_a_variant_in_which_other_lines_stand_keeps_its_text(
+    variant: FakeStack,
+) -> None:
+    before = variant.patch("first", "v4.0").read_bytes()
+    said = amend(variant, "v1.0", "attention line 3\n", "attention line 3 too\n")
+    (kept,) = (line for line in said if "keeps its text" in line)
+    assert kept.startswith("first: the variant of v4.0")
+    assert variant.patch("first", "v4.0").read_bytes() == before
+
+
+def test_alone_leaves_variants_alone(variant: FakeStack) -> None:
+    before = variant.patch("first", "v4.0").read_bytes()
+    amend(variant, "v1.0", "line 5 changed", "line 5 improved", alone=True)
+    assert variant.patch("first", "v4.0").read_bytes() == before
+
+
 def test_a_release_whose_later_step_breaks_keeps_its_own_variant(
     stack: FakeStack,
 ) -> None:
