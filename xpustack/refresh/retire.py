@@ -30,7 +30,8 @@ _KERNEL_PLACES = ("kernels/reference/{}.py", "tests/kernels/test_{}.py")
 
 def retire(project: Project, cache: Cache, names: Iterable[str]) -> list[StaleFile]:
     """Remove releases: their series, and the patches, overlay files, kernels, tests, op
-    schemas and rows that no other release uses. `releases.toml` keeps the commit that has them.
+    schemas and rows that no other release uses. `releases.toml` keeps the commit that
+    has them.
 
     Returns:
         The files that changed, sorted.

@@ -79,15 +79,17 @@ def share(
     write_texts(staged, after)
     for other in pinned:
         own = before[other.name]
-        variants = [slug for slug in changed if own.get(slug, b"") and old.get(slug)]
         variants = [
-            slug for slug in variants if own[slug] not in (old[slug], new[slug])
+            slug
+            for slug in changed
+            if old.get(slug) and own.get(slug, b"") not in (b"", old[slug], new[slug])
         ]
-        if variants and other.name != release:
-            taken = _into_variants(
+        if other.name != release and variants:
+            changed_there = _into_variants(
                 store, project, staged, changed_series, other, variants, after
             )
-            series |= {other.name: taken} if taken is not None else {}
+            if changed_there is not None:
+                series[other.name] = changed_there
     for slug in changed:
         if names := [name for name in series if after[name].get(slug) == new[slug]]:
             store.cache.progress(f"{slug}: also changed for {', '.join(names)}")
@@ -106,30 +108,28 @@ def _into_variants(
     """Write the change of some steps into the variants that another release has of
     them: into all, or into none where one cannot take it. The trees of the release with
     them; None where nothing changes."""
-    kept = after[other.name]
-    release = changed_series.base.release
+    kept, named = after[other.name], ", ".join(slugs)
 
-    def steps(of: Project, name: Release) -> dict[str, StepTree]:
-        series = trees_before_failure(store, of, name, recorded=False)
+    def steps(of: Project, release: Release) -> dict[str, StepTree]:
+        series = trees_before_failure(store, of, release, recorded=False)
         return {tree.slug: tree for tree in series.steps}
 
-    old, own = steps(project, release), steps(project, other)
+    def refused(why: str) -> None:
+        store.cache.progress(f"{named}: {other.name} keeps its variant: {why}")
+        after[other.name] = kept
+        write_texts(staged, after)
+
+    old, own = steps(project, changed_series.base.release), steps(project, other)
     new = {tree.slug: tree for tree in changed_series.steps}
     for slug in slugs:
-        if not slug in old.keys() & own.keys() & new.keys():
-            return None
         here = steps(staged, other)
-        before = here[slug].parent if slug in here else None
-        text = before and changed_variant(
-            store, old[slug], new[slug], own[slug], before
-        )
+        if any(slug not in each for each in (old, new, own, here)):
+            refused(f"{slug} or a step before it does not apply")
+            return None
+        sides = (old[slug], new[slug], own[slug])
+        text = changed_variant(store, *sides, here[slug].parent)
         if text is None:
-            store.cache.progress(
-                f"{slug}: the variant of {other.name} keeps its text: the change meets"
-                " other lines there"
-            )
-            after[other.name] = kept
-            write_texts(staged, after)
+            refused(f"the change of {slug} meets other lines there")
             return None
         after[other.name] = {**after[other.name], slug: text}
         write_texts(staged, after)
@@ -137,16 +137,9 @@ def _into_variants(
         return None
     taken = trees_before_failure(store, staged, other, recorded=False)
     if (problem := taken.problem) is not None:
-        store.cache.progress(
-            f"{', '.join(slugs)}: the variants of {other.name} keep their text: with the"
-            f" change {problem.step}: {problem.message}"
-        )
-        after[other.name] = kept
-        write_texts(staged, after)
+        refused(f"with the change {problem.step}: {problem.message}")
         return None
-    store.cache.progress(
-        f"{', '.join(slugs)}: also changed in the variant of {other.name}"
-    )
+    store.cache.progress(f"{named}: also changed in the variant of {other.name}")
     return taken
 
 

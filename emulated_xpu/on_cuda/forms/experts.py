@@ -8,7 +8,7 @@ import torch
 from emulated_xpu.formats import mxfp4_to_float
 from emulated_xpu.on_cuda.forms.products import Key, key_of
 from emulated_xpu.on_cuda.forms.table import device_form
-from emulated_xpu.ops.experts import grouped_gemm_arguments, has_offsets
+from emulated_xpu.ops.experts import grouped_gemm_arguments
 
 _dequantized: dict[Key, tuple[torch.Tensor, torch.Tensor]] = {}
 """Weights `[E, N, K]` in bf16 by place, each with the tensor that keeps its memory."""
@@ -37,11 +37,7 @@ def remap_hidden_states(
     order = torch.where(known, experts, local_experts_num).argsort(stable=True)
     remapped_hidden_states[: len(order)] = hidden_states[order // topk_ids.shape[1]]
     numbers = torch.arange(local_experts_num, device=experts.device)
-    counts = (experts[:, None] == numbers).sum(0)
-    if has_offsets():
-        rows_per_expert.copy_(torch.nn.functional.pad(counts.cumsum(0), (1, 0)))
-    else:
-        rows_per_expert.copy_(counts)
+    rows_per_expert.copy_((experts[:, None] == numbers).sum(0))
     place = torch.empty_like(order).scatter_(
         0, order, torch.arange(len(order), device=order.device)
     )

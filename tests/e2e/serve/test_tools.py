@@ -95,8 +95,8 @@ def test_a_streamed_tool_call(server: Server, mode: dict[str, Any]) -> None:
 @pytest.mark.full
 def test_a_required_tool_call(server: Server) -> None:
     """The release makes the grammar of the call by itself. A random model may add calls
-    and keys without end, so what closes is favoured; white space without end is allowed,
-    so the model need not come to the arguments."""
+    and keys without end, so what closes is favoured; so is white space, and the model
+    need not come to the arguments."""
     tokenizer = Tokenizer.from_file(str(server.model / "tokenizer.json"))
     closing = {tokenizer.token_to_id(mark): 100 for mark in "}]"}
     given = {"tools": [TOOL], "tool_choice": "required", "logit_bias": closing}

@@ -122,7 +122,7 @@ def test_a_release_that_a_change_breaks_keeps_its_own_variant(stack: FakeStack) 
 
 @pytest.fixture
 def variant(stack: FakeStack) -> FakeStack:
-    """v4.0 has a variant of the first step: another line stands before the changed one."""
+    """v4.0 has a variant of the first step: before the changed line stands another."""
     text = MOVED.replace("attention line 3\n", "another line 3\n")
     stack.publish("4.0", {"vllm/attention.py": text})
     stack.step("first", {"vllm/attention.py": edited(text, 9)}, "", "v4.0")
@@ -154,8 +154,8 @@ def test_a_variant_in_which_other_lines_stand_keeps_its_text(
 ) -> None:
     before = variant.patch("first", "v4.0").read_bytes()
     said = amend(variant, "v1.0", "attention line 3\n", "attention line 3 too\n")
-    (kept,) = (line for line in said if "keeps its text" in line)
-    assert kept.startswith("first: the variant of v4.0")
+    (kept,) = (line for line in said if "keeps its variant" in line)
+    assert kept.startswith("first: v4.0 keeps its variant")
     assert variant.patch("first", "v4.0").read_bytes() == before
 
 
