@@ -210,7 +210,7 @@ def common(op: Load) -> Iterator[Case]:
 
 
 def mixed(op: Load) -> Iterator[Case]:
-    """The indices of a batch with decode and prefill, in a release with a folder for XPU."""
+    """The indices of a batch with decode and prefill, where XPU has a folder."""
     table = meta(16, 4096, dtype=i32)
     rows = meta(16, dtype=i32)
     tokens, topk = 2048, 512
