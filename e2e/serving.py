@@ -24,6 +24,7 @@ from e2e.v41_twin import V41Twin
 from e2e.vision import StagedVision, Vision
 from e2e.vision_twin import VisionTwin
 from e2e.wrappers import WRAPPERS, wrappers_of
+from emulated_xpu.architectures import ARCHITECTURE, DEFAULT
 from xpustack.base.releases import Release, load
 from xpustack.base.store import Store
 from xpustack.builds.build import build, build_version
@@ -122,6 +123,8 @@ class Job:
     slowly."""
     environment: tuple[tuple[str, str], ...] = ()
     """Variables that the engine sees besides those of every job."""
+    architecture: str = DEFAULT
+    """Of the emulated device: one of `emulated_xpu/architectures.toml`."""
     short: bool = False
     """Whether another job of the same kind, which runs with `--full`, has the prompts
     of the tables: this one's figures are not written down."""
@@ -330,7 +333,10 @@ class Engines:
                     "sabotage": job.sabotage,
                     "counting": job.counting,
                     "splits_keys": job.splits_keys,
-                    "environment": dict(job.environment),
+                    "environment": {
+                        ARCHITECTURE: job.architecture,
+                        **dict(job.environment),
+                    },
                     "waves": [[p.order() for p in wave] for wave in job.waves],
                     "refused": [p.order() for p in job.refused],
                 }

@@ -12,6 +12,7 @@ op in the pinned vllm-xpu-kernels, and computes in plain torch or raises.
 | `communicator` | what ranks send each other, over gloo |
 | `device_api` | the names that a CPU's torch lacks, with what a device has |
 | `registry` | defines the ops of a version with torch, under their true schemas |
+| `architectures` | which device it is, and what other devices lack |
 | `implementations` | which function computes which op |
 | `ops` | those functions, one module per op family |
 | `formats` | power-of-two scales, e2m1 codes and MXFP4 values, for several ops |

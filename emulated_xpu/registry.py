@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 import emulated_xpu.ops  # noqa: F401  (its modules register what computes the ops)
+from emulated_xpu.architectures import chip, limit
 from emulated_xpu.implementations import IMPLEMENTATIONS, Implementation
 from emulated_xpu.pins import kernels_version, schemas
 
@@ -43,7 +44,7 @@ def define_ops(version: str | None = None) -> None:
         library.define(schema)
         library.impl(
             schema.partition("(")[0],
-            _stand_in(name, schema),
+            _stand_in(name, schema, version),
             "CompositeExplicitAutograd",
         )
     _defined["version"] = version
@@ -54,8 +55,8 @@ def namespaces() -> frozenset[str]:
     return frozenset(_libraries)
 
 
-def _stand_in(name: str, schema: str) -> Implementation:
-    implementation = IMPLEMENTATIONS.get(name)
+def _stand_in(name: str, schema: str, version: str) -> Implementation:
+    implementation, limited = IMPLEMENTATIONS.get(name), limit(name, version)
     tensors = [
         (position, argument.name)
         for position, argument in enumerate(torch._C.parse_schema(schema).arguments)
@@ -69,6 +70,8 @@ def _stand_in(name: str, schema: str) -> Implementation:
             if value is None:
                 raise TypeError(f"{name}: {argument} must be a tensor, it is None")
         calls[name] += 1
+        if limited and (device := chip()) not in limited.chips:
+            raise limited.error(device)
         if implementation is None:
             raise NotImplementedError(
                 f"{name} has no stand-in on the emulated XPU:"

@@ -1,19 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Queries about the device: it is an Xe2 GPU, for which every op is built."""
+"""Queries about the device, and views of its memory."""
 
 import torch
 
+from emulated_xpu.architectures import answer
 from emulated_xpu.implementations import implements
 
 
 @implements("_xpu_C::is_xe2_arch")
 def is_xe2_arch(device_index: int = -1) -> bool:
-    return True
+    return answer("_xpu_C::is_xe2_arch")
 
 
 @implements("_xpu_C::is_xe3_arch")
 def is_xe3_arch(device_index: int = -1) -> bool:
-    return False
+    return answer("_xpu_C::is_xe3_arch")
+
+
+@implements("_xpu_C::is_pvc")
+def is_pvc(device_index: int = -1) -> bool:
+    return answer("_xpu_C::is_pvc")
+
+
+@implements("_xpu_C::is_bmg")
+def is_bmg(device_index: int = -1) -> bool:
+    return answer("_xpu_C::is_bmg")
+
+
+@implements("_xpu_C::is_bmg_g21")
+def is_bmg_g21(device_index: int = -1) -> bool:
+    return answer("_xpu_C::is_bmg_g21")
+
+
+@implements("_xpu_C::is_bmg_g31")
+def is_bmg_g31(device_index: int = -1) -> bool:
+    return answer("_xpu_C::is_bmg_g31")
 
 
 @implements("_C::weak_ref_tensor")
