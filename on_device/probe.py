@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`probe KIND FILE`: what a machine has of a device's driver and libraries."""
 
+import importlib
 import json
 import os
 import re
@@ -33,6 +34,11 @@ PACKAGES = {
 }
 """Packages of the system, likewise."""
 INTEL = "0x8086"
+QUERIES = (
+    *("is_xe2_arch", "is_xe3_arch", "is_pvc"),
+    *("is_bmg", "is_bmg_g21", "is_bmg_g31"),
+)
+"""Ops of vllm-xpu-kernels that ask for the kind of a device."""
 
 
 def distributions() -> dict[str, str]:
@@ -129,8 +135,22 @@ def device_facts(kind: str) -> dict[str, Any]:
         "memory": total,
         "free": free,
         "graphs": hasattr(module, "XPUGraph" if kind == "xpu" else "CUDAGraph"),
+        "architecture": architecture() if kind == "xpu" else {},
         "cuda": torch.version.cuda or "",
     }
+
+
+def architecture() -> dict[str, bool]:
+    """What vllm-xpu-kernels says of the first device, by the name of its op; empty where
+    it is not installed."""
+    import torch
+
+    try:
+        importlib.import_module("vllm_xpu_kernels._xpu_C")
+    except (ImportError, OSError):
+        return {}
+    ops = torch.ops._xpu_C
+    return {name: getattr(ops, name)(0) for name in QUERIES if hasattr(ops, name)}
 
 
 def main(kind: str, target: Path) -> None:

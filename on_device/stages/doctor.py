@@ -19,6 +19,11 @@ LEAST_MEMORY = 6 * GIB
 """Below it, comparing and tuning run out of memory."""
 ENGINES = 8
 """Vector engines of an Xe-core."""
+LACKS = {
+    True: "Its op of the indexer's scores, fp8_mqa_logits, is for Xe2 alone",
+    False: "Its experts are for Xe2 and Xe3 alone",
+}
+"""What a device lacks that is no Xe2, by whether it is an Xe3."""
 
 
 def known_devices(project: Project) -> list[str]:
@@ -103,6 +108,9 @@ def facts(setup: Setup) -> tuple[Fact, ...]:
         else "",
         "oneCCL": installed.get("oneCCL", ""),
         "graphs": "yes" if device.get("graphs") else "no",
+        "vllm-xpu-kernels says": ", ".join(
+            name for name, true in device.get("architecture", {}).items() if true
+        ),
         "launch": probe["launch"],
         "Python": probe["python"],
         **{
@@ -110,7 +118,10 @@ def facts(setup: Setup) -> tuple[Fact, ...]:
             for name in ("torch", "triton", "vllm-xpu-kernels", "vllm", "pytest")
         },
     }
-    intel = ("PCI id", "compute-runtime", "IGC", "kernel module", "oneCCL")
+    intel = (
+        *("PCI id", "compute-runtime", "IGC", "kernel module", "oneCCL"),
+        "vllm-xpu-kernels says",
+    )
     return tuple(
         Fact(name, value, pinned.get(name, "") if kind == "xpu" else "")
         for name, value in found.items()
@@ -169,6 +180,26 @@ def findings(setup: Setup, known: list[str]) -> Iterator[Finding]:
             )
     if not device["graphs"]:
         yield Finding("torch has no torch.xpu.XPUGraph: no figures in graphs")
+    yield from _of_architecture(device.get("architecture", {}), device, release.name)
+
+
+def _of_architecture(
+    said: Mapping[str, bool], device: Mapping[str, Any], release: str
+) -> Iterator[Finding]:
+    """What the kind of the device keeps the release from doing (docs/deploying.md)."""
+    if not said.get("is_xe2_arch", True):
+        yield Finding(
+            f"{device['name']} is no Xe2 to vllm-xpu-kernels: {release} answers no"
+            f" prompt of DeepSeek-V4 on it. {LACKS[said.get('is_xe3_arch', False)]}",
+            "serve on a Max 1100 or 1550, Battlemage or Lunar Lake",
+        )
+    if said.get("is_pvc"):
+        yield Finding(
+            "captured graphs of MXFP4 experts gave wrong text on two Max 1100, eager"
+            " mode did not (vllm#48946, v0.24.0)",
+            "leave VLLM_XPU_GRAPH_CHECK on, and compare a few prompts with"
+            " --enforce-eager",
+        )
 
 
 def _no_device(probe: Mapping[str, Any], kind: Kind) -> Finding:

@@ -261,6 +261,39 @@ def test_a_gpu_of_an_unknown_name_is_a_finding(
 
 
 @pytest.mark.parametrize(
+    ("architecture", "said"),
+    [
+        ({"is_xe2_arch": True, "is_pvc": False}, ""),
+        ({"is_xe2_arch": True, "is_pvc": True}, "wrong text on two Max 1100"),
+        (
+            {"is_xe2_arch": False, "is_xe3_arch": True},
+            "answers no prompt of DeepSeek-V4 on it. Its op of the indexer's scores",
+        ),
+        (
+            {"is_xe2_arch": False, "is_xe3_arch": False},
+            "answers no prompt of DeepSeek-V4 on it. Its experts",
+        ),
+    ],
+)
+def test_what_the_kind_of_device_keeps_a_release_from_is_a_finding(
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    architecture: dict[str, bool],
+    said: str,
+) -> None:
+    fake(monkeypatch, probe=device(architecture=architecture))
+    done = call(checkout, "doctor", "--json")
+    assert done.exit_code == 0, done.output
+    found = [
+        finding["what"]
+        for stage in json.loads(done.stdout)["data"]["stages"]
+        for finding in stage["findings"]
+    ]
+    assert len(found) == bool(said), found
+    assert said in "".join(found)
+
+
+@pytest.mark.parametrize(
     ("memory", "free"), [(4 << 30, 3 << 30), (24 << 30, 1 << 30)], ids=["small", "used"]
 )
 def test_too_little_memory_leaves_out_what_needs_it(

@@ -11,6 +11,7 @@ import pytest
 from on_device import machine_code, probe
 from on_device.stages import doctor, serve
 from on_device.stages.prove import ahead_of_time
+from xpustack.core.process import clean_environment
 
 ROOT = Path(__file__).parents[3]
 
@@ -47,6 +48,42 @@ def test_the_probe_answers_where_there_is_no_device(tmp_path: Path) -> None:
     assert found["device"] is None
     assert "xpu" in found["problem"]
     assert found["distributions"]["torch"]
+
+
+@pytest.mark.parametrize(
+    ("kernels", "expected"),
+    [
+        ("0.1.15.4", {"is_xe2_arch": True, "is_xe3_arch": False, "is_pvc": True}),
+        ("0.1.8", {"is_pvc": True}),
+    ],
+)
+def test_the_probe_asks_the_kernels_for_the_kind_of_device(
+    kernels: str, expected: dict[str, bool]
+) -> None:
+    path = (ROOT, ROOT / "emulated_xpu/standins")
+    done = subprocess.run(
+        [
+            *(sys.executable, "-c"),
+            "import json; from on_device import probe;"
+            " print(json.dumps(probe.architecture()))",
+        ],
+        cwd=ROOT,
+        env=clean_environment(
+            EMULATED_XPU_KERNELS=kernels,
+            EMULATED_XPU_ARCHITECTURE="pvc",
+            PYTHONPATH=":".join(map(str, path)),
+        ),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert {name: found[name] for name in found if "bmg" not in name} == expected
+    assert not any(found[name] for name in found if "bmg" in name)
+
+
+def test_without_the_kernels_the_kind_of_device_is_unknown() -> None:
+    assert probe.architecture() == {}
 
 
 @pytest.mark.parametrize(
