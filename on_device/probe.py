@@ -141,8 +141,8 @@ def device_facts(kind: str) -> dict[str, Any]:
 
 
 def architecture() -> dict[str, bool]:
-    """What vllm-xpu-kernels says of the first device, by the name of its op; empty where
-    it is not installed."""
+    """What vllm-xpu-kernels says of the first device, by the name of its op; empty
+    where it is not installed."""
     import torch
 
     try:

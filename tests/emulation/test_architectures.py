@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The emulated device answers as the one that a job states, and lacks what that lacks."""
+"""The emulated device answers as the one that a job states, and lacks what it lacks."""
 
 import re
 import zipfile
@@ -168,6 +168,21 @@ def test_every_row_is_about_an_op_of_a_pin_and_says_where_it_was_read(
             others = [r for r in data["op"] if r is not row and r["op"] == row["op"]]
             assert row["op"] not in pins.schemas(version) or others, (version, row)
     assert set(data["architecture"].values()) <= data["chip"].keys()
+
+
+def test_the_page_says_which_device_answers_no_prompt(real_project: Project) -> None:
+    page = (real_project.root / "docs/deploying.md").read_text("utf-8")
+    table = page.partition("## Devices\n")[2].partition("\n\n**")[0]
+    rows = re.findall(r"(?m)^\|.*\(`(\w+)`\) \| yes \| (.*?) \|", table)
+    assert len(rows) == 7
+    scores = architectures.limit("_xpu_C::fp8_mqa_logits", NEWEST)
+    assert scores is not None
+    for code, ops in rows:
+        chips = {c for c in architectures.data()["chip"] if c.partition("_")[0] == code}
+        chips -= {"pvc_vg"}
+        assert chips, code
+        assert (ops == "**answers no prompt**") == chips.isdisjoint(scores.chips), code
+        assert ops.startswith("all") == (chips <= scores.chips), code
 
 
 def test_a_number_is_found_where_it_is_loaded_or_made_of_another() -> None:

@@ -110,6 +110,15 @@ def test_the_server_is_what_starts(path: Path, lines: list[dict[str, str]]):
     assert users == (["10001"] if path.name == "Containerfile" else [])
 
 
+def test_it_sets_what_graphs_over_ranks_need_as_the_page_says(
+    lines: list[dict[str, str]], real_project: Project
+):
+    page = (real_project.root / "docs/deploying.md").read_text()
+    named = set(re.findall(r"(?m)^export (CCL_SYCL_\w+_SIMPLE_THRESHOLD=\d+)$", page))
+    assert len(named) == 2
+    assert named <= set(" ".join(of(lines, "ENV")).split())
+
+
 def test_both_use_the_folder_of_the_environment_that_the_base_uses(
     lines: list[dict[str, str]],
 ):
