@@ -193,14 +193,16 @@ class Checker:
         return proofs
 
     def stored(self, key: str, kind: Kind, release: str, step: str) -> Result | None:
-        """The stored pass of this very check; None if there is none, if it is damaged,
-        or if it belongs to another check."""
+        """The stored pass of this very check; None if there is none, if it is damaged, if
+        it belongs to another check, or if a file that its run read changed."""
         try:
             result = msgspec.convert(self.cache.results_get(key), Result)
         except msgspec.ValidationError:
             return None
         stored = (result.kind, result.release, result.step, result.status)
         if stored != (kind, release, step, "passed"):
+            return None
+        if not self.support.has(result.reads):
             return None
         return msgspec.structs.replace(result, cached=True)
 

@@ -101,12 +101,15 @@ def digest(**parts: str | Iterable[str]) -> str:
 
 def files_digest(files: Mapping[str, Path]) -> str:
     """Digest of the files' contents and the names that they are given here."""
-    return digest(
-        **{
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in files.items()
-        }
-    )
+    return digest(**file_digests(files))
+
+
+def file_digests(files: Mapping[str, Path]) -> dict[str, str]:
+    """The sha256 of each file's content, by name."""
+    return {
+        name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for name, path in files.items()
+    }
 
 
 def folder_files(folder: Path) -> dict[str, Path]:

@@ -13,7 +13,10 @@ carries a socket for its answer:
 - `env`: the whole environment of the run;
 - `path`: folders that precede this process's own in `sys.path`;
 - `words`: the name of a module or the path of a script, and its arguments;
-- `cwd`; `output`: the file for what the run prints.
+- `cwd`; `output`: the file for what the run prints;
+- `reads`: if it is there, the file that gets the paths of all files that the run and the
+  imports before it opened, one on a line; `*` if it started another process, which may
+  have opened any.
 
 The answer has `status` (negative: the signal), or only `error` if no process could be
 started. Shutting a run's socket down, or closing it, kills that run; closing the first
@@ -28,6 +31,7 @@ import contextlib
 import ctypes
 import gc
 import importlib
+import importlib.util
 import inspect
 import json
 import os
@@ -45,8 +49,31 @@ MESSAGE = 1 << 17
 READY = b"ready"
 AHEAD_LIMIT = 60
 """Seconds for the imports of a server in a fork."""
+ANY = "*"
+_STARTS = {"subprocess.Popen", "os.fork", "os.posix_spawn", "os.spawn"}
 _PR_SET_PDEATHSIG = 1
 _CANNOT_START = 70
+
+
+_opened: set[str] = set()
+"""What this process opened, and those that it is a fork of."""
+
+
+def note(event: str, arguments: tuple[Any, ...]) -> None:
+    """An audit hook: remember the files that are opened, and that a process starts."""
+    if event == "open":
+        if isinstance(arguments[0], str):
+            _opened.add(arguments[0])
+    elif event in _STARTS:
+        _opened.add(ANY)
+
+
+def source_of(path: str) -> str:
+    """The path of a module whose byte code stands at `path`; another path as it is."""
+    if path.endswith(".pyc"):
+        with contextlib.suppress(ValueError, NotImplementedError):
+            return importlib.util.source_from_cache(path)
+    return path
 
 
 def serve(control: socket.socket, changes: dict[str, str] | None = None) -> None:
@@ -186,6 +213,8 @@ def run_program(
         sys.modules["numpy"].random.seed()
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
+    # Forks of servers before this one are no processes of the run.
+    _opened.discard(ANY)
     status = 0
     try:
         if script:
@@ -198,6 +227,8 @@ def run_program(
         else:
             print(error.code, file=sys.stderr)
             status = 1
+    if "reads" in request:
+        Path(request["reads"]).write_text("\n".join(sorted(map(source_of, _opened))))
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(status & 0xFF)
@@ -232,6 +263,7 @@ def preload(names: list[str]) -> int:
 
 
 def main() -> None:
+    sys.addaudithook(note)
     control = socket.socket(fileno=int(sys.argv[1]))
     control.set_inheritable(False)
     # This program's folder: runs must not find xpustack.

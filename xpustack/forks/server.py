@@ -136,6 +136,7 @@ class Server:
         output: Path,
         limit: float,
         ahead: Ahead | None = None,
+        reads: Path | None = None,
     ) -> ProgramExit:
         """Run a program as `python SCRIPT ARGUMENTS` would in a new process, or
         `python -m MODULE ARGUMENTS`.
@@ -152,6 +153,8 @@ class Server:
             limit: seconds after which the run and all its processes are killed.
             ahead: imports that the run may share with others of the same `path`. They
                 happen once; if that fails, the run starts without them.
+            reads: the file that gets the paths of all files that the run opened, one on
+                a line, and `ANY` if it started a process.
 
         Raises:
             EnvironmentProblem: no server or no process can be started.
@@ -165,6 +168,8 @@ class Server:
             "env": self._runner.marked(env),
             "output": str(output),
         }
+        if reads is not None:
+            request["reads"] = str(reads)
         imports: _Request | None = None
         if ahead is not None:
             variables = self._runner.marked(ahead.env)

@@ -36,6 +36,8 @@ class Result(msgspec.Struct, frozen=True):
         tip: whether a test ran on the tip alone.
         typed: whether a lint ran mypy.
         figures: what a test measured.
+        reads: the sha256 of what a test's run read of the files that all step tests may
+            read, by name.
         sourceless: whether the release's archive cannot be had.
     """
 
@@ -51,6 +53,7 @@ class Result(msgspec.Struct, frozen=True):
     tip: bool = False
     typed: bool = False
     figures: tuple[Figure, ...] = ()
+    reads: dict[str, str] = {}
     sourceless: bool = False
 
     @property
@@ -109,7 +112,10 @@ class Report:
             "not_run": self.not_run,
             "seconds": round(self.seconds, 3),
             "results": [
-                {**msgspec.to_builtins(result), "command": result.command}
+                {
+                    **msgspec.to_builtins(msgspec.structs.replace(result, reads={})),
+                    "command": result.command,
+                }
                 for result in self.results
             ],
         }

@@ -4,7 +4,7 @@ test needs beside it."""
 
 import functools
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from xpustack.core import fingerprint
 from xpustack.core.errors import SeriesError
 from xpustack.core.files import closure
 from xpustack.core.project import Project
+from xpustack.forks.program import ANY
 from xpustack.series.tree import Step
 
 PLUGIN = "xpustack_outcomes"
@@ -30,12 +31,13 @@ _ANY_PLATFORM = "pytest.mark.any_platform"
 
 @dataclass(frozen=True)
 class Support:
-    """What every step test of a project needs beside its own files: the emulation,
-    and the kernels that the emulation patches. Read once per run of checks."""
+    """What step tests of a project may read beside their own files: the emulation, and
+    the kernels that the emulation patches. Read once per run of checks. A run says what
+    it read of them, and its result counts while that is as it was."""
 
     project: Project
     files: Mapping[str, Path]
-    digest: str
+    digests: Mapping[str, str]
     _materials: dict[Path, "Material"] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -49,6 +51,24 @@ class Support:
             files = closure(roots, module.parent)
             self._materials[module] = Material(module.name, files, self)
         return self._materials[module]
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """One digest of all files."""
+        return fingerprint.digest(**self.digests)
+
+    def read_by(self, paths: Iterable[str], folder: Path) -> list[str]:
+        """The names of the files that a run read, from the paths that it opened, where
+        `folder` has the files."""
+        opened = set(paths)
+        if ANY in opened:
+            return sorted(self.files)
+        places = {str(folder / name): name for name in self.files}
+        return sorted(places[path] for path in opened & places.keys())
+
+    def has(self, reads: Mapping[str, str]) -> bool:
+        """Whether the files that a run read are as it read them."""
+        return all(self.digests.get(name) == sha for name, sha in reads.items())
 
     def lay_out(self, folder: Path) -> None:
         """Write the files, the plugins' metadata, and a folder for what imports that
@@ -71,7 +91,7 @@ class Support:
             for folder in (project.emulation, project.kernels)
             for name, file in fingerprint.folder_files(folder).items()
         }
-        return cls(project, files, fingerprint.files_digest(files))
+        return cls(project, files, fingerprint.file_digests(files))
 
 
 @dataclass(frozen=True)
@@ -107,7 +127,6 @@ class Material:
         return fingerprint.digest(
             module=self.module,
             tests=fingerprint.files_digest(self.tests),
-            support=self.support.digest,
         )
 
 

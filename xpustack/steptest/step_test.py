@@ -13,6 +13,7 @@ from xpustack.builds.installed import Build
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
 from xpustack.core.process import clean_environment
+from xpustack.forks.program import ANY
 from xpustack.forks.server import Ahead, ProgramExit, Server, exit_text
 from xpustack.series.result import Figure, Result
 from xpustack.series.tree import Step
@@ -127,7 +128,9 @@ class StepTest:
         """Run the module on one tree. Neither the repository nor the caller's folder is
         on the path, so `import vllm` can only find the wheel."""
         outcomes, output = work / "outcomes.json", work / "output.txt"
-        outcomes.unlink(missing_ok=True)
+        reads = work / "reads.txt"
+        for file in (outcomes, reads):
+            file.unlink(missing_ok=True)
         files = self.material.support
         support = server.folder(cache, files.digest, files.lay_out)
         path = [build.installed, support]
@@ -152,6 +155,7 @@ class StepTest:
             output=output,
             limit=LIMIT,
             ahead=ahead,
+            reads=reads,
         )
         try:
             run = msgspec.json.decode(outcomes.read_bytes(), type=ModuleRun)
@@ -159,12 +163,15 @@ class StepTest:
             run = None
         crash = _crash(pytest_exit, run)
         printed = output.read_text("utf-8", "replace") if output.is_file() else ""
+        # A run that was killed says nothing, and does not pass.
+        opened = reads.read_text().splitlines() if reads.is_file() else [ANY]
         return msgspec.structs.replace(
             ModuleRun() if run is None or crash else run,
             crash=crash,
             output=tuple(printed.rstrip().splitlines()[-_SHOWN:]),
             seconds=pytest_exit.seconds,
             notes=pytest_exit.notes,
+            reads=tuple(files.read_by(opened, support)),
         )
 
     def _result(
@@ -192,6 +199,8 @@ class StepTest:
             summary += f", {len(elsewhere)} on a CPU too"
         if skipped:
             summary += f", {len(skipped)} skipped"
+        support = self.material.support
+        reads = {name for _, run in runs if run is not None for name in run.reads}
         shown = [run for run in on_cpu if judge_on_cpu(None, run)]
         if not shown:
             before_matters = first is not None and not judge_alone(second)
@@ -207,6 +216,7 @@ class StepTest:
             notes=tuple(notes),
             tip=self.before is None,
             figures=_figures(first, second) if first is not None else (),
+            reads={name: support.digests[name] for name in sorted(reads)},
         )
 
 

@@ -44,7 +44,8 @@ class CollectionProblem(msgspec.Struct, frozen=True):
 
 class ModuleRun(msgspec.Struct, frozen=True):
     """A test module on one tree. `crash` says why pytest's outcomes do not count,
-    `output` is the end of what it printed, `notes` are for people to read."""
+    `output` is the end of what it printed, `notes` are for people to read, `reads` are
+    the names of the files of `material.Support` that it read."""
 
     tests: tuple[Test, ...] = ()
     collection: tuple[CollectionProblem, ...] = ()
@@ -52,6 +53,7 @@ class ModuleRun(msgspec.Struct, frozen=True):
     output: tuple[str, ...] = ()
     seconds: float = 0.0
     notes: tuple[str, ...] = ()
+    reads: tuple[str, ...] = ()
 
 
 def judge(

@@ -32,6 +32,8 @@ def run(tiny: TinyStack, tmp_path: Path, source: str, failure="assert 1 == 2"):
         (root / name).mkdir(parents=True)
         for path in (tiny.project.root / name).iterdir():
             (root / name / path.name).write_bytes(path.read_bytes())
+    for name in ("emulated_xpu/README.md", "emulated_xpu/data.txt", "kernels/spare.py"):
+        (root / name).write_text("")
     (root / "tests/steps").mkdir(parents=True)
     (root / "tests/steps/test_value.py").write_text(source)
     step = tiny.series().steps[0].step
@@ -142,6 +144,38 @@ def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
     assert run(tiny, tmp_path / "a", PROVES + look.format(True)).detail == ()
     marked = "import pytest\n\npytestmark = pytest.mark.compiled\n" + PROVES
     assert run(tiny, tmp_path / "b", marked + look.format(False)).detail == ()
+
+
+READS_DATA = PROVES + """
+    from pathlib import Path
+    from emulated_xpu import pytest_plugin
+    Path(pytest_plugin.__file__).with_name("data.txt").read_text()
+"""
+
+
+def test_a_result_counts_while_what_its_run_read_is_the_same(tiny, tmp_path):
+    done = run(tiny, tmp_path, READS_DATA)
+    assert done.status == "passed", done.detail
+    assert {"emulated_xpu/pytest_plugin.py", "emulated_xpu/data.txt"} <= done.reads.keys()
+    project = Project(tmp_path / "project")
+    for name, counts in (
+        ("emulated_xpu/README.md", True),
+        ("kernels/spare.py", True),
+        ("emulated_xpu/data.txt", False),
+        ("emulated_xpu/pytest_plugin.py", False),
+    ):
+        before = (project.root / name).read_bytes()
+        (project.root / name).write_bytes(before + b"# A remark.\n")
+        assert Support.of(project).has(done.reads) == counts, name
+        (project.root / name).write_bytes(before)
+    assert Support.of(project).has(done.reads)
+
+
+def test_a_run_that_starts_a_process_may_have_read_anything(tiny, tmp_path):
+    source = PROVES + "    import subprocess\n    subprocess.run(['true'])\n"
+    done = run(tiny, tmp_path, source)
+    assert done.status == "passed", done.detail
+    assert "kernels/spare.py" in done.reads
 
 
 def test_the_key_depends_on_the_pinned_kernels(tiny):
