@@ -3,12 +3,10 @@
 
 import sys
 
-from xpustack.checks.once import summarize
-
 from .front_end import missing
 
 if reason := missing():
-    summarize(f"aot skipped: {reason}")
+    print(f"aot skipped: {reason}")
     sys.exit(0)
 
 from .run import main

@@ -15,7 +15,6 @@ from functools import partial
 from pathlib import Path
 
 import kernels.xpu_dsv4
-from xpustack.checks.once import summarize
 from xpustack.core.cache import Cache
 from xpustack.core.errors import StackError
 from xpustack.core.markdown import with_section
@@ -166,7 +165,7 @@ def check(options: argparse.Namespace) -> int:
         print(f"FAILED {row.kernel} [{row.calls[0]}]: {'; '.join(row.faults())}")
     others = len(made.rows) - len(ours)
     reported = f"{others} of upstream's configurations reported, " if others else ""
-    summarize(
+    print(
         f"{made.compilers}: {reported}"
         f"{len(ours)} of ours judged, {len(faulty)} with faults, {len(missing)} gaps, "
         f"{time.monotonic() - started:.0f} s; {options.json}"

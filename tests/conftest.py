@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The option `--device`, and where kernels ran as a run's first and last line."""
 
-import os
 from pathlib import Path
 
 import pytest
@@ -41,7 +40,3 @@ def pytest_terminal_summary(
             rows.write_text(csv_text([launch.row() for launch in ran]))
     if line := described(config):
         terminalreporter.write_line(line)
-    # Under `xpustack once`, which these tests need not have.
-    if summary := os.environ.get("XPUSTACK_SUMMARY"):
-        counts, _ = terminalreporter.build_summary_stats_line()
-        Path(summary).write_text(", ".join(count for count, _ in counts))

@@ -17,7 +17,6 @@ from xpustack.commands import (
     check,
     device,
     export,
-    once,
     pages,
     pins,
     plan,
@@ -51,7 +50,6 @@ PANELS: dict[str, tuple[Callable[..., None], ...]] = {
         pages.defects,
         pages.site,
         device.ingest,
-        once.once,
     ),
 }
 app = App(
