@@ -193,8 +193,8 @@ class Checker:
         return proofs
 
     def stored(self, key: str, kind: Kind, release: str, step: str) -> Result | None:
-        """The stored pass of this very check; None if there is none, if it is damaged, if
-        it belongs to another check, or if a file that its run read changed."""
+        """The stored pass of this very check; None if there is none, if it is damaged,
+        if it belongs to another check, or if a file that its run read changed."""
         try:
             result = msgspec.convert(self.cache.results_get(key), Result)
         except msgspec.ValidationError:

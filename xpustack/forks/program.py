@@ -14,9 +14,9 @@ carries a socket for its answer:
 - `path`: folders that precede this process's own in `sys.path`;
 - `words`: the name of a module or the path of a script, and its arguments;
 - `cwd`; `output`: the file for what the run prints;
-- `reads`: if it is there, the file that gets the paths of all files that the run and the
-  imports before it opened, one on a line; `*` if it started another process, which may
-  have opened any.
+- `reads`: if it is there, the file that gets the paths of all files that the run and
+  the imports before it opened, one on a line; `*` if it started another process, which
+  may have opened any.
 
 The answer has `status` (negative: the signal), or only `error` if no process could be
 started. Shutting a run's socket down, or closing it, kills that run; closing the first

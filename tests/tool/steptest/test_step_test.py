@@ -156,7 +156,8 @@ READS_DATA = PROVES + """
 def test_a_result_counts_while_what_its_run_read_is_the_same(tiny, tmp_path):
     done = run(tiny, tmp_path, READS_DATA)
     assert done.status == "passed", done.detail
-    assert {"emulated_xpu/pytest_plugin.py", "emulated_xpu/data.txt"} <= done.reads.keys()
+    expected = {"emulated_xpu/pytest_plugin.py", "emulated_xpu/data.txt"}
+    assert expected <= done.reads.keys()
     project = Project(tmp_path / "project")
     for name, counts in (
         ("emulated_xpu/README.md", True),

@@ -114,7 +114,6 @@ def test_static_and_status(call):
         (("apply",), 2, "name one RELEASE"),
         (("check", "--only", "nothing"), 2, "nothing"),
         (("save", "nowhere"), 2, "was not made by xpustack apply"),
-        (("once",), 2, "no command is named"),
         (("device", "--minutes", "0"), 2, "Must be >= 1"),
         (("device", "--python", "none"), 2, "next: xpustack device --python PYTHON"),
         (("check", "-j", "1_6"), 2, '"1_6" is not a number'),
@@ -176,20 +175,6 @@ def test_help_is_no_document(call, words: tuple[str, ...]):
     (error,) = json.loads(done.stdout)["errors"]
     assert (done.exit_code, error["exit_code"]) == (2, 2)
     assert error["next"].startswith("xpustack ") and "--help" in error["next"]
-
-
-@pytest.mark.parametrize("words", [["--json", "once"], ["once", "--json"]])
-def test_a_command_that_once_runs_prints_beside_the_document(
-    tiny: TinyStack, words: list[str]
-):
-    done = subprocess.run(
-        [sys.executable, "-m", "xpustack", *words, "--", "echo", "hello"],
-        env=tiny.environment,
-        cwd=tiny.project.root,
-        capture_output=True,
-    )
-    assert json.loads(done.stdout)["ok"]
-    assert b"hello\n" in done.stderr
 
 
 def test_static_with_a_step_judges_that_step(three_steps, tmp_path, monkeypatch):
