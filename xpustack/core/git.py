@@ -46,12 +46,23 @@ _SETTINGS = {
     "apply.ignoreWhitespace": "no",
     "commit.gpgSign": "false",
     "diff.orderFile": "/dev/null",
+    "log.showSignature": "false",
+    "log.follow": "false",
     "init.defaultBranch": "series",
     "fastimport.unpackLimit": "0",
     "fetch.unpackLimit": "0",
     "safe.directory": "*",
     "protocol.file.allow": "always",
 }
+
+_REPOSITORY = frozenset(
+    f"GIT_{name}"
+    for name in (
+        *("DIR", "COMMON_DIR", "WORK_TREE", "INDEX_FILE", "NAMESPACE"),
+        *("OBJECT_DIRECTORY", "ALTERNATE_OBJECT_DIRECTORIES", "CONFIG"),
+    )
+)
+"""The variables that choose a repository, which git exports to hooks."""
 
 _SHOWN = 10
 _COMMAND = 200
@@ -118,11 +129,13 @@ class Git:
         directory: the git directory itself (`store`, or `work/.git`).
         work_tree: the checked-out files, if there are any.
         index: a private index file in place of the repository's own.
+        users: whether the user's own configuration takes part.
     """
 
     directory: Path
     work_tree: Path | None = field(default=None, kw_only=True)
     index: Path | None = field(default=None, kw_only=True)
+    users: bool = field(default=False, kw_only=True)
 
     def run(
         self, *arguments: str, data: bytes | Iterable[bytes] | None = None
@@ -139,7 +152,8 @@ class Git:
             EnvironmentProblem: git is not installed or too old, or the disk is full.
         """
         program = _program(os.environ.get("PATH", os.defpath))
-        environment = neutral_environment(os.environ)
+        chosen = users_environment if self.users else neutral_environment
+        environment = chosen(os.environ)
         environment["GIT_DIR"] = str(self.directory)
         if self.work_tree is not None:
             environment["GIT_WORK_TREE"] = str(self.work_tree)
@@ -235,9 +249,15 @@ def _program(path: str) -> str:
     return program
 
 
+def users_environment(outer: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a git process that asks for the user's own settings: all of
+    the user's but what chooses a repository."""
+    return {name: value for name, value in outer.items() if name not in _REPOSITORY}
+
+
 def neutral_environment(outer: Mapping[str, str]) -> dict[str, str]:
-    """The environment of every git process. Of the user's own environment it keeps
-    only PATH and the temporary directory, so that results depend on the input alone."""
+    """The environment of every other git process. Of the user's own it keeps only
+    PATH and the temporary directory, so that results depend on the input alone."""
     name, _, address = IDENTITY.rstrip(">").partition(" <")
     environment = {
         "PATH": outer.get("PATH", os.defpath),

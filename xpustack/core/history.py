@@ -2,27 +2,28 @@
 """What this repository's own git knows: the user's name, when files changed, and which
 version of the tool runs.
 
-These calls use the user's own git configuration. In a project that is no git
-repository they return empty answers.
+The repository is the one in the project's root, never one above it or one that a hook
+was started for. In a project that is no git repository the answers are empty.
 """
 
 import io
-import subprocess
 import tarfile
 import tomllib
 from collections.abc import Iterable
 from importlib import metadata
 from pathlib import Path
 
-from xpustack.core.git import DATE
+from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.git import DATE, Git
 from xpustack.core.project import Project
 
 _TOOL = "xpustack"
 
 
 def git_setting(project: Project, key: str) -> str:
-    """A setting of git, such as `user.name`; empty where it is not set."""
-    return _ask(project, "config", "--get", key)
+    """A setting of the user's own configuration of git, such as `user.name`; empty
+    where it is not set."""
+    return _ask(project, "config", "--get", key, users=True)
 
 
 def last_change_date(project: Project, path: Path) -> str:
@@ -56,6 +57,11 @@ def commit_that_wrote(project: Project, path: Path, text: str) -> str:
     return _ask(project, "log", "-1", "--format=%H", f"-S{text}", "--", str(path))
 
 
+def tracked(project: Project, path: Path) -> bool:
+    """Whether git knows a file, so that it can take back an edit or a removal."""
+    return bool(_run(project, "ls-files", "--error-unmatch", "--", str(path)))
+
+
 def unpack(project: Project, commit: str, folders: Iterable[Path], place: Path) -> None:
     """Write the folders of a project as a commit has them to another place; nothing
     where git does not have them."""
@@ -76,16 +82,15 @@ def version() -> str:
     return f"{_TOOL} {number} ({commit})" if commit else f"{_TOOL} {number}"
 
 
-def _ask(project: Project, *words: str) -> str:
+def _ask(project: Project, *words: str, users: bool = False) -> str:
     # A name or a file may be in another encoding than UTF-8.
-    return _run(project, *words).decode("utf-8", "replace").strip(" \n")
+    return _run(project, *words, users=users).decode("utf-8", "replace").strip(" \n")
 
 
-def _run(project: Project, *words: str) -> bytes:
+def _run(project: Project, *words: str, users: bool = False) -> bytes:
     """What git prints; nothing if it fails or is not there."""
-    command = ["git", "-C", str(project.root), *words]
+    git = Git(project.root / ".git", work_tree=project.root, users=users)
     try:
-        process = subprocess.run(command, capture_output=True, check=False)
-    except FileNotFoundError:
+        return git.run(*words)
+    except EnvironmentProblem:
         return b""
-    return process.stdout if process.returncode == 0 else b""

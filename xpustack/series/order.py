@@ -12,12 +12,12 @@ import contextlib
 import difflib
 import re
 import shlex
-import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
+from xpustack.core import history
 from xpustack.core.errors import SeriesError, UsageError, concerning
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
@@ -193,7 +193,7 @@ def redo(release: str, path: Path) -> str:
     cannot be taken back."""
     project, slug = Project(path.parents[2]), path.parent.name
     order = project.series_dir(release) / ORDER
-    if _tracked(path, project.root):
+    if history.tracked(project, path):
         first = f"git checkout -- {shlex.quote(str(path))} takes back an edit; else "
     elif not path.exists():
         first = f"take its line out of {order}; or "
@@ -211,12 +211,3 @@ def redo(release: str, path: Path) -> str:
         f" there with the step's message and the line `Step: {slug}`,"
         " xpustack save DIR"
     )
-
-
-def _tracked(path: Path, root: Path) -> bool:
-    """Whether git knows the file, so that it can take back an edit or a removal."""
-    command = ["git", "-C", str(root), "ls-files", "--error-unmatch", "--", str(path)]
-    try:
-        return subprocess.run(command, capture_output=True).returncode == 0
-    except FileNotFoundError:
-        return False

@@ -46,6 +46,10 @@ def test_git_is_started_in_core_alone() -> None:
         if path.parent.name == "core" or path == PACKAGE / "base/clone.py":
             continue
         for node in ast.walk(ast.parse(path.read_bytes())):
+            if isinstance(node, ast.List) and node.elts:
+                first = node.elts[0]
+                starts = isinstance(first, ast.Constant) and first.value == "git"
+                assert not starts, f"{path}:{node.lineno}"
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
                 raw = node.args[:1] and isinstance(
                     node.args[0], ast.Starred | ast.Constant
