@@ -5,8 +5,10 @@ import ast
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import Literal
 
@@ -16,7 +18,7 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.installed import Build
 from xpustack.core.cache import atomic_file
-from xpustack.core.errors import CheckFailed, UsageError
+from xpustack.core.errors import CheckFailed, UsageError, command
 from xpustack.core.files import imports, parse_python
 from xpustack.core.process import Runner, clean_environment
 from xpustack.core.rows import csv_text, read_rows
@@ -32,11 +34,24 @@ CUDA = Platform("plain_cuda", "emulated_xpu.cuda_pytest_plugin")
 _AHEAD = ("vllm.config", "vllm.model_executor.models.registry")
 _LATE = "it was killed at its limit"
 _NAMED = "vllm."
+_NO_CALL = ("skipped", "error")
+"""Outcomes of a test whose body was not called."""
+_SHOWN = 5
+"""The most reasons why files did not run that an error shows."""
 _KEY = ("release", "step", "platform", "file")
 
 Device = Literal["cpu", "emulated", "cuda"]
 """A platform of vLLM."""
 PLATFORMS: Mapping[Device, Platform] = {"cpu": CPU, "emulated": XPU, "cuda": CUDA}
+
+
+PACKAGES = {
+    "anthropic": "anthropic",
+    "docstring_parser": "docstring_parser",
+    "pytest-asyncio": "pytest_asyncio",
+    "tblib": "tblib",
+}
+"""What vLLM's tests import beside vLLM's own needs, with the module's name."""
 
 
 class FileRun(msgspec.Struct, frozen=True):
@@ -70,9 +85,87 @@ class Compared:
         ]
         return tuple(f"{name}: {a} → {b}" for name, a, b in pairs if a != b)
 
+    @property
+    def ran(self) -> bool:
+        """Whether a test of it ran, before the steps or after them."""
+        both = (*self.before.tests.values(), *self.after.tests.values())
+        return any(outcome not in _NO_CALL for outcome in both)
+
+    @property
+    def not_run(self) -> str:
+        """Why there are no outcomes, or not all; empty where there are."""
+        return self.after.problem or self.before.problem
+
     def count(self, which: str, *outcomes: str) -> int:
         run: FileRun = getattr(self, which)
         return sum(outcome in outcomes for outcome in run.tests.values())
+
+
+def require_packages(release: Release, packages: Path | None) -> None:
+    """Require what vLLM's tests import beside vLLM's own needs.
+
+    Args:
+        packages: a folder of it; None for what is installed.
+
+    Raises:
+        UsageError: something is in neither place.
+    """
+    places = [*([] if packages is None else [str(packages)]), *sys.path]
+    missing = [
+        package
+        for package, module in PACKAGES.items()
+        if PathFinder.find_spec(module, places) is None
+    ]
+    if missing:
+        folder = "DIR" if packages is None else packages
+        install = ("pip", "install", "--target", folder, "--no-deps", *missing)
+        again = ("upstream-tests", release.name, "--packages", folder)
+        raise UsageError(
+            f"vLLM's tests import what is not there: {', '.join(missing)}",
+            release=release.name,
+            path=packages,
+            hint=f"{command('python3', '-m', *install)}, then"
+            f" {command('xpustack', *again)}",
+        )
+
+
+def require_named(
+    files: Sequence[str], modules: Iterable[str], release: Release, step: str | None
+) -> None:
+    """Require a file to run.
+
+    Raises:
+        UsageError: there is none.
+    """
+    if files:
+        return
+    changed = ", ".join(sorted(modules)) or "no module that the tree before has"
+    raise UsageError(
+        f"no file of vLLM's tests names what the {'step' if step else 'series'}"
+        " changes: nothing to run",
+        release=release.name,
+        step=step,
+        detail=[f"it changes {changed}"],
+        hint=f"xpustack check {command(release.name, *filter(None, [step]))}"
+        " runs the tests of the steps themselves",
+    )
+
+
+def nothing_ran(found: Sequence[Compared], release: Release) -> CheckFailed | None:
+    """The error where no test ran, before the steps or after them; None where one did.
+    Then nothing is known of the steps."""
+    if any(one.ran for one in found):
+        return None
+    otherwise = "its tests were skipped, or failed in their set-up"
+    reasons = Counter(one.not_run or otherwise for one in found)
+    return CheckFailed(
+        "no test ran, neither before nor after",
+        release=release.name,
+        detail=[f"{n} files: {why}" for why, n in reasons.most_common(_SHOWN)]
+        or ["no file has outcomes of both"],
+        hint=f"xpustack upstream-tests {release.name} --to DIR keeps what pytest said"
+        " in DIR",
+    )
 
 
 def touched_modules(store: Store, before: Tree, after: Tree) -> set[str]:
@@ -244,7 +337,7 @@ def rows_of(
             "failed_after": one.count("after", "failed", "error"),
             "skipped_after": one.count("after", "skipped"),
             "changed": "; ".join(one.changed),
-            "not_run": one.after.problem or one.before.problem,
+            "not_run": one.not_run,
         }
         for one in found
     ]

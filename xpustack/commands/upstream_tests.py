@@ -43,15 +43,16 @@ def upstream_tests(
     """Run the files of vLLM's tests that import or name what the steps change.
 
     Each runs before the steps and after them. A test whose outcome differs is listed,
-    with exit code 1.
+    with exit code 1, as where no test ran.
 
     Args:
         release: Such as v0.33.0.
         step: One step; default: all of the series.
         device: The platform.
         to: The folder of the run; default: a temporary one.
-        packages: A folder with what vLLM's tests import: `pip install --target DIR
-            --no-deps anthropic docstring_parser pytest-asyncio tblib`.
+        packages: A folder with what vLLM's tests import and is not installed: `pip
+            install --target DIR --no-deps anthropic docstring_parser pytest-asyncio
+            tblib`.
         prepare: Only write the folder, for another machine.
         read: Only read what a run left in the folder.
         write: Write the rows to docs/data/upstream_tests.csv; those of other files
@@ -61,6 +62,11 @@ def upstream_tests(
     # What serves upstream is no part of the installed tool.
     import upstream.vllm_tests as vllm_tests
 
+    if prepare and read:
+        raise UsageError(
+            "--prepare comes before the run, --read after it: say one of them",
+            hint=f"xpustack upstream-tests {release} --prepare --to DIR",
+        )
     if (prepare or read) and to is None:
         word = "--prepare" if prepare else "--read"
         raise UsageError(
@@ -70,6 +76,9 @@ def upstream_tests(
     with working(offline) as (project, cache):
         store, runner = Store(cache), Runner()
         pinned = releases.load(project)[release]
+        if not (prepare or read):
+            packages = packages and packages.absolute()
+            vllm_tests.require_packages(pinned, packages)
         series = trees(store, project, pinned, upto=step)
         after = series.tip
         before: BaseTree | StepTree = series.base
@@ -77,13 +86,15 @@ def upstream_tests(
             before = after.parent
         with cache.scratch() as scratch:
             folder = (to or scratch / "run").absolute()
+            files: list[str] = []
             if not read:
                 if not vacant(folder):
                     raise not_ours(folder, pinned.name, "upstream-tests")
-                folder.mkdir(parents=True, exist_ok=True)
                 check_out(cache, before.tree_id, scratch / "tree")
                 modules = vllm_tests.touched_modules(store, before, after)
                 files = vllm_tests.naming(scratch / "tree", modules)
+                vllm_tests.require_named(files, modules, pinned, step)
+                folder.mkdir(parents=True, exist_ok=True)
                 with closing(backend_server(runner)) as server:
                     builds = [
                         build(server, store, tree, build_version(tree, -1))
@@ -96,17 +107,26 @@ def upstream_tests(
                 vllm_tests.run(
                     runner, support, pinned, folder, device, jobs, packages, prepare
                 )
-            found = []
-            if not prepare:
-                with concerning(pinned.name):
-                    found = vllm_tests.compared(folder, device)
+            if prepare:
+                answer.data = {"directory": str(folder), "files": files}
+                answer.say(f"next: D={folder} sh commands.sh where the platform is")
+                return
+            with concerning(pinned.name):
+                found = vllm_tests.compared(folder, device)
     rows = vllm_tests.rows_of(found, pinned, step, device)
-    if write:
+    nothing = vllm_tests.nothing_ran(found, pinned)
+    if write and nothing is None:
         vllm_tests.write_rows(project.root / vllm_tests.DATA, rows)
     answer.data = {"files": rows}
     shown = ("file", "passed_before", "passed_after", "changed", "not_run")
     answer.table(rows, shown)
+    ran = sum(one.ran for one in found)
     changed = sum(bool(one.changed) for one in found)
-    answer.say(f"{len(found)} files on {device}, {changed} with other outcomes")
-    if changed:
+    answer.say(
+        f"{ran} files ran on {device}, {len(found) - ran} not run;"
+        f" {changed} with other outcomes"
+    )
+    if nothing is not None:
+        answer.fail(nothing)
+    elif changed:
         answer.exit_code = 1
