@@ -2,19 +2,28 @@
 """The tool's packages with hashes agree with the lock of everything."""
 
 import configparser
+import os
 import re
+import shutil
+import subprocess
+import sys
 import tomllib
 from importlib.metadata import requires
 from pathlib import Path
 
+import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 FOLDER = Path(__file__).parents[2] / "requirements"
+NO_INDEX = "error sending request"
+"""What uv says where nothing answers."""
 
 
-def entries() -> dict[str, tuple[Requirement, list[str]]]:
-    text = (FOLDER / "tool.lock").read_text().replace("\\\n", " ")
+def entries(
+    file: Path = FOLDER / "tool.lock",
+) -> dict[str, tuple[Requirement, list[str]]]:
+    text = file.read_text().replace("\\\n", " ")
     found = {}
     for line in text.splitlines():
         if line and not line.startswith("#"):
@@ -94,6 +103,49 @@ def test_whatever_its_packages_require_is_there():
         if requirement.marker is None or requirement.marker.evaluate()
     }
     assert here == set(reached)
+
+
+def test_every_extra_that_is_asked_for_is_locked():
+    """pip before 23.3 does not take `pydantic==2` for an exact version of the
+    `pydantic[email]` that a package requires."""
+    locked = entries()
+    for name, wanted in extras().items():
+        assert locked[name][0].extras == wanted, name
+        assert str(locked[name][0].specifier).startswith("=="), name
+
+
+def test_the_command_in_its_head_makes_the_file(tmp_path: Path):
+    shutil.copytree(FOLDER, tmp_path / "requirements")
+    shutil.copy(FOLDER.parent / "pyproject.toml", tmp_path)
+    file = tmp_path / "requirements/tool.lock"
+    head = [line for line in file.read_text().splitlines() if line.startswith("#")]
+    indented = [line.removeprefix("#     ") for line in head if "#     " in line]
+    file.write_text("\n".join([*head, ""]))
+    keep = re.compile(r"SSL_CERT_(FILE|DIR)|.*_proxy|HOME")
+    environment = {n: v for n, v in os.environ.items() if keep.fullmatch(n)}
+    programs = str(Path(sys.executable).parent)
+    made = subprocess.run(
+        ["sh", "-ec", "\n".join(indented[1:])],
+        cwd=file.parent,
+        env=environment | {"PATH": f"{programs}:{os.defpath}", "UV_NO_CONFIG": "1"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+    )
+    if NO_INDEX in made.stderr:
+        pytest.skip(f"the package index cannot be asked: {made.stderr.strip()}")
+    assert made.returncode == 0, made.stderr
+    assert file.read_text().splitlines()[: len(head)] == head
+    # Other systems' packages are not in constraints.txt, and hashes are added later.
+    found, expected = (
+        {
+            str(requirement)
+            for requirement, hashes in each.values()
+            if hashes and (requirement.marker is None or requirement.marker.evaluate())
+        }
+        for each in (entries(file), entries())
+    )
+    assert found == expected
 
 
 def test_an_environment_is_made_of_it():
