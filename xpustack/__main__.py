@@ -90,7 +90,8 @@ def run(
 ) -> None:
     """Run the command that the words name, and print its answer."""
     name = " ".join(w for w in app.parse_commands(words)[0] if not w.startswith("-"))
-    with answering(name, as_json) as answer:
+    place = [] if directory is None else ["-C", str(directory)]
+    with answering(name, as_json, [*place, *words]) as answer:
         called, bound, ignored = app.parse_args(
             words, exit_on_error=False, print_error=False
         )

@@ -13,7 +13,7 @@ from typing import Annotated, NoReturn
 import msgspec
 from packaging.version import InvalidVersion, Version
 
-from xpustack.core.errors import SourceError, UsageError
+from xpustack.core.errors import SourceError, UsageError, meant
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 
@@ -170,6 +170,7 @@ class Releases:
                 f" for all else: git worktree add DIR {retired.commit[:12]}",
             )
         matches = [name for name in self.names if name.startswith(full_name + ".")]
+        whole = not matches and is_version(full_name.removeprefix("v"))
         matches += difflib.get_close_matches(full_name, self.names, n=1, cutoff=0.5)
         raise UsageError(
             f"{name!r} is not a pinned release"
@@ -177,8 +178,9 @@ class Releases:
             release=name,
             detail=[f"pinned: {', '.join(self.names) or 'none'}"],
             hint=f"xpustack pin {full_name.removeprefix('v')}"
-            if is_version(full_name.removeprefix("v"))
+            if whole
             else "xpustack status",
+            again=meant(name, matches[0]) if matches and not whole else None,
         )
 
 

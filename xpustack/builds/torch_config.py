@@ -9,7 +9,7 @@ configuration names only the libraries that every build of torch contains.
 import importlib.util
 from pathlib import Path
 
-from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.errors import EnvironmentProblem, in_tox
 
 _FOLDER = "torch-config"
 _TEXT = """\
@@ -47,7 +47,7 @@ def write(work: Path) -> None:
     if torch is None or torch.origin is None:
         raise EnvironmentProblem(
             "torch is not installed, and vLLM cannot be built without it",
-            hint="tox -e apply-and-test",
+            again=in_tox,
         )
     (work / _FOLDER).mkdir()
     text = _TEXT.replace("@torch@", Path(torch.origin).parent.as_posix())

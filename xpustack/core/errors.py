@@ -9,9 +9,12 @@ tool, a full disk, a damaged cache), 70 a fault of the tool itself, 130 interrup
 import contextlib
 import shlex
 import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import Any, ClassVar
+
+Again = Callable[[Sequence[str]], str | None]
+"""Makes the next command of the words of the one that failed; None if it cannot."""
 
 
 class StackError(Exception):
@@ -24,6 +27,7 @@ class StackError(Exception):
         path: the file that a person must look at, `file:line` where known.
         detail: further lines, such as both sides of a mismatch.
         hint: the next command to run.
+        again: makes the hint where the user's own words are known.
     """
 
     exit_code: ClassVar[int] = 1
@@ -37,6 +41,7 @@ class StackError(Exception):
         path: str | PurePath | None = None,
         detail: str | Iterable[str] | None = None,
         hint: str | None = None,
+        again: Again | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -46,7 +51,8 @@ class StackError(Exception):
         if isinstance(detail, str):
             detail = detail.splitlines()
         self.detail = tuple(detail or ())
-        self.hint = hint
+        self.hint = hint or (again(()) if again else None)
+        self.again = again
 
     def __str__(self) -> str:
         lines = [self.message]
@@ -91,6 +97,27 @@ def command(*words: object) -> str:
     return shlex.join(map(str, words))
 
 
+def meant(said: str, name: str) -> Again:
+    """The user's command with the name that is meant in place of the one said."""
+
+    def again(words: Sequence[str]) -> str | None:
+        if list(words).count(said) != 1:
+            return None
+        return command("xpustack", *(name if w == said else w for w in words))
+
+    return again
+
+
+def in_tox(words: Sequence[str]) -> str:
+    """The user's command in an environment that has every package."""
+    if words[:1] == ["-C"]:
+        return f"{command('cd', words[1])} && {in_tox(words[2:])}"
+    if words and (own := _TOX.get(words[0])):
+        return command("tox", "-e", own, "--", *words[1:])
+    tool = ("tox", "exec", "-e", "build", "--", "python", "-m", "xpustack")
+    return command(*tool, *words)
+
+
 @contextlib.contextmanager
 def concerning(release: str | None = None, step: str | None = None) -> Iterator[None]:
     """Add the release and the step to errors of the block that do not name them,
@@ -119,6 +146,10 @@ def relocated(scratch: Path, place: Path) -> Iterator[None]:
         error.detail = tuple(map(relocate, error.detail))
         error.hint = relocate(error.hint) if error.hint else None
         raise
+
+
+_TOX = {"build": "build", "check": "apply-and-test", "export": "export"}
+"""Commands that an environment of tox runs with whatever follows `--`."""
 
 
 class CheckFailed(StackError):
@@ -167,6 +198,7 @@ class InternalError(StackError):
     exit_code = 70
 
 
+_HOME = Path(__file__).parents[2]
 CHECKOUT = {"on_device", "planner", "upstream"}
 """What commands import when they are called: no part of the installed tool."""
 
@@ -178,7 +210,9 @@ def stack_error_of(error: Exception) -> StackError:
     if isinstance(error, StackError):
         return error
     frames = traceback.extract_tb(error.__traceback__)
-    place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    # Not Python's own, which says nothing about what was asked for.
+    own = [f for f in frames if Path(f.filename).is_relative_to(_HOME)] or frames
+    place = f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else ""
     if isinstance(error, OSError):
         path = error.filename if isinstance(error.filename, str | PurePath) else None
         return EnvironmentProblem(

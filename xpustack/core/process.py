@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from xpustack.core import warden
-from xpustack.core.errors import EnvironmentProblem
+from xpustack.core.errors import EnvironmentProblem, in_tox
 from xpustack.core.warden import FAMILY, kill_family
 
 _KEPT = (
@@ -146,7 +146,7 @@ class Runner:
                 raise EnvironmentProblem(
                     f"cannot start {command[0]}",
                     detail=[str(error)],
-                    hint="tox -e apply-and-test",
+                    again=in_tox,
                 ) from error
 
     @contextlib.contextmanager

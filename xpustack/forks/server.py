@@ -17,7 +17,7 @@ from typing import IO, TypeAlias
 import msgspec
 
 from xpustack.core.cache import Cache
-from xpustack.core.errors import CheckFailed, EnvironmentProblem
+from xpustack.core.errors import CheckFailed, EnvironmentProblem, in_tox
 from xpustack.core.process import Completed, Runner, Stopped, clean_environment
 from xpustack.forks import program
 from xpustack.forks.program import AHEAD_LIMIT, MESSAGE, READY
@@ -213,7 +213,7 @@ class Server:
             raise CheckFailed(
                 f"{Path(words[0]).name} did not end: {how}",
                 detail=printed.splitlines()[-_SHOWN:],
-                hint="tox -e apply-and-test",
+                again=in_tox,
             )
         return Completed(done.status, printed, "", done.seconds)
 
@@ -279,9 +279,7 @@ class _ServerProcess:
             self.end()
             if runner.stopped:
                 raise Stopped
-            raise EnvironmentProblem(
-                problem, detail=self._printed(), hint="tox -e apply-and-test"
-            )
+            raise EnvironmentProblem(problem, detail=self._printed(), again=in_tox)
 
     @contextlib.contextmanager
     def imported(self, imports: _Request | None) -> Iterator[socket.socket]:

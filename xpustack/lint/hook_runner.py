@@ -10,7 +10,7 @@ from pathlib import Path
 
 from xpustack.core import fingerprint
 from xpustack.core.checkout import Checkout
-from xpustack.core.errors import CheckFailed, EnvironmentProblem
+from xpustack.core.errors import CheckFailed, EnvironmentProblem, in_tox
 from xpustack.core.process import Completed, Runner, clean_environment
 from xpustack.forks.server import Server
 from xpustack.lint import mypy_daemon
@@ -77,7 +77,7 @@ class HookRunner:
                 raise EnvironmentProblem(
                     f"ruff=={self.hooks.ruff} is needed, {installed} is installed",
                     detail=[f"the base's {PRE_COMMIT_FILE} pins it"],
-                    hint="tox -e apply-and-test",
+                    again=in_tox,
                 )
             findings += self._ruff_check(python)
             findings += self._ruff_format(python)
@@ -226,5 +226,5 @@ def _tool_failure(what: str, done: Completed, path: str | None = None) -> CheckF
         f"{what} failed to run: exit status {done.returncode}",
         path=path,
         detail=done.last_lines(15),
-        hint="tox -e apply-and-test",
+        again=in_tox,
     )

@@ -18,7 +18,7 @@ from pathlib import Path
 from packaging.version import InvalidVersion, Version
 
 from xpustack.core import history
-from xpustack.core.errors import SeriesError, UsageError, concerning
+from xpustack.core.errors import SeriesError, UsageError, concerning, meant
 from xpustack.core.files import read_file
 from xpustack.core.project import Project
 
@@ -171,6 +171,7 @@ def require_step(slugs: Sequence[str], slug: str, release: str) -> None:
         release=release,
         detail=[f"steps: {', '.join(slugs) or 'none'}"],
         hint="xpustack status",
+        again=meant(slug, matches[0]) if matches else None,
     )
 
 

@@ -116,9 +116,15 @@ Reply = Annotated[Answer, Parameter(parse=False)]
 
 
 @contextlib.contextmanager
-def answering(command: str, as_json: bool) -> Iterator[Answer]:
+def answering(
+    command: str, as_json: bool, words: Sequence[str] = ()
+) -> Iterator[Answer]:
     """Run a command in the block. At its end print the envelope, or the errors as
-    readable blocks on stderr, and exit with the exit code."""
+    readable blocks on stderr, and exit with the exit code.
+
+    Args:
+        words: the command as it was called, of which hints are made.
+    """
     answer = Answer(command, as_json)
     try:
         yield answer
@@ -131,6 +137,9 @@ def answering(command: str, as_json: bool) -> Iterator[Answer]:
         answer.end(Interrupted("interrupted: nothing half-done is left"))
     except Exception as error:
         answer.end(stack_error_of(error))
+    for failure in answer.errors if words else ():
+        if failure.again is not None:
+            failure.hint = failure.again(words) or failure.hint
     if as_json:
         print(answer.envelope())
     else:

@@ -118,16 +118,25 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "near"), [("v9.2.1", "v9.2.0"), ("9.1", "v9.1.0"), ("v9.10", "v9.10.0")]
+    ("asked", "near", "hint"),
+    [
+        ("v9.2.1", "v9.2.0", "xpustack pin 9.2.1"),
+        ("9.1", "v9.1.0", "xpustack build v9.1.0 --to DIR"),
+        ("v9.10", "v9.10.0", "xpustack build v9.10.0 --to DIR"),
+        ("v9.10.O", "v9.10.0", "xpustack build v9.10.0 --to DIR"),
+    ],
 )
 def test_an_unknown_release_suggests_the_nearest(
-    text: str, asked: str, near: str
+    text: str, asked: str, near: str, hint: str
 ) -> None:
+    """A whole version may be a release to pin; half of one, or a slip, is a pin."""
     releases = parse_releases(text, Path("x"))
     with pytest.raises(UsageError) as caught:
         releases[asked]
     assert f"did you mean {near}?" in caught.value.message
-    assert caught.value.hint == f"xpustack pin {asked.removeprefix('v')}"
+    words = ["build", asked, "--to", "DIR"]
+    again = caught.value.again and caught.value.again(words)
+    assert (again or caught.value.hint) == hint
 
 
 def test_an_unknown_word_suggests_the_list(text: str) -> None:

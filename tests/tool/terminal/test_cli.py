@@ -4,6 +4,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +17,7 @@ from tiny_stack import TinyStack
 from xpustack.base import releases
 from xpustack.checks import run as checks
 from xpustack.core import process
+from xpustack.core.errors import in_tox, meant
 from xpustack.core.project import Project
 from xpustack.series.result import Report
 
@@ -109,6 +111,11 @@ def test_static_and_status(call):
         (("check", "v1.1"), 2, "did you mean v1.0?"),
         (("check", "v1.0", "raise-valu"), 2, "did you mean raise-value?"),
         (("check", "v1.1", "--static"), 2, "did you mean v1.0?"),
+        (("build", "v1"), 2, "next: xpustack build v1.0\n"),
+        (("check", "1", "raise-value"), 2, "next: xpustack check v1.0 raise-value\n"),
+        (("check", "v1.0", "raise-valu"), 2, "next: xpustack check v1.0 raise-value\n"),
+        (("-C", ".", "build", "v1"), 2, "next: xpustack -C . build v1.0\n"),
+        (("build", "v1.7"), 2, "next: xpustack pin 1.7\n"),
         (("check", "v1.0", "raise-valu", "--static"), 2, "did you mean raise-value?"),
         (("apply", "v1.0", "--upto", "rise-value"), 2, "did you mean raise-value?"),
         (("apply",), 2, "name one RELEASE"),
@@ -132,6 +139,41 @@ def test_static_and_status(call):
 def test_a_wrong_word_is_explained(call, words, code, text):
     done = call(*words)
     assert (done.exit_code, text in done.output) == (code, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (("build", "v1.0", "--offline"), "tox -e build -- v1.0 --offline"),
+        (("check", "v1.0"), "tox -e apply-and-test -- v1.0"),
+        (
+            ("-C", ".", "build", "v1.0", "--offline"),
+            "cd . && tox -e build -- v1.0 --off",
+        ),
+    ],
+)
+def test_without_torch_the_same_command_in_tox_is_next(
+    tiny: TinyStack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words, hint: str
+):
+    """As where the tool alone is installed, from its lock."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    stack = tiny.copy(tmp_path)
+    for built in (stack.cache.builds, stack.cache.results):
+        shutil.rmtree(built, ignore_errors=True)
+    done = calling(stack, monkeypatch)(*words)
+    assert done.exit_code == 5, done.output
+    assert "torch is not installed" in done.output
+    assert f"  next: {hint}" in done.stderr
+
+
+def test_a_command_of_no_environment_is_run_in_that_of_builds():
+    assert in_tox(["plan", "v1.0", "--model", "my model"]) == (
+        "tox exec -e build -- python -m xpustack plan v1.0 --model 'my model'"
+    )
+
+
+def test_a_word_that_is_said_twice_is_not_guessed():
+    assert meant("1", "v1.0")(["check", "1", "-j", "1"]) is None
 
 
 def test_a_table_without_rows_is_not_printed(call):
