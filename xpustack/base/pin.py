@@ -12,6 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import (
     InvalidWheelFilename,
     canonicalize_name,
+    parse_sdist_filename,
     parse_wheel_filename,
 )
 from packaging.version import Version
@@ -28,6 +29,7 @@ from xpustack.base.index import PROJECT, Index, PipConfiguration
 from xpustack.base.releases import (
     Pin,
     Release,
+    Releases,
     Retired,
     is_version,
     load,
@@ -51,26 +53,32 @@ def pin(project: Project, cache: Cache, version: str) -> Release:
     """
     version = _normal(version)
     with concerning(f"v{version}"), cache.lock("pin"):
-        if f"v{version}" in load(project):
+        pinned = load(project)
+        if pinned.has_version(version):
             raise UsageError(
                 "this release is pinned already",
                 path=project.releases_file,
                 hint="xpustack status",
             )
-        release = candidate(cache, version)
+        release = candidate(cache, version, pinned)
         add(project, release)
     return release
 
 
-def candidate(cache: Cache, version: str) -> Release:
+def candidate(cache: Cache, version: str, pinned: Releases) -> Release:
     """The entry that `pin` would write for `version`. The archive is downloaded into
     the cache.
+
+    Args:
+        pinned: what there is already, which no error suggests to pin.
 
     Raises:
         StackError: as `pin`.
     """
     version = _normal(version)
-    sdist, sha256 = _obtain(version, cache)
+    sdist, sha256 = _obtain(version, cache, pinned)
+    # An index takes 1.0 for 1.0.0; the archive has upstream's own form.
+    version = str(parse_sdist_filename(sdist.name)[1])
     cache.progress(f"reading {sdist.name}")
     torch, triton, xpu_kernels = dependencies(sdist, f"v{version}")
     return Release(
@@ -205,13 +213,13 @@ def _normal(version: str) -> str:
     return str(Version(version))
 
 
-def _obtain(version: str, cache: Cache) -> tuple[Path, str]:
+def _obtain(version: str, cache: Cache, pinned: Releases) -> tuple[Path, str]:
     """Download the archive of `version` into the cache."""
     index = PipConfiguration.of_this_machine().index()
     cache.progress(f"looking for {PROJECT} {version}")
     packages = index.packages(f"{PROJECT}=={version}")
     if not packages:
-        raise _no_archive(version, index)
+        raise _no_archive(version, index, pinned)
     link = packages[0].link
     if link.is_yanked:
         why = link.yank_reason or "no reason given"
@@ -229,16 +237,25 @@ def _obtain(version: str, cache: Cache) -> tuple[Path, str]:
     return file, actual
 
 
-def _no_archive(version: str, index: Index) -> UsageError:
+def _no_archive(version: str, index: Index, pinned: Releases) -> UsageError:
     offered = index.final_versions(PROJECT)
     place = bisect.bisect(offered, Version(version))
     neighbours = offered[max(place - 1, 0) : place + 1]
     nearest = [str(neighbour) for neighbour in reversed(neighbours)]
+    new = [each for each in reversed(nearest) if not pinned.has_version(each)]
+    if new:
+        hint = f"xpustack pin {new[0]}"
+    elif nearest:
+        hint = "xpustack watch, which names the releases without a pin"
+    else:
+        hint = "python -m pip config list"
+    newest = f"; upstream has nothing newer than v{offered[-1]}" if offered else ""
     return UsageError(
-        f"{PROJECT} {version} has no source archive on pip's indexes",
+        f"{PROJECT} {version} has no source archive on pip's indexes"
+        + (newest if place == len(offered) else ""),
         release=f"v{version}",
         detail=[f"nearest: {', '.join(nearest)}"] if nearest else None,
-        hint=f"xpustack pin {nearest[-1]}" if nearest else "python -m pip config list",
+        hint=hint,
     )
 
 

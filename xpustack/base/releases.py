@@ -127,6 +127,10 @@ class Releases:
     def names(self) -> tuple[str, ...]:
         return tuple(release.name for release in self.pinned)
 
+    def has_version(self, version: str) -> bool:
+        """Whether a version is pinned, however it is written: `1.0` is `1.0.0`."""
+        return any(Version(each.version) == Version(version) for each in self)
+
     @property
     def newest(self) -> Release:
         return self.pinned[-1]

@@ -104,6 +104,8 @@ def refresh(
                 for old in load(project).outside_window
             )
         )
+    if any(step.outcome == "left" for step in refreshed.steps):
+        answer.say(f"next: nothing, or --to DIR to carry what {release} is to have")
     if refreshed.open:
         answer.say(
             "next: the same command with --to DIR leaves the conflict there"

@@ -37,6 +37,7 @@ from xpustack.series.order import read_order, require_step
 from xpustack.series.overlay import needed_kernels
 from xpustack.series.patch import load_series
 from xpustack.series.recorded import TREES
+from xpustack.series.revision import content, step_digests
 from xpustack.series.save import save
 from xpustack.series.staging import StaleFile
 from xpustack.series.tree import Series, StepTree
@@ -76,7 +77,7 @@ def target_release(project: Project, cache: Cache, name: str) -> Release:
     if wanted in pinned:
         return pinned[wanted]
     version = wanted.removeprefix("v")
-    if not releases.is_version(version):
+    if not releases.is_version(version) or pinned.has_version(version):
         return pinned[name]
     key = f"candidate-{version}"
     stored = cache.results_get(key)
@@ -84,7 +85,7 @@ def target_release(project: Project, cache: Cache, name: str) -> Release:
         return msgspec.convert(stored, Release)
     if cache.offline:
         return pinned[name]
-    release = candidate(cache, version)
+    release = candidate(cache, version, pinned)
     cache.results_put(key, msgspec.to_builtins(release))
     return release
 
@@ -133,6 +134,7 @@ def refresh(
     for slug in drop:
         require_step(slugs, slug, origin.name)
     series = trees(Store(cache), project, origin)
+    finished = directory is None and clone is None and _finished(project, release)
     with working(project, cache, release, origin, directory) as (work, scratch):
         left = {slug: "as asked before" for slug in work.state.dropped}
         left |= dict.fromkeys(drop, "as asked")
@@ -141,7 +143,7 @@ def refresh(
         carry = Carrier(project, git, scratch, series.base.commit, work.state.base)
         if clone is not None and (since := clone.since(origin)) is not None:
             carry = replace(carry, history=functools.partial(clone.commits, since))
-        steps = tuple(_carry_all(cache, work, carry, series, left))
+        steps = tuple(_carry_all(cache, work, carry, series, left, finished))
         done = RefreshReport(
             release,
             origin.name,
@@ -156,14 +158,30 @@ def refresh(
     return replace(done, seconds=time.monotonic() - begin)
 
 
+def _finished(project: Project, release: Release) -> bool:
+    """Whether a release's series is the one that its revision holds: somebody decided
+    on each step that there was."""
+    if not release.content:
+        return False
+    return release.content == content(
+        step_digests(project, load_series(project, release.name))
+    )
+
+
 def _carry_all(
-    cache: Cache, work: Work, carry: Carrier, series: Series, left: Mapping[str, str]
+    cache: Cache,
+    work: Work,
+    carry: Carrier,
+    series: Series,
+    left: Mapping[str, str],
+    finished: bool,
 ) -> Iterator[StepOutcome]:
     """The outcome of each of the source's steps. The work repository's branch gets
     those before the first conflict, which is left there.
 
     Args:
         left: why steps are left behind, by slug.
+        finished: leave a step that conflicts behind, too.
     """
     own, commits = commits_of(work, work.state.tip), commits_of(work)
     head = work.git.commit_of(BRANCH)
@@ -183,6 +201,11 @@ def _carry_all(
         cache.progress(f"carrying {slug} to {work.state.release}")
         waits = bool(open_paths & set(tree.changed))
         carried = carry.carry(tree, head, variants=not waits)
+        if finished and carried.verdict == "conflict":
+            name = work.state.release
+            text = f"it conflicts, and {name}'s series is recorded without it"
+            yield StepOutcome(slug, "left", text, carried.clashes, carried.files)
+            continue
         outcome = StepOutcome(
             slug,
             "waits" if waits else carried.verdict,

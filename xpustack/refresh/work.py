@@ -29,7 +29,7 @@ from xpustack.series.worktree import (
     link_objects,
 )
 
-Outcome = Literal[CarryVerdict, "present", "resolved", "dropped", "waits"]
+Outcome = Literal[CarryVerdict, "present", "resolved", "dropped", "waits", "left"]
 OPEN: tuple[Outcome, ...] = ("conflict", "waits")
 """Outcomes of steps that still need a decision."""
 

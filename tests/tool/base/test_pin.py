@@ -58,6 +58,34 @@ def test_an_unknown_version_suggests_its_neighbours(
     assert caught.value.hint == "xpustack pin 9.2.0"
 
 
+def test_a_version_that_is_not_published_yet(
+    project: Project, links: Path, cache: Cache
+) -> None:
+    """What is pinned is not to be pinned."""
+    write_sdist(links / "vllm-9.0.0.tar.gz", FILES)
+    newer = "upstream has nothing newer than v9.1.0"
+    with pytest.raises(UsageError, match=newer) as caught:
+        pin(project, cache, "9.2.0")
+    assert caught.value.hint == "xpustack watch, which names the releases without a pin"
+    with pytest.raises(UsageError, match="no source archive") as caught:
+        pin(project, cache, "9.0.1")
+    assert newer not in caught.value.message
+    assert caught.value.hint == "xpustack pin 9.0.0"
+    write_sdist(links / "vllm-9.3.0.tar.gz", FILES)
+    with pytest.raises(UsageError, match=r"nothing newer than v9\.3\.0") as caught:
+        pin(project, cache, "9.4.0")
+    assert caught.value.hint == "xpustack pin 9.3.0"
+
+
+def test_a_release_is_called_as_its_archive(
+    project: Project, links: Path, cache: Cache
+) -> None:
+    write_sdist(links / "vllm-9.2.0.tar.gz", FILES)
+    assert pin(project, cache, "9.2").name == "v9.2.0"
+    with pytest.raises(UsageError, match="pinned already"):
+        pin(project, cache, "9.1")
+
+
 def test_a_word_is_not_a_version(project: Project, cache: Cache) -> None:
     with pytest.raises(UsageError, match="'new' is not a version"):
         pin(project, cache, "new")

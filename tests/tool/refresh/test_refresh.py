@@ -387,6 +387,50 @@ def test_the_command(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0 and '"open": 0' in done.stdout, done.output
 
 
+def test_a_finished_release_has_no_conflict(
+    stack: FakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever recorded its series had decided on the steps that it lacks."""
+    monkeypatch.chdir(stack.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
+    stack.publish("3.0", {"vllm/attention.py": edited(ATTENTION, 7, "otherwise")})
+    words = ("refresh", "v3.0", "--from", "v1.0", "--offline")
+    done = invoke(*words, "--drop", "second", "--write")
+    assert done.exit_code == 0, done.output
+    assert invoke(*words).exit_code == 4
+    assert invoke("stamp", "v3.0").exit_code == 0
+    done = invoke(*words)
+    assert done.exit_code == 0, done.output
+    assert "v1.0 to v3.0: 2 present, 1 left" in done.stdout
+    assert "v3.0's series is recorded without it" in done.stdout
+    assert "next: nothing, or --to DIR" in done.stdout
+    work = stack.root / "work"
+    assert invoke(*words, "--to", work).exit_code == 4
+    assert "<<<<<<<" in (work / "vllm/attention.py").read_text()
+
+
+def test_a_finished_release_still_gets_a_new_step(
+    stack: FakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stack.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
+    carry_over(stack, "v2.0", write=True)
+    assert invoke("stamp", "v2.0").exit_code == 0
+    stack.step("fourth", {"vllm/other.py": "changed\n"}, "", "v1.0")
+    assert outcomes(carry_over(stack, "v2.0"))["fourth"] == "clean"
+
+
+@pytest.mark.parametrize("asked", ["v1", "1.0.0", "2"])
+def test_another_writing_of_a_pinned_version_is_no_release(
+    stack: FakeStack, asked: str
+) -> None:
+    """Whether or not the index may be asked."""
+    for offline in (True, False):
+        cache = replace(stack.cache, offline=offline)
+        with pytest.raises(UsageError, match="is not a pinned release"):
+            refresh(stack.project, cache, asked, "v1.0")
+
+
 def test_an_archive_that_changed_is_refused(stack: FakeStack) -> None:
     stack.publish("3.0", {})
     release = stack.releases["v3.0"]
