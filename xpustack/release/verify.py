@@ -15,14 +15,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from xpustack.base import releases
 from xpustack.base.releases import Release
 from xpustack.builds import wheel
 from xpustack.core.cache import Cache
-from xpustack.core.errors import CheckFailed, StackError, UsageError
+from xpustack.core.errors import CheckFailed, StackError, UsageError, command
 from xpustack.core.process import Runner
-from xpustack.core.project import Project
+from xpustack.core.project import RELEASES_FILE, Project
 from xpustack.release import inputs, provenance
 from xpustack.release.inputs import WheelBuild
 from xpustack.release.provenance import Statement
@@ -86,6 +87,7 @@ def verify(project: Project, cache: Cache, path: Path) -> WheelVerdict:
     differences = [
         Difference(name or path.name, problem) for name, problem in problems.items()
     ]
+    differences += _owner(path, wheel_file)
     statement = _statement(path, release, differences)
     runner = Runner()
     notes = [_attestation(path)]
@@ -119,19 +121,28 @@ def _release(project: Project, path: Path) -> Release:
         raise UsageError(
             "there is no such wheel", path=path, hint="xpustack build RELEASE"
         )
-    try:
-        name, version, _, _ = parse_wheel_filename(path.name)
-        own = _LOCAL.fullmatch(version.local or "") if name == "vllm" else None
-    except InvalidWheelFilename:
-        own = None
-    if own is None:
+    version = _version(path)
+    own = None if version is None else _LOCAL.fullmatch(version.local or "")
+    if version is None or own is None:
         raise UsageError(
             "not a wheel of a whole series of this stack",
             path=path,
             detail="expected vllm-<release>+xpu.dsv4.<revision>-....whl",
             hint="xpustack build RELEASE",
         )
-    release = releases.load(project)[f"v{version.public}"]
+    pinned, name = releases.load(project), f"v{version.public}"
+    if name not in pinned:
+        commits = ("git", "log", "--oneline", f'-Sversion = "{version.public}"')
+        raise UsageError(
+            f"the wheel is of {name}, revision {own[1]}, which is not a pinned release"
+            " of this checkout",
+            release=name,
+            path=path,
+            detail=[f"pinned: {', '.join(pinned.names)}"],
+            hint=f"{command(*commits, '--', RELEASES_FILE)} names the commits that"
+            " pinned it and took it out: check out one between them",
+        )
+    release = pinned[name]
     if release.revision != int(own[1]):
         raise UsageError(
             f"the wheel is of revision {own[1]}, this checkout makes revision"
@@ -141,6 +152,23 @@ def _release(project: Project, path: Path) -> Release:
             hint="git log -p releases.toml, then check out the one that made it",
         )
     return release
+
+
+def _version(path: Path) -> Version | None:
+    """The version in the name of a wheel of vLLM; None if it is none."""
+    try:
+        name, version, _, _ = parse_wheel_filename(path.name)
+    except InvalidWheelFilename:
+        return None
+    return version if name == "vllm" else None
+
+
+def _owner(path: Path, wheel_file: wheel.Wheel) -> Iterator[Difference]:
+    """What the wheel says that it is, where its file's name says something else."""
+    metadata, named = wheel_file.metadata, _version(path)
+    inside = f"{metadata.get('name')} {metadata.get('version')}"
+    if metadata and inside != f"vllm {named}":
+        yield Difference(path.name, f"by its METADATA it is the wheel of {inside}")
 
 
 def _attestation(path: Path) -> str:

@@ -41,7 +41,7 @@ from xpustack.series.tree import KERNEL_HOME, Series, Step
 BRANCH = HEADS + "series"
 BASE = "refs/tags/base"
 STATE = "xpustack.json"
-STEP_LINE = re.compile(r"^Step: *(\S+) *\n?", re.MULTILINE)
+STEP_LINE = re.compile(r"^Step: *(.*\S) *\n?", re.MULTILINE)
 """The line by which a commit names its step; a patch's file name does that."""
 
 _Name = Annotated[str, msgspec.Meta(pattern=r"^v[0-9][A-Za-z0-9.+!_-]*$")]
@@ -190,9 +190,14 @@ class Work:
                         "the commits since the tag base are not one straight line"
                     )
                 slug = STEP_LINE.search(entry.message)
-                if slug is None or not SLUG.fullmatch(slug[1]):
+                if slug is None:
                     raise ValueError(
                         "the message lacks a line such as `Step: swa-rope`"
+                    )
+                if not SLUG.fullmatch(slug[1]):
+                    raise ValueError(
+                        f"{slug[1]!r} is no slug, which has small letters, digits and"
+                        f" single hyphens: write `Step: {_slug(slug[1])}`"
                     )
                 if slug[1] in commits:
                     raise ValueError(f"two commits are the step {slug[1]}")
@@ -254,6 +259,11 @@ class Work:
         if problems:
             raise ValueError("; ".join(problems))
         return StepCommit(entry.id, entry.tree, step, contents)
+
+
+def _slug(text: str) -> str:
+    """A slug that is like a text."""
+    return "-".join(re.findall("[a-z0-9]+", text.lower())) or "swa-rope"
 
 
 def _is_kernel(path: str, content: bytes) -> bool:

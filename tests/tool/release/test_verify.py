@@ -3,6 +3,7 @@
 
 import io
 import json
+import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from command_line import invoke
+from fake_stack import git
 from shipped_stack import ShippedStack
 
 from xpustack.builds import wheel
@@ -249,7 +251,10 @@ def test_a_tampered_patch(shipped: ShippedStack, tmp_path: Path):
         ("numpy-1.0-py3-none-any.whl", "not a wheel of a whole series"),
         ("vllm-1.0-py3-none-any.whl", "not a wheel of a whole series"),
         ("vllm-1.0+xpu.dsv4.1.step1-py3-none-any.whl", "not a wheel of a whole"),
-        ("vllm-7.0+xpu.dsv4.1-py3-none-any.whl", "not a pinned release"),
+        (
+            "vllm-7.0+xpu.dsv4.3-py3-none-any.whl",
+            "is of v7.0, revision 3, which is not",
+        ),
         ("vllm-1.0+xpu.dsv4.9-py3-none-any.whl", "is of revision 9"),
         ("vllm.zip", "not a wheel of a whole series"),
     ],
@@ -260,6 +265,45 @@ def test_a_wheel_that_is_not_ours(
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(UsageError, match=problem):
         judge.verify(shipped.project, shipped.cache, tmp_path / name)
+
+
+def test_the_way_to_the_checkout_of_another_release(
+    shipped: ShippedStack, tmp_path: Path
+):
+    """It is the one that pinned the release: the next command finds it."""
+    stack = shipped.copy(tmp_path)
+    root = stack.project.root
+    git(root, "init", "-q")
+    text = stack.project.releases_file.read_text()
+    other = text.replace('version = "1.0"', 'version = "0.9"')
+    for subject, written in (("Pin v0.9", other), ("Retire v0.9", text)):
+        stack.project.releases_file.write_text(written)
+        git(root, "add", ".")
+        git(root, "commit", "-qm", subject)
+    path = tmp_path / "vllm-0.9+xpu.dsv4.1-py3-none-any.whl"
+    path.write_bytes(b"")
+    with pytest.raises(UsageError) as caught:
+        judge.verify(stack.project, stack.cache, path)
+    assert caught.value.hint is not None
+    line = caught.value.hint.partition(" names the commits")[0]
+    words = shlex.split(line)
+    assert words[0] == "git"
+    log = git(root, *words[1:])
+    assert [entry.split(" ", 1)[1] for entry in log.splitlines()] == [
+        "Retire v0.9",
+        "Pin v0.9",
+    ]
+
+
+def test_a_wheel_under_another_ones_name(judged, path: Path):
+    def change(members: dict[str, bytes]) -> None:
+        (name,) = (name for name in members if name.endswith("/METADATA"))
+        members[name] = members[name].replace(b"Version: 1.0+", b"Version: 2.0+")
+
+    rewritten(path, change)
+    version = path.name.split("-")[1].replace("1.0+", "2.0+")
+    found = problems_by_file(judged())[path.name]
+    assert f"by its METADATA it is the wheel of vllm {version}" in found
 
 
 def test_a_file_of_our_name_that_is_no_archive(judged, path: Path):

@@ -254,6 +254,29 @@ def test_a_commit_without_a_slug_is_refused(stack: FakeStack) -> None:
         stack.save(work)
 
 
+@pytest.mark.parametrize(
+    ("slug", "right"),
+    [
+        ("My Step", "my-step"),
+        ("my step", "my-step"),
+        ("my_step", "my-step"),
+        ("../x", "x"),
+        ("Ä", "swa-rope"),
+    ],
+)
+def test_a_slug_of_another_form_is_said_to_be_none(
+    stack: FakeStack, slug: str, right: str
+) -> None:
+    before = stack.contents()
+    work = stack.apply()
+    commit(work, slug, {"vllm/windows.py": "other\n"})
+    with pytest.raises(SeriesError) as caught:
+        stack.save(work)
+    assert caught.value.message.startswith(f"{slug!r} is no slug")
+    assert f"write `Step: {right}`" in caught.value.message
+    assert stack.contents() == before
+
+
 def test_an_edit_of_a_file_with_carriage_returns_is_saved(stack: FakeStack) -> None:
     work = stack.apply()
     commit(work, "fourth", {"vllm/windows.py": "one\r\nthree\r\n"})
