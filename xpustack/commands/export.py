@@ -7,7 +7,7 @@ from pathlib import Path
 from xpustack.base import releases
 from xpustack.base.clone import opened
 from xpustack.base.store import Store
-from xpustack.core.errors import UsageError
+from xpustack.core.errors import UsageError, elsewhere
 from xpustack.refresh.neighbours import source_of_clone
 from xpustack.series.patch import load_series
 from xpustack.terminal.console import (
@@ -90,18 +90,20 @@ def export(
             answer.table(stand, ("step", "stands", "test"))
             return
         folder = "onto" if clone is not None else pinned.name
-        exported = write_export(
-            project,
-            cache,
-            pinned,
-            to or project.root / "export" / folder,
-            Person.find(project, author),
-            slugs=steps,
-            clone=clone,
-            bundle=bundle,
-            assistant=assistant,
-            bisect=bisect,
-        )
+        place = to or project.root / "export" / folder
+        with elsewhere(place):
+            exported = write_export(
+                project,
+                cache,
+                pinned,
+                place,
+                Person.find(project, author),
+                slugs=steps,
+                clone=clone,
+                bundle=bundle,
+                assistant=assistant,
+                bisect=bisect,
+            )
     shown = [
         {
             "step": request.slug,

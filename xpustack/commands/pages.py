@@ -4,6 +4,7 @@
 from pathlib import Path
 
 from xpustack.base import releases
+from xpustack.core.errors import elsewhere
 from xpustack.core.project import Project
 from xpustack.pages import defects as listed
 from xpustack.pages import status as statuses
@@ -73,7 +74,7 @@ def site(*, to: Path = Path("build/site"), answer: Reply) -> None:
     Args:
         to: The folder to write.
     """
-    with working() as (project, cache):
+    with working() as (project, cache), elsewhere(to):
         pages = build_site(project, cache, to)
     answer.data = {"directory": str(to.absolute()), "pages": pages}
     answer.say(f"{pages} pages in {to}")

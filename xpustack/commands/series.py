@@ -9,7 +9,7 @@ from cyclopts import Parameter
 from xpustack.base import releases
 from xpustack.base.store import Store
 from xpustack.core.cache import atomic_file
-from xpustack.core.errors import CheckFailed, StackError, UsageError
+from xpustack.core.errors import CheckFailed, StackError, UsageError, elsewhere
 from xpustack.core.project import Project
 from xpustack.series.apply import trees, trees_before_failure
 from xpustack.series.order import unnamed
@@ -52,7 +52,8 @@ def apply(
                     series = trees_before_failure(store, project, chosen, upto=upto)
                 else:
                     directory = to / chosen.name if all_ else to
-                    series = apply_to(project, cache, chosen, directory, upto)
+                    with elsewhere(to):
+                        series = apply_to(project, cache, chosen, directory, upto)
             except StackError as error:
                 answer.fail(error)
                 continue

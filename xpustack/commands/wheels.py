@@ -5,7 +5,7 @@ import dataclasses
 from pathlib import Path
 
 from xpustack.base import releases
-from xpustack.core.errors import CheckFailed, StackError
+from xpustack.core.errors import CheckFailed, StackError, elsewhere
 from xpustack.release.retired import build_retired
 from xpustack.release.ship import ReleaseArtifacts, ship
 from xpustack.release.verify import verify as verify_wheel
@@ -43,11 +43,13 @@ def build(
         pinned = releases.load(project)
         old = pinned.retired_release(release or "")
         if old is not None and not all_:
-            wheels.append(build_retired(project, cache, old, to))
+            with elsewhere(to):
+                wheels.append(build_retired(project, cache, old, to))
         else:
             for chosen in selected(pinned, release, all_, "build"):
                 try:
-                    wheels.append(ship(project, cache, chosen, to))
+                    with elsewhere(to):
+                        wheels.append(ship(project, cache, chosen, to))
                 except StackError as problem:
                     answer.fail(problem)
     answer.data = {"built": wheels}

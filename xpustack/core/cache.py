@@ -283,8 +283,8 @@ def writing(path: Path) -> Iterator[None]:
     """Turn the system's errors on writing at or below `path` into one of ours.
 
     Raises:
-        EnvironmentProblem: the disk or quota is full, access is denied, or a file is
-            where a folder must be, or the other way round.
+        EnvironmentProblem: the disk or quota is full, access is denied, a file is
+            where a folder must be, or the other way round, or no folder can be made.
     """
     try:
         yield
@@ -298,17 +298,33 @@ def writing(path: Path) -> Iterator[None]:
         ):
             message, path = "a file is where a directory must be", file_above(path)
             hint = command("mv", path) + " NEW_NAME"
+        elif isinstance(error, _NotMade):
+            message, hint = "no folder can be made there", command("ls", "-ld", path)
         else:
             raise
+        detail = [error.strerror or str(error)]
+        if path.is_relative_to(Cache.default().root):
+            detail.append("XPUSTACK_CACHE=DIR moves the cache to another disk")
         raise EnvironmentProblem(
-            message,
-            path=path,
-            detail=[
-                error.strerror or str(error),
-                "XPUSTACK_CACHE=DIR moves the cache to another disk",
-            ],
-            hint=hint,
+            message, path=path, detail=detail, hint=hint
         ) from error
+
+
+class _NotMade(OSError):
+    """A folder cannot be made, for a reason that no other error here has, such as a
+    place that is no file system, or a name that is too long."""
+
+
+@contextlib.contextmanager
+def _making() -> Iterator[None]:
+    try:
+        yield
+    except (FileExistsError, NotADirectoryError):
+        raise
+    except OSError as error:
+        if error.errno in _NO_ROOM | _NOT_ALLOWED:
+            raise
+        raise _NotMade(error.errno, error.strerror, error.filename) from error
 
 
 @contextlib.contextmanager
@@ -318,11 +334,13 @@ def _new_dir(parent: Path) -> Iterator[Path]:
 
     A sweeper may remove it before it is opened or locked; then this makes another one.
     """
-    parent.mkdir(parents=True, exist_ok=True)
+    with _making():
+        parent.mkdir(parents=True, exist_ok=True)
     sweep(parent)
     while True:
         directory = parent / f".xpustack-{secrets.token_hex(8)}.part"
-        directory.mkdir()
+        with _making():
+            directory.mkdir()
         with contextlib.suppress(FileNotFoundError):
             handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(handle, fcntl.LOCK_EX)

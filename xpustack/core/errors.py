@@ -108,6 +108,27 @@ def meant(said: str, name: str) -> Again:
     return again
 
 
+@contextlib.contextmanager
+def elsewhere(place: Path) -> Iterator[None]:
+    """Let errors about writing to `place` suggest another one by `--to`."""
+
+    def again(words: Sequence[str]) -> str:
+        given = list(words)
+        while "--to" in given:
+            del given[(at := given.index("--to")) : at + 2]
+        given = [word for word in given if not word.startswith("--to=")]
+        return command("xpustack", *given, "--to", "DIR")
+
+    try:
+        yield
+    except EnvironmentProblem as error:
+        target, path = place.absolute(), Path(error.path or "")
+        # A file above it may be in the way.
+        if error.path and (path.is_relative_to(target) or path in target.parents):
+            error.again = again
+        raise
+
+
 def in_tox(words: Sequence[str]) -> str:
     """The user's command in an environment that has every package."""
     if words[:1] == ["-C"]:

@@ -33,7 +33,13 @@ from xpustack.series.patch import load_series
 from xpustack.series.recorded import format_trees, trees_file
 from xpustack.series.revision import step_digests
 from xpustack.series.sharing import chosen_texts, read_texts, share, write_texts
-from xpustack.series.staging import StaleFile, compare, stage, write
+from xpustack.series.staging import (
+    StaleFile,
+    compare,
+    require_writable,
+    stage,
+    write,
+)
 from xpustack.series.tree import KERNEL_HOME, Series
 from xpustack.series.worktree import StepCommit, Work, link_objects, start_over
 
@@ -74,7 +80,10 @@ def save(
         SeriesError: a commit cannot be a step.
         ApplyError: a step after the last commit no longer fits.
         SourceError: the base of a release that shares a changed step is unavailable.
+        EnvironmentProblem: the project cannot be written.
     """
+    if not dry_run:
+        require_writable(project)
     work = Work.at(directory)
     pinned = releases.load(project)
     if work.state.release not in pinned:

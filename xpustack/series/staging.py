@@ -2,12 +2,14 @@
 """A copy of the project that may be changed, and its way back into the project."""
 
 import contextlib
+import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from xpustack.core.cache import atomic_file
+from xpustack.core.errors import EnvironmentProblem, command
 from xpustack.core.files import linked, links_below
 from xpustack.core.fingerprint import folder_files
 from xpustack.core.project import RELEASES_FILE, Project
@@ -24,6 +26,23 @@ class StaleFile:
 
     path: Path
     kind: Literal["new", "changed", "removed"]
+
+
+def require_writable(project: Project) -> None:
+    """Require that the folders that `save` may change can be written.
+
+    Raises:
+        EnvironmentProblem: one cannot, as in a checkout that is mounted read-only.
+    """
+    for folder in (project.patches, project.overlay, project.kernels):
+        place = folder if folder.is_dir() else project.root
+        if not os.access(place, os.W_OK):
+            raise EnvironmentProblem(
+                "nothing was changed: the checkout cannot be written, or is read-only",
+                path=place,
+                hint=f"{command('cp', '-r', project.root, 'COPY')}, then the same"
+                " command in COPY",
+            )
 
 
 def stage(project: Project, scratch: Path) -> Project:
