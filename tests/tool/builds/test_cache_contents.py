@@ -3,6 +3,7 @@
 
 import json
 import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -40,20 +41,66 @@ def test_linked_files_count_once(cache: Cache):
     other.parent.mkdir(parents=True)
     os.link(first, other)
     cache.results_put("test-a", {})
-    areas = {area.name: area for area in info(cache)}
-    assert areas["builds"] == Area("builds", 3, 4096)
-    assert areas["other"] == Area("other", 1, 0)
-    assert areas["results"].entries == 1
+    areas = info(cache)
+    assert [(area.name, area.entries) for area in areas] == [
+        ("builds", 3),
+        ("other", 1),
+        ("results", 1),
+    ]
+    assert areas == [
+        Area(area.name, area.entries, size)
+        for area, size in zip(areas, du(cache), strict=True)
+    ]
     assert info(Cache(cache.root / "none")) == []
+
+
+def du(cache: Cache) -> list[int]:
+    """What coreutils count of each folder: one with many links in the first alone."""
+    folders = sorted(str(path) for path in cache.root.iterdir())
+    command = ["du", "--summarize", "--block-size=1", "--", *folders]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    return [int(line.partition("\t")[0]) for line in done.stdout.splitlines()]
+
+
+def test_a_real_cache_is_as_large_as_it_is_on_disk(stack: FakeStack):
+    """Folders take blocks, too; a link or a broken one is not followed."""
+    stack.trees()
+    (stack.cache.root / "sdists/gone").symlink_to("nowhere")
+    (stack.cache.root / "sdists/all").symlink_to(stack.cache.objects)
+    (stack.cache.root / "empty").mkdir()
+    sizes = [area.bytes for area in info(stack.cache)]
+    assert sizes == du(stack.cache)
+
+
+def test_each_file_is_asked_for_once(cache: Cache, monkeypatch: pytest.MonkeyPatch):
+    """A cache has millions of names of some thousand files."""
+    first = write(cache.builds / "0" / "site/a.py")
+    for number in range(1, 50):
+        (cache.builds / f"{number}").mkdir()
+        os.link(first, cache.builds / f"{number}" / "a.py")
+    asked: list[str] = []
+    lstat = os.lstat
+
+    def counted(path: str) -> os.stat_result:
+        asked.append(str(path))
+        return lstat(path)
+
+    monkeypatch.setattr(os, "lstat", counted)
+    info(cache)
+    assert len([path for path in asked if path.endswith("a.py")]) == 1
 
 
 def test_a_long_listing_says_how_far_it_is(cache: Cache, monkeypatch):
     for name in ("one", "two"):
         write(cache.builds / name / "site/a.py")
+        write(cache.builds / name / "site/b.py")
     heard: list[str] = []
     monkeypatch.setattr(cache_contents, "_SECONDS", 0.0)
     info(cache, heard.append)
-    assert heard == ["reading builds: 0 files", "reading builds: 1 files"]
+    assert {message.removeprefix("reading builds: ") for message in heard} == {
+        "0 files",
+        "2 files",
+    }
 
 
 def test_what_was_used_lately_stays(cache: Cache):
@@ -121,13 +168,15 @@ def test_the_commands(stack: FakeStack, monkeypatch: pytest.MonkeyPatch):
     call = calling(stack, monkeypatch)
     stack.trees()
     left = ".xpustack-0123456789abcdef.part"
-    write(stack.cache.root / "scratch" / left / "a", PAGE * 10)
+    file = write(stack.cache.root / "scratch" / left / "a", PAGE * 10)
+    size = sum(os.lstat(path).st_blocks * 512 for path in (file, file.parent))
+    assert size >= 40960
     done = call("cache", "info")
     assert done.exit_code == 0, done.output
     assert f"{stack.cache.root}: " in done.stdout
     done = call("cache", "gc", "--json")
     answer = json.loads(done.stdout)
     data = answer["data"]
-    assert (answer["command"], data["before"] - data["bytes"]) == ("cache gc", 40960)
+    assert (answer["command"], data["before"] - data["bytes"]) == ("cache gc", size)
     assert "freed 0 bytes" in call("cache", "gc").stdout
     assert call("cache").stdout.startswith("Usage: ")
