@@ -204,6 +204,15 @@ class Git:
         except OSError:
             return False
 
+    def tracks(self, path: Path) -> bool:
+        """Whether git knows a file, so that it can take back an edit or a removal; it
+        does not where there is no repository."""
+        try:
+            self.run("ls-files", "--error-unmatch", "--", str(path))
+        except EnvironmentProblem:
+            return False
+        return True
+
     def text(self, *arguments: str, data: bytes | None = None) -> str:
         """As `run`, decoded from UTF-8 and without the final line feed.
 

@@ -57,11 +57,6 @@ def commit_that_wrote(project: Project, path: Path, text: str) -> str:
     return _ask(project, "log", "-1", "--format=%H", f"-S{text}", "--", str(path))
 
 
-def tracked(project: Project, path: Path) -> bool:
-    """Whether git knows a file, so that it can take back an edit or a removal."""
-    return bool(_run(project, "ls-files", "--error-unmatch", "--", str(path)))
-
-
 def unpack(project: Project, commit: str, folders: Iterable[Path], place: Path) -> None:
     """Write the folders of a project as a commit has them to another place; nothing
     where git does not have them."""

@@ -17,9 +17,9 @@ from pathlib import Path
 
 from packaging.version import InvalidVersion, Version
 
-from xpustack.core import history
 from xpustack.core.errors import SeriesError, UsageError, concerning, meant
 from xpustack.core.files import read_file
+from xpustack.core.git import Git
 from xpustack.core.project import Project
 
 ORDER = "series"
@@ -194,7 +194,7 @@ def redo(release: str, path: Path) -> str:
     cannot be taken back."""
     project, slug = Project(path.parents[2]), path.parent.name
     order = project.series_dir(release) / ORDER
-    if history.tracked(project, path):
+    if Git(project.root / ".git", work_tree=project.root).tracks(path):
         first = f"git checkout -- {shlex.quote(str(path))} takes back an edit; else "
     elif not path.exists():
         first = f"take its line out of {order}; or "

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from xpustack.core import history
-from xpustack.core.git import DATE
+from xpustack.core.git import DATE, Git
 from xpustack.core.project import Project
 
 WRITTEN = "1600000000 +0000"
@@ -59,8 +59,9 @@ def project(tmp_path: Path) -> Project:
 
 
 def answers(project: Project, place: Path) -> dict[str, object]:
-    """Everything that the module says of a project with one commit."""
+    """Everything that is asked about a project with one commit."""
     place.mkdir()
+    known = Git(project.root / ".git", work_tree=project.root)
     commit = history.commit_that_wrote(project, project.root / STEP, "text")
     history.unpack(project, commit, [project.patches], place)
     return {
@@ -68,8 +69,7 @@ def answers(project: Project, place: Path) -> dict[str, object]:
         "date": history.last_change_date(project, project.root / STEP),
         "commit": history.current_commit(project),
         "wrote": commit,
-        "tracked": history.tracked(project, project.root / STEP),
-        "not tracked": history.tracked(project, project.root / "new"),
+        "tracked": [path for path in (STEP, "new") if known.tracks(Path(path))],
         "unpacked": [str(path.relative_to(place)) for path in place.glob("**/*.patch")],
     }
 
@@ -81,8 +81,7 @@ def right(project: Project) -> dict[str, object]:
         "date": WRITTEN,
         "commit": head[:12],
         "wrote": head,
-        "tracked": True,
-        "not tracked": False,
+        "tracked": [STEP],
         "unpacked": [STEP],
     }
 
@@ -153,8 +152,7 @@ def test_an_archive_inside_another_repository_has_no_commit(tmp_path: Path) -> N
         "date": DATE,
         "commit": "",
         "wrote": "",
-        "tracked": False,
-        "not tracked": False,
+        "tracked": [],
         "unpacked": [],
     }
 
