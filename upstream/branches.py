@@ -19,6 +19,23 @@ def branch_of(slug: str) -> str:
     return f"{PREFIX}/{slug}"
 
 
+def require_room(clone: Clone) -> None:
+    """Require that branches below `PREFIX` can be made.
+
+    Raises:
+        UsageError: the clone has a branch of that very name, and git keeps a branch
+            where it would need a folder.
+    """
+    if HEADS + PREFIX in clone.git.refs(HEADS + PREFIX):
+        rename = ("branch", "-m", PREFIX, f"my-{PREFIX}")
+        raise UsageError(
+            f"the clone has a branch {PREFIX}, so git makes none below it",
+            path=clone.place,
+            hint=command("git", "-C", clone.place, *rename)
+            + ", or --bundle to leave the clone as it is",
+        )
+
+
 def require_free(
     clone: Clone, branches: Mapping[str, str], before: Mapping[str, str]
 ) -> None:

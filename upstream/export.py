@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
-from upstream.branches import branch_of, require_free
+from upstream.branches import branch_of, require_free, require_room
 from upstream.folder import ExportState, Place, previous_export, write_export
 from upstream.form import is_kernel
 from upstream.labels import RULES, labels
@@ -83,6 +83,8 @@ def export(
     store = Store(cache)
     series, base, parent = _places(project, cache, release, clone)
     previous = previous_export(directory, base.release)
+    if clone is not None and not bundle:
+        require_room(clone)
     wanted, notes = _wanted(project, release, series, slugs)
     require_recorded(project, release, [tree.step for tree in series.steps])
     require_checked(

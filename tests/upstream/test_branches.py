@@ -1,6 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Steps exported onto a contributor's clone: each alone where it can stand alone."""
 
+import shlex
+import subprocess
+from copy import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -170,6 +174,35 @@ def test_a_branch_that_would_be_lost_is_kept(
         onto(checked, place, out, slugs=("clean",), assistant="another tool")
     assert "--bundle" in (caught.value.hint or "")
     assert git(place, "for-each-ref") == before
+
+
+def test_a_branch_in_the_place_of_ours_is_said_before_a_test_runs(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    git(place, "branch", "xpu-dsv4", "main~1")
+    before = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    told: list[str] = []
+    stack = copy(checked)
+    stack.cache = replace(checked.cache, progress=told.append)
+    with pytest.raises(UsageError, match="has a branch xpu-dsv4, so git") as caught:
+        onto(stack, place, tmp_path / "out", slugs=("clean",))
+    assert not any("test" in message for message in told), told
+    after = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    assert after == before
+    rename = (caught.value.hint or "").partition(", or")[0]
+    subprocess.run(shlex.split(rename), check=True)
+    assert onto(checked, place, tmp_path / "out", slugs=("clean",)).changed
+
+
+def test_a_series_that_is_named_is_not_put_onto_an_older_commit(
+    checked: ClonedStack, place: Path, tmp_path: Path
+) -> None:
+    words = ["export", "v2.0", "clean", "--offline", "--author", str(ME)]
+    words += ["--to", str(tmp_path / "out"), "--onto", f"{place}:v1.0"]
+    done = checked.run(*words)
+    assert done.returncode == 2, done.stderr
+    assert "v1.0 is older than v2.0" in done.stderr
+    assert not (tmp_path / "out").exists()
 
 
 def test_every_kind_of_step_is_there() -> None:

@@ -9,6 +9,7 @@ part, and nothing is fetched behind its owner's back.
 import contextlib
 import difflib
 import hashlib
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -20,10 +21,11 @@ from xpustack.base.releases import Release
 from xpustack.base.store import Store, base_ref
 from xpustack.core.errors import StackError, UsageError, command
 from xpustack.core.git import Git, GitFailed
-from xpustack.core.repository import Commit, Repository
+from xpustack.core.repository import HEADS, Commit, Repository
 
 UPSTREAM = "https://github.com/vllm-project/vllm.git"
 _EMPTY_TREE = "4b825dc642cb6eb9a060e54bf8d69288fbee4904"
+_REMOTES = "refs/remotes/"
 _SHOWN = 5
 """The most commits that are named for one place."""
 
@@ -87,8 +89,12 @@ class Clone:
             first, count = lines
             place = f"-L{first},{first + count - 1}:{path}"
             with contextlib.suppress(GitFailed):
-                return tuple(self.view.text(*form, place, span).splitlines())
-        return tuple(self.view.text(*form, span, "--", path).splitlines())
+                return self._subjects(*form, place, span)
+        return self._subjects(*form, span, "--", path)
+
+    def _subjects(self, *words: str) -> tuple[str, ...]:
+        # A commit need not say in which encoding it is.
+        return tuple(self.view.run(*words).decode("utf-8", "replace").splitlines())
 
 
 @contextlib.contextmanager
@@ -164,7 +170,7 @@ def _commit(git: Repository, place: Path, ref: str) -> tuple[str, str]:
         UsageError: the clone has none of that name, or it is no commit of vLLM.
     """
     with contextlib.suppress(GitFailed):
-        commit = git.commit_of(ref)
+        commit = git.commit_of(_branch_first(git, ref))
         tree = git.tree_of(commit)
         if git.files(tree, ["vllm/__init__.py"]):
             return commit, tree
@@ -182,6 +188,16 @@ def _commit(git: Repository, place: Path, ref: str) -> tuple[str, str]:
         path=place,
         hint=f"{fetch}, then --onto {place}:FETCH_HEAD",
     )
+
+
+def _branch_first(git: Repository, ref: str) -> str:
+    """A revision by its full name if it begins with a branch's. Git itself would take
+    a tag of that name, though `git switch` takes the branch."""
+    name = re.split("[~^@:]", ref, maxsplit=1)[0]
+    for kind in (HEADS, _REMOTES):
+        if name != "HEAD" and kind + name in git.refs(kind + name):
+            return kind + ref
+    return ref
 
 
 def _require_files(view: Repository, place: Path, ref: str, tree: str) -> None:

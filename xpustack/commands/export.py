@@ -71,8 +71,8 @@ def export(
     with working(offline) as (project, cache), ExitStack() as stack:
         store = Store(cache)
         clone = stack.enter_context(opened(store, onto)) if onto else None
-        if release is None and clone is not None:
-            release = source_of_clone(project, store, clone).name
+        if clone is not None:
+            release = source_of_clone(project, store, clone, release).name
         pinned = releases.load(project)[release or ""]
         if rows is not None:
             stand = []

@@ -55,15 +55,21 @@ def choose_source(
     )
 
 
-def source_of_clone(project: Project, store: Store, clone: Clone) -> Source:
-    """The newest pin, whose series a clone gets.
+def source_of_clone(
+    project: Project, store: Store, clone: Clone, named: str | None = None
+) -> Source:
+    """The pin whose series a clone gets: the newest, or the one that is named.
 
     Raises:
-        UsageError: the clone's commit is nearer to the pin before.
+        UsageError: there is no such pin, or the clone's commit is nearer to the pin
+            before.
         SourceError: a base is unavailable.
     """
-    *_, before, newest = (None, *releases.load(project))
-    assert newest is not None, "a file of pins has one"
+    pinned = releases.load(project)
+    newest = pinned.newest if named is None else pinned[named]
+    place = pinned.names.index(newest.name)
+    before = pinned.pinned[place - 1] if place else None
+    why = "the newest pin" if newest == pinned.newest else "as asked"
     bases = [
         base_of(store, release) for release in (before, newest) if release is not None
     ]
@@ -71,11 +77,11 @@ def source_of_clone(project: Project, store: Store, clone: Clone) -> Source:
     if before is not None and distances[0] < distances[1]:
         fetch = command("git", "-C", clone.place, "fetch", UPSTREAM, "main")
         raise UsageError(
-            f"{clone.ref} is older than {newest.name}, the newest pin: it differs from"
+            f"{clone.ref} is older than {newest.name}, {why}: it differs from"
             f" {before.name} in {distances[0]} files, from {newest.name} in"
             f" {distances[1]}",
             path=clone.place,
             hint=f"{fetch}, then --onto {clone.place}:FETCH_HEAD; or the series of"
             f" {before.name}: export {before.name}, refresh --from {before.name}",
         )
-    return Source(newest.name, "the newest pin")
+    return Source(newest.name, why)

@@ -136,6 +136,64 @@ def test_an_older_commit_is_refused_unless_asked_for(
     assert source == Source("v2.0", "the newest pin")
 
 
+def test_a_series_that_is_named_is_not_put_onto_an_older_commit(
+    cloned: ClonedStack, tmp_path: Path
+) -> None:
+    store = Store(cloned.cache)
+    place = cloned.clone(str(tmp_path / "clone"))
+    with opened(store, f"{place}:v1.0") as clone:
+        with pytest.raises(UsageError, match=r"v1\.0 is older than v2\.0"):
+            source_of_clone(cloned.project, store, clone, "v2.0")
+        source = source_of_clone(cloned.project, store, clone, "v1.0")
+        assert source == Source("v1.0", "as asked")
+    with opened(store, f"{place}:main") as clone:
+        assert source_of_clone(cloned.project, store, clone, "v2.0").name == "v2.0"
+
+
+def test_a_branch_wins_over_a_tag_of_its_name(
+    cloned: ClonedStack, tmp_path: Path
+) -> None:
+    """As `git switch` has it; `git rev-parse` takes the tag."""
+    place = cloned.clone(str(tmp_path / "clone"))
+    for tag in ("main", "origin/main"):
+        git(place, "tag", tag, "v2.0")
+    newest = git(place, "rev-parse", "refs/heads/main~0").strip()
+    before = git(place, "rev-parse", "refs/heads/main~1").strip()
+    found = {"main": newest, "main~1": before, "origin/main": newest}
+    found |= {"refs/tags/main": git(place, "rev-parse", "v2.0~0").strip()}
+    found |= {"HEAD": newest, newest[:12]: newest}
+    for ref, commit in found.items():
+        with opened(Store(cloned.cache), f"{place}:{ref}") as clone:
+            assert (clone.commit, clone.ref) == (commit, ref)
+
+
+def test_a_subject_in_another_encoding_is_shown(
+    cloned: ClonedStack, tmp_path: Path
+) -> None:
+    """Old tools write it without saying so."""
+    place = cloned.clone(str(tmp_path / "clone"))
+    raw = subprocess.run(
+        ["git", "-C", str(place), "cat-file", "commit", "main~3"],
+        check=True,
+        capture_output=True,
+    ).stdout
+    assert b"Give line 12" in raw
+    made = subprocess.run(
+        ["git", "-C", str(place), "hash-object", "-t", "commit", "-w", "--stdin"],
+        input=raw.replace(b"Give line 12", b"Give l\xefne 12"),
+        check=True,
+        capture_output=True,
+        text=False,
+    ).stdout.decode()
+    git(place, "branch", "latin", made.strip())
+    done = onto(cloned, f"{place}:latin")
+    commits = [
+        c for step in done.steps for clash in step.clashes for c in clash.commits
+    ]
+    assert any(c.endswith(" Give l\ufffdne 12 another value") for c in commits)
+    assert "Give l\ufffdne 12" in refresh_report.markdown(done)
+
+
 @pytest.mark.parametrize(
     ("ref", "problem", "hint"),
     [
