@@ -132,16 +132,7 @@ def _release(project: Project, path: Path) -> Release:
         )
     pinned, name = releases.load(project), f"v{version.public}"
     if name not in pinned:
-        commits = ("git", "log", "--oneline", f'-Sversion = "{version.public}"')
-        raise UsageError(
-            f"the wheel is of {name}, revision {own[1]}, which is not a pinned release"
-            " of this checkout",
-            release=name,
-            path=path,
-            detail=[f"pinned: {', '.join(pinned.names)}"],
-            hint=f"{command(*commits, '--', RELEASES_FILE)} names the commits that"
-            " pinned it and took it out: check out one between them",
-        )
+        raise _not_made_here(pinned, path, name, own[1])
     release = pinned[name]
     if release.revision != int(own[1]):
         raise UsageError(
@@ -152,6 +143,31 @@ def _release(project: Project, path: Path) -> Release:
             hint="git log -p releases.toml, then check out the one that made it",
         )
     return release
+
+
+def _not_made_here(
+    pinned: releases.Releases, path: Path, name: str, revision: str
+) -> UsageError:
+    """The error about the wheel of a release that the checkout does not pin."""
+    retired = pinned.retired_release(name)
+    if retired is not None:
+        state = "is retired"
+        add = command("git", "worktree", "add", "DIR", retired.commit[:12])
+        hint = f"{add}, the last commit that has it; then the same command with -C DIR"
+    else:
+        state = "is not a pinned release of this checkout"
+        log = ("git", "log", "--oneline", f'-Sversion = "{name.removeprefix("v")}"')
+        hint = (
+            f"{command(*log, '--', RELEASES_FILE)} names the commits that pinned it and"
+            " took it out: check out one between them"
+        )
+    return UsageError(
+        f"the wheel is of {name}, revision {revision}, which {state}",
+        release=name,
+        path=path,
+        detail=[f"pinned: {', '.join(pinned.names)}"],
+        hint=hint,
+    )
 
 
 def _version(path: Path) -> Version | None:

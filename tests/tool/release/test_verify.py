@@ -295,6 +295,20 @@ def test_the_way_to_the_checkout_of_another_release(
     ]
 
 
+def test_a_wheel_of_a_retired_release(shipped: ShippedStack, tmp_path: Path):
+    stack = shipped.copy(tmp_path)
+    with open(stack.project.releases_file, "a") as file:
+        file.write(f'\n[[retired]]\nversion = "0.9"\ncommit = "{"ab" * 20}"\n')
+    path = tmp_path / "vllm-0.9+xpu.dsv4.4-py3-none-any.whl"
+    path.write_bytes(b"")
+    with pytest.raises(
+        UsageError, match=r"of v0\.9, revision 4, which is ret"
+    ) as caught:
+        judge.verify(stack.project, stack.cache, path)
+    assert caught.value.hint is not None
+    assert caught.value.hint.startswith("git worktree add DIR abababababab, the last")
+
+
 def test_a_wheel_under_another_ones_name(judged, path: Path):
     def change(members: dict[str, bytes]) -> None:
         (name,) = (name for name in members if name.endswith("/METADATA"))
