@@ -12,6 +12,7 @@ Each command has its own `data`; it is null if the command failed before it had 
 
 import contextlib
 import json
+import math
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -44,16 +45,31 @@ ReleaseName = Annotated[str | None, Parameter(help="Such as v0.22.1.")]
 AllReleases = Annotated[bool, Parameter("--all", help="Every release.")]
 
 
+MOST_DIGITS = 18
+"""Of a number; Python itself stops at some thousands, in its own words."""
+
+
 def plain_number(kind: type[float], tokens: Sequence[Token]) -> float:
     """The number of an option. Python takes `1_6` for 16; a person who wrote that meant
-    something else."""
+    something else. It takes `nan` and `inf`, too, which are above or below no bound."""
     text = tokens[0].value
-    if "_" in text:
-        raise ValueError(f'"{text}" is not a number')
-    return kind(text)
+    try:
+        if "_" in text or len(text) > MOST_DIGITS:
+            raise ValueError
+        number = kind(text)
+        if not math.isfinite(number):
+            raise ValueError
+    except ValueError:
+        whole = "a whole number" if kind is int else "a number"
+        shown = text if len(text) <= MOST_DIGITS else f"{text[:MOST_DIGITS]}..."
+        raise ValueError(f'"{shown}" is not {whole}') from None
+    return number
 
 
 Count = Annotated[int, Parameter(converter=plain_number, validator=Number(gt=0))]
+Share = Annotated[
+    float, Parameter(converter=plain_number, validator=Number(gt=0, lte=1))
+]
 
 
 @dataclass

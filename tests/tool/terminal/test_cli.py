@@ -8,18 +8,23 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_args, get_type_hints
 
 import pytest
 from calls import Call, calling
 from command_line import invoke
+from cyclopts import Parameter
 from tiny_stack import TinyStack
 
+from xpustack.__main__ import PANELS
 from xpustack.base import releases
 from xpustack.checks import run as checks
+from xpustack.commands import cache
 from xpustack.core import process
 from xpustack.core.errors import in_tox, meant
 from xpustack.core.project import Project
 from xpustack.series.result import Report
+from xpustack.terminal.console import plain_number
 
 ENVELOPE = {"schema", "command", "ok", "exit_code", "data", "errors"}
 PLAN = ("plan", "v1.0", "--model", "flash", "--device", "b60")
@@ -123,8 +128,14 @@ def test_static_and_status(call):
         (("save", "nowhere"), 2, "was not made by xpustack apply"),
         (("device", "--minutes", "0"), 2, "Must be >= 1"),
         (("device", "--python", "none"), 2, "next: xpustack device --python PYTHON"),
-        (("check", "-j", "1_6"), 2, '"1_6" is not a number'),
-        ((*PLAN, "--count", "1_6"), 2, '"1_6" is not a number'),
+        (("check", "-j", "1_6"), 2, '"1_6" is not a whole number'),
+        ((*PLAN, "--count", "1_6"), 2, '"1_6" is not a whole number'),
+        ((*PLAN, "--count", "sixteen"), 2, '"sixteen" is not a whole number'),
+        ((*PLAN, "--count", "1.5"), 2, '"1.5" is not a whole number'),
+        ((*PLAN, "--count", "9" * 5000), 2, '9..." is not a whole number'),
+        (("cache", "gc", "--days", "soon"), 2, '"soon" is not a number'),
+        (("cache", "gc", "--days", "nan"), 2, '"nan" is not a number'),
+        (("device", "--minutes", "inf"), 2, '"inf" is not a number'),
         (("cache", "gc", "--days", "1_0"), 2, '"1_0" is not a number'),
         (("check", "--release", "v1.0"), 2, "Unknown option: --release"),
         (("save",), 2, "parameter DIRECTORY requires"),
@@ -174,6 +185,28 @@ def test_a_command_of_no_environment_is_run_in_that_of_builds():
 
 def test_a_word_that_is_said_twice_is_not_guessed():
     assert meant("1", "v1.0")(["check", "1", "-j", "1"]) is None
+
+
+def test_every_number_of_the_command_line_is_read_by_us():
+    """Python's own words for a wrong number name its functions."""
+    numbers = 0
+    for command in [one for of in PANELS.values() for one in of] + [cache.gc]:
+        for name, hint in get_type_hints(command, include_extras=True).items():
+            if int not in (found := _plain(hint)) and float not in found:
+                continue
+            numbers += 1
+            converters = [one.converter for one in _parameters(hint)]
+            assert plain_number in converters, (command.__name__, name)
+    assert numbers > 8
+
+
+def _plain(hint):
+    """The types of an annotation, without what it says of them."""
+    return [hint] + [one for part in get_args(hint) for one in _plain(part)]
+
+
+def _parameters(hint):
+    return [one for one in _plain(hint) if isinstance(one, Parameter)]
 
 
 def test_a_table_without_rows_is_not_printed(call):
