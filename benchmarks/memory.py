@@ -142,6 +142,14 @@ class Model(Shapes):
     def kinds(self) -> dict[str, int]:
         return {"window": self.plain, "ratio4": self.by4, "ratio128": self.by128}
 
+    @property
+    def ratios(self) -> tuple[int, ...]:
+        """Of the published layers in order: 4 and 128 in turn, behind the first two."""
+        first = 0 if self.plain else 128
+        return tuple(
+            first if layer < 2 else (4, 128)[layer % 2] for layer in range(self.layers)
+        )
+
     def entries(self, context: int) -> dict[str, int]:
         return {"ratio4": context // 4, "ratio128": context // 128}
 

@@ -88,28 +88,30 @@ def write_tower(writer: checkpoint.Writer, parts: Iterable[str]) -> None:
         writer.plain(name, writer.random(writer.size.hidden))
 
 
-def tower_shapes(hidden: int) -> dict[str, tuple[int, ...]]:
+def tower_shapes(
+    hidden: int, width: int = WIDTH, inner: int = INNER, layers: int = LAYERS
+) -> dict[str, tuple[int, ...]]:
     """The tensors of tower and aligner, by their published names."""
-    merged = WIDTH * pictures.MERGED**2
+    merged = width * pictures.MERGED**2
     shapes: dict[str, tuple[int, ...]] = {
-        "vision.patch_embed.proj.weight": (WIDTH, 3 * pictures.PATCH**2),
-        "vision.patch_embed.proj.bias": (WIDTH,),
-        "vision.norm.weight": (WIDTH,),
+        "vision.patch_embed.proj.weight": (width, 3 * pictures.PATCH**2),
+        "vision.patch_embed.proj.bias": (width,),
+        "vision.norm.weight": (width,),
         "aligner.w1.weight": (hidden, merged),
         "aligner.w1.bias": (hidden,),
         "aligner.w2.weight": (hidden, hidden),
         "aligner.w2.bias": (hidden,),
     }
-    for number in range(LAYERS):
+    for number in range(layers):
         block = f"vision.blocks.{number}"
         shapes |= {
-            f"{block}.norm1.weight": (WIDTH,),
-            f"{block}.attn.wqkv.weight": (3 * WIDTH, WIDTH),
-            f"{block}.attn.wqkv.bias": (3 * WIDTH,),
-            f"{block}.attn.wo.weight": (WIDTH, WIDTH),
-            f"{block}.attn.wo.bias": (WIDTH,),
-            f"{block}.norm2.weight": (WIDTH,),
-            f"{block}.mlp.w1.weight": (2 * INNER, WIDTH),
-            f"{block}.mlp.w2.weight": (WIDTH, INNER),
+            f"{block}.norm1.weight": (width,),
+            f"{block}.attn.wqkv.weight": (3 * width, width),
+            f"{block}.attn.wqkv.bias": (3 * width,),
+            f"{block}.attn.wo.weight": (width, width),
+            f"{block}.attn.wo.bias": (width,),
+            f"{block}.norm2.weight": (width,),
+            f"{block}.mlp.w1.weight": (2 * inner, width),
+            f"{block}.mlp.w2.weight": (width, inner),
         }
     return shapes

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from benchmarks.memory import FLASH, PRO, Model
-from e2e import checkpoint, v41
+from benchmarks.memory import FLASH, PRO
+from e2e import checkpoint, dspark, v41, vision
 
 MODELS = {"flash": FLASH, "pro": PRO}
 LENGTH = 1 << 20
@@ -36,14 +36,14 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 class Incomplete(ValueError):
-    """A checkpoint lacks a tensor."""
+    """A checkpoint lacks a tensor, or has another than its model takes."""
 
 
 def size(name: str) -> checkpoint.Size:
     """The size of "flash" or "pro"."""
     model = MODELS[name]
     return checkpoint.Size(
-        ratios=ratios(model),
+        ratios=model.ratios,
         hashed=model.hashed,
         hidden=model.hidden,
         heads=model.heads,
@@ -56,14 +56,6 @@ def size(name: str) -> checkpoint.Size:
         chosen=model.active,
         vocabulary=model.vocabulary,
         length=LENGTH,
-    )
-
-
-def ratios(model: Model) -> tuple[int, ...]:
-    """Of the layers in order: 4 and 128 in turn, behind the first two."""
-    first = 0 if model.plain else 128
-    return tuple(
-        first if layer < 2 else (4, 128)[layer % 2] for layer in range(model.layers)
     )
 
 
@@ -105,8 +97,47 @@ class Writer(WithoutValues):
         self.size = size
 
 
+class WithDSpark(WithoutValues, dspark.DSpark):
+    """The same with DSpark's draft."""
+
+    stages = 3
+    target_layers = (40, 41, 42)
+
+    def __init__(self, size: checkpoint.Size, config: Mapping[str, Any]) -> None:
+        self.size = size
+        self.stages = config.get("num_nextn_predict_layers", self.stages)
+        self.target_layers = config.get("dspark_target_layer_ids", self.target_layers)
+        super().__init__(0, {})
+
+
+class Vision(WithoutValues, vision.Vision):
+    """V4 Vision: DSpark's draft and a tower beside Flash."""
+
+    stages = 3
+    target_layers = (40, 41, 42)
+
+    def __init__(self, size: checkpoint.Size, config: Mapping[str, Any]) -> None:
+        self.size, self.tower = (
+            size,
+            TOWER
+            | {
+                name: config[f"vision_{name}"]
+                for name in TOWER
+                if f"vision_{name}" in config
+            },
+        )
+        self.stages = config.get("num_nextn_predict_layers", self.stages)
+        self.target_layers = config.get("dspark_target_layer_ids", self.target_layers)
+        super().__init__(0)
+        write_tower(self, self.tower)
+
+    def described(self) -> dict[str, Any]:
+        known = {f"vision_{name}": value for name, value in self.tower.items()}
+        return super().described() | known | {"num_nextn_predict_layers": self.stages}
+
+
 class V41(WithoutValues, v41.V41):
-    """V4.1-Flash; its tower, which a server of text does not build, is a small one."""
+    """V4.1-Flash."""
 
     size = checkpoint.Size(
         ratios=(0,) * 2 + (2,) * 18 + (1,) * 20,
@@ -133,6 +164,16 @@ class V41(WithoutValues, v41.V41):
     engram_rows = 16_000_000
     draft_experts = 128, 3
 
+    def __init__(self, seed: int = 0, tower: Mapping[str, int] = {}) -> None:
+        self.tower = TOWER | tower
+        super().__init__(seed)
+        write_tower(self, self.tower)
+
+    def config(self) -> dict[str, Any]:
+        found = super().config()
+        named = {NAMES_V41[name]: value for name, value in self.tower.items()}
+        return found | {"vision_config": found["vision_config"] | named}
+
     def texts(self) -> list[str]:
         """Those of the small tokenizer that `published` writes."""
         return v41.texts(checkpoint.VOCABULARY)
@@ -141,14 +182,58 @@ class V41(WithoutValues, v41.V41):
 class V41Of(V41):
     """What a configuration of V4.1 says."""
 
-    def __init__(self, text: Mapping[str, Any]) -> None:
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        text = config["text_config"]
         self.size = size_of({**text, "num_hash_layers": 0})
         self.kv_sources = tuple(text["kv_source_layer_ids"])
         self.index_sources = tuple(text["index_source_layer_ids"])
         self.engram_layers = tuple(text["engram_layer_ids"])
         self.engram_dim = text["engram_head_dim"]
         self.engram_rows = text["engram_vocab_size"]
-        super().__init__(0)
+        self.stages = text.get("num_nextn_predict_layers", self.stages)
+        self.target_layers = text.get("dspark_target_layer_ids", self.target_layers)
+        self.draft_experts = (
+            text.get("dspark_n_routed_experts", self.draft_experts[0]),
+            text.get("dspark_num_experts_per_tok", self.draft_experts[1]),
+        )
+        seen = config.get("vision_config") or {}
+        super().__init__(
+            tower={name: seen[of] for name, of in NAMES_V41.items() if of in seen}
+        )
+
+
+TOWER = {"dim": 1024, "inter_dim": 2816, "n_layers": 32, "n_heads": 16}
+"""Of an image's encoder: its depth from the number of published tensors, the rest what
+vLLM v0.33.0 takes where V4.1's configuration says nothing."""
+NAMES_V41 = {
+    "dim": "hidden_size",
+    "inter_dim": "intermediate_size",
+    "n_layers": "num_hidden_layers",
+    "n_heads": "num_attention_heads",
+}
+"""What V4.1's `vision_config` calls them."""
+
+
+def write_tower(writer: checkpoint.Writer, tower: Mapping[str, int]) -> None:
+    """Tower and aligner of these sizes in place of the tiny checkpoints'."""
+    for name in list(writer.published):
+        if name.startswith(("vision.", "aligner.")):
+            del writer.published[name]
+    of = tower["dim"], tower["inter_dim"], tower["n_layers"]
+    for name, shape in vision.tower_shapes(writer.size.hidden, *of).items():
+        writer.plain(name, writer.random(*shape))
+
+
+def writer_of(config: Mapping[str, Any]) -> WithoutValues:
+    """What writes the tensors of a configuration in DeepSeek's own form."""
+    if "text_config" in config:
+        return V41Of(config)
+    size = size_of(config)
+    if config.get("vision_n_layers"):
+        return Vision(size, config)
+    if "dspark_block_size" in config:
+        return WithDSpark(size, config)
+    return Writer(size)
 
 
 def zeros(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
@@ -160,17 +245,51 @@ def zeros(dtype: torch.dtype, shape: Iterable[int]) -> torch.Tensor:
     return one.to(dtype).expand(shape)
 
 
+def known(job: Mapping[str, Any], folder: Path) -> Tensors:
+    """The tensors of what a job plans. A published model's configuration is written to
+    `folder`, which for another one has it.
+
+    Raises:
+        Incomplete: the folder's checkpoint lacks a tensor.
+    """
+    if not job["model"] and not job["config"]:
+        return listed(str(folder), job["tensors"])
+    if job["model"]:
+        config, tensors = published(job["model"], folder)
+    else:
+        config, tensors = described(json.loads(job["config"]), folder)
+    (folder / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
 def published(name: str, folder: Path) -> tuple[dict[str, Any], Tensors]:
     """Configuration and tensors of a published model. A tokenizer, of which the hashes
     of V4.1 are made, goes to `folder`: a small one."""
     writer: WithoutValues
     if name == "v4.1":
-        writer = V41(0)
-        writer.write_tokenizer(folder)
+        writer = V41()
+    elif name == "vision":
+        writer = Vision(size("flash"), {})
     else:
         writer = Writer(size(name))
+    if name in ("v4.1", "vision"):
+        writer.write_tokenizer(folder)
     checkpoint.whole_model(writer)
     return writer.config(), writer.published
+
+
+def described(config: dict[str, Any], folder: Path) -> tuple[dict[str, Any], Tensors]:
+    """The same of a configuration alone. V4.1's tables have the rows that follow from
+    the small tokenizer, some thousandths more or fewer than from its own."""
+    writer = writer_of(config)
+    if isinstance(writer, V41 | Vision):
+        writer.write_tokenizer(folder)
+    checkpoint.whole_model(writer)
+    if isinstance(writer, V41):
+        known = writer.config()["text_config"]
+        text = {name: known[name] for name in known if name.startswith("engram_")}
+        config = config | {"text_config": config["text_config"] | text}
+    return config, writer.published
 
 
 def listed(folder: str, rows: Iterable[tuple[str, str, list[int]]]) -> Tensors:
@@ -182,8 +301,7 @@ def listed(folder: str, rows: Iterable[tuple[str, str, list[int]]]) -> Tensors:
     config = json.loads((Path(folder) / "config.json").read_text())
     found = {name: zeros(DTYPES[kind], shape) for name, kind, shape in rows}
     if config.get("quantization_config", {}).get("quant_method") == "fp8":
-        text = config.get("text_config")
-        writer = V41Of(text) if text else Writer(size_of(config))
+        writer = writer_of(config)
         checkpoint.whole_model(writer)
         for name in writer.published:
             if name not in found and not name.startswith(UNREAD):
@@ -208,17 +326,19 @@ def size_of(config: Mapping[str, Any]) -> checkpoint.Size:
     )
 
 
-def loadable(tensors: Tensors, experts: int) -> Iterator[tuple[str, torch.Tensor]]:
-    """What a loader must see: everything but a draft, and the experts between the first
-    and the last of a layer, which must be like the first.
+def loadable(
+    tensors: Tensors, config: Any, drafting: bool
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """What a loader must see: the draft if there is one, and of the experts of a layer
+    the first and the last; those between must be like the first.
 
     Raises:
-        ValueError: a layer lacks a tensor of an expert, or one has another type or
+        Incomplete: a layer lacks a tensor of an expert, or one has another type or
             shape than the first.
     """
     kinds: dict[str, dict[int, torch.Tensor]] = defaultdict(dict)
     for name, tensor in tensors.items():
-        if name.startswith("mtp."):
+        if name.startswith("mtp.") and not drafting:
             continue
         layer, found, rest = name.partition(".experts.")
         if not found:
@@ -227,6 +347,9 @@ def loadable(tensors: Tensors, experts: int) -> Iterator[tuple[str, torch.Tensor
         expert, _, part = rest.partition(".")
         kinds[f"{layer}.experts.*.{part}"][int(expert)] = tensor
     for kind, of in kinds.items():
+        experts = config.n_routed_experts
+        if kind.startswith("mtp."):
+            experts = getattr(config, "dspark_n_routed_experts", None) or experts
         for number in range(experts):
             _like_the_first(kind.replace("*", str(number)), number, of)
         for number in {0, experts - 1}:
@@ -238,7 +361,7 @@ def _like_the_first(name: str, number: int, of: Mapping[int, torch.Tensor]) -> N
         raise Incomplete(f"the checkpoint has no {name}")
     first, tensor = of[0], of[number]
     if (tensor.dtype, tensor.shape) != (first.dtype, first.shape):
-        raise ValueError(
+        raise Incomplete(
             f"{name} is {tensor.dtype} {tuple(tensor.shape)}, expert 0 has"
             f" {first.dtype} {tuple(first.shape)}"
         )

@@ -12,19 +12,18 @@ import emulated_xpu.pytest_plugin  # noqa: I001 (before torch and vllm)
 import functools
 import json
 import os
-import pickle
 import psutil
 import resource
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import forks
 import shapes
+import stages
 import torch
-from pydantic import ValidationError
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.overrides import TorchFunctionMode
 from torch.utils import _device
@@ -39,6 +38,7 @@ from vllm.model_executor.model_loader.utils import (
     process_weights_after_loading,
 )
 from vllm.model_executor.models import registry
+from vllm.platforms import current_platform
 from vllm.utils.torch_utils import set_default_torch_dtype
 from vllm.v1.engine.core import EngineCore
 from vllm.v1.executor.abstract import Executor
@@ -53,6 +53,8 @@ PINNED: dict[int, torch.UntypedStorage] = {}
 """What this process's model asked for in the host's memory, for the device to read."""
 UNSET: set[str] = set()
 """Parameters of this process's model for which the checkpoint has nothing."""
+MODELS: list[torch.nn.Module] = []
+"""This process's model, and its draft."""
 REAL_MEMORY = psutil.virtual_memory
 ALONE = "fake"
 """torch's process group whose collectives return at once."""
@@ -96,49 +98,23 @@ class Loader(BaseModelLoader):
         pass
 
     def load_weights(self, model: Any, model_config: Any) -> None:
-        experts = model_config.hf_text_config.n_routed_experts
-        loaded = model.load_weights(shapes.loadable(TENSORS, experts))
+        config = model_config.hf_text_config
+        drafting = bool(JOB["engine"].get("speculative_config"))
+        loaded = model.load_weights(shapes.loadable(TENSORS, config, drafting))
         UNSET.update(name for name, _ in model.named_parameters())
         UNSET.difference_update(loaded)
 
     def load_model(
-        self, vllm_config: Any, model_config: Any, *_: Any, **given: Any
+        self, vllm_config: Any, model_config: Any, prefix: str = "", **_: Any
     ) -> Any:
         with set_default_torch_dtype(model_config.dtype), OnMeta():
-            model = initialize_model(vllm_config=vllm_config, model_config=model_config)
+            model = initialize_model(
+                vllm_config=vllm_config, model_config=model_config, prefix=prefix
+            )
             self.load_weights(model, model_config)
             process_weights_after_loading(model, model_config, torch.device("cpu"))
+        MODELS.append(model)
         return model.eval()
-
-
-def forked(work: Callable[[], Any]) -> Any:
-    """What `work` returns in a process of its own.
-
-    Raises:
-        RuntimeError: it raised there; the message is its last line.
-    """
-    with tempfile.TemporaryFile() as file:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        child = os.fork()
-        if not child:
-            try:
-                found = (True, work())
-            except BaseException as error:
-                traceback.print_exc()
-                found = (False, f"{type(error).__name__}: {error}")
-            pickle.dump(found, file)
-            file.flush()
-            sys.stderr.flush()
-            os._exit(0)
-        _, status = os.waitpid(child, 0)
-        file.seek(0)
-        if status:
-            raise RuntimeError(f"a process ended with status {status}")
-        well, result = pickle.load(file)
-    if not well:
-        raise RuntimeError(result)
-    return result
 
 
 def stage(vllm_config: Any, number: int) -> dict[str, Any]:
@@ -148,8 +124,10 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
     parallel = vllm_config.parallel_config
     rank = number * parallel.tensor_parallel_size
     join_alone(rank, parallel.world_size_across_dp)
+    # The devices of a plan need not be those of one host.
+    local = rank % current_platform.device_count()
     with set_current_vllm_config(vllm_config):
-        worker = EmulatedXpuWorker(vllm_config, rank, rank, "fake://", number == 0)
+        worker = EmulatedXpuWorker(vllm_config, local, rank, "fake://", number == 0)
         worker.init_device()
         torch.empty = remembering_pinned(torch.empty)
         worker.load_model()
@@ -158,12 +136,11 @@ def stage(vllm_config: Any, number: int) -> dict[str, Any]:
             layouts = worker.get_supported_kv_cache_layouts()
             answers["get_supported_kv_cache_layouts"] = layouts
         answers["compile_or_warm_up_model"] = worker.compile_or_warm_up_model()
-    model = worker.model_runner.model
-    weights = held(model.parameters())
+    weights = held(one for model in MODELS for one in model.parameters())
     return {
         "answers": answers,
         "weights": weights,
-        "buffers": held(tensors(model)) - weights,
+        "buffers": held(one for model in MODELS for one in tensors(model)) - weights,
         # As torch's allocator of pinned memory rounds.
         "pinned": sum(1 << (s.nbytes() - 1).bit_length() for s in PINNED.values()),
         "unset": sorted(UNSET),
@@ -228,38 +205,46 @@ class WithoutDevices(Executor):
     """Answers the engine core as the workers of all ranks would."""
 
     supports_pp = True
-    stages: list[dict[str, Any]]
 
     def _init_executor(self) -> None:
-        count = self.parallel_config.pipeline_parallel_size
-        self.stages = []
-        for number in range(count):
-            built = forked(functools.partial(stage, self.vllm_config, number))
+        if not STAGES:
+            STAGES.extend(stages.built(self.vllm_config, stage, TENSORS, JOB["cpus"]))
+        for built in STAGES:
             built["answers"]["determine_available_memory"] = left([built])
-            self.stages.append(built)
-            STAGES.append({k: v for k, v in built.items() if k != "answers"})
 
     def collective_rpc(self, method: Any, *_: Any, **__: Any) -> list[Any]:
         ranks = self.parallel_config.tensor_parallel_size
-        return [one["answers"].get(method) for one in self.stages for _ in range(ranks)]
+        return [one["answers"].get(method) for one in STAGES for _ in range(ranks)]
 
     def check_health(self) -> None:
         pass
 
 
 STAGES: list[dict[str, Any]] = []
-"""What the stages of this process's split hold, as far as they were built."""
+"""What the stages of this process's split hold, once they are built."""
 
 
-def split(given: dict[str, Any], model: str) -> dict[str, Any]:
-    """Start the engine core of one split; why it refuses is part of the answer."""
+def split(given: dict[str, Any], known: list[dict[str, Any]]) -> dict[str, Any]:
+    """Start the engine core of one split; why it refuses is part of the answer.
+
+    Args:
+        given: arguments of the engine, and `partition`, the layers of each stage.
+        known: what its stages hold, if they were built for a larger chunk.
+
+    Raises:
+        Fault: the planner failed.
+    """
+    STAGES.extend(known)
     answer: dict[str, Any] = {**given, "refused": "", "stages": STAGES, "blocks": 0}
+    arguments = JOB["engine"] | given
+    if partition := arguments.pop("partition", ""):
+        os.environ["VLLM_PP_LAYER_PARTITION"] = partition
     try:
         config = EngineArgs(
-            model=model,
+            model=JOB["folder"],
             load_format=WITHOUT_VALUES,
             distributed_executor_backend=WithoutDevices,
-            **{"skip_tokenizer_init": True} | JOB["engine"] | given,
+            **{"skip_tokenizer_init": True} | arguments,
         ).create_engine_config()
         answer["configured"] = True
         decode(config)
@@ -267,16 +252,10 @@ def split(given: dict[str, Any], model: str) -> dict[str, Any]:
         answer |= blocks(config, core.scheduler.kv_cache_config)
     except Exception as error:
         traceback.print_exc()
-        answer["refused"] = reason(error)
+        kind, answer["refused"] = forks.judged(error)
+        if kind is forks.Fault:
+            raise
     return answer
-
-
-def reason(error: Exception) -> str:
-    """What an error says, without what pydantic puts around it."""
-    if isinstance(error, ValidationError):
-        said = (str(one["msg"]) for one in error.errors())
-        return "; ".join(text.removeprefix("Value error, ") for text in said)
-    return str(error)
 
 
 def blocks(config: Any, cache: Any) -> dict[str, int]:
@@ -305,24 +284,40 @@ def decode(config: Any) -> None:
     kernel.decode_config(config.scheduler_config.max_num_seqs, heads, 8192)
 
 
-def attempts(given: dict[str, Any], model: str) -> list[dict[str, Any]]:
-    """A split with smaller chunks of a prompt until all requests fit, and with whole
-    experts on a rank if their parts cannot be built."""
+def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
+    """A split with the largest chunk of a prompt with which all requests fit, or else
+    the most; and with whole experts on a rank if their parts cannot be built.
 
-    def attempt(**more: Any) -> dict[str, Any]:
-        found.append(forked(lambda: split(given | more, model)))
-        return found[-1]
+    Smaller chunks are asked for with the stages of the largest, whose buffers are a
+    little larger; what they promise is started."""
 
-    found: list[dict[str, Any]] = []
-    for chunk in JOB["chunks"]:
-        last = attempt(max_num_batched_tokens=chunk)
-        built = len(last["stages"]) == given["pipeline_parallel_size"]
-        if not built or room(last) >= JOB["requests"] or left(last["stages"]) < 0:
-            break
+    def attempt(known: Iterable[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
+        work = functools.partial(split, given | more, list(known))
+        (found,) = forks.forked([work])
+        return dict(found)
+
+    first, *smaller = JOB["chunks"]
+    tried = [attempt(max_num_batched_tokens=first)]
+    built = tried[0]["stages"]
+    if built and room(tried[0]) < JOB["requests"] and left(built) > -NEARLY:
+        promised = tried[0]
+        for chunk in smaller:
+            promising = attempt(built, max_num_batched_tokens=chunk)
+            if room(promising) > room(promised) or left(built) <= 0:
+                promised = promising
+            if room(promised) >= JOB["requests"]:
+                break
+        if promised is not tried[0]:
+            chunk = promised["max_num_batched_tokens"]
+            tried.append(attempt(max_num_batched_tokens=chunk))
     whole = given.get("enable_expert_parallel") or given["tensor_parallel_size"] == 1
-    if last.get("configured") and not built and not whole:
-        attempt(max_num_batched_tokens=chunk, enable_expert_parallel=True)
-    return found
+    if tried[0].get("configured") and not built and not whole:
+        tried.append(attempt(max_num_batched_tokens=first, enable_expert_parallel=True))
+    return tried
+
+
+NEARLY = 1 << 30
+"""Bytes that the buffers of a chunk may take at most."""
 
 
 def room(answer: dict[str, Any]) -> int:
@@ -330,31 +325,43 @@ def room(answer: dict[str, Any]) -> int:
     if not answer["blocks"]:
         return 0
     read = answer["reading"] - answer["decoding"]
-    return int((answer["blocks"] - read) // answer["decoding"])
+    return max(0, int((answer["blocks"] - read) // answer["decoding"]))
+
+
+def started() -> Iterator[dict[str, Any]]:
+    """Every split that must be started; then, in their order, those of the search, up
+    to the first that carries all requests."""
+    carried = False
+    for given in JOB["splits"]:
+        found = attempts(given)
+        carried |= any(room(one) >= JOB["requests"] for one in found)
+        yield from found
+    for more in JOB["search"]:
+        if carried and more["devices"] > JOB["devices"]:
+            break
+        found = attempts(more["split"])
+        yield from ({**one, "searched": True} for one in found)
+        if any(room(one) >= JOB["requests"] for one in found):
+            break
 
 
 def main() -> None:
     emulated_xpu.pytest_plugin.prepare()
     # A model's class is looked at here, not in a process that imports vLLM anew.
     registry._run_in_subprocess = lambda look: look()
-    folder = JOB["folder"]
-    found: list[dict[str, Any]]
+    answer: dict[str, Any]
     try:
-        if JOB["model"]:
-            config, known = shapes.published(JOB["model"], Path(folder))
-            (Path(folder) / "config.json").write_text(json.dumps(config))
-        else:
-            known = shapes.listed(folder, JOB["tensors"])
-        TENSORS.update(known)
-        found = [one for given in JOB["splits"] for one in attempts(given, folder)]
-    except shapes.Incomplete as error:
-        none = {"refused": str(error), "stages": [], "blocks": 0}
-        none["max_num_batched_tokens"] = JOB["chunks"][0]
-        found = [given | none for given in JOB["splits"]]
-    size = held(TENSORS.values())
-    for one in found:
-        one["room"] = room(one) * one.get("data_parallel_size", 1)
-    Path(sys.argv[2]).write_text(json.dumps({"checkpoint": size, "attempts": found}))
+        TENSORS.update(shapes.known(JOB, Path(JOB["folder"])))
+        found = list(started())
+        for one in found:
+            one["room"] = room(one) * one.get("data_parallel_size", 1)
+            for built in one["stages"]:
+                del built["answers"]
+        answer = {"checkpoint": held(TENSORS.values()), "attempts": found}
+    except Exception as error:
+        kind, said = forks.judged(error)
+        answer = {"refused" if kind is forks.Refused else "fault": said}
+    Path(sys.argv[2]).write_text(json.dumps(answer))
 
 
 if __name__ == "__main__":
