@@ -58,6 +58,7 @@ class Split:
         replicas: data-parallel replicas of attention; the experts are spread over the
             ranks of all of them.
         expert_parallel: whether a rank holds whole experts. With replicas it does.
+        fullest: layers of the fullest stage, where the cut is not an even one.
     """
 
     device: Device
@@ -65,6 +66,7 @@ class Split:
     stages: int = 1
     replicas: int = 1
     expert_parallel: bool = False
+    fullest: int = 0
 
     def __post_init__(self) -> None:
         for name in ("ranks", "stages", "replicas"):
@@ -199,7 +201,7 @@ def tokens_per_second(model: Shapes, split: Split, requests: int, step: Range) -
         step: milliseconds of one such part through all stages.
     """
     parts = min(split.stages, -(-requests // split.replicas))
-    fullest = -(-model.layers // split.stages) / model.layers
+    fullest = (split.fullest or -(-model.layers // split.stages)) / model.layers
     fast, slow = (
         1e3 * requests / max(time, parts * time * fullest)
         for time in (step.fast, step.slow)

@@ -1,18 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The splits that start, the fastest first; what limits each; and how to serve it."""
 
+import json
 import shlex
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from aot import model as devices
 from aot import step
 from aot.step import Kernels, Part, Range, Split
-from benchmarks.memory import SPLITS, Model, room
-from planner.asked import ACTIVATIONS, Asked, short
+from planner import splits
+from planner.asked import (
+    ACTIVATIONS,
+    CONCURRENCY,
+    CONTEXT,
+    SHARE,
+    Asked,
+    short,
+)
 from planner.trial import MANY_REQUESTS, Attempt, Trial
 from xpustack.base.releases import Release
-from xpustack.core.errors import CheckFailed, command
+from xpustack.core.errors import CheckFailed
 
 GIB = 1 << 30
 WITHOUT = Kernels({}, {})
@@ -48,14 +56,30 @@ class Choice:
 def choices(asked: Asked, trial: Trial) -> list[Choice]:
     """Those that start: first those that serve all requests, then the fastest by the
     middle of the modelled range."""
-    best: dict[str, Attempt] = {}
-    for attempt in trial.attempts:
-        known = best.get(attempt.name)
-        if attempt.room and (known is None or attempt.room > known.room):
-            best[attempt.name] = attempt
-    found = [_choice(asked, attempt) for attempt in best.values()]
+    found = [_choice(asked, attempt) for attempt in _best(trial, searched=False)]
     found.sort(key=lambda one: one.speed.slow * one.speed.fast, reverse=True)
     return sorted(found, key=lambda one: not one.serves)
+
+
+def _best(trial: Trial, *, searched: bool) -> list[Attempt]:
+    """The attempt with the most room of each split that starts."""
+    best: dict[tuple[int, str], Attempt] = {}
+    for attempt in trial.attempts:
+        place = attempt.devices, attempt.name
+        known = best.get(place)
+        if attempt.searched is not searched or not attempt.room:
+            continue
+        if known is None or attempt.room > known.room:
+            best[place] = attempt
+    return list(best.values())
+
+
+def fewest(asked: Asked, trial: Trial) -> Attempt | None:
+    """Of all splits that were started the one of the fewest devices that carries the
+    whole load."""
+    started = [*_best(trial, searched=False), *_best(trial, searched=True)]
+    carrying = [one for one in started if one.room >= asked.requests]
+    return min(carrying, key=lambda one: (one.devices, -one.room), default=None)
 
 
 def _choice(asked: Asked, attempt: Attempt) -> Choice:
@@ -66,6 +90,7 @@ def _choice(asked: Asked, attempt: Attempt) -> Choice:
         attempt.pipeline_parallel_size,
         attempt.data_parallel_size,
         expert_parallel=attempt.enable_expert_parallel,
+        fullest=max(map(int, attempt.partition.split(","))) if attempt.partition else 0,
     )
     at_once = min(asked.requests, attempt.room)
     together = step.together(split, at_once)
@@ -78,10 +103,25 @@ def _choice(asked: Asked, attempt: Attempt) -> Choice:
     )
 
 
-def refusals(trial: Trial, chosen: Iterable[Choice]) -> list[Attempt]:
-    """The last attempt of each split that does not start."""
+def refusals(
+    asked: Asked, trial: Trial, chosen: Iterable[Choice]
+) -> list[tuple[str, str]]:
+    """Splits that do not start, with the reason: first what matters first. That is what
+    lacks least memory, then what the release refuses, then what cannot be."""
     started = {choice.attempt.name for choice in chosen}
-    return list({a.name: a for a in trial.attempts if a.name not in started}.values())
+    last = {
+        one.name: one
+        for one in trial.attempts
+        if one.name not in started and not one.searched
+    }
+    ordered = sorted(
+        last.values(), key=lambda one: (not one.built, missing(asked, one))
+    )
+    each = asked.count // asked.replicas
+    found = {one.name: why(asked, one) for one in ordered}
+    if trial.refused:
+        found["any split"] = trial.refused
+    return [*found.items(), *splits.impossible(asked.checkpoint, each).items()]
 
 
 def pinned_bytes(attempt: Attempt) -> int:
@@ -110,39 +150,54 @@ def why(asked: Asked, attempt: Attempt) -> str:
     return " ".join(attempt.refused.split()) or "no request of this context fits"
 
 
-def nothing_fits(asked: Asked, release: Release, refused: list[Attempt]) -> CheckFailed:
-    """The error if no split starts: of those that lack memory, the one that lacks
-    least."""
-    lacking = [one for one in refused if one.built]
-    nearest = min(lacking or refused, key=lambda one: missing(asked, one))
-    enough = _enough(asked)
+def nothing_fits(asked: Asked, release: Release, trial: Trial) -> CheckFailed:
+    """The error if no split starts, with every reason, and the fewest devices that
+    would do."""
     return CheckFailed(
-        f"{asked.checkpoint.label} starts on no split of {asked.count}"
+        f"{asked.checkpoint.label} starts on no split of {asked.count:,}"
         f" {asked.device.name}",
-        detail=[f"{nearest.name}: {why(asked, nearest)}"],
-        hint=command(
-            *("python", "-m", "xpustack", "plan", release.name),
-            *("--model", asked.checkpoint.name or asked.checkpoint.folder),
-            *("--device", short(asked.device), "--count", enough),
-        )
-        if enough
-        else "another device: docs/deploying.md, Memory",
+        release=release.name,
+        detail=[f"{name}: {reason}" for name, reason in refusals(asked, trial, ())],
+        hint=_instead(asked, release, trial),
     )
 
 
-def _enough(asked: Asked) -> int:
-    """The fewest devices of `SPLITS` on which a V4 fits; 0 if none is known."""
-    model = asked.checkpoint.model
-    if not isinstance(model, Model):
-        return 0
-    counts = [
-        ranks * stages
-        for ranks, stages in SPLITS
-        if model.groups % ranks == 0
-        and room(model, ranks, asked.device, stages) > asked.context
-        and ranks * stages > asked.count
+def _instead(asked: Asked, release: Release, trial: Trial) -> str:
+    """The command with the fewest devices that carry the load; where the search started
+    none, by arithmetic alone."""
+    if trial.refused:
+        return f"the whole checkpoint in {asked.checkpoint.folder}, then the same again"
+    if found := fewest(asked, trial):
+        return " ".join(words(asked, release.name, found.devices))
+    if trial.attempts and not any(one.built for one in trial.attempts):
+        return "another release, model or option: docs/deploying.md, Serve"
+    promised = next(splits.fewest(asked), None)
+    if promised is None or any(one.searched for one in trial.attempts):
+        return "another device, fewer requests or a shorter context: docs/deploying.md"
+    return " ".join(words(asked, release.name, promised[0]))
+
+
+def words(asked: Asked, release: str, count: int) -> list[str]:
+    """The command line of this plan for so many devices."""
+    found = [
+        *("python", "-m", "xpustack", "plan", release),
+        *("--model", str(asked.checkpoint.name or asked.checkpoint.folder)),
+        *("--device", short(asked.device), "--count", str(count)),
     ]
-    return min(counts, default=0)
+    known: Mapping[str, tuple[object, object]] = {
+        "--context": (asked.context, CONTEXT),
+        "--concurrency": (asked.requests, CONCURRENCY),
+        "--data-parallel-size": (asked.replicas, 1),
+        "--gpu-memory-utilization": (asked.share, SHARE),
+    }
+    for option, (value, default) in known.items():
+        found += [option, str(value)] if value != default else []
+    found += ["--enable-expert-parallel"] if asked.expert_parallel else []
+    if asked.speculation:
+        found += ["--speculative-config", json.dumps(asked.speculation)]
+    if asked.images:
+        found += ["--limit-mm-per-prompt", json.dumps({"image": asked.images})]
+    return [shlex.quote(word) for word in found]
 
 
 def arguments(asked: Asked, attempt: Attempt) -> list[str]:
@@ -160,12 +215,16 @@ def arguments(asked: Asked, attempt: Attempt) -> list[str]:
         f"--block-size {architecture.block_size}",
         f"--max-model-len {asked.context}",
         f"--max-num-batched-tokens {attempt.max_num_batched_tokens}",
-        "--gpu-memory-utilization 0.9",
+        f"--gpu-memory-utilization {asked.share}",
     ]
     if asked.of_a_replica > MANY_REQUESTS:
         found.append(f"--max-num-seqs {asked.of_a_replica}")
     if architecture.images:
-        found.append("""--limit-mm-per-prompt '{"image": 0}'""")
+        images = json.dumps({"image": asked.images})
+        found.append(f"--limit-mm-per-prompt {shlex.quote(images)}")
+    if asked.speculation:
+        drafts = json.dumps(asked.speculation)
+        found.append(f"--speculative-config {shlex.quote(drafts)}")
     return [
         *found,
         f"--reasoning-parser {architecture.parser}",
@@ -176,9 +235,15 @@ def arguments(asked: Asked, attempt: Attempt) -> list[str]:
 
 def serve(asked: Asked, attempt: Attempt) -> str:
     """The command, as docs/deploying.md recommends it."""
-    words = ["VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve"]
-    words.append(shlex.quote(str(asked.checkpoint.folder)))
-    return " ".join([*words, *arguments(asked, attempt)])
+    begin = ["VLLM_WORKER_MULTIPROC_METHOD=spawn vllm serve"]
+    if attempt.partition:
+        begin.insert(0, _partition(attempt))
+    begin.append(shlex.quote(str(asked.checkpoint.folder)))
+    return " ".join([*begin, *arguments(asked, attempt)])
+
+
+def _partition(attempt: Attempt) -> str:
+    return f"VLLM_PP_LAYER_PARTITION={attempt.partition}"
 
 
 def container(asked: Asked, attempt: Attempt, release: Release) -> str:
@@ -188,6 +253,7 @@ def container(asked: Asked, attempt: Attempt, release: Release) -> str:
         [
             "docker run --rm --device /dev/dri --group-add video --group-add render",
             f"--ipc host --publish 8000:8000 --volume {volume}",
+            *([f"--env {_partition(attempt)}"] if attempt.partition else []),
             f"{IMAGE}:{release.version} /model",
             *arguments(asked, attempt),
         ]

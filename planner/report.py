@@ -4,10 +4,10 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner import choices
+from planner import architectures, choices
 from planner.asked import Asked
 from planner.choices import Choice
-from planner.trial import Trial
+from planner.trial import Attempt, Trial
 from xpustack.base.releases import Release
 
 GIB = 1 << 30
@@ -37,15 +37,29 @@ def to_json(
         "concurrency": asked.requests,
         "checkpoint_bytes": tried.checkpoint,
         "choices": [_choice(asked, choice) for choice in found],
-        "refused": {
-            one.name: choices.why(asked, one) for one in choices.refusals(tried, found)
-        },
+        "refused": dict(choices.refusals(asked, tried, found)),
+        "warnings": architectures.warnings(asked.device, release),
+        "gpu_memory_utilization": asked.share,
+        "speculative_config": dict(asked.speculation),
+        "images": asked.images,
+        "fewest": _fewest(choices.fewest(asked, tried)),
     }
     if found:
         best = found[0].attempt
         data["serve"] = choices.serve(asked, best)
         data["container"] = choices.container(asked, best, release)
     return data
+
+
+def _fewest(attempt: Attempt | None) -> dict[str, Any] | None:
+    if attempt is None:
+        return None
+    return {
+        "count": attempt.devices,
+        "split": attempt.name,
+        "requests": attempt.room,
+        "chunk": attempt.max_num_batched_tokens,
+    }
 
 
 def title(data: dict[str, Any]) -> str:
@@ -79,6 +93,12 @@ def notes(data: dict[str, Any]) -> Iterator[str]:
     """What does not start, how to read the table, and the commands."""
     for name, why in data["refused"].items():
         yield f"{name} does not start: {why}"
+    yield from (f"warning: {text}" for text in data["warnings"])
+    if fewest := data["fewest"]:
+        yield (
+            f"fewest devices that carry all requests: {fewest['count']}, as"
+            f" {fewest['split']} with room for {fewest['requests']}"
+        )
     yield from NOTES
     yield f"checkpoint: {data['checkpoint_bytes'] / GIB:.0f} GiB on disk"
     yield from ("", data["serve"], "", data["container"])
@@ -92,6 +112,7 @@ def _choice(asked: Asked, choice: Choice) -> dict[str, Any]:
         "tensor_parallel_size": attempt.tensor_parallel_size,
         "data_parallel_size": attempt.data_parallel_size,
         "pipeline_parallel_size": attempt.pipeline_parallel_size,
+        "partition": attempt.partition,
         "expert_parallel": attempt.enable_expert_parallel,
         "weights_bytes": attempt.fullest.weights,
         "buffers_bytes": attempt.fullest.buffers,

@@ -2,22 +2,27 @@
 """Every split that is asked for, started in the release's patched vLLM without devices
 and without values; kept by content."""
 
+import itertools
 import json
 import sys
 import tomllib
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 
 import msgspec
 
-from planner.asked import ACTIVATIONS, CHUNKS, SHARE, Asked
+from planner import splits
+from planner.asked import ACTIVATIONS, CHUNKS, Asked
+from planner.splits import Split
 from xpustack.base.releases import Release
 from xpustack.base.store import Store
 from xpustack.builds.build import backend_server, build, build_version
 from xpustack.core import fingerprint
 from xpustack.core.cache import Cache
-from xpustack.core.errors import CheckFailed
-from xpustack.core.process import Runner
+from xpustack.core.errors import EnvironmentProblem, InternalError
+from xpustack.core.files import closure
+from xpustack.core.process import TIMED_OUT, Runner, usable_cpus
 from xpustack.core.project import Project
 from xpustack.series.apply import trees
 from xpustack.steptest import environment
@@ -25,10 +30,10 @@ from xpustack.steptest.environment import engine_environment
 
 PROGRAMS = Path(__file__).with_name("programs")
 LIMIT = 1800.0
+SEARCHED = 6
+"""Splits that are started at most in search of the fewest devices."""
 MANY_REQUESTS = 128
 """More at a time must be asked for: vLLM's own limit depends on the device."""
-WRITERS = ("checkpoint", "dspark", "engram", "v41", "vision")
-"""Modules of `e2e` that know the tensors of published checkpoints."""
 ABSENT = ("lmformatenforcer", "outlines_core")
 """Grammar backends that vLLM imports and that are not among our requirements."""
 
@@ -62,6 +67,8 @@ class Attempt(msgspec.Struct, frozen=True):
         refused: why the engine does not start; empty if it does.
         stages: those that were built.
         room: requests of the whole context that fit, in all replicas.
+        partition: layers of each stage, if they are not vLLM's own.
+        searched: whether nobody asked for it: a split of fewer or more devices.
     """
 
     tensor_parallel_size: int
@@ -72,6 +79,8 @@ class Attempt(msgspec.Struct, frozen=True):
     room: int
     enable_expert_parallel: bool = False
     data_parallel_size: int = 1
+    partition: str = ""
+    searched: bool = False
 
     @property
     def name(self) -> str:
@@ -88,6 +97,10 @@ class Attempt(msgspec.Struct, frozen=True):
         return self.tensor_parallel_size * self.data_parallel_size
 
     @property
+    def devices(self) -> int:
+        return self.ranks * self.pipeline_parallel_size
+
+    @property
     def built(self) -> bool:
         return len(self.stages) == self.pipeline_parallel_size
 
@@ -97,10 +110,15 @@ class Attempt(msgspec.Struct, frozen=True):
 
 
 class Trial(msgspec.Struct, frozen=True):
-    """All attempts, and the bytes of the checkpoint's tensors."""
+    """All attempts, and the bytes of the checkpoint's tensors.
 
-    checkpoint: int
-    attempts: tuple[Attempt, ...]
+    Attributes:
+        refused: what the checkpoint lacks; nothing was started then.
+    """
+
+    checkpoint: int = 0
+    attempts: tuple[Attempt, ...] = ()
+    refused: str = ""
 
 
 def engine(asked: Asked) -> dict[str, object]:
@@ -110,76 +128,96 @@ def engine(asked: Asked) -> dict[str, object]:
         "kv_cache_dtype": "fp8",
         "block_size": architecture.block_size,
         "max_model_len": asked.context,
-        "gpu_memory_utilization": SHARE,
+        "gpu_memory_utilization": asked.share,
     }
     if architecture.images:
-        given["limit_mm_per_prompt"] = {"image": 0}
+        given["limit_mm_per_prompt"] = {"image": asked.images}
     if architecture.needs_tokenizer:
         given["skip_tokenizer_init"] = False
     if asked.of_a_replica > MANY_REQUESTS:
         given["max_num_seqs"] = asked.of_a_replica
+    if asked.speculation:
+        given["speculative_config"] = dict(asked.speculation)
     return given
 
 
-def run(project: Project, cache: Cache, release: Release, asked: Asked) -> Trial:
-    """Start every split, unless the same was started before.
+def run(
+    project: Project,
+    cache: Cache,
+    release: Release,
+    asked: Asked,
+    only: Sequence[Split] = (),
+) -> Trial:
+    """Start every split, and search for the fewest devices, unless the same was started
+    before.
+
+    Args:
+        only: splits that are started instead.
 
     Raises:
-        CheckFailed: the program that starts them failed.
+        InternalError: the planner failed, which says nothing about the release.
         StackError: the release cannot be built.
     """
+    known, each = asked.checkpoint, asked.count // asked.replicas
+    if each > splits.most(known):
+        return Trial()
     store = Store(cache)
     grown = trees(store, project, release)
+    every = only or splits.possible(known, each)
+    fewer = ((n, one) for n, one in splits.fewest(asked) if n != asked.count)
+    search = [] if only else list(itertools.islice(fewer, SEARCHED))
     order = {
-        "model": asked.checkpoint.name,
-        "folder": str(asked.checkpoint.folder),
-        "tensors": asked.checkpoint.tensors,
+        "model": known.name,
+        "folder": str(known.folder),
+        "config": "" if known.tensors else known.config,
+        "tensors": known.tensors,
         "memory": int(asked.device.memory * (1 << 30)),
         "activations": ACTIVATIONS,
         "requests": asked.of_a_replica,
         "chunks": CHUNKS,
         "engine": engine(asked),
-        "splits": asked.splits(),
+        "devices": asked.count,
+        "splits": [one.arguments(asked) for one in every],
+        "search": [
+            {"devices": devices, "split": one.arguments(asked)}
+            for devices, one in search
+        ],
     }
     key = fingerprint.digest(
         kind="plan",
         tree=grown.tip.tree_id,
         kernels=release.xpu_kernels.version,
         order=json.dumps(order),
-        config=_config(asked),
+        config=known.config,
         programs=fingerprint.files_digest(_programs(project)),
         lock=fingerprint.lock(),
     )
     found = cache.results_get(key)
     if found is None:
-        cache.progress(
-            f"{release.name}: starting {len(asked.splits())} splits, no devices"
-        )
+        cache.progress(f"{release.name}: starting {len(every)} splits, no devices")
         with Runner().stop_on_error() as runner, cache.scratch() as folder:
             version = build_version(grown.tip, len(grown.steps))
             with closing(backend_server(runner)) as server:
                 site = build(server, store, grown.tip, version).installed
-            if asked.checkpoint.name:
+            if not known.tensors:
                 order["folder"] = str(folder)
+            order["cpus"] = usable_cpus()
             found = _start(project, release, runner, site, folder, order)
         cache.results_put(key, found)
     return msgspec.convert(found, Trial)
 
 
-def _config(asked: Asked) -> str:
-    """What a folder's configuration says; its tensors are part of the order."""
-    path = asked.checkpoint.folder / "config.json"
-    return "" if asked.checkpoint.name else path.read_text("utf-8")
-
-
 def _programs(project: Project) -> dict[str, Path]:
-    """The files that a start depends on, beside the release's own."""
+    """The files that a start depends on, beside the release's own: what it imports, and
+    what the emulation reads besides."""
     root = project.root
-    found = {"memory": root / "benchmarks/memory.py", "support": Path(__file__)}
-    found["environment"] = Path(environment.__file__)
-    for folder in (PROGRAMS, project.emulation, project.kernels):
-        found |= fingerprint.folder_files(folder)
-    return found | {name: root / f"e2e/{name}.py" for name in WRITERS}
+    found = fingerprint.folder_files(project.emulation)
+    found |= fingerprint.folder_files(project.kernels)
+    begun = [*PROGRAMS.glob("*.py"), root / "e2e/absent.py"]
+    begun += [path for path in found.values() if path.suffix == ".py"]
+    for path in (Path(__file__), Path(environment.__file__)):
+        found[path.relative_to(root).as_posix()] = path
+    return found | closure(begun, root)
 
 
 def _start(
@@ -201,15 +239,28 @@ def _start(
         ),
         timeout=LIMIT,
     )
-    if done.returncode or not answer.is_file():
-        raise CheckFailed(
-            f"no split could be tried: exit status {done.returncode}",
+    if done.returncode == TIMED_OUT:
+        raise EnvironmentProblem(
+            f"starting the splits took more than {LIMIT / 60:.0f} minutes",
             release=release.name,
-            detail=done.last_lines(),
-            hint=f"python -m xpustack check {release.name}",
+            detail=done.last_lines(5),
+            hint="uptime; then the same again, on a quieter machine",
         )
-    found: dict[str, object] = json.loads(answer.read_text())
-    return found
+    found = json.loads(answer.read_text()) if answer.is_file() else {}
+    fault = found.get("fault", "")
+    if done.returncode or not found or fault:
+        raise InternalError(
+            "the planner failed, which says nothing about whether the model starts:"
+            f" {_last(fault) or f'exit status {done.returncode}'}",
+            release=release.name,
+            detail=fault.splitlines() or done.last_lines(),
+            hint="this is a fault of xpustack plan: report the lines above",
+        )
+    return dict(found)
+
+
+def _last(text: str) -> str:
+    return text.strip().rpartition("\n")[2]
 
 
 def _support(project: Project, folder: Path) -> Path:
