@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """A release's own start of the published model holds what the arithmetic says."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,25 +11,23 @@ from safetensors.torch import load_file, save_file
 from benchmarks import memory
 from e2e import checkpoint, v41
 from e2e.serving import Engines
-from planner import asked, choices, trial
+from planner import asked, choices, splits, trial
+from planner.checkpoints import NAMED
+from planner.checkpoints import checkpoint as known
+from planner.splits import Split
 from xpustack.base.releases import load
 from xpustack.core.cache import Cache
+from xpustack.core.errors import InternalError
 from xpustack.core.project import Project
 
-
-@dataclass(frozen=True)
-class OneSplit(asked.Asked):
-    """Eight ranks of one stage alone."""
-
-    def splits(self) -> list[dict[str, int]]:
-        return [{"tensor_parallel_size": 8, "pipeline_parallel_size": 1}]
+EIGHT = (Split(8, 1),)
 
 
 def start(
     engines: Engines, release: str, device: str
 ) -> tuple[asked.Asked, trial.Trial]:
-    wanted = OneSplit(asked.checkpoint("flash"), asked.device(device), 8, 131_072, 8)
-    return wanted, run(release, wanted)
+    wanted = asked.Asked(NAMED["flash"], asked.device(device), 8, 131_072, 8)
+    return wanted, run(release, wanted, EIGHT)
 
 
 def on_a_device(device: str) -> pytest.MarkDecorator:
@@ -40,10 +39,10 @@ def on_a_device(device: str) -> pytest.MarkDecorator:
     return pytest.mark.begins(start=begin)
 
 
-def run(release: str, wanted: asked.Asked) -> trial.Trial:
+def run(release: str, wanted: asked.Asked, only: Sequence[Split] = ()) -> trial.Trial:
     project = Project.find(Path(__file__).parent)
     pinned = load(project)[release]
-    return trial.run(project, Cache.default(progress=print), pinned, wanted)
+    return trial.run(project, Cache.default(progress=print), pinned, wanted, only)
 
 
 @pytest.mark.newest
@@ -65,7 +64,7 @@ def test_weights_are_those_of_the_arithmetic(engines: Engines, release: str) -> 
 def test_what_does_not_fit_is_refused(engines: Engines, release: str) -> None:
     wanted, tried = engines.begin(start, release, "b60").result()
     assert not choices.choices(wanted, tried)
-    (refused,) = choices.refusals(tried, [])
+    (refused,) = tried.attempts
     room = wanted.usable() - choices.ACTIVATIONS
     short = [
         (memory.weights(memory.FLASH, 8, widened=wide) - room) / memory.GIB
@@ -81,22 +80,26 @@ def test_what_does_not_fit_is_refused(engines: Engines, release: str) -> None:
 def test_a_folder_is_planned_as_it_is(release: str, tmp_path: Path) -> None:
     folder, _ = checkpoint.write(tmp_path)
     device = asked.device("b50")
-    wanted = asked.Asked(asked.checkpoint(str(folder)), device, 1, 512, 4)
+    wanted = asked.Asked(known(str(folder)), device, 1, 512, 4)
     (choice,) = choices.choices(wanted, run(release, wanted))
     assert not choice.attempt.stages[0].unset
     file = folder / "model.safetensors"
     whole = load_file(file)
     del whole["layers.1.attn.wkv.scale"]
     save_file(whole, file)
-    wanted = asked.Asked(asked.checkpoint(str(folder)), device, 1, 512, 4)
-    (refused,) = run(release, wanted).attempts
-    assert refused.refused == "the checkpoint has no layers.1.attn.wkv.scale"
+    wanted = asked.Asked(known(str(folder)), device, 1, 512, 4)
+    tried = run(release, wanted)
+    assert tried.refused == "the checkpoint has no layers.1.attn.wkv.scale"
+    assert not tried.attempts
+    pinned = load(Project.find(Path(__file__).parent))[release]
+    error = choices.nothing_fits(wanted, pinned, tried)
+    assert error.detail == (f"any split: {tried.refused}",)
 
 
 @pytest.mark.full
 @pytest.mark.newest
 def test_replicas_share_the_experts(release: str, tmp_path: Path) -> None:
-    given = asked.checkpoint(str(checkpoint.write(tmp_path)[0])), asked.device("b50")
+    given = known(str(checkpoint.write(tmp_path)[0])), asked.device("b50")
     one = asked.Asked(*given, 1, 512, 4)
     two = asked.Asked(*given, 2, 512, 4, replicas=2, expert_parallel=True)
     (alone,) = choices.choices(one, run(release, one))
@@ -110,7 +113,7 @@ def test_replicas_share_the_experts(release: str, tmp_path: Path) -> None:
 def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
     writer = v41.V41(0)
     folder, _ = checkpoint.write(tmp_path, writer)
-    given = asked.checkpoint(str(folder)), asked.device("b50")
+    given = known(str(folder)), asked.device("b50")
     wanted = asked.Asked(*given, 1, 512, 4)
     (choice,) = choices.choices(wanted, run(release, wanted))
     tables = [t.nbytes for n, t in writer.published.items() if ".engram.embed." in n]
@@ -121,3 +124,99 @@ def test_v41_pins_its_tables_in_the_host(release: str, tmp_path: Path) -> None:
     two = asked.Asked(*given, 2, 512, 4, replicas=2)
     (refused,) = run(release, two).attempts
     assert "--data-parallel-size 2 is not tested with V4.1" in refused.refused
+
+
+@pytest.mark.newest
+def test_more_devices_than_a_host_has(release: str) -> None:
+    """24 B60, of which the emulated host has 16, in vLLM's own cut; and 20 in ours."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 24, 131_072, 16)
+    (*_, cut) = splits.possible(NAMED["flash"], 20)
+    tried = run(release, wanted, (Split(8, 3), cut))
+    found = {one.attempt.name: one for one in choices.choices(wanted, tried)}
+    assert found["TP 8, PP 3"].serves
+    assert found["TP 1, PP 20"].serves
+    command = choices.serve(wanted, found["TP 1, PP 20"].attempt)
+    assert "VLLM_PP_LAYER_PARTITION=3,2," in command
+    assert " --pipeline-parallel-size 20 " in command
+
+
+@pytest.mark.full
+@pytest.mark.newest
+def test_ten_b60_carry_what_eight_cannot(release: str) -> None:
+    """The search: the hint of a plan that starts nowhere."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 8, 131_072, 16)
+    tried = run(release, wanted)
+    assert not any(one.serves for one in choices.choices(wanted, tried))
+    few = choices.fewest(wanted, tried)
+    assert few is not None
+    assert (few.devices, few.name) == (10, "TP 2, PP 5")
+
+
+@pytest.mark.newest
+def test_what_the_planner_lacks_is_its_own_fault(
+    release: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An argument that the engine does not know is none of its refusals."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 8, 4096, 1)
+    given = trial.engine(wanted) | {"no_such_argument": 1}
+    monkeypatch.setattr(trial, "engine", lambda _: given)
+    with pytest.raises(InternalError, match="no_such_argument") as caught:
+        run(release, wanted, EIGHT)
+    assert caught.value.exit_code == 70
+    assert "says nothing about whether the model starts" in str(caught.value)
+
+
+@pytest.mark.newest
+def test_splits_that_cannot_be_are_refused_by_the_release(release: str) -> None:
+    """Those that a plan does not start: the rules are the release's."""
+    wanted = asked.Asked(NAMED["flash"], asked.device("b60"), 24, 4096, 1)
+    impossible = (Split(24, 1), Split(16, 1), Split(3, 8), Split(1, 44), Split(1, 16))
+    for one in run(release, wanted, impossible).attempts:
+        assert one.refused, one.name
+        assert not one.stages
+    apart = Split(1, 24, (3, *[2] * 17, *[1] * 6))
+    (refused,) = run(release, wanted, (apart,)).attempts
+    assert "Workers disagree on supported KV cache layouts" in refused.refused
+    v41 = replace(wanted, checkpoint=NAMED["v4.1"])
+    (refused,) = run(release, v41, (Split(8, 3),)).attempts
+    assert "Use VLLM_PP_LAYER_PARTITION so that stages begin" in refused.refused
+
+
+@pytest.mark.newest
+def test_v41_is_cut_where_it_can_be(release: str) -> None:
+    wanted = asked.Asked(NAMED["v4.1"], asked.device("b70"), 24, 131_072, 16)
+    (choice,) = choices.choices(
+        wanted, run(release, wanted, [Split(8, 3, (8, 12, 20))])
+    )
+    assert choice.serves
+    assert choice.attempt.partition == "8,12,20"
+
+
+@pytest.mark.newest
+def test_a_configuration_plans_as_its_checkpoint(release: str, tmp_path: Path) -> None:
+    folder, _ = checkpoint.write(tmp_path)
+    device = asked.device("b50")
+    whole = asked.Asked(known(str(folder)), device, 1, 512, 4)
+    (with_weights,) = choices.choices(whole, run(release, whole))
+    (folder / "model.safetensors").unlink()
+    alone = asked.Asked(known(str(folder)), device, 1, 512, 4)
+    (choice,) = choices.choices(alone, run(release, alone))
+    assert choice.attempt.room == with_weights.attempt.room
+    assert choice.attempt.fullest.weights == with_weights.attempt.fullest.weights
+    assert not choice.attempt.fullest.unset
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize("kind", ["mtp", "images"])
+def test_drafts_and_images_take_memory(release: str, kind: str) -> None:
+    name, device = {"mtp": ("flash", "b70"), "images": ("vision", "b70")}[kind]
+    plain = asked.Asked(NAMED[name], asked.device(device), 8, 131_072, 4)
+    more = (
+        replace(plain, speculation={"method": "mtp", "num_speculative_tokens": 1})
+        if kind == "mtp"
+        else replace(plain, images=4)
+    )
+    (without,) = choices.choices(plain, run(release, plain, EIGHT))
+    (choice,) = choices.choices(more, run(release, more, EIGHT))
+    assert choice.attempt.fullest.weights > without.attempt.fullest.weights + 5e7
+    assert choice.attempt.room < without.attempt.room

@@ -2,6 +2,7 @@
 """What a plan makes of the starts that were tried, and of wrong input."""
 
 import json
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,9 +10,11 @@ import pytest
 from command_line import Result, invoke
 from msgspec import structs
 
+from benchmarks import memory
 from benchmarks.memory import FLASH
-from planner import asked, choices, trial
+from planner import architectures, asked, choices, splits, trial
 from planner import page as plans
+from planner.checkpoints import NAMED, V41_KEYS, checkpoint
 from xpustack.base.releases import Release, load
 from xpustack.core.errors import UsageError
 from xpustack.core.markdown import with_section
@@ -29,7 +32,7 @@ def release() -> Release:
 
 def wanted(device: str = "b60", count: int = 16, requests: int = 16) -> asked.Asked:
     found = asked.device(device)
-    return asked.Asked(asked.checkpoint("flash"), found, count, 131_072, requests)
+    return asked.Asked(checkpoint("flash"), found, count, 131_072, requests)
 
 
 def attempt(
@@ -41,13 +44,27 @@ def attempt(
     return trial.Attempt(ranks, stages, chunk, refused, (held,) * built, room)
 
 
+FLASH_ON_B60 = ("v0.33.0", "--model", "flash", "--device", "b60")
+
+
 def run(*words: str) -> Result:
     return invoke("-C", PROJECT.root, "plan", *words)
 
 
 def test_every_split_uses_every_device():
-    splits = wanted(count=6).splits()
-    assert [tuple(one.values()) for one in splits] == [(6, 1), (3, 2), (2, 3), (1, 6)]
+    found = splits.possible(NAMED["flash"], 24)
+    assert [(one.ranks, one.stages) for one in found] == [(8, 3), (4, 6), (2, 12)]
+    assert not any(one.partition for one in found)
+    names = splits.impossible(NAMED["flash"], 24)
+    assert list(names) == [
+        *("TP 24", "TP 12, PP 2", "TP 6, PP 4", "TP 3, PP 8", "TP 1, PP 24")
+    ]
+    assert names["TP 1, PP 24"] == (
+        "24 stages: the first needs 3 layers, and each one of ratio 4"
+    )
+    (*_, last) = splits.possible(NAMED["flash"], 20)
+    assert (last.stages, last.partition[0], sum(last.partition)) == (20, 3, 43)
+    assert "24 ranks do not divide the model's 8 output groups" in names["TP 24"]
 
 
 @pytest.mark.parametrize("name", ["b60", "B60", "arc-pro-b60", "max1100", "max 1550"])
@@ -84,22 +101,63 @@ def test_those_that_serve_all_requests_come_first_then_the_fastest():
 
 def test_what_is_short_is_said_in_gib(release: Release):
     four = wanted(count=4)
-    refused = [
-        attempt(4, 1, 37.2, room=0, refused="No available memory"),
-        attempt(2, 2, 37.9, room=0, refused="No available memory"),
-        attempt(1, 4, 0, room=0, refused="too few layers", built=0),
-    ]
-    error = choices.nothing_fits(four, release, refused)
-    # 37.2 + 0.5 + 3 of 21.6 GiB.
+    tried = trial.Trial(
+        0,
+        (
+            attempt(4, 1, 37.2, room=0, refused="No available memory"),
+            attempt(2, 2, 36.9, room=0, refused="No available memory"),
+            attempt(1, 4, 0, room=0, refused="too few layers", built=0),
+            structs.replace(attempt(2, 5, 20, room=18), searched=True),
+        ),
+    )
+    error = choices.nothing_fits(four, release, tried)
+    # 36.9 + 0.5 + 3 of 21.6 GiB; then all others.
     assert error.detail == (
+        "TP 2, PP 2: 18.8 GiB short on a device: weights and buffers 37.4, activations"
+        " 3, usable 21.6",
         "TP 4: 19.1 GiB short on a device: weights and buffers 37.7, activations 3,"
         " usable 21.6",
+        "TP 1, PP 4: too few layers",
     )
-    assert "--device b60 --count 16" in str(error.hint)
-    assert len(str(error).splitlines()) == 3
-    tables = structs.replace(refused[0].stages[0], pinned=33 * GIB)
-    pinning = structs.replace(refused[0], stages=(tables,))
+    assert str(error.hint).endswith("--device b60 --count 10")
+    tables = structs.replace(tried.attempts[0].stages[0], pinned=33 * GIB)
+    pinning = structs.replace(tried.attempts[0], stages=(tables,))
     assert choices.why(four, pinning).endswith("usable 21.6; the host pins 132 besides")
+
+
+def test_what_no_devices_change_names_no_count(release: Release):
+    refused = attempt(4, 1, 0, room=0, refused="no such model", built=0)
+    tried = trial.Trial(0, (refused, structs.replace(refused, searched=True)))
+    error = choices.nothing_fits(wanted(count=4), release, tried)
+    assert error.detail[0] == "TP 4: no such model"
+    assert "--count" not in str(error.hint)
+
+
+def test_the_fewest_devices_are_those_that_carry_the_load():
+    few = structs.replace(attempt(2, 5, 20, room=18), searched=True)
+    fewer = structs.replace(attempt(1, 9, 20, room=7), searched=True)
+    own = attempt(8, 2, 10, room=21)
+    tried = trial.Trial(0, (own, fewer, few))
+    found = choices.fewest(wanted(), tried)
+    assert found is not None
+    assert found.devices == 10
+    assert [one.attempt.name for one in choices.choices(wanted(), tried)] == [
+        "TP 8, PP 2"
+    ]
+
+
+def test_a_hint_asks_the_same_question():
+    asks = replace(
+        wanted(),
+        context=4096,
+        share=0.85,
+        speculation={"method": "mtp", "num_speculative_tokens": 1},
+    )
+    line = " ".join(choices.words(asks, "v0.33.0", 10))
+    assert line.endswith(
+        "--count 10 --context 4096 --gpu-memory-utilization 0.85 --speculative-config"
+        """ '{"method": "mtp", "num_speculative_tokens": 1}'"""
+    )
 
 
 def test_a_refusal_of_the_release_is_passed_on(release: Release):
@@ -135,14 +193,23 @@ def test_expert_parallel_and_many_requests_are_in_the_command():
         (("v0.33.0", "--model", "flash", "--device", "b61"), 2, "b50"),
         (("v0.33.0", "--model", "/nowhere", "--device", "b60"), 2, "no checkpoint"),
         (("v9.9.9", "--model", "flash", "--device", "b60"), 2, "v9.9.9"),
+        ((*FLASH_ON_B60, "--context", "10000000"), 2, "end at 1048576 tokens"),
+        ((*FLASH_ON_B60, "--gpu-memory-utilization", "1.5"), 2, "Must be <= 1"),
+        ((*FLASH_ON_B60, "--gpu-memory-utilization", "most"), 2, '"most" is not a'),
+        ((*FLASH_ON_B60, "--speculative-config", "mtp"), 2, "no JSON object"),
+        ((*FLASH_ON_B60, "--speculative-config", "{}"), 2, "no method and number"),
+        ((*FLASH_ON_B60, "--limit-mm-per-prompt", '{"video": 1}'), 2, "how many im"),
+        ((*FLASH_ON_B60, "--limit-mm-per-prompt", '{"image": 1}'), 2, "takes no im"),
     ],
 )
-def test_wrong_input_is_three_lines(words: tuple[str, ...], code: int, says: str):
+def test_wrong_input_is_three_lines_at_most(
+    words: tuple[str, ...], code: int, says: str
+):
     done = run(*words, "--count", "8")
     assert done.exit_code == code
     assert says in done.output
     lines = [n for n in done.output.splitlines() if not n.startswith("  release: ")]
-    assert len(lines) == 3
+    assert len(lines) <= 3
     assert "  next: " in done.output
 
 
@@ -169,29 +236,36 @@ def test_wrong_input_is_one_document():
 def test_a_folder_that_is_no_checkpoint(config: str, says: str, tmp_path: Path):
     (tmp_path / "config.json").write_text(config)
     with pytest.raises(UsageError, match="no checkpoint") as caught:
-        asked.checkpoint(str(tmp_path))
+        checkpoint(str(tmp_path))
     assert says in caught.value.detail[0]
 
 
 def test_flash_is_that_of_the_arithmetic():
-    assert asked.checkpoint("flash").model is FLASH
+    assert checkpoint("flash").model is FLASH
 
 
-def test_a_file_without_tensors_is_no_checkpoint(tmp_path: Path):
-    text = dict.fromkeys(asked.V41_KEYS, 3) | {
+def test_a_configuration_is_enough(tmp_path: Path):
+    text = dict.fromkeys(V41_KEYS, 3) | {
         "compress_ratios": [0, 2, 1],
         "kv_source_layer_ids": [1, 2],
         "index_source_layer_ids": [1, 2],
         "engram_layer_ids": [1],
     }
+    packing = {"quant_method": "fp8", "expert_dtype": "fp4"}
     config = {"model_type": "deepseek_v41", "text_config": text}
+    config["quantization_config"] = packing
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    found = checkpoint(str(tmp_path))
+    assert not found.tensors
+    assert found.length == 3
+    packing["moe_quant_algo"] = "NVFP4"
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(UsageError) as caught:
-        asked.checkpoint(str(tmp_path))
-    assert caught.value.detail == ("it has no *.safetensors",)
+        checkpoint(str(tmp_path))
+    assert "another quantization than DeepSeek's own" in caught.value.detail[0]
     (tmp_path / "model.safetensors").write_bytes(b"\xff" * 16)
     with pytest.raises(UsageError) as caught:
-        asked.checkpoint(str(tmp_path))
+        checkpoint(str(tmp_path))
     assert caught.value.detail == ("model.safetensors is no safetensors file",)
 
 
@@ -199,7 +273,8 @@ def test_replicas_share_devices_and_requests():
     whole = wanted()
     two = replace(whole, count=4, replicas=2, expert_parallel=True)
     more = {"data_parallel_size": 2, "enable_expert_parallel": True}
-    assert two.splits() == [
+    found = splits.possible(two.checkpoint, two.count // two.replicas)
+    assert [one.arguments(two) for one in found] == [
         {"tensor_parallel_size": n, "pipeline_parallel_size": 2 // n} | more
         for n in (2, 1)
     ]
@@ -220,7 +295,7 @@ def test_replicas_are_in_the_command_and_in_the_model_of_speed():
 
 
 def test_v41_says_its_blocks_and_its_parser():
-    asks = replace(wanted(), checkpoint=asked.checkpoint("v4.1"))
+    asks = replace(wanted(), checkpoint=checkpoint("v4.1"))
     tried = trial.Trial(0, tuple(attempt(n, 16 // n, 20, room=20 + n) for n in (2, 8)))
     first, second = choices.choices(asks, tried)
     assert first.speed.slow * first.speed.fast > second.speed.slow * second.speed.fast
@@ -264,3 +339,74 @@ def test_a_plan_replaces_the_rows_of_its_machine():
     again = plans.rows_of(machine | {"choices": [choice], "refused": {}})
     other = [row | {"count": "16"} for row in rows]
     assert plans.merged([*rows, *other], again) == [*again, *other]
+
+
+def test_a_count_that_no_split_has_is_refused_at_once():
+    begin = time.monotonic()
+    done = run(*FLASH_ON_B60, "--count", "999999999999")
+    assert time.monotonic() - begin < 5
+    assert done.exit_code == 1
+    assert "at most 8 ranks that share the output groups and 21 stages" in done.output
+    assert "--count " in done.output.partition("next: ")[2]
+
+
+@pytest.mark.parametrize("release", ["v0.31.0", "v0.32.0", "v0.33.0"])
+@pytest.mark.parametrize("device", ["max1100", "max1550"])
+def test_experts_refuse_pvc(release: str, device: str):
+    done = run(release, "--model", "flash", "--device", device, "--count", "8")
+    assert done.exit_code == 1
+    assert "experts refuse this device" in done.output
+    assert "xpu_moe.py line 68" in done.output
+    assert "next: python -m xpustack plan v0.26.0 --model flash" in done.output
+
+
+@pytest.mark.parametrize("release", ["v0.22.1", "v0.26.0"])
+def test_older_releases_warn_of_graphs_on_pvc(release: str):
+    pinned = load(PROJECT)[release]
+    for name, count in (("max1100", 1), ("max1550", 1), ("b60", 0)):
+        found = architectures.warnings(asked.device(name), pinned)
+        assert len(found) == count
+        assert all("vllm-project/vllm#48946" in text for text in found)
+        asks = wanted(name)
+        assert architectures.refusal(asks, pinned) is None
+
+
+def test_every_device_has_an_architecture():
+    assert set(architectures.OF) == {one.name for one in memory.DEVICES}
+
+
+def test_a_cut_is_in_the_commands(release: Release):
+    found = splits.possible(NAMED["v4.1"], 24)
+    assert [(one.ranks, one.stages, one.partition) for one in found] == [
+        (8, 3, (8, 12, 20))
+    ]
+    asks = replace(wanted(count=24), checkpoint=NAMED["v4.1"])
+    cut = structs.replace(attempt(8, 3, 10, room=20), partition="8,12,20")
+    even = structs.replace(cut, partition="")
+    uneven, level = (
+        choices.choices(asks, trial.Trial(0, (one,)))[0].speed for one in (cut, even)
+    )
+    assert uneven.fast < level.fast
+    assert choices.serve(asks, cut).startswith("VLLM_PP_LAYER_PARTITION=8,12,20 VLLM_")
+    image = choices.container(asks, cut, release)
+    assert " --env VLLM_PP_LAYER_PARTITION=8,12,20 vllm-xpu-dsv4:" in image
+
+
+def test_options_reach_the_engine_and_the_commands():
+    drafts = {"method": "dspark", "num_speculative_tokens": 5}
+    asks = replace(
+        wanted(),
+        checkpoint=NAMED["vision"],
+        share=0.8,
+        speculation=drafts,
+        images=4,
+    )
+    given = trial.engine(asks)
+    assert given["gpu_memory_utilization"] == 0.8
+    assert given["speculative_config"] == drafts
+    assert given["limit_mm_per_prompt"] == {"image": 4}
+    assert asks.usable() == pytest.approx(24 * 0.8 * GIB)
+    command = choices.serve(asks, attempt(8, 2, 10, room=20))
+    assert "--gpu-memory-utilization 0.8" in command
+    assert """--limit-mm-per-prompt '{"image": 4}'""" in command
+    assert f"--speculative-config '{json.dumps(drafts)}'" in command

@@ -2,7 +2,7 @@
 """`xpustack plan`: what a model takes on devices, before anything is downloaded."""
 
 from xpustack.base import releases
-from xpustack.terminal.console import Count, Reply, working
+from xpustack.terminal.console import Count, Reply, Share, working
 
 
 def plan(
@@ -16,47 +16,62 @@ def plan(
     concurrency: Count = 16,
     data_parallel_size: Count = 1,
     enable_expert_parallel: bool = False,
+    gpu_memory_utilization: Share = 0.9,
+    speculative_config: str = "",
+    limit_mm_per_prompt: str = "",
     answer: Reply,
 ) -> None:
     """Say how to split a model over devices, and the command that serves it.
 
     The release's own engine starts every split, with its real model class, on no device
     and without values: what would fail at start fails here. GiB are of one device, of
-    the stage that holds most.
+    the stage that holds most. The fewest devices that carry the load are searched, too.
 
     Args:
         release: Such as v0.33.0.
-        model: flash, pro, v4.1, or the folder of a checkpoint.
+        model: flash, pro, vision, v4.1, or a folder with config.json, with or without
+            the checkpoint's other files.
         device: Such as b60.
         count: Devices; of a Max 1550, its stacks.
         context: Tokens of a request, its answer included.
         concurrency: Requests at the same time.
         data_parallel_size: Replicas, which share the experts.
         enable_expert_parallel: Whole experts on a rank.
+        gpu_memory_utilization: Of a device's memory, what vLLM may use.
+        speculative_config: Drafts, as vLLM has it: JSON with method and
+            num_speculative_tokens.
+        limit_mm_per_prompt: Images of a prompt, as vLLM has it: JSON with image; none
+            by default.
     """
     # The planner is no part of the installed tool.
+    import planner.architectures as architectures
+    import planner.asked as asking
     import planner.choices as choices
     import planner.report as report
     import planner.trial as trial
-    from planner.asked import Asked, checkpoint
-    from planner.asked import device as device_called
+    from planner.checkpoints import checkpoint
 
     with working() as (project, cache):
         pinned = releases.load(project)[release]
-        asked = Asked(
+        asked = asking.Asked(
             checkpoint(model),
-            device_called(device),
+            asking.device(device),
             count,
             context,
             concurrency,
             data_parallel_size,
             enable_expert_parallel,
+            gpu_memory_utilization,
+            asking.speculation(speculative_config) if speculative_config else {},
+            asking.images(limit_mm_per_prompt) if limit_mm_per_prompt else 0,
         )
+        if problem := architectures.refusal(asked, pinned):
+            raise problem
         tried = trial.run(project, cache, pinned, asked)
     found = choices.choices(asked, tried)
     answer.data = data = report.to_json(asked, pinned, tried, found)
     if not found:
-        raise choices.nothing_fits(asked, pinned, choices.refusals(tried, found))
+        raise choices.nothing_fits(asked, pinned, tried)
     answer.say(report.title(data))
     answer.table(report.rows(data), report.COLUMNS)
     answer.say(*report.notes(data))
