@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from functools import cache
 
 from benchmarks.memory import GIB, INDEX_HEAD, page
-from planner.asked import ACTIVATIONS, Asked, Checkpoint
+from planner.asked import ACTIVATIONS, Asked
+from planner.checkpoints import Checkpoint
 
 BUFFERS = 0.3
 """GiB beside the weights, at least: tables of positions and scratch."""

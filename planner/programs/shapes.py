@@ -165,7 +165,7 @@ class V41(WithoutValues, v41.V41):
     draft_experts = 128, 3
 
     def __init__(self, seed: int = 0, tower: Mapping[str, int] = {}) -> None:
-        self.tower = TOWER | tower
+        self.tower = {**TOWER, **tower}
         super().__init__(seed)
         write_tower(self, self.tower)
 

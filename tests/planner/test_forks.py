@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Whose fault it is that a start ends in an error."""
 
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -34,9 +35,7 @@ def names(config):
 @pytest.fixture
 def forks(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(PROGRAMS))
-    import forks
-
-    return forks
+    return importlib.import_module("forks")
 
 
 @pytest.fixture
