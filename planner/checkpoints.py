@@ -136,7 +136,8 @@ def _v41(
     def may_begin(start: int) -> bool:
         first = next((layer for layer in compressed if layer >= start), None)
         chosen_before = 0 <= candidates < start and max(indexers) >= start
-        return first in (None, *sources) and not chosen_before
+        written_before = min(sources) < start
+        return first in sources and written_before and not chosen_before
 
     begins = tuple(start for start in compressed if may_begin(start))
     return Checkpoint(

@@ -190,6 +190,9 @@ def test_v41_is_cut_where_it_can_be(release: str) -> None:
     )
     assert choice.serves
     assert choice.attempt.partition == "8,12,20"
+    beginning_at_two = Split(8, 5, (2, 6, 6, 6, 20))
+    (refused,) = run(release, wanted, [beginning_at_two]).attempts
+    assert "Workers disagree on supported KV cache layouts" in refused.refused
 
 
 @pytest.mark.newest
