@@ -289,7 +289,8 @@ def attempts(given: dict[str, Any]) -> list[dict[str, Any]]:
     the most; and with whole experts on a rank if their parts cannot be built.
 
     Smaller chunks are asked for with the stages of the largest, whose buffers are a
-    little larger; what they promise is started."""
+    little larger; the best of them is started with its own, which carries 18 requests
+    on ten B60 and not 17."""
 
     def attempt(known: Iterable[dict[str, Any]] = (), **more: Any) -> dict[str, Any]:
         work = functools.partial(split, given | more, list(known))
