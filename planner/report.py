@@ -4,7 +4,7 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from planner import architectures, choices
+from planner import choices, devices
 from planner.asked import Asked
 from planner.choices import Choice
 from planner.trial import Attempt, Trial
@@ -38,7 +38,7 @@ def to_json(
         "checkpoint_bytes": tried.checkpoint,
         "choices": [_choice(asked, choice) for choice in found],
         "refused": dict(choices.refusals(asked, tried, found)),
-        "warnings": architectures.warnings(asked.device, release),
+        "warnings": devices.warnings(asked.device),
         "gpu_memory_utilization": asked.share,
         "speculative_config": dict(asked.speculation),
         "images": asked.images,

@@ -44,7 +44,6 @@ def plan(
             by default.
     """
     # The planner is no part of the installed tool.
-    import planner.architectures as architectures
     import planner.asked as asking
     import planner.choices as choices
     import planner.report as report
@@ -65,8 +64,6 @@ def plan(
             asking.speculation(speculative_config) if speculative_config else {},
             asking.images(limit_mm_per_prompt) if limit_mm_per_prompt else 0,
         )
-        if problem := architectures.refusal(asked, pinned):
-            raise problem
         tried = trial.run(project, cache, pinned, asked)
     found = choices.choices(asked, tried)
     answer.data = data = report.to_json(asked, pinned, tried, found)
