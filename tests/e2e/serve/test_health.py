@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What monitoring reads: `/health`, `/metrics`, and the images' own health check."""
+"""What monitoring reads: `/health`, `/metrics`, and the three probes."""
 
 import pytest
 
 from e2e.server import MODEL, Server
-from xpustack.release.served import judge
+from xpustack.release import served
 
 pytestmark = pytest.mark.newest
 
@@ -31,8 +31,13 @@ def test_health_and_models(server: Server) -> None:
 
 
 @pytest.mark.shows("the health check of the images", "equal")
-def test_the_health_check_of_the_images_finds_it_sound(server: Server) -> None:
-    assert judge(server.url, twice=True).startswith(f"{MODEL}: ")
+def test_the_health_check_of_the_images_and_a_canary_find_it_sound(
+    server: Server,
+) -> None:
+    asked = served.Server(server.url)
+    assert served.alive(asked) == f"alive: {server.url}"
+    assert served.ready(asked) == "ready: 0 requests wait, 0 run"
+    assert served.question(asked, twice=True).startswith(f"{MODEL}: ")
 
 
 @pytest.mark.shows("/metrics", "equal")
