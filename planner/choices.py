@@ -252,7 +252,8 @@ def container(asked: Asked, attempt: Attempt, release: Release) -> str:
     return " ".join(
         [
             "docker run --rm --device /dev/dri --group-add video --group-add render",
-            f"--ipc host --publish 8000:8000 --volume {volume}",
+            "--ipc host --env VLLM_API_KEY --publish 127.0.0.1:8000:8000",
+            f"--stop-timeout 30 --volume {volume}",
             *([f"--env {_partition(attempt)}"] if attempt.partition else []),
             f"{IMAGE}:{release.version} /model",
             *arguments(asked, attempt),

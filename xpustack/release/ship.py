@@ -42,11 +42,13 @@ SBOM = "sbom.cdx.json"
 PROVENANCE = "provenance.json"
 ARGUMENTS = "container.args"
 OFFICIAL_ARGUMENTS = "official.args"
+STARTERS = ("require_key.py", "serve.sh")
+"""How the images start: what asks for the key, and what gives it to `vllm serve`."""
 HEALTH = "served.py"
-HEALTH_SOURCE = Path(__file__).with_name("served.py")
 """The images' health check."""
+_COPIED = (HEALTH, *STARTERS)
 _RENDERED = (CONSTRAINTS, PINS, RUNTIME, ARGUMENTS)
-COMPANION_FILES = (*_RENDERED, OFFICIAL_ARGUMENTS, HEALTH, SBOM, PROVENANCE)
+COMPANION_FILES = (*_RENDERED, OFFICIAL_ARGUMENTS, *_COPIED, SBOM, PROVENANCE)
 """The files beside a wheel; `official.args` only where upstream has an image."""
 
 
@@ -55,7 +57,9 @@ def files(build: WheelBuild) -> dict[str, bytes]:
     official = (OFFICIAL_ARGUMENTS,) if build.runtime.official else ()
     names = (*_RENDERED, *official)
     texts = {name: rendered("xpustack.release", name, vars(build)) for name in names}
-    texts |= {HEALTH: HEALTH_SOURCE.read_text("utf-8"), SBOM: sbom(build)}
+    here = Path(__file__).parent
+    texts |= {name: (here / name).read_text("utf-8") for name in _COPIED}
+    texts[SBOM] = sbom(build)
     companions = {name: text.encode() for name, text in texts.items()}
     subjects = {build.name: build.digest} | {
         name: sha256_of(data) for name, data in sorted(companions.items())

@@ -17,7 +17,7 @@ from dockerfile_parse import DockerfileParser
 from shipped_stack import ShippedStack
 
 from xpustack.core.project import Project
-from xpustack.release.ship import HEALTH
+from xpustack.release.ship import HEALTH, STARTERS
 
 ARGUMENTS = {
     "deploy/Containerfile": "container.args",
@@ -103,8 +103,14 @@ def test_the_health_check_runs_a_file_that_is_copied(lines: list[dict[str, str]]
     assert HEALTH in names
 
 
-def test_the_server_is_what_starts(path: Path, lines: list[dict[str, str]]):
-    assert json.loads(of(lines, "ENTRYPOINT")[0]) == ["vllm", "serve"]
+def test_the_server_is_what_starts_and_asks_for_its_key(
+    path: Path, lines: list[dict[str, str]]
+):
+    """By a file that is copied: no `vllm serve` of its own, whose paths are open."""
+    shell, script = json.loads(of(lines, "ENTRYPOINT")[0])
+    assert (shell, script) == ("sh", "/opt/wheel/serve.sh")
+    [copied] = of(lines, "COPY")
+    assert set(STARTERS) <= set(copied.split())
     # The official image keeps upstream's user.
     users = of(lines, "USER")
     assert users == (["10001"] if path.name == "Containerfile" else [])
