@@ -2,6 +2,7 @@
 """`vllm serve` of a patched release on the emulated XPU: its own CLI and processes."""
 
 import importlib.util
+import json
 import os
 import socket
 import subprocess
@@ -118,18 +119,21 @@ class Program:
         script.write_text(SCRIPT.format(python=sys.executable))
         script.chmod(0o755)
         env = server_environment(self.engines, self.release)
-        words = [str(script), *command]
         if self.host:
             env |= self.host.environment()
-            words = self.host.inside(*words)
         return self._runner.start(
-            words,
+            self.words(script, *command),
             cwd=self.engines.work,
             env={**env, **self.environment},
             stdin=subprocess.DEVNULL,
             stdout=log.open("w"),
             stderr=subprocess.STDOUT,
         )
+
+    def words(self, script: Path, *command: str) -> list[str]:
+        """What starts `vllm`, the script, with a command."""
+        words = [str(script), *command]
+        return self.host.inside(*words) if self.host else words
 
     @property
     def log(self) -> str:
@@ -155,7 +159,7 @@ class Program:
 
 
 class Server(Program):
-    """A program that answers, and a client of it."""
+    """A program that answers, and a client of it, which knows the server's key."""
 
     def __init__(
         self,
@@ -163,11 +167,13 @@ class Server(Program):
         release: str,
         *flags: str,
         port: int = 0,
+        key: str = "none",
         host: Host | None = None,
         staged: bool = False,
         checkpoint: str = "",
         environment: Mapping[str, str] | None = None,
     ) -> None:
+        self.key = key
         self.port = port or open_port()
         address = host.address if host else "127.0.0.1"
         self.url = f"http://{address}:{self.port}"
@@ -184,7 +190,7 @@ class Server(Program):
         )
         self.client = openai.OpenAI(
             base_url=f"{self.url}/v1",
-            api_key="none",
+            api_key=key,
             max_retries=0,
             timeout=120,
             # A server closes what is idle for five seconds, perhaps as it is used.
@@ -209,17 +215,37 @@ class Server(Program):
     def get(self, path: str) -> int | None:
         """The status of an answer; None where nobody listens."""
         try:
-            with urllib.request.urlopen(self.url + path, timeout=10) as answer:
-                return int(answer.status)
-        except urllib.error.HTTPError as error:
-            error.close()
-            return error.code
+            return self.send("GET", path)[0]
         except OSError:
             return None
 
+    def send(
+        self,
+        method: str,
+        path: str,
+        body: object = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> tuple[int, str]:
+        """Status and text of an answer; asked with the key, or with other headers."""
+        if headers is None:
+            headers = {"Authorization": f"Bearer {self.key}"}
+        request = urllib.request.Request(
+            self.url + path,
+            None if body is None else json.dumps(body).encode(),
+            {"Content-Type": "application/json", **headers},
+            method=method,
+        )
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                return answer.status, answer.read().decode(errors="replace")
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode(errors="replace")
+
     def metrics(self) -> str:
-        with urllib.request.urlopen(f"{self.url}/metrics", timeout=10) as answer:
-            return str(answer.read().decode())
+        status, text = self.send("GET", "/metrics")
+        assert status == 200, text
+        return text
 
     def metric(self, name: str) -> float:
         """The sum of a metric's samples."""
