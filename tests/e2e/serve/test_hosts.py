@@ -3,6 +3,7 @@
 host, and ends in time without the other."""
 
 import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,6 +15,7 @@ from e2e import hosts
 from e2e.hosts import Host
 from e2e.server import MODEL, READY, Program, Server
 from e2e.serving import Engines
+from xpustack.release import served
 
 pytestmark = [pytest.mark.newest, pytest.mark.full]
 
@@ -103,6 +105,17 @@ def answers(server: Server) -> list[list[int]]:
     return [answer(server, prompt) for prompt in PROMPTS]
 
 
+def probe(host: Host, *words: str) -> tuple[int, str]:
+    """What a probe of the images finds inside a host."""
+    done = subprocess.run(
+        host.inside(sys.executable, "-I", served.__file__, *words),
+        env={},
+        capture_output=True,
+        text=True,
+    )
+    return done.returncode, done.stdout.strip()
+
+
 def ends(program: Program) -> int:
     """The exit status of a program that must end."""
     try:
@@ -127,6 +140,13 @@ def test_two_hosts_answer_as_one(
     pair = Pair(engines, release, two_hosts, *split)
     with pair.second(), pair.first() as server:
         assert answers(server.wait()) == expected
+        url = f"http://127.0.0.1:{server.port}"
+        assert [probe(host) for host in two_hosts] == [
+            (0, f"alive: {url}"),
+            (0, "alive: a --headless host, which ends with its engine"),
+        ]
+        assert [probe(host, "ready")[0] for host in two_hosts] == [0, 0]
+        assert [probe(host, "question")[0] for host in two_hosts] == [0, 2]
 
 
 @pytest.mark.shows("two hosts: one never comes", "refused")
