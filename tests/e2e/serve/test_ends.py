@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import psutil
 import pytest
-from test_faults import NEVER, RUNNING, SOME, ask, eventually, outcome
+from test_faults import NEVER, RUNNING, ask, eventually, outcome
 
 from e2e import container
 from e2e.container import Container
@@ -21,8 +21,11 @@ KEY = "sesame"
 TWO = ("--tensor-parallel-size", "2")
 HOLDERS = ("EngineCore", "Worker")
 """The processes that have the devices' memory."""
-DRAINS, GRACE = 20, 30
-"""Seconds that `serve.sh` gives running requests, and an orchestrator the container."""
+DRAINS, GRACE = 40, 60
+"""Seconds that running requests have, and an orchestrator gives the container: twice
+those of `serve.sh`, because ranks that share a processor take seconds a step."""
+SHORT = 6
+"""New tokens of an answer that comes in time."""
 AT_ONCE = 5.0
 """Seconds within which a kernel ends what a namespace holds."""
 STAYS = 15.0
@@ -78,18 +81,19 @@ def test_a_killed_server_in_a_container_leaves_nothing(
 def test_sigterm_under_load(engines: Engines, release: str) -> None:
     """Answers that fit into the time come; the devices are free after it; what clients
     still wait for ends with the orchestrator's SIGKILL. A new request gets nothing."""
-    with Container(engines, release, *TWO, key=KEY) as server:
+    drains = ("--shutdown-timeout", str(DRAINS))
+    with Container(engines, release, *TWO, *drains, key=KEY) as server:
         server.wait()
         first, held = server.first, holders(server.first)
-        with ThreadPoolExecutor(13) as clients:
-            endless = [clients.submit(ask, server, NEVER) for _ in range(8)]
-            short = [clients.submit(ask, server, SOME) for _ in range(4)]
-            assert eventually(lambda: server.metric(RUNNING) == 12), server.log
+        with ThreadPoolExecutor(6) as clients:
+            endless = [clients.submit(ask, server, NEVER) for _ in range(3)]
+            short = [clients.submit(ask, server, SHORT) for _ in range(2)]
+            assert eventually(lambda: server.metric(RUNNING) == 5), server.log
             began = time.monotonic()
             first.send_signal(signal.SIGTERM)
-            drains = eventually(lambda: "EngineCore: draining" in server.log)
-            late = outcome(clients.submit(ask, server, SOME)) if drains else "nobody"
-            assert [outcome(future) for future in short] == ["text"] * 4, server.log
+            assert eventually(lambda: "EngineCore: draining" in server.log), server.log
+            late = outcome(clients.submit(ask, server, SHORT))
+            assert all(future.result(DRAINS) for future in short), server.log
             answered = time.monotonic() - began
             assert psutil.wait_procs(held, timeout=GRACE)[1] == [], server.log
             freed = time.monotonic() - began
@@ -101,6 +105,6 @@ def test_sigterm_under_load(engines: Engines, release: str) -> None:
             if lives:
                 first.kill()
             ends = {outcome(future) for future in endless}
-        assert (lives, waiting, ends) == (True, 8, {"connection"}), server.log
+        assert (lives, waiting, ends) == (True, 3, {"connection"}), server.log
         # Upstream's: status 200, no text, and "abort" for a reason.
         assert late == "nothing", server.log
