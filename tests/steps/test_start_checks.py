@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A server's configuration names what DeepSeek-V4 on XPU cannot do."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import layout, model_configs
+from safetensors.torch import save_file
 
 
 def transfer(connector: str, **told: str) -> dict[str, Any]:
@@ -27,6 +29,20 @@ REFUSED = {
         for size in (16, 64, 128, 512)
     },
     "ranks": ({"tensor_parallel_size": 4}, "--pipeline-parallel-size for more"),
+    "keys of other ranks": (
+        {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+        "--decode-context-parallel-size 2 is not supported, keys of the sliding",
+    ),
+    "prompts over ranks": (
+        {"prefill_context_parallel_size": 2},
+        "use more ranks by --tensor-parallel-size",
+    ),
+    "two batches": ({"enable_dbo": True}, "--enable-dbo is not supported"),
+    "three batches": ({"ubatch_size": 3}, "--ubatch-size 3 is not supported"),
+    "MTP on DSpark's stages": (
+        {"speculative_config": {"method": "mtp", "num_speculative_tokens": 1}},
+        "Use method dspark in --speculative-config where",
+    ),
     "experts of other ranks": (
         {
             "enable_expert_parallel": True,
@@ -41,6 +57,7 @@ REFUSED = {
     "pages of another": (transfer("NixlConnector"), "prompts in one server"),
     "16 bits": ({"fields": {"quantization_config": None}}, "FP8 in blocks, with"),
 }
+ATTENTION = "model.layers.0.self_attn.kv_proj.weight"
 LLAMA = {
     "model_type": "llama",
     "architectures": ["LlamaForCausalLM"],
@@ -54,6 +71,13 @@ DSPARK = {
     "dspark_target_layer_ids": [0, 2],
     "n_mtp_layers": 2,
 }
+NO_STAGES = dict.fromkeys(DSPARK)
+if layout.mentions("config/speculative.py", '"dspark"'):
+    drafts = {"method": "dspark", "num_speculative_tokens": 3}
+    REFUSED["DSpark without stages"] = (
+        {"speculative_config": drafts, "fields": NO_STAGES},
+        "Use method mtp in --speculative-config, or a checkpoint with stages",
+    )
 if hasattr(
     layout.module("vllm.config").SpeculativeConfig, "enable_adaptive_verification"
 ):
@@ -103,6 +127,35 @@ def test_it_says_what_to_use(
     assert advice in end
 
 
+@pytest.mark.parametrize("name", ["lm_head.weight", "model.hc_head.hc_fn", ATTENTION])
+@pytest.mark.parametrize("listed", ["by an index", "in one file"])
+def test_tensors_of_transformers(tmp_path: Path, name: str, listed: str) -> None:
+    """Those that it saves by its own names, and those in "the original format"."""
+    write_names(tmp_path, ["model.layers.0.attn.attn_sink", name], listed)
+    end = end_of_configuration(tmp_path)
+    assert "DeepSeek V4 on XPU: a checkpoint that" in end, f"the start ends with {end}"
+    assert f"{name} is not a name of DeepSeek's. Use a checkpoint in" in end
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("listed", ["by an index", "in one file"])
+def test_tensors_of_deepseek(tmp_path: Path, listed: str) -> None:
+    names = ["embed.weight", "head.weight", "hc_head_fn", "layers.0.attn.wkv.weight"]
+    write_names(tmp_path, [*names, "mtp.0.hc_head_fn"], listed)
+    assert end_of_configuration(tmp_path) == "a configuration"
+
+
+def write_names(folder: Path, names: list[str], listed: str) -> None:
+    """The names of a checkpoint's tensors, as its files have them."""
+    if listed == "in one file":
+        tensors = {name: torch.zeros(1) for name in names}
+        save_file(tensors, folder / "model.safetensors")
+    else:
+        file = "model-00001-of-00001.safetensors"
+        index = {"metadata": {}, "weight_map": dict.fromkeys(names, file)}
+        (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def test_keys_are_fp8_unless_another_type_is_named(tmp_path: Path) -> None:
     config = configured(tmp_path, kv_cache_dtype="auto")
     kept = config.cache_config.cache_dtype
@@ -113,6 +166,17 @@ def test_keys_are_fp8_unless_another_type_is_named(tmp_path: Path) -> None:
 def test_what_is_served_stays(tmp_path: Path) -> None:
     config = configured(tmp_path, tensor_parallel_size=2)
     assert config.cache_config.cache_dtype == "fp8"
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("method", ["mtp", "dspark"])
+def test_the_draft_that_a_checkpoint_has(tmp_path: Path, method: str) -> None:
+    if not layout.mentions("config/speculative.py", f'"{method}"'):
+        pytest.skip(f"this release has no {method}")
+    speculation = {"method": method, "num_speculative_tokens": 1}
+    fields = NO_STAGES if method == "mtp" else {}
+    config = configured(tmp_path, speculative_config=speculation, fields=fields)
+    assert config.speculative_config.method == method
 
 
 @pytest.mark.unchanged

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """What DeepSeek V4 on XPU cannot do, refused before a weight is read."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -20,6 +21,9 @@ BLOCK_SIZE = 256
 
 CACHE_DTYPES = ("fp8", "fp8_e4m3", "fp8_ds_mla")
 """Names of the one type of key that a page holds."""
+
+TRANSFORMERS = (".self_attn.", ".hc_head.", "lm_head.")
+"""In names of tensors: of classes of Transformers alone."""
 
 
 def check_deepseek_v4(vllm_config: "VllmConfig") -> None:
@@ -135,6 +139,93 @@ def _pipeline_parallel_size(vllm_config: "VllmConfig") -> str | None:
     )
 
 
+def _decode_context_parallel_size(vllm_config: "VllmConfig") -> str | None:
+    size = vllm_config.parallel_config.decode_context_parallel_size
+    if size == 1:
+        return None
+    return (
+        f"--decode-context-parallel-size {size} is not supported, keys of the sliding "
+        "window cannot be divided between ranks. Drop it: the ranks of "
+        "--tensor-parallel-size serve without it."
+    )
+
+
+def _prefill_context_parallel_size(vllm_config: "VllmConfig") -> str | None:
+    size = vllm_config.parallel_config.prefill_context_parallel_size
+    if size == 1:
+        return None
+    return (
+        f"--prefill-context-parallel-size {size} is not supported, no attention on XPU "
+        "divides a prompt between ranks. Drop it, and use more ranks by "
+        "--tensor-parallel-size."
+    )
+
+
+def _microbatches(vllm_config: "VllmConfig") -> str | None:
+    parallel = vllm_config.parallel_config
+    if not parallel.use_ubatching:
+        return None
+    option = f"--ubatch-size {parallel.ubatch_size}"
+    if parallel.enable_dbo:
+        option = "--enable-dbo"
+    return (
+        f"{option} is not supported, XPU has no exchange of experts' tokens that "
+        "overlaps with another part of the batch (DeepEP, NIXL EP). Drop it."
+    )
+
+
+def _draft(vllm_config: "VllmConfig") -> str | None:
+    """A checkpoint has one of the two drafts, both under the name `mtp`."""
+    speculation = vllm_config.speculative_config
+    if speculation is None or speculation.draft_model_config is None:
+        return None
+    draft = speculation.draft_model_config.hf_config
+    has_stages = bool(getattr(draft, "dspark_target_layer_ids", None))
+    if speculation.method == "dspark" and not has_stages:
+        return (
+            "method dspark is not supported with this checkpoint, its config.json does "
+            "not describe DSpark's stages (dspark_target_layer_ids). Use method mtp in "
+            "--speculative-config, or a checkpoint with stages, such as "
+            "deepseek-ai/DeepSeek-V4-Flash-DSpark."
+        )
+    if speculation.method == "mtp" and has_stages:
+        return (
+            "method mtp is not supported with this checkpoint, which has DSpark's "
+            "stages in its place (dspark_target_layer_ids). Use method dspark in "
+            "--speculative-config where this version has it, or drop the option."
+        )
+    return None
+
+
+def _tensor_names(vllm_config: "VllmConfig") -> str | None:
+    """Transformers saves tensors under other names than DeepSeek's, some of them also
+    where it is asked for the original format."""
+    names = _names_in_checkpoint(vllm_config)
+    foreign = (name for name in names if any(part in name for part in TRANSFORMERS))
+    if (name := next(foreign, None)) is None:
+        return None
+    return (
+        f"a checkpoint that Transformers saved is not supported, {name} is not a name "
+        "of DeepSeek's. Use a checkpoint in DeepSeek's own format, such as "
+        "deepseek-ai/DeepSeek-V4-Flash."
+    )
+
+
+def _names_in_checkpoint(vllm_config: "VllmConfig") -> Iterable[str]:
+    """By the index of its files, or by the headers of local files. None are known of
+    other formats."""
+    from vllm.transformers_utils.config import get_safetensors_params_metadata
+    from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
+
+    model, revision = vllm_config.model_config.model, vllm_config.model_config.revision
+    index = get_hf_file_to_dict("model.safetensors.index.json", model, revision)
+    if index is not None:
+        return index["weight_map"]
+    if Path(model).is_dir():
+        return get_safetensors_params_metadata(model, revision=revision)
+    return ()
+
+
 def _expert_placement(vllm_config: "VllmConfig") -> str | None:
     """The model's layers always place experts linearly; the filter heeds the option."""
     parallel = vllm_config.parallel_config
@@ -204,6 +295,11 @@ CHECKS: tuple[Callable[["VllmConfig"], str | None], ...] = (
     _block_size,
     _tensor_parallel_size,
     _pipeline_parallel_size,
+    _decode_context_parallel_size,
+    _prefill_context_parallel_size,
+    _microbatches,
+    _draft,
+    _tensor_names,
     _expert_placement,
     _kv_connector,
     _prompt_embeds,
