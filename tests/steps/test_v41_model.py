@@ -106,8 +106,13 @@ def refusal(folder: Path, text: dict[str, Any] | None = None, **options: Any) ->
         ({"dtype": "float16"}, "Use --dtype bfloat16"),
         ({"kv_cache_dtype": "nvfp4_ds_mla"}, "Use --kv-cache-dtype fp8"),
         ({"enable_prompt_embeds": True}, "send text or token ids"),
+        (
+            {"tensor_parallel_size": 2, "decode_context_parallel_size": 2},
+            "keys of the sliding window",
+        ),
+        ({"prefill_context_parallel_size": 2}, "use more ranks by"),
     ],
-    ids=["block-size", "dtype", "nvfp4-cache", "embeds"],
+    ids=["block-size", "dtype", "nvfp4-cache", "embeds", "keys", "prompts"],
 )
 def test_what_is_not_served_is_refused(
     options: dict[str, Any], reason: str, tmp_path: Path
