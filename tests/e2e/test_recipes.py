@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commands of docs/data/recipes.csv, as published and as the page writes them for
+XPU, up to the checks at start."""
+
+import json
+import shlex
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from e2e import checkpoint, dspark, vision
+from e2e.chat import ChatWriter
+from e2e.commands import ends
+from e2e.recipes import REFUSED, Option, Rule, converted, options, words
+from e2e.serving import Engines
+from planner.programs import shapes
+from xpustack.base.releases import load
+from xpustack.core.project import Project
+from xpustack.core.rows import read_rows
+
+pytestmark = pytest.mark.newest
+
+DATA = Project.find(Path(__file__).parent).root / "docs/data"
+ROWS = read_rows(DATA / "recipes.csv")
+NAMES = [row["recipe"] for row in ROWS]
+FLAGS = read_rows(DATA / "recipe_flags.csv")
+RULES = [Rule.of(row) for row in FLAGS]
+REFUSING = [rule for rule in RULES if rule.verdict == REFUSED]
+STAGES = ("0731", "0813", "DSpark", "Vision")
+"""In names of checkpoints: of those with DSpark's stages."""
+
+
+def command(row: dict[str, str], column: str = "command") -> list[Option]:
+    vllm, serve, model, *arguments = shlex.split(row[column])
+    assert (vllm, serve, model) == ("vllm", "serve", row["model"])
+    return options(arguments)
+
+
+def alone(rule: Rule) -> tuple[str, list[Option]]:
+    """The model and the options of the first recipe that has what `rule` refuses, and
+    nothing else that is not for XPU."""
+    for row in ROWS:
+        made = converted(row["model"], command(row), RULES)
+        if rule in made.refusing:
+            left = converted(row["model"], command(row), RULES, leave=rule)
+            return row["model"], list(left.options)
+    raise AssertionError(f"no recipe has {rule.flag}")
+
+
+def folder_of(model: str, site: Path, work: Path) -> Path:
+    """What a server is configured of: sizes as published, and a small tokenizer."""
+    folder = work / model.partition("/")[2]
+    if folder.is_dir():
+        return folder
+    folder.mkdir(parents=True)
+    if "V4.1" in model:
+        writer: checkpoint.Writer = shapes.V41(0)
+        writer.write_tokenizer(folder)
+        described = writer.config()
+    else:
+        size = shapes.size("pro" if "Pro" in model else "flash")
+        described = shapes.Writer(size).config()
+        ChatWriter(site).write_tokenizer(folder)
+    if any(name in model for name in STAGES):
+        described |= dspark.DSpark(0, {}).described() | {"num_nextn_predict_layers": 3}
+    if "Vision" in model:
+        described |= vision.TOWER
+    (folder / "config.json").write_text(json.dumps(described))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(
+    engines: Engines, release: str, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, str]:
+    """How the commands end, by recipe and column, or by what is refused."""
+    work = tmp_path_factory.mktemp("recipes")
+    site = engines.installed(load(engines.project)[release], patched=True)
+    folder = partial(folder_of, site=site, work=work)
+
+    def arguments(model: str, given: list[Option]) -> list[str]:
+        own = str(folder(model))
+        return [own, *(word.replace(f'"{model}"', f'"{own}"') for word in words(given))]
+
+    commands = {
+        f"{row['recipe']}: {column}": arguments(row["model"], command(row, column))
+        for row in ROWS
+        for column in ("command", "on XPU")
+    }
+    commands |= {rule.flag: arguments(*alone(rule)) for rule in REFUSING}
+    return ends(engines, release, work, commands)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_a_row_says_what_its_options_become(row: dict[str, str]) -> None:
+    made = converted(row["model"], command(row), RULES).row(row["model"])
+    assert {name: row[name] for name in made} == made
+
+
+@pytest.mark.parametrize("row", ROWS, ids=NAMES)
+def test_a_recipe_starts(found: dict[str, str], row: dict[str, str]) -> None:
+    """The command for XPU does, and the published one unless an option is refused."""
+    assert found[f"{row['recipe']}: on XPU"] == ""
+    refusing = converted(row["model"], command(row), RULES).refusing
+    end = found[f"{row['recipe']}: command"]
+    if refusing:
+        assert any(rule.says in end for rule in refusing), end
+    else:
+        assert end == ""
+
+
+@pytest.mark.parametrize("rule", REFUSING, ids=[rule.flag for rule in REFUSING])
+def test_an_option_is_refused(found: dict[str, str], rule: Rule) -> None:
+    assert rule.says and rule.says in found[rule.flag], found[rule.flag]
+
+
+def test_each_row_of_flags_is_of_a_recipe() -> None:
+    made = [converted(row["model"], command(row), RULES) for row in ROWS]
+    assert frozenset[Rule]().union(*(one.rules for one in made)) == set(RULES)
+
+
+def test_an_option_without_a_row_is_found() -> None:
+    with pytest.raises(LookupError, match="no row for --enable-dbo"):
+        converted("deepseek-ai/DeepSeek-V4-Pro", options(["--enable-dbo"]), RULES)
