@@ -147,6 +147,17 @@ def test_tensors_of_deepseek(tmp_path: Path, listed: str) -> None:
     assert end_of_configuration(tmp_path) == "a configuration"
 
 
+@pytest.mark.unchanged
+@pytest.mark.parametrize("left", [0, 8, -1])
+def test_a_file_that_is_cut_off_is_left_to_the_loader(
+    tmp_path: Path, left: int
+) -> None:
+    write_names(tmp_path, ["layers.0.attn.wkv.weight"], "in one file")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:left])
+    assert end_of_configuration(tmp_path) == "a configuration"
+
+
 def write_names(folder: Path, names: list[str], listed: str) -> None:
     """The names of a checkpoint's tensors, as its files have them."""
     if listed == "in one file":

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: Copyright contributors to the vLLM project
 """What DeepSeek V4 on XPU cannot do, refused before a weight is read."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -200,9 +201,10 @@ def _draft(vllm_config: "VllmConfig") -> str | None:
 def _tensor_names(vllm_config: "VllmConfig") -> str | None:
     """Transformers saves tensors under other names than DeepSeek's, some of them also
     where it is asked for the original format."""
-    names = _names_in_checkpoint(vllm_config)
-    foreign = (name for name in names if any(part in name for part in TRANSFORMERS))
-    if (name := next(foreign, None)) is None:
+    for name in _names_in_checkpoint(vllm_config):
+        if any(part in name for part in TRANSFORMERS):
+            break
+    else:
         return None
     return (
         f"a checkpoint that Transformers saved is not supported, {name} is not a name "
@@ -211,19 +213,21 @@ def _tensor_names(vllm_config: "VllmConfig") -> str | None:
     )
 
 
-def _names_in_checkpoint(vllm_config: "VllmConfig") -> Iterable[str]:
-    """By the index of its files, or by the headers of local files. None are known of
-    other formats."""
-    from vllm.transformers_utils.config import get_safetensors_params_metadata
+def _names_in_checkpoint(vllm_config: "VllmConfig") -> Iterator[str]:
+    """By the index of its files, or else by the headers of local files. Those that
+    cannot be read are left to the loader, which says more about them."""
+    from safetensors import SafetensorError, safe_open
+
     from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 
     model, revision = vllm_config.model_config.model, vllm_config.model_config.revision
     index = get_hf_file_to_dict("model.safetensors.index.json", model, revision)
     if index is not None:
-        return index["weight_map"]
-    if Path(model).is_dir():
-        return get_safetensors_params_metadata(model, revision=revision)
-    return ()
+        yield from index.get("weight_map", ())
+        return
+    for file in Path(model).glob("*.safetensors"):
+        with suppress(SafetensorError), safe_open(file, framework="pt") as tensors:
+            yield from tensors.keys()
 
 
 def _expert_placement(vllm_config: "VllmConfig") -> str | None:
