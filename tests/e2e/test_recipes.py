@@ -37,6 +37,10 @@ def command(row: dict[str, str], column: str = "command") -> list[Option]:
     return options(arguments)
 
 
+def named(rule: Rule) -> str:
+    return f"{rule.flag} of {rule.models}" if rule.models else rule.flag
+
+
 def alone(rule: Rule) -> tuple[str, list[Option]]:
     """The model and the options of the first recipe that has what `rule` refuses, and
     nothing else that is not for XPU."""
@@ -88,7 +92,7 @@ def found(
         for row in ROWS
         for column in ("command", "on XPU")
     }
-    commands |= {rule.flag: arguments(*alone(rule)) for rule in REFUSING}
+    commands |= {named(rule): arguments(*alone(rule)) for rule in REFUSING}
     return ends(engines, release, work, commands)
 
 
@@ -110,9 +114,9 @@ def test_a_recipe_starts(found: dict[str, str], row: dict[str, str]) -> None:
         assert end == ""
 
 
-@pytest.mark.parametrize("rule", REFUSING, ids=[rule.flag for rule in REFUSING])
+@pytest.mark.parametrize("rule", REFUSING, ids=map(named, REFUSING))
 def test_an_option_is_refused(found: dict[str, str], rule: Rule) -> None:
-    assert rule.says and rule.says in found[rule.flag], found[rule.flag]
+    assert rule.says and rule.says in found[named(rule)], found[named(rule)]
 
 
 def test_each_row_of_flags_is_of_a_recipe() -> None:
