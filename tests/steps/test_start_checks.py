@@ -148,13 +148,10 @@ def test_tensors_of_deepseek(tmp_path: Path, listed: str) -> None:
 
 
 @pytest.mark.unchanged
-@pytest.mark.parametrize("left", [0, 8, -1])
-def test_a_file_that_is_cut_off_is_left_to_the_loader(
-    tmp_path: Path, left: int
-) -> None:
+def test_a_file_that_is_cut_off_is_left_to_the_loader(tmp_path: Path) -> None:
     write_names(tmp_path, ["layers.0.attn.wkv.weight"], "in one file")
     file = tmp_path / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:left])
+    file.write_bytes(file.read_bytes()[:-1])
     assert end_of_configuration(tmp_path) == "a configuration"
 
 
