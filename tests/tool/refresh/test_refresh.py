@@ -387,6 +387,20 @@ def test_the_command(stack: FakeStack, monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.exit_code == 0 and '"open": 0' in done.stdout, done.output
 
 
+def test_the_release_that_leaves_the_window_is_named(
+    stack: FakeStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(stack.project.root)
+    monkeypatch.setenv("XPUSTACK_CACHE", str(stack.cache.root))
+    pins = stack.project.releases_file
+    for window, offers in ((2, False), (1, True)):
+        entries = pins.read_text().partition("[[release]]")[2]
+        pins.write_text(f"window = {window}\n\n[[release]]{entries}")
+        done = invoke("refresh", "v2.0", "--from", "v1.0", "--offline", "--write")
+        assert done.exit_code == 0, done.output
+        assert ("xpustack retire v1.0, which is older" in done.output) == offers
+
+
 def test_a_finished_release_has_no_conflict(
     stack: FakeStack, monkeypatch: pytest.MonkeyPatch
 ) -> None:
