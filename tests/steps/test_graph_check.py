@@ -2,15 +2,16 @@
 """Captured graphs are compared with eager execution at start, for either runner.
 
 No graph can be captured on a CPU. What stands for one here is a list of the weights'
-addresses, the host's numbers and the scratch memory at the time of the capture; a
-replay computes from these. The runner's `capture_model` is the real one, with a small
-model of three layers and paged caches behind `execute_model`.
+addresses, the host's numbers, the scratch memory and the longest context at the time of
+the capture; a replay computes from these, on as many rows as the graph has. The
+runner's `capture_model` is the real one, with a small model of three layers and paged
+caches behind `execute_model`.
 """
 
 import logging
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -20,43 +21,73 @@ from vllm.config import CUDAGraphMode, VllmConfig
 BLOCK, BLOCKS, WIDTH, VOCABULARY = 16, 512, 32, 64
 SIZES = (1, 2, 4)
 LAYERS = 3
+LONGEST, TOKENS_OF_A_STEP = 512, 96
+CHOSEN, RATIO = 64, 4
+"""What an indexer chooses of a longer context, and tokens of one of its entries."""
 LOGGER = "vllm.v1.worker.xpu_graph_check"
 STATE = "model.layers.2.attn.compressor.state"
+OTHER_ORDER = 0.02
+"""What a row changes by in a batch of another size, or with longer tables: as if an
+expert were chosen by a hair."""
+FLASH = {
+    "model_type": "deepseek_v4",
+    "index_topk": CHOSEN,
+    "compress_ratios": [0, RATIO, 128],
+}
 
 
-State = tuple[list[torch.Tensor], float, torch.Tensor]
+class State(NamedTuple):
+    """What a capture keeps: addresses, and numbers of the host."""
+
+    weights: list[torch.Tensor]
+    index: torch.Tensor
+    scale: float
+    state_scale: float
+    scratch: torch.Tensor
 
 
 class Model:
     """Each layer writes its input to the cache, reads what its request has there, and
-    multiplies."""
+    multiplies. The second reads of a long context what its index chooses. The last
+    writes a state, which later steps alone would read."""
 
     def __init__(self) -> None:
         torch.manual_seed(0)
         self.embedding = torch.randn(VOCABULARY, WIDTH)
         self.weights = [torch.randn(WIDTH, WIDTH) for _ in range(LAYERS)]
-        self.scale = [1.0]
+        self.index = torch.randn(WIDTH)
+        self.scale, self.state_scale = [1.0], [1.0]
         self.scratch = torch.zeros(VOCABULARY, WIDTH)
         names = [f"model.layers.{i}.attn" for i in range(LAYERS)]
         self.caches = {name: torch.zeros(BLOCKS, BLOCK, WIDTH) for name in names}
+        self.state_cache = torch.zeros(BLOCKS, 8, WIDTH)
 
     def state(self) -> State:
-        """What a capture keeps: addresses, and numbers of the host."""
-        return [*self.weights], self.scale[0], self.scratch
+        numbers = self.scale[0], self.state_scale[0]
+        return State([*self.weights], self.index, *numbers, self.scratch)
 
-    def run(self, state: State, rows: list[tuple[int, int, list[int]]]) -> torch.Tensor:
+    def run(
+        self, state: State, rows: list[tuple[int, int, Any]], padded: int, longest: int
+    ) -> torch.Tensor:
         """`rows` are tokens with their positions and their requests' blocks."""
-        weights, scale, scratch = state
-        scratch.fill_(1.0)
+        state.scratch.fill_(1.0)
         x = self.embedding[torch.tensor([token for token, _, _ in rows])]
-        for weight, cache in zip(weights, self.caches.values(), strict=True):
+        for i, (weight, cache) in enumerate(
+            zip(state.weights, self.caches.values(), strict=True)
+        ):
             seen = []
             for row, (_, position, blocks) in zip(x, rows, strict=True):
-                pages = cache[torch.tensor(blocks)].flatten(0, 1)
+                pages = cache[torch.tensor(blocks[0])].flatten(0, 1)
                 pages[position] = row
-                cache[torch.tensor(blocks)] = pages.view(-1, BLOCK, WIDTH)
-                seen.append(pages[: position + 1].mean(0))
-            x = torch.tanh((x + torch.stack(seen)) @ weight) * scale
+                cache[torch.tensor(blocks[0])] = pages.view(-1, BLOCK, WIDTH)
+                read = pages[: position + 1]
+                if i == 1 and len(read) > CHOSEN * RATIO:
+                    read = read[(read @ state.index).topk(CHOSEN).indices]
+                seen.append(read.mean(0))
+            x = torch.tanh((x + torch.stack(seen)) @ weight) * state.scale
+            x[:, 0] *= 1 + OTHER_ORDER * (padded / 8 + longest / LONGEST)
+        for row, (_, position, blocks) in zip(x, rows, strict=True):
+            self.state_cache[blocks[1][0], position % 8] = row * state.state_scale
         return x
 
 
@@ -74,14 +105,16 @@ class Steps:
 
     def begin(self) -> None:
         self.model_under_test = Model()
-        self.captured: dict[int, Any] = {}
+        self.captured: dict[int, State] = {}
         self.replays = self.steps = 0
         self.known: dict[str, Any] = {}
         self.execute_model_state: Any = None
-        self.max_model_len, self.max_num_tokens = 128, 64
+        self.max_model_len, self.max_num_tokens = LONGEST, TOKENS_OF_A_STEP
         self.speculator = None
         self.model_config = SimpleNamespace(
-            runner_type="generate", get_vocab_size=lambda: VOCABULARY
+            runner_type="generate",
+            get_vocab_size=lambda: VOCABULARY,
+            hf_text_config=SimpleNamespace(**FLASH),
         )
         layers = {
             name: SimpleNamespace(kv_cache=cache)
@@ -104,7 +137,7 @@ class Steps:
             SimpleNamespace(kv_cache_spec=whole, layer_names=[*layers]),
             SimpleNamespace(kv_cache_spec=ring, layer_names=[STATE]),
         ]
-        layers[STATE] = SimpleNamespace(kv_cache=torch.zeros(BLOCKS, 8, WIDTH))
+        layers[STATE] = SimpleNamespace(kv_cache=self.model_under_test.state_cache)
         self.kv_cache_config = SimpleNamespace(
             kv_cache_groups=groups, num_blocks=BLOCKS
         )
@@ -112,9 +145,10 @@ class Steps:
     def has_graphs(self) -> bool:
         raise NotImplementedError
 
-    def graph_of(self, requests: int) -> int | None:
-        fitting = [size for size in SIZES if size >= requests and self.has_graphs()]
-        return min(fitting, default=None)
+    def plan(self, tokens: int, longest: int) -> tuple[bool, int, int]:
+        """Of a decode step, whether it is a replay, how many rows it has, and what is
+        the longest context that its metadata allow."""
+        raise NotImplementedError
 
     def execute_model(self, output: Any, received: Any = None) -> None:
         for request in output.finished_req_ids:
@@ -126,27 +160,110 @@ class Steps:
             new = self.known[name]
             first = new.num_computed_tokens
             rows += [
-                (new.prompt_token_ids[i], i, new.block_ids[0])
+                (new.prompt_token_ids[i], i, new.block_ids)
                 for i in range(first, first + count)
             ]
         if not rows:
             return
-        decodes = all(n == 1 for n in output.num_scheduled_tokens.values())
-        size = self.graph_of(len(rows)) if decodes else None
+        assert len(rows) <= self.max_num_tokens
+        longest = max(position for _, position, _ in rows)
+        replays, padded = False, len(rows)
+        # A prompt may end in a chunk of one token.
+        if all(n == 1 for n in output.num_scheduled_tokens.values()):
+            replays, padded, longest = self.plan(padded, longest)
         self.steps += 1
-        self.replays += size is not None
-        state = self.captured[size] if size else self.model_under_test.state()
+        self.replays += replays
+        # A graph was captured with the tables of the longest context.
+        longest = LONGEST if replays else longest
+        model = self.model_under_test
+        state = self.captured[padded] if replays else model.state()
         stats = Stats(
-            runtime_mode=str(CUDAGraphMode.FULL if size else CUDAGraphMode.NONE),
-            num_padded_tokens=size or len(rows),
+            runtime_mode=str(CUDAGraphMode.FULL if replays else CUDAGraphMode.NONE),
+            num_padded_tokens=padded,
         )
         self.execute_model_state = SimpleNamespace(
-            hidden_states=self.model_under_test.run(state, rows), cudagraph_stats=stats
+            hidden_states=model.run(state, rows, padded, longest),
+            cudagraph_stats=stats,
         )
+
+
+class FirstSteps(Steps):
+    """As the first runner plans a step: the dispatcher chooses, the model replays."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.cudagraph_dispatcher = SimpleNamespace(
+            cudagraph_mode=CUDAGraphMode.FULL,
+            get_capture_descs=lambda: [*DESCS.items()],
+        )
+        self.model = SimpleNamespace(replays=True, runnable=object())
+
+    def has_graphs(self) -> bool:
+        return bool(self.cudagraph_dispatcher.cudagraph_mode == CUDAGraphMode.FULL)
+
+    def _build_attention_metadata(
+        self, longest: int, for_cudagraph_capture: bool = False
+    ) -> int:
+        return LONGEST if for_cudagraph_capture else longest
+
+    def plan(self, tokens: int, longest: int) -> tuple[bool, int, int]:
+        size = size_of(tokens) if self.has_graphs() else None
+        longest = self._build_attention_metadata(longest)
+        replays = size is not None and hasattr(self.model, "replays")
+        return replays, size or tokens, longest
+
+
+class SecondSteps(Steps):
+    """As the second runner: the manager chooses, the model's state pads."""
+
+    def begin(self) -> None:
+        super().begin()
+        self.cudagraph_manager = Manager()
+        self.model_state = ModelState()
+
+    def has_graphs(self) -> bool:
+        return self.cudagraph_manager._graphs_captured
+
+    def plan(self, tokens: int, longest: int) -> tuple[bool, int, int]:
+        desc = self.cudagraph_manager.dispatch(tokens, tokens, 1, 0, max_query_len=1)
+        longest = self.model_state.prepare_attn(longest, desc.cg_mode)
+        replays = desc.cg_mode == CUDAGraphMode.FULL
+        return replays, desc.num_tokens, longest
+
+
+class Manager:
+    """Of the graphs of `SIZES`."""
+
+    def __init__(self) -> None:
+        self._capture_descs, self._graphs_captured = DESCS, True
+        self.graphs: dict[Any, Any] = {}
+
+    def dispatch(self, reqs: int, tokens: int, *given: Any, **named: Any) -> Any:
+        utilities = layout.module("vllm.v1.worker.gpu.cudagraph_utils")
+        size = size_of(tokens) if self._graphs_captured else None
+        mode = CUDAGraphMode.FULL if size else CUDAGraphMode.NONE
+        return utilities.BatchExecutionDescriptor(mode, size or tokens, size or reqs)
+
+
+class ModelState:
+    """Metadata for the longest of a batch, or for any at capture."""
+
+    def prepare_attn(
+        self, longest: int, mode: CUDAGraphMode, for_capture: bool = False
+    ) -> int:
+        assert not for_capture or mode == CUDAGraphMode.FULL
+        return LONGEST if for_capture else longest
+
+
+def size_of(tokens: int) -> int | None:
+    return min((size for size in SIZES if size >= tokens), default=None)
 
 
 def descriptor(size: int) -> Any:
     return SimpleNamespace(num_tokens=size, num_reqs=size, num_active_loras=0)
+
+
+DESCS = {CUDAGraphMode.FULL: [descriptor(n) for n in SIZES]}
 
 
 def make(version: int, plant: Plant | None, patch: pytest.MonkeyPatch) -> Any:
@@ -154,7 +271,7 @@ def make(version: int, plant: Plant | None, patch: pytest.MonkeyPatch) -> Any:
     from vllm.v1.worker import xpu_model_runner as module
 
     real: Any = (module.XPUModelRunner, module.XPUModelRunnerV2)[version - 1]
-    descs = {CUDAGraphMode.FULL: [descriptor(n) for n in SIZES]}
+    steps = (FirstSteps, SecondSteps)[version - 1]
 
     def capture_model(self: Any, **_: Any) -> int:
         self.captured = {n: self.model_under_test.state() for n in SIZES}
@@ -164,23 +281,9 @@ def make(version: int, plant: Plant | None, patch: pytest.MonkeyPatch) -> Any:
 
     patch.setattr(real.__mro__[1], "capture_model", capture_model)
 
-    class Runner(Steps, real):  # type: ignore[misc]
+    class Runner(steps, real):  # type: ignore[misc, valid-type]
         def __init__(self) -> None:
             self.begin()
-            if version == 1:
-                self.cudagraph_dispatcher = SimpleNamespace(
-                    cudagraph_mode=CUDAGraphMode.FULL,
-                    get_capture_descs=lambda: [*descs.items()],
-                )
-            else:
-                self.cudagraph_manager = SimpleNamespace(
-                    _capture_descs=descs, _graphs_captured=True, graphs={}
-                )
-
-        def has_graphs(self) -> bool:
-            if version == 1:
-                return self.cudagraph_dispatcher.cudagraph_mode == CUDAGraphMode.FULL
-            return bool(self.cudagraph_manager._graphs_captured)
 
     return Runner()
 
@@ -193,6 +296,22 @@ def stale_pointer(model: Model) -> None:
 
 def host_value(model: Model) -> None:
     model.scale[0] = 1.5
+
+
+def small_number(model: Model) -> None:
+    """What rows of batches of two sizes are apart would hide it."""
+    model.scale[0] = 1.002
+
+
+def moved_index(model: Model) -> None:
+    """Wrong where the indexer has more than it chooses."""
+    old, model.index = model.index, model.index.clone()
+    old.normal_()
+
+
+def other_state(model: Model) -> None:
+    """Wrong in the steps that will read what this one wrote."""
+    model.state_scale[0] = 1.5
 
 
 def moved_scratch(model: Model) -> None:
@@ -226,6 +345,9 @@ def said(
             host_value,
             "graph of 1 tokens|after model.layers.0.attn, up to model.layers.1",
         ),
+        (small_number, "graph of 1 tokens|up to model.layers.1"),
+        (moved_index, "graph of 1 tokens|up to model.layers.2"),
+        (other_state, f"graph of 1 tokens|off by 0 of its norm|up to {STATE}"),
     ],
 )
 def test_a_graph_that_differs_is_named_and_dropped(
@@ -271,15 +393,50 @@ def test_no_mode_serves_from_memory_that_replays_wrote_to(
     runner = make(version, moved_scratch, monkeypatch)
     with pytest.raises(RuntimeError, match="Start with --enforce-eager") as raised:
         runner.capture_model()
-    assert "lies after the input, up to model.layers.0" in str(raised.value)
+    assert "first after the input, up to model.layers.0" in str(raised.value)
+
+
+def outcome(rows: torch.Tensor) -> Any:
+    return layout.module(LOGGER).Outcome(rows, {}, None)
 
 
 def test_rows_of_zeros_agree() -> None:
-    error = layout.module(LOGGER)._row_error
     rows = torch.zeros(2, 3)
-    assert error(rows, rows) == 0.0
-    assert error(rows + 1, rows) > 1e30
-    assert error(rows * float("nan"), rows) > 1e30
+    assert outcome(rows).error(outcome(rows)) == 0.0
+    assert outcome(rows + 1).error(outcome(rows)) > 1e30
+    assert outcome(rows * float("nan")).error(outcome(rows)) > 1e30
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float32])
+def test_every_byte_of_a_page_counts(dtype: torch.dtype) -> None:
+    digests = layout.module(LOGGER)._digests
+    pages = torch.arange(3 * 64, dtype=torch.uint8).view(3, 64)
+    expected = digests(pages.view(dtype))
+    for place in (0, 17, 63):
+        other = pages.clone()
+        other[1, place] += 1
+        assert (digests(other.view(dtype)) != expected).tolist() == [False, True, False]
+    swapped = pages.flip(1).contiguous()
+    assert not (digests(swapped.view(dtype)) == expected).any()
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_eager_steps_that_differ_from_themselves_are_said(
+    version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sums of some ops come in another order each time."""
+    runner = make(version, None, monkeypatch)
+    compute = runner.model_under_test.run
+    noise = torch.Generator().manual_seed(0)
+
+    def computed(*given: Any) -> torch.Tensor:
+        rows: torch.Tensor = compute(*given)
+        return rows + 1e-2 * torch.rand(rows.shape, generator=noise)
+
+    runner.model_under_test.run = computed
+    runner.capture_model()
+    assert runner.has_graphs()
+    assert "when it runs again" in said.text
 
 
 @pytest.mark.unchanged
@@ -289,5 +446,44 @@ def test_nothing_runs_where_it_is_off(
 ) -> None:
     monkeypatch.setenv("VLLM_XPU_GRAPH_CHECK", "off")
     runner = make(version, stale_pointer, monkeypatch)
+    assert runner.capture_model() == 1
+    assert runner.has_graphs() and runner.steps == 0
+
+
+class Recurrent(layout.module("vllm.model_executor.layers.mamba.abstract").MambaBase):  # type: ignore[misc]
+    """A layer whose caches vLLM itself binds: a tuple of states."""
+
+    def get_state_shape(self) -> Any:
+        return ((4, 8), (2, 4, 4))
+
+    def get_state_dtype(self) -> Any:
+        return (torch.float32, torch.float32)
+
+    @property
+    def mamba_type(self) -> str:
+        return "mamba2"
+
+
+@pytest.mark.unchanged
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_hybrid_model_starts(
+    version: int, said: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of attention and recurrent layers, whose state each step moves on."""
+    runner = make(version, None, monkeypatch)
+    runner.model_config.hf_text_config = SimpleNamespace(model_type="qwen3_next")
+    interface = layout.module("vllm.v1.kv_cache_interface")
+    layer = Recurrent()
+    spec = interface.MambaSpec(
+        shapes=layer.get_state_shape(), dtypes=layer.get_state_dtype(), block_size=BLOCK
+    )
+    pages = torch.zeros(BLOCKS, 1, 1, spec.page_size_bytes, dtype=torch.int8)
+    layer.bind_kv_cache(pages)
+    name = "model.layers.1.linear_attn"
+    runner.vllm_config.compilation_config.static_forward_context[name] = layer
+    runner.vllm_config.cache_config = SimpleNamespace(mamba_cache_mode="none")
+    runner.kv_cache_config.kv_cache_groups.append(
+        SimpleNamespace(kv_cache_spec=spec, layer_names=[name])
+    )
     assert runner.capture_model() == 1
     assert runner.has_graphs() and runner.steps == 0
