@@ -436,7 +436,7 @@ def test_eager_steps_that_differ_from_themselves_are_said(
     runner.model_under_test.run = computed
     runner.capture_model()
     assert runner.has_graphs()
-    assert "when it runs again" in said.text
+    assert "an eager step run again by 0.0" in said.text
 
 
 @pytest.mark.unchanged
