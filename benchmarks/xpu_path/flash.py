@@ -64,7 +64,9 @@ class RandomOnDevice(BaseModelLoader):
         for name, parameter in model.named_parameters():
             device = parameter.device
             if device not in generators:
-                generators[device] = torch.Generator(device).manual_seed(0)
+                generators[device] = torch.Generator(device).manual_seed(
+                    model_config.seed
+                )
             if name.rpartition(".")[2] not in CACHE_SCALES:
                 fill(name, parameter.data, generators[device], experts)
 

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 HOME = "emulated_xpu.on_cuda.environment"
 importlib.import_module(HOME)
 
@@ -40,10 +42,8 @@ ENGINE = {
 
 def stale_pointer(runner: Any) -> None:
     """Move a weight after the capture; its old memory gets another owner."""
-    weight = norm_of(runner, LAYER)
-    old = weight.data
-    weight.data = old.clone()
-    old.normal_()
+    wanted = f"layers.{LAYER}.", "attn_norm.weight"
+    move(runner, lambda name: all(w in name for w in wanted), torch.Tensor.normal_)
 
 
 def host_value(runner: Any) -> None:
@@ -65,10 +65,41 @@ def moved_workspace(runner: Any) -> None:
     weight.data = memory.copy_(weight.data)
 
 
+def compressor_position(runner: Any) -> None:
+    """As `stale_pointer`, for the embeddings of positions in compressors."""
+    move(runner, lambda name: name.endswith("compressor.ape"), torch.Tensor.normal_)
+
+
+def query_norm(runner: Any) -> None:
+    """A graph multiplies all queries by a quarter more, which no sum shows."""
+    move(runner, lambda name: name.endswith("q_norm.weight"), lambda old: old.mul_(1.25))
+
+
+def indexer_weights(runner: Any) -> None:
+    """A graph chooses other entries, where there are more than it takes."""
+    moved = "indexer.weights_proj.weight"
+    move(runner, lambda name: moved in name, torch.Tensor.normal_)
+
+
+def move(
+    runner: Any, chosen: Callable[[str], bool], spoil: Callable[[torch.Tensor], Any]
+) -> None:
+    """Give the chosen parameters other memory after the capture, and spoil the old."""
+    found = [p for name, p in runner.model.named_parameters() if chosen(name)]
+    assert found, "the model has no such parameter"
+    for parameter in found:
+        old = parameter.data
+        parameter.data = old.clone()
+        spoil(old)
+
+
 FAULTS: dict[str, Callable[[Any], None]] = {
     "stale pointer": stale_pointer,
     "host value": host_value,
     "moved workspace": moved_workspace,
+    "compressor's positions": compressor_position,
+    "query norm": query_norm,
+    "indexer's weights": indexer_weights,
 }
 
 

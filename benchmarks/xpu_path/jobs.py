@@ -243,6 +243,13 @@ ALL_GRAPHS = {"enforce_eager": False, "compilation_config": {"mode": 0}}
 """Graphs of decode steps, and in pieces those of prompts: what a server captures."""
 
 
+V1 = (("VLLM_USE_V2_MODEL_RUNNER", "0"),)
+STOP = (("VLLM_XPU_GRAPH_CHECK", "stop"),)
+OFF = (("VLLM_XPU_GRAPH_CHECK", "off"),)
+SAME, WITHOUT = "are the same by captured graphs", "Serving without graphs"
+DAMAGED = "Replays have written to memory of others"
+
+
 def graph_check(
     name: str,
     fault: str,
@@ -260,6 +267,41 @@ def graph_check(
         told={"fault": fault, "expected": expected, "tokens": ANSWERS, **told},
         suffix="json",
         limit=120.0,
+    )
+
+
+FLASH_CHECKED: dict[str, Any] = {
+    **FLASH,
+    "load_format": "random_on_device",
+    "kv_cache_memory_bytes": 8 << 30,
+}
+HEALTHY = range(20)
+FLASH_FAULTS = {
+    "pointer": ("stale pointer", "up to model.layers.1.", WITHOUT),
+    "host": ("host value", "up to model.layers.2.", WITHOUT),
+    "workspace": ("moved workspace", DAMAGED),
+    "positions": ("compressor's positions", WITHOUT),
+    "query-norm": ("query norm", WITHOUT),
+    "indexer": ("indexer's weights", WITHOUT),
+}
+
+
+def flash_check(
+    name: str,
+    fault: str,
+    *expected: str,
+    seed: int = 0,
+    environment: tuple[tuple[str, str], ...] = (),
+) -> Job:
+    """The same with Flash's attention; `seed` is that of the weights."""
+    return graph_check(
+        name,
+        fault,
+        *expected,
+        engine={**FLASH_CHECKED, "seed": seed},
+        environment=environment,
+        tokens=None,
+        folder=f"/tmp/xpu-path/flash-{name}",
     )
 
 
@@ -315,10 +357,6 @@ def host(patched: bool, round_of: int) -> Job:
     )
 
 
-V1 = (("VLLM_USE_V2_MODEL_RUNNER", "0"),)
-STOP = (("VLLM_XPU_GRAPH_CHECK", "stop"),)
-OFF = (("VLLM_XPU_GRAPH_CHECK", "off"),)
-SAME, WITHOUT = "are the same by captured graphs", "Serving without graphs"
 REPEATED = (MIXED, soak(), soak())
 JOBS = {
     job.name: job
@@ -361,17 +399,12 @@ JOBS = {
         graph_check("healthy", "", SAME),
         graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),
         graph_check("healthy-v1", "", SAME, environment=V1),
-        graph_check(
-            "healthy-flash",
-            "",
-            SAME,
-            engine={
-                **FLASH,
-                "load_format": "random_on_device",
-                "kv_cache_memory_bytes": 8 << 30,
-            },
-            tokens=None,
-            folder="/tmp/xpu-path/flash",
+        # Each start has weights of its own.
+        *(flash_check(f"healthy-flash-{seed}", "", SAME, seed=seed) for seed in HEALTHY),
+        flash_check("healthy-flash-v1", "", SAME, environment=V1),
+        *(
+            flash_check(f"flash-{name}", fault, *expected)
+            for name, (fault, *expected) in FLASH_FAULTS.items()
         ),
         graph_check("pointer", "stale pointer", "up to model.layers.1.", WITHOUT),
         graph_check(
@@ -381,7 +414,7 @@ JOBS = {
             "workspace",
             "moved workspace",
             "layers.1.",
-            "Replays have written to memory of others",
+            DAMAGED,
             tokens=None,
         ),
         graph_check(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .jobs import JOBS, Job
@@ -105,6 +106,9 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--work", type=Path, default=Path("/tmp/xpu-path"))
     parser.add_argument("jobs", nargs="*", metavar="JOB")
+    parser.add_argument(
+        "--at-once", type=int, default=1, help="jobs that share the GPU (default 1)"
+    )
     arguments = parser.parse_args()
     if unknown := set(arguments.jobs) - set(JOBS):
         parser.error(
@@ -115,9 +119,13 @@ def main() -> None:
     unpack(arguments.carried, arguments.work)
     print(f"unpacked in {time.monotonic() - started:.0f} s", flush=True)
     results = []
-    for name in arguments.jobs or JOBS:
-        results.append(run(JOBS[name], arguments.work, arguments.out))
-        print(results[-1], flush=True)
+    pool = ThreadPoolExecutor(arguments.at_once)
+    jobs = [JOBS[name] for name in arguments.jobs or JOBS]
+    ended = pool.map(lambda job: run(job, arguments.work, arguments.out), jobs)
+    for job, result in zip(jobs, ended, strict=True):
+        name = job.name
+        results.append(result)
+        print(result, flush=True)
         if results[-1]["status"] != 0:
             log = (arguments.out / f"{name}.log").read_text().splitlines()
             print("\n".join(line[:400] for line in log[-40:]), flush=True)
