@@ -4,7 +4,7 @@
 import json
 import random
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -17,6 +17,7 @@ import torch
 from e2e import checkpoint, packed, v41, v41_chat, v41_vision
 from e2e.comparison import of_all_ranks
 from e2e.damage import damage
+from e2e.other_models import Model
 from e2e.pictures import PLACEHOLDER, Picture
 from e2e.twin import Reference, Twin
 from e2e.v41_draft_twin import V41DraftTwin
@@ -46,6 +47,12 @@ IMPORTED = (
     "vllm.entrypoints.llm",
 )
 """What the engines of one tree share."""
+OTHERS_IMPORTED = (
+    "emulated_xpu.pytest_plugin",
+    "e2e.other_ops",
+    "vllm.entrypoints.llm",
+)
+"""What those of other models share, which have more ops."""
 SHARING = "indexer_tp_shard_min_rows"
 """The setting of rows that ranks share."""
 ABSENT = ("lmformatenforcer", "outlines_core")
@@ -320,7 +327,6 @@ class Engines:
 
     def _serve(self, release: str, job: Job, patched: bool) -> Served:
         pinned = load(self.project)[release]
-        site = self.installed(pinned, patched)
         tree = f"{release}-{'patched' if patched else 'untouched'}"
         name = f"{tree}-{job.name}"
         order, answer = self.work / f"{name}.json", self.work / f"{name}.pt"
@@ -342,23 +348,70 @@ class Engines:
                 }
             )
         )
-        env = self._environment(pinned, site, self.work / tree)
+        words = ("e2e.engine", str(order), str(answer))
+        lines, seconds = self._run(pinned, patched, words, IMPORTED)
+        result = torch.load(answer, weights_only=False)
+        return Served(job, result, "\n".join(lines[-200:]), seconds)
+
+    def others(
+        self, release: str, patched: bool, models: Sequence[Model]
+    ) -> dict[str, dict[str, Any]]:
+        """What a tree gives of other models than DeepSeek-V4, by kind, served one
+        after the other; `stopped` says why one did not start.
+
+        Raises:
+            EngineStopped: the process of all of them ended with an error.
+        """
+        with self._writing:
+            for model in models:
+                folder = self.work / "others" / model.kind
+                if not folder.is_dir():
+                    model.write(folder)
+        tree = "patched" if patched else "untouched"
+        order = self.work / f"{release}-{tree}-others.json"
+        orders = [model.order(self.work / "others" / model.kind) for model in models]
+        order.write_text(json.dumps(orders))
+        answer = order.with_suffix(".answer")
+        pinned = load(self.project)[release]
+        words = ("e2e.other_engine", str(order), str(answer))
+        self._run(pinned, patched, words, OTHERS_IMPORTED)
+        found: dict[str, dict[str, Any]] = json.loads(answer.read_text())
+        return found
+
+    def _run(
+        self,
+        pinned: Release,
+        patched: bool,
+        words: tuple[str, str, str],
+        imported: tuple[str, ...],
+    ) -> tuple[list[str], float]:
+        """Run a program with its order and its answer inside a tree; its output by
+        lines, and its seconds.
+
+        Raises:
+            EngineStopped: it ended with an error, or gave no answer.
+        """
+        site = self.installed(pinned, patched)
+        tree = "patched" if patched else "untouched"
+        env = self._environment(pinned, site, self.work / f"{pinned.name}-{tree}")
+        order, answer = map(Path, words[1:])
         output, support = order.with_suffix(".log"), self.work / "support"
         done = self._server.run(
-            ["e2e.engine", str(order), str(answer)],
+            list(words),
             cwd=support,
             path=[site, support],
             env=env,
             output=output,
             limit=LIMIT,
-            ahead=Ahead(IMPORTED, env),
+            ahead=Ahead(imported, env),
         )
         lines = output.read_text(errors="replace").splitlines()
         if done.status or done.died or not answer.is_file():
             end = done.died or exit_text(done.status)
-            raise EngineStopped("\n".join([f"{name}: the engine {end}", *lines[-60:]]))
-        result = torch.load(answer, weights_only=False)
-        return Served(job, result, "\n".join(lines[-200:]), done.seconds)
+            raise EngineStopped(
+                "\n".join([f"{order.stem}: the engine {end}", *lines[-60:]])
+            )
+        return lines, done.seconds
 
     def installed(self, pinned: Release, patched: bool) -> Path:
         """The files of a release, as its wheel installs them."""

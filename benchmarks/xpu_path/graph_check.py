@@ -72,7 +72,9 @@ def compressor_position(runner: Any) -> None:
 
 def query_norm(runner: Any) -> None:
     """A graph multiplies all queries by a quarter more, which no sum shows."""
-    move(runner, lambda name: name.endswith("q_norm.weight"), lambda old: old.mul_(1.25))
+    move(
+        runner, lambda name: name.endswith("q_norm.weight"), lambda old: old.mul_(1.25)
+    )
 
 
 def indexer_weights(runner: Any) -> None:

@@ -400,7 +400,10 @@ JOBS = {
         graph_check("healthy-all", "", SAME, engine=ALL_GRAPHS),
         graph_check("healthy-v1", "", SAME, environment=V1),
         # Each start has weights of its own.
-        *(flash_check(f"healthy-flash-{seed}", "", SAME, seed=seed) for seed in HEALTHY),
+        *(
+            flash_check(f"healthy-flash-{seed}", "", SAME, seed=seed)
+            for seed in HEALTHY
+        ),
         flash_check("healthy-flash-v1", "", SAME, environment=V1),
         *(
             flash_check(f"flash-{name}", fault, *expected)
