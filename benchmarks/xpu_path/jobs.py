@@ -273,8 +273,16 @@ def graph_check(
 FLASH_CHECKED: dict[str, Any] = {
     **FLASH,
     "load_format": "random_on_device",
-    "kv_cache_memory_bytes": 8 << 30,
+    "max_model_len": 1 << 14,
+    "max_num_batched_tokens": 4096,
+    "max_num_seqs": 16,
+    "kv_cache_memory_bytes": 4 << 30,
+    "compilation_config": {
+        **FLASH["compilation_config"],
+        "cudagraph_capture_sizes": [1, 4, 16],
+    },
 }
+"""Of a size that six engines have room for."""
 HEALTHY = range(20)
 FLASH_FAULTS = {
     "pointer": ("stale pointer", "up to model.layers.1.", WITHOUT),
