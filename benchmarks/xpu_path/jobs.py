@@ -48,7 +48,7 @@ BENCH: dict[str, Any] = {
     "steps": 12,
     "cases": [*DECODE[:8], ("prefill", 1, 8192), *DECODE[8:]],
 }
-FLASH = {
+FLASH: dict[str, Any] = {
     **PLAIN,
     "max_model_len": (1 << 16) + 64,
     "max_num_batched_tokens": 8192,

@@ -146,11 +146,14 @@ def test_compilation_is_off_where_a_module_does_not_ask_for_it(tiny, tmp_path):
     assert run(tiny, tmp_path / "b", marked + look.format(False)).detail == ()
 
 
-READS_DATA = PROVES + """
+READS_DATA = (
+    PROVES
+    + """
     from pathlib import Path
     from emulated_xpu import pytest_plugin
     Path(pytest_plugin.__file__).with_name("data.txt").read_text()
 """
+)
 
 
 def test_a_result_counts_while_what_its_run_read_is_the_same(tiny, tmp_path):
