@@ -21,11 +21,11 @@ from vllm.model_executor.model_loader.deepseek_v4_layouts import (
     BYTES,
     E4M3,
     FLOATS,
-    NOT_CONVERTED,
     NOT_FP8,
     Layout,
     check_values,
     is_kept,
+    keeps_draft_experts,
     kept_layers,
     layouts_of,
     modelopt_nvfp4,
@@ -90,17 +90,18 @@ def _checked(
     layouts = layouts_of(quantization)
     published = _Published(config)
     kept = kept_layers(quantization, NOT_FP8)
-    in_nvfp4 = quantization.get("moe_quant_algo") and not (
-        of_draft
-        and is_kept("mtp.0.ffn.experts", kept_layers(quantization, NOT_CONVERTED))
-    )
+    converted = bool(quantization.get("moe_quant_algo"))
     for name, tensor in weights:
         if name.startswith("mtp.") != of_draft:
             yield name, tensor
             continue
         quantized = _QUANTIZED.search(name)
         is_expert = ".experts." in name
-        if own and is_expert and in_nvfp4:
+        in_nvfp4 = own and is_expert and converted
+        if in_nvfp4 and of_draft:
+            stage = int(name.split(".")[1])
+            in_nvfp4 = not keeps_draft_experts(quantization, stage)
+        if in_nvfp4:
             published.check_stored(name, tensor, [modelopt_nvfp4])
         elif quantized is None or not (own or (method == "mxfp4" and is_expert)):
             published.check_stored(name, tensor, layouts)

@@ -148,6 +148,14 @@ def is_kept(layer: str, kept: list[str]) -> bool:
     return False
 
 
+def keeps_draft_experts(quantization: dict[str, Any], stage: int) -> bool:
+    """Whether a conversion left the routed experts of a stage of the draft model, which
+    the checkpoint calls `mtp.{stage}`, as DeepSeek publishes them."""
+    experts = f"mtp.{stage}.ffn.experts"
+    kept = kept_layers(quantization, NOT_CONVERTED)
+    return is_kept(experts, kept) or is_kept(f"{experts}.0.w1", kept)
+
+
 def layouts_of(quantization: dict[str, Any]) -> list[Layout]:
     """The layouts that layers of a checkpoint may have, by `quantization_config`.
 
