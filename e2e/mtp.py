@@ -36,11 +36,15 @@ class Mtp(checkpoint.Writer):
         self.size = size
         self._successors = successors
 
+    def says(self) -> dict[int, int]:
+        """What the draft says after each token that it knows."""
+        says = says_after(self._successors)
+        return {token: says(token) for token in range(checkpoint.VOCABULARY)}
+
     def draft(self) -> None:
         super().draft()
-        says = says_after(self._successors)
-        after = torch.tensor([says(token) for token in range(checkpoint.VOCABULARY)])
-        embedding = self.twin["embed.weight"]
+        before, after = map(list, zip(*self.says().items(), strict=True))
+        embedding = self.twin["embed.weight"][before]
         power = embedding.square().mean(1, keepdim=True)
         given = embedding * power.rsqrt() * self.twin["mtp.0.enorm.weight"]
         wanted = LOUD * self.twin["head.weight"][after]

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from e2e.chat_drafts import ALONE, DSPARK, server_with
+from e2e.chat_requests import spoken
 from e2e.server import Server
 from e2e.serving import Engines
 from xpustack.base.releases import load
@@ -24,6 +26,21 @@ def server(engines: Engines, release: str) -> Iterator[Server]:
     """`vllm serve`, up; one of a release for all tests that leave it running."""
     with Server(engines, release) as started:
         yield started.wait()
+
+
+@pytest.fixture(scope="session")
+def asked(
+    request: pytest.FixtureRequest, engines: Engines, release: str, server: Server
+) -> Iterator[Server]:
+    """The server, or one with drafts that know how the first one goes on; one of each
+    kind for all tests that ask it."""
+    if request.param == ALONE:
+        yield server
+        return
+    if request.param == DSPARK and not engines.has_dspark(release):
+        pytest.skip(f"{release} has no DSpark for DeepSeek-V4 on XPU")
+    with server_with(engines, release, request.param, spoken(server)) as drafting:
+        yield drafting
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -47,6 +64,10 @@ def pytest_runtest_makereport(
             expected = hasattr(report, "wasxfail")
             outcome = NOT_TRIED if report.skipped and not expected else FAILED
             outcome = dict(item.user_properties).get("shows", outcome)
+        given = item.callspec.params
+        drafts = given.get("asked", given.get("drafts", ALONE))
+        if drafts != ALONE:
+            asked = f"{asked}, drafts by {drafts}"
         key = asked, item.callspec.params["release"]
         if _found.get(key) != FAILED:
             _found[key] = outcome
